@@ -24,7 +24,6 @@ from fleetlearn_export.emission.operators import (
     padding,
     pooling,
     recurrent,
-    recursions,
     reductions,
     scan,
     shapes,
@@ -57,7 +56,6 @@ OPERATORS: dict[Operator, Handler] = {
     **batch_norm.OPERATORS,
     **normalization.OPERATORS,
     **recurrent.OPERATORS,
-    **recursions.OPERATORS,
     **scan.OPERATORS,
 }
 

@@ -17,7 +17,8 @@ from fleetlearn_export.emission.emitter import EmissionError
 from fleetlearn_export.emission.functional import without_writes
 from fleetlearn_export.emission.table import decompositions
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.graphs.conversion import IR_VERSION, OPSET, clean
+from fleetlearn_export.graphs.conversion import IR_VERSION, OPSET, clean, copied
+from fleetlearn_export.graphs.reading import ancestors
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.tracing.decompositions import Decompositions
 from fleetlearn_export.tracing.fused_operators import fuse_operators
@@ -70,11 +71,14 @@ def part(emission: Emission, inputs: Mapping[str, str], outputs: Sequence[str]) 
 
     inputs: names of inputs -> their names in this graph. It has no other inputs unless it needs them.
     """
-    model = ir.from_proto(emission.model)
+    whole, needed = emission.model.graph, copied(emission.model)
+    for rows in (needed.graph.node, needed.graph.output):
+        del rows[:]
+    needed.graph.node.extend(ancestors(whole.node, outputs))
+    described = {row.name: row for row in whole.output}
+    needed.graph.output.extend(described[name] for name in outputs)
+    model = ir.from_proto(needed)
     graph = model.graph
-    kept = {value.name: value for value in graph.outputs}
-    graph.outputs.clear()
-    graph.outputs.extend(kept[name] for name in outputs)
     passes.RemoveUnusedNodesPass()(model)
     for value in list(graph.inputs):
         name = inputs.get(value.name or "")

@@ -15,7 +15,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.graphs.reading import reads, rename, rename_reads
+from fleetlearn_export.graphs.reading import ancestors, reads, rename, rename_reads
 from fleetlearn_export.model.train_step import MEAN
 
 SEED = "seed"
@@ -47,8 +47,8 @@ def split_batch(model: onnx.ModelProto, size: int) -> onnx.ModelProto:
     for name, source in sources.items():
         summed.setdefault(source, name)
     renamed = summed | {name: summed[source] for name, source in sources.items()}
-    within = _ancestors(graph.node, summed)
-    behind = _ancestors(graph.node, [row.name for row in outputs], stop=renamed)
+    within = ancestors(graph.node, summed)
+    behind = ancestors(graph.node, [row.name for row in outputs], stop=renamed)
     _refuse_other_results(behind, batch)
 
     split = onnx.ModelProto()
@@ -119,16 +119,6 @@ def _sources(nodes: Iterable[NodeProto], means: Collection[str]) -> dict[str, st
     """Return each mean with the result that it is. The rest of the step may read this under either name."""
     named = {node.output[0]: node.input[0] for node in nodes if node.op_type == "Identity"}
     return {name: named.get(name, name) for name in means}
-
-
-def _ancestors(nodes: Sequence[NodeProto], wanted: Iterable[str], stop: Collection[str] = ()) -> list[NodeProto]:
-    """Return the nodes that make the wanted results, in order; what is in ``stop`` need not be made."""
-    needed, found = {name for name in wanted if name not in stop}, []
-    for node in reversed(nodes):
-        if not needed.isdisjoint(node.output):
-            found.append(node)
-            needed |= {name for name in reads(node) if name not in stop}
-    return found[::-1]
 
 
 def _refuse_other_results(behind: Iterable[NodeProto], batch: Sequence[str]) -> None:

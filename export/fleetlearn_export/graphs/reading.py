@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import onnx
 from onnx import NodeProto
@@ -16,6 +16,16 @@ def reads(node: NodeProto) -> Iterator[str]:
         own |= {name for inner in graph.node for name in inner.output}
         read = (*(row.name for row in graph.output), *(name for inner in graph.node for name in reads(inner)))
         yield from (name for name in read if name not in own)
+
+
+def ancestors(nodes: Sequence[NodeProto], wanted: Iterable[str], stop: Collection[str] = ()) -> list[NodeProto]:
+    """Return the nodes that make the wanted results, in order; what is in ``stop`` need not be made."""
+    needed, found = {name for name in wanted if name not in stop}, []
+    for node in reversed(nodes):
+        if not needed.isdisjoint(node.output):
+            found.append(node)
+            needed |= {name for name in reads(node) if name not in stop}
+    return found[::-1]
 
 
 def rename_reads(node: NodeProto, names: Mapping[str, str]) -> None:

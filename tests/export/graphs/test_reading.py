@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fleetlearn_export.graphs.reading import reads, rename, rename_reads
+from fleetlearn_export.graphs.reading import ancestors, reads, rename, rename_reads
 from onnx import NodeProto, TensorProto, helper
 
 
@@ -43,3 +43,10 @@ def test_results_are_renamed_too() -> None:
     assert list(node.output) == ["end", "all"]
     assert [row.name for row in node.attribute[0].g.output] == ["sum", "taken"]
     assert set(reads(node)) == {"first", "rows", "weights", "thrice"}
+
+
+def test_ancestors_make_what_bodies_read() -> None:
+    made = [helper.make_node("Neg", ["a"], [name]) for name in ("weights", "unread", "twice")]
+    last = helper.make_node("Neg", ["all"], ["wanted"])
+    assert ancestors([*made, scan(), last], ["wanted"]) == [made[0], made[2], scan(), last]
+    assert ancestors([*made, scan(), last], ["wanted"], stop=["weights", "rows"]) == [made[2], scan(), last]

@@ -1,7 +1,7 @@
 """PyTorch's ctc_loss (Graves et al. 2006, connectionist temporal classification), whose result PyTorch cannot trace.
 
 A text's *states* are its labels with a blank before, between and behind them, 2 * labels + 1. Time goes from a state to
-itself, to the next, or past a blank to the next label, unless that label is the same. ``log_forward`` sums, in
+itself, to the next, or past a blank to the next label, unless that label is the same. ``log_forward_step`` sums, in
 logarithms, over all ways to each state. Run from both ends, with each way's own steps counted once, it gives the loss
 and the probability of each state at each time.
 """
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.tracing.formulas.scan import SCAN, STEPS
 
 aten = torch.ops.aten
 NEVER = -math.inf
@@ -25,12 +26,10 @@ MEAN, SUM = 1, 2
 ARGUMENTS = "Tensor logp, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank"
 torch.library.define("fleetlearn::ctc_loss", f"({ARGUMENTS}) -> Tensor")
 torch.library.define("fleetlearn::ctc_loss_backward", f"(Tensor grad, {ARGUMENTS}) -> Tensor")
-torch.library.define("fleetlearn::log_forward", "(Tensor scores, Tensor starts, Tensor jumps) -> Tensor")
 FORWARD: Any = torch.ops.fleetlearn.ctc_loss.default
 """Returns each text's loss (n,). logp: (time, n, classes); targets: int64 (n, labels); the lengths: int64 (n,)."""
 BACKWARD: Any = torch.ops.fleetlearn.ctc_loss_backward.default
 """Returns the gradient by logp, which is PyTorch's: right behind log_softmax alone."""
-LOG_FORWARD: Any = torch.ops.fleetlearn.log_forward.default
 
 
 def ctc_loss(
@@ -93,8 +92,7 @@ def _from_the_front(scores: Tensor, states: _States, target_lengths: Tensor) -> 
     first = states.number <= (target_lengths > 0).to(torch.int64).unsqueeze(1)
     now = torch.where(first, 0.0, NEVER).to(scores.dtype).unsqueeze(0)
     later = torch.full_like(scores[1:], NEVER)
-    result: Tensor = LOG_FORWARD(scores, torch.cat([now, later]), states.jumps)
-    return result
+    return _log_forward(scores, torch.cat([now, later]), states.jumps)
 
 
 def _from_the_end(scores: Tensor, states: _States, input_lengths: Tensor, target_lengths: Tensor) -> Tensor:
@@ -104,8 +102,8 @@ def _from_the_end(scores: Tensor, states: _States, input_lengths: Tensor, target
     starts = torch.where((time == lengths - 1) & _last(states, target_lengths).unsqueeze(0), 0.0, NEVER)
     scores = torch.where(time < lengths, scores, NEVER)
     jumps = functional.pad(states.jumps[:, 2:], [0, 2], value=NEVER)
-    result: Tensor = LOG_FORWARD(scores.flip(0, 2), starts.to(scores.dtype).flip(0, 2), jumps.flip(1))
-    return result.flip(0, 2)
+    found = _log_forward(scores.flip(0, 2), starts.to(scores.dtype).flip(0, 2), jumps.flip(1))
+    return found.flip(0, 2)
 
 
 def losses(logp: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int) -> Tensor:
@@ -137,15 +135,29 @@ def gradient(
     return torch.where(counted.unsqueeze(2), found * grad.reshape(1, -1, 1), 0.0)
 
 
-def log_forward(scores: Tensor, starts: Tensor, jumps: Tensor) -> Tensor:
-    """Return x (time, n, states) with x[t, s] = scores[t, s] + log of the sum of the exponentials of starts[t, s],
-    x[t - 1, s], x[t - 1, s - 1] and x[t - 1, s - 2] + jumps[s]; all of these are NEVER before the beginning."""
-    rows, row = [], torch.full_like(jumps, NEVER)
-    for score, start in zip(scores, starts, strict=True):
-        before = functional.pad(row, [2, 0], value=NEVER)
-        row = score + torch.stack([start, row, before[:, 1:-1], before[:, :-2] + jumps]).logsumexp(0)
-        rows.append(row)
-    return torch.stack(rows)
+def log_forward_step(
+    states: list[Tensor], rows: list[Tensor], fixed: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return score + log of the sum of the exponentials of start[s], x[s], x[s - 1] and x[s - 2] + jumps[s], where x is
+    the state, and all of these are NEVER before the beginning. rows: score and start; all are (n, states)."""
+    (before,), (score, start), (jumps,) = states, rows, fixed
+    shifted = functional.pad(before, [2, 0], value=NEVER)
+    ways = start, before, shifted[:, 1:-1], shifted[:, :-2] + jumps
+    # Where all are NEVER their differences are not numbers.
+    largest = torch.maximum(torch.maximum(ways[0], ways[1]), torch.maximum(ways[2], ways[3]))
+    largest = largest.clamp(min=torch.finfo(score.dtype).min)
+    first, *others = ((way - largest).exp() for way in ways)
+    found = score + sum(others, first).log() + largest
+    return [found], [found]
+
+
+STEPS["ctc"] = log_forward_step
+
+
+def _log_forward(scores: Tensor, starts: Tensor, jumps: Tensor) -> Tensor:
+    """Return x (time, n, states), each time's from the one before."""
+    result: Tensor = SCAN("ctc", [torch.full_like(jumps, NEVER)], [scores, starts], [jumps], False)[1]
+    return result
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -157,11 +169,10 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return BACKWARD(grad, *ctx.saved_tensors, ctx.blank), None, None, None, None
 
 
-for name, function in (("ctc_loss", losses), ("ctc_loss_backward", gradient), ("log_forward", log_forward)):
+for name, function in (("ctc_loss", losses), ("ctc_loss_backward", gradient)):
     torch.library.impl(f"fleetlearn::{name}", "CPU")(function)
 torch.library.register_fake("fleetlearn::ctc_loss")(lambda logp, *_: logp.new_empty(logp.shape[1]))
 torch.library.register_fake("fleetlearn::ctc_loss_backward")(lambda grad, logp, *_: torch.empty_like(logp))
-torch.library.register_fake("fleetlearn::log_forward")(lambda scores, *_: torch.empty_like(scores))
 torch.library.register_autograd("fleetlearn::ctc_loss", _backward, setup_context=_setup)
 
 FORMULAS = {aten.ctc_loss.Tensor: ctc_loss}
