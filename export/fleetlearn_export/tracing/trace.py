@@ -24,6 +24,7 @@ from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_export.model.source_locations import (
     as_export_error,
     fixed_size_error,
+    is_without_cause,
     location_of_node,
     location_of_replaced_size,
     user_frames_recorded,
@@ -37,6 +38,7 @@ from fleetlearn_export.tracing.constant_ranges import ranges_known
 from fleetlearn_export.tracing.decompositions import Decompositions, tracing_decompositions
 from fleetlearn_export.tracing.distributions import distributions_unchecked
 from fleetlearn_export.tracing.formulas.recording import formulas_recorded
+from fleetlearn_export.tracing.free_lengths import lengths_free
 from fleetlearn_export.tracing.missing_operators import reason_without_gradient
 from fleetlearn_export.tracing.stand_ins import shapes_known
 
@@ -134,6 +136,7 @@ def trace(
         distributions_unchecked(),
         ranges_known(),
         _sizes_hashable(),
+        lengths_free(),
     ):
         graph: torch.fx.GraphModule = make_fx(
             flat,
@@ -252,8 +255,12 @@ def infer_program(user: UserModel, values: dict[str, Tensor], outputs: list[str]
     return Program(exported, [*(f"param.{name}" for name in values), *inputs], outputs, exported.graph)
 
 
-def _export(module: nn.Module, fixed: int, arguments: list[Tensor]) -> ExportedProgram:
-    """Export with a free first axis for all arguments except the first ``fixed``."""
+def _export(module: nn.Module, fixed: int, arguments: list[Tensor], *, deferred: bool = False) -> ExportedProgram:
+    """Export with a free first axis for all arguments except the first ``fixed``.
+
+    deferred: whether conditions on the number of examples become operators of the program that check them. Otherwise
+        PyTorch refuses what it cannot prove for all numbers.
+    """
     shapes = [{0: FREE_BATCH_SIZE} if place >= fixed else None for place in range(len(arguments))]
     name = "batch" if isinstance(module, LossModule) else "values"
     with (
@@ -265,9 +272,21 @@ def _export(module: nn.Module, fixed: int, arguments: list[Tensor]) -> ExportedP
         distributions_unchecked(),
         ranges_known(),
         _sizes_hashable(),
+        lengths_free(),
         attributes_restored(module),
     ):
-        return torch.export.export(module, tuple(arguments), dynamic_shapes={name: tuple(shapes)}, strict=False)
+        try:
+            return torch.export.export(
+                module,
+                tuple(arguments),
+                dynamic_shapes={name: tuple(shapes)},
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=deferred,
+            )
+        except Exception as error:
+            if deferred or not is_without_cause(error):
+                raise
+    return _export(module, fixed, arguments, deferred=True)
 
 
 def _refuse_unsupported_operators(graph: torch.fx.Graph) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import math
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,12 @@ class Random(Net):
 
 class Length(Net):
     def middle(self, x: torch.Tensor) -> torch.Tensor:
-        return x.reshape(len(x), 4, 4).flatten(1)  # a length
+        return x.reshape(int(x.shape[0]), 4, 4).flatten(1)  # a length
+
+
+class Pieces(Net):
+    def middle(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat(x.chunk(math.ceil(len(x) / 128)))  # pieces of a batch
 
 
 class Foreign(Net):
@@ -77,6 +83,11 @@ class Foreign(Net):
         (Branch(), "control flow", "control flow depends on the values .*torch.where"),
         (Random(), "chance", r"in evaluation mode .* random numbers in operator aten\.dropout.default .*self.training"),
         (Length(), "a length", r"the number of examples is fixed .*x\.shape\[0\]"),
+        (
+            Pieces(),
+            "pieces of a batch",
+            r"the number n of examples decides what is computed at .*; on the example math\.ceil\(n / 128\) == 1\. A",
+        ),
         (Foreign(), "through numpy", r"cannot be exported: .*numpy\(\) is not supported"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
@@ -142,7 +153,7 @@ def test_what_passes_is_not_explained() -> None:
         raise ExportError("plain")
 
 
-@pytest.mark.parametrize("result", ["2 * x if x.sum() > 0 else x", "x * len(x)"])
+@pytest.mark.parametrize("result", ["2 * x if x.sum() > 0 else x", "x * int(x.shape[0])", "x * 2 if len(x) > 3 else x"])
 def test_a_library_s_line_is_told_with_what_a_setting_can_do(result: str, tmp_path: Path) -> None:
     library: dict[str, Any] = {}
     code = f"def middle(x):\n    return {result}\n"
@@ -154,6 +165,6 @@ def test_a_library_s_line_is_told_with_what_a_setting_can_do(result: str, tmp_pa
             return result
 
     with pytest.raises(
-        ExportError, match=r"library/layers\.py:2 in middle\..*a library's line.*layerdrop=0.*apply_spec_augment"
+        ExportError, match=r"library/layers\.py:2 in middle[.;].*a library's line.*layerdrop=0.*apply_spec_augment"
     ):
         export_bundle(Library(), functional.cross_entropy, (X, Y), tmp_path / "b")
