@@ -93,6 +93,8 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"random operator {func} cannot be drawn from the graph's seed. Draw with dropout, bernoulli, rand, "
                 "randn, randint, randperm, uniform_, normal_ or exponential_, or give the random numbers as an input"
             )
+        if func is torch.ops.aten.topk.default:  # in any order, each element would get another random number
+            args, kwargs = args[:4], {name: value for name, value in kwargs.items() if name != "sorted"}
         return func(*args, **kwargs)
 
     def random_words(self, size: _Size, part: int = 0) -> Tensor:

@@ -160,6 +160,18 @@ def trace(
 
 
 @contextmanager
+def _export_hidden() -> Iterator[None]:
+    """Let models do what they do in training: some do something else while PyTorch exports them. Transformers' Informer
+    makes masks then that its layers do not take."""
+    kept = torch.compiler.is_exporting
+    torch.compiler.is_exporting = lambda: False
+    try:
+        yield
+    finally:
+        torch.compiler.is_exporting = kept
+
+
+@contextmanager
 def _sizes_hashable() -> Iterator[None]:
     """Let models keep results in functools.cache by sizes of the batch, as transformers' DETR does.
 
@@ -273,6 +285,7 @@ def _export(module: nn.Module, fixed: int, arguments: list[Tensor], *, deferred:
         ranges_known(),
         _sizes_hashable(),
         lengths_free(),
+        _export_hidden(),
         attributes_restored(module),
     ):
         try:
@@ -323,7 +336,7 @@ def _refuse_random_evaluation(user: UserModel, graph: torch.fx.Graph) -> None:
             for node in graph.nodes
             if isinstance(node.target, torch._ops.OpOverload)
             and torch.Tag.nondeterministic_seeded in node.target.tags
-            and False not in node.args
+            and not any(row is False for row in node.args)  # a 0 is equal to False
         ]
         place = f" in operator {random[0].target}{location_of_node(random[0])}" if random else ""
         raise ExportError(

@@ -60,6 +60,11 @@ class Random(Net):
         return functional.dropout(x, 0.5)  # chance
 
 
+class Integers(Net):
+    def middle(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, torch.randint(0, 16, (16,))]  # chance from 0
+
+
 class Length(Net):
     def middle(self, x: torch.Tensor) -> torch.Tensor:
         return x.reshape(int(x.shape[0]), 4, 4).flatten(1)  # a length
@@ -82,6 +87,7 @@ class Foreign(Net):
         (Fourier(), "complex numbers", r"operator aten\.\S+ .*complex numbers"),
         (Branch(), "control flow", "control flow depends on the values .*torch.where"),
         (Random(), "chance", r"in evaluation mode .* random numbers in operator aten\.dropout.default .*self.training"),
+        (Integers(), "chance from 0", r"in evaluation mode .* random numbers in operator aten\.randint\."),
         (Length(), "a length", r"the number of examples is fixed .*x\.shape\[0\]"),
         (
             Pieces(),

@@ -1,0 +1,41 @@
+"""A model is traced as it is in training."""
+
+from __future__ import annotations
+
+import torch
+from fleetlearn_export.model.user_model import make_user_model, training_mode
+from fleetlearn_export.tracing.trace import export_loss
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def test_a_model_does_not_see_that_it_is_exported() -> None:
+    class Two(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            found = super().forward(x)
+            return found.sin() if torch.compiler.is_exporting() else found.cos()
+
+    user = make_user_model(Two(3, 2), functional.cross_entropy, (torch.randn(4, 3), torch.zeros(4).long()), {}, None, 1)
+    before = torch.compiler.is_exporting
+    with training_mode(user.model):
+        graph = export_loss(user)
+    targets = {node.target for node in graph.nodes}
+    assert torch.ops.aten.cos.default in targets
+    assert torch.ops.aten.sin.default not in targets
+    assert torch.compiler.is_exporting is before
+
+
+def test_a_condition_that_holds_for_all_numbers_of_examples_is_none() -> None:
+    """PyTorch asks whether n * min(2, 2 * n) is 2 * n, and cannot prove it."""
+
+    class Reshaped(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            n = x.shape[0]
+            heads = super().forward(x).reshape(n, 3, 2).transpose(0, 1).reshape(3 * n, 2)
+            return heads.reshape(3, n, 2).mean(0)
+
+    user = make_user_model(
+        Reshaped(3, 6), functional.cross_entropy, (torch.randn(4, 3), torch.zeros(4).long()), {}, None, 1
+    )
+    with training_mode(user.model):
+        assert export_loss(user).find_nodes(op="call_function", target=torch.ops.aten.mean.dim)
