@@ -100,7 +100,7 @@ def case_of_sizes(error: BaseException) -> tuple[str, str] | None:
     condition = re.sub(r"L\['\w+'\](\[\d+\])*\.size\(\)\[0\]", "n", found[1]).removesuffix(".")
     for guard in _guards(error):
         line = guard.sloc.framework_loc
-        if line is not None and _is_user_code(line.filename) and not _holds_for_all_sizes(guard.expr):
+        if line is not None and is_user_code(line.filename) and not _holds_for_all_sizes(guard.expr):
             return condition.removesuffix(" and n <= IntInfinity()"), _location(
                 [(line.filename, line.lineno, line.name)]
             )
@@ -130,20 +130,25 @@ def _holds_for_all_sizes(condition: Any) -> bool:
 
 
 def location_of_replaced_size(shapes: object) -> str:
-    """Return where tracing replaced a size by a number or by another size."""
+    """Return where tracing replaced a size by a number or, if it says of none, by another size."""
+    for row in getattr(shapes, "guards", []):
+        line = row.sloc.framework_loc
+        if row.expr.is_Equality and row.expr.rhs.is_number and line is not None and is_user_code(line.filename):
+            return _location([(line.filename, line.lineno or 0, line.name)])
     for row in getattr(shapes, "replacements_slocs", {}).values():
         found = row.framework_loc
-        if isinstance(found, traceback.FrameSummary) and _is_user_code(found.filename):
+        if isinstance(found, traceback.FrameSummary) and is_user_code(found.filename):
             return _location([(found.filename, found.lineno or 0, found.name)])
     return ""
 
 
 def _location(frames: list[tuple[str, int, str]]) -> str:
-    own = [frame for frame in frames if _is_user_code(frame[0])]
+    own = [frame for frame in frames if is_user_code(frame[0])]
     return " at {}:{} in {}".format(*own[-1]) if own else ""
 
 
-def _is_user_code(file: str) -> bool:
+def is_user_code(file: str) -> bool:
+    """Whether a file is neither PyTorch's, nor ONNX's, nor the standard library's, nor this package's."""
     if file.startswith(("<", *_LIBRARIES)):
         return False
     return not file.startswith(_STANDARD_LIBRARY) or "site-packages" in file
@@ -151,7 +156,7 @@ def _is_user_code(file: str) -> bool:
 
 @cache
 def _is_own(file: str) -> bool:
-    return file.startswith(_PACKAGE) or _is_user_code(file)
+    return file.startswith(_PACKAGE) or is_user_code(file)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ operator of the forward pass, the backward pass and the update. The record is ex
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -24,6 +25,7 @@ from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_export.model.source_locations import (
     as_export_error,
     fixed_size_error,
+    is_user_code,
     is_without_cause,
     location_of_node,
     location_of_replaced_size,
@@ -161,14 +163,23 @@ def trace(
 
 @contextmanager
 def _export_hidden() -> Iterator[None]:
-    """Let models do what they do in training: some do something else while PyTorch exports them. Transformers' Informer
-    makes masks then that its layers do not take."""
-    kept = torch.compiler.is_exporting
-    torch.compiler.is_exporting = lambda: False
+    """Let models do what they do in training: some do something else while PyTorch exports or compiles them.
+
+    Transformers' Informer makes masks then that its layers do not take. PyTorch's own code learns the truth.
+    """
+    names = "is_exporting", "is_compiling"
+    kept = [getattr(torch.compiler, name) for name in names]
+
+    def hidden(truth: Callable[[], bool]) -> Callable[[], bool]:
+        return lambda: truth() and not is_user_code(sys._getframe(1).f_code.co_filename)
+
+    for name, truth in zip(names, kept, strict=True):
+        setattr(torch.compiler, name, hidden(truth))
     try:
         yield
     finally:
-        torch.compiler.is_exporting = kept
+        for name, truth in zip(names, kept, strict=True):
+            setattr(torch.compiler, name, truth)
 
 
 @contextmanager

@@ -109,6 +109,17 @@ def test_an_unsupported_operator_is_named_with_its_line(
     assert capfd.readouterr() == ("", ""), "the error says it all"
 
 
+def test_the_line_that_fixes_a_size_is_named_not_one_where_two_arrays_meet(tmp_path: Path) -> None:
+    class Masked(Net):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            masked = x * mask
+            return super().forward(masked.reshape(int(x.shape[0]), 16))  # fixed here
+
+    line = next(n for n, text in enumerate(linecache.getlines(__file__), 1) if text.endswith("# fixed here\n"))
+    with pytest.raises(ExportError, match=rf"the number of examples is fixed at .*:{line} in forward"):
+        export_bundle(Masked(), functional.cross_entropy, (X, torch.ones(4, 16), Y), tmp_path / "b")
+
+
 def test_an_operator_of_the_backward_pass_alone_is_named(tmp_path: Path) -> None:
     """With the line of what it differentiates."""
     line = next(n for n, text in enumerate(linecache.getlines(__file__), 1) if "digamma(" in text)
