@@ -389,6 +389,20 @@ def test_a_model_that_asks_for_a_fused_kernel_of_attention(tmp_path: Path) -> No
     assert losses == pytest.approx(pytorch_training(model, functional.cross_entropy, batches, 0.1)[1], abs=1e-6)
 
 
+def test_a_model_that_converts_a_layer_to_the_dtype_that_it_has(tmp_path: Path) -> None:
+    class Converting(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.to(x.dtype)[0].float()(x)  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model, batches = Converting(nn.Linear(3, 2)), [(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))]
+    before = nn.Module._apply
+    exported = export_bundle(model, functional.cross_entropy, batches[0], tmp_path / "b")
+    assert nn.Module._apply is before
+    _, losses = bundle_training(exported.bundle, batches, 0.1)
+    assert losses == pytest.approx(pytorch_training(model, functional.cross_entropy, batches, 0.1)[1], abs=1e-6)
+
+
 def test_why_neither_exporter_can_write_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*given: object) -> None:
         raise ExportError("its own reason")

@@ -28,7 +28,7 @@ _LIBRARIES = (_PACKAGE, *(f"{Path(file).parent}/" for file in (torch.__file__, o
 _IN_A_LIBRARY = (
     ". This is a library's line: look for a setting that leaves it out, such as layerdrop=0 for layers that are "
     "skipped at random, apply_spec_augment=False for inputs that are masked at random, or validate_args=False for "
-    "distributions"
+    "distributions. If there is none, override this method in a subclass"
 )
 _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
 

@@ -139,6 +139,7 @@ def trace(
         ranges_known(),
         _sizes_hashable(),
         lengths_free(),
+        _conversions_skipped(),
     ):
         graph: torch.fx.GraphModule = make_fx(
             flat,
@@ -180,6 +181,26 @@ def _export_hidden() -> Iterator[None]:
     finally:
         for name, truth in zip(names, kept, strict=True):
             setattr(torch.compiler, name, truth)
+
+
+@contextmanager
+def _conversions_skipped() -> Iterator[None]:
+    """Let models convert a layer to the dtype and device that it has, as transformers' Switch does in each call.
+
+    PyTorch would give the layer new parameters, which stand-ins do not allow.
+    """
+    kept: Any = nn.Module._apply
+
+    def convert(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        values = [*module.parameters(recurse), *module.buffers(recurse)]
+        same = all((found := function(value)).dtype == value.dtype and found.device == value.device for value in values)
+        return module if same else kept(module, function, recurse)
+
+    nn.Module._apply = convert  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = kept  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -296,6 +317,7 @@ def _export(module: nn.Module, fixed: int, arguments: list[Tensor], *, deferred:
         ranges_known(),
         _sizes_hashable(),
         lengths_free(),
+        _conversions_skipped(),
         _export_hidden(),
         attributes_restored(module),
     ):
