@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,12 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.seeded_random import Seeded
@@ -44,6 +49,7 @@ from fleetlearn_export.tracing.free_lengths import lengths_free
 from fleetlearn_export.tracing.missing_operators import reason_without_gradient
 from fleetlearn_export.tracing.stand_ins import shapes_known
 
+Result = TypeVar("Result")
 FREE_BATCH_SIZE = Dim("n", min=2)
 """The number of examples. PyTorch treats a size of 1 as a constant, so tracing uses 2 or more; the checks try 1 too."""
 
@@ -162,25 +168,40 @@ def trace(
     return graph
 
 
+def _told_if_needed(call: Callable[[bool], Result]) -> Result:
+    """Trace a model that does what it does in training, ``call(False)``. If values decide what it does, trace it as it
+    is while PyTorch exports it, ``call(True)``: libraries leave checks of values out then. Raises ExportError."""
+    try:
+        return call(False)
+    except ExportError as error:
+        if not isinstance(error.__cause__, GuardOnDataDependentSymNode):
+            raise
+        with suppress(ExportError):
+            return call(True)
+        raise
+
+
 @contextmanager
-def _export_hidden() -> Iterator[None]:
-    """Let models do what they do in training: some do something else while PyTorch exports or compiles them.
+def _told(exporting: bool) -> Iterator[None]:
+    """Tell models whether PyTorch exports them.
 
-    Transformers' Informer makes masks then that its layers do not take. PyTorch's own code learns the truth.
+    Some do something else then: transformers' Informer makes masks that its layers do not take. PyTorch's own code
+    learns the truth if models are told that there is no export, and else what they are told.
     """
-    names = "is_exporting", "is_compiling"
-    kept = [getattr(torch.compiler, name) for name in names]
+    compiler: Any = torch.compiler
+    names = ("_is_exporting_flag", "_is_compiling_flag") if exporting else ("is_exporting", "is_compiling")
+    kept = [getattr(compiler, name) for name in names]
 
-    def hidden(truth: Callable[[], bool]) -> Callable[[], bool]:
-        return lambda: truth() and not is_user_code(sys._getframe(1).f_code.co_filename)
+    def answer(truth: Callable[[], bool]) -> Callable[[], bool]:
+        return lambda: not is_user_code(sys._getframe(1).f_code.co_filename) and truth()
 
-    for name, truth in zip(names, kept, strict=True):
-        setattr(torch.compiler, name, hidden(truth))
+    for name, before in zip(names, kept, strict=True):
+        setattr(compiler, name, True if exporting else answer(before))
     try:
         yield
     finally:
-        for name, truth in zip(names, kept, strict=True):
-            setattr(torch.compiler, name, truth)
+        for name, before in zip(names, kept, strict=True):
+            setattr(compiler, name, before)
 
 
 @contextmanager
@@ -242,9 +263,13 @@ def trace_step(step: TrainStep, table: Decompositions, *, with_means: bool = Fal
         for name, value in step.inputs().items()
     }
     rows = {name: 0 for name in arguments if name.startswith("batch.")}
-    with attributes_restored(step.objective.model):
-        run = step.run_with_means if with_means else step.run
-        module = trace(partial(run, copies=copies), arguments, rows, table)
+    run = partial(step.run_with_means if with_means else step.run, copies=copies)
+
+    def traced(exporting: bool) -> torch.fx.GraphModule:
+        with attributes_restored(step.objective.model), _told(exporting):
+            return trace(run, arguments, rows, table)
+
+    module = _told_if_needed(traced)
     _refuse_unsupported_operators(module.graph)
     return Traced(module, arguments, rows, step.outputs() + (step.means() if with_means else []))
 
@@ -266,8 +291,12 @@ def trace_evaluation(user: UserModel, values: Tensors, outputs: list[str], table
         return dict(zip(names, results, strict=True))
 
     rows = dict.fromkeys(list(arguments)[len(values) :], 0)
-    with attributes_restored(user.model):
-        graph = trace(function, arguments, rows, table)
+
+    def traced(exporting: bool) -> torch.fx.GraphModule:
+        with attributes_restored(user.model), _told(exporting):
+            return trace(function, arguments, rows, table)
+
+    graph = _told_if_needed(traced)
     _refuse_unsupported_operators(graph.graph)
     _refuse_random_evaluation(user, graph.graph)
     return Traced(graph, arguments, rows, names)
@@ -299,11 +328,18 @@ def infer_program(user: UserModel, values: dict[str, Tensor], outputs: list[str]
     return Program(exported, [*(f"param.{name}" for name in values), *inputs], outputs, exported.graph)
 
 
-def _export(module: nn.Module, fixed: int, arguments: list[Tensor], *, deferred: bool = False) -> ExportedProgram:
-    """Export with a free first axis for all arguments except the first ``fixed``.
+def _export(module: nn.Module, fixed: int, arguments: list[Tensor]) -> ExportedProgram:
+    """Export with a free first axis for all arguments except the first ``fixed``. Raises ExportError."""
+    return _told_if_needed(partial(_exported, module, fixed, arguments))
 
-    deferred: whether conditions on the number of examples become operators of the program that check them. Otherwise
-        PyTorch refuses what it cannot prove for all numbers.
+
+def _exported(
+    module: nn.Module, fixed: int, arguments: list[Tensor], exporting: bool, *, deferred: bool = False
+) -> ExportedProgram:
+    """Do so once.
+
+    exporting: whether the model is told. deferred: whether conditions on the number of examples become operators of the
+        program that check them. Otherwise PyTorch refuses what it cannot prove for all numbers.
     """
     shapes = [{0: FREE_BATCH_SIZE} if place >= fixed else None for place in range(len(arguments))]
     name = "batch" if isinstance(module, LossModule) else "values"
@@ -318,7 +354,7 @@ def _export(module: nn.Module, fixed: int, arguments: list[Tensor], *, deferred:
         _sizes_hashable(),
         lengths_free(),
         _conversions_skipped(),
-        _export_hidden(),
+        _told(exporting),
         attributes_restored(module),
     ):
         try:
@@ -332,7 +368,7 @@ def _export(module: nn.Module, fixed: int, arguments: list[Tensor], *, deferred:
         except Exception as error:
             if deferred or not is_without_cause(error):
                 raise
-    return _export(module, fixed, arguments, deferred=True)
+    return _exported(module, fixed, arguments, exporting, deferred=True)
 
 
 def _refuse_unsupported_operators(graph: torch.fx.Graph) -> None:
