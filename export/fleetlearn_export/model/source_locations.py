@@ -192,9 +192,15 @@ def user_frames_recorded() -> Iterator[None]:
         ShapeEnv._get_user_frame = frame_of_shapes  # type: ignore[method-assign]
 
 
+def location_of_running_line() -> str:
+    """Return the line of the user's code that runs now, as this package runs the model."""
+    frame = _model_frame()
+    return _location([(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)]) if frame else ""
+
+
 def _model_frame() -> FrameType | None:
     """Return the innermost frame of the user's code that this package called, as it calls the model."""
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(1)
     found = None
     while frame is not None:
         file = frame.f_code.co_filename

@@ -60,6 +60,11 @@ class Random(Net):
         return functional.dropout(x, 0.5)  # chance
 
 
+class Drawing(Net):
+    def middle(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, torch.multinomial(torch.ones(16), 16)]  # another draw
+
+
 class Integers(Net):
     def middle(self, x: torch.Tensor) -> torch.Tensor:
         return x[:, torch.randint(0, 16, (16,))]  # chance from 0
@@ -87,6 +92,7 @@ class Foreign(Net):
         (Fourier(), "complex numbers", r"operator aten\.\S+ .*complex numbers"),
         (Branch(), "control flow", "control flow depends on the values .*torch.where"),
         (Random(), "chance", r"in evaluation mode .* random numbers in operator aten\.dropout.default .*self.training"),
+        (Drawing(), "another draw", r"random operator aten\.multinomial.* cannot be drawn from the graph's seed"),
         (Integers(), "chance from 0", r"in evaluation mode .* random numbers in operator aten\.randint\."),
         (Length(), "a length", r"the number of examples is fixed .*x\.shape\[0\]"),
         (
