@@ -76,6 +76,7 @@ def export(
                 batch,
                 frozen=made.frozen,
                 without_gradient=made.without_gradient,
+                outputs_left_out=made.outputs_left_out,
                 without_ort_training=made.without_ort_training,
             )
         checked = [Line("checked", f"largest difference from PyTorch {made.difference:.1e}")]

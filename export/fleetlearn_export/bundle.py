@@ -85,6 +85,9 @@ class Exported(NamedTuple):
     train.onnx."""
     without_gradient: tuple[str, ...]
     """Names of parameters that the export froze because the loss does not depend on them, as torch.optim skips them."""
+    outputs_left_out: Mapping[str, str] = {}
+    """Name of an output of the model -> why infer.onnx does not have it: it is no tensor with a row for each example.
+    The loss may read it."""
 
 
 def export_bundle(
@@ -178,7 +181,8 @@ def export_bundle(
         elements = sum(value.numel() for value in model.parameters() if not value.requires_grad)
         constants = Constants() if elements else None
         with evaluation_mode(model):
-            outputs = _outputs(user)
+            outputs, left_out = _outputs(user)
+        user = user._replace(outputs_left_out=left_out)
         with training_mode(model):
             progress("tracing the model")
             chosen = step if step is not None else LocalStep()
@@ -264,6 +268,7 @@ def export_bundle(
             effect,
             training.operators,
             user.without_gradient,
+            left_out,
         )
 
 
@@ -299,21 +304,38 @@ def _manifest(
     )
 
 
-def _outputs(user: UserModel) -> list[Input]:
-    """Return the manifest's rows for the model's outputs. Raises ExportError unless each has a row for each example."""
-    inputs = user.inputs()
-    with as_export_error("in evaluation mode the model fails in PyTorch itself"):
-        rows = named_outputs(user.outputs(tuple(value.clone() for value in inputs.values())))
-    size = len(next(iter(inputs.values())))
-    for name, value in rows.items():
-        if not isinstance(value, Tensor) or not value.dim() or len(value) != size:
-            what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"the type {type(value).__name__}"
-            raise ExportError(
-                f"the model's {name} has {what} for {size} examples; expected tensors with the examples on the first "
-                "axis, alone or in a tuple, list or dict"
-            )
+def _outputs(user: UserModel) -> tuple[list[Input], dict[str, str]]:
+    """Return the manifest's rows for the model's outputs, and what is left out: name -> what it is.
+
+    An output that is not a tensor with a row for each example is left out: the state of a recurrent layer, keys and
+    values for a next call, the mean loss. Raises ExportError if nothing else is there.
+    """
+    size = len(next(iter(user.batch.values())))
+    found = {rows: _outputs_of(user, rows) for rows in (size, size + 1)}  # a state of 2 layers has 2 rows too
+    left_out: dict[str, str] = {}
+    for rows, outputs in found.items():
+        for name, value in outputs.items():
+            if not isinstance(value, Tensor):
+                left_out.setdefault(name, f"the type {type(value).__name__}")
+            elif not value.dim() or len(value) != rows:
+                left_out.setdefault(name, f"shape {tuple(value.shape)} for {rows} examples")
+    kept = {name: value for name, value in found[size].items() if name not in left_out}
+    if not kept:
+        what = "; ".join(f"{name} has {text}" for name, text in left_out.items()) or "it returns nothing"
+        raise ExportError(
+            f"the model has no output with a row for each example: {what}. Expected a tensor with the examples on the "
+            "first axis, alone or in a tuple, list or dict: return what the loss reads, and leave means over the batch "
+            "to the loss"
+        )
     with as_export_error("the model's outputs do not fit a bundle"):
-        return [array_row(name, value) for name, value in rows.items()]
+        return [array_row(name, value) for name, value in kept.items()], left_out
+
+
+def _outputs_of(user: UserModel, size: int) -> dict[str, Any]:
+    """Name what the model returns for so many examples, in evaluation mode."""
+    inputs = tuple(torch.cat([value, value[:1]])[:size].clone() for value in user.inputs().values())
+    with as_export_error(f"in evaluation mode the model fails in PyTorch itself on {size} examples"):
+        return named_outputs(user.outputs(inputs))
 
 
 def _parameter_table(step: TrainStep, offsets: Mapping[str, int]) -> tuple[Parameter, ...]:

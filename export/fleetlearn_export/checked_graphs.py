@@ -237,7 +237,15 @@ def _written(
     try:
         written = emitted(trace, constants)
     except EmissionError as reason:
-        found = program()
-        return to_onnx(found, table(found.exported.graph)), None, str(reason)
+        try:
+            found = program()
+            return to_onnx(found, table(found.exported.graph)), None, str(reason)
+        except ExportError as error:
+            if isinstance(reason.__cause__, ExportError) or "has no counterpart in ONNX" in str(error):
+                raise
+            raise ExportError(
+                f"{reason} is not in our table of operators, and PyTorch's ONNX exporter fails: {error}. Write that "
+                "part of the model with other operators"
+            ) from error
     give_back_freed_memory()
     return written.model, written, None

@@ -144,7 +144,9 @@ def refused(words: str) -> dict[str, Any]:
     if words.startswith("control flow"):
         given["model"] = Applied(lambda layer, x: layer(x) if x.sum() > 0 else layer(-x))
     elif words.startswith("the number of examples"):
-        given["model"] = Applied(lambda layer, x: layer(x) / len(x))
+        given["model"] = Applied(lambda layer, x: layer(x) / int(x.shape[0]))
+    elif words.startswith("the number n of examples"):
+        given["model"] = Applied(lambda layer, x: torch.cat([layer(row) for row in x.split(32)]))
     elif words.startswith("has no counterpart"):
         given["model"] = Applied(lambda layer, x: layer(x - x.mode(1, keepdim=True).values))
     elif words.startswith("gets a gradient on"):
@@ -155,7 +157,7 @@ def refused(words: str) -> dict[str, Any]:
         given["loss"] = nn.CrossEntropyLoss(reduction="none")
     elif words == "it is a sum":
         given["loss"] = nn.CrossEntropyLoss(reduction="sum")
-    elif words.startswith("has shape"):
+    elif words.startswith("no output"):
         given |= {"model": Applied(lambda layer, x: layer(x).mean(0)), "loss": lambda outputs, y: outputs.mean()}
     elif words.startswith("has a parameter of its own"):
         given["loss"] = Scaled()

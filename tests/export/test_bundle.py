@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -13,11 +14,15 @@ import torch
 from by_hand import bundle_training, largest_difference, pytorch_training
 from export_cases import Case
 from fleetlearn_export import ExportError, LocalStep, export_bundle
+from fleetlearn_export.emission.table import OPERATORS
+from fleetlearn_export.inspection.summary import summary
 from fleetlearn_protocol import open_bundle, write_inference_model
-from fleetlearn_protocol.manifest import EVAL, TRAIN
+from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN
 from fleetlearn_protocol.vector import flatten, views
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves
 
 Cases = Callable[[str], Case]
 SIZES = [20, 7] * 12 + [1]
@@ -293,29 +298,123 @@ def test_a_parameter_that_evaluation_does_not_use(tmp_path: Path) -> None:
     assert largest_difference(found, expected) < 1e-5
 
 
+class Returning(nn.Linear):
+    """Returns what a function makes of a linear layer's outputs."""
+
+    def __init__(self, returned: Callable[[torch.Tensor], object]) -> None:
+        super().__init__(3, 2)
+        self.returned = returned
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.returned(super().forward(x))
+
+
+def first_output_loss(outputs: Any, y: torch.Tensor) -> torch.Tensor:
+    if isinstance(outputs, dict):
+        outputs = outputs["score"]
+    return functional.mse_loss(outputs[0] if isinstance(outputs, tuple) else outputs, y)
+
+
 @pytest.mark.parametrize(
     ("returned", "text"),
     [
-        (lambda z: z.sum(), r"output has shape \(\) for 4 examples"),
-        (lambda z: (z, z.sum(0)), r"output_1 has shape \(2,\) for 4 examples"),
-        (lambda z: {"score": z, "note": "fine"}, "output_note has the type str"),
+        (lambda z: z.sum(), r"no output with a row for each example: output has shape \(\) for 4 examples"),
+        (lambda z: {"score": z.T}, r"output_score has shape \(2, 4\) for 4 examples"),
         (lambda z: (z, z.half()), "outputs do not fit a bundle: .*float16"),
     ],
 )
 def test_outputs_that_are_not_one_row_an_example_are_refused(
     returned: Callable[[torch.Tensor], object], text: str, tmp_path: Path
 ) -> None:
-    class Returning(nn.Linear):
-        def forward(self, x: torch.Tensor) -> object:
-            return returned(super().forward(x))
-
-    def loss(outputs: object, y: torch.Tensor) -> torch.Tensor:
-        if isinstance(outputs, dict):
-            return (outputs["score"] - y).mean()
-        return ((outputs[0] if isinstance(outputs, tuple) else outputs) - y).mean()
+    def loss(outputs: Any, y: torch.Tensor) -> torch.Tensor:
+        return torch.stack([row.float().mean() for row in tree_leaves(outputs)]).sum() - y.mean()
 
     with pytest.raises(ExportError, match=text):
-        export_bundle(Returning(3, 2), loss, (torch.randn(4, 3), torch.randn(4, 2)), tmp_path / "b")
+        export_bundle(Returning(returned), loss, (torch.randn(4, 3), torch.randn(4, 2)), tmp_path / "b")
+
+
+class Cache:
+    """What a language model keeps for its next call."""
+
+
+@pytest.mark.parametrize(
+    ("returned", "outputs", "left_out"),
+    [
+        (lambda z: (z, z.sum(0)), ["output_0"], {"output_1": "shape (2,) for 3 examples"}),
+        # A state of two layers, with the examples on the second axis, and two examples.
+        (
+            lambda z: (z, (torch.stack([z, z]), [z])),
+            ["output_0", "output_1_1_0"],
+            {"output_1_0": "shape (2, 3, 2) for 3 examples"},
+        ),
+        (
+            lambda z: {"score": z, "cache": Cache(), "nothing": None},
+            ["output_score"],
+            {"output_cache": "the type Cache"},
+        ),
+    ],
+)
+def test_what_has_no_row_for_each_example_is_left_out(
+    returned: Callable[[torch.Tensor], object], outputs: list[str], left_out: dict[str, str], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, batches = Returning(returned), [(torch.randn(2, 3), torch.randn(2, 2)) for _ in range(3)]
+    exported = export_bundle(model, first_output_loss, batches[0], tmp_path / "b")
+    assert exported.outputs_left_out == left_out
+    session = onnxruntime.InferenceSession(exported.bundle.read(INFER), providers=["CPUExecutionProvider"])
+    assert [row.name for row in session.get_outputs()] == outputs
+    (first, *_) = session.run(None, {"x": batches[0][0].numpy()})
+    assert first == pytest.approx(nn.Linear.forward(model, batches[0][0]).detach().numpy(), abs=1e-6)
+    lines = [line.text for group in summary(exported.bundle, outputs_left_out=left_out) for line in group]
+    assert [text for text in lines if text.startswith("not ")] == [
+        f"not {name}: it has {what}" for name, what in left_out.items()
+    ]
+    _, losses = bundle_training(exported.bundle, batches, 0.1)
+    _, expected = pytorch_training(model, first_output_loss, batches, 0.1)
+    assert losses == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_model_that_asks_for_a_fused_kernel_of_attention(tmp_path: Path) -> None:
+    class Attention(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = super().forward(x).chunk(3, -1)
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                return functional.scaled_dot_product_attention(q, k, v).mean((1, 2))
+
+    torch.manual_seed(0)
+    model, batches = Attention(8, 24), [(torch.randn(n, 2, 5, 8), torch.randint(8, (n,))) for n in (4, 3)]
+    exported = export_bundle(model, functional.cross_entropy, batches[0], tmp_path / "b")
+    assert not exported.by_pytorch
+    _, losses = bundle_training(exported.bundle, batches, 0.1)
+    assert losses == pytest.approx(pytorch_training(model, functional.cross_entropy, batches, 0.1)[1], abs=1e-6)
+
+
+def test_a_model_that_converts_a_layer_to_the_dtype_that_it_has(tmp_path: Path) -> None:
+    class Converting(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.to(x.dtype)[0].float()(x)  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model, batches = Converting(nn.Linear(3, 2)), [(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))]
+    before = nn.Module._apply
+    exported = export_bundle(model, functional.cross_entropy, batches[0], tmp_path / "b")
+    assert nn.Module._apply is before
+    _, losses = bundle_training(exported.bundle, batches, 0.1)
+    assert losses == pytest.approx(pytorch_training(model, functional.cross_entropy, batches, 0.1)[1], abs=1e-6)
+
+
+def test_why_neither_exporter_can_write_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*given: object) -> None:
+        raise ExportError("its own reason")
+
+    monkeypatch.setattr("fleetlearn_export.checked_graphs.to_onnx", failing)
+    monkeypatch.delitem(OPERATORS, torch.ops.aten.tanh.default)
+    model = Returning(torch.tanh)
+    with pytest.raises(
+        ExportError,
+        match=r"operator aten\.tanh\.default at .*test_bundle\.py:\d+ in forward is not in our table.*: its own reason",
+    ):
+        export_bundle(model, functional.mse_loss, (torch.randn(4, 3), torch.randn(4, 2)), tmp_path / "b")
 
 
 def test_other_steps_are_refused(tmp_path: Path) -> None:

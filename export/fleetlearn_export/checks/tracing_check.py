@@ -82,6 +82,11 @@ class _Interpreter(fx.Interpreter):
         for node, name in zip(returned, outputs, strict=True):
             self._names[node].append(name)
 
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # A tensor may lie in memory otherwise than its stand-in did while tracing: then a view has to be a copy.
+        aten = torch.ops.aten
+        return super().call_function(aten.reshape.default if target is aten.view.default else target, args, kwargs)
+
     def run_node(self, n: fx.Node) -> Any:
         copied = n.target is torch.ops.aten.clone.default and n.all_input_nodes[0].op == "placeholder"
         if copied and all(user.op != "output" for user in n.users):

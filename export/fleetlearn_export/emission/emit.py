@@ -17,6 +17,7 @@ from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.emission.emitter import ELEMENT_TYPES, EmissionError, Emitter, Size, Value, fixed_size
 from fleetlearn_export.emission.functional import without_writes
 from fleetlearn_export.emission.table import OPERATORS, decompositions
+from fleetlearn_export.model.source_locations import location_of_node
 from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.tracing.trace import trace
 
@@ -107,7 +108,7 @@ def _call(graph: Emitter, node: fx.Node, values: dict[fx.Node, Any]) -> str | Se
     assert isinstance(node.target, torch._ops.OpOverload)
     handler = OPERATORS.get(node.target)
     if handler is None:
-        raise EmissionError(f"operator {node.target}")
+        raise EmissionError(f"operator {node.target}{location_of_node(node)}")
 
     def argument(row: Any) -> Any:
         if not isinstance(row, fx.Node):
@@ -119,7 +120,7 @@ def _call(graph: Emitter, node: fx.Node, values: dict[fx.Node, Any]) -> str | Se
     try:
         result: str | Sequence[str | None] = handler(graph, node.meta["val"], *args, **kwargs)
     except EmissionError as reason:
-        raise EmissionError(f"operator {node.target} with {reason}") from None
+        raise EmissionError(f"operator {node.target}{location_of_node(node)} with {reason}") from None
     return result
 
 

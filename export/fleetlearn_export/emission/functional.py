@@ -48,7 +48,7 @@ class _Rewriting:
         self._old: set[fx.Node] = set()
         """Views of tensors that were written into since the view was last taken."""
         self._reshaped: set[fx.Node] = set()
-        """Tensors whose shape an operator changed, before and afterwards."""
+        """Tensors whose shape an operator changed, and what shares their memory."""
 
     def add(self, node: fx.Node) -> None:
         operator = node.target if isinstance(node.target, torch._ops.OpOverload) else None
@@ -96,14 +96,25 @@ class _Rewriting:
             self._add_view(node, targets[0])
 
     def _reshape(self, node: fx.Node, target: fx.Node, made: fx.Node) -> None:
-        """Give a tensor another shape, as ``squeeze_`` does. Nobody may write into it later."""
+        """Give a tensor another shape, as ``squeeze_`` does. What shares its memory keeps its own.
+
+        Nobody may write into any of them later.
+        """
+        self._add_view(node, target)
         root = self._root(target)
-        whole = [root, *self._family.get(root, []), node]
-        if not all(_writes_into_first(row) for row in whole[1:]):
-            raise EmissionError(f"{node.target}, which changes the shape of a view, or of a tensor that has views")
-        self._now |= dict.fromkeys(whole, made)
-        self._old.difference_update(whole)
-        self._reshaped.update(whole)
+        family = [root, *self._family[root]]
+        for row in family:
+            if row is not node:
+                self._present(row)  # views are taken again while what they are a view of has the shape for that
+        itself = [row for row in family if self._tensor(row) is self._tensor(target)]
+        self._now |= dict.fromkeys(itself, made)
+        self._reshaped.update(family)
+
+    def _tensor(self, node: fx.Node) -> fx.Node:
+        """Return the node that made the tensor which ``add_`` and its like returned."""
+        while _writes_into_first(node):
+            node = self._source[node]
+        return node
 
     def _set(self, target: fx.Node, result: fx.Node) -> None:
         """Give a tensor a new value; so do those that it is a view of, and other views of them get old."""

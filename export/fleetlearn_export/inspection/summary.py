@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from math import prod
 from typing import NamedTuple
@@ -49,18 +49,19 @@ def summary(
     *,
     frozen: int | None = None,
     without_gradient: Sequence[str] = (),
+    outputs_left_out: Mapping[str, str] | None = None,
     without_ort_training: str | None = None,
 ) -> list[list[Line]]:
     """Return groups of lines. Costs are for a batch of ``batch`` examples.
 
-    frozen, without_gradient, without_ort_training: what ``Exported`` says and the bundle does not.
+    frozen, without_gradient, outputs_left_out, without_ort_training: what ``Exported`` says and the bundle does not.
 
     Raises BundleError, and ExportError if a graph is not ONNX.
     """
     graphs = {name: _graph(bundle, name) for name in (TRAIN, EVAL, INFER)}
     return [
         _files(bundle, without_ort_training),
-        _model(bundle.manifest, graphs[TRAIN], frozen, without_gradient),
+        _model(bundle.manifest, graphs[TRAIN], frozen, without_gradient, outputs_left_out or {}),
         _step(bundle.manifest),
         _running(bundle, graphs, batch),
     ]
@@ -94,7 +95,11 @@ def _files(bundle: Bundle, without_ort_training: str | None) -> list[Line]:
 
 
 def _model(
-    manifest: Manifest, train: onnx.ModelProto, frozen: int | None, without_gradient: Sequence[str]
+    manifest: Manifest,
+    train: onnx.ModelProto,
+    frozen: int | None,
+    without_gradient: Sequence[str],
+    outputs_left_out: Mapping[str, str],
 ) -> list[Line]:
     rows = manifest.parameters
     lines = [Line("parameters", f"{_elements(row for row in rows if not row.buffer)}, trained")]
@@ -114,6 +119,7 @@ def _model(
         *lines,
         Line("batch", "; ".join(map(_array, manifest.batch))),
         Line("outputs", "; ".join(map(_array, manifest.outputs))),
+        *(Line("", f"not {name}: it has {what}") for name, what in outputs_left_out.items()),
         Line("bytes per round", f"{size} down, {size} up, as float32"),
     ]
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.model.source_locations import location_of_running_line
 
 aten = torch.ops.aten
 
@@ -90,9 +91,12 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return result
         if torch.Tag.nondeterministic_seeded in func.tags and _draws_numbers(func, args, kwargs):
             raise ExportError(
-                f"random operator {func} cannot be drawn from the graph's seed. Draw with dropout, bernoulli, rand, "
-                "randn, randint, randperm, uniform_, normal_ or exponential_, or give the random numbers as an input"
+                f"random operator {func}{location_of_running_line()} cannot be drawn from the graph's seed. Draw with "
+                "dropout, bernoulli, rand, randn, randint, randperm, uniform_, normal_ or exponential_, or give the "
+                "random numbers as an input"
             )
+        if func is torch.ops.aten.topk.default:  # in any order, each element would get another random number
+            args, kwargs = args[:4], {name: value for name, value in kwargs.items() if name != "sorted"}
         return func(*args, **kwargs)
 
     def random_words(self, size: _Size, part: int = 0) -> Tensor:

@@ -17,7 +17,7 @@ import onnx
 import onnxscript
 import torch
 import torch.fx.proxy
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.fx.proxy import TracerBase
 
 from fleetlearn_export.errors import ExportError
@@ -28,15 +28,15 @@ _LIBRARIES = (_PACKAGE, *(f"{Path(file).parent}/" for file in (torch.__file__, o
 _IN_A_LIBRARY = (
     ". This is a library's line: look for a setting that leaves it out, such as layerdrop=0 for layers that are "
     "skipped at random, apply_spec_augment=False for inputs that are masked at random, or validate_args=False for "
-    "distributions"
+    "distributions. If there is none, override this method in a subclass"
 )
 _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
 
 
 def fixed_size_error(what: str, location: str) -> ExportError:
     return ExportError(
-        f"{what}: the number of examples is fixed{location}. Take it from the shape of the input, as x.shape[0]; "
-        f"len(x), int(...) or a number written out fix it{_hint(location)}"
+        f"{what}: the number of examples is fixed{location}. Take it from the shape of the input, as x.shape[0] or "
+        f"len(x); int(...), a loop over the examples or a number written out fix it{_hint(location)}"
     )
 
 
@@ -91,21 +91,64 @@ def location_of_fixed_size(error: BaseException) -> str | None:
     return ""
 
 
+def case_of_sizes(error: BaseException) -> tuple[str, str] | None:
+    """Return the condition on the number of examples ``n`` that tracing assumed, and where. Returns None for any other
+    error."""
+    found = re.search(r"generated guard (.+)", str(error))
+    if found is None:
+        return None
+    condition = re.sub(r"L\['\w+'\](\[\d+\])*\.size\(\)\[0\]", "n", found[1]).removesuffix(".")
+    for guard in _guards(error):
+        line = guard.sloc.framework_loc
+        if line is not None and is_user_code(line.filename) and not _holds_for_all_sizes(guard.expr):
+            return condition.removesuffix(" and n <= IntInfinity()"), _location(
+                [(line.filename, line.lineno, line.name)]
+            )
+    return condition, ""
+
+
+def is_without_cause(error: BaseException) -> bool:
+    """Whether tracing assumed conditions on the number of examples that hold for any number, but could not prove it."""
+    if "specialized it to be a constant" in str(error) or "generated guard" not in str(error):
+        return False
+    guards = list(_guards(error))
+    return bool(guards) and all(_holds_for_all_sizes(guard.expr) for guard in guards)
+
+
+def _guards(error: BaseException) -> Iterator[Any]:
+    """Yield the conditions that tracing assumed, with their places."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        yield from getattr(getattr(frame.f_locals.get("fake_mode"), "shape_env", None), "guards", [])
+
+
+def _holds_for_all_sizes(condition: Any) -> bool:
+    """Whether a condition holds for some sizes, small, large, even and odd, of which all have the same value."""
+    found = [
+        condition.subs(dict.fromkeys(condition.free_symbols, size)) for size in (2, 3, 4, 5, 8, 100, 1000, 10**6 + 1)
+    ]
+    return all(value == True for value in found)  # noqa: E712  # sympy's own True
+
+
 def location_of_replaced_size(shapes: object) -> str:
-    """Return where tracing replaced a size by a number or by another size."""
+    """Return where tracing replaced a size by a number or, if it says of none, by another size."""
+    for row in getattr(shapes, "guards", []):
+        line = row.sloc.framework_loc
+        if row.expr.is_Equality and row.expr.rhs.is_number and line is not None and is_user_code(line.filename):
+            return _location([(line.filename, line.lineno or 0, line.name)])
     for row in getattr(shapes, "replacements_slocs", {}).values():
         found = row.framework_loc
-        if isinstance(found, traceback.FrameSummary) and _is_user_code(found.filename):
+        if isinstance(found, traceback.FrameSummary) and is_user_code(found.filename):
             return _location([(found.filename, found.lineno or 0, found.name)])
     return ""
 
 
 def _location(frames: list[tuple[str, int, str]]) -> str:
-    own = [frame for frame in frames if _is_user_code(frame[0])]
+    own = [frame for frame in frames if is_user_code(frame[0])]
     return " at {}:{} in {}".format(*own[-1]) if own else ""
 
 
-def _is_user_code(file: str) -> bool:
+def is_user_code(file: str) -> bool:
+    """Whether a file is neither PyTorch's, nor ONNX's, nor the standard library's, nor this package's."""
     if file.startswith(("<", *_LIBRARIES)):
         return False
     return not file.startswith(_STANDARD_LIBRARY) or "site-packages" in file
@@ -113,7 +156,7 @@ def _is_user_code(file: str) -> bool:
 
 @cache
 def _is_own(file: str) -> bool:
-    return file.startswith(_PACKAGE) or _is_user_code(file)
+    return file.startswith(_PACKAGE) or is_user_code(file)
 
 
 @contextmanager
@@ -133,14 +176,41 @@ def user_frames_recorded() -> Iterator[None]:
         forward.setdefault(torch.autograd._get_sequence_nr() - 1, own)
         return own
 
+    def place_of_condition(shapes: ShapeEnv) -> FrameType | None:
+        return _model_frame() or frame_of_shapes(shapes)
+
     proxies: Any = torch.fx.proxy
     kept = TracerBase._filter_traceback_frames, proxies.CapturedTraceback
+    frame_of_shapes = ShapeEnv._get_user_frame
     TracerBase._filter_traceback_frames = frames_of_interest  # type: ignore[assignment, method-assign]
     proxies.CapturedTraceback = _OwnFrames
+    ShapeEnv._get_user_frame = place_of_condition  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
         TracerBase._filter_traceback_frames, proxies.CapturedTraceback = kept  # type: ignore[method-assign]
+        ShapeEnv._get_user_frame = frame_of_shapes  # type: ignore[method-assign]
+
+
+def location_of_running_line() -> str:
+    """Return the line of the user's code that runs now, as this package runs the model."""
+    frame = _model_frame()
+    return _location([(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)]) if frame else ""
+
+
+def _model_frame() -> FrameType | None:
+    """Return the innermost frame of the user's code that this package called, as it calls the model."""
+    frame: FrameType | None = sys._getframe(1)
+    found = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_PACKAGE):
+            if found is not None:
+                return found
+        elif found is None and _is_own(file):
+            found = frame
+        frame = frame.f_back
+    return None
 
 
 class _OwnFrames:
@@ -188,6 +258,13 @@ def as_export_error(what: str, *but: type[Exception]) -> Iterator[None]:
         fixed = location_of_fixed_size(error)
         if fixed is not None:
             raise fixed_size_error(what, fixed) from error
+        case = case_of_sizes(error)
+        if case is not None:
+            condition, place = case
+            raise ExportError(
+                f"{what}: the number n of examples decides what is computed{place}; on the example {condition}. A "
+                f"graph computes the same for any number: take this condition out{_hint(place)}"
+            ) from error
         raise ExportError(f"{what}: {first_line(error)}{location_of_error(error)}") from error
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from fleetlearn_protocol.manifest import LocalStep, Reference, TensorName
 from torch import Tensor
+from torch.nn import attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
@@ -280,14 +281,20 @@ def _draws(user: UserModel) -> int:
 def plain_kernels() -> Iterator[None]:
     """Let PyTorch compute attention and recurrent layers with plain operators instead of fused kernels.
 
-    The fused kernels' backward passes cannot be translated, and they draw their random numbers in another order.
+    The fused kernels' backward passes cannot be translated, and they draw their random numbers in another order. A
+    model that asks for them with ``sdpa_kernel`` does not get them.
     """
     mkldnn = torch.backends.mkldnn
     before: Any = mkldnn.enabled
     mkldnn.enabled = False  # type: ignore[assignment]  # a property, made in an unusual way
     try:
         with sdpa_kernel(SDPBackend.MATH):
-            yield
+            chosen = attention._sdpa_kernel
+            attention._sdpa_kernel = lambda *_: None
+            try:
+                yield
+            finally:
+                attention._sdpa_kernel = chosen
     finally:
         mkldnn.enabled = before
 

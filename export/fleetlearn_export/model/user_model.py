@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -22,6 +22,8 @@ from fleetlearn_export.model.steps import Function
 FEW = 2
 """Examples on which a model is run to see what any batch shows. Each takes time; PyTorch treats a size of 1 as a
 constant, and BatchNorm may not train on one."""
+RUNS = 8
+"""With how many seeds a model is run to see whether it depends on chance; layers are skipped once in ten times."""
 DTYPES: tuple[str, ...] = get_args(get_type_hints(Input)["dtype"])
 """The dtypes that arrays of a batch, and outputs, may have."""
 
@@ -49,6 +51,8 @@ class UserModel(NamedTuple):
     """The largest element of any parameter's gradient on the example."""
     writes: bool = False
     """Whether the model or its loss writes into a parameter, as ``nn.Embedding(max_norm=...)`` does."""
+    outputs_left_out: Mapping[str, str] = {}
+    """Name of an output that is in no graph -> what it is: not a tensor with a row for each example."""
 
     def inputs(self) -> dict[str, Tensor]:
         return dict(list(self.batch.items())[: len(self.batch) - self.targets])
@@ -60,6 +64,10 @@ class UserModel(NamedTuple):
     def outputs(self, inputs: tuple[Tensor, ...]) -> Any:
         """Call the model, without a change of its parameters."""
         return functional_call(self.model, self.written(), inputs)
+
+    def kept_outputs(self, result: Any) -> dict[str, Tensor]:
+        """Return by name what the model returned, without what is left out."""
+        return {name: value for name, value in named_outputs(result).items() if name not in self.outputs_left_out}
 
     def written(self) -> dict[str, Tensor]:
         """Return copies of the parameters for one call, into which the model may write; none if it does not write."""
@@ -75,6 +83,7 @@ class LossModule(nn.Module):
 
     def __init__(self, user: UserModel) -> None:
         super().__init__()
+        self.user = user
         self.model = user.model
         self.loss = user.loss
         self.metrics = list(user.metrics.values())
@@ -106,7 +115,7 @@ class EvalInferModule(EvalModule):
 
     def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
         outputs = self.model(*batch[: self.inputs])
-        named = [value.clone() for value in named_outputs(outputs).values()]  # before the loss may change them
+        named = [value.clone() for value in self.user.kept_outputs(outputs).values()]  # before the loss may change them
         return (*self.sums(outputs, batch), *named)
 
 
@@ -115,19 +124,23 @@ class InferModule(nn.Module):
 
     def __init__(self, user: UserModel) -> None:
         super().__init__()
+        self.user = user
         self.model = user.model
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(named_outputs(self.model(*inputs)).values())
+        return tuple(self.user.kept_outputs(self.model(*inputs)).values())
 
 
-def named_outputs(result: Any) -> dict[str, Any]:
-    """Name the model's outputs: ``output``; ``output_0``, ``output_1``, ... for a tuple; ``output_KEY`` for a dict."""
+def named_outputs(result: Any, name: str = "output") -> dict[str, Any]:
+    """Name the model's outputs: ``output``; ``output_0``, ``output_1``, ... for a tuple; ``output_KEY`` for a dict; and
+    ``output_KEY_0`` for a tuple in a dict. None has no name."""
     if isinstance(result, Mapping):
-        return {f"output_{key}": value for key, value in result.items()}
-    if isinstance(result, list | tuple):
-        return {f"output_{place}": value for place, value in enumerate(result)}
-    return {"output": result}
+        rows = list(result.items())
+    elif isinstance(result, list | tuple):
+        rows = list(enumerate(result))
+    else:
+        return {} if result is None else {name: result}
+    return {row: leaf for key, value in rows for row, leaf in named_outputs(value, f"{name}_{key}").items()}
 
 
 def make_user_model(
@@ -254,16 +267,38 @@ def _checked_by_running(user: UserModel, features: Function | None) -> UserModel
         as_export_error(f"the example's {rows} examples work, but on {other} examples {what}"),
     ):
         others, _ = _sizes_of_gradients(user, features, other)
-    if different := sizes.keys() ^ others.keys():
-        raise ExportError(
-            f"parameter {', '.join(sorted(different))} gets a gradient on {rows} examples or on {other}, not on "
-            "both: a graph computes the same for any number of examples"
-        )
+    if sizes.keys() != others.keys():
+        _refuse_dependence_on_size(user, features, sizes.keys(), others.keys(), rows, other)
     trained = [name for name, value in user.model.named_parameters() if value.requires_grad]
     without_gradient = tuple(name for name in trained if name not in sizes)
     return user._replace(
         without_gradient=without_gradient, largest_gradient=max(sizes.values(), default=0.0), writes=writes
     )
+
+
+def _refuse_dependence_on_size(
+    user: UserModel, features: Function | None, trained: Set[str], others: Set[str], rows: int, other: int
+) -> None:
+    """Raise ExportError if which parameters get a gradient depends on the number of examples, not on PyTorch's random
+    numbers: of the latter tracing says in which line they are read."""
+    different = sorted(trained ^ others)
+    names = different[0] + (f" (and {len(different) - 1} more)" if len(different) > 1 else "")
+    found = []
+    for seed in (0, *range(RUNS)):  # twice with the first
+        with training_mode(user.model):
+            torch.manual_seed(seed)
+            found.append(_sizes_of_gradients(user, features, rows)[0].keys())
+    if found[0] != found[1]:
+        raise ExportError(
+            f"parameter {names} gets a gradient in one run and none in another, though PyTorch draws the same random "
+            "numbers: a graph computes the same in each step. Where the model chooses with Python's or NumPy's random "
+            "numbers, such as layers to skip, switch that off (layerdrop=0)"
+        )
+    if all(row == trained for row in found):
+        raise ExportError(
+            f"parameter {names} gets a gradient on {rows} examples or on {other}, not on both: a graph computes the "
+            "same for any number of examples"
+        )
 
 
 def _sizes_of_gradients(user: UserModel, features: Function | None, size: int) -> tuple[dict[str, float], bool]:

@@ -6,10 +6,11 @@ operator of the forward pass, the backward pass and the update. The record is ex
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +18,20 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_export.model.source_locations import (
     as_export_error,
     fixed_size_error,
+    is_user_code,
+    is_without_cause,
     location_of_node,
     location_of_replaced_size,
     user_frames_recorded,
@@ -37,10 +45,12 @@ from fleetlearn_export.tracing.constant_ranges import ranges_known
 from fleetlearn_export.tracing.decompositions import Decompositions, tracing_decompositions
 from fleetlearn_export.tracing.distributions import distributions_unchecked
 from fleetlearn_export.tracing.formulas.recording import FORMULAS, IN_EVALUATION, Formulas, formulas_recorded
+from fleetlearn_export.tracing.free_lengths import lengths_free
 from fleetlearn_export.tracing.missing_operators import reason_without_gradient
 from fleetlearn_export.tracing.packed_sequences import packed_sequences_padded
 from fleetlearn_export.tracing.stand_ins import shapes_known
 
+Result = TypeVar("Result")
 FREE_BATCH_SIZE = Dim("n", min=2)
 """The number of examples. PyTorch treats a size of 1 as a constant, so tracing uses 2 or more; the checks try 1 too."""
 
@@ -141,6 +151,8 @@ def trace(
         packed_sequences_padded(),
         ranges_known(),
         _sizes_hashable(),
+        lengths_free(),
+        _conversions_skipped(),
     ):
         graph: torch.fx.GraphModule = make_fx(
             flat,
@@ -161,6 +173,62 @@ def trace(
             delattr(graph, node.target)
             graph.register_buffer(node.target, value.detach())
     return graph
+
+
+def _told_if_needed(call: Callable[[bool], Result]) -> Result:
+    """Trace a model that does what it does in training, ``call(False)``. If values decide what it does, trace it as it
+    is while PyTorch exports it, ``call(True)``: libraries leave checks of values out then. Raises ExportError."""
+    try:
+        return call(False)
+    except ExportError as error:
+        if not isinstance(error.__cause__, GuardOnDataDependentSymNode):
+            raise
+        with suppress(ExportError):
+            return call(True)
+        raise
+
+
+@contextmanager
+def _told(exporting: bool) -> Iterator[None]:
+    """Tell models whether PyTorch exports them.
+
+    Some do something else then: transformers' Informer makes masks that its layers do not take. PyTorch's own code
+    learns the truth if models are told that there is no export, and else what they are told.
+    """
+    compiler: Any = torch.compiler
+    names = ("_is_exporting_flag", "_is_compiling_flag") if exporting else ("is_exporting", "is_compiling")
+    kept = [getattr(compiler, name) for name in names]
+
+    def answer(truth: Callable[[], bool]) -> Callable[[], bool]:
+        return lambda: not is_user_code(sys._getframe(1).f_code.co_filename) and truth()
+
+    for name, before in zip(names, kept, strict=True):
+        setattr(compiler, name, True if exporting else answer(before))
+    try:
+        yield
+    finally:
+        for name, before in zip(names, kept, strict=True):
+            setattr(compiler, name, before)
+
+
+@contextmanager
+def _conversions_skipped() -> Iterator[None]:
+    """Let models convert a layer to the dtype and device that it has, as transformers' Switch does in each call.
+
+    PyTorch would give the layer new parameters, which stand-ins do not allow.
+    """
+    kept: Any = nn.Module._apply
+
+    def convert(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        values = [*module.parameters(recurse), *module.buffers(recurse)]
+        same = all((found := function(value)).dtype == value.dtype and found.device == value.device for value in values)
+        return module if same else kept(module, function, recurse)
+
+    nn.Module._apply = convert  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = kept  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -202,9 +270,13 @@ def trace_step(step: TrainStep, table: Decompositions, *, with_means: bool = Fal
         for name, value in step.inputs().items()
     }
     rows = {name: 0 for name in arguments if name.startswith("batch.")}
-    with attributes_restored(step.objective.model):
-        run = step.run_with_means if with_means else step.run
-        module = trace(partial(run, copies=copies), arguments, rows, table)
+    run = partial(step.run_with_means if with_means else step.run, copies=copies)
+
+    def traced(exporting: bool) -> torch.fx.GraphModule:
+        with attributes_restored(step.objective.model), _told(exporting):
+            return trace(run, arguments, rows, table)
+
+    module = _told_if_needed(traced)
     _refuse_unsupported_operators(module.graph)
     return Traced(module, arguments, rows, step.outputs() + (step.means() if with_means else []))
 
@@ -226,8 +298,12 @@ def trace_evaluation(user: UserModel, values: Tensors, outputs: list[str], table
         return dict(zip(names, results, strict=True))
 
     rows = dict.fromkeys(list(arguments)[len(values) :], 0)
-    with attributes_restored(user.model):
-        graph = trace(function, arguments, rows, table, IN_EVALUATION)
+
+    def traced(exporting: bool) -> torch.fx.GraphModule:
+        with attributes_restored(user.model), _told(exporting):
+            return trace(function, arguments, rows, table, IN_EVALUATION)
+
+    graph = _told_if_needed(traced)
     _refuse_unsupported_operators(graph.graph)
     _refuse_random_evaluation(user, graph.graph)
     return Traced(graph, arguments, rows, names)
@@ -260,7 +336,18 @@ def infer_program(user: UserModel, values: dict[str, Tensor], outputs: list[str]
 
 
 def _export(module: nn.Module, fixed: int, arguments: list[Tensor]) -> ExportedProgram:
-    """Export with a free first axis for all arguments except the first ``fixed``."""
+    """Export with a free first axis for all arguments except the first ``fixed``. Raises ExportError."""
+    return _told_if_needed(partial(_exported, module, fixed, arguments))
+
+
+def _exported(
+    module: nn.Module, fixed: int, arguments: list[Tensor], exporting: bool, *, deferred: bool = False
+) -> ExportedProgram:
+    """Do so once.
+
+    exporting: whether the model is told. deferred: whether conditions on the number of examples become operators of the
+        program that check them. Otherwise PyTorch refuses what it cannot prove for all numbers.
+    """
     shapes = [{0: FREE_BATCH_SIZE} if place >= fixed else None for place in range(len(arguments))]
     name = "batch" if isinstance(module, LossModule) else "values"
     with (
@@ -273,9 +360,23 @@ def _export(module: nn.Module, fixed: int, arguments: list[Tensor]) -> ExportedP
         packed_sequences_padded(),
         ranges_known(),
         _sizes_hashable(),
+        lengths_free(),
+        _conversions_skipped(),
+        _told(exporting),
         attributes_restored(module),
     ):
-        return torch.export.export(module, tuple(arguments), dynamic_shapes={name: tuple(shapes)}, strict=False)
+        try:
+            return torch.export.export(
+                module,
+                tuple(arguments),
+                dynamic_shapes={name: tuple(shapes)},
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=deferred,
+            )
+        except Exception as error:
+            if deferred or not is_without_cause(error):
+                raise
+    return _exported(module, fixed, arguments, exporting, deferred=True)
 
 
 def _refuse_unsupported_operators(graph: torch.fx.Graph) -> None:
@@ -312,7 +413,7 @@ def _refuse_random_evaluation(user: UserModel, graph: torch.fx.Graph) -> None:
             for node in graph.nodes
             if isinstance(node.target, torch._ops.OpOverload)
             and torch.Tag.nondeterministic_seeded in node.target.tags
-            and False not in node.args
+            and not any(row is False for row in node.args)  # a 0 is equal to False
         ]
         place = f" in operator {random[0].target}{location_of_node(random[0])}" if random else ""
         raise ExportError(

@@ -162,6 +162,21 @@ class Sorting(torch.nn.Module):
         return scores
 
 
+class TopInAnyOrder(torch.nn.Linear):
+    """Reads all of some largest elements, in whatever order they are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = super().forward(x)
+        values, places = torch.topk(x, 12, dim=1, sorted=False)
+        scores: torch.Tensor = outputs + (values * outputs.repeat(1, 7).gather(1, places)).sum(1, keepdim=True)
+        return scores
+
+
+def test_the_largest_may_be_in_any_order_if_they_need_not_be_sorted() -> None:
+    step = traced_step(zoo.classifier(TopInAnyOrder(20, 3), zoo.numbers(20), 3))
+    assert check_operators(step.module, step.emitted(), step.inputs()).worst.excess < HEALTHY
+
+
 def test_equal_elements_may_be_sorted_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     step = traced_step(zoo.classifier(Sorting(), zoo.numbers(5), 3))
     assert check_operators(step.module, step.emitted(), step.inputs()).worst.excess < HEALTHY

@@ -101,3 +101,17 @@ def test_code_that_depends_on_its_tensors_dtype_is_compared_in_float32() -> None
         with pytest.raises(ExportError, match=r"differs|another gradient"):
             compare_training(step.user, step.step, run, None, 1, FLOAT64)
     assert 0 < checked(step) < FLOAT32.values
+
+
+def test_a_tensor_may_lie_in_memory_otherwise_than_when_it_was_traced() -> None:
+    """Batch norm keeps the strides of its stand-in and not those of a tensor, so that the linear layer's view fails."""
+
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.last = nn.BatchNorm1d(6), nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.norm(x.transpose(1, 2)).transpose(1, 2)).mean(1)
+
+    assert checked(traced_step(zoo.classifier(Transposed(), zoo.numbers(5, 6), 4))) < FLOAT64.values

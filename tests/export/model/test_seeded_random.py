@@ -301,6 +301,15 @@ def test_what_does_not_draw_is_left_alone() -> None:
     assert mode.draws == 4
 
 
+def test_the_largest_are_in_order_so_that_each_gets_its_own_number() -> None:
+    x = torch.randn(50, 20)
+    assert not torch.equal(torch.topk(x, 12, sorted=False)[0], torch.topk(x, 12)[0]), "the case that is tested"
+    with Seeded(torch.tensor(1)):
+        found, places = torch.topk(x, 12, sorted=False)
+    assert torch.equal(found, torch.topk(x, 12)[0])
+    assert torch.equal(x.gather(1, places), found)
+
+
 def test_a_generator_is_not_advanced() -> None:
     generator = torch.Generator().manual_seed(3)
     before = generator.get_state()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import math
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,24 @@ class Random(Net):
         return functional.dropout(x, 0.5)  # chance
 
 
+class Drawing(Net):
+    def middle(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, torch.multinomial(torch.ones(16), 16)]  # another draw
+
+
+class Integers(Net):
+    def middle(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, torch.randint(0, 16, (16,))]  # chance from 0
+
+
 class Length(Net):
     def middle(self, x: torch.Tensor) -> torch.Tensor:
-        return x.reshape(len(x), 4, 4).flatten(1)  # a length
+        return x.reshape(int(x.shape[0]), 4, 4).flatten(1)  # a length
+
+
+class Pieces(Net):
+    def middle(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat(x.chunk(math.ceil(len(x) / 128)))  # pieces of a batch
 
 
 class Foreign(Net):
@@ -76,7 +92,14 @@ class Foreign(Net):
         (Fourier(), "complex numbers", r"operator aten\.\S+ .*complex numbers"),
         (Branch(), "control flow", "control flow depends on the values .*torch.where"),
         (Random(), "chance", r"in evaluation mode .* random numbers in operator aten\.dropout.default .*self.training"),
+        (Drawing(), "another draw", r"random operator aten\.multinomial.* cannot be drawn from the graph's seed"),
+        (Integers(), "chance from 0", r"in evaluation mode .* random numbers in operator aten\.randint\."),
         (Length(), "a length", r"the number of examples is fixed .*x\.shape\[0\]"),
+        (
+            Pieces(),
+            "pieces of a batch",
+            r"the number n of examples decides what is computed at .*; on the example math\.ceil\(n / 128\) == 1\. A",
+        ),
         (Foreign(), "through numpy", r"cannot be exported: .*numpy\(\) is not supported"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
@@ -90,6 +113,17 @@ def test_an_unsupported_operator_is_named_with_its_line(
     assert f"{__file__}:{line} in " in str(caught.value)
     assert not list(tmp_path.iterdir())
     assert capfd.readouterr() == ("", ""), "the error says it all"
+
+
+def test_the_line_that_fixes_a_size_is_named_not_one_where_two_arrays_meet(tmp_path: Path) -> None:
+    class Masked(Net):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            masked = x * mask
+            return super().forward(masked.reshape(int(x.shape[0]), 16))  # fixed here
+
+    line = next(n for n, text in enumerate(linecache.getlines(__file__), 1) if text.endswith("# fixed here\n"))
+    with pytest.raises(ExportError, match=rf"the number of examples is fixed at .*:{line} in forward"):
+        export_bundle(Masked(), functional.cross_entropy, (X, torch.ones(4, 16), Y), tmp_path / "b")
 
 
 def test_an_operator_of_the_backward_pass_alone_is_named(tmp_path: Path) -> None:
@@ -142,7 +176,7 @@ def test_what_passes_is_not_explained() -> None:
         raise ExportError("plain")
 
 
-@pytest.mark.parametrize("result", ["2 * x if x.sum() > 0 else x", "x * len(x)"])
+@pytest.mark.parametrize("result", ["2 * x if x.sum() > 0 else x", "x * int(x.shape[0])", "x * 2 if len(x) > 3 else x"])
 def test_a_library_s_line_is_told_with_what_a_setting_can_do(result: str, tmp_path: Path) -> None:
     library: dict[str, Any] = {}
     code = f"def middle(x):\n    return {result}\n"
@@ -154,6 +188,6 @@ def test_a_library_s_line_is_told_with_what_a_setting_can_do(result: str, tmp_pa
             return result
 
     with pytest.raises(
-        ExportError, match=r"library/layers\.py:2 in middle\..*a library's line.*layerdrop=0.*apply_spec_augment"
+        ExportError, match=r"library/layers\.py:2 in middle[.;].*a library's line.*layerdrop=0.*apply_spec_augment"
     ):
         export_bundle(Library(), functional.cross_entropy, (X, Y), tmp_path / "b")

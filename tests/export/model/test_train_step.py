@@ -468,7 +468,7 @@ def converting(p: Any, s: Any, b: Any, h: Any, *, objective: Any) -> Any:
 
 
 def counting(p: Any, s: Any, b: Any, h: Any, *, objective: Any) -> Any:
-    rate = h["lr"] / len(b["x"])  # counting
+    rate = h["lr"] / int(b["x"].shape[0])  # counting
     return sgd(p, s, b, {"lr": rate}, objective=objective)
 
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,6 +79,17 @@ class Sometimes(nn.Linear):
         return super().forward(x) if len(x) % 2 else x @ self.weight.T
 
 
+class Skipping(nn.Linear):
+    """Leaves its bias out by chance."""
+
+    def __init__(self, draw: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__(3, 2)
+        self.draw = draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.T if self.training and self.draw(x) < 0.5 else super().forward(x)
+
+
 def _infinite() -> nn.Module:
     model = nn.Linear(3, 2)
     nn.init.constant_(model.bias, torch.inf)
@@ -95,6 +109,10 @@ class Metric(nn.Module):
         ({"model": nn.Linear(3, 2).requires_grad_(False)}, "no parameter with requires_grad"),
         ({"model": _half()}, r"parameter 1.weight is torch.float64; .* model.float\(\)"),
         ({"model": Sometimes(3, 2)}, "parameter bias gets a gradient on 4 examples or on 3, not on both"),
+        (
+            {"model": Skipping(partial(next, itertools.cycle([0.3, 0.6])))},
+            r"parameter bias gets a gradient in one run and none in another.*layerdrop=0",
+        ),
         ({"model": _infinite()}, "parameter bias holds NaN or infinity"),
         ({"model": nn.LazyLinear(2)}, "weight has no shape yet: run the model on the example once"),
         ({"model": nn.Linear(3, 2, device="meta")}, r"weight is on meta; .* model.cpu\(\)"),
@@ -245,10 +263,24 @@ def test_the_example_is_not_changed() -> None:
     assert torch.equal(x, X)
 
 
+def test_parameters_that_pytorchs_random_numbers_skip_are_left_to_tracing() -> None:
+    """It says in which line the model reads them."""
+    drawn = []
+
+    def draw(x: torch.Tensor) -> torch.Tensor:
+        drawn.append(torch.rand(len(x) - 1)[-1])
+        return drawn[-1]
+
+    source_of(Skipping(draw))
+    assert drawn[0] < 0.5 < drawn[1] or drawn[1] < 0.5 < drawn[0], "the case that is tested"
+
+
 def test_named_outputs() -> None:
     assert named_outputs(X) == {"output": X}
     assert named_outputs((X, Y)) == {"output_0": X, "output_1": Y}
     assert list(named_outputs({"z": X, "a": Y})) == ["output_z", "output_a"]
+    assert list(named_outputs((X, {"h": [X, None, Y]}))) == ["output_0", "output_1_h_0", "output_1_h_2"]
+    assert named_outputs(None) == {}
 
 
 def test_a_model_that_writes_into_its_parameters_is_known() -> None:
