@@ -6,11 +6,9 @@ operator of the forward pass, the backward pass and the update. The record is ex
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,39 +16,28 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    GuardOnDataDependentSymNode,
-    ShapeEnv,
-    StatelessSymbolicContext,
-)
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_export.model.source_locations import (
     as_export_error,
     fixed_size_error,
-    is_user_code,
     is_without_cause,
     location_of_node,
     location_of_replaced_size,
-    user_frames_recorded,
 )
 from fleetlearn_export.model.stateless import attributes_restored, functional_call
 from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.model.train_step import TrainStep, plain_kernels
 from fleetlearn_export.model.user_model import EvalInferModule, EvalModule, InferModule, LossModule, UserModel
 from fleetlearn_export.silence import silenced_python
-from fleetlearn_export.tracing.constant_ranges import ranges_known
 from fleetlearn_export.tracing.decompositions import Decompositions, tracing_decompositions
-from fleetlearn_export.tracing.distributions import distributions_unchecked
-from fleetlearn_export.tracing.formulas.recording import FORMULAS, IN_EVALUATION, Formulas, formulas_recorded
-from fleetlearn_export.tracing.free_lengths import lengths_free
+from fleetlearn_export.tracing.exporting_flag import model_told, traced_either_way
+from fleetlearn_export.tracing.formulas.recording import FORMULAS, IN_EVALUATION, Formulas
 from fleetlearn_export.tracing.missing_operators import reason_without_gradient
-from fleetlearn_export.tracing.packed_sequences import packed_sequences_padded
-from fleetlearn_export.tracing.stand_ins import shapes_known
+from fleetlearn_export.tracing.surroundings import user_code_traced
 
-Result = TypeVar("Result")
 FREE_BATCH_SIZE = Dim("n", min=2)
 """The number of examples. PyTorch treats a size of 1 as a constant, so tracing uses 2 or more; the checks try 1 too."""
 
@@ -141,19 +128,7 @@ def trace(
     def flat(*values: Tensor) -> tuple[Tensor, ...]:
         return tuple(function(dict(zip(arguments, values, strict=True))).values())
 
-    with (
-        as_export_error("the training step cannot be traced"),
-        silenced_python(),
-        user_frames_recorded(),
-        formulas_recorded(formulas),
-        shapes_known(),
-        distributions_unchecked(),
-        packed_sequences_padded(),
-        ranges_known(),
-        _sizes_hashable(),
-        lengths_free(),
-        _conversions_skipped(),
-    ):
+    with as_export_error("the training step cannot be traced"), user_code_traced(formulas):
         graph: torch.fx.GraphModule = make_fx(
             flat,
             decomposition_table=table,
@@ -173,76 +148,6 @@ def trace(
             delattr(graph, node.target)
             graph.register_buffer(node.target, value.detach())
     return graph
-
-
-def _told_if_needed(call: Callable[[bool], Result]) -> Result:
-    """Trace a model that does what it does in training, ``call(False)``. If values decide what it does, trace it as it
-    is while PyTorch exports it, ``call(True)``: libraries leave checks of values out then. Raises ExportError."""
-    try:
-        return call(False)
-    except ExportError as error:
-        if not isinstance(error.__cause__, GuardOnDataDependentSymNode):
-            raise
-        with suppress(ExportError):
-            return call(True)
-        raise
-
-
-@contextmanager
-def _told(exporting: bool) -> Iterator[None]:
-    """Tell models whether PyTorch exports them.
-
-    Some do something else then: transformers' Informer makes masks that its layers do not take. PyTorch's own code
-    learns the truth if models are told that there is no export, and else what they are told.
-    """
-    compiler: Any = torch.compiler
-    names = ("_is_exporting_flag", "_is_compiling_flag") if exporting else ("is_exporting", "is_compiling")
-    kept = [getattr(compiler, name) for name in names]
-
-    def answer(truth: Callable[[], bool]) -> Callable[[], bool]:
-        return lambda: not is_user_code(sys._getframe(1).f_code.co_filename) and truth()
-
-    for name, before in zip(names, kept, strict=True):
-        setattr(compiler, name, True if exporting else answer(before))
-    try:
-        yield
-    finally:
-        for name, before in zip(names, kept, strict=True):
-            setattr(compiler, name, before)
-
-
-@contextmanager
-def _conversions_skipped() -> Iterator[None]:
-    """Let models convert a layer to the dtype and device that it has, as transformers' Switch does in each call.
-
-    PyTorch would give the layer new parameters, which stand-ins do not allow.
-    """
-    kept: Any = nn.Module._apply
-
-    def convert(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        values = [*module.parameters(recurse), *module.buffers(recurse)]
-        same = all((found := function(value)).dtype == value.dtype and found.device == value.device for value in values)
-        return module if same else kept(module, function, recurse)
-
-    nn.Module._apply = convert  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module._apply = kept  # type: ignore[method-assign]
-
-
-@contextmanager
-def _sizes_hashable() -> Iterator[None]:
-    """Let models keep results in functools.cache by sizes of the batch, as transformers' DETR does.
-
-    A size that stays free is never found again in such a cache: equal sizes have different hashes.
-    """
-    kept = torch.SymInt.__hash__
-    torch.SymInt.__hash__ = object.__hash__  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.SymInt.__hash__ = kept  # type: ignore[method-assign]
 
 
 def export_traced(graph: torch.fx.GraphModule, arguments: Tensors, rows: Mapping[str, int]) -> ExportedProgram:
@@ -273,10 +178,10 @@ def trace_step(step: TrainStep, table: Decompositions, *, with_means: bool = Fal
     run = partial(step.run_with_means if with_means else step.run, copies=copies)
 
     def traced(exporting: bool) -> torch.fx.GraphModule:
-        with attributes_restored(step.objective.model), _told(exporting):
+        with attributes_restored(step.objective.model), model_told(exporting):
             return trace(run, arguments, rows, table)
 
-    module = _told_if_needed(traced)
+    module = traced_either_way(traced)
     _refuse_unsupported_operators(module.graph)
     return Traced(module, arguments, rows, step.outputs() + (step.means() if with_means else []))
 
@@ -300,10 +205,10 @@ def trace_evaluation(user: UserModel, values: Tensors, outputs: list[str], table
     rows = dict.fromkeys(list(arguments)[len(values) :], 0)
 
     def traced(exporting: bool) -> torch.fx.GraphModule:
-        with attributes_restored(user.model), _told(exporting):
+        with attributes_restored(user.model), model_told(exporting):
             return trace(function, arguments, rows, table, IN_EVALUATION)
 
-    graph = _told_if_needed(traced)
+    graph = traced_either_way(traced)
     _refuse_unsupported_operators(graph.graph)
     _refuse_random_evaluation(user, graph.graph)
     return Traced(graph, arguments, rows, names)
@@ -337,7 +242,7 @@ def infer_program(user: UserModel, values: dict[str, Tensor], outputs: list[str]
 
 def _export(module: nn.Module, fixed: int, arguments: list[Tensor]) -> ExportedProgram:
     """Export with a free first axis for all arguments except the first ``fixed``. Raises ExportError."""
-    return _told_if_needed(partial(_exported, module, fixed, arguments))
+    return traced_either_way(partial(_exported, module, fixed, arguments))
 
 
 def _exported(
@@ -352,17 +257,8 @@ def _exported(
     name = "batch" if isinstance(module, LossModule) else "values"
     with (
         as_export_error("the model cannot be exported"),
-        silenced_python(),
-        user_frames_recorded(),
-        formulas_recorded(),
-        shapes_known(),
-        distributions_unchecked(),
-        packed_sequences_padded(),
-        ranges_known(),
-        _sizes_hashable(),
-        lengths_free(),
-        _conversions_skipped(),
-        _told(exporting),
+        user_code_traced(),
+        model_told(exporting),
         attributes_restored(module),
     ):
         try:
