@@ -18,7 +18,6 @@ from fleetlearn_export.model.train_step import TrainStep, make_train_step
 from fleetlearn_export.model.user_model import UserModel, make_user_model, training_mode
 from fleetlearn_export.tracing.decompositions import Decompositions
 from fleetlearn_export.tracing.fused_operators import fuse_operators
-from fleetlearn_export.tracing.sums_of_slices import sum_before_slicing
 from fleetlearn_export.tracing.trace import Traced, trace_step
 from fleetlearn_protocol.manifest import LocalStep
 from torch import fx
@@ -58,7 +57,6 @@ def traced_step(case: Case, examples: int = 4, table: Decompositions | None = No
         traced = trace_step(step, {**decompositions(), **(table or {})})
     fuse_operators(traced.module.graph)
     module = without_writes(traced.module)
-    sum_before_slicing(module.graph)
     module.graph.eliminate_dead_code()
     return TracedStep(user, step, traced, module)
 

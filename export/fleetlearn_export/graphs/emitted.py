@@ -22,7 +22,6 @@ from fleetlearn_export.graphs.reading import ancestors
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.tracing.decompositions import Decompositions
 from fleetlearn_export.tracing.fused_operators import fuse_operators
-from fleetlearn_export.tracing.sums_of_slices import sum_before_slicing
 from fleetlearn_export.tracing.trace import Traced
 
 
@@ -57,7 +56,6 @@ def written(
         raise EmissionError(str(error)) from error
     fuse_operators(traced.module.graph)
     module = without_complex_numbers(without_writes(traced.module))
-    sum_before_slicing(module.graph)
     module.graph.eliminate_dead_code()
     examples, axis = next(iter(traced.rows.items()), ("", 0))
     emission = emit(module, list(traced.arguments), traced.outputs, examples, axis, constants)

@@ -8,7 +8,17 @@ from typing import Any
 
 import torch
 
-from fleetlearn_export.tracing.formulas import chunks, ctc, distances, experts, grids, recurrent, resizing, spectrograms
+from fleetlearn_export.tracing.formulas import (
+    chunks,
+    concatenations,
+    ctc,
+    distances,
+    experts,
+    grids,
+    recurrent,
+    resizing,
+    spectrograms,
+)
 
 AUTOGRAD, COMPOSITE = torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd
 """Where PyTorch looks for its own formulas."""
@@ -18,6 +28,7 @@ FORMULAS: Formulas = {
     **grids.FORMULAS,
     **distances.FORMULAS,
     **chunks.FORMULAS,
+    **concatenations.FORMULAS,
     **ctc.FORMULAS,
     **experts.FORMULAS,
     **spectrograms.FORMULAS,
