@@ -24,8 +24,9 @@ INSTALLED := .venv/.installed .venv/.ort-training
 
 BENCHMARKS := step rounds connections attacks simulator
 STUDIES := hospitals fedprox dropout robust update_encodings selection pace asynchronous personal
-# Two processes, each with whole files of tests: most of the time goes into exporting, on one core.
-PYTEST := -m pytest --numprocesses 2 --dist loadfile
+# Three processes, each with whole files of tests. On two cores they take 9 minutes, and two of them 12: many tests wait
+# for processes and sockets.
+PYTEST := -m pytest --numprocesses 3 --dist loadfile
 # The SDK for browsers. It needs Node; nothing else here does.
 WEB := device_sdk/web
 WEB_INSTALLED := $(WEB)/node_modules/.package-lock.json
