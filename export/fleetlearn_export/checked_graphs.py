@@ -29,6 +29,7 @@ from fleetlearn_export.graphs.conversion import check_standard, copied, serialis
 from fleetlearn_export.graphs.emitted import Emitted, emitted, part, written
 from fleetlearn_export.graphs.half_precision import Compute, in_float32, with_every_rounding, with_half_products
 from fleetlearn_export.graphs.micro_batches import part_size
+from fleetlearn_export.graphs.small_vectors import put_vectors_together
 from fleetlearn_export.graphs.train_many import many_program, skip_selection_when_all_steps_done, trace_many
 from fleetlearn_export.inspection.memory_budget import Budget, train_elements, within_budget
 from fleetlearn_export.model.frozen_weights import Stored
@@ -106,6 +107,7 @@ def training_graphs(
         means = partial(step_with_means, step, frozen, constants)
         smallest = RANDOM_PART if step.random else 1
         graph = within_budget(graph, means, train_elements(step), budget, progress, smallest)
+    graph = put_vectors_together(graph)
     together = part_size(graph)
     rounding = None
     if compute == "float16":

@@ -44,10 +44,11 @@ class Measured(NamedTuple):
     export_cpu_s: float
     peak_rss_mib: float
     nodes: int
-    """Of train.onnx, as are the bytes and the load."""
+    """Of train.onnx, as are the bytes."""
     graph_bytes: int
     """Frozen weights are in a file of their own."""
     load_cpu_s: float
+    """Of the device's runtime, with train.onnx and the parameters."""
     loss_difference: float
     """The largest distance of a step's loss from float64, relative to the loss."""
     loss_allowed: float
@@ -108,9 +109,9 @@ def row(found: Measured | Failed) -> tuple[str, ...]:
 
 def _measure(name: str) -> Measured:
     import onnx
-    import onnxruntime
     import torch
     from by_hand import bundle_training
+    from fleetlearn_device import open_runtime
     from fleetlearn_export import export_bundle
     from fleetlearn_protocol.manifest import TRAIN
 
@@ -125,11 +126,10 @@ def _measure(name: str) -> Measured:
         peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
         graph = exported.bundle.path / TRAIN
         nodes, graph_bytes = len(onnx.load(graph, load_external_data=False).graph.node), graph.stat().st_size
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
         begin = time.process_time()
-        onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        runtime = open_runtime(exported.bundle.path)
         load_cpu = time.process_time() - begin
+        del runtime
         batches = [case.batch(ROWS, 100 + step) for step in range(STEPS)]
         weights, losses = bundle_training(exported.bundle, batches, LR)
         rows = [row.name for row in exported.bundle.manifest.parameters if not row.buffer]

@@ -49,8 +49,7 @@ def _beginning(pieces: Sequence[Tensor], axis: int) -> tuple[Tensor, int] | None
         return None
     result, count = made.result(), len(made.pieces)
     same = len(pieces) >= count and all(
-        piece is row() and piece._version == version
-        for piece, (row, version) in zip(pieces, made.pieces, strict=False)
+        piece is row() and piece._version == version for piece, (row, version) in zip(pieces, made.pieces, strict=False)
     )
     if result is None or result._version != made.version or not same:
         return None
