@@ -332,7 +332,7 @@ def _outputs(user: UserModel) -> tuple[list[Input], dict[str, str]]:
 
 
 def _outputs_of(user: UserModel, size: int) -> dict[str, Any]:
-    """Name what the model returns for so many examples, in evaluation mode."""
+    """Name what the model returns for ``size`` examples, in evaluation mode."""
     inputs = tuple(torch.cat([value, value[:1]])[:size].clone() for value in user.inputs().values())
     with as_export_error(f"in evaluation mode the model fails in PyTorch itself on {size} examples"):
         return named_outputs(user.outputs(inputs))

@@ -126,7 +126,7 @@ def training_graphs(
     give_back_freed_memory()
     progress("training some steps against PyTorch")
     if step.random and together is not None:
-        # Each micro-batch draws numbers of its own, so that PyTorch draws the same for the first one alone.
+        # Each micro-batch draws other numbers. PyTorch can draw those of the first one, so it alone is compared.
         user = user._replace(batch={name: value[:together] for name, value in user.batch.items()})
     checked = check_train(user, step, compared, features, constants=constants)
     if rounding is not None:

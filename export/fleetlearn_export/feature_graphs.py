@@ -21,9 +21,9 @@ from fleetlearn_export.graphs.feature_split import (
     PRODUCTS,
     SEED,
     TRAINED,
-    ancestors,
     arrays_read,
     candidates,
+    computed_from,
     cut,
     dependencies,
     features_part,
@@ -122,7 +122,7 @@ def _check(
 ) -> None:
     """Raise ExportError unless all products of the frozen part are before the features."""
     kinds = dependencies(step)
-    kept = ancestors(step, values)
+    kept = computed_from(step, values)
     missed = [
         node.output[0]
         for node in step.graph.node
@@ -132,7 +132,7 @@ def _check(
         and node.output[0] not in kept
     ]
     if missed:
-        before = ancestors(step, missed)
+        before = computed_from(step, missed)
         made = [name for node in step.graph.node for name in node.output if name in before and BATCH in kinds[name]]
         random = next((name for name in made if SEED in kinds[name]), None)
         mixing = set() if random else try_rows(user, step, made, constants).mixing
@@ -142,7 +142,7 @@ def _check(
                 f"cache_features: {_described(missed[0], emission)} is frozen, and neither its result nor what follows "
                 "before the first trained parameter has a row for each example, so a device cannot keep it by examples"
             )
-        product = next(name for name in missed if first in ancestors(step, [name]))
+        product = next(name for name in missed if first in computed_from(step, [name]))
         then = f", comes before {_described(product, emission)}, which is frozen"
         if random:
             raise ExportError(

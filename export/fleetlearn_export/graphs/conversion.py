@@ -108,8 +108,9 @@ def clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
 
 
 def _separate_outputs(body: onnx.GraphProto) -> None:
-    """Give each output of a Scan's body a value of its own: the cleaning leaves one of equal outputs, and runtimes do
-    not take that, nor an output that is an input."""
+    """Copy outputs of a Scan's body that are also inputs, or outputs at another place.
+
+    The cleaning makes one value of equal outputs. Runtimes refuse both."""
     taken = {row.name for row in body.input}
     for place, row in enumerate(body.output):
         if row.name in taken:

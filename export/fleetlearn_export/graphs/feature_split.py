@@ -16,7 +16,7 @@ import onnx
 from fleetlearn_protocol.manifest import Input
 from onnx import NodeProto, helper
 
-from fleetlearn_export.graphs.reading import reads, rename
+from fleetlearn_export.graphs.reading import ancestors, reads, rename
 from fleetlearn_export.graphs.recompute import words
 
 PRODUCTS = words("Conv ConvTranspose ConvInteger Einsum Gemm GRU LSTM MatMul MatMulInteger RNN")
@@ -115,13 +115,10 @@ def _new_names(values: Mapping[str, str]) -> dict[str, str]:
     return {value: f"batch.{feature}" for value, feature in values.items()}
 
 
-def ancestors(model: onnx.ModelProto, values: Iterable[str]) -> set[str]:
+def computed_from(model: onnx.ModelProto, values: Iterable[str]) -> set[str]:
     """Return these values, and all that they are computed from."""
     found = set(values)
-    for node in reversed(model.graph.node):
-        if not found.isdisjoint(node.output):
-            found.update(reads(node))
-    return found
+    return found.union(*map(reads, ancestors(model.graph.node, found)))
 
 
 def values_part(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
@@ -132,20 +129,10 @@ def values_part(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto
 
 def arrays_read(model: onnx.ModelProto, given: Iterable[str]) -> set[str]:
     """Return the batch's arrays that the graph reads where it is given these values."""
-    nodes = [node for node in _needed(model, given) if not counts_examples(node)]
+    needed = ancestors(model.graph.node, (row.name for row in model.graph.output), stop=set(given))
+    nodes = [node for node in needed if not counts_examples(node)]
     read = {name for node in nodes for name in reads(node) if _kind(name) == BATCH}
     return {name.removeprefix("batch.") for name in read}
-
-
-def _needed(model: onnx.ModelProto, given: Iterable[str]) -> list[NodeProto]:
-    """Return the nodes that the outputs need where these values are given."""
-    found, stop = [], set(given)
-    wanted = {row.name for row in model.graph.output}
-    for node in reversed(model.graph.node):
-        if not wanted.isdisjoint(set(node.output) - stop):
-            found.append(node)
-            wanted.update(reads(node))
-    return found[::-1]
 
 
 def _part(
@@ -165,11 +152,8 @@ def _part(
     part.graph.input.extend(inputs)
     part.graph.output.extend(outputs)
     back = {new: old for old, new in names.items()}
-    shown = onnx.ModelProto()
-    shown.graph.node.extend(model.graph.node)
-    shown.graph.output.extend(onnx.ValueInfoProto(name=back.get(row.name, row.name)) for row in part.graph.output)
-    given = {back.get(row.name, row.name) for row in part.graph.input}
-    for node in _needed(shown, given):
+    wanted, given = ({back.get(row.name, row.name) for row in rows} for rows in (part.graph.output, part.graph.input))
+    for node in ancestors(model.graph.node, wanted, stop=given):
         row = part.graph.node.add()
         row.CopyFrom(node)
         if examples is not None and counts_examples(node):

@@ -122,7 +122,7 @@ def _guards(error: BaseException) -> Iterator[Any]:
 
 
 def _holds_for_all_sizes(condition: Any) -> bool:
-    """Whether a condition holds for some sizes, small, large, even and odd, of which all have the same value."""
+    """Whether a condition holds for some small, large, even and odd sizes. All free sizes are given the same one."""
     found = [
         condition.subs(dict.fromkeys(condition.free_symbols, size)) for size in (2, 3, 4, 5, 8, 100, 1000, 10**6 + 1)
     ]

@@ -90,7 +90,7 @@ def _layers(layer: nn.RNNBase, values: Tensor, inside: Tensor, states: Sequence[
                 KINDS[layer.mode], turned, begin, layer.all_weights[number], layer.bias, inside=inside
             )
             end = (lengths - 1).reshape(1, -1, 1).expand(1, -1, made.shape[2])
-            # The state behind the padding is another, but that of an LSTM's cells, which the padding leaves as it is.
+            # Padding changes the hidden state, so it is taken at the last real time. It leaves the cells of an LSTM.
             ends.append([made.gather(0, end).squeeze(0), *last[1:]])
             outputs.append(_turned(made, lengths) if direction else made)
         values = torch.cat(outputs, 2)

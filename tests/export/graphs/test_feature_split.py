@@ -10,9 +10,9 @@ import pytest
 from fleetlearn_export.checks.comparison import open_session
 from fleetlearn_export.graphs.feature_split import (
     Rows,
-    ancestors,
     arrays_read,
     candidates,
+    computed_from,
     cut,
     dependencies,
     features_part,
@@ -128,6 +128,6 @@ def test_the_parts_together_give_what_the_graph_gives(features: str) -> None:
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_ancestors() -> None:
+def test_computed_from() -> None:
     made = step(PRODUCT, RELU, features="relu", width=8)
-    assert ancestors(made, ["relu"]) == {"relu", "product", "batch.x", "w"}
+    assert computed_from(made, ["relu"]) == {"relu", "product", "batch.x", "w"}

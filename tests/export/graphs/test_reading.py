@@ -5,7 +5,7 @@ from onnx import NodeProto, TensorProto, helper
 
 
 def scan() -> NodeProto:
-    """A Scan whose body reads ``weights`` and ``twice`` from outside; the latter in a body of its own."""
+    """A Scan whose body reads ``weights`` from outside, and ``twice`` in another body inside of that one."""
     float_ = TensorProto.FLOAT
     inner = helper.make_graph(
         [helper.make_node("Mul", ["twice", "sum"], ["product"])],

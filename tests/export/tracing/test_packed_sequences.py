@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from fleetlearn_export.errors import ExportError
@@ -11,16 +9,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.support.emission_cases import check_emission
+from tests.support.recurrent_layers import LAYERS
 
 RANDOM = torch.Generator().manual_seed(0)
 X, LENGTHS = torch.randn(3, 5, 4, generator=RANDOM), torch.tensor([3, 5, 1])
-LAYERS: dict[str, Any] = {
-    "lstm": nn.LSTM,
-    "gru": nn.GRU,
-    "tanh": nn.RNN,
-    "relu": lambda *given, **options: nn.RNN(*given, nonlinearity="relu", **options),
-    "projected lstm": lambda *given, **options: nn.LSTM(*given, proj_size=3, **options),
-}
 
 
 def flat(last: Tensor | tuple[Tensor, ...]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""``cat`` of tensors of which the first ones were concatenated before.
+"""``cat`` of tensors, made from an earlier ``cat`` of the first of them.
 
 In a dense network (DenseNet, Huang et al. 2016, arXiv 1608.06993) each of k layers reads the concatenation of all
 results before it. Autograd cuts the gradient of each concatenation into slices, one for each result, and adds those of

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 Step = Callable[[list[Tensor], list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
-"""``step(states, rows, fixed)`` returns the next states and this time's outputs. rows: what each time has of its own.
-fixed: the same at all times. States and rows have the examples on their first axis."""
+"""``step(states, rows, fixed)`` returns the next states, and the outputs of one time. rows: the inputs of that time.
+fixed: inputs that are the same at all times. States and rows have the examples on their first axis."""
 STEPS: dict[str, Step] = {}
 """All steps by their names. A module that has some adds them."""
 torch.library.define(

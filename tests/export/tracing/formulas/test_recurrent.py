@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from fleetlearn_export.tracing.formulas.scan import SCAN
 from torch import Tensor, nn
 
 from tests.support.emission_cases import check_emission
+from tests.support.recurrent_layers import LAYERS
 
 RANDOM = torch.Generator().manual_seed(0)
 X, ARRIVING = (torch.randn(3, 5, size, generator=RANDOM) for size in (4, 12))
 """Three examples of five steps, and the gradients that arrive at the outputs of two directions."""
-LAYERS: dict[str, Any] = {
-    "lstm": nn.LSTM,
-    "gru": nn.GRU,
-    "tanh": nn.RNN,
-    "relu": lambda *given, **options: nn.RNN(*given, nonlinearity="relu", **options),
-    "projected lstm": lambda *given, **options: nn.LSTM(*given, proj_size=3, **options),
-}
 OPTIONS: dict[str, dict[str, bool | int]] = {
     "two layers, both ways": {"num_layers": 2, "bidirectional": True},
     "without biases": {"bias": False},
