@@ -32,14 +32,15 @@ class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def as_double(values: Any) -> Any:
-    """Return the tensors, and the floating-point dtypes, in nested lists and dicts as float64."""
-    return pytree.tree_map(_as_double, values)
-
-
-def _as_double(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.double() if value.is_floating_point() else value
-    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+    """Return the tensors, and the floating-point dtypes, in nested lists, tuples and dicts as float64."""
+    # PyTorch's tree_map takes five times as long, and this is called for each operator.
+    if isinstance(values, Tensor):
+        return values.double() if values.is_floating_point() and values.dtype != torch.float64 else values
+    if isinstance(values, tuple | list):
+        return type(values)([as_double(value) for value in values])
+    if isinstance(values, dict):
+        return {name: as_double(value) for name, value in values.items()}
+    return torch.float64 if isinstance(values, torch.dtype) and values.is_floating_point else values
 
 
 class Doubled(Tensor):
