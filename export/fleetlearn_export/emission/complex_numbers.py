@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.emission.emitter import EmissionError, fixed_size
@@ -41,8 +42,9 @@ def without_complex_numbers(module: fx.GraphModule) -> fx.GraphModule:
         return module
     module.graph.eliminate_dead_code()
     writer = Writer(module)
-    for node in module.graph.nodes:
-        writer.add(node)
+    with enable_python_dispatcher():  # without it padding fixes the number of examples
+        for node in module.graph.nodes:
+            writer.add(node)
     return fx.GraphModule(module, writer.graph)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from tests.support.emission_cases import check_emission, gradient_of
 
@@ -56,6 +57,7 @@ def test_transforms_of_real_numbers_and_back(length: int, norm: str) -> None:
         lambda z: torch.fft.ifft(z, dim=1),
         lambda z: torch.fft.irfft(z, n=9),
         lambda z: torch.fft.irfft(z, n=4),
+        lambda z: torch.fft.ifft(functional.pad(z, (1, 2))),
     ],
 )
 def test_transforms_of_complex_numbers(function: Any) -> None:
