@@ -18,9 +18,11 @@ from fleetlearn_export.checks.emission_check import check_emission, check_evalua
 from fleetlearn_export.checks.graph_checks import check_eval, check_train, check_train_in_float16
 from fleetlearn_export.checks.memory import give_back_freed_memory
 from fleetlearn_export.checks.micro_batch_check import check_micro_batches
+from fleetlearn_export.checks.tracing_check import check_tracing
 from fleetlearn_export.checks.training_comparison import CheckedStep
 from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.emission.emitter import EmissionError
+from fleetlearn_export.emission.functional import without_writes
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.feature_graphs import FoundFeatures, find_features
 from fleetlearn_export.graphs.batch_norm_folding import fold_batch_norms
@@ -90,12 +92,22 @@ def training_graphs(
 
     constants: gets the large ones; unless given the graphs have them. Raises ExportError.
     """
-    located = export_loss(user)
-    ranges = index_ranges(located, len(user.batch))
+    located = cache(partial(export_loss, user))
     progress("converting the training step to ONNX")
-    program = cache(partial(train_program, step, located))
-    graph, written, reason = _written(partial(trace_step, step), program, training_decompositions, constants)
+    program = cache(lambda: train_program(step, located()))
+    cases: list[torch.fx.GraphModule] = []
+
+    def take_cases(found: list[torch.fx.GraphModule] | None) -> None:
+        if found is None:
+            located()  # refuses code that does something else for other numbers of examples
+        cases.extend(map(without_writes, found or []))
+
+    trace = partial(trace_step, step, take_cases=take_cases)
+    graph, written, reason = _written(trace, program, training_decompositions, constants)
     by_pytorch = {TRAIN: reason} if reason else {}
+    step_graph = written.traced.graph if written else program().located_step
+    assert step_graph is not None
+    ranges = index_ranges(step_graph, step.inputs())
     graph = fold_batch_norms(graph, constants)
     found = None
     if cache_features:
@@ -120,7 +132,13 @@ def training_graphs(
     operators = None
     if written:
         progress("computing each operator of the training step in PyTorch")
-        operators = check_emission(user, step, written.traced, written.emission, features, located).described()
+        try:
+            operators = check_emission(user, step, written.traced, written.emission, features, located).described()
+            for case in cases:
+                check_tracing(user, step, case, features)
+        except ExportError:
+            located()  # what cannot be exported is named best there
+            raise
     traced = written.traced if written and many else None
     del written
     give_back_freed_memory()
@@ -136,7 +154,7 @@ def training_graphs(
     if many is None:
         return CheckedGraphs(files, checked.difference, ranges, by_pytorch, operators, found), checked
     progress(f"the same for {many.devices} devices at once")
-    block = cache(lambda: many_program(step, program().exported, many, located))
+    block = cache(lambda: many_program(step, program().exported, many, located()))
     if traced is not None:
         trace_block = partial(trace_many, step, traced, many)
         graph, _, reason = _written(trace_block, block, training_decompositions, constants)

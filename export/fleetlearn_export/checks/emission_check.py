@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import fx
 
@@ -26,12 +28,12 @@ def check_emission(
     module: fx.GraphModule,
     emission: Emission,
     features: Function | None = None,
-    located: fx.Graph | None = None,
+    located: Callable[[], fx.Graph] | None = None,
 ) -> OperatorsChecked:
     """Compare the traced step with autograd in PyTorch, and each operator of its ONNX graph with PyTorch's.
 
-    module: the traced graph that was emitted. located: a graph of the user's loss with lines of the user's code. The
-    model is in training mode. Raises ExportError; the text names the parameter or the operator.
+    module: the traced graph that was emitted. located: returns a graph of the user's loss with lines of the user's
+    code. The model is in training mode. Raises ExportError; the text names the parameter or the operator.
     """
     trains_on_one = check_tracing(user, step, module, features).batch_of_one
 

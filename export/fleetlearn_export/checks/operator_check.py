@@ -6,7 +6,7 @@ runtime gives every traced tensor as an output; its own fusions are switched off
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -84,19 +84,19 @@ class OperatorsChecked(NamedTuple):
 
 
 def check_operators(
-    module: fx.GraphModule, emission: Emission, given: Tensors, located: fx.Graph | None = None
+    module: fx.GraphModule, emission: Emission, given: Tensors, located: Callable[[], fx.Graph] | None = None
 ) -> OperatorsChecked:
     """Compare each operator, with the graph's inputs ``given``.
 
-    module: the traced graph that was emitted. located: a graph of the user's loss, for the lines of the user's code of
-    operators of the backward pass. Raises ExportError; the text names the operator with the largest excess.
+    module: the traced graph that was emitted. located: returns a graph of the user's loss, for the lines of the user's
+    code of operators of the backward pass. Raises ExportError; the text names the operator with the largest excess.
     """
     found, skipped = compare_operators(module, emission, given)
     worst = max(found, key=lambda row: row.excess)
     bad = [row for row in found if row.excess > 1]
     if bad:
         node = worst.call.node
-        place = location_of_node(node) or (location_of_operator(str(node.target), located) if located else "")
+        place = location_of_node(node) or (location_of_operator(str(node.target), located()) if located else "")
         raise ExportError(
             f"operator {worst.name()}{place} was exported as something else: {worst.text}, {worst.excess:.3g} times "
             f"what is allowed (and {len(bad) - 1} more operators)"

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from fleetlearn_export.checks.comparison import first_passing
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
@@ -23,6 +23,10 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.steps import Function, Tensors
 from fleetlearn_export.model.train_step import TrainStep, plain_kernels
 from fleetlearn_export.model.user_model import UserModel
+
+aten = torch.ops.aten
+CONTIGUOUS = {aten.native_group_norm.default, aten.native_group_norm_backward.default}
+"""Operators that PyTorch refuses unless their tensors' elements lie in memory in order."""
 
 
 def check_tracing(
@@ -84,8 +88,11 @@ class _Interpreter(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A tensor may lie in memory otherwise than its stand-in did while tracing: then a view has to be a copy.
-        aten = torch.ops.aten
-        return super().call_function(aten.reshape.default if target is aten.view.default else target, args, kwargs)
+        if target is aten.view.default:
+            target = aten.reshape.default
+        if target in CONTIGUOUS:
+            args = tuple(value.contiguous() if isinstance(value, Tensor) else value for value in args)
+        return super().call_function(target, args, kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
         copied = n.target is torch.ops.aten.clone.default and n.all_input_nodes[0].op == "placeholder"

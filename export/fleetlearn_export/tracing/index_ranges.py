@@ -5,7 +5,7 @@ PyTorch refuses others when it is run. ONNX's operators may not: GatherElements 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,14 +15,7 @@ from fleetlearn_export.model.user_model import IndexRange
 
 aten = torch.ops.aten
 INTEGERS = (torch.int64, torch.int32, torch.uint8)
-IGNORED = -100
-"""What a loss leaves out unless it is told otherwise."""
-LOSSES = {
-    aten.cross_entropy_loss.default,
-    aten.nll_loss.default,
-    aten.nll_loss2d.default,
-    aten.nll_loss_nd.default,
-}
+LOSSES = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
 """Called with (outputs, target, weight, reduction, ignore_index)."""
 SAME_VALUES = {
     aten._to_copy.default,
@@ -47,10 +40,14 @@ SAME_VALUES = {
 """What hands on all values of its first argument, and no others."""
 
 
-def index_ranges(graph: torch.fx.Graph, count: int) -> list[IndexRange | None]:
-    """Return the range of each array of the batch, the last ``count`` inputs; None where the graph tells none."""
-    inputs = [node for node in graph.nodes if node.op == "placeholder"][-count:]
-    return [_range(node) if node.meta["val"].dtype in INTEGERS else None for node in inputs]
+def index_ranges(graph: torch.fx.Graph, inputs: Iterable[str]) -> list[IndexRange | None]:
+    """Return the range of each array of the batch; None where the graph tells none.
+
+    graph: the traced step. inputs: the names of its inputs, in order.
+    """
+    named = zip(inputs, graph.find_nodes(op="placeholder"), strict=True)
+    arrays = [node for name, node in named if name.startswith("batch.")]
+    return [_range(node) if node.meta["val"].dtype in INTEGERS else None for node in arrays]
 
 
 def _range(array: torch.fx.Node) -> IndexRange | None:
@@ -72,19 +69,24 @@ def _uses(node: torch.fx.Node) -> Iterator[IndexRange]:
             yield from _uses(user)
         elif user.target in LOSSES and arguments[1] is node:
             outputs = arguments[0].meta["val"]
-            ignored: Any = arguments[4] if len(arguments) > 4 else user.kwargs.get("ignore_index", IGNORED)
-            yield from _demand(outputs.shape[min(outputs.dim() - 1, 1)], ignored)
+            yield from _demand(outputs.shape[min(outputs.dim() - 1, 1)], arguments[4])
         elif user.target is aten.embedding.default and arguments[1] is node:
             yield from _demand(arguments[0].meta["val"].shape[0])
         elif user.target is aten.gather.default and arguments[2] is node:
             yield from _demand(arguments[0].meta["val"].shape[arguments[1]])
-        elif user.target is aten.one_hot.default and len(arguments) > 1:
+        elif user.target is aten.lt.Scalar and _is_asserted(user):
             yield from _demand(arguments[1])
 
 
 def _is_whole(node: torch.fx.Node) -> bool:
     """Whether it is a slice of everything, which is how ``y[:, None]`` begins."""
     return node.target is aten.slice.Tensor and node.args[2:] in ((), (0,), (0, 2**63 - 1))
+
+
+def _is_asserted(condition: torch.fx.Node) -> bool:
+    """Whether PyTorch refuses a batch for which an element of the condition is false, as ``one_hot`` does."""
+    alls = [user for user in condition.users if user.target is aten.all.default]
+    return any(user.target is aten._assert_async.msg for node in alls for user in node.users)
 
 
 def _demand(below: Any, ignored: int | None = None) -> Iterator[IndexRange]:

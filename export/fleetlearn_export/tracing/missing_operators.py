@@ -64,6 +64,8 @@ def embedding_bag(
     padding_idx: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The bags' sums or means (bags, width); for the backward pass each word's bag, and twice the bags' sizes."""
+    if sparse or mode == MAX or scale_grad_by_freq:
+        raise NotImplementedError("embedding_bag with sparse, mode='max' or scale_grad_by_freq")
     begins = offsets[:-1] if include_last_offset else offsets
     bags, words = begins.shape[0], indices.shape[0]
     # A word's bag is the number of bags that begin up to it, less 1. Bags may be empty, the last ones too.

@@ -36,10 +36,15 @@ from fleetlearn_export.tracing.decompositions import Decompositions, tracing_dec
 from fleetlearn_export.tracing.exporting_flag import model_told, traced_either_way
 from fleetlearn_export.tracing.formulas.recording import FORMULAS, IN_EVALUATION, Formulas
 from fleetlearn_export.tracing.missing_operators import reason_without_gradient
+from fleetlearn_export.tracing.size_conditions import Recorded, other_cases
 from fleetlearn_export.tracing.surroundings import user_code_traced
 
 FREE_BATCH_SIZE = Dim("n", min=2)
 """The number of examples. PyTorch treats a size of 1 as a constant, so tracing uses 2 or more; the checks try 1 too."""
+
+
+TakeCases = Callable[[list[torch.fx.GraphModule] | None], object]
+"""What gets the result of ``other_cases``."""
 
 
 class Program(NamedTuple):
@@ -108,14 +113,40 @@ def trace(
     rows: Mapping[str, int],
     table: Decompositions,
     formulas: Formulas = FORMULAS,
+    take_cases: TakeCases | None = None,
 ) -> torch.fx.GraphModule:
     """Run the function on stand-ins without values, and record each operator of the forward and backward pass.
 
     rows: argument -> the axis whose size is the number of examples, which stays free. table: operator -> a function
         that is recorded in its place. formulas: the same for operators that PyTorch would not look up there.
-        Raises ExportError.
+        take_cases: gets what is recorded for other numbers of examples, if the code asks for that number. Raises
+        ExportError.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+
+    def record(arguments: Tensors) -> Recorded:
+        return _recorded(function, arguments, rows, table, formulas)
+
+    recorded = record(arguments)
+    if take_cases:
+        take_cases(other_cases(recorded, arguments, rows, record))
+    graph = recorded.graph
+    for node in graph.graph.nodes:
+        if node.op == "get_attr" and isinstance(value := getattr(graph, node.target), Tensor):
+            # Plain attributes are not exported. Frozen parameters of the model arrive here as such.
+            delattr(graph, node.target)
+            graph.register_buffer(node.target, value.detach())
+    return graph
+
+
+def _recorded(
+    function: Callable[[Tensors], Tensors],
+    arguments: Tensors,
+    rows: Mapping[str, int],
+    table: Decompositions,
+    formulas: Formulas,
+) -> Recorded:
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
     stand_ins = []
     for name, value in arguments.items():
         if name not in rows:
@@ -141,13 +172,8 @@ def trace(
     ]
     if any(size.node.expr.is_number for size in sizes if isinstance(size, torch.SymInt)):
         # Such a graph may be wrong in a single place, such as a division by the number of examples.
-        raise fixed_size_error("the training step cannot be traced", location_of_replaced_size(mode.shape_env))
-    for node in graph.graph.nodes:
-        if node.op == "get_attr" and isinstance(value := getattr(graph, node.target), Tensor):
-            # Plain attributes are not exported. Frozen parameters of the model arrive here as such.
-            delattr(graph, node.target)
-            graph.register_buffer(node.target, value.detach())
-    return graph
+        raise fixed_size_error("the training step cannot be traced", location_of_replaced_size(shapes))
+    return Recorded(graph, shapes)
 
 
 def export_traced(graph: torch.fx.GraphModule, arguments: Tensors, rows: Mapping[str, int]) -> ExportedProgram:
@@ -161,12 +187,20 @@ def export_traced(graph: torch.fx.GraphModule, arguments: Tensors, rows: Mapping
     return exported
 
 
-def trace_step(step: TrainStep, table: Decompositions, *, with_means: bool = False, copies: bool = False) -> Traced:
-    """Trace one local step: forward, backward and update. ``table`` as for ``trace``. Raises ExportError.
+def trace_step(
+    step: TrainStep,
+    table: Decompositions,
+    *,
+    with_means: bool = False,
+    copies: bool = False,
+    take_cases: TakeCases | None = None,
+) -> Traced:
+    """Trace one local step: forward, backward and update. ``table`` and ``take_cases`` as for ``trace``.
 
     with_means: the outputs of ``step.run_with_means``, which has the step's means over the batch behind its own.
     copies: whether the graph copies its inputs, rather than write into them, and has a tensor for each output. The
         emission needs neither, and copies are a fifth of what tracing records of a network with batch norms.
+        Raises ExportError.
     """
     # Nobody reads the values, so parameters and all that is like them take no memory: empty tensors, not written into.
     real = ("batch.", "hyper.", "seed")
@@ -179,7 +213,7 @@ def trace_step(step: TrainStep, table: Decompositions, *, with_means: bool = Fal
 
     def traced(exporting: bool) -> torch.fx.GraphModule:
         with attributes_restored(step.objective.model), model_told(exporting):
-            return trace(run, arguments, rows, table)
+            return trace(run, arguments, rows, table, take_cases=take_cases)
 
     module = traced_either_way(traced)
     _refuse_unsupported_operators(module.graph)

@@ -115,3 +115,19 @@ def test_a_tensor_may_lie_in_memory_otherwise_than_when_it_was_traced() -> None:
             return self.last(self.norm(x.transpose(1, 2)).transpose(1, 2)).mean(1)
 
     assert checked(traced_step(zoo.classifier(Transposed(), zoo.numbers(5, 6), 4))) < FLOAT64.values
+
+
+def test_group_norm_takes_a_tensor_however_it_lies_in_memory() -> None:
+    """Attention over an image's pixels leaves its channels last; PyTorch's ``native_group_norm`` refuses that."""
+
+    class Attended(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(6, 6), nn.GroupNorm(2, 6), nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            pixels = self.first(x.flatten(2).transpose(1, 2))
+            image = pixels.transpose(1, 2).reshape(x.shape) + x
+            return self.last(self.norm(image).mean((2, 3)))
+
+    assert checked(traced_step(zoo.classifier(Attended(), zoo.numbers(6, 3, 3), 4))) < FLOAT64.values

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from fleetlearn_export.graphs.emitted import written
+from fleetlearn_export.model.train_step import make_train_step
 from fleetlearn_export.model.user_model import IndexRange, make_user_model
 from fleetlearn_export.tracing.index_ranges import index_ranges
-from fleetlearn_export.tracing.trace import export_loss
-from fleetlearn_protocol.manifest import Input
+from fleetlearn_export.tracing.trace import trace_step
+from fleetlearn_protocol.manifest import Input, LocalStep
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -75,7 +78,8 @@ def test_a_part_that_is_not_used_is_not_bound() -> None:
 
 def found(model: nn.Module, loss: Callable[..., Any], example: tuple[Tensor, ...]) -> list[IndexRange | None]:
     user = make_user_model(model, loss, example, {}, None, 1)
-    return index_ranges(export_loss(user), len(example))
+    step = make_train_step(user, LocalStep())
+    return index_ranges(written(partial(trace_step, step))[0].graph, step.inputs())
 
 
 def test_a_row_without_a_range_is_written_as_before() -> None:
