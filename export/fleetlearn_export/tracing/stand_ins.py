@@ -49,6 +49,25 @@ SHAPES: dict[torch._ops.OpOverload, Callable[..., Any]] = {
 
 
 @contextmanager
+def kernels_chosen_freely() -> Iterator[None]:
+    """While active, PyTorch's choice of a convolution's kernel is no condition on the number of examples.
+
+    The kernel is chosen by that number, and decides how a stand-in's elements lie in memory, but no result.
+    """
+    kept = torch._C._select_conv_backend
+
+    def select(x: Any, *args: Any, **options: Any) -> Any:
+        with x.fake_mode.shape_env.suppress_guards():
+            return kept(x, *args, **options)
+
+    torch._C._select_conv_backend = select
+    try:
+        yield
+    finally:
+        torch._C._select_conv_backend = kept
+
+
+@contextmanager
 def shapes_known() -> Iterator[None]:
     """While active, SHAPES gives the results of operators on stand-ins. What tracing records stays the same."""
     table: Any = decomposition_table

@@ -16,7 +16,7 @@ from fleetlearn_export.tracing.distributions import distributions_unchecked
 from fleetlearn_export.tracing.formulas.recording import FORMULAS, Formulas, formulas_recorded
 from fleetlearn_export.tracing.free_lengths import lengths_free
 from fleetlearn_export.tracing.packed_sequences import packed_sequences_padded
-from fleetlearn_export.tracing.stand_ins import shapes_known
+from fleetlearn_export.tracing.stand_ins import kernels_chosen_freely, shapes_known
 
 
 @contextmanager
@@ -27,6 +27,7 @@ def user_code_traced(formulas: Formulas = FORMULAS) -> Iterator[None]:
         user_frames_recorded(),
         formulas_recorded(formulas),
         shapes_known(),
+        kernels_chosen_freely(),
         distributions_unchecked(),
         packed_sequences_padded(),
         ranges_known(),

@@ -67,3 +67,16 @@ def test_each_case_is_recorded_once() -> None:
     graphs = [graph, *others]
     numbers = [[node.args[1] for node in row.graph.nodes if "add" in str(node.target)] for row in graphs]
     assert numbers == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(3, 4, 1), nn.Conv1d(3, 4, 3), nn.ConvTranspose2d(3, 4, 3)])
+def test_the_kernel_that_pytorch_chooses_is_no_case(layer: nn.Module) -> None:
+    """From 16 examples on PyTorch computes some convolutions by another kernel."""
+    found: list[list[fx.GraphModule] | None] = []
+    x = torch.randn(2, 3, *(5 for _ in range(layer.weight.dim() - 2)))
+
+    def function(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"out": layer(given["x"])}
+
+    trace(function, {"x": x}, {"x": 0}, decompositions(), take_cases=found.append)
+    assert found == [[]]
