@@ -40,6 +40,7 @@ from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.model.user_model import IndexRange, UserModel
 from fleetlearn_export.tracing.decompositions import Decompositions, inference_decompositions, training_decompositions
 from fleetlearn_export.tracing.index_ranges import index_ranges
+from fleetlearn_export.tracing.size_conditions import Cases
 from fleetlearn_export.tracing.trace import (
     Program,
     Traced,
@@ -95,14 +96,8 @@ def training_graphs(
     located = cache(partial(export_loss, user))
     progress("converting the training step to ONNX")
     program = cache(lambda: train_program(step, located()))
-    cases: list[torch.fx.GraphModule] = []
-
-    def take_cases(found: list[torch.fx.GraphModule] | None) -> None:
-        if found is None:
-            located()  # refuses code that does something else for other numbers of examples
-        cases.extend(map(without_writes, found or []))
-
-    trace = partial(trace_step, step, take_cases=take_cases)
+    cases = Cases(located)
+    trace = partial(trace_step, step, take_cases=cases.take)
     graph, written, reason = _written(trace, program, training_decompositions, constants)
     by_pytorch = {TRAIN: reason} if reason else {}
     step_graph = written.traced.graph if written else program().located_step
@@ -132,13 +127,10 @@ def training_graphs(
     operators = None
     if written:
         progress("computing each operator of the training step in PyTorch")
-        try:
+        with cases.explained():
             operators = check_emission(user, step, written.traced, written.emission, features, located).described()
-            for case in cases:
-                check_tracing(user, step, case, features)
-        except ExportError:
-            located()  # what cannot be exported is named best there
-            raise
+            for case in cases.graphs:
+                check_tracing(user, step, without_writes(case), features)
     traced = written.traced if written and many else None
     del written
     give_back_freed_memory()
@@ -224,12 +216,17 @@ def _evaluation_graphs(
 ) -> tuple[dict[str, Callable[[], onnx.ModelProto]], str | None]:
     """Return functions that make the graphs of eval.onnx and infer.onnx, and why PyTorch's ONNX exporter writes them,
     unless they are written straight from one trace."""
+    program = cache(partial(eval_program, user, values))
+    cases = Cases(program)
     try:
-        traced, emission, _ = written(partial(trace_evaluation, user, values, outputs), constants)
+        traced, emission, _ = written(
+            partial(trace_evaluation, user, values, outputs, take_cases=cases.take), constants
+        )
     except EmissionError as error:
         reason = str(error)
     else:
-        check_evaluation(user, values, traced, emission)
+        with cases.explained():
+            check_evaluation(user, values, traced, emission, [without_writes(case) for case in cases.graphs])
         given = {f"param.{name}": f"param.{name}" for name in values}
         batch = {f"batch.{name}": f"batch.{name}" for name in user.batch}
         inputs = {f"batch.{name}": name for name in user.inputs()}
@@ -242,7 +239,7 @@ def _evaluation_graphs(
         return to_onnx(found, inference_decompositions(found.located))
 
     return {
-        EVAL: lambda: converted(eval_program(user, values)),
+        EVAL: lambda: converted(program()),
         INFER: lambda: converted(infer_program(user, values, outputs)),
     }, reason
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
@@ -10,7 +10,7 @@ from torch import fx
 from fleetlearn_export.checks.comparison import batches, first_inputs, first_passing
 from fleetlearn_export.checks.memory import give_back_freed_memory
 from fleetlearn_export.checks.operator_check import OperatorsChecked, check_operators
-from fleetlearn_export.checks.tracing_check import check_tracing
+from fleetlearn_export.checks.tracing_check import check_cases, check_tracing
 from fleetlearn_export.checks.training_comparison import USUAL
 from fleetlearn_export.emission.emit import Emission
 from fleetlearn_export.model.steps import Function, Tensors
@@ -50,10 +50,17 @@ def check_emission(
     return first_passing(check)
 
 
-def check_evaluation(user: UserModel, values: Tensors, module: fx.GraphModule, emission: Emission) -> OperatorsChecked:
+def check_evaluation(
+    user: UserModel,
+    values: Tensors,
+    module: fx.GraphModule,
+    emission: Emission,
+    cases: Sequence[fx.GraphModule] = (),
+) -> OperatorsChecked:
     """Compare each operator of eval.onnx or infer.onnx, as it was emitted, with PyTorch's.
 
-    values: the parameter table's tensors. Raises ExportError; the text names the operator.
+    values: the parameter table's tensors. cases: what was traced for other numbers of examples. Raises ExportError; the
+    text names the operator.
     """
 
     def check(seed: int) -> OperatorsChecked:
@@ -65,6 +72,7 @@ def check_evaluation(user: UserModel, values: Tensors, module: fx.GraphModule, e
             else larger[row.name.removeprefix("batch.")]
             for row in emission.model.graph.input
         }
+        check_cases(module, cases, list(given.values()))
         return check_operators(module, emission, given)
 
     return first_passing(check)

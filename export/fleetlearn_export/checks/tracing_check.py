@@ -7,13 +7,14 @@ deep networks with ReLU or BatchNorm make to percents of a gradient.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from fleetlearn_export.checks.comparison import first_passing
+from fleetlearn_export.checks.comparison import compare, first_passing
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
 from fleetlearn_export.checks.early_results import early_results
 from fleetlearn_export.checks.one_example import right_for_one_example
@@ -75,7 +76,34 @@ def run_traced(
     return {name: value for name, value in found if name not in interpreter.taken}
 
 
-class _Interpreter(fx.Interpreter):
+def check_cases(module: fx.GraphModule, cases: Sequence[fx.GraphModule], given: Sequence[Tensor]) -> None:
+    """Compare a traced evaluation with what was traced for other numbers of examples, in float64.
+
+    module, cases: take ``given`` in order, and write into no tensor. Raises ExportError if a case has other results.
+    """
+
+    def results(graph: fx.GraphModule) -> list[Tensor]:
+        with torch.no_grad(), plain_kernels(), DoublePrecision(views_stay=True):
+            found: list[Tensor] = as_double(_AnyLayout(graph).run(*given))
+            return found
+
+    for case in cases:
+        named = {f"result {place}": row for place, row in enumerate(zip(results(case), results(module), strict=True))}
+        compare({name: (row.numpy(), first) for name, (row, first) in named.items()}, "another number of examples")
+
+
+class _AnyLayout(fx.Interpreter):
+    """Runs a graph on tensors that may lie in memory otherwise than their stand-ins did while tracing."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is aten.view.default:
+            target = aten.reshape.default  # which copies where a view is impossible
+        if target in CONTIGUOUS:
+            args = tuple(value.contiguous() if isinstance(value, Tensor) else value for value in args)
+        return super().call_function(target, args, kwargs)
+
+
+class _Interpreter(_AnyLayout):
     """Runs a graph that writes into no tensor: the copies that a step makes of its arguments are not needed."""
 
     def __init__(self, module: fx.GraphModule, outputs: list[str], take: Take | None) -> None:
@@ -85,14 +113,6 @@ class _Interpreter(fx.Interpreter):
         returned: Any = self.graph.output_node().args[0]
         for node, name in zip(returned, outputs, strict=True):
             self._names[node].append(name)
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # A tensor may lie in memory otherwise than its stand-in did while tracing: then a view has to be a copy.
-        if target is aten.view.default:
-            target = aten.reshape.default
-        if target in CONTIGUOUS:
-            args = tuple(value.contiguous() if isinstance(value, Tensor) else value for value in args)
-        return super().call_function(target, args, kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
         copied = n.target is torch.ops.aten.clone.default and n.all_input_nodes[0].op == "placeholder"

@@ -7,7 +7,8 @@ from 64 examples on, and PyTorch chooses kernels by sizes; neither changes a res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from torch import Tensor, fx
@@ -35,6 +36,30 @@ class Recorded(NamedTuple):
         conditions = [guard.expr for guard in self.shapes.guards]
         found = [row.subs(dict.fromkeys(row.free_symbols, size)) for row in conditions]
         return all(value == True for value in found)  # noqa: E712  # sympy's own True
+
+
+class Cases:
+    """What was recorded of a function for other numbers of examples."""
+
+    def __init__(self, export: Callable[[], object]) -> None:
+        """export: exports the function with PyTorch, whose errors say best what cannot be exported."""
+        self.graphs: list[fx.GraphModule] = []
+        self._export = export
+
+    def take(self, found: list[fx.GraphModule] | None) -> None:
+        """Keep the result of ``other_cases``. Raises ExportError if that has too many cases."""
+        if found is None:
+            self._export()
+        self.graphs = found or []
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Around the comparison of all cases: its errors become those of the export, if that has any."""
+        try:
+            yield
+        except ExportError:
+            self._export()
+            raise
 
 
 def other_cases(

@@ -220,10 +220,17 @@ def trace_step(
     return Traced(module, arguments, rows, step.outputs() + (step.means() if with_means else []))
 
 
-def trace_evaluation(user: UserModel, values: Tensors, outputs: list[str], table: Decompositions) -> Traced:
+def trace_evaluation(
+    user: UserModel,
+    values: Tensors,
+    outputs: list[str],
+    table: Decompositions,
+    *,
+    take_cases: TakeCases | None = None,
+) -> Traced:
     """Trace the sums over a batch, and the model's outputs of these names. The model is in evaluation mode.
 
-    Raises ExportError.
+    ``take_cases`` as for ``trace``. Raises ExportError.
     """
     module, names = EvalInferModule(user), [*user.sum_names(), *outputs]
     arguments = {f"param.{name}": value for name, value in values.items()}
@@ -240,7 +247,7 @@ def trace_evaluation(user: UserModel, values: Tensors, outputs: list[str], table
 
     def traced(exporting: bool) -> torch.fx.GraphModule:
         with attributes_restored(user.model), model_told(exporting):
-            return trace(function, arguments, rows, table, IN_EVALUATION)
+            return trace(function, arguments, rows, table, IN_EVALUATION, take_cases)
 
     graph = traced_either_way(traced)
     _refuse_unsupported_operators(graph.graph)

@@ -54,6 +54,20 @@ def test_conditions_that_change_results_are_refused(middle: Middle, tmp_path: Pa
         export_bundle(Net(middle), functional.cross_entropy, BATCH, tmp_path / "b")
 
 
+def test_so_are_those_of_evaluation(tmp_path: Path) -> None:
+    class Evaluated(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.last(self.first(x) if self.training else self.middle(self.first(x)))
+            return result
+
+    def export(middle: Middle, name: str) -> float:
+        return export_bundle(Evaluated(middle), functional.cross_entropy, BATCH, tmp_path / name).difference
+
+    assert export(lambda x: x.relu().abs() if len(x) >= 64 else x.relu(), "same") < 1e-6
+    with pytest.raises(ExportError, match=rf"the number n of examples decides what is computed at {__file__}:"):
+        export(lambda x: x * 2 if len(x) >= 64 else x, "other")
+
+
 def test_each_case_is_recorded_once() -> None:
     found: list[list[fx.GraphModule] | None] = []
 
