@@ -55,8 +55,8 @@ def _check(
     except Exception as error:
         try:  # code that asks for its tensors' dtype, or for the smallest number of it, may be another in float64
             return compared(FLOAT32)
-        except ExportError:
-            raise error from None
+        except ExportError as other:
+            raise (error if isinstance(error, ExportError) else other) from None
 
 
 def run_traced(
