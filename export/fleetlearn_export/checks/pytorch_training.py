@@ -139,10 +139,12 @@ class PyTorchTraining:
 
     def _constant(self, value: Tensor) -> Tensor:
         """Return the values as a tensor of the dtype, without memory of its own unless the model writes into it."""
+        if self._double and value.is_floating_point() and value.dtype != torch.float64 and not self.source.writes:
+            return Doubled(value)
         value = value.detach()
         if self.source.writes or not value.is_floating_point():
             return value.to(self.dtype if value.is_floating_point() else value.dtype, copy=True)
-        return Doubled(value) if self._double and value.dtype != torch.float64 else value
+        return value
 
     def _without_leaves(self, given: Tensors) -> Tensors:
         rest = {name: value for name, value in given.items() if name.removeprefix("param.") not in self.leaves}

@@ -9,6 +9,7 @@ import pytest
 import torch
 import zoo
 from fleetlearn_export import ExportError
+from fleetlearn_export.checks.double_precision import Doubled
 from fleetlearn_export.checks.pytorch_training import Take
 from fleetlearn_export.checks.tracing_check import check_tracing, run_traced
 from fleetlearn_export.checks.training_comparison import FLOAT32, FLOAT64, compare_training
@@ -131,3 +132,18 @@ def test_group_norm_takes_a_tensor_however_it_lies_in_memory() -> None:
             return self.last(self.norm(image).mean((2, 3)))
 
     assert checked(traced_step(zoo.classifier(Attended(), zoo.numbers(6, 3, 3), 4))) < FLOAT64.values
+
+
+def test_parameters_have_no_copies_in_float64() -> None:
+    """PyTorch's side of the comparison: a copy of each parameter would be the largest part of an export's memory."""
+    kinds: set[tuple[type, torch.dtype]] = set()
+
+    class Watched(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            kinds.add((type(self.weight), self.weight.dtype))
+            return super().forward(x)
+
+    step = traced_step(zoo.classifier(Watched(6, 4), zoo.numbers(6), 4))
+    kinds.clear()
+    checked(step)
+    assert kinds == {(Doubled, torch.float64)}
