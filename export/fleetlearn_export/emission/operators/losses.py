@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fleetlearn_export.emission.emitter import Emitter, Handler, Size, Value
+from fleetlearn_export.emission.operators.layout import summed
 from fleetlearn_export.tracing.cross_entropy import BACKWARD, MEAN, NONE
 
 aten = torch.ops.aten
@@ -59,7 +60,8 @@ def nll_loss(
     counted = graph.cast_node(found.valid, logp.dtype)
     if found.weights is not None:
         counted = graph.node("Mul", counted, found.weights)
-    total, loss = (graph.node("ReduceSum", row, keepdims=0) for row in (counted, picked))
+    axes = range(logp.rank)
+    total, loss = (summed(graph, "ReduceSum", row, found.shape, axes, False) for row in (counted, picked))
     return [graph.node("Div", loss, total) if reduction == MEAN else loss, total]
 
 

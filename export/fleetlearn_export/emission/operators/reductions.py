@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fleetlearn_export.emission.emitter import Emitter, Handler, Size, Value, axes_of, axis_of, fixed_sizes
 from fleetlearn_export.emission.operators.arithmetic import COMPUTED_AS
+from fleetlearn_export.emission.operators.layout import summed
 
 aten = torch.ops.aten
 Axes = Sequence[int] | int | None
@@ -22,6 +23,8 @@ def reduce(graph: Emitter, operator: str, x: Value | str, axes: Axes, rank: int,
     if not rank and operator in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"):
         return x.name if isinstance(x, Value) else x
     found = axes_of(axes, rank)
+    if isinstance(x, Value) and operator in ("ReduceSum", "ReduceMean") and x.dtype.is_floating_point:
+        return summed(graph, operator, x, x.shape, found, keepdims)
     given = graph.integers(found) if len(found) < rank else None
     return graph.node(operator, *([x] if given is None else [x, given]), keepdims=int(keepdims))
 
@@ -31,7 +34,7 @@ def reduction(operator: str) -> Handler:
 
     def handler(graph: Emitter, out: Tensor, x: Value, axes: Axes = None, keepdim: bool = False, **_: Any) -> str:
         dtype = COMPUTED_AS.get(out.dtype, out.dtype)
-        result = reduce(graph, operator, graph.cast(x, dtype), axes, x.rank, keepdim)
+        result = reduce(graph, operator, x if x.dtype == dtype else graph.cast(x, dtype), axes, x.rank, keepdim)
         return result if dtype == out.dtype else graph.cast_node(result, out.dtype)
 
     return handler
