@@ -166,17 +166,17 @@ class PyTorchTraining:
             tensors = self._others() | buffers | leaves
             outputs = functional_call(user.model, tensors, tuple(inputs))
             loss = user.loss(outputs, *targets)
-        target = loss
-        if rule.proximal:
-            target = loss + given["hyper.mu"].item() / 2 * sum(
-                ((leaf - given[f"anchor.{name}"]) ** 2).sum()
-                for name, leaf in leaves.items()
-                if f"anchor.{name}" in given
-            )
-        elif rule.contrastive:
-            similar = self._contrastive(given, outputs, leaves, given["hyper.temperature"].item())
-            target = loss + given["hyper.mu"].item() * similar
-        target.backward()
+            target = loss
+            if rule.proximal:
+                target = loss + given["hyper.mu"].item() / 2 * sum(
+                    ((leaf - given[f"anchor.{name}"]) ** 2).sum()
+                    for name, leaf in leaves.items()
+                    if f"anchor.{name}" in given
+                )
+            elif rule.contrastive:
+                similar = self._contrastive(given, outputs, leaves, given["hyper.temperature"].item())
+                target = loss + given["hyper.mu"].item() * similar
+            target.backward()
         outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
         metrics = {f"metric.{name}": function(outputs, *targets) for name, function in user.metrics.items()}
         results = {f"next.param.{name}": tensors[name].detach() for name in buffers}

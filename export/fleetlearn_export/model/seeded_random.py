@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -40,11 +41,11 @@ _ONE_LAYER: Callable[..., Any] = torch_decompositions._rnn_helper
 class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is active, all random numbers that PyTorch makes come from ``seed`` and the number of the draw.
 
-    ``seed`` is an int64 scalar tensor, real or fake; 0 <= seed < 2**53 (a graph cannot check it). The first random
-    operator is draw 0, the next draw 1; PyTorch's own generators, also those given as ``generator=``, are neither read
-    nor advanced. Uniform numbers are multiples of 2**-24 in [0, 1); Bernoulli probabilities are rounded up to a
-    multiple of 2**-32. A tensor may have up to 2**31 elements. vmap batches the seed of a traced graph; when the code
-    itself runs under vmap, PyTorch refuses random operators.
+    That includes those of the backward pass. ``seed`` is an int64 scalar tensor, real or fake; 0 <= seed < 2**53 (a
+    graph cannot check it). The first random operator is draw 0, the next draw 1; PyTorch's own generators, also those
+    given as ``generator=``, are neither read nor advanced. Uniform numbers are multiples of 2**-24 in [0, 1); Bernoulli
+    probabilities are rounded up to a multiple of 2**-32. A tensor may have up to 2**31 elements. vmap batches the seed
+    of a traced graph; when the code itself runs under vmap, PyTorch refuses random operators.
 
     Raises ExportError on a random operator that it cannot replace, such as multinomial and poisson.
     """
@@ -66,12 +67,15 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.device = seed.device
 
     def __enter__(self) -> Self:
-        self._replaced.append(torch_decompositions._rnn_helper)
+        self._replaced.append((torch_decompositions._rnn_helper, torch.get_rng_state, torch.set_rng_state))
         torch_decompositions._rnn_helper = _recurrent_layers
+        # torch.utils.checkpoint computes a part again in the backward pass, and has it draw the same numbers again.
+        torch.get_rng_state = lambda: self.draws  # type: ignore[assignment, return-value]
+        torch.set_rng_state = partial(setattr, self, "draws")
         return super().__enter__()  # type: ignore[no-untyped-call, no-any-return]
 
     def __exit__(self, *error: Any) -> None:
-        torch_decompositions._rnn_helper = self._replaced.pop()
+        torch_decompositions._rnn_helper, torch.get_rng_state, torch.set_rng_state = self._replaced.pop()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(

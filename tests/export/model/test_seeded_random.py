@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
 import torch._decomp.decompositions as torch_decompositions
+from fleetlearn_export import export_bundle
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.conversion import serialised, to_onnx
 from fleetlearn_export.model.seeded_random import Seeded
@@ -21,6 +24,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 WORD = 2**32 - 1
 
@@ -308,6 +312,55 @@ def test_the_largest_are_in_order_so_that_each_gets_its_own_number() -> None:
         found, places = torch.topk(x, 12, sorted=False)
     assert torch.equal(found, torch.topk(x, 12)[0])
     assert torch.equal(x.gather(1, places), found)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_is_computed_again_draws_the_same_again(reentrant: bool) -> None:
+    """Checkpointing, which saves memory, computes parts of the forward pass again in the backward pass."""
+
+    def part(x: Tensor) -> Tensor:
+        return F.dropout(x.tanh(), 0.5)
+
+    def gradient(checkpointed: bool) -> tuple[Tensor, int]:
+        x = torch.linspace(-1, 1, 64, requires_grad=True)
+        with Seeded(torch.tensor(5)) as seeded:
+            y = (
+                checkpoint(part, F.dropout(x, 0.5), use_reentrant=reentrant)
+                if checkpointed
+                else part(F.dropout(x, 0.5))
+            )
+            y.square().sum().backward()
+        assert x.grad is not None
+        return x.grad, seeded.draws
+
+    found, draws = gradient(checkpointed=True)
+    expected, plain = gradient(checkpointed=False)
+    assert torch.equal(found, expected)
+    assert draws == plain == 2
+
+
+def test_the_backward_pass_may_draw(tmp_path: Path) -> None:
+    """As Shake-Shake's does (Gastaldi 2017, arXiv 1705.07485)."""
+
+    class Shaken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * torch.rand(len(x), 1)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * torch.rand(len(gradient), 1)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(Shaken.apply(self.first(x)) if self.training else self.first(x))
+
+    batch = torch.randn(4, 5), torch.tensor([0, 1, 2, 1])
+    assert export_bundle(Net(), F.cross_entropy, batch, tmp_path / "b").difference < 1e-6
 
 
 def test_a_generator_is_not_advanced() -> None:

@@ -13,7 +13,7 @@ few sums in float32, so that the mean of 5 million squares is wrong by 3e-4 of i
 ROW = 2**12
 """Most elements that the first step adds,"""
 SHORT_ROW = 2**5
-"""and fewest. Where the number of elements has no such divisor that is a power of two, rows are those of the last axis."""
+"""and fewest. Where no power of two from there on divides the number of elements, rows are those of the last axis."""
 
 
 def sliced(

@@ -38,9 +38,12 @@ def average_pool(
     ]
     # Pooling takes one array without examples too.
     image = x if x.rank == count + 2 else graph.reshaped(x, [1, *x.shape])
-    found = graph.node(
-        "AveragePool", image, kernel_shape=kernel, strides=strides, pads=begin + end, count_include_pad=1
-    )
+    if prod(kernel) == 1:  # ONNX Runtime would fuse padding into it, which it then refuses as larger than the window
+        found = sliced(graph, image, range(2, 2 + count), [0] * count, sizes, strides)
+    else:
+        found = graph.node(
+            "AveragePool", image, kernel_shape=kernel, strides=strides, pads=begin + end, count_include_pad=1
+        )
     counts = _counts(sizes, windows, kernel, strides, begin, count_include_pad, divisor_override)
     if (counts != prod(kernel)).any():
         found = graph.node("Mul", found, graph.array((prod(kernel) / counts).astype(np.float32)))

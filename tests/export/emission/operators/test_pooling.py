@@ -25,6 +25,8 @@ AVERAGES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((8, 7), {"kernel_size": 3, "stride": 3, "ceil_mode": True}),
     ((8, 7), {"kernel_size": 2, "stride": 3}),
     ((6, 7), {"kernel_size": 3, "divisor_override": 5}),
+    ((6, 7), {"kernel_size": 1, "stride": 2}),
+    ((6, 7), {"kernel_size": 1, "stride": 3, "ceil_mode": True, "divisor_override": 2}),
     ((9,), {"kernel_size": 2}),
     ((9,), {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True}),
     ((4, 6, 4), {"kernel_size": 2}),
@@ -54,6 +56,11 @@ def _check(
 
 def _image(*sizes: int) -> Tensor:
     return torch.randn(3, 2, *sizes, generator=torch.Generator().manual_seed(0))
+
+
+def test_average_of_one_padded_element() -> None:
+    """ONNX Runtime fuses padding into a pooling."""
+    check_emission(None, lambda x: functional.avg_pool2d(functional.pad(x, (1, 0, 1, 0)), 1, 2), _image(6, 7))
 
 
 @pytest.mark.parametrize(("sizes", "options"), AVERAGES)
