@@ -39,6 +39,10 @@ chance, so only what fails with all seeds is wrong."""
 ROWS_FOR_FEWER = 4
 """If an example has this number of rows, the second size is one row less, as each row takes time; else one row more."""
 
+PLAIN = 0.01
+"""The share of a parameter's elements that may be 0, or equal to the element before them, in a check of operators. A
+parameter with more of them, such as a norm's weights, hides operators that are left out: it gets some noise."""
+
 Array = NDArray[Any]
 Result = TypeVar("Result")
 
@@ -119,6 +123,15 @@ def first_inputs(step: TrainStep, hyper: Mapping[str, float], seed: int) -> Tens
             # Variances may not become negative.
             given[f"{reference}.{name}"] = noise if reference == "correction" else step.values[name] + noise.abs()
     return given | {f"hyper.{name}": torch.tensor(value) for name, value in hyper.items()}
+
+
+def without_zeros(value: Tensor, random: torch.Generator) -> Tensor:
+    """Return the tensor if hardly any element is 0 or equal to the one before it, else a tensor near it."""
+    elements = value.flatten()
+    plain = int((elements == 0).sum()) + int((elements[1:] == elements[:-1]).sum())
+    if plain <= PLAIN * len(elements):
+        return value
+    return torch.rand(value.shape, generator=random).mul_(0.01).add_(value)
 
 
 def first_passing(check: Callable[[int], Result]) -> Result:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import fx
 
-from fleetlearn_export.checks.comparison import batches, first_inputs, first_passing
+from fleetlearn_export.checks.comparison import batches, first_inputs, first_passing, without_zeros
 from fleetlearn_export.checks.memory import give_back_freed_memory
 from fleetlearn_export.checks.operator_check import OperatorsChecked, check_operators
 from fleetlearn_export.checks.tracing_check import check_cases, check_tracing
@@ -16,10 +16,6 @@ from fleetlearn_export.emission.emit import Emission
 from fleetlearn_export.model.steps import Function, Tensors
 from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.model.user_model import UserModel
-
-PLAIN = 0.01
-"""The share of a parameter's elements that may be 0, or equal to the element before them, in a check of operators. A
-parameter with more of them, such as a norm's weights, hides operators that are left out: it gets some noise."""
 
 
 def check_emission(
@@ -67,7 +63,7 @@ def check_evaluation(
         _, larger, _ = batches(user, seed)
         random = torch.Generator().manual_seed(seed)
         given = {
-            row.name: _without_zeros(values[row.name.removeprefix("param.")], random)
+            row.name: without_zeros(values[row.name.removeprefix("param.")], random)
             if row.name.startswith("param.")
             else larger[row.name.removeprefix("batch.")]
             for row in emission.model.graph.input
@@ -85,15 +81,6 @@ def operator_inputs(step: TrainStep, batch: Tensors, seed: int) -> Tensors:
     given = first_inputs(step, hyper, seed) | {f"batch.{name}": value for name, value in batch.items()}
     given |= {"seed": torch.tensor(seed)} if step.random else {}
     return {
-        name: _without_zeros(value, random) if name.startswith(("param.", "state.")) else value
+        name: without_zeros(value, random) if name.startswith(("param.", "state.")) else value
         for name, value in given.items()
     }
-
-
-def _without_zeros(value: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-    """Return the tensor if hardly any element is 0 or equal to the one before it, else a tensor near it."""
-    elements = value.flatten()
-    plain = int((elements == 0).sum()) + int((elements[1:] == elements[:-1]).sum())
-    if plain <= PLAIN * len(elements):
-        return value
-    return torch.rand(value.shape, generator=random).mul_(0.01).add_(value)
