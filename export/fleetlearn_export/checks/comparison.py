@@ -40,7 +40,7 @@ ROWS_FOR_FEWER = 4
 """If an example has this number of rows, the second size is one row less, as each row takes time; else one row more."""
 
 PLAIN = 0.01
-"""The share of a parameter's elements that may be 0, or equal to the element before them, in a check of operators. A
+"""The share of a parameter's elements that may be 0, or equal to the element before them, for ``without_zeros``. A
 parameter with more of them, such as a norm's weights, hides operators that are left out: it gets some noise."""
 
 Array = NDArray[Any]

@@ -139,12 +139,11 @@ class PyTorchTraining:
 
     def _constant(self, value: Tensor) -> Tensor:
         """Return the values as a tensor of the dtype, without memory of its own unless the model writes into it."""
-        if self._double and value.is_floating_point() and value.dtype != torch.float64 and not self.source.writes:
-            return Doubled(value)
-        value = value.detach()
         if self.source.writes or not value.is_floating_point():
-            return value.to(self.dtype if value.is_floating_point() else value.dtype, copy=True)
-        return value
+            return value.detach().to(self.dtype if value.is_floating_point() else value.dtype, copy=True)
+        if self._double and value.dtype != torch.float64:
+            return Doubled(value)  # of the value itself: under DoublePrecision detach() would copy it to float64
+        return value.detach()
 
     def _without_leaves(self, given: Tensors) -> Tensors:
         rest = {name: value for name, value in given.items() if name.removeprefix("param.") not in self.leaves}

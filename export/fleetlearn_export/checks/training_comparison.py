@@ -164,8 +164,8 @@ def compare_training(
 def inputs_without_ties(step: TrainStep, hyper: Mapping[str, float], seed: int, precision: Precision) -> Tensors:
     """Return the inputs of a first step but the batch. In float64, with all seeds but the first, no parameter is 0.
 
-    The mean of one example behind a batch norm is its bias. While that is 0, rounding decides the sign of what a ReLU
-    behind it gets, and so a gradient, for which float64 has no allowance.
+    Where a batch norm's bias is 0, its output for one example has the mean 0. If the model takes that mean and applies
+    a ReLU, rounding decides the sign, and thereby the gradient. The comparison in float64 does not allow for that.
     """
     given = first_inputs(step, hyper, seed)
     if precision.dtype != torch.float64 or seed == SEEDS[0]:

@@ -1,8 +1,8 @@
 """Conditions on the number of examples in a user's code.
 
 A graph is recorded with one number of examples, and with what the conditions are for that number. So the code is
-recorded again for others, until there is a graph for each case. diffusers' networks, for one, make a tensor contiguous
-from 64 examples on, and PyTorch chooses kernels by sizes; neither changes a result.
+recorded again for others, until there is a graph for each case. Whoever asks for these graphs compares their results:
+diffusers' networks, for one, make a tensor contiguous from 64 examples on, which changes none.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.steps import Tensors
 
 SIZES = [*range(2, 18), 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1024, 10**6 + 1]
-"""The numbers of examples for which a graph must be known,"""
+"""The numbers of examples for which a graph must be known."""
 MOST_ELEMENTS = 2**28
-"""if an array of so many examples has no more elements. Nobody writes into the array, so it takes no memory."""
+"""A number of examples is left out if an array of the batch would have more elements."""
 MOST_CASES = 4
+"""The number of graphs that are recorded at most, the first one too."""
 
 
 class Recorded(NamedTuple):
@@ -85,7 +86,7 @@ def other_cases(
 
 
 def _resized(arguments: Tensors, rows: Mapping[str, int], size: int) -> Tensors:
-    """Return the arguments with another number of examples. Nobody reads their values."""
+    """Return the arguments with another number of examples. Nobody touches their values, so they take no memory."""
 
     def resized(value: Tensor, axis: int) -> Tensor:
         return value.new_empty([*value.shape[:axis], size, *value.shape[axis + 1 :]])

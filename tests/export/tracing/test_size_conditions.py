@@ -32,7 +32,7 @@ class Net(nn.Module):
     [
         lambda x: x.transpose(0, 1).contiguous().transpose(0, 1) if x.shape[0] >= 64 else x,
         lambda x: torch.cat([x[:1], x[1:]]) if 16 <= len(x) < 128 else x,
-        lambda x: x * 2 if x.numel() > 2**31 else x,  # no device has so many elements
+        lambda x: x * 2 if x.numel() > 2**31 else x,  # a batch that no device holds
         lambda x: x[: max(len(x), 2)],
     ],
 )

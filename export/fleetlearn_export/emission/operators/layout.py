@@ -52,10 +52,12 @@ def enlarged(graph: Emitter, x: Source, rank: int, kernel: Sequence[int]) -> str
     )
 
 
-def summed(graph: Emitter, operator: str, x: Source, shape: Sequence[Size], axes: Sequence[int], keep: bool) -> str:
+def sum_or_mean(
+    graph: Emitter, operator: str, x: Source, shape: Sequence[Size], axes: Sequence[int], keep: bool
+) -> str:
     """Return the sum or the mean (ReduceSum, ReduceMean) along the axes of ``x``, which has this shape.
 
-    A long one along the last axes is computed in two steps: of rows, and of what the rows gave.
+    If it is along the last axes and long, two steps compute it: one for each row, one for the rows' results.
     """
     rank, front = len(shape), len(shape) - len(axes)
     added = [fixed_size(size) for size in shape[front:]]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fleetlearn_export.emission.emitter import Emitter, Handler, Size, Value
-from fleetlearn_export.emission.operators.layout import summed
+from fleetlearn_export.emission.operators.layout import sum_or_mean
 from fleetlearn_export.tracing.cross_entropy import BACKWARD, MEAN, NONE
 
 aten = torch.ops.aten
@@ -61,7 +61,7 @@ def nll_loss(
     if found.weights is not None:
         counted = graph.node("Mul", counted, found.weights)
     axes = range(logp.rank)
-    total, loss = (summed(graph, "ReduceSum", row, found.shape, axes, False) for row in (counted, picked))
+    total, loss = (sum_or_mean(graph, "ReduceSum", row, found.shape, axes, False) for row in (counted, picked))
     return [graph.node("Div", loss, total) if reduction == MEAN else loss, total]
 
 

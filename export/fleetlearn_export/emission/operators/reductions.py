@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fleetlearn_export.emission.emitter import Emitter, Handler, Size, Value, axes_of, axis_of, fixed_sizes
 from fleetlearn_export.emission.operators.arithmetic import COMPUTED_AS
-from fleetlearn_export.emission.operators.layout import summed
+from fleetlearn_export.emission.operators.layout import sum_or_mean
 
 aten = torch.ops.aten
 Axes = Sequence[int] | int | None
@@ -24,7 +24,7 @@ def reduce(graph: Emitter, operator: str, x: Value | str, axes: Axes, rank: int,
         return x.name if isinstance(x, Value) else x
     found = axes_of(axes, rank)
     if isinstance(x, Value) and operator in ("ReduceSum", "ReduceMean") and x.dtype.is_floating_point:
-        return summed(graph, operator, x, x.shape, found, keepdims)
+        return sum_or_mean(graph, operator, x, x.shape, found, keepdims)
     given = graph.integers(found) if len(found) < rank else None
     return graph.node(operator, *([x] if given is None else [x, given]), keepdims=int(keepdims))
 
