@@ -1,6 +1,7 @@
 """A training step whose products take float16: convolutions and matrix products, of the forward and backward pass.
 
-Everything else stays float32, as the parameters and the optimizer's state do: normalisation, softmax, losses, sums.
+Everything else stays float32, as the parameters and the optimizer's state do: normalisation, softmax, losses, sums,
+sums of products that are a row times a column among them.
 PyTorch's autocast for CUDA has the same two lists (``AT_FORALL_LOWER_PRECISION_FP`` and ``AT_FORALL_FP32`` in
 ``ATen/autocast_mode.h``); what is on neither list runs there in its inputs' type, and here in float32.
 
@@ -86,7 +87,8 @@ def with_half_products(model: onnx.ModelProto) -> onnx.ModelProto:
 def _products_and_their_moves(model: onnx.ModelProto) -> set[int]:
     """Return the places of the products, and of the moves whose results nothing but a product reads: an operand is cast
     before it is moved."""
-    kinds, outputs = _element_types(model), {row.name for row in model.graph.output}
+    kinds, sums = _element_types(model)
+    outputs = {row.name for row in model.graph.output}
     readers: dict[str, list[tuple[int, bool]]] = {}
     """Tensor -> places of the operators that read it, and whether they read its elements."""
     for place, node in enumerate(model.graph.node):
@@ -99,19 +101,23 @@ def _products_and_their_moves(model: onnx.ModelProto) -> set[int]:
         made = node.output[0]
         read = readers.get(made, [])
         moves = node.op_type in MOVES and made not in outputs and read
-        if node.op_type in PRODUCTS or (moves and all(row in found and elements for row, elements in read)):
+        product = node.op_type in PRODUCTS and made not in sums
+        if product or (moves and all(row in found and elements for row, elements in read)):
             found.add(place)
     return found
 
 
-def _element_types(model: onnx.ModelProto) -> dict[str, int]:
+def _element_types(model: onnx.ModelProto) -> tuple[dict[str, int], set[str]]:
+    """Return the tensors' element types, and the names of tensors that hold one number for each pair of matrices."""
     light = onnx.ModelProto()
     light.CopyFrom(model)
     del light.graph.initializer[:]
     for row in model.graph.initializer:
         light.graph.input.append(helper.make_tensor_value_info(row.name, row.data_type, row.dims))
     found = onnx.shape_inference.infer_shapes(light).graph
-    return {row.name: row.type.tensor_type.elem_type for row in (*found.input, *found.value_info, *found.output)}
+    types = {row.name: row.type.tensor_type for row in (*found.input, *found.value_info, *found.output)}
+    single = {name for name, row in types.items() if [size.dim_value for size in row.shape.dim[-2:]] == [1, 1]}
+    return {name: row.elem_type for name, row in types.items()}, single
 
 
 def _widen(graph: onnx.GraphProto, wide: set[str]) -> None:

@@ -56,6 +56,16 @@ def test_products_take_float16_and_the_rest_float32() -> None:
     assert casts == ["w", "x", "b", "first/half", "relu", "ones", "third/half"]
 
 
+def test_a_row_times_a_column_is_a_sum_and_stays_float32() -> None:
+    nodes = [
+        node("MatMul", ["row", "column"], ["sum"], "sum"),
+        node("MatMul", ["column", "row"], ["product"], "product"),
+    ]
+    inputs: dict[str, tuple[int, list[object]]] = {"row": (FLOAT, [3, 1, 5]), "column": (FLOAT, [3, 5, 1])}
+    made = with_half_products(graph(nodes, inputs, ["sum", "product"]))
+    assert [row.output[0] for row in made.graph.node if row.op_type == "MatMul"] == ["sum", "product/half"]
+
+
 def test_in_float32_it_is_the_same_graph() -> None:
     assert run(in_float32(with_half_products(layers()))) == pytest.approx(run(layers()), rel=1e-6)
 
