@@ -254,8 +254,11 @@ class _Writer:
         if name not in self.clones:
             inputs = [self.again(source, place, wanted) if source else "" for source in node.input]
             if inputs == list(node.input):
-                largest = max(node.input, key=lambda row: self._all_sizes.get(row, 0) if row in self._maker else -1)
-                inputs[list(node.input).index(largest)] = self._behind_gradient(name, largest, place, wanted)
+                largest = max(node.input, key=lambda row: (row in self._maker, self._all_sizes.get(row, 0)))
+                later = self._behind_gradient(name, largest, place, wanted)
+                if not later:
+                    return name
+                inputs[inputs.index(largest)] = later
             self.clones[name] = f"{name}{AGAIN}"
             made = NodeProto()
             made.CopyFrom(node)
@@ -267,14 +270,15 @@ class _Writer:
         return self.clones[name]
 
     def _behind_gradient(self, name: str, source: str, place: int, wanted: str) -> str:
-        """Return ``source``, available only once the backward pass has come near ``place``.
+        """Return ``source``, available only once the backward pass has come near ``place``; "" if no gradient is made
+        shortly before it.
 
         Its shape gets a 0 that depends on a gradient. Without that ONNX Runtime would find both computations equal, and
         do one of them. A reshape to the same shape copies nothing.
         """
         gradient = self._partner(wanted, place) or self._largest_before(place)
-        if not gradient or source not in self._maker:
-            return source
+        if not gradient:
+            return ""
         label = f"{name}{LATER}"
         self.before.setdefault(place, []).extend(
             [

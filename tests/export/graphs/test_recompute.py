@@ -72,7 +72,7 @@ def test_the_same_result_with_less_memory_and_onnx_runtime_does_compute_it_twice
     before, sizes = peak_and_sizes(model)
     found = fit(model, sizes, peak, 0)
     unit = 4 * ROWS * 256
-    assert before == 3 * LAYERS * unit  # what the backward pass reads of all layers
+    assert before == (3 * LAYERS + 1) * unit  # what the backward pass reads of all layers, and the first gradient
     assert found.peak <= before - 2 * (LAYERS - 2) * unit  # one for each layer, and those of the layer at work
     assert run(found.model, tmp_path / "again.onnx") == run(model, tmp_path / "once.onnx")
     left = {node.name for node in onnx.load(tmp_path / "again.onnx").graph.node}
@@ -136,6 +136,12 @@ def test_convolutions_that_widen_run_twice_if_nothing_else_saves_enough(tmp_path
     assert not [row for row in found.model.graph.node if row.name.startswith("n") and row.name.endswith(AGAIN)]
     shape = (ROWS, 4, 8, 8)
     assert run(found.model, tmp_path / "again.onnx", shape) == run(model, tmp_path / "once.onnx", shape)
+    # The first convolution reads the graph's input: ONNX Runtime must not find both computations of it equal.
+    written, left = (
+        [row.op_type for row in made.graph.node].count("Conv")
+        for made in (found.model, onnx.load(tmp_path / "again.onnx"))
+    )
+    assert written == left == 3 * LAYERS - 1  # the last layer's is read before there is a gradient to wait for
     assert {
         row.op_type for row in fit(model, sizes, peak, cheap.peak).model.graph.node if row.name.endswith(AGAIN)
     } == {"Tanh"}
