@@ -108,14 +108,15 @@ def training_graphs(
     if cache_features:
         progress("looking for what a device can compute once")
         found = find_features(user, copied(graph), written.emission if written else None, constants)
-    graph = code_weights(graph, frozen, constants)
+    graph = put_vectors_together(code_weights(graph, frozen, constants))
     if budget is not None:
         progress("fitting the training step to the memory")
         means = partial(step_with_means, step, frozen, constants)
         smallest = RANDOM_PART if step.random else 1
         graph = within_budget(graph, means, train_elements(step), budget, progress, smallest)
-    graph = put_vectors_together(graph)
     together = part_size(graph)
+    if together is not None:
+        graph = put_vectors_together(graph)
     rounding = None
     if compute == "float16":
         graph = with_half_products(graph)

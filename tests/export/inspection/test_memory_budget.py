@@ -55,7 +55,7 @@ def export(case: zoo.Case, folder: Path, memory: str | None, stages: list[str], 
         progress=stages.append,
         **options,
     )
-    assert measured(made.bundle, BATCH) == pytest.approx(estimated(made.bundle, BATCH), rel=0.15)
+    assert measured(made.bundle, BATCH) == pytest.approx(estimated(made.bundle, BATCH), rel=0.1)
     return made
 
 
