@@ -107,9 +107,9 @@ def allocations(model: onnx.ModelProto, values: Values) -> Iterator[tuple[str, i
     """Yield a tensor's name with its bytes when they are allocated, and with 0 when they are free.
 
     A result lives from its operator to its last reader. The graph's inputs, constants and outputs do not count: the
-    device binds its own memory to them. As in ONNX Runtime, reshapes share memory, elementwise operators overwrite an
-    input that no later operator reads, and a transposition that only matrix products read becomes a part of them. A
-    convolution's workspace counts, under the name "".
+    device binds its own memory to them. As in ONNX Runtime, reshapes share memory, the operators of IN_PLACE overwrite
+    an input that no later operator reads, and a transposition that only matrix products read becomes a part of them.
+    A convolution's workspace counts, under the name "".
     """
     nodes = in_order_of_execution(model)
     last = {name: place for place, node in enumerate(nodes) for name in reads(node)}
