@@ -318,8 +318,8 @@ def first_output_loss(outputs: Any, y: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("returned", "text"),
     [
-        (lambda z: z.sum(), r"no output with a row for each example: output has shape \(\) for 4 examples"),
-        (lambda z: {"score": z.T}, r"output_score has shape \(2, 4\) for 4 examples"),
+        (lambda z: z.sum(), r"no output with a row for each example: output has shape \(\) for 2 examples"),
+        (lambda z: {"score": z.T}, r"output_score has shape \(2, 3\) for 3 examples"),
         (lambda z: (z, z.half()), "outputs do not fit a bundle: .*float16"),
     ],
 )

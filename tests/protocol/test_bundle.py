@@ -315,11 +315,15 @@ def test_packing_onto_itself_and_over_a_failure(folder: Path, tmp_path: Path) ->
         (b"", Code.BAD_MESSAGE, "does not fit"),
         (b"\xff" * 100, Code.BAD_MESSAGE, "does not fit"),
         (save(TENSORS)[:-1], Code.BAD_MESSAGE, "does not fit"),
+        (save(TENSORS) + bytes(4), Code.BAD_MESSAGE, "not those of its tensors"),
+        (save(TENSORS).replace(b"[2]", b"[3]"), Code.BAD_MESSAGE, "tensor b of shape (3,) is said to be at bytes"),
+        (save(TENSORS).replace(b"[2]", b"-12"), Code.BAD_MESSAGE, "does not fit"),
+        ((10**9).to_bytes(8, "little") + save(TENSORS)[8:], Code.BAD_MESSAGE, "its header alone 1000000008"),
         (save({"w": WEIGHT, "b": BIAS}), Code.BAD_MESSAGE, "missing ['n']"),
         (save(TENSORS | {"z": BIAS}), Code.BAD_MESSAGE, "not in it ['z']"),
         (save(TENSORS | {"w": WEIGHT.T.copy()}), Code.BAD_MESSAGE, "tensor w has shape (3, 2)"),
-        (save(TENSORS | {"w": WEIGHT.astype(np.float64)}), Code.BAD_MESSAGE, "tensor w is of float64"),
-        (save(TENSORS | {"w": WEIGHT.astype(np.int32)}), Code.BAD_MESSAGE, "tensor w is of int32"),
+        (save(TENSORS | {"w": WEIGHT.astype(np.float64)}), Code.BAD_MESSAGE, "tensor w is of F64; expected F32"),
+        (save(TENSORS | {"w": WEIGHT.astype(np.int32)}), Code.BAD_MESSAGE, "tensor w is of I32; expected F32"),
         (save(TENSORS | {"b": np.array([1, np.nan], np.float32)}), Code.NOT_FINITE, "element 7 of the vector is nan"),
         (
             b"\x48\0\0\0\0\0\0\0" + b'{"w":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}'.ljust(72) + b"\0\0\0\0",
@@ -331,6 +335,14 @@ def test_packing_onto_itself_and_over_a_failure(folder: Path, tmp_path: Path) ->
 def test_parameters_that_do_not_fit(tmp_path: Path, content: bytes, code: Code, words: str) -> None:
     bundle = open_bundle(write_folder(tmp_path / "b", CONTENTS | {PARAMETERS: content}))
     refused(bundle.parameters, code, PARAMETERS, words)
+
+
+def test_parameters_with_a_note_in_the_file(tmp_path: Path) -> None:
+    contents = CONTENTS | {PARAMETERS: save(TENSORS, {"made by": "somebody else"})}
+    bundle, plain = (
+        open_bundle(write_folder(tmp_path / name, rows)) for name, rows in (("b", contents), ("c", CONTENTS))
+    )
+    assert bundle.parameters().tolist() == plain.parameters().tolist()
 
 
 STATES = (State("m.w", (2, 3), 0), State("t", (), 6))

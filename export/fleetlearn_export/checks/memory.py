@@ -8,6 +8,10 @@ import sys
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
+LARGE = 2**27
+"""Bytes of a result before which it pays to give back what is free: its memory is mapped apart, beside all of that."""
+
+
 def give_back_freed_memory() -> None:
     """Give back what is free between allocations. glibc keeps it, in pieces that the next tensors often do not fit."""
     if _TRIM is not None:

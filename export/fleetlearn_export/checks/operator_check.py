@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fleetlearn_export.checks.comparison import in_blocks, largest, largest_difference, nudged
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
-from fleetlearn_export.checks.runtime_values import Numbers, values_by_part
+from fleetlearn_export.checks.runtime_values import Numbers, arguments, values_by_part
 from fleetlearn_export.emission.emit import Call, Emission
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.source_locations import first_line, location_of_node, location_of_operator
@@ -28,8 +28,9 @@ RELATIVE = 1e-4
 TIMES_OWN_ERROR = 16
 """and, added to it, so many times the operator's own error: that of PyTorch in float32, or the effect of nudged inputs.
 These tell how large the error is of a sum that is mathematically 0."""
-SMALL = 0.01
-"""Below this part of what is allowed for its size a difference is small, and the operator's own error is not asked."""
+SMALL = 0.1
+"""Below this part of what is allowed for its size, a difference is small. Then neither float64 nor the operator's own
+error is asked: the latter only adds to what is allowed, and of PyTorch's distance from float64 it adds 16 times."""
 HUGE = 1e30
 """Larger elements, such as a mask's lowest number, are compared by their own size; they are no scale for others."""
 aten = torch.ops.aten
@@ -132,16 +133,7 @@ def _compared(call: Call, emission: Emission, values: Mapping[str, Tensor], numb
     node = call.node
     if node.target in UNINITIALISED:
         raise _IncomparableError("its result is uninitialised")
-
-    def argument(row: Any) -> Any:
-        if not isinstance(row, fx.Node):
-            return numbers.value(row)
-        traced = row.meta["val"]
-        if not isinstance(traced, Tensor):
-            return numbers.value(traced)
-        return values[emission.values[row]]
-
-    args, kwargs = pytree.tree_map(argument, (node.args, node.kwargs), is_leaf=lambda row: isinstance(row, fx.Node))
+    args, kwargs = arguments(call, emission, values, numbers)
     if node.target in POOLING:
         axes = POOLING[node.target]
         count = prod(args[0].shape[-axes:])

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fleetlearn_export.checks.comparison import largest
 from fleetlearn_export.checks.double_precision import Doubled, DoublePrecision, as_double
+from fleetlearn_export.checks.memory import LARGE, give_back_freed_memory
 from fleetlearn_export.checks.one_example import right_for_one_example
 from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_export.model.stateless import functional_call
@@ -90,6 +91,8 @@ class PyTorchTraining:
         def pass_on(name: str, leaf: Tensor) -> None:
             gradient, leaf.grad = leaf.grad, None
             assert gradient is not None
+            if gradient.nbytes >= LARGE:
+                give_back_freed_memory()
             self.sizes[name] = largest(gradient)
             take(name, leaf.detach(), gradient)
 
@@ -175,6 +178,7 @@ class PyTorchTraining:
             elif rule.contrastive:
                 similar = self._contrastive(given, outputs, leaves, given["hyper.temperature"].item())
                 target = loss + given["hyper.mu"].item() * similar
+            give_back_freed_memory()  # what lies between the results that the backward pass reads
             target.backward()
         outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
         metrics = {f"metric.{name}": function(outputs, *targets) for name, function in user.metrics.items()}

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from fleetlearn_export.checks.comparison import compare, first_passing
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
 from fleetlearn_export.checks.early_results import early_results
+from fleetlearn_export.checks.memory import LARGE, give_back_freed_memory
 from fleetlearn_export.checks.one_example import right_for_one_example
 from fleetlearn_export.checks.pytorch_training import Take
 from fleetlearn_export.checks.training_comparison import FLOAT32, FLOAT64, CheckedStep, Precision, compare_training
@@ -118,6 +119,8 @@ class _Interpreter(_AnyLayout):
         copied = n.target is torch.ops.aten.clone.default and n.all_input_nodes[0].op == "placeholder"
         if copied and all(user.op != "output" for user in n.users):
             return self.fetch_args_kwargs_from_env(n)[0][0]
+        if _is_large(n.meta.get("val")):
+            give_back_freed_memory()
         value = super().run_node(n)
         if self._take is None or n not in self._names or len(n.users) > 1:
             return value
@@ -125,6 +128,12 @@ class _Interpreter(_AnyLayout):
             self._take(name, value)
             self.taken.add(name)
         return None
+
+
+def _is_large(traced: Any) -> bool:
+    """Whether a traced result, of a size that does not depend on the number of examples, is large in float64."""
+    count = traced.numel() if isinstance(traced, Tensor) else 0
+    return isinstance(count, int) and count * torch.float64.itemsize >= LARGE
 
 
 def _with_early_results(graph: fx.Graph) -> fx.Graph:

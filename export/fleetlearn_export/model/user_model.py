@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.model.on_disk import on_disk
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.stateless import attributes_restored, functional_call
 from fleetlearn_export.model.steps import Function
@@ -304,8 +305,24 @@ def _refuse_dependence_on_size(
 def _sizes_of_gradients(user: UserModel, features: Function | None, size: int) -> tuple[dict[str, float], bool]:
     """Return the largest element of each gradient on the first rows of the example, and whether the model writes into
     its parameters. Raises ExportError."""
+    with on_disk() as before:
+        for name, value in user.model.named_parameters():
+            before.keep(name, value)
+        try:
+            sizes = _run_backwards(user, features, size)
+        finally:
+            changed = [name for name, value in user.model.named_parameters() if not torch.equal(value, before[name])]
+            with torch.no_grad():
+                for name in changed:
+                    user.model.get_parameter(name).copy_(before[name])
+    return sizes, bool(changed)
+
+
+def _run_backwards(user: UserModel, features: Function | None, size: int) -> dict[str, float]:
+    """Do the same, on the parameters' own memory: copies took 0.5 GiB of a model of 135 million parameters."""
     batch = {name: torch.cat([array, array[:1]])[:size] for name, array in user.batch.items()}
-    state = copy_of_state(user.model)
+    state = {name: value.detach().clone() for name, value in user.model.named_buffers()}
+    state |= {name: value.detach() for name, value in user.model.named_parameters()}
     leaves = {
         name: state[name].requires_grad_() for name, value in user.model.named_parameters() if value.requires_grad
     }
@@ -350,8 +367,7 @@ def _sizes_of_gradients(user: UserModel, features: Function | None, size: int) -
             "and return their gradients, call their layers without the Function, or freeze them with "
             f"requires_grad_(False): {', '.join(sorted(hidden))}"
         )
-    writes = any(not torch.equal(value, state[name]) for name, value in user.model.named_parameters())
-    return sizes, writes
+    return sizes
 
 
 @contextmanager
@@ -388,12 +404,6 @@ def _describe(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
     return f"a {type(value).__name__}"
-
-
-def copy_of_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of all parameters and buffers, for calls that must not change the model."""
-    rows = [*model.named_parameters(), *model.named_buffers()]
-    return {name: value.detach().clone() for name, value in rows}
 
 
 def training_mode(model: nn.Module) -> AbstractContextManager[None]:

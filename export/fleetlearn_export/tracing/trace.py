@@ -340,9 +340,10 @@ def _refuse_complex_numbers(graph: torch.fx.Graph) -> None:
 
 def _refuse_random_evaluation(user: UserModel, graph: torch.fx.Graph) -> None:
     """Raise ExportError if the model draws random numbers in evaluation mode."""
-    with as_export_error("in evaluation mode the model fails in PyTorch itself"), Seeded(torch.tensor(0)) as seeded:
+    what = "in evaluation mode the model fails in PyTorch itself"
+    with as_export_error(what), torch.no_grad(), Seeded(torch.tensor(0)) as seeded:
         tensors = {f"model.{name}": value for name, value in user.written().items()}
-        functional_call(LossModule(user), tensors, tuple(value.clone() for value in user.batch.values()))
+        functional_call(LossModule(user), tensors, tuple(user.few().values()))
     if seeded.draws:
         # A dropout that is switched off is still in the graph: it has the argument False.
         random = [

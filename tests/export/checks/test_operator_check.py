@@ -13,6 +13,7 @@ import zoo
 from fleetlearn_export import ExportError
 from fleetlearn_export.checks import runtime_values
 from fleetlearn_export.checks.operator_check import UNINITIALISED, check_operators, compare_operators
+from fleetlearn_export.checks.runtime_values import Numbers
 from fleetlearn_export.emission.table import OPERATORS
 from mutants import TracedStep, mutate, traced_step
 
@@ -136,6 +137,26 @@ def test_values_in_many_parts_give_the_same(steps: Steps, monkeypatch: pytest.Mo
     parts, _ = compare_operators(step.module, step.emitted(), step.inputs())
     assert [row.name() for row in parts] == [row.name() for row in whole]
     assert [row.excess for row in parts] == [row.excess for row in whole]
+
+
+def test_transposed_weights_take_no_memory_of_their_own(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the runtime's are equal: a wrong one stays as the runtime made it, and is found."""
+    step = steps("mlp")
+    monkeypatch.setattr(runtime_values, "MAX_BYTES", 1)  # each operator is a part
+    emission, given = step.emitted(), step.inputs()
+    parts = runtime_values.values_by_part(step.module, emission, given, Numbers(step.module, emission, given))
+    weights = {value.data_ptr() for name, value in given.items() if name.startswith("param.") and value.dim() == 2}
+    read = 0
+    for calls, values in parts:
+        for node in calls[0].node.all_input_nodes:
+            if node.target is aten.t.default and emission.values[node.all_input_nodes[0]].startswith("param."):
+                assert values[emission.values[node]].data_ptr() in weights
+                read += 1
+    assert read >= len(weights)
+
+    mutate(monkeypatch, aten.t.default, mutants.all_scaled)
+    with pytest.raises(ExportError, match=r"operator aten\.t\.default .* was exported as something else"):
+        check_operators(step.module, step.emitted(), step.inputs())
 
 
 def test_an_operator_that_is_not_compared_is_said(monkeypatch: pytest.MonkeyPatch, steps: Steps) -> None:

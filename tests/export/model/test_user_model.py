@@ -298,3 +298,16 @@ def test_a_model_that_writes_into_its_parameters_is_known() -> None:
         before = model.rows.weight.detach().clone()
         assert source_of(model, example=example).writes is writes
         assert torch.equal(model.rows.weight, before)
+
+
+def test_a_model_that_fails_after_a_write_has_its_parameters_again() -> None:
+    class Failing(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.weight.data.mul_(2)
+            raise ValueError("too late")
+
+    model = Failing(3, 2)
+    before = model.weight.detach().clone()
+    with pytest.raises(ExportError, match="too late"):
+        source_of(model)
+    assert torch.equal(model.weight, before)

@@ -1,4 +1,4 @@
-"""Tensors that wait on disk for a comparison, where they take no memory."""
+"""Tensors that wait on disk until they are needed, where they take no memory."""
 
 from __future__ import annotations
 
