@@ -17,6 +17,8 @@ from fleetlearn_export.tracing.formulas.recording import FORMULAS, Formulas, for
 from fleetlearn_export.tracing.free_lengths import lengths_free
 from fleetlearn_export.tracing.packed_sequences import packed_sequences_padded
 from fleetlearn_export.tracing.stand_ins import kernels_chosen_freely, shapes_known
+from fleetlearn_export.tracing.transformer_masks import masks_unread
+from fleetlearn_export.tracing.value_checks import checks_passed
 
 
 @contextmanager
@@ -30,6 +32,8 @@ def user_code_traced(formulas: Formulas = FORMULAS) -> Iterator[None]:
         kernels_chosen_freely(),
         distributions_unchecked(),
         packed_sequences_padded(),
+        masks_unread(),
+        checks_passed(),
         ranges_known(),
         lengths_free(),
         _sizes_hashable(),
