@@ -147,6 +147,17 @@ def diagonal_backward(
     return graph.transposed(moved, [order.index(axis) for axis in range(out.dim())])
 
 
+def diagonal_scatter(
+    graph: Emitter, out: Tensor, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> str:
+    def on_diagonal(row: Value) -> str:
+        return diagonal_backward(graph, out, row, x.shape, offset, dim1, dim2)
+
+    ones = Value(graph.filled(1, src.shape, src.dtype), src.traced)
+    replaced = graph.cast_node(on_diagonal(ones), torch.bool)
+    return graph.node("Where", replaced, on_diagonal(src), x)
+
+
 def _matrices(shape: Sequence[Size], dim1: int, dim2: int) -> tuple[list[int], int, int]:
     """Return an order of the axes that moves the two to the end, and their sizes."""
     first, second = axis_of(dim1, len(shape)), axis_of(dim2, len(shape))
@@ -175,4 +186,5 @@ OPERATORS: dict[torch._ops.OpOverload, Handler] = {
     aten.unbind.int: unbound,
     aten.diagonal.default: diagonal,
     aten.diagonal_backward.default: diagonal_backward,
+    aten.diagonal_scatter.default: diagonal_scatter,
 }

@@ -73,6 +73,8 @@ REPLACED: list[tuple[Any, Callable[..., Any]]] = [
     (aten.slice_scatter.default, lambda x: torch.slice_scatter(x, x[1:] * 2, 0, 0, -1)),
     (aten.select_scatter.default, lambda x: torch.select_scatter(x, x[:, 1] * 2, 1, -1)),
     (aten.select_scatter.default, lambda x: torch.select_scatter(x, x[0] * 2, 0, -1)),
+    (aten.diagonal_scatter.default, lambda x: torch.diagonal_scatter(x / 0, x[:, 0, :4], 0, 1, 2)),
+    (aten.diagonal_scatter.default, lambda x: torch.diagonal_scatter(x, x[:, 1, :3] * 3, -1, -2, -1)),
 ]
 
 
