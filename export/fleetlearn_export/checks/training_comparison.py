@@ -237,7 +237,10 @@ def _compare_plain_step(
     takes no batch of one. Raises ExportError.
     """
     batch = {name: value for name, value in given.items() if name.startswith("batch.")}
-    what_on = f"the {what}, on a batch of {len(next(iter(batch.values())))},"
+    count = len(next(iter(batch.values())))
+    # Tracing takes any number from two for granted.
+    one = " example (if your model asks for that number, leave the question out)" if count == 1 else ""
+    what_on = f"the {what}, on a batch of {count}{one},"
     double = precision.dtype == torch.float64
     reference = PyTorchTraining(user, step, features, precision.dtype)
     with on_disk() as parameters:
@@ -283,7 +286,7 @@ def _compare_plain_step(
         for name, value in run(given, take).items():
             take(name, value)
         if double:
-            _refuse_other_gradients(f"the {what}", of_gradients, reference.sizes, precision, {})
+            _refuse_other_gradients(what_on if one else f"the {what}", of_gradients, reference.sizes, precision, {})
         worst = refuse_larger({_described(name): row for name, row in differences.items()}, what_on)
     return worst, {name: values[name] for name in step.values} if values else {}
 

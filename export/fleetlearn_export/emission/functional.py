@@ -20,6 +20,13 @@ FUNCTIONAL_NAMES = {
 """Where the functional operator is not the one without the underscore. Its further results are the new values of the
 arguments that it would have written into."""
 
+SCATTERS: dict[Any, torch._ops.OpOverload] = {
+    aten.slice.Tensor: aten.slice_scatter.default,
+    aten.select.int: aten.select_scatter.default,
+    aten.diagonal.default: aten.diagonal_scatter.default,
+}
+"""What makes a view -> what puts the view's elements back in their places."""
+
 
 def without_writes(module: fx.GraphModule) -> fx.GraphModule:
     """Return the traced graph with each operator that writes into a tensor replaced, ``add_`` by ``add`` for example.
@@ -137,9 +144,8 @@ class _Rewriting:
         offset: Any = view.args[3] if len(view.args) > 3 else None
         if _writes_into_first(view) or operator in (aten.detach.default, aten.alias.default):
             return value
-        if operator in (aten.slice.Tensor, aten.select.int):
-            scatter = aten.slice_scatter.default if operator is aten.slice.Tensor else aten.select_scatter.default
-            parts: tuple[Any, ...] = (scatter, self._present(source), value, *self._read(arguments))
+        if operator in SCATTERS:
+            parts: tuple[Any, ...] = (SCATTERS[operator], self._present(source), value, *self._read(arguments))
         elif operator in (aten.permute.default, aten.transpose.int, aten.t.default):
             if operator is aten.permute.default:
                 order = [axis % whole.dim() for axis in view.args[1]]  # type: ignore[union-attr]

@@ -13,10 +13,13 @@ from fleetlearn_export.model.source_locations import user_frames_recorded
 from fleetlearn_export.silence import silenced_python
 from fleetlearn_export.tracing.constant_ranges import ranges_known
 from fleetlearn_export.tracing.distributions import distributions_unchecked
+from fleetlearn_export.tracing.filled_tensors import numbers_from_tensors
 from fleetlearn_export.tracing.formulas.recording import FORMULAS, Formulas, formulas_recorded
 from fleetlearn_export.tracing.free_lengths import lengths_free
 from fleetlearn_export.tracing.packed_sequences import packed_sequences_padded
 from fleetlearn_export.tracing.stand_ins import kernels_chosen_freely, shapes_known
+from fleetlearn_export.tracing.transformer_masks import masks_unread
+from fleetlearn_export.tracing.value_checks import checks_passed
 
 
 @contextmanager
@@ -30,7 +33,11 @@ def user_code_traced(formulas: Formulas = FORMULAS) -> Iterator[None]:
         kernels_chosen_freely(),
         distributions_unchecked(),
         packed_sequences_padded(),
+        masks_unread(),
+        checks_passed(),
         ranges_known(),
+        numbers_from_tensors(),
+        torch._dynamo.config.patch(error_on_nested_fx_trace=False),
         lengths_free(),
         _sizes_hashable(),
         _conversions_skipped(),

@@ -167,6 +167,12 @@ def test_an_operator_that_is_not_compared_is_said(monkeypatch: pytest.MonkeyPatc
     assert aten.addmm.default in OPERATORS
 
 
+def test_results_that_only_pytorchs_backward_pass_reads_are_there() -> None:
+    layers = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.LogSigmoid())
+    step = traced_step(zoo.classifier(layers, zoo.numbers(5), 3))
+    assert check_operators(step.module, step.emitted(), step.inputs()).worst.excess < HEALTHY
+
+
 class Sorting(torch.nn.Module):
     """Sorts the middle of each row, all of whose elements occur several times."""
 

@@ -88,6 +88,16 @@ def test_a_wrong_decomposition_is_found(name: str, operator: Any, wrong: Callabl
         checked(step)
 
 
+def test_a_model_that_asks_for_one_example_is_told_so() -> None:
+    class OtherWithOne(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (1 if x.shape[0] == 1 else 2)
+
+    step = traced_step(zoo.classifier(OtherWithOne(6, 4), zoo.numbers(6), 4))
+    with pytest.raises(ExportError, match=r"on a batch of 1 example \(if your model asks .*, has another gradient"):
+        checked(step)
+
+
 def test_code_that_depends_on_its_tensors_dtype_is_compared_in_float32() -> None:
     """In float64 this model is another one."""
 

@@ -8,6 +8,8 @@ from fleetlearn_export.tracing.trace import export_loss
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.support.emission_cases import check_emission
+
 
 def test_a_condition_that_holds_for_all_numbers_of_examples_is_none() -> None:
     """PyTorch asks whether n * min(2, 2 * n) is 2 * n, and cannot prove it."""
@@ -23,3 +25,8 @@ def test_a_condition_that_holds_for_all_numbers_of_examples_is_none() -> None:
     )
     with training_mode(user.model):
         assert export_loss(user).find_nodes(op="call_function", target=torch.ops.aten.mean.dim)
+
+
+def test_what_torch_compile_compiled_is_traced_as_it_was_before() -> None:
+    layer = torch.compile(nn.Linear(3, 2), backend="eager")
+    check_emission(torch.ops.aten.addmm.default, lambda x: layer(x), torch.randn(3, 3))

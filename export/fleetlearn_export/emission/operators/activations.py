@@ -247,8 +247,17 @@ def softplus(graph: Emitter, out: Tensor, x: Value, beta: float = 1, threshold: 
 
 def _log_of_both(graph: Emitter, x: str, dtype: torch.dtype) -> str:
     """Return log(1 + exp(-abs(x)))."""
-    power = graph.node("Exp", graph.node("Neg", graph.node("Abs", x)))
-    return graph.node("Log", graph.node("Add", power, graph.number(1, dtype)))
+    return _log_of_sum(graph, _power_of_both(graph, x), dtype)
+
+
+def _power_of_both(graph: Emitter, x: str) -> str:
+    """Return exp(-abs(x))."""
+    return graph.node("Exp", graph.node("Neg", graph.node("Abs", x)))
+
+
+def _log_of_sum(graph: Emitter, x: str, dtype: torch.dtype) -> str:
+    """Return log(1 + x)."""
+    return graph.node("Log", graph.node("Add", x, graph.number(1, dtype)))
 
 
 def softplus_backward(graph: Emitter, out: Tensor, grad: Value, x: Value, beta: float, threshold: float) -> str:
@@ -260,10 +269,11 @@ def softplus_backward(graph: Emitter, out: Tensor, grad: Value, x: Value, beta: 
     return graph.node("Mul", grad, slope)
 
 
-def log_sigmoid_forward(graph: Emitter, out: Any, x: Value) -> list[str | None]:
-    """The second result is for the backward pass, which needs none."""
+def log_sigmoid_forward(graph: Emitter, out: Any, x: Value) -> list[str]:
+    """Write it, and exp(-abs(x)) for PyTorch's backward pass. Ours reads only x, so no graph keeps the second one."""
     below = graph.node("Min", x, graph.number(0, x.dtype))
-    return [graph.node("Sub", below, _log_of_both(graph, x.name, x.dtype)), None]
+    power = _power_of_both(graph, x.name)
+    return [graph.node("Sub", below, _log_of_sum(graph, power, x.dtype)), power]
 
 
 def log_sigmoid_backward(graph: Emitter, out: Tensor, grad: Value, x: Value, buffer: Value) -> str:

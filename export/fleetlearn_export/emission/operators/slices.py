@@ -20,6 +20,7 @@ from fleetlearn_export.emission.emitter import (
     fixed_sizes,
     same_size,
 )
+from fleetlearn_export.emission.operators.creation import eye
 
 aten = torch.ops.aten
 END = 2**63 - 1
@@ -127,7 +128,10 @@ def _replaced(graph: Emitter, x: Value, source: str, axis: int, begin: Size, end
 
 
 def diagonal(graph: Emitter, out: Tensor, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> str:
-    """A diagonal is a slice with steps along the two axes as one."""
+    """A diagonal is a slice with steps along the two axes as one, where these sizes are known."""
+    if _is_by_examples(x.shape, offset):
+        elements = graph.node("Where", _on_diagonal(graph, x.shape), x, graph.number(0, x.dtype))
+        return graph.node("ReduceSum", elements, graph.constant([1], torch.int64), keepdims=0)
     order, rows, columns = _matrices(x.shape, dim1, dim2)
     count = int(out.shape[-1])
     moved = graph.reshaped(graph.transposed(x, order), [*out.shape[:-1], rows * columns])
@@ -138,6 +142,9 @@ def diagonal(graph: Emitter, out: Tensor, x: Value, offset: int = 0, dim1: int =
 def diagonal_backward(
     graph: Emitter, out: Tensor, grad: Value, input_sizes: Sequence[Any], offset: int, dim1: int, dim2: int
 ) -> str:
+    if _is_by_examples(out.shape, offset):
+        rows_of_grad = graph.reshaped(grad, [*grad.shape, 1])
+        return graph.node("Where", _on_diagonal(graph, out.shape), rows_of_grad, graph.number(0, grad.dtype))
     order, rows, columns = _matrices(list(out.shape), dim1, dim2)
     count = int(grad.shape[-1])
     begin = _first_of_diagonal(offset, columns)
@@ -145,6 +152,27 @@ def diagonal_backward(
     flat = placed(graph, grad, grad.shape, grad.rank - 1, begin, after, columns + 1)
     moved = graph.reshaped(flat, [*grad.shape[:-1], rows, columns])
     return graph.transposed(moved, [order.index(axis) for axis in range(out.dim())])
+
+
+def diagonal_scatter(
+    graph: Emitter, out: Tensor, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> str:
+    def on_diagonal(row: Value) -> str:
+        return diagonal_backward(graph, out, row, x.shape, offset, dim1, dim2)
+
+    ones = Value(graph.filled(1, src.shape, src.dtype), src.traced)
+    replaced = graph.cast_node(on_diagonal(ones), torch.bool)
+    return graph.node("Where", replaced, on_diagonal(src), x)
+
+
+def _is_by_examples(shape: Sequence[Size], offset: int) -> bool:
+    """Whether it is the main diagonal of a matrix that compares all examples with each other, as in CLIP's loss."""
+    return len(shape) == 2 and offset == 0 and not isinstance(fixed_size(shape[0]), int) and same_size(*shape)
+
+
+def _on_diagonal(graph: Emitter, shape: Sequence[Size]) -> str:
+    """Return bool (n, n), whether the element is on the diagonal."""
+    return eye(graph, torch.empty(list(shape), dtype=torch.bool, device="meta"))
 
 
 def _matrices(shape: Sequence[Size], dim1: int, dim2: int) -> tuple[list[int], int, int]:
@@ -175,4 +203,5 @@ OPERATORS: dict[torch._ops.OpOverload, Handler] = {
     aten.unbind.int: unbound,
     aten.diagonal.default: diagonal,
     aten.diagonal_backward.default: diagonal_backward,
+    aten.diagonal_scatter.default: diagonal_scatter,
 }

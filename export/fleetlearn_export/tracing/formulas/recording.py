@@ -15,6 +15,7 @@ from fleetlearn_export.tracing.formulas import (
     distances,
     experts,
     grids,
+    margins,
     recurrent,
     resizing,
     spectrograms,
@@ -31,6 +32,7 @@ FORMULAS: Formulas = {
     **concatenations.FORMULAS,
     **ctc.FORMULAS,
     **experts.FORMULAS,
+    **margins.FORMULAS,
     **spectrograms.FORMULAS,
     **recurrent.FORMULAS,
 }

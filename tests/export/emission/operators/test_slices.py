@@ -65,6 +65,14 @@ def test_gradients(operator: Any, function: Callable[..., Any]) -> None:
     check_emission(operator, gradient_of(lambda x: function(x)), X, grad)
 
 
+def test_the_diagonal_of_a_matrix_of_all_examples() -> None:
+    rows = X[:, :, 0]
+    check_emission(aten.diagonal.default, lambda x: torch.diagonal(x @ x.T - x[:, :1] / 0), rows)
+    grad = torch.tensor([1.0, -2.0, 0.5])
+    check_emission(aten.diagonal_backward.default, gradient_of(lambda x: torch.diag(x @ x.T)), rows, grad)
+    check_emission(aten.diagonal_scatter.default, lambda x: torch.diagonal_scatter(x @ x.T, x[:, 1]), rows)
+
+
 REPLACED: list[tuple[Any, Callable[..., Any]]] = [
     (aten.slice_scatter.default, lambda x: torch.slice_scatter(x, x[:, :2] * 3, 1, 1, 3)),
     (aten.slice_scatter.default, lambda x: torch.slice_scatter(x, x[:, :2] * 3, 1, -2)),
@@ -73,6 +81,8 @@ REPLACED: list[tuple[Any, Callable[..., Any]]] = [
     (aten.slice_scatter.default, lambda x: torch.slice_scatter(x, x[1:] * 2, 0, 0, -1)),
     (aten.select_scatter.default, lambda x: torch.select_scatter(x, x[:, 1] * 2, 1, -1)),
     (aten.select_scatter.default, lambda x: torch.select_scatter(x, x[0] * 2, 0, -1)),
+    (aten.diagonal_scatter.default, lambda x: torch.diagonal_scatter(x / 0, x[:, 0, :4], 0, 1, 2)),
+    (aten.diagonal_scatter.default, lambda x: torch.diagonal_scatter(x, x[:, 1, :3] * 3, -1, -2, -1)),
 ]
 
 
