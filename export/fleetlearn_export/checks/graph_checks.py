@@ -127,7 +127,7 @@ def _check_outputs(
         with DoublePrecision() if double else nullcontext():
             rows = [as_double(batch) if double else batch for batch in some]
             given = as_double(given) if double else given
-            return [call_in_pytorch(partial(_in_pytorch, module, given, batch, inputs), batch) for batch in rows]
+            return [call_in_pytorch(partial(_in_pytorch, user, module, given, batch, inputs), batch) for batch in rows]
 
     def check(seed: int) -> float:
         worst = 0.0
@@ -151,7 +151,9 @@ def _check_outputs(
     return first_passing(check)
 
 
-def _in_pytorch(module: nn.Module, given: Tensors, batch: Tensors, inputs: list[str]) -> tuple[torch.Tensor, ...]:
-    with torch.no_grad():
+def _in_pytorch(
+    user: UserModel, module: nn.Module, given: Tensors, batch: Tensors, inputs: list[str]
+) -> tuple[torch.Tensor, ...]:
+    with torch.no_grad(), user.evaluation_draws():
         result: tuple[torch.Tensor, ...] = functional_call(module, given, tuple(batch[name].clone() for name in inputs))
         return result

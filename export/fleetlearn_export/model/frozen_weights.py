@@ -121,18 +121,16 @@ def effect_of_rounding(user: UserModel, before: dict[str, Tensor]) -> float | No
     """
     if not before:
         return None
-    with evaluation_mode(user.model), torch.no_grad():
-        inputs = tuple(user.inputs().values())
-        pairs = [
-            (value.float(), other.float())
-            for value, other in zip(
-                *(
-                    pytree.tree_leaves(functional_call(user.model, tensors, tuple(value.clone() for value in inputs)))
-                    for tensors in (before, {})
-                ),
-                strict=True,
-            )
-            if isinstance(value, Tensor) and value.is_floating_point()
-        ]
+
+    def outputs(tensors: dict[str, Tensor]) -> list[Any]:
+        inputs = tuple(value.clone() for value in user.inputs().values())
+        with evaluation_mode(user.model), torch.no_grad(), user.evaluation_draws():
+            return pytree.tree_leaves(functional_call(user.model, tensors, inputs))
+
+    pairs = [
+        (value.float(), other.float())
+        for value, other in zip(outputs(before), outputs({}), strict=True)
+        if isinstance(value, Tensor) and value.is_floating_point()
+    ]
     changes = (float((other - value).abs().max() / value.abs().max().clamp_min(1e-30)) for value, other in pairs)
     return max(changes, default=0.0)

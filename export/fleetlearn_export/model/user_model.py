@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.on_disk import on_disk
+from fleetlearn_export.model.random_evaluation import DropoutRefused, drawn_from_fixed_seed
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.stateless import attributes_restored, functional_call
 from fleetlearn_export.model.steps import Function
@@ -52,6 +53,8 @@ class UserModel(NamedTuple):
     """The largest element of any parameter's gradient on the example."""
     writes: bool = False
     """Whether the model or its loss writes into a parameter, as ``nn.Embedding(max_norm=...)`` does."""
+    random_evaluation: bool = False
+    """Whether the model, the loss or a metric draws random numbers in evaluation mode."""
     outputs_left_out: Mapping[str, str] = {}
     """Name of an output that is in no graph -> what it is: not a tensor with a row for each example."""
 
@@ -61,6 +64,10 @@ class UserModel(NamedTuple):
     def few(self) -> dict[str, Tensor]:
         """Return the first FEW rows of the example."""
         return {name: value[:FEW].clone() for name, value in self.batch.items()}
+
+    def evaluation_draws(self) -> AbstractContextManager[object]:
+        """Return a context for one evaluation, in which the random numbers are those of eval.onnx and infer.onnx."""
+        return drawn_from_fixed_seed() if self.random_evaluation else nullcontext()
 
     def outputs(self, inputs: tuple[Tensor, ...]) -> Any:
         """Call the model, without a change of its parameters."""
@@ -167,8 +174,7 @@ def make_user_model(
     user = UserModel(model, loss, metrics, _named_batch(example, names, targets), targets)
     _check_parameters(model, loss)
     user = _checked_by_running(user, features)
-    _refuse_sum_as_loss(user)
-    return user
+    return _checked_in_evaluation(user)
 
 
 def check_name(what: str, name: object, kind: Any = Name) -> None:
@@ -383,21 +389,31 @@ def _gradients_put_aside(model: nn.Module) -> Iterator[None]:
             value.grad = gradient
 
 
-def _refuse_sum_as_loss(user: UserModel) -> None:
-    """Raise ExportError if the loss is a sum over the batch: with each row twice a sum doubles, and a mean stays."""
-    found = []
+def _checked_in_evaluation(user: UserModel) -> UserModel:
+    """Run the loss in evaluation mode, on a few rows of the example and with each of them there twice.
+
+    Returns the same with the field that this shows. Raises ExportError if dropout is on, or if the loss is a sum over
+    the batch: it doubles with each row twice, and a mean stays.
+    """
+    found, draws = [], 0
     what = "in evaluation mode the model or its loss fails in PyTorch itself"
     with evaluation_mode(user.model), as_export_error(what):
         for times in (1, 2):
             arrays = tuple(torch.cat([array[:FEW]] * times) for array in user.batch.values())
             inputs, targets = arrays[: len(user.inputs())], arrays[len(user.inputs()) :]
-            found.append(user.loss(user.outputs(inputs), *targets).item())
+            with DropoutRefused(), drawn_from_fixed_seed() as seeded:
+                outputs = user.outputs(inputs)
+                found.append(user.loss(outputs, *targets).item())
+                for metric in user.metrics.values():
+                    metric(pytree.tree_map_only(Tensor, Tensor.detach, outputs), *targets)
+            draws += seeded.draws
     once, twice = found
     if once and abs(twice - 2 * once) <= 1e-4 * abs(once):
         raise ExportError(
             f"the loss is {once:.4g} on {FEW} examples, and {twice:.4g} with each of them there twice: it is a sum; "
             'expected the mean over the batch, as reduction="mean" gives it'
         )
+    return user._replace(random_evaluation=draws > 0)
 
 
 def _describe(value: object) -> str:

@@ -19,7 +19,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_export.model.source_locations import (
     as_export_error,
     fixed_size_error,
@@ -239,7 +238,7 @@ def trace_evaluation(
     def function(given: Tensors) -> Tensors:
         rows = list(given.values())
         own = {f"model.{name}": value for name, value in zip(values, rows, strict=False)}
-        with torch.no_grad(), plain_kernels():
+        with torch.no_grad(), plain_kernels(), user.evaluation_draws():
             results = functional_call(module, own, tuple(rows[len(values) :]))
         return dict(zip(names, results, strict=True))
 
@@ -251,7 +250,6 @@ def trace_evaluation(
 
     graph = traced_either_way(traced)
     _refuse_unsupported_operators(graph.graph)
-    _refuse_random_evaluation(user, graph.graph)
     return Traced(graph, arguments, rows, names)
 
 
@@ -267,7 +265,7 @@ def eval_program(user: UserModel, values: dict[str, Tensor]) -> Program:
     """Return the program of sums over a batch. The model is in evaluation mode. Raises ExportError."""
     module = ParametersAsArguments(EvalModule(user), list(values))
     exported = _export(module, len(values), [*(v.clone() for v in values.values()), *user.batch.values()])
-    _refuse_random_evaluation(user, exported.graph)
+    _refuse_random_evaluation(user)
     inputs = [*(f"param.{name}" for name in values), *(f"batch.{name}" for name in user.batch)]
     outputs = user.sum_names()
     return Program(exported, inputs, outputs, exported.graph)
@@ -338,23 +336,10 @@ def _refuse_complex_numbers(graph: torch.fx.Graph) -> None:
             )
 
 
-def _refuse_random_evaluation(user: UserModel, graph: torch.fx.Graph) -> None:
-    """Raise ExportError if the model draws random numbers in evaluation mode."""
-    what = "in evaluation mode the model fails in PyTorch itself"
-    with as_export_error(what), torch.no_grad(), Seeded(torch.tensor(0)) as seeded:
-        tensors = {f"model.{name}": value for name, value in user.written().items()}
-        functional_call(LossModule(user), tensors, tuple(user.few().values()))
-    if seeded.draws:
-        # A dropout that is switched off is still in the graph: it has the argument False.
-        random = [
-            node
-            for node in graph.nodes
-            if isinstance(node.target, torch._ops.OpOverload)
-            and torch.Tag.nondeterministic_seeded in node.target.tags
-            and not any(row is False for row in node.args)  # a 0 is equal to False
-        ]
-        place = f" in operator {random[0].target}{location_of_node(random[0])}" if random else ""
+def _refuse_random_evaluation(user: UserModel) -> None:
+    """Raise ExportError if the model draws random numbers in evaluation mode, where PyTorch's exporter writes it."""
+    if user.random_evaluation:
         raise ExportError(
-            f"in evaluation mode the model draws random numbers{place}. Let it do so in training only: nn.Dropout, or "
-            "functional.dropout(x, p, self.training)"
+            "in evaluation mode the model draws random numbers, and has an operator that is not in our table: where "
+            "PyTorch's ONNX exporter writes a model, there is no fixed seed. Let it draw in training only"
         )
