@@ -166,6 +166,12 @@ def make_user_model(
     """
     if not isinstance(model, nn.Module):
         raise ExportError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
+    scripted = next((name for name, part in model.named_modules() if isinstance(part, torch.jit.ScriptModule)), None)
+    if scripted is not None:
+        raise ExportError(
+            f"{scripted or 'the model'} is TorchScript (torch.jit), whose operators cannot be recorded: "
+            "export the torch.nn.Module that it was made from"
+        )
     for what, function in {"the loss": loss, **{f"metric {name}": row for name, row in metrics.items()}}.items():
         if not callable(function):
             raise ExportError(f"{what} is a {type(function).__name__}; expected a function (outputs, *targets)")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -96,6 +97,12 @@ def _infinite() -> nn.Module:
     return model
 
 
+def _scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Linear(3, 2)))
+
+
 class Metric(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -106,6 +113,7 @@ class Metric(nn.Module):
     ("options", "text"),
     [
         ({"model": functional.relu}, "the model is a function; expected a torch.nn.Module"),
+        ({"model": _scripted()}, "^1 is TorchScript .* the torch.nn.Module that it was made from"),
         ({"model": nn.Linear(3, 2).requires_grad_(False)}, "no parameter with requires_grad"),
         ({"model": _half()}, r"parameter 1.weight is torch.float64; .* model.float\(\)"),
         ({"model": Sometimes(3, 2)}, "parameter bias gets a gradient on 4 examples or on 3, not on both"),
