@@ -9,7 +9,8 @@ _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linu
 
 
 LARGE = 2**27
-"""Bytes of a result before which it pays to give back what is free: its memory is mapped apart, beside all of that."""
+"""The system maps memory of its own for a result of at least this many bytes. Before one is made, freed memory goes
+back: it would stay beside the result."""
 
 
 def give_back_freed_memory() -> None:

@@ -29,8 +29,8 @@ TIMES_OWN_ERROR = 16
 """and, added to it, so many times the operator's own error: that of PyTorch in float32, or the effect of nudged inputs.
 These tell how large the error is of a sum that is mathematically 0."""
 SMALL = 0.1
-"""Below this part of what is allowed for its size, a difference is small. Then neither float64 nor the operator's own
-error is asked: the latter only adds to what is allowed, and of PyTorch's distance from float64 it adds 16 times."""
+"""A difference below this part of what RELATIVE allows is small. It passes without float64 and without the operator's
+own error, which would only allow more."""
 HUGE = 1e30
 """Larger elements, such as a mask's lowest number, are compared by their own size; they are no scale for others."""
 aten = torch.ops.aten

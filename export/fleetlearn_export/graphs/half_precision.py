@@ -1,7 +1,7 @@
 """A training step whose products take float16: convolutions and matrix products, of the forward and backward pass.
 
-Everything else stays float32, as the parameters and the optimizer's state do: normalisation, softmax, losses, sums,
-sums of products that are a row times a column among them.
+Everything else stays float32, as the parameters and the optimizer's state do: normalisation, softmax, losses, sums. A
+row times a column is a sum, too.
 PyTorch's autocast for CUDA has the same two lists (``AT_FORALL_LOWER_PRECISION_FP`` and ``AT_FORALL_FP32`` in
 ``ATen/autocast_mode.h``); what is on neither list runs there in its inputs' type, and here in float32.
 
@@ -87,7 +87,7 @@ def with_half_products(model: onnx.ModelProto) -> onnx.ModelProto:
 def _products_and_their_moves(model: onnx.ModelProto) -> set[int]:
     """Return the places of the products, and of the moves whose results nothing but a product reads: an operand is cast
     before it is moved."""
-    kinds, sums = _element_types(model)
+    kinds, sums = _types_and_sums(model)
     outputs = {row.name for row in model.graph.output}
     readers: dict[str, list[tuple[int, bool]]] = {}
     """Tensor -> places of the operators that read it, and whether they read its elements."""
@@ -107,8 +107,9 @@ def _products_and_their_moves(model: onnx.ModelProto) -> set[int]:
     return found
 
 
-def _element_types(model: onnx.ModelProto) -> tuple[dict[str, int], set[str]]:
-    """Return the tensors' element types, and the names of tensors that hold one number for each pair of matrices."""
+def _types_and_sums(model: onnx.ModelProto) -> tuple[dict[str, int], set[str]]:
+    """Return the tensors' element types, and the names of those whose last two axes have one element each: the product
+    of a row and a column is such a tensor."""
     light = onnx.ModelProto()
     light.CopyFrom(model)
     del light.graph.initializer[:]
@@ -116,8 +117,8 @@ def _element_types(model: onnx.ModelProto) -> tuple[dict[str, int], set[str]]:
         light.graph.input.append(helper.make_tensor_value_info(row.name, row.data_type, row.dims))
     found = onnx.shape_inference.infer_shapes(light).graph
     types = {row.name: row.type.tensor_type for row in (*found.input, *found.value_info, *found.output)}
-    single = {name for name, row in types.items() if [size.dim_value for size in row.shape.dim[-2:]] == [1, 1]}
-    return {name: row.elem_type for name, row in types.items()}, single
+    sums = {name for name, row in types.items() if [size.dim_value for size in row.shape.dim[-2:]] == [1, 1]}
+    return {name: row.elem_type for name, row in types.items()}, sums
 
 
 def _widen(graph: onnx.GraphProto, wide: set[str]) -> None:

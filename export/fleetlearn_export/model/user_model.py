@@ -331,7 +331,11 @@ def _sizes_of_gradients(user: UserModel, features: Function | None, size: int) -
 
 
 def _run_backwards(user: UserModel, features: Function | None, size: int) -> dict[str, float]:
-    """Do the same, on the parameters' own memory: copies took 0.5 GiB of a model of 135 million parameters."""
+    """Return the largest element of each gradient. Raises ExportError.
+
+    Parameters into which the model writes stay changed: it computes with them. Copies took 0.5 GiB of a model of 135
+    million parameters.
+    """
     batch = {name: torch.cat([array, array[:1]])[:size] for name, array in user.batch.items()}
     state = {name: value.detach().clone() for name, value in user.model.named_buffers()}
     state |= {name: value.detach() for name, value in user.model.named_parameters()}
@@ -398,10 +402,10 @@ def _gradients_put_aside(model: nn.Module) -> Iterator[None]:
 def _checked_in_evaluation(user: UserModel) -> UserModel:
     """Run the loss in evaluation mode, on a few rows of the example and with each of them there twice.
 
-    Returns the same with the field that this shows. Raises ExportError if dropout is on, or if the loss is a sum over
+    Returns ``user`` with ``random_evaluation``. Raises ExportError if dropout is on, or if the loss is a sum over
     the batch: it doubles with each row twice, and a mean stays.
     """
-    found, draws = [], 0
+    found = []
     what = "in evaluation mode the model or its loss fails in PyTorch itself"
     with evaluation_mode(user.model), as_export_error(what):
         for times in (1, 2):
@@ -412,14 +416,13 @@ def _checked_in_evaluation(user: UserModel) -> UserModel:
                 found.append(user.loss(outputs, *targets).item())
                 for metric in user.metrics.values():
                     metric(pytree.tree_map_only(Tensor, Tensor.detach, outputs), *targets)
-            draws += seeded.draws
     once, twice = found
     if once and abs(twice - 2 * once) <= 1e-4 * abs(once):
         raise ExportError(
             f"the loss is {once:.4g} on {FEW} examples, and {twice:.4g} with each of them there twice: it is a sum; "
             'expected the mean over the batch, as reduction="mean" gives it'
         )
-    return user._replace(random_evaluation=draws > 0)
+    return user._replace(random_evaluation=seeded.draws > 0)
 
 
 def _describe(value: object) -> str:

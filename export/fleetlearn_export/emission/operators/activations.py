@@ -93,7 +93,7 @@ def relu6(graph: Emitter, out: Tensor, x: Value) -> str:
 
 
 def hardtanh_backward(graph: Emitter, out: Tensor, grad: Value, x: Value, low: float, high: float) -> str:
-    """Mask with the step of (y - low) (high - y), or of limit - abs(y): 0.65 and 0.46 ms; 0.76 by comparisons.
+    """Mask with comparisons, or with the step of limit - abs(y) where the limits are as far from 0.
 
     y is the forward pass's result, which is inside the limits where x is: x need not be kept for the backward pass.
     """
