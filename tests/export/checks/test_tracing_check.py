@@ -9,6 +9,7 @@ import pytest
 import torch
 import zoo
 from fleetlearn_export import ExportError
+from fleetlearn_export.checks import tracing_check
 from fleetlearn_export.checks.comparison import SEEDS
 from fleetlearn_export.checks.double_precision import Doubled
 from fleetlearn_export.checks.pytorch_training import Take
@@ -16,6 +17,7 @@ from fleetlearn_export.checks.tracing_check import check_tracing, run_traced
 from fleetlearn_export.checks.training_comparison import (
     FLOAT32,
     FLOAT64,
+    SAME_ROUNDING,
     Precision,
     compare_training,
     inputs_without_ties,
@@ -132,7 +134,7 @@ def test_a_tensor_may_lie_in_memory_otherwise_than_when_it_was_traced() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.last(self.norm(x.transpose(1, 2)).transpose(1, 2)).mean(1)
 
-    assert checked(traced_step(zoo.classifier(Transposed(), zoo.numbers(5, 6), 4))) < FLOAT64.values
+    assert checked(traced_step(zoo.classifier(Transposed(), zoo.numbers(5, 6), 4))) < SAME_ROUNDING.values
 
 
 def test_group_norm_takes_a_tensor_however_it_lies_in_memory() -> None:
@@ -148,22 +150,36 @@ def test_group_norm_takes_a_tensor_however_it_lies_in_memory() -> None:
             image = pixels.transpose(1, 2).reshape(x.shape) + x
             return self.last(self.norm(image).mean((2, 3)))
 
-    assert checked(traced_step(zoo.classifier(Attended(), zoo.numbers(6, 3, 3), 4))) < FLOAT64.values
+    assert checked(traced_step(zoo.classifier(Attended(), zoo.numbers(6, 3, 3), 4))) < SAME_ROUNDING.values
 
 
-def test_parameters_have_no_copies_in_float64() -> None:
-    """PyTorch's side of the comparison: a copy of each parameter would be the largest part of an export's memory."""
+def linear_layers_dtypes(step: TracedStep) -> set[tuple[type, torch.dtype]]:
+    """Return the weights' kinds and dtypes in PyTorch's side of the comparison."""
     kinds: set[tuple[type, torch.dtype]] = set()
-
-    class Watched(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            kinds.add((type(self.weight), self.weight.dtype))
-            return super().forward(x)
-
-    step = traced_step(zoo.classifier(Watched(6, 4), zoo.numbers(6), 4))
-    kinds.clear()
+    linear = next(part for part in step.user.model.modules() if isinstance(part, nn.Linear))
+    linear.register_forward_pre_hook(lambda layer, _: kinds.add((type(layer.weight), layer.weight.dtype)))
     checked(step)
-    assert kinds == {(Doubled, torch.float64)}
+    return kinds
+
+
+def test_where_both_round_alike_float32_does() -> None:
+    step = traced_step(zoo.classifier(nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 4)), zoo.numbers(6), 4))
+    assert {dtype for _, dtype in linear_layers_dtypes(step)} == {torch.float32}
+
+
+def test_a_step_that_rounds_otherwise_is_compared_in_float64() -> None:
+    def coarse(grad: Tensor, y: Tensor) -> Tensor:
+        return (grad * (1 - y * y) + 1e4 * grad) - 1e4 * grad
+
+    step = traced_step(zoo.make("lenet"), table={aten.tanh_backward.default: coarse})
+    assert {dtype for _, dtype in linear_layers_dtypes(step)} == {torch.float32, torch.float64}
+
+
+def test_parameters_have_no_copies_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's side of the comparison: a copy of each parameter would be the largest part of an export's memory."""
+    monkeypatch.setattr(tracing_check, "SAME_ROUNDING", FLOAT64)
+    step = traced_step(zoo.classifier(nn.Linear(6, 4), zoo.numbers(6), 4))
+    assert linear_layers_dtypes(step) == {(Doubled, torch.float64)}
 
 
 def test_a_tie_of_the_first_parameters_is_tried_without_it() -> None:
