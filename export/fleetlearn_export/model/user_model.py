@@ -24,6 +24,9 @@ from fleetlearn_export.model.steps import Function
 FEW = 2
 """Examples on which a model is run to see what any batch shows. Each takes time; PyTorch treats a size of 1 as a
 constant, and BatchNorm may not train on one."""
+MOST = 4
+"""How many rows of the example are used, at most. All runs of all checks cost as much for each: with 64 images of 64 x
+64, not 4, the export of ResNet-18 took 28 CPU-seconds, not 6, and 1.9 GiB, not 0.7."""
 RUNS = 8
 """With how many seeds a model is run to see whether it depends on chance; layers are skipped once in ten times."""
 DTYPES: tuple[str, ...] = get_args(get_type_hints(Input)["dtype"])
@@ -44,7 +47,7 @@ class UserModel(NamedTuple):
     loss: Function
     metrics: Mapping[str, Function]
     batch: dict[str, Tensor]
-    """The example by name: at least two rows. Each array is a copy of the user's."""
+    """Rows of the example by name: from two to MOST. Each array is a copy of the user's."""
     targets: int
     """How many of the batch's last arrays go to the loss, not to the model."""
     without_gradient: tuple[str, ...] = ()
@@ -217,7 +220,11 @@ def _named_batch(example: Sequence[Any], names: Sequence[str] | None, targets: i
     rows = {name: len(array) for name, array in batch.items()}
     if len(set(rows.values())) > 1 or not min(rows.values()):
         raise ExportError(f"the first axis is the examples', the same for all arrays and at least 1; it has {rows}")
-    if min(rows.values()) == 1:
+    count = min(rows.values())
+    if count > MOST:
+        spread = torch.arange(MOST) * count // MOST  # the first ones of sorted data would all have one label
+        batch = {name: array[spread] for name, array in batch.items()}
+    if count == 1:
         # PyTorch treats a size of 1 as a constant.
         batch = {name: torch.cat([array, array]) for name, array in batch.items()}
     return batch
