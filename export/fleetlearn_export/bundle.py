@@ -124,8 +124,8 @@ def export_bundle(
         that is an input of the graph.
     loss: ``loss(outputs, *targets)``, where ``outputs`` is what the model returns: a scalar, the mean over the batch.
     example: arrays or tensors such as ``(x, y)``: the model's inputs, then the loss's targets. The first axis of each
-        is the examples' and is free in the bundle; the example fixes the other axes and the dtypes. Two rows of real
-        data are enough, but the checks train on these rows.
+        is the examples' and is free in the bundle; the example fixes the other axes and the dtypes. The checks train
+        on these rows, of real data: two are enough, and of more than four, four are used.
     step: the optimizer step compiled into the bundle; plain SGD unless given. Or a step of your own, a function
         ``(params, state, batch, hyper) -> params, state, metrics`` in PyTorch; see ``fleetlearn_export.model.steps``.
     metrics: name -> ``metric(outputs, *targets)``: a scalar, the mean over the batch, or a value for each example.

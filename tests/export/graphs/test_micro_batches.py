@@ -52,8 +52,11 @@ def run(model: onnx.ModelProto, given: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(names, session.run(names, feed), strict=True))
 
 
-def inputs(step: TrainStep) -> dict[str, Any]:
-    return {name: value.numpy() for name, value in step.arguments().items()}
+def inputs(step: TrainStep, rows: int = ROWS) -> dict[str, Any]:
+    """Return the step's inputs with as many examples: those that it has, and some of them again."""
+    again = np.arange(rows) % len(next(iter(step.batch.values())))
+    given = {name: value.numpy() for name, value in step.arguments().items()}
+    return {name: value[again] if name.startswith("batch.") else value for name, value in given.items()}
 
 
 @cache
@@ -92,7 +95,7 @@ def test_each_part_weighs_as_many_as_it_has_examples() -> None:
     with training_mode(user.model):
         step = make_train_step(user, LocalStep())
     divided = split_batch(with_means(step), 2)
-    found = run(divided, inputs(step) | {"hyper.lr": np.array(0.1, np.float32)})
+    found = run(divided, inputs(step, 3) | {"hyper.lr": np.array(0.1, np.float32)})
     assert found["loss"] == pytest.approx(2.0 * 5.0)
     assert found["next.param.w"] == pytest.approx(2.0 - 0.1 * 5.0)
 

@@ -97,15 +97,15 @@ def test_an_unknown_dtype() -> None:
 
 def test_the_effect_is_measured_in_evaluation_mode() -> None:
     model = classifier()
-    user = make_user_model(model, functional.cross_entropy, images(8), {}, None, 1)
+    user = make_user_model(model, functional.cross_entropy, images(4), {}, None, 1)
     effects = {}
     for stored in get_args(Stored):
         with fine_tuning(model, "head"), rounded(model, stored) as weights:
             effects[stored] = effect_of_rounding(user, weights)
             with torch.no_grad():
-                after = model.eval()(images(8)[0])
+                after = model.eval()(images(4)[0])
         with torch.no_grad():
-            before = model.eval()(images(8)[0])
+            before = model.eval()(images(4)[0])
         if stored != "float32":
             assert effects[stored] == pytest.approx(float((after - before).abs().max() / before.abs().max()), rel=1e-4)
     assert effects["float32"] is None
