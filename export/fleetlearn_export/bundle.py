@@ -52,12 +52,10 @@ from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
 from fleetlearn_export.model.user_model import (
-    FEW,
     UserModel,
     array_row,
     evaluation_mode,
     make_user_model,
-    named_outputs,
     training_mode,
 )
 from fleetlearn_export.ort_training.artifacts import make_artifacts
@@ -181,8 +179,7 @@ def export_bundle(
         unrounded = changed.enter_context(rounded(model, frozen))
         elements = sum(value.numel() for value in model.parameters() if not value.requires_grad)
         constants = Constants() if elements else None
-        with evaluation_mode(model):
-            outputs, left_out = _outputs(user)
+        outputs, left_out = _outputs(user)
         user = user._replace(outputs_left_out=left_out)
         with training_mode(model):
             progress("tracing the model")
@@ -311,15 +308,17 @@ def _outputs(user: UserModel) -> tuple[list[Input], dict[str, str]]:
     An output that is not a tensor with a row for each example is left out: the state of a recurrent layer, keys and
     values for a next call, the mean loss. Raises ExportError if nothing else is there.
     """
-    found = {rows: _outputs_of(user, rows) for rows in (FEW, FEW + 1)}  # a state of 2 layers has 2 rows too
     left_out: dict[str, str] = {}
-    for rows, outputs in found.items():
+    kept: dict[str, Tensor] = {}
+    for rows, outputs in user.evaluated.items():  # for two numbers of examples: a state of 2 layers has 2 rows too
         for name, value in outputs.items():
             if not isinstance(value, Tensor):
-                left_out.setdefault(name, f"the type {type(value).__name__}")
+                left_out.setdefault(name, f"the type {value}")
             elif not value.dim() or len(value) != rows:
                 left_out.setdefault(name, f"shape {tuple(value.shape)} for {rows} examples")
-    kept = {name: value for name, value in found[FEW].items() if name not in left_out}
+            else:
+                kept.setdefault(name, value)
+    kept = {name: value for name, value in kept.items() if name not in left_out}
     if not kept:
         what = "; ".join(f"{name} has {text}" for name, text in left_out.items()) or "it returns nothing"
         raise ExportError(
@@ -329,14 +328,6 @@ def _outputs(user: UserModel) -> tuple[list[Input], dict[str, str]]:
         )
     with as_export_error("the model's outputs do not fit a bundle"):
         return [array_row(name, value) for name, value in kept.items()], left_out
-
-
-def _outputs_of(user: UserModel, size: int) -> dict[str, Any]:
-    """Name what the model returns for ``size`` examples, in evaluation mode."""
-    inputs = tuple(torch.cat([value, value[:1]])[:size].clone() for value in user.inputs().values())
-    # Outputs that remember how they were computed keep all that lies between: 1.2 GiB of ViT-B's, at 224 x 224.
-    with torch.no_grad(), as_export_error(f"in evaluation mode the model fails in PyTorch itself on {size} examples"):
-        return named_outputs(user.outputs(inputs))
 
 
 def _parameter_table(step: TrainStep, offsets: Mapping[str, int]) -> tuple[Parameter, ...]:

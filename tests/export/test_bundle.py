@@ -319,7 +319,7 @@ def first_output_loss(outputs: Any, y: torch.Tensor) -> torch.Tensor:
     ("returned", "text"),
     [
         (lambda z: z.sum(), r"no output with a row for each example: output has shape \(\) for 2 examples"),
-        (lambda z: {"score": z.T}, r"output_score has shape \(2, 3\) for 3 examples"),
+        (lambda z: {"score": z.T}, r"output_score has shape \(2, 4\) for 4 examples"),
         (lambda z: (z, z.half()), "outputs do not fit a bundle: .*float16"),
     ],
 )
@@ -340,12 +340,12 @@ class Cache:
 @pytest.mark.parametrize(
     ("returned", "outputs", "left_out"),
     [
-        (lambda z: (z, z.sum(0)), ["output_0"], {"output_1": "shape (2,) for 3 examples"}),
+        (lambda z: (z, z.sum(0)), ["output_0"], {"output_1": "shape (2,) for 4 examples"}),
         # A state of two layers, with the examples on the second axis, and two examples.
         (
             lambda z: (z, (torch.stack([z, z]), [z])),
             ["output_0", "output_1_1_0"],
-            {"output_1_0": "shape (2, 3, 2) for 3 examples"},
+            {"output_1_0": "shape (2, 4, 2) for 4 examples"},
         ),
         (
             lambda z: {"score": z, "cache": Cache(), "nothing": None},

@@ -39,7 +39,7 @@ def check_emission(
         _, larger, one = batches(user, seed)
         found = check_operators(module, emission, operator_inputs(step, larger, seed), located)
         if trains_on_one:
-            again = check_operators(module, emission, operator_inputs(step, one, seed), located)
+            again = check_operators(module, emission, operator_inputs(step, one, seed), located, of_the_batch=True)
             found = max(found, again, key=lambda row: row.worst.excess)
         return found
 

@@ -85,14 +85,20 @@ class OperatorsChecked(NamedTuple):
 
 
 def check_operators(
-    module: fx.GraphModule, emission: Emission, given: Tensors, located: Callable[[], fx.Graph] | None = None
+    module: fx.GraphModule,
+    emission: Emission,
+    given: Tensors,
+    located: Callable[[], fx.Graph] | None = None,
+    *,
+    of_the_batch: bool = False,
 ) -> OperatorsChecked:
     """Compare each operator, with the graph's inputs ``given``.
 
     module: the traced graph that was emitted. located: returns a graph of the user's loss, for the lines of the user's
-    code of operators of the backward pass. Raises ExportError; the text names the operator with the largest excess.
+    code of operators of the backward pass. of_the_batch: whether only operators are compared that have other arguments
+    with another batch. Raises ExportError; the text names the operator with the largest excess.
     """
-    found, skipped = compare_operators(module, emission, given)
+    found, skipped = compare_operators(module, emission, given, of_the_batch=of_the_batch)
     worst = max(found, key=lambda row: row.excess)
     bad = [row for row in found if row.excess > 1]
     if bad:
@@ -106,22 +112,36 @@ def check_operators(
 
 
 def compare_operators(
-    module: fx.GraphModule, emission: Emission, given: Tensors
+    module: fx.GraphModule, emission: Emission, given: Tensors, *, of_the_batch: bool = False
 ) -> tuple[list[Compared], dict[str, str]]:
     """Return all operators that were compared, and those that were not with the reason.
 
-    Raises ExportError if the runtime cannot run the graph; the text names the operator.
+    of_the_batch: as for ``check_operators``. Raises ExportError if the runtime cannot run the graph; the text names the
+    operator.
     """
+    left_out = _of_parameters_alone(module, emission) if of_the_batch else set()
     numbers = Numbers(module, emission, given)
     found: list[Compared] = []
     skipped: dict[str, str] = {}
     for calls, values in values_by_part(module, emission, given, numbers):
         for call in calls:
+            if call.node in left_out:
+                continue
             try:
                 found.append(_compared(call, emission, values, numbers))
             except _IncomparableError as reason:
                 skipped[str(call.node.target)] = str(reason)
     return found, skipped
+
+
+def _of_parameters_alone(module: fx.GraphModule, emission: Emission) -> set[fx.Node]:
+    """Return the nodes that read neither the batch nor the seed, such as a weight's transpose."""
+    found: set[fx.Node] = set()
+    for node in module.graph.nodes:
+        given = node.op == "placeholder" and emission.values[node].startswith(("batch.", "seed"))
+        if not given and found.issuperset(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 class _IncomparableError(Exception):

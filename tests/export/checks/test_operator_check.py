@@ -214,3 +214,13 @@ def test_equal_elements_may_be_sorted_in_any_order(monkeypatch: pytest.MonkeyPat
     mutate(monkeypatch, aten.topk.default, smallest)
     with pytest.raises(ExportError, match=r"operator aten\.topk\.default .* was exported as something else"):
         check_operators(step.module, step.emitted(), step.inputs())
+
+
+def test_what_reads_no_batch_is_compared_once(steps: Steps) -> None:
+    """A transposed weight is the same with another batch."""
+    step = steps("mlp")
+    whole, _ = compare_operators(step.module, step.emitted(), step.inputs())
+    again, _ = compare_operators(step.module, step.emitted(), step.inputs(), of_the_batch=True)
+    left_out = {row.call.node for row in whole} - {row.call.node for row in again}
+    assert {str(node.target) for node in left_out} == {"aten.t.default", "aten.detach.default"}
+    assert {str(row.call.node.target) for row in again} >= {"aten.addmm.default", "aten.mm.default", "aten.sub.Tensor"}
