@@ -204,6 +204,7 @@ def export_bundle(
         for row, value in checked.values.items():
             after_steps.keep(row, value)
         checked = checked._replace(values={})
+        user = user._replace(trains_on_one=checked.batch_of_one)
         folder = Path(changed.enter_context(TemporaryDirectory(prefix="fleetlearn-export-")))
         infer = folder / "infer.onnx"
         with evaluation_mode(model):
@@ -222,15 +223,13 @@ def export_bundle(
         files = {**training.files, **evaluation.files, **artifacts.files, **(cached.files if cached else {})}
         if any(bool(value.any()) for value in train_step.state.values()):
             files[STATE] = save_safetensors({row: value.numpy() for row, value in train_step.state.items()})
+        written: dict[str, bytes | Path] = {**files}
         if constants is not None:
-            files = with_frozen_file(files, constants, names_of_constants(model, frozen))
-        written: dict[str, bytes | Path] = {
-            **files,
-            INFER: infer,
-            PARAMETERS: write_safetensors(train_step.values, folder / "parameters"),
-        }
+            known = names_of_constants(model, frozen)
+            written = with_frozen_file(files, constants, known, folder / "frozen")
+        written |= {INFER: infer, PARAMETERS: write_safetensors(train_step.values, folder / "parameters")}
         manifest = _manifest(
-            name or target.stem, user, train_step, table, outputs, many, FROZEN in files, evaluation.infer_offsets
+            name or target.stem, user, train_step, table, outputs, many, FROZEN in written, evaluation.infer_offsets
         )
         if cached:
             manifest = msgspec.structs.replace(manifest, features=cached.table)

@@ -129,9 +129,11 @@ def training_graphs(
     if written:
         progress("computing each operator of the training step in PyTorch")
         with cases.explained():
-            operators = check_emission(user, step, written.traced, written.emission, features, located).described()
+            found_of_step = check_emission(user, step, written.traced, written.emission, features, located)
             for case in cases.graphs:
                 check_tracing(user, step, without_writes(case), features)
+        operators = found_of_step.operators.described()
+        user = user._replace(trains_on_one=found_of_step.batch_of_one)
     traced = written.traced if written and many else None
     del written
     give_back_freed_memory()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -18,6 +19,14 @@ from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.model.user_model import UserModel
 
 
+class StepChecked(NamedTuple):
+    """What ``check_emission`` found."""
+
+    operators: OperatorsChecked
+    batch_of_one: bool
+    """Whether the model can train on a single example."""
+
+
 def check_emission(
     user: UserModel,
     step: TrainStep,
@@ -25,25 +34,25 @@ def check_emission(
     emission: Emission,
     features: Function | None = None,
     located: Callable[[], fx.Graph] | None = None,
-) -> OperatorsChecked:
+) -> StepChecked:
     """Compare the traced step with autograd in PyTorch, and each operator of its ONNX graph with PyTorch's.
 
     module: the traced graph that was emitted. located: returns a graph of the user's loss with lines of the user's
     code. The model is in training mode. Raises ExportError; the text names the parameter or the operator.
     """
     trains_on_one = check_tracing(user, step, module, features).batch_of_one
-
+    user = user._replace(trains_on_one=trains_on_one)
     give_back_freed_memory()
 
     def check(seed: int) -> OperatorsChecked:
-        _, larger, one = batches(user, seed)
-        found = check_operators(module, emission, operator_inputs(step, larger, seed), located)
+        _, some, one = batches(user, seed)
+        found = check_operators(module, emission, operator_inputs(step, some, seed), located)
         if trains_on_one:
             again = check_operators(module, emission, operator_inputs(step, one, seed), located, of_the_batch=True)
             found = max(found, again, key=lambda row: row.worst.excess)
         return found
 
-    return first_passing(check)
+    return StepChecked(first_passing(check), trains_on_one)
 
 
 def check_evaluation(
@@ -60,12 +69,12 @@ def check_evaluation(
     """
 
     def check(seed: int) -> OperatorsChecked:
-        _, larger, _ = batches(user, seed)
+        _, some, _ = batches(user, seed)
         random = torch.Generator().manual_seed(seed)
         given = {
             row.name: without_zeros(values[row.name.removeprefix("param.")], random)
             if row.name.startswith("param.")
-            else larger[row.name.removeprefix("batch.")]
+            else some[row.name.removeprefix("batch.")]
             for row in emission.model.graph.input
         }
         check_cases(module, cases, list(given.values()))

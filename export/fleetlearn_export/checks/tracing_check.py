@@ -29,6 +29,7 @@ from fleetlearn_export.checks.training_comparison import (
     compare_training,
 )
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function, Tensors
 from fleetlearn_export.model.train_step import TrainStep, plain_kernels
 from fleetlearn_export.model.user_model import UserModel
@@ -54,7 +55,8 @@ def _check(
 ) -> CheckedStep:
     def compared(precision: Precision) -> CheckedStep:
         def run(given: Tensors, take: Take) -> Tensors:
-            return run_traced(step, module, given, precision.dtype, take)
+            with as_export_error("the traced step fails in PyTorch"):
+                return run_traced(step, module, given, precision.dtype, take)
 
         return compare_training(user, step, run, features, seed, precision, "traced step")
 

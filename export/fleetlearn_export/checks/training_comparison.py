@@ -214,9 +214,9 @@ def _compare_plain_steps(
         give_back_freed_memory()
     given = inputs_without_ties(step, hyper, seed, precision)
     worst, steps, batch_of_one, values = 0.0, 0, True, dict(step.values)
-    first, _, one = batches(user, seed)
-    other = _other_batch(user, seed, precision)
-    for number, batch in enumerate([other, one, first] if double else [one, other]):
+    _, other, one = batches(user, seed)
+    few = _other_batch(user, seed, precision)
+    for number, batch in enumerate([few, one, other] if double else [one, other]):
         if steps == (STEPS if double else 1):
             break
         given |= {f"batch.{name}": value for name, value in batch.items()}

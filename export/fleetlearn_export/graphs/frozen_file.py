@@ -21,13 +21,16 @@ ALIGNMENT = 64
 """Tensors whose size is a multiple of this many bytes begin at one: a cache line."""
 
 
-def with_frozen_file(files: Mapping[str, bytes], constants: Constants, known: Mapping[str, str]) -> dict[str, bytes]:
+def with_frozen_file(
+    files: Mapping[str, bytes], constants: Constants, known: Mapping[str, str], target: Path
+) -> dict[str, bytes | Path]:
     """Return ``files`` with the file of all constants, to which the graphs refer by places instead of keys.
 
     infer.onnx keeps all of its constants, because people take it out of the bundle.
 
     known: the SHA-256 of a tensor's bytes -> its name in the file. Other tensors are named after their bytes, and none
         after the graph that it is from: different graphs with the same constants have the same file.
+    target: where the file is written.
     """
     paths = [path for path in (EVAL, TRAIN, TRAIN_MANY, *OF_FEATURES) if path in files]
     graphs = {path: onnx.load_model_from_string(files[path]) for path in paths}
@@ -35,7 +38,7 @@ def with_frozen_file(files: Mapping[str, bytes], constants: Constants, known: Ma
     used = {key: constants.arrays[key] for row in rows if (key := key_of(row))}  # not what was folded or coded
     if not used:
         return dict(files)
-    content, places = _safetensors({key: _name(key, known) for key in used}, used)
+    places = _write_aligned({key: _name(key, known) for key in used}, used, target)
     for row in rows:
         if key := key_of(row):
             begin, size = places[key]
@@ -43,7 +46,7 @@ def with_frozen_file(files: Mapping[str, bytes], constants: Constants, known: Ma
             row.ClearField("external_data")
             row.external_data.extend(StringStringEntryProto(key=name, value=text) for name, text in entries.items())
     moved = {path: model.SerializeToString(deterministic=True) for path, model in graphs.items()}
-    return {**files, **moved, FROZEN: content}
+    return {**files, **moved, FROZEN: target}
 
 
 def with_constants(model: onnx.ModelProto, content: bytes) -> onnx.ModelProto:
@@ -60,17 +63,7 @@ def with_constants(model: onnx.ModelProto, content: bytes) -> onnx.ModelProto:
 
 def write_safetensors(values: Mapping[str, Tensor], path: Path) -> Path:
     """Write float32 tensors, one after the other, as ``safetensors.numpy.save`` would. Returns ``path``."""
-    header: dict[str, object] = {}
-    end = 0
-    for name in sorted(values):
-        begin, end = end, end + values[name].nbytes
-        header[name] = {"dtype": "F32", "shape": list(values[name].shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        for name in header:
-            stream.write(values[name].numpy().data)
+    _write({name: ("F32", values[name].numpy()) for name in sorted(values)}, path, 8)
     return path
 
 
@@ -79,27 +72,33 @@ def _name(key: str, known: Mapping[str, str]) -> str:
     return f"{known.get(digest) or 'constant.' + digest[:16]}.{shape}"
 
 
-def _safetensors(names: Mapping[str, str], arrays: Mapping[str, Array]) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """Return the file, and where each tensor begins in it with its number of bytes.
+def _write_aligned(names: Mapping[str, str], arrays: Mapping[str, Array], path: Path) -> dict[str, tuple[int, int]]:
+    """Write the file. Returns where each tensor begins in it, with its number of bytes.
 
     names: key -> name. The format allows no gaps. So tensors whose size is a multiple of ALIGNMENT come first, then
     those of the widest dtype: each begins at a multiple of its elements' size.
     """
     order = sorted(names, key=lambda key: (arrays[key].nbytes % ALIGNMENT > 0, -arrays[key].itemsize, names[key]))
+    begins = _write({names[key]: (key.split(".")[1], arrays[key]) for key in order}, path, ALIGNMENT)
+    return {key: (begins[names[key]], arrays[key].nbytes) for key in order}
+
+
+def _write(tensors: Mapping[str, tuple[str, Array]], path: Path, alignment: int) -> dict[str, int]:
+    """Write tensors, given with safetensors' names for their dtypes. Returns where each begins in the file.
+
+    alignment: the first tensor begins at a multiple of this many bytes.
+    """
     header: dict[str, object] = {}
     end = 0
-    for key in order:
-        begin, end = end, end + arrays[key].nbytes
-        header[names[key]] = {
-            "dtype": key.split(".")[1],
-            "shape": list(arrays[key].shape),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    places = {}
-    start = 8 + len(text)
-    for key in order:
-        places[key] = start, arrays[key].nbytes
-        start += arrays[key].nbytes
-    return b"".join([len(text).to_bytes(8, "little"), text, *(arrays[key].data for key in order)]), places
+    for name, (dtype, array) in tensors.items():
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-(8 + len(text)) % alignment)
+    begins = {}
+    with path.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for name, (_, array) in tensors.items():
+            begins[name] = stream.tell()
+            stream.write(array.data)
+    return begins

@@ -58,6 +58,8 @@ class UserModel(NamedTuple):
     """Whether the model or its loss writes into a parameter, as ``nn.Embedding(max_norm=...)`` does."""
     random_evaluation: bool = False
     """Whether the model, the loss or a metric draws random numbers in evaluation mode."""
+    trains_on_one: bool = False
+    """Whether the traced step was compared with PyTorch on a single example."""
     evaluated: Mapping[int, Mapping[str, Tensor | str]] = {}
     """What the model returns in evaluation mode for two numbers of examples: name -> a tensor without memory, or the
     name of another type."""

@@ -74,10 +74,13 @@ def test_large_tensors_are_compared_in_blocks() -> None:
     assert np.isnan(largest_difference(one, other))
 
 
-@pytest.mark.parametrize(("rows", "sizes"), [(2, [2, 3, 1]), (4, [4, 3, 1]), (8, [4, 3, 1])])
-def test_a_batch_of_another_size_repeats_few_rows(rows: int, sizes: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("rows", "trains_on_one", "sizes"),
+    [(2, False, [2, 3, 1]), (4, False, [4, 3, 1]), (8, False, [4, 3, 1]), (2, True, [2, 3, 1]), (4, True, [4, 2, 1])],
+)
+def test_a_batch_of_another_size_repeats_few_rows(rows: int, trains_on_one: bool, sizes: list[int]) -> None:
     example = torch.arange(2.0 * rows).reshape(rows, 2), torch.zeros(rows, 3)
     user = make_user_model(nn.Linear(2, 3), functional.mse_loss, example, {}, None, 1)
-    found = list(batches(user, 1))
+    found = list(batches(user._replace(trains_on_one=trains_on_one), 1))
     assert [len(batch["x"]) for batch in found] == sizes
     assert all(len(batch["x"].unique(dim=0)) == min(len(batch["x"]), rows) for batch in found)

@@ -93,7 +93,7 @@ def steps() -> Callable[[str], TracedStep]:
 
 def checked(step: TracedStep) -> OperatorsChecked:
     with training_mode(step.user.model):
-        return check_emission(step.user, step.step, step.module, step.emitted())
+        return check_emission(step.user, step.step, step.module, step.emitted()).operators
 
 
 @pytest.mark.parametrize("name", NETS)

@@ -49,18 +49,19 @@ KNOWN = {
 }
 
 
-def move_constants(files: dict[str, bytes], known: dict[str, str]) -> dict[str, bytes]:
+def move_constants(files: dict[str, bytes], known: dict[str, str], folder: Path) -> dict[str, bytes]:
     """Take the large constants out of all graphs but infer.onnx, and write their file."""
     constants = Constants()
     taken = {
         path: serialised(onnx.load_model_from_string(graph), constants) if path != INFER else graph
         for path, graph in files.items()
     }
-    return with_frozen_file(taken, constants, known)
+    moved = with_frozen_file(taken, constants, known, folder / "frozen")
+    return {path: file.read_bytes() if isinstance(file, Path) else file for path, file in moved.items()}
 
 
-def test_each_constant_is_in_the_file_once_under_a_name_for_people() -> None:
-    moved = move_constants(FILES, KNOWN)
+def test_each_constant_is_in_the_file_once_under_a_name_for_people(tmp_path: Path) -> None:
+    moved = move_constants(FILES, KNOWN, tmp_path)
     tensors = load(moved[FROZEN])
     unknown = f"constant.{hashlib.sha256((ODD * 2).tobytes()).hexdigest()[:16]}.7x37"
     expected = {"backbone.weight.16x32": SHARED, unknown: ODD * 2, "odd.7x37": ODD, "half.33x17": HALVES}
@@ -68,12 +69,12 @@ def test_each_constant_is_in_the_file_once_under_a_name_for_people() -> None:
     for name, value in expected.items():
         np.testing.assert_array_equal(tensors[name], value)
     assert moved[INFER] == FILES[INFER], "infer.onnx is one file for people"
-    assert move_constants(FILES, KNOWN) == moved, "the same bytes each time"
+    assert move_constants(FILES, KNOWN, tmp_path) == moved, "the same bytes each time"
     assert len(moved[TRAIN]) < len(FILES[TRAIN]) - SHARED.nbytes
 
 
-def test_every_tensor_is_aligned() -> None:
-    moved = move_constants(FILES, KNOWN)
+def test_every_tensor_is_aligned(tmp_path: Path) -> None:
+    moved = move_constants(FILES, KNOWN, tmp_path)
     for path in (TRAIN, EVAL):
         for row in onnx.load_model_from_string(moved[path]).graph.initializer:
             entries = {entry.key: entry.value for entry in row.external_data}
@@ -88,7 +89,7 @@ def test_every_tensor_is_aligned() -> None:
 
 
 def test_a_graph_gives_what_it_gave(tmp_path: Path) -> None:
-    moved = move_constants(FILES, KNOWN)
+    moved = move_constants(FILES, KNOWN, tmp_path)
     (tmp_path / "graphs").mkdir()
     for path, file in moved.items():
         (tmp_path / path).write_bytes(file)
@@ -102,14 +103,14 @@ def test_a_graph_gives_what_it_gave(tmp_path: Path) -> None:
         assert restored == onnx.load_model_from_string(FILES[path])
 
 
-def test_small_constants_stay_where_they_are() -> None:
+def test_small_constants_stay_where_they_are(tmp_path: Path) -> None:
     files = {TRAIN: content({"small": SMALL}), EVAL: content({"small": SMALL})}
-    assert move_constants(files, KNOWN) == files
+    assert move_constants(files, KNOWN, tmp_path) == files
 
 
-def test_the_file_is_the_same_whatever_the_graphs_call_their_constants() -> None:
+def test_the_file_is_the_same_whatever_the_graphs_call_their_constants(tmp_path: Path) -> None:
     other = {TRAIN: content({"c1": HALVES, "c2": ODD, "c3": SHARED}), EVAL: content({"c7": ODD * 2})}
-    assert move_constants(other, KNOWN)[FROZEN] == move_constants(FILES, KNOWN)[FROZEN]
+    assert move_constants(other, KNOWN, tmp_path)[FROZEN] == move_constants(FILES, KNOWN, tmp_path)[FROZEN]
 
 
 def test_tensors_are_written_as_safetensors_writes_them(tmp_path: Path) -> None:
