@@ -31,6 +31,7 @@ from fleetlearn_export.graphs.conversion import check_standard, copied, serialis
 from fleetlearn_export.graphs.emitted import Emitted, emitted, part, written
 from fleetlearn_export.graphs.half_precision import Compute, in_float32, with_every_rounding, with_half_products
 from fleetlearn_export.graphs.micro_batches import part_size
+from fleetlearn_export.graphs.scattered_sums import scatter_into_sums
 from fleetlearn_export.graphs.small_vectors import put_vectors_together
 from fleetlearn_export.graphs.train_many import many_program, skip_selection_when_all_steps_done, trace_many
 from fleetlearn_export.inspection.memory_budget import Budget, train_elements, within_budget
@@ -103,7 +104,7 @@ def training_graphs(
     step_graph = written.traced.graph if written else program().located_step
     assert step_graph is not None
     ranges = index_ranges(step_graph, step.inputs())
-    graph = fold_batch_norms(graph, constants)
+    graph = scatter_into_sums(fold_batch_norms(graph, constants))
     found = None
     if cache_features:
         progress("looking for what a device can compute once")
