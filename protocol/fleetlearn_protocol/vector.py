@@ -48,17 +48,22 @@ def views(vector: Vector, table: Sequence[TableRow]) -> dict[str, Vector]:
 
 def flatten(tensors: Mapping[str, NDArray[np.generic]], table: Sequence[TableRow]) -> Vector:
     """Return the tensors as one vector. Raises ValueError on a missing, surplus or wrongly shaped tensor."""
-    missing = [row.name for row in table if row.name not in tensors]
-    surplus = sorted(set(tensors) - {row.name for row in table})
+    vector = empty_vector({name: tensor.shape for name, tensor in tensors.items()}, table)
+    for name, view in views(vector, table).items():
+        view[...] = tensors[name]
+    return vector
+
+
+def empty_vector(shapes: Mapping[str, tuple[int, ...]], table: Sequence[TableRow]) -> Vector:
+    """Return a vector for tensors of these shapes, with any values. Raises ValueError as ``flatten`` does."""
+    missing = [row.name for row in table if row.name not in shapes]
+    surplus = sorted(set(shapes) - {row.name for row in table})
     if missing or surplus:
         raise ValueError(f"the tensors do not fit the table: missing {missing}, not in it {surplus}")
-    vector = np.empty(sum(prod(row.shape) for row in table), np.float32)
-    for row, view in zip(table, views(vector, table).values(), strict=True):
-        tensor = tensors[row.name]
-        if tensor.shape != row.shape:
-            raise ValueError(f"tensor {row.name} has shape {tensor.shape}; the table says {row.shape}")
-        view[...] = tensor
-    return vector
+    for row in table:
+        if shapes[row.name] != row.shape:
+            raise ValueError(f"tensor {row.name} has shape {shapes[row.name]}; the table says {row.shape}")
+    return np.empty(sum(prod(row.shape) for row in table), np.float32)
 
 
 def digest(content: Buffer | Vector) -> str:

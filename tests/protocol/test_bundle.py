@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import tracemalloc
 import zipfile
@@ -335,6 +336,27 @@ def test_packing_onto_itself_and_over_a_failure(folder: Path, tmp_path: Path) ->
 def test_parameters_that_do_not_fit(tmp_path: Path, content: bytes, code: Code, words: str) -> None:
     bundle = open_bundle(write_folder(tmp_path / "b", CONTENTS | {PARAMETERS: content}))
     refused(bundle.parameters, code, PARAMETERS, words)
+
+
+def test_tensors_on_each_other(tmp_path: Path) -> None:
+    content = save(TENSORS)
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    name = max(header, key=lambda row: header[row]["data_offsets"][0])
+    begin, end = header[name]["data_offsets"]
+    header[name]["data_offsets"] = [0, end - begin]
+    changed = content[:8] + json.dumps(header, separators=(",", ":")).encode().ljust(size) + content[8 + size :]
+    bundle = open_bundle(write_folder(tmp_path / "b", CONTENTS | {PARAMETERS: changed}))
+    refused(bundle.parameters, Code.BAD_MESSAGE, PARAMETERS, "begins at byte 0, where")
+
+
+def test_parameters_that_were_changed_meanwhile(folder: Path) -> None:
+    """Whether what is there now fits or not."""
+    bundle = open_bundle(folder)
+    content = (folder / PARAMETERS).read_bytes()
+    for other in (content[:-4] + bytes([content[-4] ^ 1]) + content[-3:], b"\0" + content[1:], bytes(len(content))):
+        (folder / PARAMETERS).write_bytes(other)
+        refused(bundle.parameters, Code.WRONG_HASH, PARAMETERS)
 
 
 def test_parameters_with_a_note_in_the_file(tmp_path: Path) -> None:

@@ -96,7 +96,8 @@ class OnnxRuntime:
         """Whether tensors are in another memory than the host's."""
         self._evaluator: Evaluator | None = None
         first = np.zeros(manifest.local_size + manifest.state_size, np.float32)
-        second = np.zeros_like(first) if memory is None else first  # the host needs no copy of what is on a GPU
+        # Not zeros_like, which writes the zeros. The host needs no copy of what is on a GPU.
+        second = np.zeros(first.size, np.float32) if memory is None else first
         self._now, self._next = (Tensors(vector, self._views(vector), memory) for vector in (first, second))
         self._fetched = True
         """Whether ``_now.vector`` has the tensors' values."""
