@@ -54,6 +54,14 @@ RAY = Options(backend="bundle", workers=2, engine="ray")
 JOBS = [Job(device, 1000 + device, 1 if device % 2 else None) for device in (5, 0, 3, 4, 1, 2, 3)]
 
 
+def name_of(process: psutil.Process) -> str:
+    """Return a process's name; nothing once it has ended."""
+    try:
+        return str(process.name())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def ray() -> Iterator[Any]:
     """Ray on two CPUs, started as the back end starts it. Afterwards none of its processes may be left."""
@@ -61,9 +69,9 @@ def ray() -> Iterator[Any]:
     ray, ours = connect("local", 2)
     assert ours
     started = set(psutil.Process().children(recursive=True)) - others
-    assert {"raylet", "gcs_server"} <= {process.name() for process in started}
+    assert {"raylet", "gcs_server"} <= {name_of(process) for process in started}
     yield ray
-    workers = [child for child in psutil.Process().children(recursive=True) if child.name().startswith("ray::")]
+    workers = [child for child in psutil.Process().children(recursive=True) if name_of(child).startswith("ray::")]
     ray.shutdown()
     assert psutil.wait_procs([*started, *workers], timeout=60)[1] == []
 
