@@ -323,7 +323,7 @@ class Encoder(nn.Module):
         self.last = nn.Linear(width, outputs)
 
     def forward(self, words: Tensor) -> Tensor:
-        z = self.words(words) + self.positions(torch.arange(words.shape[1]))
+        z = self.words(words) + self.positions(torch.arange(words.shape[1], device=words.device))
         absent = words == 0
         z = self.layers(z, src_key_padding_mask=absent)
         return self.last(z.masked_fill(absent[..., None], 0).sum(1) / (~absent).sum(1, keepdim=True))

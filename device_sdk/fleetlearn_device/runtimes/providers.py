@@ -14,7 +14,7 @@ import numpy as np
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
-from fleetlearn_device.runtimes.cuda_graphs import sums_for_batch_statistics
+from fleetlearn_device.runtimes.cuda.graphs import for_cuda
 from fleetlearn_device.runtimes.import_onnxruntime import (
     RuntimeUnavailableError,
     import_onnxruntime,
@@ -36,6 +36,8 @@ class Provider(NamedTuple):
     """The memory that it computes in, by ONNX Runtime's name. None: the host's."""
     rewrite: Callable[[bytes], bytes | None] | None = None
     """Returns a graph (an encoded ModelProto) without what it cannot run; None where the graph has nothing of that."""
+    recording: dict[str, str] | None = None
+    """Options with which a session records what it has a GPU do, and replays it. None: it cannot."""
 
     def session_arguments(self) -> dict[str, Any]:
         """Return the arguments of an InferenceSession that choose this provider."""
@@ -59,7 +61,8 @@ PROVIDERS: dict[str, Provider] = {
             "cudnn_conv_algo_search": "HEURISTIC",
         },
         "cuda",
-        sums_for_batch_statistics,
+        for_cuda,
+        {"enable_cuda_graph": "1"},
     ),
 }
 

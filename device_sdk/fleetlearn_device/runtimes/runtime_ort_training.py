@@ -17,7 +17,8 @@ from fleetlearn_protocol.vector import Vector, views
 from fleetlearn_device.runtimes.checks import Batch, check_batch, check_hyper, check_load, check_seed, copy_all
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime, import_training_api, ran_out_of_memory
 from fleetlearn_device.runtimes.providers import borrow
-from fleetlearn_device.runtimes.runtime_onnx import Evaluator, StepError, load_first, read_only, session_options
+from fleetlearn_device.runtimes.runtime_onnx import Evaluator, load_first, read_only
+from fleetlearn_device.runtimes.sessions import StepError, session_options
 
 
 class OrtTrainingRuntime:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fleetlearn_device.runtimes.checks import Batch
 from fleetlearn_device.runtimes.providers import PROVIDERS, borrow
-from fleetlearn_device.runtimes.runtime_onnx import make_session, run
+from fleetlearn_device.runtimes.sessions import make_session, run
 from fleetlearn_device.training.data import ArrayData
 
 TOGETHER = 32

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from fleetlearn_device.runtimes.checks import check_hyper
 from fleetlearn_device.runtimes.providers import ProviderName
-from fleetlearn_device.runtimes.runtime_onnx import make_session
+from fleetlearn_device.runtimes.sessions import make_session
 from fleetlearn_device.training.shuffling import permutations
 from fleetlearn_device.training.train import LARGEST, SEEDS
 from fleetlearn_protocol import Bundle

@@ -6,7 +6,7 @@ import pytest
 from fleetlearn_device.driver.failures import failure_of
 from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
-from fleetlearn_device.runtimes.runtime_onnx import StepError
+from fleetlearn_device.runtimes.sessions import StepError
 from fleetlearn_device.storage.errors import DiskFullError, StateError
 from fleetlearn_device.training.train import BadValuesError, DivergedError, OutOfTimeError, TrainingError
 from fleetlearn_device.training.trainer import KilledError

@@ -22,7 +22,8 @@ from fleetlearn_device.runtimes import providers, runtime_onnx
 from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError, installed, ran_out_of_memory
 from fleetlearn_device.runtimes.providers import CPU, PROVIDERS, Provider, Tensors, open_provider
 from fleetlearn_device.runtimes.runtime import Runtime, open_runtime
-from fleetlearn_device.runtimes.runtime_onnx import OnnxRuntime, StepError
+from fleetlearn_device.runtimes.runtime_onnx import OnnxRuntime
+from fleetlearn_device.runtimes.sessions import StepError
 from fleetlearn_device.training.kept_state import collect_kept_state
 from fleetlearn_device.training.train import TrainingResult, train
 from fleetlearn_export import export_bundle
@@ -56,8 +57,8 @@ class CopyingSession:
     def io_binding(self) -> Any:
         return CopyingBinding(self.session.io_binding())
 
-    def run_with_iobinding(self, binding: CopyingBinding) -> None:
-        self.session.run_with_iobinding(binding.binding)
+    def run_with_iobinding(self, binding: CopyingBinding, options: Any) -> None:
+        self.session.run_with_iobinding(binding.binding, options)
 
 
 class CopyingBinding:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fleetlearn_device.runtimes import runtime_onnx
+from fleetlearn_device.runtimes import sessions
 from fleetlearn_export.inspection import arena
 from fleetlearn_export.inspection.arena import arena_bytes, rounded
 
@@ -10,7 +10,7 @@ HANDLES = MIB // 32
 
 
 def test_pieces_are_cut_as_the_devices_runtime_sets_it() -> None:
-    assert arena.UNUSED_IN_A_PIECE == runtime_onnx.UNUSED_IN_A_PIECE
+    assert arena.UNUSED_IN_A_PIECE == sessions.UNUSED_IN_A_PIECE
 
 
 def test_pieces_are_rounded_up() -> None:

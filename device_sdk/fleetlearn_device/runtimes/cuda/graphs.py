@@ -1,0 +1,139 @@
+"""Rewrites a graph where ONNX Runtime's CUDA provider (1.31) has no kernel for an operator, or one that refuses it.
+
+Batch statistics: its kernel of BatchNormalization takes given statistics only. With ``training_mode`` it ends the
+session: "Training mode does not support BN opset 14 (or higher) yet" (core/providers/cuda/nn/batch_norm.h). On the CPU
+that operator is three times as fast as sums, so bundles have it, and it becomes sums here (of opset 18, as bundles).
+
+Col2Im runs on the CPU, and its images are copied there and back. Bundles have it for small images
+(fleetlearn_export/emission/operators/small_images.py): the sum of each place's taps is then a product with a matrix of
+zeros and ones.
+
+Bitwise operators run on the CPU too. They make the random numbers of dropout: see words.py.
+
+A session without operators on the CPU can be recorded and replayed as a whole (captured_step.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlearn_device.runtimes.cuda.encoding import (
+    Field,
+    Node,
+    constant,
+    fields,
+    floating,
+    framed,
+    integer,
+    node,
+    tensor,
+)
+from fleetlearn_device.runtimes.cuda.words import Words
+
+LARGEST_MATRIX = 2**20
+"""Elements of a matrix in Col2Im's place, at most."""
+Constants = dict[str, NDArray[Any]]
+
+
+def for_cuda(model: bytes) -> bytes | None:
+    """Return the graph (an encoded ModelProto) as the CUDA provider can run it; None if it has nothing to rewrite.
+
+    Raises ValueError if ``model`` is no encoded message.
+    """
+    if not any(word in model for word in (b"training_mode", b"Col2Im", b"Bitwise")):
+        return None
+    return b"".join(_graph(field, {}, "words") if field.number == 7 else field.whole for field in fields(model))
+
+
+def _graph(field: Field, outer: Constants, prefix: str) -> bytes:
+    """Return a field that is a graph, with other nodes. ``outer``: constants of the graph around it."""
+    rows = list(fields(field.value))
+    constants = {**outer, **dict(_constants(row.value for row in rows if row.number == 5))}
+    words = Words(constants, prefix)
+    parts = [_nodes(Node(row), constants, words, prefix) if row.number == 1 else row.whole for row in rows]
+    return framed(field.number, words.constants() + b"".join(parts))
+
+
+def _constants(initializers: Iterable[bytes]) -> Iterator[tuple[str, NDArray[Any]]]:
+    for message in initializers:
+        name, values = tensor(message)
+        if values is not None:
+            yield name, values
+
+
+def _nodes(found: Node, constants: Constants, words: Words, prefix: str) -> bytes:
+    """Return a node, or the nodes in its place."""
+    if found.operator == "BatchNormalization":
+        return b"".join(_batch_norm(found))
+    if found.operator == "Col2Im":
+        return b"".join(_col2im(found, constants))
+    if found.operator in ("If", "Loop", "Scan"):
+        inner = f"{prefix}.inner"
+        rows = (row.whole if row.number != 5 else _with_other_graphs(row, constants, inner) for row in found.rows)
+        return framed(1, b"".join(rows))
+    return words.rewritten(found) or found.field.whole
+
+
+def _with_other_graphs(attribute: Field, outer: Constants, prefix: str) -> bytes:
+    """Return an attribute of an If, a Loop or a Scan with other nodes in its graphs."""
+    rows = fields(attribute.value)
+    return framed(5, b"".join(_graph(row, outer, prefix) if row.number in (6, 11) else row.whole for row in rows))
+
+
+def _batch_norm(found: Node) -> Iterator[bytes]:
+    """Yield nodes that give the result and the batch's mean and variance. The input is (examples, channels, ...)."""
+    # With another momentum the outputs are not the batch's own statistics.
+    if not found.integer("training_mode", 0) or found.number("momentum", 0.9) or len(found.outputs) != 3:
+        yield found.field.whole
+        return
+    (x, scale, shift), (result, mean, variance) = found.inputs[:3], found.outputs
+    name = f"{result}.sums."
+    three, axes, one = name + "three", name + "axes", name + "one"
+    flat, middle, centred, squared = name + "flat", name + "middle", name + "centred", name + "squared"
+    yield constant(three, np.array([0, 0, -1]))  # 0: as it is
+    yield constant(axes, np.array([0, 2]))
+    yield constant(one, np.array([-1]))
+    yield node("Reshape", [x, three], [flat])
+    yield node("ReduceMean", [flat, axes], [middle], integer("keepdims", 1))
+    yield node("Sub", [flat, middle], [centred])
+    yield node("Mul", [centred, centred], [squared])
+    yield node("ReduceMean", [squared, axes], [variance], integer("keepdims", 0))
+    yield node("Reshape", [middle, one], [mean])
+    epsilon = floating("epsilon", found.number("epsilon", 1e-5))
+    yield node("BatchNormalization", [x, scale, shift, mean, variance], [result], epsilon)
+
+
+def _col2im(found: Node, constants: Constants) -> Iterator[bytes]:
+    """Yield a product with the matrix that says which taps are added to which place of the image."""
+    columns, image, block = found.inputs
+    if image not in constants or block not in constants:
+        yield found.field.whole
+        return
+    sizes, kernel = constants[image].tolist(), constants[block].tolist()
+    axes = len(sizes)
+    pads, steps, gaps = (
+        found.integers(name, [default] * count)
+        for name, default, count in (("pads", 0, 2 * axes), ("strides", 1, axes), ("dilations", 1, axes))
+    )
+    adds = np.ones([1, 1, 1], np.float32)
+    for axis, (size, taps, step, gap) in enumerate(zip(sizes, kernel, steps, gaps, strict=True)):
+        places = (size + pads[axis] + pads[axes + axis] - gap * (taps - 1) - 1) // step + 1
+        target = np.arange(taps)[:, None] * gap + np.arange(places) * step - pads[axis]
+        along = (target[..., None] == np.arange(size)).astype(np.float32)  # (taps, places, size)
+        if adds.size * along.size > LARGEST_MATRIX:
+            yield found.field.whole
+            return
+        shape = [a * b for a, b in zip(adds.shape, along.shape, strict=True)]
+        adds = np.einsum("abc,def->adbecf", adds, along).reshape(shape)  # (taps, places, size of the image)
+    name = f"{found.outputs[0]}.adds."
+    matrix, rows, flat, product = name + "matrix", name + "rows", name + "flat", name + "product"
+    yield constant(matrix, adds.reshape(-1, adds.shape[2]))
+    yield constant(rows, np.array([0, -1, adds.shape[0] * adds.shape[1]]))
+    yield constant(f"{name}image", np.array([0, -1, *sizes]))
+    yield node("Reshape", [columns, rows], [flat])
+    yield node("MatMul", [flat, matrix], [product])
+    yield node("Reshape", [product, f"{name}image"], found.outputs)

@@ -1,0 +1,125 @@
+"""Bitwise operators in arithmetic, for ONNX Runtime's CUDA provider (1.31), which has none.
+
+A graph's random numbers are hashes of 32-bit words (fleetlearn_export/model/seeded_random.py) in int64: ``&`` with
+2^32 - 1, ``^`` with a constant, and ``^`` of a word and itself, shifted right by a product in float64. ``x & 2^k - 1``
+is the remainder of a division by 2^k. ``^`` is looked up in a table, for 9 bits of both operands at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import frexp
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlearn_device.runtimes.cuda.encoding import Node, constant, node
+
+PIECE = 9
+"""Bits of an operand that are looked up at a time: the table has 2^18 integers (2 MiB)."""
+MOST = 4 * PIECE
+SEED_BITS = 53
+"""The graph's input ``seed`` is below 2^53, as every runtime checks."""
+DOUBLE, INT64 = 11, 7
+"""TensorProto's data types."""
+
+
+class Words:
+    """Rewrites the bitwise operators of one graph, whose nodes it is given in their order."""
+
+    def __init__(self, constants: Mapping[str, NDArray[Any]], prefix: str) -> None:
+        """``prefix``: begins the names of new constants. A graph in a graph needs another one."""
+        self._constants, self._prefix = constants, prefix
+        self._bits = {"seed": SEED_BITS}
+        """Values that are known to be from 0 to 2^bits - 1."""
+        for name, values in constants.items():
+            if values.dtype == np.int64 and values.size and values.min() >= 0:
+                self._bits[name] = int(values.max()).bit_length()
+        self._doubles: dict[str, int] = {}
+        """The same for values in float64, which are rounded down when they become integers."""
+        self._used: dict[str, NDArray[Any]] = {}
+        """Constants that the new nodes read."""
+
+    def constants(self) -> bytes:
+        """Return nodes that give what the new nodes read."""
+        return b"".join(constant(name, values) for name, values in self._used.items())
+
+    def rewritten(self, found: Node) -> bytes | None:
+        """Return the nodes in a node's place; None if it stays."""
+        if found.operator == "BitwiseAnd":
+            return self._and(found)
+        if found.operator == "BitwiseXor":
+            return self._xor(found)
+        if found.operator == "Cast" and found.integer("to", 0) == DOUBLE and found.inputs[0] in self._bits:
+            self._doubles[found.outputs[0]] = self._bits[found.inputs[0]]
+        elif found.operator == "Cast" and found.integer("to", 0) == INT64 and found.inputs[0] in self._doubles:
+            self._bits[found.outputs[0]] = self._doubles[found.inputs[0]]
+        elif found.operator == "Mul":
+            self._follow_shift(found)
+        return None
+
+    def _follow_shift(self, found: Node) -> None:
+        for value, factor in (found.inputs, found.inputs[::-1]):
+            values = self._constants.get(factor)
+            if value in self._doubles and values is not None and values.size == 1 and values.dtype == np.float64:
+                fraction, exponent = frexp(values.item())
+                if fraction == 0.5 and exponent <= 1:  # 2^(exponent - 1)
+                    self._doubles[found.outputs[0]] = max(0, self._doubles[value] + exponent - 1)
+
+    def _and(self, found: Node) -> bytes | None:
+        for value, mask in (found.inputs, found.inputs[::-1]):
+            values = self._constants.get(mask)
+            if values is not None and values.size == 1 and values.dtype == np.int64:
+                bits = int(values.item()).bit_length()
+                if values.item() == 2**bits - 1:
+                    (result,) = found.outputs
+                    self._bits[result] = bits
+                    # Of a negative number too: Mod's result has the sign of the divisor.
+                    return node("Mod", [value, self._constant(2**bits)], [result])
+        return None
+
+    def _xor(self, found: Node) -> bytes | None:
+        bits = [self._bits.get(name, MOST + 1) for name in found.inputs]
+        if max(bits) > MOST:
+            return None
+        (result,) = found.outputs
+        self._bits[result] = max(bits)
+        wide, narrow = sorted(found.inputs, key=lambda name: -self._bits[name])
+        return b"".join(self._looked_up(wide, narrow, result, max(bits), min(bits)))
+
+    def _looked_up(self, wide: str, narrow: str, result: str, more: int, bits: int) -> Iterator[bytes]:
+        """Yield nodes for ``wide ^ narrow``, which have this many bits at most."""
+        inner = f"{result}.{bits}."
+        if more > bits:  # the highest bits stay
+            low, high, xored = inner + "low", inner + "high", inner + "xored"
+            yield node("Mod", [wide, self._constant(2**bits)], [low])
+            yield node("Sub", [wide, low], [high])
+            yield from self._looked_up(low, narrow, xored, bits, bits)
+            yield node("Add", [high, xored], [result])
+        elif bits > PIECE:
+            part = PIECE * (2 if bits > 2 * PIECE else 1)
+            unit, low, high, above = self._constant(2**part), inner + "low", inner + "high", inner + "above"
+            for name, value in (("wide", wide), ("narrow", narrow)):
+                yield node("Mod", [value, unit], [f"{low}.{name}"])
+                yield node("Div", [value, unit], [f"{high}.{name}"])
+            yield from self._looked_up(f"{low}.wide", f"{low}.narrow", low, part, part)
+            yield from self._looked_up(f"{high}.wide", f"{high}.narrow", high, bits - part, bits - part)
+            yield node("Mul", [high, unit], [above])
+            yield node("Add", [above, low], [result])
+        else:
+            row, place = inner + "row", inner + "place"
+            yield node("Mul", [wide, self._constant(2**PIECE)], [row])
+            yield node("Add", [row, narrow], [place])
+            yield node("Gather", [self._table(), place], [result])
+
+    def _constant(self, value: int) -> str:
+        name = f"{self._prefix}.{value}"
+        self._used[name] = np.array(value, np.int64)
+        return name
+
+    def _table(self) -> str:
+        name, row = f"{self._prefix}.xor", np.arange(2**PIECE)
+        if name not in self._used:
+            self._used[name] = (row[:, None] ^ row).reshape(-1)
+        return name
