@@ -205,19 +205,28 @@ def small(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[st
 
 
 def cnn(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[str, Any]:
-    """Eight devices for each core, all of them in a round, 5 steps of 20 each."""
+    """Eight devices for each core, all of them in a round, 5 steps of 20 each. On a GPU in one process too."""
     goal, rounds = 8 * CORES, _many(12, scale)
     tables = scenario(bundle, goal, goal, rounds, batch=20, examples=100)
     data = data_of(tables, contest.folder)
     shared = {"rounds": rounds, "warm": rounds // 2}
-    contenders = {
-        f"simulator, bundle, {CORES} workers": lambda: contest.run(
-            "simulator", {**shared, "scenario": tables, "backend": "bundle", "workers": CORES}
-        ),
-        f"PyTorch, {CORES} processes": lambda: contest.run(
-            "pytorch", {**shared, **data, "model": "mcmahan", "cohort": goal // CORES}, CORES
-        ),
+
+    def simulated(workers: int) -> dict[str, float]:
+        return contest.run("simulator", {**shared, "scenario": tables, "backend": "bundle", "workers": workers})
+
+    def loop(processes: int) -> dict[str, float]:
+        settings = {**shared, **data, "model": "mcmahan", "cohort": goal // processes}
+        return contest.run("pytorch", settings, processes)
+
+    contenders: dict[str, Callable[[], dict[str, float]]] = {
+        f"simulator, bundle, {CORES} workers": partial(simulated, CORES),
+        f"PyTorch, {CORES} processes": partial(loop, CORES),
     }
+    if contest.provider != "cpu":
+        contenders |= {
+            "simulator, bundle, no workers": partial(simulated, 1),
+            "PyTorch, 1 process": partial(loop, 1),
+        }
     return in_turns(contenders, repeats, f"PyTorch, {CORES} processes")
 
 

@@ -155,9 +155,14 @@ def test_web(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_gpu_on_the_cpu(tmp_path: Path) -> None:
-    small = ("--models", "softmax", "--repeats", "1", "--steps", "5", "--batch", "8", "--no-compile")
-    results = figures(tmp_path, "gpu.py", "--provider", "cpu", *small)
-    assert set(results["softmax"]) == {"eager", "onnx"}
+    kept = tmp_path / "kept"
+    small = ("--models", "softmax", "--steps", "5", "--batch", "8", "--bundles", str(kept))
+    run(tmp_path, "gpu.py", *small, "--export-only")
+    assert {path.name for path in kept.iterdir()} == {"softmax.bundle", "softmax-8.npz"}
+    begun = (kept / "softmax-8.npz").stat().st_mtime_ns
+    results = figures(tmp_path, "gpu.py", "--provider", "cpu", *small, "--repeats", "1", "--no-compile", "--launched")
+    assert (kept / "softmax-8.npz").stat().st_mtime_ns == begun
+    assert set(results["softmax"]) == {"eager", "onnx", "launched"}
     assert all(row["clock_ms_per_step"]["median"] > 0 for row in results["softmax"].values())
 
 
