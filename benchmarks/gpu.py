@@ -38,14 +38,12 @@ def train(kind: str, name: str, folder: Path, chosen: Any) -> dict[str, Any]:
     import step as options
     from fleetlearn_device.runtimes.providers import PROVIDERS
 
-    begun = time.perf_counter()
     if kind in ("onnx", "launched"):
         if kind == "launched":
             PROVIDERS[chosen.provider] = PROVIDERS[chosen.provider]._replace(recording=None)
         step, _ = contender.bundle("onnx", str(folder / f"{name}.bundle"), options.LR, 1, chosen.provider)
     else:
         step, _ = contender.pytorch(kind, name, options.LR, 1, chosen.provider)
-    loaded = time.perf_counter() - begun
     with np.load(arrays_of(folder, name, chosen.batch)) as file:
         data = cycle(list(zip(*file.values(), strict=True)))
     loss = [step(*next(data)) for _ in range(contender.WARM)][-1]
@@ -56,7 +54,7 @@ def train(kind: str, name: str, folder: Path, chosen: Any) -> dict[str, Any]:
     return {
         "clock_ms_per_step": 1e3 * (time.perf_counter() - begun) / done,
         "cpu_ms_per_step": 1e3 * (time.process_time() - cpu) / done,
-        "load_s": loaded,
+        "load_s": contender.costs["load_clock"],
         "loss": loss,
     }
 
@@ -86,7 +84,7 @@ def contender(kind: str, chosen: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             yield name, train(kind, name, chosen.bundles, chosen)
         except Exception as error:  # of PyTorch's compiler, most likely: the other models go on
-            yield name, {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"}
+            yield name, {"failed": f"{type(error).__name__}: {(str(error).strip() or 'no text').splitlines()[0]}"}
 
 
 def prepare(folder: Path, chosen: Any) -> None:
@@ -108,7 +106,8 @@ def compare(turns: list[dict[str, dict[str, Any]]], name: str, tolerance: float)
     for kind in turns[0]:
         runs = [turn[kind][name] for turn in turns]
         eager = [turn["eager"][name] for turn in turns]
-        failed = [row["failed"] for row in (*runs, *eager) if "failed" in row]
+        failed = [row["failed"] for row in runs if "failed" in row]
+        failed += [f"eager failed: {row['failed']}" for row in eager if "failed" in row]
         pairs = [] if failed else [(row["loss"], other["loss"]) for row, other in zip(runs, eager, strict=True)]
         failed += [f"the loss is {a}, eager's {b}" for a, b in pairs if not abs(a - b) <= tolerance * abs(b)]
         if failed:
@@ -139,7 +138,8 @@ def main() -> None:
     if chosen.contender:
         print(json.dumps(dict(contender(chosen.contender, chosen))))
         return
-    kinds = [kind for kind in CONTENDERS if getattr(chosen, kind, True)]
+    others = {"compile": chosen.compile, "launched": chosen.launched}
+    kinds = [kind for kind in CONTENDERS if others.get(kind, True)]
     with nullcontext(chosen.bundles) if chosen.bundles else measure.scratch() as folder:
         prepare(folder, chosen)
         if chosen.export_only:

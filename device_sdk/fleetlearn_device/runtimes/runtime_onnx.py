@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from fleetlearn_protocol.bundle import Bundle
-from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.manifest import (
     EVAL,
     EVAL_FROM_FEATURES,
@@ -21,10 +20,10 @@ from fleetlearn_protocol.vector import Vector, views
 from numpy.typing import NDArray
 
 from fleetlearn_device.runtimes.checks import Arrays, Batch, check_batch, check_hyper, check_load, check_seed, copy_all
-from fleetlearn_device.runtimes.cuda.recorded_step import RecordedStep
+from fleetlearn_device.runtimes.cuda.recorded_step import RecordedStep, check_read_in, records_two_steps
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime
 from fleetlearn_device.runtimes.providers import PROVIDERS, Tensors, borrow, open_provider
-from fleetlearn_device.runtimes.sessions import StepError, batch_values, make_session, run
+from fleetlearn_device.runtimes.sessions import batch_values, make_session, run
 
 if TYPE_CHECKING:
     from fleetlearn_device.runtimes.runtime import Runtime
@@ -80,20 +79,22 @@ class OnnxRuntime:
         if manifest.random:
             self._scalars["seed"] = self._seed
         outputs = ["loss", *(f"metric.{name}" for name in manifest.metrics)]
-        self._found = {name: _scalar(self._results, i) for i, name in enumerate(outputs)}
+        self._result_views = {name: _scalar(self._results, i) for i, name in enumerate(outputs)}
 
-        self._there = {name: value for part in self._references.values() for name, value in part.values.items()}
-        """What is in the memory that the session computes in, beside the parameters and the state."""
-        self._fixed = self._there | {name: borrow(array) for name, array in self._scalars.items()}
+        self._reference_values = {
+            name: value for part in self._references.values() for name, value in part.values.items()
+        }
+        self._fixed = self._reference_values | {name: borrow(array) for name, array in self._scalars.items()}
         carried = list(self._now.values)
         self._inputs = [*carried, *self._fixed, *(f"batch.{row.name}" for row in manifest.batch)]
-        self._outputs = [*(f"next.{name}" for name in carried), *self._found]
+        self._outputs = [*(f"next.{name}" for name in carried), *self._result_views]
         self._session = make_session(bundle, self._train, threads, self._inputs, self._outputs, provider)
         self._binding, self._next_binding = (
             self._bind(read, write) for read, write in ((self._now, self._next), (self._next, self._now))
         )
         self._recorded: RecordedStep | None = None
-        self._to_record = PROVIDERS[provider].recording is not None
+        self._may_record = PROVIDERS[provider].recording is not None and records_two_steps()
+        self._last_examples = 0
 
     def _views(self, buffer: Vector) -> dict[str, Vector]:
         """Return the parameters and the state in one of the buffers, by the graph's names."""
@@ -112,7 +113,7 @@ class OnnxRuntime:
     def _bind(self, read: Tensors, write: Tensors) -> Any:
         """Bind the step from one buffer to the other: everything except the batch."""
         binding = self._session.io_binding()
-        outputs = {name: borrow(array) for name, array in self._found.items()}
+        outputs = {name: borrow(array) for name, array in self._result_views.items()}
         outputs |= {f"next.{name}": value for name, value in write.values.items()}
         for name, value in (self._fixed | read.values).items():
             binding.bind_ortvalue_input(name, value)
@@ -193,12 +194,7 @@ class OnnxRuntime:
         arrays = check_batch(batch, self.manifest.batch)
         self._hyper[:] = list(check_hyper(hyper, self.manifest.hyper).values())
         self._seed[...] = check_seed(seed)
-        if self._to_record:
-            self._to_record = False
-            self._recorded = self._record(arrays)
-        if self._recorded is not None and self._recorded.examples == len(arrays[0]):
-            self._recorded.run(self._now, arrays)
-        else:
+        if not self._replay(arrays):
             # The binding only borrows these arrays. The next run of this binding is given other arrays first.
             inputs = batch_values(self.manifest, arrays)
             if self._copied:
@@ -213,28 +209,39 @@ class OnnxRuntime:
         self.metrics = dict(zip(self.manifest.metrics, metrics, strict=True))
         return float(loss)
 
-    def _record(self, arrays: Arrays) -> RecordedStep | None:
-        """Return this step, recorded for batches of as many examples; None if it cannot be."""
-        names = [f"batch.{row.name}" for row in self.manifest.batch]
-        (free,) = {value.shape[0] for value in self._session.get_inputs() if value.name in names}
+    def _replay(self, arrays: Arrays) -> bool:
+        """Do the step by replaying a recorded one. Return whether it could be done; if not, nothing has changed.
+
+        A step is recorded when two batches in a row have the same number of examples. Not every step can be: not one
+        with loops, or with operators that run on the host, or without memory for a second session.
+        """
+        examples, last = len(arrays[0]), self._last_examples
+        self._last_examples = examples
         try:
-            session = make_session(
-                self._bundle,
-                self._train,
-                self._threads,
-                self._inputs,
-                self._outputs,
-                self._provider,
-                (free, len(arrays[0])),
-            )
-            batch = dict(zip(names, arrays, strict=True))
-            buffers = self._now, self._next
-            recorded = RecordedStep(session, self._train, buffers, self._there, batch, self._scalars, self._found)
-            recorded.run(self._now, arrays)  # and once more by the caller, with the same result
-        except (BundleError, StepError, MemoryError):
-            # Loops, an operator that runs on the host, or no memory for a second session.
-            return None
-        return recorded
+            if self._may_record and examples == last:
+                self._may_record = False
+                self._recorded = self._record(arrays)
+            if self._recorded is None or self._recorded.examples != examples:
+                return False
+            self._recorded.run(self._now, arrays)
+        except Exception:
+            # The step is launched operator by operator instead. If that fails too, its error says why.
+            self._recorded = None
+            return False
+        return True
+
+    def _record(self, arrays: Arrays) -> RecordedStep:
+        """Return a step for batches of as many examples. Raises what ONNX Runtime raises."""
+        batch = {f"batch.{row.name}": array for row, array in zip(self.manifest.batch, arrays, strict=True)}
+        symbols = {value.shape[0] for value in self._session.get_inputs() if value.name in batch}
+        sizes = {symbol: len(arrays[0]) for symbol in symbols if isinstance(symbol, str)}
+        session = make_session(
+            self._bundle, self._train, self._threads, self._inputs, self._outputs, self._provider, sizes
+        )
+        memory = PROVIDERS[self._provider].memory or "cpu"
+        check_read_in(session, memory, [*batch, *self._scalars])
+        buffers, fixed = (self._now, self._next), self._reference_values
+        return RecordedStep(session, self._train, memory, buffers, fixed, batch, self._scalars, self._result_views)
 
     def evaluate(self, batch: Batch) -> Evaluation:
         if self._evaluator is None:

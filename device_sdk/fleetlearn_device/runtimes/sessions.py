@@ -55,12 +55,12 @@ def make_session(
     inputs: Iterable[str],
     outputs: Iterable[str],
     provider: str = "cpu",
-    examples: tuple[str, int] | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Any:
     """Return an InferenceSession for a graph of the bundle.
 
-    examples: the graph's name for the number of examples, and the number. The session is for this number only, and
-    records what it has a GPU do, if its provider can.
+    sizes: values of the graph's free sizes, by name. The session is for these sizes only, and records what it has a GPU
+    do, if its provider can.
 
     Raises BundleError: it cannot be loaded, cannot be recorded, or has other names; RuntimeUnavailableError,
     MemoryError.
@@ -68,8 +68,9 @@ def make_session(
     chosen = open_provider(provider)
     onnxruntime = import_onnxruntime()
     options = session_options(threads)
-    if examples is not None:
-        options.add_free_dimension_override_by_name(*examples)
+    if sizes is not None:
+        for name, size in sizes.items():
+            options.add_free_dimension_override_by_name(name, size)
         chosen = chosen._replace(options=chosen.options | (chosen.recording or {}))
     # Sums that many threads of a GPU make together are then added in the same order each time.
     options.use_deterministic_compute = chosen.memory is not None

@@ -56,9 +56,10 @@ def kernels_chosen_freely() -> Iterator[None]:
     """
     kept = torch._C._select_conv_backend
 
-    def select(x: Any, *args: Any, **options: Any) -> Any:
+    def select(*args: Any, **options: Any) -> Any:
+        x = args[0] if args else options["input"]  # by name in PyTorch 2.11
         with x.fake_mode.shape_env.suppress_guards():
-            return kept(x, *args, **options)
+            return kept(*args, **options)
 
     torch._C._select_conv_backend = select
     try:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from changed_bundle import changed
 from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.runtimes.sessions import NOTHING_TO_FIND, make_session, session_options
-from fleetlearn_protocol import BundleError, open_bundle, read_manifest, write_manifest
-from fleetlearn_protocol.manifest import TRAIN, File
-from fleetlearn_protocol.vector import digest
+from fleetlearn_protocol import BundleError, open_bundle
+from fleetlearn_protocol.manifest import TRAIN
 
 Cases = Callable[[str], Any]
 
@@ -37,16 +35,6 @@ def test_a_session_runs_the_same_graph_without_the_optimizers_that_find_nothing(
     assert optimized(NOTHING_TO_FIND) == expected
     assert optimized(["AnotherVersionsOptimizer"]) == expected
     assert optimized(["NchwcTransformer", "TransposeOptimizer", "MatmulTransposeFusion"]) != expected
-
-
-def changed(case: Any, path: Path, train: bytes) -> Path:
-    """Return a copy of the bundle with another train.onnx, which its manifest describes."""
-    shutil.copytree(case.path, path)
-    manifest = read_manifest((path / "manifest.json").read_bytes())
-    files = manifest.files | {TRAIN: File(digest(train), len(train))}
-    (path / TRAIN).write_bytes(train)
-    (path / "manifest.json").write_bytes(write_manifest(msgspec.structs.replace(manifest, files=files)))
-    return path
 
 
 PEAKS = """
@@ -90,7 +78,7 @@ def test_a_session_for_one_number_of_examples(cases: Cases) -> None:
     case = cases("softmax")
     bundle = open_bundle(case.path)
     names = [[value.name for value in values] for values in io_of(case.path / TRAIN)]
-    session = make_session(bundle, TRAIN, 1, *names, "cpu", ("n", 5))
+    session = make_session(bundle, TRAIN, 1, *names, "cpu", {"n": 5})
     batch = next(value for value in session.get_inputs() if value.name == "batch.x")
     assert batch.shape == [5, 64]
     inputs = {

@@ -1,10 +1,10 @@
 """Reads and writes the nodes of an encoded ONNX model, since devices have no package onnx.
 
-The few fields that are read and written are of onnx.proto3: ModelProto.graph = 7; GraphProto.node = 1, initializer = 5;
-NodeProto.input = 1, output = 2, op_type = 4, attribute = 5; AttributeProto.name = 1, f = 2, i = 3, t = 5, g = 6,
-ints = 8, graphs = 11, type = 20 (FLOAT = 1, INT = 2, TENSOR = 4, INTS = 7); TensorProto.dims = 1, data_type = 2
-(FLOAT = 1, INT64 = 7, DOUBLE = 11), int64_data = 7, name = 8, raw_data = 9, double_data = 10. How they are encoded:
-protobuf.dev/programming-guides/encoding.
+The few fields that are read and written are of onnx.proto3: ModelProto.graph = 7; GraphProto.node = 1, initializer = 5,
+input = 11; ValueInfoProto.name = 1; NodeProto.input = 1, output = 2, op_type = 4, attribute = 5;
+AttributeProto.name = 1, f = 2, i = 3, t = 5, g = 6, ints = 8, graphs = 11, type = 20 (FLOAT = 1, INT = 2, TENSOR = 4);
+TensorProto.dims = 1, data_type = 2 (FLOAT = 1, INT32 = 6, INT64 = 7, DOUBLE = 11), int32_data = 5, int64_data = 7,
+name = 8, raw_data = 9, double_data = 10. How they are encoded: protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
 """How a field's value is encoded: protobuf's wire types."""
-DTYPES: dict[int, Any] = {1: np.float32, 7: np.int64, 11: np.float64}
+DTYPES: dict[int, Any] = {1: np.float32, 6: np.int32, 7: np.int64, 11: np.float64}
 """TensorProto's data types that are read and written."""
 
 
@@ -77,7 +77,8 @@ class Node:
 
 
 def tensor(message: bytes) -> tuple[str, NDArray[Any] | None]:
-    """Return the name and the values of a TensorProto; no values if they have another dtype or lie in a file."""
+    """Return the name and the values of a TensorProto; no values if they have another dtype, lie in a file,
+    or are float32 that is not in ``raw_data``."""
     parts = list(fields(message))
     name = next((row.value.decode() for row in parts if row.number == 8), "")
     shape = [number for row in parts if row.number == 1 for number in packed(row)]
@@ -87,10 +88,10 @@ def tensor(message: bytes) -> tuple[str, NDArray[Any] | None]:
         return name, None
     if raw is not None:
         return name, np.frombuffer(raw, dtype).reshape(shape)
-    integers = [number for row in parts if row.number == 7 for number in packed(row)]
+    integers = [number for row in parts if row.number in (5, 7) for number in packed(row)]
     doubles = b"".join(row.value for row in parts if row.number == 10)
-    if dtype is np.int64 and integers:
-        return name, np.array(integers, np.int64).reshape(shape)
+    if dtype in (np.int32, np.int64) and integers:
+        return name, np.array(integers, dtype).reshape(shape)
     return name, np.frombuffer(doubles, dtype).reshape(shape) if dtype is np.float64 and doubles else None
 
 

@@ -1,4 +1,4 @@
-"""Rewrites a graph where ONNX Runtime's CUDA provider (1.31) has no kernel for an operator, or one that refuses it.
+"""Rewrites what ONNX Runtime's CUDA provider (1.31) cannot run: operators that have no kernel, or one that refuses.
 
 Batch statistics: its kernel of BatchNormalization takes given statistics only. With ``training_mode`` it ends the
 session: "Training mode does not support BN opset 14 (or higher) yet" (core/providers/cuda/nn/batch_norm.h). On the CPU
@@ -10,7 +10,7 @@ zeros and ones.
 
 Bitwise operators run on the CPU too. They make the random numbers of dropout: see words.py.
 
-A session without operators on the CPU can be recorded and replayed as a whole (captured_step.py).
+A session without operators on the CPU can be recorded and replayed as a whole (recorded_step.py).
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def _graph(field: Field, outer: Constants, prefix: str) -> bytes:
     """Return a field that is a graph, with other nodes. ``outer``: constants of the graph around it."""
     rows = list(fields(field.value))
     constants = {**outer, **dict(_constants(row.value for row in rows if row.number == 5))}
-    words = Words(constants, prefix)
+    seeded = any(row.number == 11 and b"seed" in [part.value for part in fields(row.value)] for row in rows)
+    words = Words(constants, prefix, seeded)
     parts = [_nodes(Node(row), constants, words, prefix) if row.number == 1 else row.whole for row in rows]
     return framed(field.number, words.constants() + b"".join(parts))
 
@@ -94,9 +95,9 @@ def _batch_norm(found: Node) -> Iterator[bytes]:
     name = f"{result}.sums."
     three, axes, one = name + "three", name + "axes", name + "one"
     flat, middle, centred, squared = name + "flat", name + "middle", name + "centred", name + "squared"
-    yield constant(three, np.array([0, 0, -1]))  # 0: as it is
-    yield constant(axes, np.array([0, 2]))
-    yield constant(one, np.array([-1]))
+    yield constant(three, np.array([0, 0, -1], np.int64))  # 0: as it is
+    yield constant(axes, np.array([0, 2], np.int64))
+    yield constant(one, np.array([-1], np.int64))
     yield node("Reshape", [x, three], [flat])
     yield node("ReduceMean", [flat, axes], [middle], integer("keepdims", 1))
     yield node("Sub", [flat, middle], [centred])
@@ -132,8 +133,8 @@ def _col2im(found: Node, constants: Constants) -> Iterator[bytes]:
     name = f"{found.outputs[0]}.adds."
     matrix, rows, flat, product = name + "matrix", name + "rows", name + "flat", name + "product"
     yield constant(matrix, adds.reshape(-1, adds.shape[2]))
-    yield constant(rows, np.array([0, -1, adds.shape[0] * adds.shape[1]]))
-    yield constant(f"{name}image", np.array([0, -1, *sizes]))
+    yield constant(rows, np.array([0, -1, adds.shape[0] * adds.shape[1]], np.int64))
+    yield constant(f"{name}image", np.array([0, -1, *sizes], np.int64))
     yield node("Reshape", [columns, rows], [flat])
     yield node("MatMul", [flat, matrix], [product])
     yield node("Reshape", [product, f"{name}image"], found.outputs)

@@ -1,8 +1,9 @@
 """Bitwise operators in arithmetic, for ONNX Runtime's CUDA provider (1.31), which has none.
 
 A graph's random numbers are hashes of 32-bit words (fleetlearn_export/model/seeded_random.py) in int64: ``&`` with
-2^32 - 1, ``^`` with a constant, and ``^`` of a word and itself, shifted right by a product in float64. ``x & 2^k - 1``
-is the remainder of a division by 2^k. ``^`` is looked up in a table, for 9 bits of both operands at a time.
+2^32 - 1, ``^`` with a constant, and ``^`` of a word and the same word shifted right (a product in float64 shifts it).
+``x & 2^k - 1`` is the remainder of a division by 2^k, and ``x & -2^k`` is x without that remainder. ``^`` is looked up
+in a table, for 9 bits of both operands at a time.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from fleetlearn_device.runtimes.cuda.encoding import Node, constant, node
 PIECE = 9
 """Bits of an operand that are looked up at a time: the table has 2^18 integers (2 MiB)."""
 MOST = 4 * PIECE
-SEED_BITS = 53
-"""The graph's input ``seed`` is below 2^53, as every runtime checks."""
+EXACT_BITS = 53
+"""float64 has integers below 2^53 without rounding. And every runtime checks that the seed is below 2^53."""
 DOUBLE, INT64 = 11, 7
 """TensorProto's data types."""
 
@@ -28,10 +29,11 @@ DOUBLE, INT64 = 11, 7
 class Words:
     """Rewrites the bitwise operators of one graph, whose nodes it is given in their order."""
 
-    def __init__(self, constants: Mapping[str, NDArray[Any]], prefix: str) -> None:
-        """``prefix``: begins the names of new constants. A graph in a graph needs another one."""
+    def __init__(self, constants: Mapping[str, NDArray[Any]], prefix: str, seeded: bool) -> None:
+        """``prefix``: begins the names of new constants. A graph in a graph needs another one. ``seeded``: whether the
+        graph has an input ``seed``."""
         self._constants, self._prefix = constants, prefix
-        self._bits = {"seed": SEED_BITS}
+        self._bits = {"seed": EXACT_BITS} if seeded else {}
         """Values that are known to be from 0 to 2^bits - 1."""
         for name, values in constants.items():
             if values.dtype == np.int64 and values.size and values.min() >= 0:
@@ -51,8 +53,10 @@ class Words:
             return self._and(found)
         if found.operator == "BitwiseXor":
             return self._xor(found)
-        if found.operator == "Cast" and found.integer("to", 0) == DOUBLE and found.inputs[0] in self._bits:
-            self._doubles[found.outputs[0]] = self._bits[found.inputs[0]]
+        if found.operator == "Cast" and found.integer("to", 0) == DOUBLE:
+            bits = self._bits.get(found.inputs[0], EXACT_BITS + 1)
+            if bits <= EXACT_BITS:
+                self._doubles[found.outputs[0]] = bits
         elif found.operator == "Cast" and found.integer("to", 0) == INT64 and found.inputs[0] in self._doubles:
             self._bits[found.outputs[0]] = self._doubles[found.inputs[0]]
         elif found.operator == "Mul":
@@ -70,13 +74,21 @@ class Words:
     def _and(self, found: Node) -> bytes | None:
         for value, mask in (found.inputs, found.inputs[::-1]):
             values = self._constants.get(mask)
-            if values is not None and values.size == 1 and values.dtype == np.int64:
-                bits = int(values.item()).bit_length()
-                if values.item() == 2**bits - 1:
-                    (result,) = found.outputs
+            if values is None or values.ndim or values.dtype not in (np.int64, np.int32):
+                continue
+            ones, (result,) = int(values.item()), found.outputs
+            bits = (ones if ones >= 0 else -ones - 1).bit_length()
+            if bits >= 8 * values.itemsize - 1:
+                continue
+            if ones == 2**bits - 1:
+                if values.dtype == np.int64:
                     self._bits[result] = bits
-                    # Of a negative number too: Mod's result has the sign of the divisor.
-                    return node("Mod", [value, self._constant(2**bits)], [result])
+                # Of a negative number too: Mod's result has the sign of the divisor.
+                return node("Mod", [value, self._constant(2**bits, values.dtype)], [result])
+            if ones == -(2**bits):
+                low = f"{result}.low"
+                remainder = node("Mod", [value, self._constant(2**bits, values.dtype)], [low])
+                return remainder + node("Sub", [value, low], [result])
         return None
 
     def _xor(self, found: Node) -> bytes | None:
@@ -113,13 +125,13 @@ class Words:
             yield node("Add", [row, narrow], [place])
             yield node("Gather", [self._table(), place], [result])
 
-    def _constant(self, value: int) -> str:
-        name = f"{self._prefix}.{value}"
-        self._used[name] = np.array(value, np.int64)
+    def _constant(self, value: int, dtype: Any = np.int64) -> str:
+        name = f"{self._prefix}.{np.dtype(dtype)}.{value}"
+        self._used[name] = np.array(value, dtype)
         return name
 
     def _table(self) -> str:
-        name, row = f"{self._prefix}.xor", np.arange(2**PIECE)
+        name, row = f"{self._prefix}.xor", np.arange(2**PIECE, dtype=np.int64)
         if name not in self._used:
             self._used[name] = (row[:, None] ^ row).reshape(-1)
         return name

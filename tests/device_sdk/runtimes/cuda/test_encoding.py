@@ -37,7 +37,7 @@ def test_a_node_and_its_attributes() -> None:
     assert node.integers("other", [5]) == [5]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 200)])
 @pytest.mark.parametrize("raw", [True, False])
 def test_tensors(dtype: Any, shape: tuple[int, ...], raw: bool) -> None:

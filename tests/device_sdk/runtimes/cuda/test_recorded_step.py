@@ -11,13 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
+from changed_bundle import changed
 from fleetlearn_device.runtimes import runtime_onnx
+from fleetlearn_device.runtimes.cuda import recorded_step
+from fleetlearn_device.runtimes.cuda.recorded_step import RecordedStep, check_read_in
 from fleetlearn_device.runtimes.providers import CPU, PROVIDERS, Provider
 from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.runtimes.runtime_onnx import OnnxRuntime
 from fleetlearn_device.runtimes.sessions import StepError
 from fleetlearn_protocol.errors import BundleError, Code
+from fleetlearn_protocol.manifest import TRAIN
 from line_bundle import line_data, write_line_bundle
 
 Cases = Callable[[str], Any]
@@ -30,7 +36,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def sessions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What sessions are made for: a number of examples, or None."""
+    """The sizes that sessions are made for. None: any size."""
     made, make = [], runtime_onnx.make_session
 
     def counted(*arguments: Any) -> Any:
@@ -41,6 +47,19 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of examples of the steps that were replayed."""
+    counts, replay = [], RecordedStep.run
+
+    def counted(self: RecordedStep, read: Any, arrays: Any) -> None:
+        counts.append(len(arrays[0]))
+        replay(self, read, arrays)
+
+    monkeypatch.setattr(RecordedStep, "run", counted)
+    return counts
+
+
 def pair(path: Path) -> tuple[OnnxRuntime, OnnxRuntime]:
     expected, found = (open_runtime(path, provider=provider) for provider in ("cpu", "cuda"))
     assert isinstance(expected, OnnxRuntime)
@@ -48,20 +67,44 @@ def pair(path: Path) -> tuple[OnnxRuntime, OnnxRuntime]:
     return expected, found
 
 
-def test_batches_of_the_first_size_are_recorded_and_others_are_not(cases: Cases, sessions: list[Any]) -> None:
+def test_a_size_that_comes_twice_in_a_row_is_recorded(cases: Cases, sessions: list[Any], replayed: list[int]) -> None:
     case = cases("cnn")
     expected, found = pair(case.path)
-    for step, size in enumerate((20, 20, 7, 20, 7, 20)):
+    sizes = 7, 20, 20, 7, 7, 20, 7, 20
+    for step, size in enumerate(sizes):
         batch = case.x[step * 20 :][:size], case.y[step * 20 :][:size]
         lr = 0.1 if step < 3 else 0.05
         assert found.step(batch, lr=lr) == expected.step(batch, lr=lr)
         assert found.metrics == expected.metrics
     np.testing.assert_array_equal(found.local, expected.local)
     assert found.evaluate((case.x[:9], case.y[:9])) == expected.evaluate((case.x[:9], case.y[:9]))
-    assert [row for row in sessions if row is not None] == [("n", 20)]
-    assert found._recorded is not None
-    assert found._recorded.examples == 20
-    assert expected._recorded is None
+    assert [row for row in sessions if row is not None] == [{"n": 20}]
+    assert replayed == [20, 20, 20]
+
+
+def test_each_direction_is_recorded_by_itself(cases: Cases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the provider's options for it, which only the session that records has."""
+    provider = Provider(CPU, {"arena_extend_strategy": "kNextPowerOfTwo"}, "cpu", recording={"recording": "1"})
+    monkeypatch.setitem(PROVIDERS, "cuda", provider)
+    case = cases("softmax")
+    options, recordings = [], []
+    make, run = onnxruntime.InferenceSession, recorded_step.run
+
+    def session(source: Any, sessions_options: Any, **chosen: Any) -> Any:
+        options.append("recording" in chosen["provider_options"][0])
+        return make(source, sessions_options, providers=[CPU])
+
+    def noted(*arguments: Any, options: Any, **others: Any) -> None:
+        recordings.append(options.get_run_config_entry("gpu_graph_id"))
+        run(*arguments, options=options, **others)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    monkeypatch.setattr(recorded_step, "run", noted)
+    runtime = open_runtime(case.path, provider="cuda")
+    for _ in range(5):
+        runtime.step((case.x[:20], case.y[:20]), lr=0.1)
+    assert options == [False, True]
+    assert recordings == ["1", "2", "1", "2"]  # the first step was launched
 
 
 def test_a_recorded_step_reads_all_that_changes(tmp_path: Path) -> None:
@@ -95,40 +138,88 @@ def refusing(make: Callable[..., Any], error: Exception) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(
     "error",
-    [BundleError(Code.BAD_MESSAGE, "not all nodes are the GPU's"), MemoryError("no memory for a second session")],
+    [
+        BundleError(Code.BAD_MESSAGE, "not all nodes are the GPU's"),
+        MemoryError("none left"),
+        RuntimeError("CUDA failure"),
+    ],
 )
-def test_what_cannot_be_recorded_runs_as_before(
-    cases: Cases, error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_recorded_is_launched(cases: Cases, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_onnx, "make_session", refusing(runtime_onnx.make_session, error))
     case = cases("cnn")
     expected, found = pair(case.path)
-    for _ in range(3):
+    for _ in range(4):
         assert found.step((case.x[:20], case.y[:20]), lr=0.1) == expected.step((case.x[:20], case.y[:20]), lr=0.1)
     assert found._recorded is None
     np.testing.assert_array_equal(found.parameters, expected.parameters)
 
 
-def test_a_first_batch_that_fails_raises_its_error_and_changes_nothing(cases: Cases) -> None:
-    case = cases("softmax")
+@pytest.mark.parametrize("good", [0, 1, 2])
+def test_a_recording_that_fails_later_is_launched_from_then_on(
+    cases: Cases, good: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other direction is recorded one step later than the first, and then may have no memory."""
+    case, left, replay = cases("cnn"), [good], RecordedStep.run
+
+    def failing(self: RecordedStep, read: Any, arrays: Any) -> None:
+        replay(self, read, arrays)
+        left[0] -= 1
+        if left[0] < 0:
+            raise StepError("capture failed")
+
+    monkeypatch.setattr(RecordedStep, "run", failing)
     expected, found = pair(case.path)
-    batch = case.x[:20], case.y[:20]
-    with pytest.raises(
-        StepError, match=r"could not run graphs/train.onnx on a batch of shapes \[\(20, 64\), \(20,\)\]"
-    ):
-        found.step((case.x[:20], np.full(20, 10)), lr=0.1)
-    assert found.step(batch, lr=0.1) == expected.step(batch, lr=0.1)
+    for step in range(6):
+        batch = case.x[20 * step :][:20], case.y[20 * step :][:20]
+        assert found.step(batch, lr=0.1) == expected.step(batch, lr=0.1)
+    assert left == [-1]
     np.testing.assert_array_equal(found.parameters, expected.parameters)
 
 
-def test_a_later_batch_that_fails_changes_nothing(cases: Cases) -> None:
+def test_a_batch_that_fails_raises_its_error_and_changes_nothing(cases: Cases) -> None:
+    """As the first, when it would be recorded, and when it would be replayed."""
     case = cases("softmax")
-    expected, found = pair(case.path)
-    batch = case.x[:20], case.y[:20]
-    found.step(batch, lr=0.1)
-    expected.step(batch, lr=0.1)
+    for before in (0, 1, 3):
+        expected, found = pair(case.path)
+        batch = case.x[:20], case.y[:20]
+        for _ in range(before):
+            assert found.step(batch, lr=0.1) == expected.step(batch, lr=0.1)
+        with pytest.raises(StepError, match=r"could not run graphs/train.onnx on a batch of shapes \[\(20, 64\), "):
+            found.step((case.x[:20], np.full(20, 10)), lr=0.1)
+        assert found.step(batch, lr=0.1) == expected.step(batch, lr=0.1)
+        np.testing.assert_array_equal(found.parameters, expected.parameters)
+
+
+def test_inputs_that_are_read_on_the_host_are_not_recorded(cases: Cases) -> None:
+    session = onnxruntime.InferenceSession(cases("softmax").path / TRAIN, providers=[CPU])
+    check_read_in(session, "cpu", ["hyper.lr", "batch.x"])
+    with pytest.raises(ValueError, match=r"inputs \['hyper.lr', 'batch.x'\] are not read in cuda's memory"):
+        check_read_in(session, "cuda", ["hyper.lr", "batch.x"])
+
+
+@pytest.mark.parametrize(("version", "records"), [("1.17.3", False), ("1.18.0", True), ("1.31.1", True), ("2.0", True)])
+def test_versions_that_keep_one_recording_do_not_record(
+    version: str, records: bool, cases: Cases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime, "__version__", version)
+    case = cases("softmax")
+    runtime = open_runtime(case.path, provider="cuda")
+    assert isinstance(runtime, OnnxRuntime)
+    for _ in range(2):
+        runtime.step((case.x[:20], case.y[:20]), lr=0.1)
+    assert (runtime._recorded is not None) == records
+
+
+def test_a_number_of_examples_without_a_name(cases: Cases, tmp_path: Path) -> None:
+    """The session is for any number then, and the step for one."""
+    case = cases("softmax")
+    model = onnx.load(case.path / TRAIN)
+    for value in model.graph.input:
+        if value.name.startswith("batch."):
+            value.type.tensor_type.shape.dim[0].ClearField("dim_param")
+    path = changed(case, tmp_path / "unnamed.bundle", model.SerializeToString())
+    expected, found = pair(path)
+    for size in (20, 20, 7, 20):
+        batch = case.x[:size], case.y[:size]
+        assert found.step(batch, lr=0.1) == expected.step(batch, lr=0.1)
     assert found._recorded is not None
-    with pytest.raises(StepError, match=r"on a batch of shapes \[\(20, 64\), \(20,\)\]"):
-        found.step((case.x[:20], np.full(20, 10)), lr=0.1)
-    assert found.step(batch, lr=0.1) == expected.step(batch, lr=0.1)
-    np.testing.assert_array_equal(found.parameters, expected.parameters)

@@ -122,12 +122,68 @@ def test_and_with_ones(bits: int) -> None:
 
 @pytest.mark.parametrize(
     ("operator", "mask"),
-    [("BitwiseAnd", 6), ("BitwiseAnd", -1), ("BitwiseAnd", [1, 3]), ("BitwiseXor", 1), ("BitwiseXor", -1)],
+    [
+        ("BitwiseAnd", 6),
+        ("BitwiseAnd", -6),
+        ("BitwiseAnd", 2**63 - 1),
+        ("BitwiseAnd", -(2**63)),
+        ("BitwiseAnd", [255]),
+        ("BitwiseAnd", [1, 3]),
+        ("BitwiseXor", 1),
+        ("BitwiseXor", -1),
+    ],
 )
 def test_what_cannot_be_known_to_be_right_stays(operator: str, mask: Any) -> None:
-    """Other masks, and integers that may be below 0."""
+    """Other masks, masks that change the shape, and integers that may be below 0."""
     node = helper.make_node(operator, ["x", "mask"], ["c"])
     model = model_of(graph_of([node], ["x"], {"mask": mask}))
+    assert for_cuda(model) == model
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("bits", [0, 1, 8, 30])
+def test_and_without_the_lowest_bits(bits: int, dtype: Any) -> None:
+    """As bundles round uniform numbers: in int32."""
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    mask = np.array(-(2**bits), dtype)
+    graph = helper.make_graph(
+        [helper.make_node("BitwiseAnd", ["mask", "x"], ["c"])],
+        "lowest",
+        [helper.make_tensor_value_info("x", kind, None)],
+        [helper.make_tensor_value_info("c", kind, None)],
+        [numpy_helper.from_array(mask, "mask")],
+    )
+    model = rewritten(model_of(graph))
+    assert operators(model) == {"Constant", "Mod", "Sub"}
+    limits = np.iinfo(dtype)
+    x = np.array([0, 1, -1, 255, 256, -255, -256, 2**30, limits.max, limits.min], dtype)
+    np.testing.assert_array_equal(run(model, x=x), x & mask)
+
+
+def test_a_word_with_a_constant_below_0_or_of_several_values() -> None:
+    masked = helper.make_node("BitwiseAnd", ["x", "mask"], ["w"])
+    node = helper.make_node("BitwiseXor", ["w", "others"], ["c"])
+    x = np.array([7, 2**40 + 3, -5])
+    for others, stays in (([1, -1, 2], True), ([5, 2**31, WORD], False)):
+        model = rewritten(model_of(graph_of([masked, node], ["x"], {"mask": WORD, "others": others})))
+        assert ("BitwiseXor" in operators(model)) == stays
+        np.testing.assert_array_equal(run(model, x=x), (x & WORD) ^ np.array(others))
+
+
+def test_ranges_that_float64_rounds_are_not_followed() -> None:
+    """2^57 - 1 becomes 2^57 in float64: shifted right by 30 bits it is not below 2^27."""
+    shift, constants = shifted("w", 30, "s")
+    masked = helper.make_node("BitwiseAnd", ["x", "mask"], ["w"])
+    low = helper.make_node("BitwiseAnd", ["x", "word"], ["v"])
+    node = helper.make_node("BitwiseXor", ["v", "s"], ["c"])
+    constants |= {"mask": 2**57 - 1, "word": WORD}
+    model = rewritten(model_of(graph_of([masked, *shift, low, node], ["x"], constants)))
+    assert "BitwiseXor" in operators(model)
+
+
+def test_only_the_graphs_input_is_the_seed() -> None:
+    nodes = [helper.make_node("Neg", ["x"], ["seed"]), helper.make_node("BitwiseXor", ["seed", "one"], ["c"])]
+    model = model_of(graph_of(nodes, ["x"], {"one": 1}))
     assert for_cuda(model) == model
 
 
