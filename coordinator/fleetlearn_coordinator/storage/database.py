@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from secrets import token_hex
+from typing import Any, NamedTuple, NoReturn, Self
 
 from fleetlearn_protocol.errors import Code, FleetError
+
+from fleetlearn_coordinator.storage.errors import StoreError
 
 _ADVICE = {
     sqlite3.SQLITE_FULL: "free some space, and start again",
@@ -105,3 +109,58 @@ def connect(path: Path, *, timeout: float = 5.0, read_only: bool = False, any_th
     assert isinstance(found, Database)
     found.path = path
     return found
+
+
+class Tables(NamedTuple):
+    """What a database consists of."""
+
+    version: int
+    made: tuple[str, ...]
+    """Statements that make the tables in a new database."""
+    added: str
+    """The statement that makes a table which databases of earlier releases lack."""
+
+
+def open_shared(path: Path, tables: Tables, *, timeout: float, mode: int) -> Database:
+    """Open a database that several processes may have open, and whose transactions outlive a power cut. If there is
+    none, it is made with this ``mode`` of the file. Raises StoreError where a newer version made it or the file is
+    empty, DatabaseError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        _make(path, tables, mode)
+    if not path.stat().st_size:
+        text = f"{path} is empty, and what it knew is lost: put it back from a backup, or remove it to begin anew"
+        raise StoreError(Code.WRONG_HASH, text)
+    found = connect(path, timeout=timeout)
+    try:
+        found.execute("PRAGMA journal_mode=WAL")
+        found.execute("PRAGMA synchronous=FULL")
+        version = found.execute("PRAGMA user_version").fetchone()[0]
+        if version > tables.version:
+            text = f"{path} is of version {version}; this fleetlearn reads version {tables.version}. Update it."
+            raise StoreError(Code.BAD_VERSION, text)
+        with found.transaction():
+            found.execute(tables.added)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _make(path: Path, tables: Tables, mode: int) -> None:
+    """Make the file with its tables in one step, so that an empty file is one that has lost what it had."""
+    draft = path.with_name(f"{path.name}.{token_hex(8)}.draft")
+    os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
+    try:
+        with closing(connect(draft)) as made, made.transaction():
+            for statement in tables.made:
+                made.execute(statement)
+            made.execute(f"PRAGMA user_version={tables.version}")
+        try:
+            os.link(draft, path)
+        except FileExistsError:  # another process made it meanwhile
+            pass
+        except OSError:  # a file system without hard links
+            draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -14,17 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from fleetlearn_protocol.errors import Code
-
-from fleetlearn_coordinator.storage.database import connect
-from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.database import Tables, open_shared
 from fleetlearn_coordinator.storage.wal_check import check_wal
 
 DATABASE = "identities.sqlite3"
@@ -40,15 +35,18 @@ RUN = "run:"
 is in none of theirs."""
 COMMAND = "command"
 """Who did something, in the audit log: whoever may write to the folder, by a command."""
-_TABLES = (
-    "CREATE TABLE tokens(hash TEXT PRIMARY KEY, uses INTEGER NOT NULL, until REAL NOT NULL, tags TEXT NOT NULL)",
-    "CREATE TABLE devices(device TEXT PRIMARY KEY, hash TEXT NOT NULL UNIQUE, next TEXT UNIQUE, tags TEXT NOT NULL, "
-    "enrolled REAL NOT NULL)",
-    "CREATE TABLE audit(number INTEGER PRIMARY KEY, at REAL NOT NULL, what TEXT NOT NULL, about TEXT NOT NULL, "
-    "hash TEXT NOT NULL)",
+_TABLES = Tables(
+    VERSION,
+    (
+        "CREATE TABLE tokens(hash TEXT PRIMARY KEY, uses INTEGER NOT NULL, until REAL NOT NULL, tags TEXT NOT NULL)",
+        "CREATE TABLE devices(device TEXT PRIMARY KEY, hash TEXT NOT NULL UNIQUE, next TEXT UNIQUE, "
+        "tags TEXT NOT NULL, enrolled REAL NOT NULL)",
+        "CREATE TABLE audit(number INTEGER PRIMARY KEY, at REAL NOT NULL, what TEXT NOT NULL, about TEXT NOT NULL, "
+        "hash TEXT NOT NULL)",
+    ),
+    # When a device was last revoked: certificates that were valid before are not any more.
+    "CREATE TABLE IF NOT EXISTS revoked(device TEXT PRIMARY KEY, at REAL NOT NULL)",
 )
-_ADDED = "CREATE TABLE IF NOT EXISTS revoked(device TEXT PRIMARY KEY, at REAL NOT NULL)"
-"""When a device was last revoked: certificates that were valid before are not any more."""
 
 
 class Known(NamedTuple):
@@ -91,32 +89,8 @@ class Identities:
 
     def __init__(self, folder: Path) -> None:
         """Open the folder's database, which is made if there is none, readable by its owner alone."""
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / DATABASE
-        # Only if it is not there: POSIX takes this process's locks on a file away when it closes any descriptor of it,
-        # and an administrator's request opens the database beside the coordinator. Another process would then delete
-        # the log that both still write to.
-        with suppress(FileExistsError):
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        self._db = connect(self.path, timeout=BUSY_TIMEOUT)
-        try:
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")  # who is revoked stays so after a power cut
-            with self._db.transaction():
-                version = self._db.execute("PRAGMA user_version").fetchone()[0]
-                if version > VERSION:
-                    raise StoreError(
-                        Code.BAD_VERSION,
-                        f"{self.path} is of version {version}; this fleetlearn reads version {VERSION}. Update it.",
-                    )
-                if not version:
-                    for statement in _TABLES:
-                        self._db.execute(statement)
-                    self._db.execute(f"PRAGMA user_version={VERSION}")
-                self._db.execute(_ADDED)
-        except BaseException:
-            self._db.close()
-            raise
+        self._db = open_shared(self.path, _TABLES, timeout=BUSY_TIMEOUT, mode=0o600)
         self._seen = self._data_version()
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import msgspec
 from fleetlearn_protocol.errors import Code
 
-from fleetlearn_coordinator.storage.database import connect
+from fleetlearn_coordinator.storage.database import Tables, open_shared
 from fleetlearn_coordinator.storage.errors import StoreError
 
 DATABASE = "runs.db"
@@ -27,14 +27,19 @@ State: TypeAlias = Literal["running", "paused", "draining", "stopped"]
 """What a run is to do. paused: no new task and no new round, and what is out still counts. draining: the open round
 goes to its end, then the run is stopped. stopped: it is left as a stopped process leaves it, and can go on later."""
 # AUTOINCREMENT: a run that is removed and added again under its name is another one.
-_TABLE = """
+_TABLES = Tables(
+    VERSION,
+    (
+        """
 CREATE TABLE runs(
     number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, plan TEXT NOT NULL, population TEXT NOT NULL,
     wanted TEXT NOT NULL, asked INTEGER NOT NULL, failed TEXT NOT NULL
-)"""
-_ADDED = """
+)""",
+    ),
+    """
 CREATE TABLE IF NOT EXISTS to_log(number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, what TEXT NOT NULL,
-    about TEXT NOT NULL)"""
+    about TEXT NOT NULL)""",
+)
 
 
 class Population(NamedTuple):
@@ -82,24 +87,8 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         """Open the folder's database, which is made if there is none."""
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / DATABASE
-        self._db = connect(self.path, timeout=BUSY_TIMEOUT)
-        try:
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")  # a run that was stopped stays so after a power cut
-            with self._db.transaction():
-                version = self._db.execute("PRAGMA user_version").fetchone()[0]
-                if version > VERSION:
-                    text = f"{self.path} is of version {version}; this fleetlearn reads version {VERSION}. Update it."
-                    raise StoreError(Code.BAD_VERSION, text)
-                if not version:
-                    self._db.execute(_TABLE)
-                    self._db.execute(f"PRAGMA user_version={VERSION}")
-                self._db.execute(_ADDED)
-        except BaseException:
-            self._db.close()
-            raise
+        self._db = open_shared(self.path, _TABLES, timeout=BUSY_TIMEOUT, mode=0o666)
         self._seen = self._data_version()
 
     def close(self) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fleetlearn_coordinator.storage.database import DatabaseError, connect
+from fleetlearn_coordinator.storage.database import DatabaseError, Tables, connect, open_shared
+from fleetlearn_coordinator.storage.errors import StoreError
 
 
 def test_an_error_names_the_database_and_what_to_do(tmp_path: Path) -> None:
@@ -45,3 +49,47 @@ def test_a_damaged_page_is_found_while_rows_are_read(tmp_path: Path) -> None:
 def test_a_database_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match=r"a\.db: unable to open database file; check its folder"):
         connect(tmp_path / "missing" / "a.db")
+
+
+TABLES = Tables(1, ("CREATE TABLE numbers(number INTEGER)",), "CREATE TABLE IF NOT EXISTS letters(letter TEXT)")
+
+
+def open_it(path: Path) -> closing[object]:
+    return closing(open_shared(path, TABLES, timeout=1.0, mode=0o600))
+
+
+def no_links(source: Path, target: Path) -> None:
+    raise OSError("Operation not permitted")
+
+
+def made_meanwhile(source: Path, target: Path) -> None:
+    target.write_bytes(source.read_bytes())
+    raise FileExistsError
+
+
+@pytest.mark.parametrize("link", [None, no_links, made_meanwhile])
+def test_a_shared_database_is_made_with_its_tables_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: object
+) -> None:
+    if link is not None:
+        monkeypatch.setattr(os, "link", link)
+    path = tmp_path / "folder" / "a.db"
+    with open_it(path):
+        pass
+    assert [*path.parent.iterdir()] == [path]
+    assert link is made_meanwhile or stat.S_IMODE(path.stat().st_mode) == 0o600
+    with closing(connect(path)) as found:
+        assert found.execute("SELECT name FROM sqlite_schema").fetchall() == [("numbers",), ("letters",)]
+        found.execute("INSERT INTO numbers VALUES(1)")
+    with open_it(path), closing(connect(path)) as found:
+        assert found.execute("SELECT * FROM numbers").fetchall() == [(1,)]
+
+
+def test_a_shared_database_that_became_empty_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    path.touch()
+    with pytest.raises(StoreError, match=r"a\.db is empty, and what it knew is lost: put it back from a backup"):
+        open_it(path)
+    path.unlink()
+    with open_it(path):
+        pass
