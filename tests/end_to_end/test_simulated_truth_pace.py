@@ -76,7 +76,7 @@ def test_server_and_simulator_send_the_same_devices_away(tmp_path: Path, partici
 
     async def play() -> None:
         peers: dict[int, Peer] = {}
-        async with fleet(plan, heartbeat=600.0) as (_, join):
+        async with fleet(plan, heartbeat=600.0, limits={"device_check_ins": 1e6}) as (_, join):
             for kind, device in script:
                 match kind:
                     case "checks in":

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 from fleetlearn_coordinator.rounds.commands import LATE, LOST, STALLED, SURPLUS
-from fleetlearn_coordinator.rounds.lease_book import LeaseBook, Terms
+from fleetlearn_coordinator.rounds.lease_book import CHECKS_PER_STALL, LeaseBook, Terms
 from fleetlearn_coordinator.rounds.progress_watch import MAX_RETURNS
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -179,7 +179,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def nobody_is_overdue(self) -> None:
         assert not [device for device, lease in self.leases.items() if lease.is_lost(self.now)]
-        late = [lease for lease in self.leases.values() if lease.is_stalled(self.now)]
+        late = [lease for lease in self.leases.values() if lease.is_stalled(self.now - STALL / CHECKS_PER_STALL)]
         assert not late
 
     @invariant()
@@ -240,6 +240,17 @@ def test_a_device_that_came_back_and_left_again_is_lost_by_its_last_absence() ->
     assert book.next_lost(5.0) is None
     assert book.wake_at() == 6.0
     assert book.next_lost(6.0) == "a"
+
+
+def test_a_lease_that_stalls_soon_after_a_wait_ends_at_the_next_check() -> None:
+    book = book_of("a")
+    watch = book.watches["a"]
+    watch.begin_wait(STALL - 1.0)
+    assert book.next_stalled(STALL) is None
+    watch.end_wait(STALL)
+    assert watch.moved + STALL == STALL + 1.0
+    assert book.wake_at() == STALL + STALL / CHECKS_PER_STALL
+    assert book.next_stalled(STALL + STALL / CHECKS_PER_STALL) == "a"
 
 
 @pytest.mark.parametrize("stall", [STALL, inf], ids=["watched", "not watched"])
