@@ -50,8 +50,8 @@ def growth(name: str, inputs: int) -> int:
 
 def in_use() -> int:
     """Return how many bytes are in use, without the coordinators that serve inputs and Python's cache of patterns.
-    Python's table of interned strings does not count either: pathlib interns names, and at times the whole table is
-    copied for one more."""
+    What pathlib allocates does not count either: it interns names, and Python's table of interned strings grows by
+    megabytes at a time."""
     sockets.stop()
     re.purge()
     gc.collect()

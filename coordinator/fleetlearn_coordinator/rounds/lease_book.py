@@ -18,7 +18,8 @@ from fleetlearn_coordinator.rounds.progress_watch import Watch
 
 CHECKS_PER_STALL = 4
 """A lease cannot stall while it waits for the coordinator or while its device is away. It is then checked again after
-``LeaseBook.stall`` divided by this. So a lease that stalls soon after a wait or an absence ends by that much late."""
+``LeaseBook.stall`` divided by this. So a lease that stalls soon after a wait or an absence may end that much
+late."""
 
 
 class Terms(NamedTuple):

@@ -122,14 +122,19 @@ class Tables(NamedTuple):
 
 
 def open_shared(path: Path, tables: Tables, *, timeout: float, mode: int) -> Database:
-    """Open a database that several processes may have open, and whose transactions outlive a power cut. If there is
-    none, it is made with this ``mode`` of the file. Raises StoreError where a newer version made it or the file is
-    empty, DatabaseError."""
+    """Open a database that several processes may have open, and whose transactions outlive a power cut.
+
+    If there is none, a new one is made. mode: permissions of a new file. Raises StoreError where a newer version made
+    the database or the file is empty, DatabaseError where the disk is full or the file is no database.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         _make(path, tables, mode)
+    # Looked at, never opened: POSIX takes this process's locks on a file away when it closes a descriptor of it,
+    # and an administrator's request opens the database beside the coordinator. Another process would then delete the
+    # log that both still write to.
     if not path.stat().st_size:
-        text = f"{path} is empty, and what it knew is lost: put it back from a backup, or remove it to begin anew"
+        text = f"{path} is empty: its content is lost. Put the file back from a backup, or remove it to start a new one"
         raise StoreError(Code.WRONG_HASH, text)
     found = connect(path, timeout=timeout)
     try:
@@ -148,7 +153,7 @@ def open_shared(path: Path, tables: Tables, *, timeout: float, mode: int) -> Dat
 
 
 def _make(path: Path, tables: Tables, mode: int) -> None:
-    """Make the file with its tables in one step, so that an empty file is one that has lost what it had."""
+    """Make the file with its tables in one step. So a file that is found empty has lost its content."""
     draft = path.with_name(f"{path.name}.{token_hex(8)}.draft")
     os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
     try:

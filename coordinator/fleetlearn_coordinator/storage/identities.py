@@ -23,7 +23,6 @@ from fleetlearn_coordinator.storage.database import Tables, open_shared
 from fleetlearn_coordinator.storage.wal_check import check_wal
 
 DATABASE = "identities.sqlite3"
-VERSION = 1
 BUSY_TIMEOUT = 1.0
 """Seconds to wait for another process's transaction."""
 _BY = "certificate of "
@@ -36,7 +35,7 @@ is in none of theirs."""
 COMMAND = "command"
 """Who did something, in the audit log: whoever may write to the folder, by a command."""
 _TABLES = Tables(
-    VERSION,
+    1,
     (
         "CREATE TABLE tokens(hash TEXT PRIMARY KEY, uses INTEGER NOT NULL, until REAL NOT NULL, tags TEXT NOT NULL)",
         "CREATE TABLE devices(device TEXT PRIMARY KEY, hash TEXT NOT NULL UNIQUE, next TEXT UNIQUE, "

@@ -20,7 +20,6 @@ from fleetlearn_coordinator.storage.database import Tables, open_shared
 from fleetlearn_coordinator.storage.errors import StoreError
 
 DATABASE = "runs.db"
-VERSION = 1
 BUSY_TIMEOUT = 1.0
 """Seconds to wait for another process's transaction."""
 State: TypeAlias = Literal["running", "paused", "draining", "stopped"]
@@ -28,17 +27,13 @@ State: TypeAlias = Literal["running", "paused", "draining", "stopped"]
 goes to its end, then the run is stopped. stopped: it is left as a stopped process leaves it, and can go on later."""
 # AUTOINCREMENT: a run that is removed and added again under its name is another one.
 _TABLES = Tables(
-    VERSION,
+    1,
     (
-        """
-CREATE TABLE runs(
-    number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, plan TEXT NOT NULL, population TEXT NOT NULL,
-    wanted TEXT NOT NULL, asked INTEGER NOT NULL, failed TEXT NOT NULL
-)""",
+        "CREATE TABLE runs(number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, plan TEXT NOT NULL, "
+        "population TEXT NOT NULL, wanted TEXT NOT NULL, asked INTEGER NOT NULL, failed TEXT NOT NULL)",
     ),
-    """
-CREATE TABLE IF NOT EXISTS to_log(number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, what TEXT NOT NULL,
-    about TEXT NOT NULL)""",
+    "CREATE TABLE IF NOT EXISTS to_log(number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, what TEXT NOT NULL, "
+    "about TEXT NOT NULL)",
 )
 
 

@@ -609,7 +609,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def every_lease_is_watched_while_its_device_is_there(self) -> None:
-        """It may stall: nobody holds a slot in silence for longer than the rules say, and than until the next check."""
+        """It may stall: nobody holds a slot in silence for longer than a stall and the time between two checks."""
         longest = self.rules.stall * (1 + 1 / CHECKS_PER_STALL)
         looked_at = {task for _, _, task in self.engine.book._stall_checks}
         for device, task in self.engine.leases.items():

@@ -88,7 +88,7 @@ def test_a_shared_database_is_made_with_its_tables_at_once(
 def test_a_shared_database_that_became_empty_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     path.touch()
-    with pytest.raises(StoreError, match=r"a\.db is empty, and what it knew is lost: put it back from a backup"):
+    with pytest.raises(StoreError, match=r"a\.db is empty: its content is lost\. Put the file back from a backup"):
         open_it(path)
     path.unlink()
     with open_it(path):

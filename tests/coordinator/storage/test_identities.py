@@ -189,11 +189,9 @@ def test_it_is_all_there_after_a_restart(tmp_path: Path) -> None:
         assert second.events() == events
 
 
-def test_a_newer_database_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "VERSION", 2)
+def test_a_newer_database_is_refused(tmp_path: Path) -> None:
     Identities(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / DATABASE)) as database:
         database.execute("PRAGMA user_version=2")
-    monkeypatch.undo()
     with pytest.raises(StoreError, match=f"{DATABASE} is of version 2"):
         Identities(tmp_path)
