@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
+from typing import Any
+
+LOG_LINE = "%(asctime)s %(levelname)s %(message)s"
+LOG_TIME = "%Y-%m-%d %H:%M:%S%z"
+"""With the time zone: logs of machines in different zones are read side by side."""
+STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
+"""What ends a process that runs for long. SIGHUP: its terminal was closed."""
 
 
 def version_of(command: str) -> str:
@@ -23,3 +32,40 @@ def needs(command: str, extra: str) -> Iterator[None]:
         if (error.name or "").startswith("fleetlearn_"):
             raise  # a part of the package itself: no extra brings it
         sys.exit(f'{command} needs: pip install "fleetlearn[{extra}]" ({error})')
+
+
+@contextmanager
+def stop_signals(loop: asyncio.AbstractEventLoop, caught: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """A context in which the loop calls ``caught`` for each of STOP_SIGNALS. Afterwards each has its earlier handler.
+
+    SIGHUP stays ignored where it is: that is what ``nohup`` asks for. Outside of the main thread, where Python takes no
+    signals, nothing is done."""
+    before: dict[signal.Signals, Any] = {}
+    for name in STOP_SIGNALS:
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is None or (name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN):
+            continue
+        handler = signal.getsignal(number)
+        with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread, or on Windows
+            loop.add_signal_handler(number, caught, number)
+            before[number] = handler
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            if handler is not None:  # None: it was not set by Python, which cannot set it again
+                signal.signal(number, handler)
+
+
+def refuse_in_loop(blocking: str, coroutine: str) -> None:
+    """Raise RuntimeError, which says what to write, if an event loop runs in this thread: that of a notebook, for
+    example. ``blocking``, ``coroutine``: the function that was called, and the one to await instead."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(
+        f"{blocking}() was called where an event loop runs already, as in a notebook or in async code. "
+        f"Write `await {coroutine}(...)` there"
+    )

@@ -52,3 +52,28 @@ def test_a_missing_part_of_the_package_itself_is_an_error_of_ours() -> None:
 def test_the_device_needs_neither_typer_nor_rich() -> None:
     code = "import sys, fleetlearn_device.__main__; sys.exit(not {'typer', 'rich'}.isdisjoint(sys.modules))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+NOHUP = """
+import asyncio, os, signal
+from fleetlearn_protocol.command_line import stop_signals
+
+async def main():
+    caught = []
+    with stop_signals(asyncio.get_running_loop(), caught.append):
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not caught:
+            await asyncio.sleep(0.01)
+    assert caught == [signal.SIGTERM], caught
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+asyncio.run(main())
+"""
+
+
+def test_nohup_keeps_a_process_alive() -> None:
+    subprocess.run([sys.executable, "-c", NOHUP], check=True, timeout=60)

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import NamedTuple
 
 from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.command_line import refuse_in_loop, stop_signals
 from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.network import peer_log, process_settings
@@ -48,22 +49,27 @@ class Result(NamedTuple):
 
 
 def serve(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False) -> Result:
-    """Run the plan's training until it is finished, or SIGTERM or SIGINT ends it. Blocks.
+    """Run the plan's training until it is finished, or SIGTERM, SIGINT or SIGHUP ends it. Blocks.
 
     ``service``: the settings of the process; the defaults where there are none. ``stay``: once finished, go on telling
     devices so until a signal comes.
 
     Raises PlanError (also where the plan does not fit the service, or the process may not open enough files for a
     round's devices), BundleError, StoreError (the data directory is in use or another bundle's), OSError (the address
-    cannot be listened on).
+    cannot be listened on), RuntimeError (an event loop runs in this thread: await ``serve_async``).
     """
+    refuse_in_loop("serve", "serve_async")
     return asyncio.run(serve_async(plan, service=service, stay=stay))
 
 
 async def serve_async(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False) -> Result:
-    """The same in a running event loop."""
-    stopped = begin_process()
-    async with running(plan, service or ServiceSettings()) as server:
+    """The same in a running event loop. The process's signal handlers are as before when it returns."""
+    with process_for_serving() as stopped:
+        return await _serve(plan, service or ServiceSettings(), stopped, stay=stay)
+
+
+async def _serve(plan: Plan, service: ServiceSettings, stopped: asyncio.Future[str], *, stay: bool) -> Result:
+    async with running(plan, service) as server:
         process_settings.collect_garbage_rarely()
         await asyncio.wait({server.done, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if server.done.done() and server.run.held_out is not None:  # the last models are still to be measured
@@ -144,21 +150,21 @@ def check_places(plan: Plan, service: ServiceSettings, places: process_settings.
         logger.warning("%s", text)
 
 
-def begin_process() -> asyncio.Future[str]:
-    """Set what is the process's. Returns what is set, with the reason, when a signal stops it."""
+@contextmanager
+def process_for_serving() -> Iterator[asyncio.Future[str]]:
+    """A context that sets what is the process's. Yields what is set, with the reason, when a signal stops it."""
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[str] = loop.create_future()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with suppress(NotImplementedError, RuntimeError):  # not in the main thread, or on Windows
-            loop.add_signal_handler(number, _stop, stopped, f"stopped by {number.name}")
     process_settings.keep_freed_memory()
     process_settings.raise_file_limit()
-    return stopped
+    with stop_signals(loop, partial(_stop, stopped)):
+        yield stopped
 
 
-def _stop(stopped: asyncio.Future[str], reason: str) -> None:
+def _stop(stopped: asyncio.Future[str], number: signal.Signals) -> None:
     if not stopped.done():
-        stopped.set_result(reason)
+        logger.info("%s: telling the devices to come back later, then stopping", number.name)
+        stopped.set_result(f"stopped by {number.name}")
 
 
 async def _sweep(host: Host, run: HostedRun) -> None:

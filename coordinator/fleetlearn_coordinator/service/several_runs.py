@@ -23,7 +23,7 @@ from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run
 from fleetlearn_coordinator.service.page import page_descriptors, page_port
-from fleetlearn_coordinator.service.serve import SWEEP, begin_process, check_places
+from fleetlearn_coordinator.service.serve import SWEEP, check_places, process_for_serving
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.operations import log_operations
 from fleetlearn_coordinator.service.several.shared_server import SharedRunServer
@@ -44,7 +44,8 @@ RUNS_TO_COME = 8
 
 
 def serve_runs(service: ServiceSettings) -> str:
-    """Serve the runs of a service, ``service.runs``, until SIGTERM or SIGINT ends it. Blocks. Returns why it ended.
+    """Serve the runs of a service, ``service.runs``, until SIGTERM, SIGINT or SIGHUP ends it. Blocks. Returns why it
+    ended.
 
     Raises StoreError (another coordinator serves these runs), OSError (the address cannot be listened on).
     """
@@ -52,13 +53,13 @@ def serve_runs(service: ServiceSettings) -> str:
 
 
 async def _serve(service: ServiceSettings) -> str:
-    stopped = begin_process()
-    async with hosting(service) as runs:
-        process_settings.collect_garbage_rarely()
-        await runs.wait(stopped)
-        await runs.send_all_away()
-    logger.info("%s", stopped.result())
-    return stopped.result()
+    with process_for_serving() as stopped:
+        async with hosting(service) as runs:
+            process_settings.collect_garbage_rarely()
+            await runs.wait(stopped)
+            await runs.send_all_away()
+        logger.info("%s", stopped.result())
+        return stopped.result()
 
 
 @asynccontextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sqlite3
 from contextlib import closing
 from functools import partial
@@ -51,6 +53,44 @@ def test_serve_returns_when_the_training_is_finished(make_plan: PlanMaker, threa
         return result
 
     assert asyncio.run(both()) == Result("2 rounds done", True, 2)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_serve_async_gives_signals_back_when_a_signal_has_ended_it(
+    make_plan: PlanMaker, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan, number = make_plan(), getattr(signal, name)
+    caplog.set_level("INFO")
+    own: list[int] = []
+
+    async def stopped_by_a_signal() -> Result:
+        serving = asyncio.ensure_future(serve_async(plan, service=ANY_PORT))
+        while address_of(plan) is None:
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), number)
+        return await serving
+
+    async def test() -> None:
+        async with asyncio.timeout(30):
+            assert (await stopped_by_a_signal()).reason == f"stopped by {name}"
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(0)
+
+    before = signal.signal(number, lambda *caught: own.append(caught[0]))
+    try:
+        asyncio.run(test())
+    finally:
+        signal.signal(number, before)
+    assert own == [number]
+    assert f"{name}: telling the devices to come back later, then stopping" in caplog.messages
+
+
+def test_serve_in_a_running_loop_says_what_to_await(make_plan: PlanMaker) -> None:
+    async def notebook() -> None:
+        serve(make_plan())
+
+    with pytest.raises(RuntimeError, match=r"event loop runs already.*Write `await serve_async\(\.\.\.\)`"):
+        asyncio.run(notebook())
 
 
 def test_a_start_that_finishes_the_last_round(make_plan: PlanMaker) -> None:
