@@ -8,17 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from fleetlearn_protocol.command_line import needs
+from fleetlearn_protocol.command_line import LOG_LINE, LOG_TIME, needs
 
 with needs("fleetlearn-coordinator", "coordinator"):
     import msgspec
     import typer
     from fleetlearn_protocol import open_bundle, write_inference_model
-    from fleetlearn_protocol.typer_app import command_app, expected_errors
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.logging import RichHandler
-    from rich.table import Table
+    from fleetlearn_protocol.typer_app import command_app, expected_errors, plain_table, say, show_table
 
     from fleetlearn_coordinator import (
         administrator_commands,
@@ -27,6 +23,7 @@ with needs("fleetlearn-coordinator", "coordinator"):
         model_commands,
         run_commands,
     )
+    from fleetlearn_coordinator.identity_commands import date
     from fleetlearn_coordinator.plan.plan import Plan
     from fleetlearn_coordinator.plan.service_settings import ServiceSettings, is_service_file
     from fleetlearn_coordinator.service.held_out import measure_by_hand
@@ -40,8 +37,10 @@ app = command_app("fleetlearn-coordinator", "Federated learning's coordinator.")
 app.add_typer(identity_commands.app)
 app.add_typer(key_commands.app)
 app.add_typer(model_commands.app)
-app.add_typer(administrator_commands.app, name="administrator")
+app.add_typer(administrator_commands.app)
 app.add_typer(run_commands.app)
+NOT_RUNNING = 3
+"""Exit status of ``status`` where the coordinator does not run and the training is not finished."""
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of the run.")]
 
 
@@ -69,7 +68,7 @@ def serve(
             serve_runs(ServiceSettings.load(plan))
             return
         result = serve_plan(Plan.load(plan), service=ServiceSettings.load(service) if service else None, stay=stay)
-    Console(stderr=True).print(f"{result.reason}; the newest model is version {result.version}")
+    say(f"{result.reason}; the newest model is version {result.version}")
 
 
 @app.command()
@@ -82,13 +81,15 @@ def status(
     last: Annotated[int, typer.Option(help="How many rounds to show.", min=1)] = 10,
     run: Annotated[str | None, typer.Option(metavar="NAME", help="One of the service file's runs.")] = None,
 ) -> None:
-    """Show how far a run is, or all runs of a service file. They may be running or not."""
+    """Show how far a run is, or all runs of a service file. They may be running or not.
+
+    Exit status: 0 if the coordinator runs or the training is finished, 3 if neither is so, 1 for errors."""
     with expected_errors():
         if is_service_file(plan):
             with operating(ServiceSettings.load(plan)) as operations:
                 if run is None:
                     run_commands.show_runs(operations, json=json)
-                    return
+                    sys.exit(0 if run_commands.is_served(operations) else NOT_RUNNING)
                 plan = operations.find(run).plan
         elif run is not None:
             raise typer.BadParameter(f"{plan} is no service file with runs", param_hint="--run")
@@ -97,6 +98,8 @@ def status(
         print(msgspec.json.encode(found).decode())
     else:
         _show(found, last)
+    if not found.running and found.finished is None:
+        sys.exit(NOT_RUNNING)
 
 
 @app.command()
@@ -108,7 +111,7 @@ def evaluate(plan: PlanFile) -> None:
         write_request(folder)
         found = read_status(folder)
     when = "within a second" if found.running and found.finished is None else "when the plan is served again"
-    Console(stderr=True).print(f"an evaluation begins {when}; `fleetlearn-coordinator status` shows its result")
+    say(f"an evaluation begins {when}; `fleetlearn-coordinator status` shows its result")
 
 
 @app.command("evaluate-held-out")
@@ -139,38 +142,37 @@ def export_model(
         draft = output.with_name(output.name + ".draft")
         draft.write_bytes(content)
         draft.replace(output)
-    console = Console(stderr=True)
-    console.print(f"wrote version {number} to {output} ({len(content)} bytes)")
+    say(f"wrote version {number} to {output} ({len(content)} bytes)")
     personal = bundle.manifest.local_size - bundle.manifest.size
     if personal:
-        console.print(
-            f"{personal} personal parameters have the bundle's initial values: the trained are on the devices"
-        )
+        say(f"{personal} personal parameters have the bundle's initial values: the trained are on the devices")
 
 
 def _show(found: Status, last: int) -> None:
-    console = Console()
     state = f"running at {found.address}" if found.running else "not running"
-    console.print(f"{found.finished or 'not finished'}; {state}; model version {found.version}")
+    print(f"{found.finished or 'not finished'}; {state}; model version {found.version}")
+    if not found.running and found.finished is None and found.live:
+        seen = date(found.live["time"])
+        died = f"the coordinator died: it was killed, or its machine went down, after {seen}"
+        why = died if found.died else f"the coordinator was stopped at {seen}"
+        print(f"{why}; `fleetlearn-coordinator serve` goes on with the run")
     if found.running:
         shown = ("phase", "round", "connected", "leases", "accepted", "uploading")
-        console.print(", ".join(f"{key} {found.live[key]}" for key in shown if key in found.live))
+        print(", ".join(f"{key} {found.live[key]}" for key in shown if key in found.live))
         if found.live.get("ineligible") or found.live.get("barred"):
             causes = ", ".join(f"{count} by {key}" for key, count in sorted(found.live["ineligible_by"].items()))
-            console.print(
+            print(
                 f"{found.live['ineligible']} devices are not eligible{f' ({causes})' if causes else ''}; "
                 f"{found.live['barred']} took part lately"
             )
         if "away" in found.live:
             hours = found.live["all_back_in"] / 3600
-            console.print(f"{found.live['away']} devices are away, told to come back within {hours:.2g} hours")
+            print(f"{found.live['away']} devices are away, told to come back within {hours:.2g} hours")
     if not found.rounds:
         return
     metrics = list(dict.fromkeys(name for row in found.rounds for name in row.summary["metrics"]))
     # On a narrow terminal the causes take more lines, and every number stays whole.
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("round", "outcome", "reports", "dropped", *metrics, "change", "seconds"):
-        table.add_column(name, no_wrap=name != "dropped", min_width=len(name))
+    table = plain_table("round", "outcome", "reports", "dropped", *metrics, "change", "seconds", wraps="dropped")
     for row in found.rounds[-last:]:
         dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(row.summary["dropped"].items()))
         values = (f"{row.summary['metrics'][name]:.4g}" if name in row.summary["metrics"] else "" for name in metrics)
@@ -178,28 +180,27 @@ def _show(found: Status, last: int) -> None:
             str(row.number), row.outcome, str(row.summary["reports"]), dropped, *values,
             f"{row.summary['change']:.3g}", f"{row.summary['seconds']:.2f}",
         )  # fmt: skip
-    console.print(table)
+    show_table(table)
     if found.evaluations:
-        _show_evaluations(console, found, last)
+        _show_evaluations(found, last)
     for version in [*found.held_out][-last:]:
-        console.print(f"version {version} on held-out data: {_listed(found.held_out[version]['metrics'])}")
+        print(f"version {version} on held-out data: {_listed(found.held_out[version]['metrics'])}")
 
 
 def _listed(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
-def _show_evaluations(console: Console, found: Status, last: int) -> None:
+def _show_evaluations(found: Status, last: int) -> None:
     rows = found.evaluations[-last:]
     metrics = list(dict.fromkeys(name for row in rows for name in row.summary["metrics"]))
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title="evaluations on devices", title_justify="left")
-    for name in ("evaluation", "version", "outcome", "devices", "examples", *metrics):
-        table.add_column(name, no_wrap=True, min_width=len(name))
+    columns = ("evaluation", "version", "outcome", "devices", "examples", *metrics)
+    table = plain_table(*columns, title="evaluations on devices")
     for row in rows:
         values = (f"{row.summary['metrics'][name]:.4g}" if name in row.summary["metrics"] else "" for name in metrics)
         counts = str(row.summary["devices"]), str(row.summary["examples"])
         table.add_row(str(row.number), str(row.version), row.outcome, *counts, *values)
-    console.print(table)
+    show_table(table)
 
 
 def _log(level: str) -> None:
@@ -208,12 +209,8 @@ def _log(level: str) -> None:
         raise typer.BadParameter(
             f"{level!r} was given; one of {', '.join(known)} is expected", param_hint="--log-level"
         )
-    if sys.stderr.isatty():
-        handler: logging.Handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
-        handler.setFormatter(logging.Formatter("%(message)s"))
-    else:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(LOG_LINE, LOG_TIME))
     logger = logging.getLogger("fleetlearn")
     logger.addHandler(handler)
     logger.setLevel(level.upper())

@@ -11,16 +11,13 @@ from typing import Annotated, get_args
 
 import typer
 from fleetlearn_protocol.errors import Code, FleetError
-from fleetlearn_protocol.typer_app import expected_errors
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from fleetlearn_protocol.typer_app import commands_under, expected_errors, plain_table, say, show_table
 
 from fleetlearn_coordinator.identity_commands import ServiceFile, date, identities_folder
 from fleetlearn_coordinator.network.gate import NAME
 from fleetlearn_coordinator.storage.administrators import Administrators, Role
 
-app = typer.Typer(help="Who may operate the coordinator over the network: docs/administration.md.")
+app = commands_under("administrator", "Who may operate the coordinator over the network: docs/administration.md.")
 Name = Annotated[str, typer.Argument(help="The administrator's name.")]
 
 
@@ -52,10 +49,10 @@ def list_all(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json
     if as_json:
         print(json.dumps([row._asdict() for row in found]))
         return
-    table = Table("administrator", "role", "added", "until", box=SIMPLE_HEAD, pad_edge=False)
+    table = plain_table("administrator", "role", "added", "until")
     for row in found:
         table.add_row(row.name, row.role, date(row.added), "" if row.until is None else date(row.until))
-    Console().print(table)
+    show_table(table)
 
 
 @app.command()
@@ -65,7 +62,7 @@ def remove(service: ServiceFile, name: Name) -> None:
         if not administrators.remove(name, time.time()):
             names = ", ".join(row.name for row in administrators.administrators()) or "nobody"
             raise FleetError(Code.UNKNOWN_CONTENT, f"no administrator is called {name}; there is {names}")
-    Console(stderr=True).print(f"{name} is no administrator any more")
+    say(f"{name} is no administrator any more")
 
 
 @contextmanager

@@ -8,15 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from fleetlearn_protocol.command_line import needs
 from fleetlearn_protocol.errors import Code, FleetError
-from fleetlearn_protocol.typer_app import expected_errors, fail
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from fleetlearn_protocol.typer_app import expected_errors, fail, plain_table, say, show_table
 
 from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME, public_keys
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
@@ -24,6 +21,8 @@ from fleetlearn_coordinator.service.page import join_link
 from fleetlearn_coordinator.storage.identities import RUN, Event, Identities, open_identities
 
 app = typer.Typer()
+TIMES = ("until", "certificate")
+"""Values of the audit log that are Unix times: to when a token is good, from when a certificate is."""
 ServiceFile = Annotated[
     Path, typer.Argument(metavar="SERVICE.toml", help="The coordinator's service file, with the key identities.")
 ]
@@ -70,10 +69,10 @@ def devices(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json"
     if as_json:
         print(json.dumps([row._asdict() for row in found]))
         return
-    table = Table("device", "tags", "enrolled", box=SIMPLE_HEAD, pad_edge=False)
+    table = plain_table("device", "tags", "enrolled")
     for row in found:
         table.add_row(row.device, " ".join(row.tags), date(row.enrolled))
-    Console().print(table)
+    show_table(table)
 
 
 @app.command()
@@ -87,13 +86,10 @@ def revoke(service: ServiceFile, device: Annotated[str, typer.Argument(help="The
             names = len(identities.devices())
             text = f"no device called {device} is enrolled; {names} are: `fleetlearn-coordinator devices` lists them"
             raise FleetError(Code.UNKNOWN_CONTENT, text)
-    console = Console(stderr=True)
     if found:
-        console.print(f"{device} is revoked; a new token{' or certificate' if certified else ''} would enrol it again")
+        say(f"{device} is revoked; a new token{' or certificate' if certified else ''} would enrol it again")
     else:
-        console.print(
-            f"no device called {device} is enrolled; if it has a certificate, that is revoked", soft_wrap=True
-        )
+        say(f"no device called {device} is enrolled; if it has a certificate, that is revoked")
 
 
 @app.command()
@@ -103,7 +99,7 @@ def audit(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json", 
         broken = identities.broken_at()
         events = identities.events(broken)
     for row in events:
-        about = ", ".join(f"{key} {value}" for key, value in row.about.items())
+        about = ", ".join(f"{key} {_shown(key, value)}" for key, value in row.about.items())
         print(json.dumps(row._asdict()) if as_json else f"{row.number:6d}  {date(row.at)}  {row.what}: {about}")
     _refuse_broken(broken)
     _say_newest(events)
@@ -134,6 +130,13 @@ def _qr_code() -> Callable[[str], None]:
     return lambda text: segno.make(text, error="l", micro=False).terminal(compact=True)
 
 
+def _shown(key: str, value: Any) -> str:
+    """Return a value of the audit log, for people."""
+    if key in TIMES:
+        return "no limit" if value is None else date(value)
+    return " ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+
+
 def _refuse_broken(broken: int | None) -> None:
     if broken is not None:
         text = f"row {broken} of the audit log was changed, or rows before it were removed; what follows is not shown"
@@ -142,7 +145,7 @@ def _refuse_broken(broken: int | None) -> None:
 
 def _say_newest(events: list[Event]) -> None:
     if events:
-        Console(stderr=True).print(f"{len(events)} rows, none changed; the newest has the hash {events[-1].hash}")
+        say(f"{len(events)} rows, none changed; the newest has the hash {events[-1].hash}")
 
 
 def identities_folder(service: Path) -> Path:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 from fleetlearn_protocol.command_line import needs
-from fleetlearn_protocol.typer_app import expected_errors
-from rich.console import Console
+from fleetlearn_protocol.typer_app import expected_errors, say
 
 app = typer.Typer()
 Folder = Annotated[Path, typer.Option(help="The folder of the CA, where the files are written.")]
@@ -29,8 +28,7 @@ def certificate(
         from fleetlearn_coordinator.service.private_ca import CERTIFICATE, KEY, make_certificate
     with expected_errors():
         new = make_certificate(folder, names, days)
-    console = Console(stderr=True)
-    console.print(f"wrote {folder / CERTIFICATE} and {folder / KEY}, for [tls] of the service file", soft_wrap=True)
+    say(f"wrote {folder / CERTIFICATE} and {folder / KEY}, for [tls] of the service file")
     _say_if_new(new, folder)
 
 
@@ -45,11 +43,10 @@ def device_certificate(
         from fleetlearn_coordinator.service.private_ca import CA, DEVICES, make_device_certificate
     with expected_errors():
         new = make_device_certificate(folder, device, days)
-    console = Console(stderr=True)
     place = folder / DEVICES / device
-    console.print(f"wrote {place}.pem and {place}.key, for that device:", soft_wrap=True)
-    console.print(f"--name {device} --certificate {device}.pem --key {device}.key", soft_wrap=True)
-    console.print(f'a coordinator lets it in with clients = "{folder / CA}" in [tls]', soft_wrap=True)
+    say(f"wrote {place}.pem and {place}.key, for that device:")
+    say(f"--name {device} --certificate {device}.pem --key {device}.key")
+    say(f'a coordinator lets it in with clients = "{folder / CA}" in [tls]')
     _say_if_new(new, folder)
 
 
@@ -65,15 +62,13 @@ def signing_key(
         key = public_key(read_signing_key(file))
     print(key)
     if new:
-        console = Console(stderr=True)
-        console.print(f'wrote {file}, for the service file: signing_keys = ["{file}"]', soft_wrap=True)
-        console.print("whoever has it can have devices train anything; nobody else needs it")
+        say(f'wrote {file}, for the service file: signing_keys = ["{file}"]')
+        say("whoever has it can have devices train anything; nobody else needs it")
 
 
 def _say_if_new(new: bool, folder: Path) -> None:
     from fleetlearn_coordinator.service.private_ca import CA, CA_KEY
 
     if new:
-        console = Console(stderr=True)
-        console.print(f"wrote {folder / CA}, for devices: --ca ca.pem", soft_wrap=True)
-        console.print(f"wrote {folder / CA_KEY}: whoever has it can pass for the coordinator; keep it elsewhere")
+        say(f"wrote {folder / CA}, for devices: --ca ca.pem")
+        say(f"wrote {folder / CA_KEY}: whoever has it can pass for the coordinator; keep it elsewhere")

@@ -7,10 +7,7 @@ from typing import Annotated
 
 import msgspec
 import typer
-from fleetlearn_protocol.typer_app import expected_errors
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from fleetlearn_protocol.typer_app import expected_errors, plain_table, say, show_table
 
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.service.status import read_status
@@ -38,9 +35,8 @@ def models(
     columns = list(
         dict.fromkeys((source, name) for row in shown for source, metrics in row.metrics.items() for name in metrics)
     )
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("version", "made", "kept", "MiB", "change", *(f"{name} ({source})" for source, name in columns)):
-        table.add_column(name)
+    measured = (f"{name} ({source})" for source, name in columns)
+    table = plain_table("version", "made", "kept", "MiB", "change", *measured)
     for row in shown:
         made = "initial" if not row.version else f"round {row.round}"
         if row.restores is not None:
@@ -50,7 +46,7 @@ def models(
         values = [row.metrics.get(source, {}).get(name) for source, name in columns]
         cells = ("" if value is None else f"{value:.4g}" for value in values)
         table.add_row(str(row.version), made, row.kept or "", size, change, *cells)
-    Console().print(table)
+    show_table(table)
 
 
 @app.command("compare-models")
@@ -69,22 +65,21 @@ def compare_models(
     if as_json:
         print(msgspec.json.encode(found).decode())
         return
-    console = Console()
     cosine = "none" if found.cosine is None else f"{found.cosine:.6f}"
     norms = " and ".join(f"{norm:.4g}" for norm in found.norms)
-    console.print(f"distance {found.distance:.4g} (L2), cosine {cosine}, norms {norms}")
-    table = Table("parameter", "shape", "change", "of its norm", "largest element", box=SIMPLE_HEAD, pad_edge=False)
+    print(f"distance {found.distance:.4g} (L2), cosine {cosine}, norms {norms}")
+    table = plain_table("parameter", "shape", "change", "of its norm", "largest element")
     for row in found.parameters[:most]:
         share = f"{row.change / row.norm:.2%}" if row.norm else ""
         shape = " x ".join(map(str, row.shape)) or "1"
         table.add_row(row.name, shape, f"{row.change:.4g}", share, f"{row.largest:.4g}")
-    console.print(table)
-    table = Table("metric", *(f"version {version}" for version in found.versions), box=SIMPLE_HEAD, pad_edge=False)
+    show_table(table)
+    table = plain_table("metric", *(f"version {version}" for version in found.versions))
     for source, metrics in found.metrics.items():
         for name, pair in metrics.items():
             table.add_row(f"{name} ({source})", *("" if value is None else f"{value:.4g}" for value in pair))
     if found.metrics:
-        console.print(table)
+        show_table(table)
 
 
 @app.command("roll-back")
@@ -100,4 +95,4 @@ def roll_back(
         found = read_status(settings.data_dir)
     running = found.running and found.finished is None
     text = "within a second" if running else "when the plan is served again"
-    Console(stderr=True).print(f"version {version}'s model becomes the newest {text}; `models` then lists it")
+    say(f"version {version}'s model becomes the newest {text}; `models` then lists it")

@@ -13,11 +13,8 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from fleetlearn_protocol.errors import Code, FleetError
-from fleetlearn_protocol.typer_app import expected_errors
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from fleetlearn_protocol.errors import Code, FleetError, in_words
+from fleetlearn_protocol.typer_app import commands_under, expected_errors, plain_table, say, show_table
 
 from fleetlearn_coordinator.network.gate import NAME
 from fleetlearn_coordinator.plan.plan import Plan
@@ -28,11 +25,7 @@ from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.lock import LOCK, is_locked
 from fleetlearn_coordinator.storage.runs import Population, WantedRun
 
-app = typer.Typer(
-    name="run",
-    help="The runs of a host: add, list, pause, resume, drain, stop, roll-back, remove.",
-    no_args_is_help=True,
-)
+app = commands_under("run", "The runs of a host: add, list, pause, resume, drain, stop, roll-back, remove.")
 ServiceFile = Annotated[
     Path, typer.Argument(metavar="SERVICE.toml", help="The coordinator's service file, with the key runs.")
 ]
@@ -128,22 +121,18 @@ def show_runs(operations: Operations, *, json: bool) -> None:
     if json:
         print(msgspec.json.encode(found).decode())
         return
-    console = Console()
-    if not _is_served(operations):
-        console.print("no coordinator serves these runs now")
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    if not is_served(operations):
+        print("no coordinator serves these runs now")
     columns = ("run", "state", "version", "phase", "round", "devices", "tasks", "accepted", "for")
-    for column in columns:
-        table.add_column(column, no_wrap=column != "for", min_width=len(column))
+    table = plain_table(*columns)
     for row in found:
         table.add_row(*(str(row.get(column, "")) for column in columns))
-    # A narrow terminal breaks the lines. The table would break the last column into single letters.
-    Console(width=Console(width=1000).measure(table).maximum).print(table)
+    show_table(table)
     for row in found:
         if row["failed"]:
-            console.print(f"{row['run']} failed: {row['failed']}", soft_wrap=True)
+            print(f"{row['run']} failed: {row['failed']}")
         if row["error"]:
-            console.print(f"{row['run']}: {row['error']}", soft_wrap=True)
+            print(f"{row['run']}: {row['error']}")
 
 
 def _row(run: WantedRun) -> dict[str, Any]:
@@ -162,7 +151,7 @@ def _row(run: WantedRun) -> dict[str, Any]:
     except (FleetError, OSError) as error:
         not_begun = isinstance(error, StoreError) and error.code is Code.UNKNOWN_CONTENT  # no data directory yet
         if not (run.failed or not_begun):
-            row["error"] = str(error)
+            row["error"] = in_words(error)
         return row
     if status.finished is not None:
         row |= {"state": "finished", "finished": status.finished}
@@ -183,13 +172,14 @@ def describe(population: Population) -> str:
     return ", ".join(words) or "all"
 
 
-def _is_served(operations: Operations) -> bool:
+def is_served(operations: Operations) -> bool:
+    """Return whether a coordinator serves the runs now."""
     return is_locked(operations.runs.path.parent / LOCK)
 
 
 def _say(operations: Operations, what: str, then: str) -> None:
-    when = "within a second" if _is_served(operations) else "when the service file is served"
-    Console(stderr=True).print(f"{what}; {then} {when}", soft_wrap=True)
+    when = "within a second" if is_served(operations) else "when the service file is served"
+    say(f"{what}; {then} {when}")
 
 
 @contextmanager

@@ -29,3 +29,7 @@ def __getattr__(name: str) -> object:
     from fleetlearn_export import bundle
 
     return getattr(bundle, name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)  # for completion: what was not asked for yet is not in the module

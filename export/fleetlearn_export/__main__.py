@@ -179,7 +179,7 @@ def _stages() -> Iterator[Callable[[str], None]]:
     """
     with os.fdopen(os.dup(2), "w", encoding="utf-8") as file:
         console = Console(file=file)
-        columns = SpinnerColumn(finished_text="✓"), TextColumn("{task.description}"), TimeElapsedColumn()
+        columns = SpinnerColumn(finished_text="✓"), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
         progress = Progress(
             *columns, console=console, disable=not console.is_terminal, redirect_stdout=False, redirect_stderr=False
         )

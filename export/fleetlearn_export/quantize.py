@@ -24,6 +24,7 @@ import onnx
 import onnxruntime
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.manifest import INFER
+from fleetlearn_protocol.npz import NpzError, read_npz
 from numpy.typing import NDArray
 from onnx import helper
 
@@ -96,15 +97,9 @@ def read_model(path: str | PathLike[str]) -> tuple[bytes, list[str] | None]:
 def read_data(path: str | PathLike[str]) -> dict[str, Array]:
     """Read the arrays of an .npz file. Raises ExportError."""
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise ExportError(f"{path} holds one array without a name; expected an .npz file (numpy.savez)")
-        with loaded:
-            return {name: loaded[name] for name in loaded.files}
-    except OSError as error:
-        raise ExportError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise ExportError(f"{path} is not an .npz file of plain arrays: {error}") from None
+        return read_npz(path)
+    except NpzError as error:
+        raise ExportError(str(error)) from None
 
 
 def quantize(content: bytes, data: Arrays, targets: Sequence[str] | None = None) -> Quantized:

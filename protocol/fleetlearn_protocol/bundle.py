@@ -17,7 +17,7 @@ from typing import IO, Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from fleetlearn_protocol.errors import BundleError, Code, ProtocolError
+from fleetlearn_protocol.errors import BundleError, Code, ProtocolError, in_words
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.manifest import (
     INFER,
@@ -262,7 +262,7 @@ def _opened(path: Path, file: str, size: int | None) -> Iterator[tuple[IO[bytes]
         what = f"{path} has no {file}: not a bundle, or damaged" if path.exists() else f"{path} does not exist"
         raise BundleError(Code.UNKNOWN_CONTENT, what) from None
     except OSError as error:
-        raise BundleError(Code.BAD_MESSAGE, f"{path}: {file} cannot be read: {error}") from None
+        raise BundleError(Code.BAD_MESSAGE, f"{path}: {file} cannot be read: {in_words(error)}") from None
     except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, struct.error) as error:
         raise BundleError(
             Code.BAD_MESSAGE, f"{path} is damaged, or neither a bundle's folder nor its zip: {error}"

@@ -16,8 +16,8 @@ from fleetlearn_protocol.command_line import needs
 with needs("fleetlearn-simulate", "simulator"):
     import typer
     from fleetlearn_device.runtimes.providers import ProviderName
-    from fleetlearn_protocol.errors import FleetError
-    from fleetlearn_protocol.typer_app import command_app, fail
+    from fleetlearn_protocol.errors import FleetError, in_words
+    from fleetlearn_protocol.typer_app import command_app, fail, show_table
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -78,7 +78,7 @@ def init(
         with file.open("x", encoding="utf-8") as stream:
             stream.write(init_text())
     except OSError as error:
-        _fail(f"{file} cannot be written: {error}")
+        _fail(f"{file} cannot be written: {in_words(error)}")
     print(f"{file}: edit it, then fleetlearn-simulate run {file}")
 
 
@@ -155,7 +155,7 @@ def compare(
     with _errors():
         wanted = None if target is None else Target.parse(target)
         for table in comparison_tables(folders, wanted):
-            Console().print(table)
+            show_table(table)
         print(write_comparison(folders, output, wanted))
 
 
@@ -170,7 +170,7 @@ def report(folder: Annotated[Path, typer.Argument(help="The folder of a run.")])
 
 def _one(scenario: Scenario, folder: Path, options: Options, *, resume: bool, page: bool = True) -> None:
     """Run or resume one run, and show its progress."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     with _interruptible(), _progress(console) as shown:
         bar = shown.add_task("starting", total=scenario.plan.stop.rounds)
         outcome = simulate(
@@ -186,7 +186,7 @@ def _one(scenario: Scenario, folder: Path, options: Options, *, resume: bool, pa
         raise typer.Exit(130)
     if page:
         outcome.report()
-    _summarise(outcome, console)
+    _summarise(outcome)
 
 
 def _progress(console: Console) -> Progress:
@@ -197,7 +197,7 @@ def _progress(console: Console) -> Progress:
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         console=console,
         transient=True,
     )
@@ -219,7 +219,7 @@ def _clock(seconds: float) -> str:
     return (f"day {days + 1} " if days else "") + f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
 
 
-def _summarise(outcome: Outcome, console: Console) -> None:
+def _summarise(outcome: Outcome) -> None:
     found = outcome.summary
     seconds = found["device_seconds"]
     spent = sum(seconds.values())
@@ -240,7 +240,7 @@ def _summarise(outcome: Outcome, console: Console) -> None:
     page = outcome.folder / "report.html"
     if page.exists():
         table.add_row("report", str(page))
-    console.print(table)
+    show_table(table, stderr=True)
 
 
 def _sweep(runs: list[Scenario], folder: Path, options: Options) -> None:

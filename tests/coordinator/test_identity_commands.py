@@ -8,6 +8,7 @@ import stat
 import sys
 import time
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,21 @@ def test_a_link_as_a_qr_code(service: Path) -> None:
 def test_without_what_draws_qr_codes(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "segno", None)
     assert 'pip install "fleetlearn[qr]"' in str(command("token", "service.toml", "--qr", expected=1).exception)
+
+
+def test_the_audit_log_shows_dates(service: Path) -> None:
+    command("token", "service.toml", "--tag", "roof", "--tag", "south")
+    begin = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC).timestamp()
+    with closing(Identities(service.parent / "identities")) as identities:
+        identities.certified("roof-7", begin, time.time())
+        identities.log(time.time(), "administrator added", {"administrator": "vera", "until": None})
+        (token, *_) = identities.events()
+    shown = command("audit", "service.toml").stdout
+    until = f"{datetime.fromtimestamp(token.about['until'], UTC):%Y-%m-%d %H:%M:%SZ}"
+    assert f"until {until}, uses 1" in shown
+    assert "tags roof south, " in shown
+    assert "certificate 2026-03-04 05:06:07Z, device roof-7" in shown
+    assert "administrator vera, until no limit" in shown
 
 
 def test_verify_finds_what_was_changed_and_what_is_gone(service: Path) -> None:

@@ -89,12 +89,12 @@ def test_runs_are_listed(service: Path, tmp_path: Path) -> None:
     command("run", "pause", service, "b")
     with closing(Runs(tmp_path / "runs")) as runs:
         runs.failed(runs.runs()[0], "the disk is full")
-    for arguments in (("run", "list", service), ("status", service)):
-        said = command(*arguments)
+    for arguments, expected in ((("run", "list", service), 0), (("status", service), 3)):
+        said = command(*arguments, expected=expected)
         assert "no coordinator serves these runs now" in said
         assert "runtime onnx, 25 %" in said
         assert "a failed: the disk is full" in said
-        found = json.loads(command(*arguments, "--json"))
+        found = json.loads(command(*arguments, "--json", expected=expected))
         assert [(row["run"], row["state"]) for row in found] == [("a", "failed"), ("b", "paused")]
         assert found[0]["population"] == {"tags": [], "tiers": [], "runtimes": ["onnx"], "share": 0.25}
 

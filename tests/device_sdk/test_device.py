@@ -167,7 +167,7 @@ def test_a_redirect_is_not_followed_since_nobody_has_checked_where_it_leads(
                     await until(lambda: len(asked) > 1)
             assert b"Fleetlearn-Enrolment: " + 43 * b"t" in asked[0]
             assert not elsewhere
-            assert f"{url} refuses the connection: server rejected WebSocket connection: HTTP 302" in caplog.text
+            assert f"{url} refuses the connection: HTTP 302 Found" in caplog.text
 
     asyncio.run(test())
 
@@ -186,6 +186,32 @@ def test_a_device_waits_as_long_as_a_refused_handshake_asks_for(
             async with serving(Device(url, data, tmp_path, timing=QUICK)):
                 await until(lambda: "connecting again in 300.0 s" in caplog.text)
         assert f"{url} refuses the connection: too many" in caplog.text
+
+    with caplog.at_level(logging.INFO, "fleetlearn.device"):
+        asyncio.run(test())
+
+
+def test_a_web_page_of_a_proxy_is_named_and_not_written_to_the_log(
+    data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = b"<!DOCTYPE html><html><body><h1>Sign in to the network</h1>" + 5000 * b"<p>.</p>" + b"</body></html>"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/html\r\nContent-Length: {len(page)}\r\n\r\n"
+        writer.write(head.encode() + page)
+        writer.close()
+
+    async def test() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with serving(Device(url, data, tmp_path, timing=QUICK)):
+                await until(lambda: "refuses the connection" in caplog.text)
+        assert (
+            f"{url} refuses the connection: HTTP 502 Bad Gateway, with a web page: a proxy or another server answers "
+            "there, and no fleetlearn coordinator"
+        ) in caplog.messages
+        assert "<p>" not in caplog.text
 
     with caplog.at_level(logging.INFO, "fleetlearn.device"):
         asyncio.run(test())

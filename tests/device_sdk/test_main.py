@@ -117,7 +117,7 @@ def test_wrong_usage_ends_with_2(arguments: tuple[str, ...], text: str, capsys: 
     [
         ("http://127.0.0.1:9", None, "expected ws://HOST:PORT or wss://HOST:PORT"),
         (NOWHERE, "missing.npz", "missing.npz does not exist"),
-        (NOWHERE, __file__, "is not an .npz file"),
+        (NOWHERE, __file__, "is a text file, such as CSV; expected an .npz file"),
     ],
 )
 def test_what_cannot_work_ends_with_2(

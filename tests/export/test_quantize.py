@@ -198,10 +198,10 @@ def test_reading_a_set(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("text")
     np.savez(tmp_path / "pickled.npz", x=np.array([{}], dtype=object))
     for name, text in (
-        ("x.npy", "one array without a name"),
-        ("text.npz", "not an .npz file"),
-        ("pickled.npz", "not an .npz file of plain arrays: Object arrays"),
-        ("none.npz", r"none\.npz cannot be read: No such file"),
+        ("x.npy", "is a single array"),
+        ("text.npz", "is a text file, such as CSV; expected an .npz file"),
+        ("pickled.npz", "the array x holds Python objects; expected plain arrays"),
+        ("none.npz", r"none\.npz does not exist"),
     ):
         with pytest.raises(ExportError, match=text):
             read_data(tmp_path / name)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+import termios
+from contextlib import suppress
+from importlib import import_module
 
 import pytest
 from fleetlearn_protocol.command_line import needs, version_of
 from fleetlearn_protocol.typer_app import command_app, fail
+from typer.testing import CliRunner
 
 
 def run(arguments: list[str]) -> int:
@@ -77,3 +83,69 @@ asyncio.run(main())
 
 def test_nohup_keeps_a_process_alive() -> None:
     subprocess.run([sys.executable, "-c", NOHUP], check=True, timeout=60)
+
+
+TABLE = ("version", "made", "dropped", "accuracy (round)", "accuracy (held-out)", "for")
+ROW = ("17", "of 3, rolled back", "3 lost, 4 late, 12 surplus", "0.9871", "0.9312", "tag [roof], runtime [tls]")
+TERMINAL = f"""
+import sys, typer
+from fleetlearn_protocol.typer_app import plain_table, show_table
+table = plain_table(*{TABLE!r}, wraps="dropped")
+table.add_row(*{ROW!r})
+show_table(table)
+"""
+
+
+def test_a_table_through_a_pipe_has_each_row_on_one_line_and_every_cell_whole() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINAL],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+    (row,) = (line for line in done.stdout.splitlines() if line.strip().startswith("17"))
+    assert re.split(r"  +", row.strip()) == [*ROW]
+
+
+def test_a_table_in_a_narrow_terminal_keeps_every_cell_whole() -> None:
+    shown = shown_in_a_terminal([sys.executable, "-c", TERMINAL], columns=96)
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 96
+    (first,) = (number for number, line in enumerate(lines) if all(cell in line for cell in ROW if cell != ROW[2]))
+    begin, end = lines[first].index("3 lost"), lines[first].index("0.9871")
+    assert " ".join(" ".join(line[begin:end] for line in lines[first:]).split()) == ROW[2]
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "text"),
+    [
+        ("coordinator", ["device-certificate", "--help"], "with `clients` in [tls] knows a device"),
+        ("coordinator", ["--help"], "with `clients` in [tls] knows a device"),
+        ("coordinator", ["--help"], "Ask for an evaluation of the newest model on devices' own data"),
+        ("simulator", ["--help"], "Continue a stopped run from its last checkpoint, or the unfinished runs of a sweep"),
+        ("export", ["--help"], "Write an int8 model for faster and smaller inference, and say how it differs on a set"),
+    ],
+)
+def test_help_is_whole(module: str, arguments: list[str], text: str) -> None:
+    app = import_module(f"fleetlearn_{module}.__main__").app
+    shown = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
+    assert text in " ".join(shown.output.split())
+    assert max(map(len, shown.output.splitlines())) <= 80
+
+
+def shown_in_a_terminal(command: list[str], columns: int) -> str:
+    """Run a command in a terminal of this width. Returns what it printed, without colours."""
+    here, there = os.openpty()
+    termios.tcsetwinsize(there, (24, columns))
+    with subprocess.Popen(
+        command, stdout=there, stderr=there, env={**os.environ, "TERM": "xterm"} | {"COLUMNS": ""}
+    ) as process:
+        os.close(there)
+        shown = b""
+        with suppress(OSError):  # how Linux says that the other end is closed
+            while part := os.read(here, 65536):
+                shown += part
+        process.wait(60)
+    os.close(here)
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import asyncio.sslproto
 import ctypes
+import errno
 import gc
 import resource
 import socket
 import sys
 from typing import NamedTuple
+
+from fleetlearn_protocol.errors import in_words
 
 from fleetlearn_coordinator.conversation.limits import NEWCOMERS, OTHER_FILES
 
@@ -84,9 +87,12 @@ def places(devices: int, *, files: int) -> Places:
 
 async def listening_sockets(host: str, port: int, backlog: int = BACKLOG) -> list[socket.socket]:
     """Return sockets that listen on an address, without blocking. ``backlog``: connections that the kernel holds before
-    they are accepted. Raises OSError."""
-    # asyncio looks up the name, makes the sockets, and has the better errors.
-    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+    they are accepted. Raises OSError, whose text says what can be done."""
+    try:
+        # asyncio looks up the name and makes the sockets.
+        server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen on {host}, port {port}: {_why_not(error)}") from None
     listening = [one.dup() for one in server.sockets]
     server.close()
     for one in listening:
@@ -94,6 +100,18 @@ async def listening_sockets(host: str, port: int, backlog: int = BACKLOG) -> lis
         one.listen(backlog)
         one.setblocking(False)
     return listening
+
+
+def _why_not(error: OSError) -> str:
+    """Return why an address cannot be listened on, and what can be done."""
+    match error.errno:
+        case errno.EADDRINUSE:
+            return "another program listens there, perhaps another coordinator. End it, or set another port"
+        case errno.EACCES | errno.EPERM:
+            return "the system forbids it: ports below 1024 are for root. Set another port"
+        case errno.EADDRNOTAVAIL:
+            return "this machine has no such address. Set host to one that it has, or to 0.0.0.0 for all"
+    return in_words(error)
 
 
 def tune_listener(listener: socket.socket) -> None:

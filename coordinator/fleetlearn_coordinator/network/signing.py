@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.messages import MAX_KEYS, CheckIn, Evaluate, Signed, Task, Trust, encode
 from fleetlearn_protocol.signing import signed_bytes
 
@@ -79,7 +79,7 @@ def read_signing_key(file: Path) -> Ed25519PrivateKey:
     try:
         secret = serialization.load_pem_private_key(file.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:  # TypeError: it has a password
-        raise FleetError(Code.BAD_MESSAGE, f"{file} cannot be used to sign: {error}; {_EXPECTED}") from None
+        raise FleetError(Code.BAD_MESSAGE, f"{file} cannot be used to sign: {in_words(error)}; {_EXPECTED}") from None
     if not isinstance(secret, Ed25519PrivateKey):
         raise FleetError(Code.BAD_MESSAGE, f"{file} has a key of another kind than Ed25519; {_EXPECTED}")
     return secret

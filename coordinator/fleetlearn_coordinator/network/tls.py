@@ -6,7 +6,7 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.errors import Code, FleetError, in_words
 
 from fleetlearn_coordinator.network import process_settings
 from fleetlearn_coordinator.network.peer_log import logger
@@ -65,7 +65,7 @@ def _context(settings: Tls) -> ssl.SSLContext:
     except (OSError, ValueError) as error:
         raise FleetError(
             Code.BAD_MESSAGE,
-            f"{settings.certificate} and {settings.key} cannot be used for TLS: {error}. Each is a PEM file; "
+            f"{settings.certificate} and {settings.key} cannot be used for TLS: {in_words(error)}. Each is a PEM file; "
             "`fleetlearn-coordinator certificate` makes a certificate and its key",
         ) from None
     if settings.clients is not None:
@@ -75,7 +75,8 @@ def _context(settings: Tls) -> ssl.SSLContext:
         except OSError as error:
             raise FleetError(
                 Code.BAD_MESSAGE,
-                f"{settings.clients} cannot be used as the CA of devices' certificates: {error}; expected a PEM file",
+                f"{settings.clients} cannot be used as the CA of devices' certificates: {in_words(error)}; "
+                "expected a PEM file",
             ) from None
     return context
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fleetlearn_protocol.algorithms import EXCHANGES
 from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, leaves_residual
-from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import MODEL, UPDATE, Identifier
 from msgspec import Meta
@@ -88,7 +88,7 @@ class Plan(Section, frozen=True, kw_only=True):
         try:
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise PlanError(Code.BAD_MESSAGE, f"{path}: the plan cannot be read: {error}") from None
+            raise PlanError(Code.BAD_MESSAGE, f"{path}: the plan cannot be read: {in_words(error)}") from None
         return cls.parse(text, path.absolute().parent, file=str(path))
 
     @classmethod

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fleetlearn_protocol.addresses import is_loopback
-from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.messages import Identifier
 from msgspec import Meta
 
@@ -157,7 +157,9 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
         try:
             raw = tomllib.loads(path.read_text("utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise ServiceError(Code.BAD_MESSAGE, f"{path}: the service file cannot be read: {error}") from None
+            raise ServiceError(
+                Code.BAD_MESSAGE, f"{path}: the service file cannot be read: {in_words(error)}"
+            ) from None
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ServiceError(Code.BAD_MESSAGE, f"{path}: this is not TOML: {error}") from None
         return cls.read(raw, path.absolute().parent, file=str(path))

@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.errors import Code, FleetError, in_words
 
 CA, CA_KEY, CERTIFICATE, KEY = "ca.pem", "ca-key.pem", "certificate.pem", "key.pem"
 DEVICES = "devices"
@@ -133,7 +133,8 @@ def _read_ca(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey
         key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
         raise FleetError(
-            Code.BAD_MESSAGE, f"{folder / CA} and {folder / CA_KEY} cannot be used: {error}; expected PEM files"
+            Code.BAD_MESSAGE,
+            f"{folder / CA} and {folder / CA_KEY} cannot be used: {in_words(error)}; expected PEM files",
         ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != ca.public_key():
         raise FleetError(Code.BAD_MESSAGE, f"{folder / CA_KEY} is not the key of {folder / CA}")

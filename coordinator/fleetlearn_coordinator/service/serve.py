@@ -19,7 +19,7 @@ from fleetlearn_coordinator.network import peer_log, process_settings
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
-from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run, updates_kept
 from fleetlearn_coordinator.service.page import page_descriptors, page_port
@@ -54,9 +54,10 @@ def serve(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = Fa
     ``service``: the settings of the process; the defaults where there are none. ``stay``: once finished, go on telling
     devices so until a signal comes.
 
-    Raises PlanError (also where the plan does not fit the service, or the process may not open enough files for a
-    round's devices), BundleError, StoreError (the data directory is in use or another bundle's), OSError (the address
-    cannot be listened on), RuntimeError (an event loop runs in this thread: await ``serve_async``).
+    Raises ServiceError (the service names a folder of runs), PlanError (also where the plan does not fit the service,
+    or the process may not open enough files for a round's devices), BundleError, StoreError (the data directory is in
+    use or another bundle's), OSError (the address cannot be listened on), RuntimeError (an event loop runs in this
+    thread: await ``serve_async``).
     """
     refuse_in_loop("serve", "serve_async")
     return asyncio.run(serve_async(plan, service=service, stay=stay))
@@ -89,6 +90,13 @@ async def _serve(plan: Plan, service: ServiceSettings, stopped: asyncio.Future[s
 @asynccontextmanager
 async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServer]:
     """Serve a plan, with its data directory open and its host listening, until the block is left."""
+    if service.runs is not None:
+        text = (
+            f"a plan was given ({plan.file}), and runs = {service.runs} in the service file: one process serves either "
+            "a plan or a folder of runs. Leave runs out, or serve the service file alone and add the plan to it with "
+            "`fleetlearn-coordinator run add`"
+        )
+        raise ServiceError(Code.BAD_MESSAGE, text)
     plan.check_service(service)
     bundle = open_bundle(plan.bundle)
     files = descriptors(service.uploads, updates_kept(plan)) + page_descriptors(service)

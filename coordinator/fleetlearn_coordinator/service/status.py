@@ -66,6 +66,11 @@ class Status(msgspec.Struct, frozen=True):
     held_out: dict[int, dict[str, Any]]
     """Version -> what its model measures on held-out data: examples, metrics."""
 
+    @property
+    def died(self) -> bool:
+        """Whether the coordinator ended without its own doing: it was killed, or the machine went down."""
+        return not self.running and self.live.get("pid") is not None
+
 
 def read_status(folder: str | os.PathLike[str], *, since: int = 0) -> Status:
     """The state of the run in a data directory, with its rounds from number ``since`` on. Raises StoreError."""

@@ -13,6 +13,7 @@ from fleetlearn_protocol.frames import MAX_FRAME_BYTES
 from fleetlearn_protocol.messages import PROTOCOL_NAME
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.http11 import Response
 from websockets.typing import Subprotocol
 
 from fleetlearn_device.driver.address import Address, Enrolment
@@ -153,8 +154,7 @@ class Connector:
                 log.warning("the connection is lost: %s", printable(str(error)))
         except InvalidStatus as error:
             self._retry_after = retry_after(error.response.headers.get("Retry-After"))
-            said = bytes(error.response.body or b"").decode(errors="replace").strip()
-            log.warning("%s refuses the connection: %s", self._address.url, printable(clip(said)) or error)
+            log.warning("%s refuses the connection: %s", self._address.url, _refusal(error.response))
         except (OSError, WebSocketException, EOFError) as error:  # TimeoutError is an OSError
             log.warning("cannot connect to %s: %s", self._address.url, error or type(error).__name__)
         finally:
@@ -162,6 +162,15 @@ class Connector:
             self._on_end()
         await self._handle(session.disconnected)
         return welcomed
+
+
+def _refusal(response: Response) -> str:
+    """Return why a request was refused, in the coordinator's words. Others, such as a proxy, answer with web pages."""
+    status = f"HTTP {response.status_code} {response.reason_phrase}".strip()
+    said = bytes(response.body or b"").decode(errors="replace").strip()
+    if "html" in response.headers.get("Content-Type", "").lower() or said.startswith("<"):
+        said = f"{status}, with a web page: a proxy or another server answers there, and no fleetlearn coordinator"
+    return printable(clip(said or status))
 
 
 def printable(text: str) -> str:

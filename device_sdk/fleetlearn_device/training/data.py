@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from fleetlearn_protocol.manifest import Input, Manifest
+from fleetlearn_protocol.npz import NpzError, read_npz
 from numpy.typing import NDArray
 
 from fleetlearn_device.runtimes.checks import Arrays, Batch, DataError, check_batch, check_ranges
@@ -138,16 +137,9 @@ def load_npz(path: str | os.PathLike[str], manifest: Manifest | None = None) -> 
     """
     path = Path(path).expanduser()
     try:
-        # Read through a file of our own: np.load leaves the file open when the content is damaged.
-        with path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            arrays = None if isinstance(archive, np.ndarray) else {name: archive[name] for name in archive.files}
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist; expected an .npz file") from None
-    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} is not an .npz file of plain arrays: {error}") from None
-    if arrays is None:
-        raise DataError(f"{path} is a single array; expected an .npz file: numpy.savez(path, x=..., y=...)")
+        arrays = read_npz(path)
+    except NpzError as error:
+        raise DataError(str(error)) from None
     try:
         if manifest is None:
             ArrayData(arrays)

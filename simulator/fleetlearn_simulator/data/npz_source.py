@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from fleetlearn_device.runtimes.checks import DataError, check_batch, check_ranges
 from fleetlearn_protocol.manifest import Input
+from fleetlearn_protocol.npz import NpzError, read_npz
 from numpy.typing import NDArray
 
 from fleetlearn_simulator import keyed_random
@@ -154,23 +153,20 @@ def _pool(settings: Data, seed: int, inputs: Sequence[Input], base: Path) -> Poo
 def _load(path: Path, names: Sequence[str], by: str | None) -> dict[str, NDArray[Any]]:
     """Read the arrays with these names from an .npz file, and its test arrays."""
     wanted = {*names, *([by] if by else [])}
+
+    def choose(found: list[str]) -> list[str]:
+        if missing := sorted(wanted - set(found)):
+            raise SimulatorError(
+                f"{path} has the arrays {sorted(found)}, and not {missing}; expected {sorted(wanted)}: the bundle's "
+                "batch by its names, and the array that divides the examples among devices"
+            )
+        tests = {f"test_{name}" for name in names}
+        return [name for name in found if name in wanted | tests]
+
     try:
-        # np.load would leave a file that it opens itself open when the content is damaged.
-        with path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise ValueError("it is a single array; write one with numpy.savez(path, x=..., y=...)")
-            if missing := sorted(wanted - set(archive.files)):
-                raise SimulatorError(
-                    f"{path} has the arrays {sorted(archive.files)}, and not {missing}; expected {sorted(wanted)}: the "
-                    "bundle's batch by its names, and the array that divides the examples among devices"
-                )
-            wanted |= {f"test_{name}" for name in names}
-            return {name: archive[name] for name in archive.files if name in wanted}
-    except FileNotFoundError:
-        raise SimulatorError(f"data.arrays: {path} does not exist; expected an .npz file") from None
-    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise SimulatorError(f"data.arrays: {path} is not an .npz file of plain arrays: {error}") from None
+        return read_npz(path, choose)
+    except NpzError as error:
+        raise SimulatorError(f"data.arrays: {error}") from None
 
 
 def _fitting(path: Path, content: Mapping[str, NDArray[Any]], inputs: Sequence[Input]) -> Arrays:

@@ -60,7 +60,7 @@ def _shown(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], no
     shown = Table(title=title or None, title_justify="left", caption="\n".join(captions) or None)
     for column, header in enumerate(headers):
         if not common[column]:
-            shown.add_column(header, justify="left" if column == 0 else "right", overflow="fold")
+            shown.add_column(header, justify="left" if column == 0 else "right", no_wrap=True)
     for row in rows:
         shown.add_row(*(cell for cell, same in zip(row, common, strict=True) if not same))
     return shown

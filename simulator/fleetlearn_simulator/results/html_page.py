@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from fleetlearn_protocol.errors import in_words
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.errors import SimulatorError
@@ -87,7 +88,7 @@ def write_page(file: Path, title: str, parts: Iterable[Part]) -> Path:
         temporary.write_text(text, "utf-8")
         temporary.replace(file)
     except OSError as error:
-        raise SimulatorError(f"{file} cannot be written: {error}") from None
+        raise SimulatorError(f"{file} cannot be written: {in_words(error)}") from None
     return file
 
 

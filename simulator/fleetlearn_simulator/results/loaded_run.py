@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
+from fleetlearn_protocol.errors import in_words
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.errors import SimulatorError
@@ -113,7 +114,7 @@ def read_run(folder: Path) -> Run:
         rows = msgspec.json.Decoder(Round).decode_lines(rounds[: rounds.rfind(b"\n") + 1])
         scenario = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, msgspec.DecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise SimulatorError(f"{folder} cannot be read as a run's folder: {error}") from None
+        raise SimulatorError(f"{folder} cannot be read as a run's folder: {in_words(error)}") from None
     return Run(folder, str(scenario.get("name", folder.name)), scenario, rows, summary)
 
 

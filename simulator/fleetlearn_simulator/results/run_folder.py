@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from fleetlearn_protocol.errors import in_words
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
@@ -124,7 +125,7 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
         lines = (folder / name).read_bytes().splitlines()
         return [msgspec.json.decode(line) for line in lines]
     except (OSError, msgspec.DecodeError) as error:
-        raise SimulatorError(f"{folder / name} cannot be read as a run's log: {error}") from None
+        raise SimulatorError(f"{folder / name} cannot be read as a run's log: {in_words(error)}") from None
 
 
 def read_json(file: Path) -> Any:
@@ -132,7 +133,7 @@ def read_json(file: Path) -> Any:
     try:
         return msgspec.json.decode(file.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
-        raise SimulatorError(f"{file} cannot be read: {error}") from None
+        raise SimulatorError(f"{file} cannot be read: {in_words(error)}") from None
 
 
 def write_json(file: Path, value: Any) -> None:

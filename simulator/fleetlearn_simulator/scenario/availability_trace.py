@@ -9,6 +9,7 @@ from math import inf, isfinite
 from pathlib import Path
 
 import numpy as np
+from fleetlearn_protocol.errors import in_words
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.errors import SimulatorError
@@ -67,7 +68,7 @@ def read_trace(path: str, repeat: float | None) -> Trace:
     try:
         return _read(path, repeat, Path(path).stat().st_mtime_ns)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SimulatorError(f"availability.file = {path!r} cannot be read: {error}") from None
+        raise SimulatorError(f"availability.file = {path!r} cannot be read: {in_words(error)}") from None
 
 
 @lru_cache(8)

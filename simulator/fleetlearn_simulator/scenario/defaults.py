@@ -16,6 +16,7 @@ from typing import Any
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.plan.toml_errors import Section, near, read_tables
+from fleetlearn_protocol.errors import in_words
 
 from fleetlearn_simulator.scenario.sections import (
     AVAILABILITY,
@@ -53,7 +54,7 @@ def read_plan(raw: dict[str, Any], base: Path, label: str) -> Plan:
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"plan = {given['file']!r} cannot be read: {error}") from None
+        raise ValueError(f"plan = {given['file']!r} cannot be read: {in_words(error)}") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"plan = {given['file']!r} is not TOML: {error}") from None
     if isinstance(own.get("bundle"), str) and own["bundle"]:

@@ -16,6 +16,7 @@ import msgspec
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.plan.toml_errors import Section, read_tables, refuse_unknown
+from fleetlearn_protocol.errors import in_words
 from fleetlearn_protocol.messages import Identifier
 
 from fleetlearn_simulator.errors import SimulatorError
@@ -119,7 +120,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SimulatorError(f"{path}: the scenario cannot be read: {error}") from None
+        raise SimulatorError(f"{path}: the scenario cannot be read: {in_words(error)}") from None
 
 
 def _tables(text: str, file: str) -> dict[str, Any]:
