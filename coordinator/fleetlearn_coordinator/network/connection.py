@@ -42,12 +42,19 @@ from fleetlearn_coordinator.network.device_budgets import Budgets
 from fleetlearn_coordinator.network.frame_counter import FrameCounter
 from fleetlearn_coordinator.storage.identities import Known
 
+TLS_BEGIN = b"\x16\x03"
+"""How a TLS handshake begins: the record type "handshake", and the protocol's major version."""
+NO_TLS = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
 
 class ConnectionOwner(Protocol):
     """The listener that accepted a connection, as the connection sees it."""
 
     def respond(self, connection: Connection, request: Request) -> Response:
         """Return the answer to the request that opens the connection, and set its ``known``."""
+
+    def speaks_tls(self, connection: Connection) -> None:
+        """The peer begins a TLS handshake, and this port has no TLS. The connection is ended now."""
 
     def lost(self, connection: Connection) -> None:
         """The connection is closed."""
@@ -332,7 +339,11 @@ class Connection(asyncio.Protocol):
         request += self._unread
         found = request.find(b"\r\n\r\n")
         end = found + 4 if found >= 0 else len(request)
-        if end > HANDSHAKE_BYTES:
+        if request.startswith(TLS_BEGIN):
+            self._owner.speaks_tls(self)
+            self.transport.write(NO_TLS)  # no TLS either: the peer's own error names a wrong version, at once
+            self.transport.close()
+        elif end > HANDSHAKE_BYTES:
             self.transport.abort()
         elif found < 0:
             self._request, self._unread = request, b""

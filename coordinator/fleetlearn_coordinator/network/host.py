@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -191,6 +192,7 @@ class Host:
             silence += since
         if self._certificates is not None:
             self._certificates.check()
+            self._certificates.say_remarks(self._listens_on[0], time.time())
         if self._gate is not None and self._gate.identities.changed():
             self._end_revoked(self._gate)
         self.uploads.places.measure(now)

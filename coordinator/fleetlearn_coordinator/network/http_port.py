@@ -28,7 +28,7 @@ from fleetlearn_coordinator.conversation.limits import (
 )
 from fleetlearn_coordinator.network import process_settings
 from fleetlearn_coordinator.network.addresses import AddressBook, AddressUse, Networks, read_address
-from fleetlearn_coordinator.network.peer_log import logger
+from fleetlearn_coordinator.network.peer_log import logger, say_seldom
 from fleetlearn_coordinator.network.tls import HANDSHAKE_TIMEOUT, Certificates
 from fleetlearn_coordinator.plan.service_settings import Limits, Tls
 
@@ -185,6 +185,10 @@ class HttpPort:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, EOFError) as error:  # of TLS, too
+            if getattr(error, "reason", None) == "HTTP_REQUEST":
+                say_seldom(
+                    f"a request of {self._name} was refused", "it is for http://, and this port has https:// alone"
+                )
             _forget_frames(error)
         except Exception:
             logger.exception("a request of %s failed", self._name)

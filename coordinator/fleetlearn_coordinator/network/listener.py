@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
+import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from http import HTTPStatus
@@ -38,8 +38,9 @@ from fleetlearn_coordinator.network.connection import Connection, Handler
 from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
 from fleetlearn_coordinator.network.forwarded import origin_of
 from fleetlearn_coordinator.network.gate import Gate, RefusalError
-from fleetlearn_coordinator.network.peer_log import logger, websockets_logger
+from fleetlearn_coordinator.network.peer_log import logger, say_seldom, websockets_logger
 from fleetlearn_coordinator.network.tls import HANDSHAKE_TIMEOUT, Certificates
+from fleetlearn_coordinator.network.tls_failures import HELLO, Hello, explain
 from fleetlearn_coordinator.plan.service_settings import Limits
 
 SUBPROTOCOLS = [Subprotocol(PROTOCOL_NAME)]
@@ -205,6 +206,7 @@ class Listener:
     async def _begin(self, connection: Connection, accepted: socket.socket) -> None:
         tls: dict[str, Any] = {}
         if self._certificates is not None:
+            HELLO.set(hello := Hello(_address_of(accepted)))
             tls = {
                 "ssl": self._certificates.context,
                 "ssl_handshake_timeout": HANDSHAKE_TIMEOUT,
@@ -213,14 +215,22 @@ class Listener:
         try:
             await self._loop.connect_accepted_socket(lambda: connection, accepted, **tls)
         except (OSError, asyncio.CancelledError) as error:  # the peer has gone already, or speaks no TLS
-            if isinstance(error, ssl.SSLError):
-                logger.info("a connection was refused in its TLS handshake: %s", error.reason or error)
+            if self._certificates is not None and (why := explain(error, hello, self._certificates.own, time.time())):
+                say_seldom(f"a connection of {connection.address} failed in its TLS handshake", why)
             accepted.close()
             self.lost(connection)
         finally:
             task = asyncio.current_task()
             assert task is not None
             self._beginning.discard(task)
+
+    def speaks_tls(self, connection: Connection) -> None:
+        """Called by a connection without TLS whose peer begins a TLS handshake."""
+        say_seldom(
+            f"a connection of {connection.address} was refused",
+            "it speaks TLS, and this port has none: it must connect to ws:// instead of wss://, or the service file "
+            "must have [tls]",
+        )
 
     def lost(self, connection: Connection) -> None:
         """Called by a connection when it is closed."""
@@ -325,3 +335,9 @@ class Listener:
                 f"{device} connects more often than a device may ([limits] of the coordinator's service file). Try "
                 "again later",
             )
+
+
+def _address_of(accepted: socket.socket) -> str:
+    """Return the address of this machine to which a peer connected."""
+    host = accepted.getsockname()[0]
+    return str(read_address(host) or host)

@@ -1,4 +1,7 @@
-"""The log of what peers do: at most a few lines a second, and how many lines were left out."""
+"""The log of what peers do: at most a few lines a second, and how many lines were left out.
+
+What keeps peers away is said once in a while for each cause (``say_seldom``): a device tries again for ever.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +56,28 @@ def flush() -> None:
     if left_out and not few_lines.bucket.wait(time.monotonic()):
         few_lines.left_out = 0
         logger.info("%d more lines about connections were left out", left_out)
+
+
+INTERVAL = 600.0
+"""Seconds between two lines about the same."""
+MOST_CAUSES = 1000
+"""Causes that are remembered. The one that was said first is forgotten first."""
+_said: dict[str, tuple[float, int]] = {}
+"""Cause -> when it was said last, and how often it was left out since."""
+
+
+def say_seldom(who: str, text: str, level: int = logging.WARNING) -> None:
+    """Log ``who: text``, unless just this was logged in the last INTERVAL seconds; then count it for the next line."""
+    now, line = time.monotonic(), f"{who}: {text}"
+    at, left_out = _said.get(line, (-INTERVAL, 0))
+    if now - at < INTERVAL:
+        _said[line] = at, left_out + 1
+        return
+    _said.pop(line, None)
+    _said[line] = now, 0
+    if len(_said) > MOST_CAUSES:
+        del _said[next(iter(_said))]
+    logger.log(level, "%s%s", line, f" ({left_out} times more since this was logged last)" if left_out else "")
 
 
 class ConnectionLog:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
+import time
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
-from fleetlearn_coordinator.network import host, listener
+from fleetlearn_coordinator.network import host, listener, peer_log
 from fleetlearn_coordinator.network.tls import Certificates
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
-from fleetlearn_coordinator.service.private_ca import make_certificate
+from fleetlearn_coordinator.service import private_ca
+from fleetlearn_coordinator.service.private_ca import make_certificate, make_device_certificate
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.messages import PROTOCOL_NAME
 from peers import Peer, PlanMaker, serving, update_of
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidMessage
 from websockets.typing import Subprotocol
 
 from benchmarks._raw_peer import open_stream
@@ -76,8 +81,10 @@ def test_a_device_that_does_not_trust_the_ca_does_not_connect(
     asyncio.run(asyncio.wait_for(test(), 30))
 
 
-def test_a_peer_without_tls_gets_nothing(make_plan: PlanMaker, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "fleetlearn")
+def test_a_peer_without_tls_gets_nothing(
+    make_plan: PlanMaker, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_log, "_said", {})
 
     async def test() -> None:
         async with serving(make_plan(), tls=files(folder)) as coordinator:
@@ -89,7 +96,181 @@ def test_a_peer_without_tls_gets_nothing(make_plan: PlanMaker, folder: Path, cap
                 await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(test(), 30))
-    assert "refused in its TLS handshake" in caplog.text
+    (line,) = (text for text in caplog.messages if "failed in its TLS handshake" in text)
+    assert line == (
+        "a connection of 127.0.0.1 failed in its TLS handshake: it speaks without TLS, and this port has TLS: it must "
+        "connect to wss:// (or https://) instead of ws://"
+    )
+
+
+DAY = timedelta(days=1)
+
+
+def made_at(monkeypatch: pytest.MonkeyPatch, folder: Path, names: list[str], when: timedelta) -> Path:
+    """Make a certificate for 30 days as if it were another time than now. Returns its folder."""
+
+    class Then(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + when
+
+    make_certificate(folder, names, 30)  # its CA is of today
+    with monkeypatch.context() as patch:
+        patch.setattr(private_ca, "datetime", Then)
+        make_certificate(folder, names, 30)
+    return folder
+
+
+HERE = ["127.0.0.1", "localhost"]
+REFUSED = {
+    "expired": (HERE, -100 * DAY, "127.0.0.1", r"The certificate .*certificate.pem ended on 20..-..-.. ..:..:..Z"),
+    "not yet valid": (
+        HERE,
+        100 * DAY,
+        "127.0.0.1",
+        r"The certificate .* is valid from 20.* on, and it is 20.* on this",
+    ),
+    "another name": (
+        HERE,
+        0 * DAY,
+        "fleet.example",
+        r"The device asks for fleet\.example, and the certificate is for localhost, 127\.0\.0\.1",
+    ),
+    "another address": (
+        ["fleet.example"],
+        0 * DAY,
+        "127.0.0.1",
+        r"The device connects to the address 127\.0\.0\.1, and the certificate is for fleet\.example",
+    ),
+    "another CA": (HERE, 0 * DAY, "127.0.0.1", r"Most likely the device does not trust the CA that made it \(\"fleet"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_why_devices_refuse_the_certificate_is_in_the_log_once(
+    make_plan: PlanMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    """Although Python's devices end the connection without saying why. They try again and again."""
+    names, when, asked, words = REFUSED[what]
+    folder = made_at(monkeypatch, tmp_path, names, when)
+    ca = folder / "ca.pem"
+    if what == "another CA":
+        make_certificate(tmp_path / "another", names, 30)
+        ca = tmp_path / "another" / "ca.pem"
+    monkeypatch.setattr(peer_log, "_said", {})
+
+    async def test() -> None:
+        trusts = ssl.create_default_context(cafile=ca)
+        async with serving(make_plan(), tls=files(folder)) as coordinator:
+            for _ in range(3):
+                with pytest.raises(ssl.SSLCertVerificationError):
+                    await connect(coordinator.host.address, ssl=trusts, server_hostname=asked)
+                while coordinator.host._listener.connections:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+    (line,) = (text for text in caplog.messages if "failed in its TLS handshake" in text)
+    assert re.search(rf"a connection of 127.0.0.1 failed in its TLS handshake: it .* certificate\. {words}", line), line
+
+
+def test_a_peer_that_only_comes_and_goes_is_not_worth_a_line(
+    make_plan: PlanMaker, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fleetlearn")
+
+    async def test() -> None:
+        async with serving(make_plan(), tls=files(folder)) as coordinator:
+            _, writer = await open_stream(coordinator.host.address.replace("wss", "ws"))
+            writer.close()
+            await asyncio.sleep(0.01)
+            while coordinator.host._listener.connections:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+    assert "TLS handshake" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("days", "host", "words"),
+    [
+        (-31, "", "certificate.pem ended on 20"),
+        (+3, "", "certificate.pem is valid from 20"),
+        (-20, "", "in 9 days; then devices refuse it. `fleetlearn-coordinator certificate` writes a new one"),
+        (0, "127.0.0.2", 'certificate.pem is for localhost, 127.0.0.1, and not for host = "127.0.0.2": devices'),
+        (0, "127.0.0.1", ""),
+        (-10, "0.0.0.0", ""),
+    ],
+)
+def test_what_is_wrong_with_the_certificate_is_said_at_the_start_and_once_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, days: int, host: str, words: str
+) -> None:
+    folder = made_at(monkeypatch, tmp_path, HERE, days * DAY)
+    certificates, now = Certificates(Tls(certificate=folder / "certificate.pem", key=folder / "key.pem")), time.time()
+    for seconds in (0, 1, 3600, 80_000, 86_401):
+        certificates.say_remarks(host, now + seconds)
+    if not words:
+        assert not caplog.messages
+        return
+    assert len(caplog.messages) == 2
+    assert words in caplog.messages[0]
+    make_certificate(folder, [*HERE, "127.0.0.2"], 30)
+    certificates.check()
+    certificates.say_remarks(host, now + 86_402)
+    assert len(caplog.messages) == 2, "it was renewed"
+
+
+def test_the_ca_of_devices_certificates_ends_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, good = made_at(monkeypatch, tmp_path / "old", HERE, -40 * DAY), tmp_path / "good"
+    make_certificate(good, HERE, 30)
+    settings = Tls(certificate=good / "certificate.pem", key=good / "key.pem", clients=old / "certificate.pem")
+    Certificates(settings).say_remarks("", time.time())
+    (line,) = caplog.messages
+    assert re.search(
+        r"the CA of devices' certificates .* ended on 20.*: devices with certificates cannot connect", line
+    )
+
+
+def test_a_device_whose_certificate_is_of_another_ca_is_named(
+    make_plan: PlanMaker, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_certificate(tmp_path / "another", HERE, 30)
+    make_device_certificate(tmp_path / "another", "roof-7", 30)
+    shown = tmp_path / "another" / "devices" / "roof-7.pem", tmp_path / "another" / "devices" / "roof-7.key"
+
+    async def test() -> None:
+        trusts = ssl.create_default_context(cafile=folder / "ca.pem")
+        trusts.load_cert_chain(*shown)
+        tls = {**files(folder), "clients": str(folder / "ca.pem")}
+        async with serving(make_plan(), tls=tls, identities=str(tmp_path / "identities")) as coordinator:
+            with pytest.raises((OSError, EOFError, InvalidMessage)):
+                await connect(coordinator.host.address, ssl=trusts)
+            while coordinator.host._listener.connections:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+    assert "its own certificate is not accepted: unable to get local issuer certificate. It must be of the CA in" in (
+        caplog.text
+    )
+
+
+def test_tls_to_a_port_without_it_is_named_and_ended_at_once(
+    make_plan: PlanMaker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_log, "_said", {})
+
+    async def test() -> None:
+        async with serving(make_plan()) as coordinator:
+            with pytest.raises(ssl.SSLError) as refused:
+                await connect(coordinator.host.address.replace("ws", "wss"), ssl=ssl.create_default_context())
+            assert refused.value.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+    (line,) = (text for text in caplog.messages if "refused" in text)
+    assert line.startswith(
+        "a connection of 127.0.0.1 was refused: it speaks TLS, and this port has none: it must connect"
+    )
 
 
 def test_a_handshake_that_does_not_end_is_given_up(
