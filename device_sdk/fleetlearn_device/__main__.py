@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 EXIT = """exit status:
-  0    stopped by SIGTERM, or the training is finished (--until-finished)
+  0    stopped by SIGTERM or SIGHUP, or the training is finished (--until-finished)
   1    the state directory or the runtime cannot be used, or the coordinator speaks another version
   2    wrong usage, or data that do not fit
   3    another process speaks for the same device
@@ -185,21 +185,19 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _rotate(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from fleetlearn_device.storage.credential import begin_change
+    from fleetlearn_device.storage.state_directory import state_folder
 
-    begin_change(Path(options.state).expanduser())
+    begin_change(state_folder(options.state))
     print("the device has a new credential, and shows it at its next connection; the old one is valid until then")
     return 0
 
 
 def _trust(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
+    from fleetlearn_device.storage.state_directory import state_folder
     from fleetlearn_device.storage.trusted_keys import checked_keys, write_trusted_keys
 
-    folder = Path(options.state).expanduser()
+    folder = state_folder(options.state)
     if not (folder / "identity.json").exists():
         return _fail(1, f"{folder} is not a device's state directory")
     try:

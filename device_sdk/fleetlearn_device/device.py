@@ -7,9 +7,10 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from importlib.metadata import version
-from pathlib import Path
+
+from fleetlearn_protocol.command_line import refuse_in_loop, stop_signals
+from fleetlearn_protocol.paths import in_home
 
 from fleetlearn_device.driver.address import Enrolment, checked_address, read_token
 from fleetlearn_device.driver.describing import Charging, Description, NetworkNow
@@ -30,6 +31,12 @@ from fleetlearn_device.training.trainer import Trainer
 
 FEATURE_CACHE = 128
 """MiB of memory for features, unless the user says otherwise: 58,000 examples of a MobileNetV3-small's 576 numbers."""
+
+_WHY = {
+    "SIGTERM": "SIGTERM came",
+    "SIGINT": "SIGINT came (Ctrl-C)",
+    "SIGHUP": "SIGHUP came (its terminal was closed; nohup or a service keeps a device running without one)",
+}
 
 log = logging.getLogger("fleetlearn.device")
 
@@ -102,12 +109,12 @@ class Device:
         check_choices(runtime, threads, provider)
         if feature_cache < 0:
             raise ValueError(f"feature_cache is {feature_cache}; expected MiB, or 0 to keep no features")
-        self.state_dir, self.name = state_dir, name
+        self.state_dir, self.name = in_home(state_dir), name
         self.runtime: Kind = "onnx" if runtime == "auto" else runtime
         self.threads, self.until_finished, self.timing = threads, until_finished, timing or Timing()
         self.provider: ProviderName = provider
         self.feature_cache = feature_cache
-        self.own_model = None if own_model is None else Path(own_model).expanduser()
+        self.own_model = None if own_model is None else in_home(own_model)
         self.description = Description(tags, tier, charging, network)
         self.data = as_data(load_npz(data) if isinstance(data, str | os.PathLike) else data, examples)
         self.stopped_by: signal.Signals | None = None
@@ -116,11 +123,13 @@ class Device:
         self._stop: Callable[[], object] | None = None
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, or until the training is finished (``until_finished``).
+        """Serve until SIGTERM, SIGINT or SIGHUP, or until the training is finished (``until_finished``).
 
         A task under way is given back; a finished update stays in the state directory for the next start. A second
-        signal ends the process at once. Raises what ``serve`` raises.
+        signal ends the process at once. The process's signal handlers are as before when it returns. Raises what
+        ``serve`` raises, and RuntimeError where an event loop runs in this thread: await ``serve`` there.
         """
+        refuse_in_loop("run", "device.serve()")
         asyncio.run(self._serve_until_signal())
 
     async def serve(self) -> None:
@@ -178,13 +187,10 @@ class Device:
         loop = asyncio.get_running_loop()
 
         def caught(number: signal.Signals) -> None:
-            log.info("stopping: %s", number.name)
+            log.info("stopping: %s", _WHY[number.name])
             self.stopped_by = number
-            loop.remove_signal_handler(number)
+            loop.remove_signal_handler(number)  # so that a second one ends the process
             self.stop()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # Not on Windows, and not outside of the main thread.
-            with suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(number, caught, number)
-        await self.serve()
+        with stop_signals(loop, caught):
+            await self.serve()

@@ -30,6 +30,7 @@ from fleetlearn_protocol.manifest import (
     read_manifest,
     write_manifest,
 )
+from fleetlearn_protocol.paths import in_home
 from fleetlearn_protocol.vector import TableRow, Vector, check_finite, digest, empty_vector, views
 
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -152,7 +153,10 @@ def open_bundle(path: str | os.PathLike[str], *, files: Iterable[str] | None = N
 
     Raises BundleError: no such path, not a bundle, newer format, missing, truncated or changed file.
     """
-    path = Path(path).expanduser()
+    try:
+        path = in_home(path)
+    except ValueError as error:
+        raise BundleError(Code.UNKNOWN_CONTENT, str(error)) from None
     content = _read(path, MANIFEST, None)
     try:
         bundle = Bundle(path, read_manifest(content), digest(content))

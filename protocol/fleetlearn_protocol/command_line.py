@@ -60,12 +60,12 @@ def stop_signals(loop: asyncio.AbstractEventLoop, caught: Callable[[signal.Signa
 
 def refuse_in_loop(blocking: str, coroutine: str) -> None:
     """Raise RuntimeError, which says what to write, if an event loop runs in this thread: that of a notebook, for
-    example. ``blocking``, ``coroutine``: the function that was called, and the one to await instead."""
+    example. ``blocking``: the function that was called; ``coroutine``: the call to await instead."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
     raise RuntimeError(
         f"{blocking}() was called where an event loop runs already, as in a notebook or in async code. "
-        f"Write `await {coroutine}(...)` there"
+        f"Write `await {coroutine}` there"
     )

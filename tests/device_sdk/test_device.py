@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -563,6 +564,36 @@ def test_a_coordinator_that_comes_later_is_found(data: Any, tmp_path: Path, capl
         asyncio.run(test())
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_run_gives_the_signals_back_to_the_program(data: Any, tmp_path: Path, number: signal.Signals) -> None:
+    """The program goes on after ``run``: Ctrl-C and ``docker stop`` must mean to it what they meant before."""
+    device = Device("ws://127.0.0.1:9", data, tmp_path / "state", timing=QUICK)
+    before = {name: signal.signal(name, lambda *_: None) for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    own = {name: signal.getsignal(name) for name in before}
+    try:
+        threading.Thread(target=kill_when_serving, args=(device, number)).start()
+        device.run()
+        assert device.stopped_by is number
+        assert {name: signal.getsignal(name) for name in before} == own
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def kill_when_serving(device: Device, number: signal.Signals) -> None:
+    while device._stop is None:  # its handlers are set by then
+        time.sleep(0.01)
+    os.kill(os.getpid(), number)
+
+
+def test_run_in_an_event_loop_says_what_to_await(data: Any, tmp_path: Path) -> None:
+    async def notebook() -> None:
+        Device("ws://127.0.0.1:9", data, tmp_path / "state").run()
+
+    with pytest.raises(RuntimeError, match=r"as in a notebook.*Write `await device\.serve\(\)` there"):
+        asyncio.run(notebook())
+
+
 def test_stopping_gives_the_task_back(served: Served, data: Any, tmp_path: Path) -> None:
     async def test() -> None:
         async with scripted(served.contents) as coordinator:
@@ -780,6 +811,9 @@ def test_what_the_coordinator_writes_cannot_forge_the_log(
         ({"feature_cache": -1}, "expected MiB, or 0 to keep no features"),
         ({"data": "/nowhere/data.npz"}, "does not exist"),
         ({"data": [1, 2], "examples": None}, "without examples="),
+        ({"data": "~nobody-of-this-name/data.npz"}, "begins with ~nobody-of-this-name, and no home folder is known"),
+        ({"state_dir": "~nobody-of-this-name/state"}, "no home folder is known for it; write the whole path"),
+        ({"own_model": "~nobody-of-this-name/mine.onnx"}, "no home folder is known"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_opened(
@@ -872,7 +906,7 @@ def test_training_that_sigkill_ended_is_done_again_to_the_same_update(served: Se
     asyncio.run(test())
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
 def test_signals_end_the_command_in_order(served: Served, folder: Path, number: signal.Signals, status: int) -> None:
     async def test() -> None:
         async with scripted(served.contents) as coordinator, process(coordinator, folder) as running:

@@ -198,6 +198,13 @@ def test_info_shows_what_a_directory_holds(tmp_path: Path, capsys: pytest.Captur
     state.close()
 
 
+@pytest.mark.parametrize("command", [("info",), ("rotate",), ("trust", "0f" * 32)])
+def test_a_home_folder_that_is_not_known_is_said(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    name, *keys = command
+    assert main([name, "--state", "~nobody-of-this-name/state", *keys]) == 1
+    assert "no home folder is known for it; write the whole path" in capsys.readouterr().err
+
+
 def test_info_of_another_directory_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "--state", str(tmp_path)]) == 1
     assert "is not a state directory" in capsys.readouterr().err

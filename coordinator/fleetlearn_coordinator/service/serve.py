@@ -59,7 +59,7 @@ def serve(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = Fa
     use or another bundle's), OSError (the address cannot be listened on), RuntimeError (an event loop runs in this
     thread: await ``serve_async``).
     """
-    refuse_in_loop("serve", "serve_async")
+    refuse_in_loop("serve", "serve_async(...)")
     return asyncio.run(serve_async(plan, service=service, stay=stay))
 
 

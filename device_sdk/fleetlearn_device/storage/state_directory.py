@@ -27,6 +27,7 @@ from typing import BinaryIO, NamedTuple
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.manifest import MANIFEST, read_manifest
 from fleetlearn_protocol.messages import Report
+from fleetlearn_protocol.paths import in_home
 
 from fleetlearn_device.storage.content_cache import ContentCache, bundles_by_use
 from fleetlearn_device.storage.errors import StateError, os_errors_as_state_errors
@@ -43,6 +44,14 @@ else:
     import fcntl
 
 
+def state_folder(path: str | os.PathLike[str]) -> Path:
+    """Return a state directory's path, without ``~``. Raises StateError where no home folder is known."""
+    try:
+        return in_home(path)
+    except ValueError as error:
+        raise StateError(str(error)) from None
+
+
 class StateDirectory:
     """An open state directory, locked against other processes until ``close``.
 
@@ -50,7 +59,7 @@ class StateDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
-        self.path = Path(path).expanduser()
+        self.path = state_folder(path)
         with os_errors_as_state_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self.path)
@@ -87,7 +96,7 @@ class Summary(NamedTuple):
 
 def describe(path: str | os.PathLike[str]) -> Summary:
     """Return what a state directory holds; it may be in use. Raises StateError."""
-    directory = Path(path).expanduser()
+    directory = state_folder(path)
     if not (directory / "bundles").is_dir():
         raise StateError(f"{directory} is not a state directory: fleetlearn-device run makes one at its first start")
     with os_errors_as_state_errors(directory):

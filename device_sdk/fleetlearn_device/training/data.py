@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from fleetlearn_protocol.manifest import Input, Manifest
-from fleetlearn_protocol.npz import NpzError, read_npz
+from fleetlearn_protocol.npz import read_npz
+from fleetlearn_protocol.paths import in_home
 from numpy.typing import NDArray
 
 from fleetlearn_device.runtimes.checks import Arrays, Batch, DataError, check_batch, check_ranges
@@ -135,10 +135,10 @@ def load_npz(path: str | os.PathLike[str], manifest: Manifest | None = None) -> 
     Raises DataError: no such file, not an .npz, pickled objects in it, missing or surplus arrays, lengths that
     differ, wrong dtype or shape, integers that name no class.
     """
-    path = Path(path).expanduser()
     try:
+        path = in_home(path)
         arrays = read_npz(path)
-    except NpzError as error:
+    except ValueError as error:  # an NpzError, too
         raise DataError(str(error)) from None
     try:
         if manifest is None:
