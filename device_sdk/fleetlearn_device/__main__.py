@@ -11,10 +11,17 @@ from collections.abc import Sequence
 
 EXIT = """exit status:
   0    stopped by SIGTERM or SIGHUP, or the training is finished (--until-finished)
-  1    the state directory or the runtime cannot be used, or the coordinator speaks another version
+  1    the state directory or the runtime cannot be used, or the coordinator refuses what the device states
   2    wrong usage, or data that do not fit
   3    another process speaks for the same device
+  4    the coordinator does not let the device in: a used or expired token, or none; a revoked credential (*)
+  5    TLS: a certificate that is not accepted, or ws:// and wss:// mixed up (*)
+  6    the coordinator speaks another version of the protocol (*)
+  7    no connection for 15 minutes (*)
   130  stopped by SIGINT (Ctrl-C)
+
+(*) with --until-finished. Without it the device says each time what is wrong and goes on trying,
+    slowly; with status 4 it ends also where no coordinator ever let it in.
 """
 
 
@@ -115,10 +122,11 @@ def _mebibytes(text: str) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from fleetlearn_protocol.command_line import LOG_LINE, LOG_TIME, needs
-    from fleetlearn_protocol.errors import Code, FleetError
+    from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 
     with needs("fleetlearn-device", "device"):
         from fleetlearn_device.device import FEATURE_CACHE, Device
+    from fleetlearn_device.driver.dead_ends import NoConnectionError
     from fleetlearn_device.runtimes.checks import DataError
     from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
 
@@ -153,8 +161,12 @@ def _run(options: argparse.Namespace) -> int:
         device.run()
     except DataError as error:
         return _fail(2, f"{options.data}: {error}")
+    except ProtocolError as error:
+        return _fail({Code.REPLACED: 3, Code.BAD_VERSION: 6}.get(error.code, 1), error.text)
     except FleetError as error:
-        return _fail(3 if error.code is Code.REPLACED else 1, error.text)
+        return _fail(1, error.text)
+    except NoConnectionError as error:
+        return _fail({"not-admitted": 4, "tls": 5, "unreachable": 7}[error.kind], str(error))
     except RuntimeUnavailableError as error:
         return _fail(1, str(error))
     except KeyboardInterrupt:

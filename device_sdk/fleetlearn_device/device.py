@@ -137,7 +137,13 @@ class Device:
 
         Raises StateError (the directory is in use, damaged, full), DataError (the data do not fit the bundle),
         RuntimeUnavailableError, FleetError (signatures cannot be checked here), ProtocolError (the coordinator refuses
-        the check-in: another version; ``replaced``: another process speaks for the same device).
+        the check-in; ``replaced``: another process speaks for the same device), NoConnectionError (a device that was
+        never let in has a token or a credential that is refused).
+
+        With ``until_finished`` it also raises ProtocolError where the coordinator speaks another version
+        (``bad-version``), and NoConnectionError where TLS fails, where the device is no longer let in, and where no
+        connection can be had for ``timing.give_up`` seconds. Without it, the device says each time what is wrong and
+        goes on trying, slowly: a certificate or a coordinator can be mended while it waits.
         """
         try:
             if not self._stopped:

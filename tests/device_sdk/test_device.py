@@ -517,9 +517,9 @@ def test_a_frame_above_the_bound_closes_the_connection(data: Any, tmp_path: Path
     asyncio.run(test())
 
 
-def test_another_version_ends_the_device(data: Any, tmp_path: Path) -> None:
+def test_another_version_ends_a_device_that_runs_until_the_end(data: Any, tmp_path: Path) -> None:
     async def test() -> None:
-        async with pair(None, data, tmp_path) as (coordinator, running):
+        async with pair(None, data, tmp_path, until_finished=True) as (coordinator, running):
             line = await coordinator.line()
             await line.expect(CheckIn)
             await line.say(Refused(Code.BAD_VERSION, "version 2 is spoken here"))

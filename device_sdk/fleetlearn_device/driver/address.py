@@ -12,7 +12,13 @@ from fleetlearn_protocol.addresses import is_loopback
 from websockets.exceptions import InvalidURI
 from websockets.uri import parse_uri
 
-from fleetlearn_device.storage.credential import end_change, make_credential, read_credential
+from fleetlearn_device.storage.credential import (
+    end_change,
+    make_credential,
+    note_let_in,
+    read_credential,
+    was_let_in,
+)
 
 _TOKEN = re.compile(r"([A-Za-z0-9_-]{43,128})((?:\.[0-9a-f]{64})*)")
 """A secret, and behind dots the public keys that its device is to trust."""
@@ -26,6 +32,8 @@ class Enrolment:
         itself a credential. Raises StateError."""
         self._folder, self._device, self._token = folder, device, token
         self._announced: str | None = None
+        self.was_accepted = was_let_in(folder)
+        """A coordinator has accepted a handshake of this state directory, now or earlier."""
         if token is not None:
             make_credential(folder)
 
@@ -45,6 +53,9 @@ class Enrolment:
     def accepted(self) -> None:
         """The coordinator has accepted the handshake: it knows the credential, and the next one. Raises StateError."""
         self._token = None
+        if not self.was_accepted:
+            note_let_in(self._folder)
+            self.was_accepted = True
         if self._announced is not None:
             end_change(self._folder)
             self._announced = None

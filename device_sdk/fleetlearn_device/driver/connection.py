@@ -13,10 +13,10 @@ from fleetlearn_protocol.frames import MAX_FRAME_BYTES
 from fleetlearn_protocol.messages import PROTOCOL_NAME
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
-from websockets.http11 import Response
 from websockets.typing import Subprotocol
 
 from fleetlearn_device.driver.address import Address, Enrolment
+from fleetlearn_device.driver.dead_ends import DeadEnd, dead_end_of, dead_end_of_refusal, refusal
 from fleetlearn_device.driver.timing import Timing, retry_after, seconds_to_wait
 from fleetlearn_device.session.commands import Commands
 from fleetlearn_device.session.session import Session
@@ -101,6 +101,10 @@ class Connector:
         """Seconds after which the coordinator said to connect again, on the last connection."""
         self._retry_after = 0.0
         """Least seconds to wait before the next connection, which the answer to the last handshake asked for."""
+        self._dead_end: DeadEnd | None = None
+        """Why the last connection could not be opened, where trying again alone will not help."""
+        self._failing_since: float | None = None
+        """When the first attempt to connect began since the last connection."""
         self._address, self._enrolment, self._timing = address, enrolment, timing
         self._session, self._state = session, state
         self._handle, self._on_end = handle, on_end
@@ -110,20 +114,44 @@ class Connector:
         """Connect again after each end of a connection, until the session stops."""
         failures = 0
         while not self._session.stopping:
-            self.come_back_after, self._retry_after = None, 0.0
+            self.come_back_after, self._retry_after, self._dead_end = None, 0.0, None
             welcomed = await self._converse()
+            end = self._end()
+            if end is not None:
+                error = end.error()
+                await self._handle(lambda error=error: self._session.abandon(error, "stopping"))  # type: ignore[misc]
             if self._session.stopping:
                 return
             failures = 0 if welcomed else failures + 1
-            delay = seconds_to_wait(self._timing, failures + self._session.faults, self.come_back_after, self._dice)
+            timing = self._timing
+            if self._dead_end is not None:
+                timing = timing._replace(cap=timing.slow_cap)
+            delay = seconds_to_wait(timing, failures + self._session.faults, self.come_back_after, self._dice)
             delay += self._retry_after
             log.info("connecting again in %.1f s", delay)
             await asyncio.sleep(delay)
+
+    def _end(self) -> DeadEnd | None:
+        """Return why the device is to end rather than to try again, or None."""
+        end, until_finished = self._dead_end, self._session.until_finished
+        if end is not None and (until_finished or (end.kind == "not-admitted" and not self._enrolment.was_accepted)):
+            return end
+        if not until_finished or self._failing_since is None or self._session.running_task_id is not None:
+            return None
+        if time.monotonic() - self._failing_since < self._timing.give_up:
+            return None
+        text = (
+            f"no connection to {self._address.url} in {self._timing.give_up:g} s: the coordinator may have ended with "
+            "the training. This device was to run until the training is finished (--until-finished), so it ends"
+        )
+        return DeadEnd("unreachable", text)
 
     async def _converse(self) -> bool:
         """Open a connection and pass on its frames until it ends. Returns whether the device was welcomed."""
         session, timing = self._session, self._timing
         welcomed = False
+        if self._failing_since is None:
+            self._failing_since = time.monotonic()
         try:
             # Text frames are smaller than chunks. Few frames are queued: a slow disk slows the coordinator down.
             async with _DirectConnect(
@@ -141,6 +169,7 @@ class Connector:
             ) as socket:
                 self.connection = Connection(socket, timing)
                 log.info("connected to %s", self._address.url)
+                self._failing_since = None
                 self._enrolment.accepted()
                 await self._handle(lambda: session.connected(time.monotonic(), self._state()))
                 async for frame in socket:
@@ -154,23 +183,19 @@ class Connector:
                 log.warning("the connection is lost: %s", printable(str(error)))
         except InvalidStatus as error:
             self._retry_after = retry_after(error.response.headers.get("Retry-After"))
-            log.warning("%s refuses the connection: %s", self._address.url, _refusal(error.response))
+            said = refusal(error.response)
+            self._dead_end = dead_end_of_refusal(error.response.status_code, said)
+            why = said if self._dead_end is None else self._dead_end.text
+            log.warning("%s refuses the connection: %s", self._address.url, printable(clip(why)))
         except (OSError, WebSocketException, EOFError) as error:  # TimeoutError is an OSError
-            log.warning("cannot connect to %s: %s", self._address.url, error or type(error).__name__)
+            self._dead_end = await dead_end_of(error, self._address)
+            why = (str(error) or type(error).__name__) if self._dead_end is None else self._dead_end.text
+            log.warning("cannot connect to %s: %s", self._address.url, printable(why))
         finally:
             self.connection = None
             self._on_end()
         await self._handle(session.disconnected)
         return welcomed
-
-
-def _refusal(response: Response) -> str:
-    """Return why a request was refused, in the coordinator's words. Others, such as a proxy, answer with web pages."""
-    status = f"HTTP {response.status_code} {response.reason_phrase}".strip()
-    said = bytes(response.body or b"").decode(errors="replace").strip()
-    if "html" in response.headers.get("Content-Type", "").lower() or said.startswith("<"):
-        said = f"{status}, with a web page: a proxy or another server answers there, and no fleetlearn coordinator"
-    return printable(clip(said or status))
 
 
 def printable(text: str) -> str:

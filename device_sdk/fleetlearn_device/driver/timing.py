@@ -21,6 +21,10 @@ class Timing(NamedTuple):
     """Longest wait before the first connection after one that was welcomed; it doubles with each failure."""
     cap: float = 60.0
     """Longest wait before any connection."""
+    slow_cap: float = 900.0
+    """The same where trying again alone will not help, as with a certificate that is not accepted."""
+    give_up: float = 900.0
+    """How long a device that runs until the training is finished tries to connect, without one connection."""
 
 
 LONGEST_RETRY_AFTER = 3600.0

@@ -97,6 +97,8 @@ BEAT = 0.8
 """Heartbeats are sent at this part of the interval that the coordinator allows."""
 UPLOAD_MARGIN = 0.1, 60.0
 """Part of the deadline that is kept for the upload, and the most seconds it can be."""
+VERSION_WAIT = 600.0
+"""Seconds, about, until the device checks in again with a coordinator that speaks another version of the protocol."""
 MAX_ARRIVALS = 2
 """How often one content may arrive for a task: a second time where its SHA-256 was wrong the first time."""
 
@@ -514,15 +516,22 @@ class Session:
         if refused.code is Code.REPLACED and refused.task is None and refused.sha256 is None:
             return self._end_replaced(said)
         if isinstance(self.link, CheckingIn):
-            if refused.code in (Code.BAD_VERSION, Code.BAD_MESSAGE, Code.UNKNOWN_TYPE, Code.TOO_LARGE):
-                self.error = ProtocolError(refused.code, f"the coordinator refuses the check-in: {refused.text}")
-                self.stopping = True
-            return self._close_for_fault(f"the check-in is refused: {said}")
+            return self._check_in_refused(refused, said)
         if refused.sha256 is not None:
             return self._content_refused(refused, refused.sha256, said, now)
         if refused.task is not None:
             return self._task_refused(refused, refused.task, said)
         return self._close_for_fault(f"something was refused: {said}")
+
+    def _check_in_refused(self, refused: Refused, said: str) -> Commands:
+        if refused.code is Code.BAD_VERSION and not self.until_finished:
+            # The coordinator may be given another version while nobody is near the device.
+            text = f"the coordinator speaks another version of the protocol: {refused.text}"
+            return [Note(text, True), *self._close("another version of the protocol", VERSION_WAIT)]
+        if refused.code in (Code.BAD_VERSION, Code.BAD_MESSAGE, Code.UNKNOWN_TYPE, Code.TOO_LARGE):
+            self.error = ProtocolError(refused.code, f"the coordinator refuses the check-in: {refused.text}")
+            self.stopping = True
+        return self._close_for_fault(f"the check-in is refused: {said}")
 
     def _content_refused(self, refused: Refused, sha256: str, said: str, now: float) -> Commands:
         work = self.work

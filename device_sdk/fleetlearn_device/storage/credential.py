@@ -1,4 +1,5 @@
 """credential.json: the device's credential, 256 random bits that it makes for itself and shows its coordinator alone.
+Beside it, whether a coordinator has ever let the device in.
 
 ``next`` is the credential that the device changes to: both are valid until the coordinator has heard of the new one.
 """
@@ -18,6 +19,8 @@ from fleetlearn_device.storage.errors import StateError, os_errors_as_state_erro
 from fleetlearn_device.storage.files import write_durably
 
 FILE = "credential.json"
+LET_IN = "let-in"
+"""An empty file, there from the first handshake on that a coordinator accepted, with a credential or without."""
 
 
 Secret = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{43,128}$")]
@@ -59,6 +62,17 @@ def end_change(folder: Path) -> None:
     found = read_credential(folder)
     if found is not None and found.next is not None:
         _write(folder, Credential(found.next))
+
+
+def was_let_in(folder: Path) -> bool:
+    """Return whether a coordinator has ever accepted a handshake of this device."""
+    return (folder / LET_IN).exists()
+
+
+def note_let_in(folder: Path) -> None:
+    """Keep that a coordinator has accepted a handshake of this device. Raises StateError."""
+    with os_errors_as_state_errors(folder):
+        (folder / LET_IN).touch()
 
 
 def _write(folder: Path, credential: Credential) -> None:

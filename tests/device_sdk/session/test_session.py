@@ -28,7 +28,7 @@ from fleetlearn_device.session.commands import (
     StoreChunk,
     Wanted,
 )
-from fleetlearn_device.session.session import Session
+from fleetlearn_device.session.session import VERSION_WAIT, Session
 from fleetlearn_device.session.statement import Statement
 from fleetlearn_device.session.states import Closing, Fetching, Holding, Idle, Link, Locating, Online, Work
 from fleetlearn_protocol.encodings import FAMILIES
@@ -767,15 +767,25 @@ def test_chunks_are_as_small_as_the_welcome_says() -> None:
     assert acts(tell(session, Grant("A", 9, 0))) == [SendUpdate("A", 9, 0, CHUNK_BYTES)]
 
 
-@pytest.mark.parametrize("code", [Code.BAD_VERSION, Code.BAD_MESSAGE])
-def test_a_refused_check_in_ends_the_device(code: Code) -> None:
-    session = Session("dev", 7)
+@pytest.mark.parametrize(("code", "until_finished"), [(Code.BAD_VERSION, True), (Code.BAD_MESSAGE, False)])
+def test_a_refused_check_in_ends_the_device(code: Code, until_finished: bool) -> None:
+    session = Session("dev", 7, until_finished=until_finished)
     session.connected(0.0)
     assert isinstance(tell(session, Refused(code, "version 9 is spoken here"))[-1], Close)
     session.disconnected()
     assert session.over
     assert isinstance(session.error, ProtocolError)
     assert "version 9" in str(session.error)
+
+
+def test_an_unattended_device_waits_for_a_coordinator_of_its_version() -> None:
+    session = Session("dev", 7, held=report())
+    session.connected(0.0)
+    note, close = tell(session, Refused(Code.BAD_VERSION, "version 9 is spoken here"))
+    assert note == Note("the coordinator speaks another version of the protocol: version 9 is spoken here", True)
+    assert close == Close("another version of the protocol", VERSION_WAIT)
+    session.disconnected()
+    assert (session.over, session.error, session.task_id) == (False, None, "A")
 
 
 def test_a_check_in_refused_for_now_is_tried_again() -> None:

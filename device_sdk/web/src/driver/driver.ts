@@ -390,8 +390,8 @@ function whyOffline(opened: boolean, reason: string): string {
   if (isOffline()) return "there is no network";
   if (opened) return `the connection ended: ${reason}`;
   return (
-    `no connection: the coordinator cannot be reached, or does not take this device; a device that it does not know ` +
-    `needs a token (${reason})`
+    `no connection: the coordinator cannot be reached, or does not take this device; a device that it does not know, ` +
+    `or knows no longer, needs a token that is not used up (${reason})`
   );
 }
 

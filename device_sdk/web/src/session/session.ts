@@ -50,6 +50,8 @@ const BEAT = 0.8;
 const SILENT_HEARTBEATS = 3;
 /** Part of the deadline that is kept for the upload, and the most seconds it can be. */
 const UPLOAD_MARGIN = { part: 0.1, most: 60 };
+/** Seconds, about, until the device checks in again with a coordinator that speaks another version of the protocol. */
+const VERSION_WAIT = 600;
 /** How often one content may arrive for a task: a second time where its SHA-256 was wrong the first time. */
 const MAX_ARRIVALS = 2;
 
@@ -538,16 +540,23 @@ export class Session {
   #refused(refused: Refused, now: number): Command[] {
     const said = `${refused.text} [${refused.code}]`;
     if (refused.code === "replaced" && refused.task === null && refused.sha256 === null) return this.#endReplaced(said);
-    if (this.link.is === "checking-in") {
-      if (["bad-version", "bad-message", "unknown-type", "too-large"].includes(refused.code)) {
-        this.error = new ProtocolError(refused.code, `the coordinator refuses the check-in: ${refused.text}`);
-        this.stopping = true;
-      }
-      return this.#closeForFault(`the check-in is refused: ${said}`);
-    }
+    if (this.link.is === "checking-in") return this.#checkInRefused(refused, said);
     if (refused.sha256 !== null) return this.#contentRefused(refused, refused.sha256, said, now);
     if (refused.task !== null) return this.#taskRefused(refused, refused.task, said);
     return this.#closeForFault(`something was refused: ${said}`);
+  }
+
+  #checkInRefused(refused: Refused, said: string): Command[] {
+    if (refused.code === "bad-version" && this.#options.untilFinished !== true) {
+      // The coordinator may be given another version while nobody is near the device.
+      const text = `the coordinator speaks another version of the protocol: ${refused.text}`;
+      return [note(text, true), ...this.#close("another version of the protocol", VERSION_WAIT)];
+    }
+    if (["bad-version", "bad-message", "unknown-type", "too-large"].includes(refused.code)) {
+      this.error = new ProtocolError(refused.code, `the coordinator refuses the check-in: ${refused.text}`);
+      this.stopping = true;
+    }
+    return this.#closeForFault(`the check-in is refused: ${said}`);
   }
 
   #contentRefused(refused: Refused, sha256: string, said: string, now: number): Command[] {

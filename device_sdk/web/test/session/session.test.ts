@@ -112,10 +112,18 @@ describe("checking in", () => {
     expect(kinds(session.receivedChunk(packChunk(1, 0, new Uint8Array(1)), 0))).toEqual(["close"]);
   });
   test.each(["bad-version", "bad-message"])("ends the device when it is refused with %s", (code) => {
+    session = new Session("device", 20, { untilFinished: true });
     session.connected(0);
     expect(hear({ type: "refused", code, text: "no" })).toEqual(["close"]);
     session.disconnected();
     expect([session.over, session.error?.message]).toEqual([true, expect.stringContaining("refuses the check-in")]);
+  });
+  test("comes back much later where the coordinator has another version, unless somebody waits for the end", () => {
+    session.connected(0);
+    const refused = JSON.stringify({ type: "refused", code: "bad-version", text: "version 9" });
+    const commands = session.received(refused, 0);
+    expect(commands.at(-1)).toMatchObject({ do: "close", after: 600 });
+    expect([session.stopping, session.error]).toEqual([false, null]);
   });
   test("tries again when it is refused with busy", () => {
     session.connected(0);
