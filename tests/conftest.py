@@ -4,6 +4,7 @@ processes that start quickly."""
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
@@ -25,6 +26,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("ort_training") and not TRAINING_BUILD:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def nothing_said() -> None:
+    """The coordinator's log says some things once in ten minutes: in each test anew."""
+    peer_log = sys.modules.get("fleetlearn_coordinator.network.peer_log")
+    if peer_log is not None:
+        peer_log._said.clear()
 
 
 @pytest.fixture(scope="session")

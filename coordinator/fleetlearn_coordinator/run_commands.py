@@ -151,7 +151,7 @@ def _row(run: WantedRun) -> dict[str, Any]:
     except (FleetError, OSError) as error:
         not_begun = isinstance(error, StoreError) and error.code is Code.UNKNOWN_CONTENT  # no data directory yet
         if not (run.failed or not_begun):
-            row["error"] = in_words(error)
+            row["error"] = in_words(error, file=True)
         return row
     if status.finished is not None:
         row |= {"state": "finished", "finished": status.finished}

@@ -70,15 +70,16 @@ def clip(text: str) -> str:
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 
-def in_words(error: BaseException) -> str:
-    """Return what an error says, for people: without the number and the quoted name of a system's error, and without
-    the code of a FleetError."""
+def in_words(error: BaseException, *, file: bool = False) -> str:
+    """Return what an error says, for people: without the number of a system's error, and without the code of a
+    FleetError. ``file``: begin with the file that a system's error is about."""
     if isinstance(error, FleetError):
         return error.text
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror
         # "No such file" stands in the middle of a sentence here; "EOF occurred" of OpenSSL stays.
-        return text[0].lower() + text[1:] if text[1:2].islower() else text
+        text = text[0].lower() + text[1:] if text[1:2].islower() else text
+        return f"{error.filename}: {text}" if file and error.filename else text
     if isinstance(error, UnicodeDecodeError):
         return f"it is no UTF-8 text (byte {error.start} is {error.object[error.start]:#04x})"
     return str(error) or type(error).__name__

@@ -112,8 +112,5 @@ def expected_errors() -> Iterator[None]:
     """Tell the errors that a user can correct (FleetError, OSError) as one line, and end with status 1."""
     try:
         yield
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        fail("error", where + in_words(error))
-    except FleetError as error:
-        fail("error", error.text)
+    except (FleetError, OSError) as error:
+        fail("error", in_words(error, file=True))

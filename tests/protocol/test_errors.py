@@ -24,6 +24,7 @@ def test_errors_in_words(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Errno 2") as missing:
         (tmp_path / "none").read_text()
     assert in_words(missing.value) == "no such file or directory"
+    assert in_words(missing.value, file=True) == f"{tmp_path / 'none'}: no such file or directory"
     assert in_words(OSError("in its own words")) == "in its own words"
     assert in_words(TimeoutError()) == "TimeoutError"
     assert in_words(FleetError(Code.BUSY, "come back later")) == "come back later"

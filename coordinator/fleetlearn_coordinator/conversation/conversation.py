@@ -226,6 +226,9 @@ class Conversation:
             raise ProtocolError(Code.DUPLICATE, f"this connection checked in as {self.device} already")
         if message.protocol != PROTOCOL_VERSION:
             text = f"version {message.protocol} of the protocol; this coordinator speaks version {PROTOCOL_VERSION}"
+            older = "the device" if message.protocol < PROTOCOL_VERSION else "the coordinator"
+            note = f"{message.device} was refused: it speaks {text}. Update the fleetlearn of {older}"
+            self._owner.perform(Note(note, warning=True, seldom=True))
             self._owner.perform(Send(Refused(Code.BAD_VERSION, text)))
             self._close(1008, "protocol version")
             return

@@ -69,6 +69,8 @@ class Note(Struct, frozen=True, gc=False):
 
     text: str
     warning: bool = False
+    seldom: bool = False
+    """Devices cause it again and again: it is worth a line once in a while."""
 
 
 Effect = Send | CheckedIn | Allow | StartDownload | StopDownload | Close | End | Note

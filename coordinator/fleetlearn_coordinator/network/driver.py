@@ -25,6 +25,7 @@ from fleetlearn_protocol.messages import (
     Waiting,
     encode,
 )
+from websockets.frames import CloseCode
 
 from fleetlearn_coordinator.conversation.conversation import Conversation
 from fleetlearn_coordinator.conversation.effects import (
@@ -44,7 +45,7 @@ from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network.connection import Connection
 from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
 from fleetlearn_coordinator.network.gate import confirmed
-from fleetlearn_coordinator.network.peer_log import ConnectionLog
+from fleetlearn_coordinator.network.peer_log import ConnectionLog, say_seldom
 from fleetlearn_coordinator.network.transfers.contents import Content as Served
 from fleetlearn_coordinator.network.transfers.contents import Contents, FileContent
 from fleetlearn_coordinator.network.transfers.downloads import Download, Downloads
@@ -66,6 +67,8 @@ class ServedRun(NamedTuple):
     """What its devices may fetch."""
     failed: Callable[[Exception], None]
     """Called with an error that no device is to blame for."""
+    name: str = ""
+    """The run's, of several; empty where the host serves it alone."""
 
 
 @dataclass(slots=True)
@@ -103,6 +106,7 @@ class Driver:
         "connection",
         "conversation",
         "download",
+        "replaced_by",
         "run",
     )
 
@@ -115,6 +119,8 @@ class Driver:
         self.download: Download | None = None
         self.blocked: float | None = None
         """Since when a write has been waiting for the device to read."""
+        self.replaced_by: tuple[str, str] | None = None
+        """The device, and the address from which it connected again while this connection was open."""
         self._returned = False
         """Whether its device has the budgets that an earlier connection left."""
         self._signer: DeviceSigner | None = None
@@ -145,6 +151,8 @@ class Driver:
         if self._log is not None:
             self._log.end(device)
         self._stop_download()
+        if self.replaced_by is not None:
+            self._warn_of_two(*self.replaced_by)
         if device is not None:
             del self._shared.devices[device]
             self._shared.budgets.keep(device, self.connection.budgets())
@@ -154,6 +162,18 @@ class Driver:
             self.conversation.disconnected(self._loop.time())
         except Exception as error:
             self._shared.failed(error)
+
+    def _warn_of_two(self, device: str, address: str) -> None:
+        """Say that two machines speak as one device, if so: what answers the close of a connection that another
+        replaced is alive. A device has one connection at a time, and leaves the one before without an answer."""
+        answer = self.connection.protocol.close_rcvd
+        if answer is not None and answer.code == CloseCode.POLICY_VIOLATION:
+            say_seldom(
+                f"device {device}",
+                f"two processes speak as this device, from {self.connection.address} and from {address}: each ends the "
+                "other's connection. Was its state directory copied? Give each machine a name, a state directory and a "
+                "token of its own",
+            )
 
     def cut_cycles(self) -> None:
         """Nothing is asked of the driver any more. The conversation, whose owner it is, is freed with it."""
@@ -211,6 +231,8 @@ class Driver:
                 self.connection.close(code, reason)
             case End(reason):
                 self.connection.end(1008, reason)
+            case Note(text, warning, seldom=True):
+                say_seldom(self._who(), text, logging.WARNING if warning else logging.INFO)
             case Note(text, warning):
                 self.log(text, logging.WARNING if warning else logging.INFO)
 
@@ -228,13 +250,20 @@ class Driver:
         """Log a line about the device, or only count it if there were too many."""
         now = self._loop.time()
         self._log = self._log or ConnectionLog(now)
-        who = self.conversation.device or f"(not checked in, at {self.connection.address})"
-        self._log.say(now, level, "device %s: %s", who, text)
+        self._log.say(now, level, "%s: %s", self._who(), text)
+
+    def _who(self) -> str:
+        """Return whose connection it is, for the log."""
+        device, run = self.conversation.device, self.run
+        if device is None:
+            return f"device (not checked in, at {self.connection.address})"
+        return f"device {device}, run {run.name}" if run is not None and run.name else f"device {device}"
 
     def _check_in(self, effect: CheckedIn) -> None:
         device, connection, budgets = effect.device, self.connection, self._shared.budgets
         earlier, left = self._shared.devices.get(device), budgets.take(device)
         if earlier is not None:
+            earlier.replaced_by = device, connection.address
             earlier.conversation.replaced()
             left = earlier.connection.budgets()
         if left is not None:

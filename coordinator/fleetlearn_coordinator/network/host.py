@@ -100,10 +100,10 @@ class Host:
         self._swept = self._loop.time()
         """When ``sweep`` looked last."""
 
-    def serve_run(self, port: Port, bundle: Bundle, failed: Callable[[Exception], None]) -> ServedRun:
+    def serve_run(self, port: Port, bundle: Bundle, failed: Callable[[Exception], None], name: str = "") -> ServedRun:
         """Serve a run. Call once, before ``listen``, unless the host serves ``several``; those are then added to
-        ``turns``. ``failed`` is called with errors that no device caused."""
-        run = ServedRun(port, Contents(bundle), failed)
+        ``turns``. ``failed`` is called with errors that no device caused. ``name``: the run's, of several."""
+        run = ServedRun(port, Contents(bundle), failed, name)
         if self.turns is None:
             self._run = run
         return run

@@ -7,6 +7,7 @@ errors at once and tries again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
 from collections.abc import Callable, Collection
@@ -267,7 +268,7 @@ class Listener:
             if self._gate is not None:
                 self._check_credential(connection, self._gate, request)
         except RefusalError as refusal:
-            logger.info("a connection of %s was refused: %s", connection.address, refusal.text)
+            say_seldom(f"a connection of {connection.address} was refused", refusal.text, logging.INFO)
             response = connection.protocol.reject(refusal.status, f"{refusal.text}\n")
             if refusal.status == HTTPStatus.UNAUTHORIZED:
                 response.headers["WWW-Authenticate"] = "Bearer"
@@ -275,7 +276,16 @@ class Listener:
                 response.headers["Retry-After"] = retry_after()
             connection.refused = refusal.status == HTTPStatus.TOO_MANY_REQUESTS
             return response
-        return connection.protocol.accept(request)
+        response = connection.protocol.accept(request)
+        if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            offered = ", ".join(request.headers.get_all("Sec-WebSocket-Protocol"))[:200] or "none"
+            say_seldom(
+                f"a connection of {connection.address} was refused",
+                f"it is no WebSocket of this protocol (subprotocols offered: {offered}; expected: {PROTOCOL_NAME}). A "
+                "device with another version of fleetlearn, or another program, connects there",
+                logging.INFO,
+            )
+        return response
 
     def _check_address(self, connection: Connection, request: Request) -> None:
         """Find out which address a proxy connects for, and hold the address to its limits. Raises RefusalError."""

@@ -25,8 +25,10 @@ websockets_logger.setLevel(logging.WARNING)  # its less important lines come for
 class FewLines(logging.Filter):
     """Lets a burst of lines through, then some a second; the next line says how many were left out."""
 
-    def __init__(self, rate: float, burst: int) -> None:
+    def __init__(self, rate: float, burst: int, about: str = "connections") -> None:
+        """``rate``: lines a second. ``about``: what the lines are about, for people."""
         super().__init__()
+        self.about = about
         self.bucket = Bucket(rate, burst, time.monotonic())
         self.left_out = 0
 
@@ -39,7 +41,7 @@ class FewLines(logging.Filter):
         if len(text) > LONGEST_LINE:
             text = text[:LONGEST_LINE] + "..."
         if self.left_out:
-            text += f" (and {self.left_out} more lines about connections, left out)"
+            text += f" (and {self.left_out} more lines about {self.about}, left out)"
             self.left_out = 0
         record.msg, record.args = text, ()
         return True

@@ -8,7 +8,6 @@ process, whoever died.
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
@@ -22,12 +21,11 @@ from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
+from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.storage.blobs import Blobs
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs, model_versions
 from fleetlearn_coordinator.storage.held_out import read_results, write_result
 from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
-
-logger = logging.getLogger("fleetlearn.coordinator")
 
 MAX_WAITING = 16
 """Models that are kept for their measurement. Where training is faster, older ones are passed over."""
@@ -57,9 +55,11 @@ class HeldOut:
         blobs: Blobs,
         digest_of: Callable[[int], str],
         is_due: Callable[[int], bool],
+        log: RunLog | None = None,
     ) -> None:
         """``digest_of``: returns the SHA-256 of a version's model. ``is_due``: whether a version is to be measured."""
         self.bundle, self.folder, self.data, self._blobs = bundle, folder, data, blobs
+        self._log = log or RunLog()
         self._digest_of, self._is_due = digest_of, is_due
         self.measured: Callable[[int, dict[str, float]], None] = lambda version, metrics: None
         self._done = {*read_results(folder)}
@@ -91,20 +91,20 @@ class HeldOut:
             found = await self._ask(job)
             if found is not None:
                 break
-            logger.warning("the process for held-out data died (%d) at model version %d", death, version)
+            self._log.warning("the process for held-out data died (%d) at model version %d", death, version)
             await asyncio.sleep(PAUSE)
         else:
             found = {"error": f"{MAX_DEATHS} processes died"}
         if "error" in found:
             self._given_up.add(version)
-            logger.error("model version %d is not measured on %s: %s", version, self.data, found["error"])
+            self._log.error("model version %d is not measured on %s: %s", version, self.data, found["error"])
             return
         sums = {"loss": found["loss_sum"], **found["metric_sums"]}
         metrics = {name: value / found["examples"] for name, value in sums.items()}
         write_result(self.folder, version, {"examples": found["examples"], "metrics": metrics})
         self._done.add(version)
         shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        logger.info("model version %d on held-out data: %s", version, shown)
+        self._log.info("model version %d on held-out data: %s", version, shown)
         self.measured(version, metrics)
 
     async def _ask(self, job: dict[str, Any]) -> dict[str, Any] | None:

@@ -16,10 +16,12 @@ from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service.held_out import HeldOut, check_installed
+from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.population import EVERYBODY
 from fleetlearn_coordinator.service.several.shared_server import SharedRunServer
 from fleetlearn_coordinator.service.training_run.run import Clocks, Run
+from fleetlearn_coordinator.service.waiting_log import WaitingLog
 from fleetlearn_coordinator.storage.ledger import Metadata, Row
 from fleetlearn_coordinator.storage.runs import Population
 from fleetlearn_coordinator.storage.store import open_store
@@ -31,18 +33,24 @@ def updates_kept(plan: Plan) -> int:
 
 
 def open_run(
-    plan: Plan, service: ServiceSettings, now: Clocks, *, bundle: Bundle | None = None, any_thread: bool = False
+    plan: Plan,
+    service: ServiceSettings,
+    now: Clocks,
+    *,
+    name: str = "",
+    bundle: Bundle | None = None,
+    any_thread: bool = False,
 ) -> Run:
-    """Open a plan's data directory, and read the model. ``bundle``: the plan's, if it is open already. ``any_thread``:
-    the run may then be used in other threads than this one, one at a time. Raises PlanError, BundleError,
-    StoreError."""
+    """Open a plan's data directory, and read the model. ``name``: of one of several runs. ``bundle``: the plan's, if it
+    is open already. ``any_thread``: the run may then be used in other threads than this one, one at a time. Raises
+    PlanError, BundleError, StoreError."""
     bundle = bundle or open_bundle(plan.bundle)
     kept = updates_kept(plan)
     store = open_store(
         plan.data_dir, bundle.sha256, durable=plan.durable, uploads=service.uploads, kept=kept, any_thread=any_thread
     )
     try:
-        run = Run(plan, bundle, store, now, service.heartbeat)
+        run = Run(plan, bundle, store, now, service.heartbeat, RunLog(name))
         run.held_out = _measurer(run)
     except BaseException:
         store.close()
@@ -64,7 +72,7 @@ def _measurer(run: Run) -> HeldOut | None:
         last = run.finished is not None and version == newest
         return 0 < version <= newest and (version % rule.data_every == 0 or last)
 
-    return HeldOut(run.bundle, plan.data_dir, rule.data, run.store.blobs, run.digests.of_model, is_due)
+    return HeldOut(run.bundle, plan.data_dir, rule.data, run.store.blobs, run.digests.of_model, is_due, run.log)
 
 
 class HostedRun:
@@ -84,6 +92,7 @@ class HostedRun:
         if self._held_out is not None:
             self._held_out.measured = self.server.held_out_measured
         self._measuring: asyncio.Task[None] | None = None
+        self._waiting = WaitingLog()
 
     @property
     def id(self) -> str:
@@ -117,8 +126,9 @@ class HostedRun:
         self._store.close()
 
     def look(self) -> None:
-        """Look for requests, and record what ``status`` shows. Called each second."""
+        """Look for requests, say what the run waits for, and record what ``status`` shows. Called each second."""
         self.server.look_for_request()
+        self._waiting.look(self.server, self.server.loop.time())
         self.record()
 
     def record(self, *, ended: bool = False) -> None:

@@ -115,7 +115,8 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
                 await host.listen()
                 run.listens_at(host.address)
                 _log(identities, "started", plan, run)
-                logger.info("listening on %s, data in %s", host.address, plan.data_dir)
+                where = run.server.run.where
+                logger.info("listening on %s, data in %s: the run %s", host.address, plan.data_dir, where)
                 sweeper = asyncio.get_running_loop().create_task(_sweep(host, run))
                 try:
                     async with page_port(service, host, plan):

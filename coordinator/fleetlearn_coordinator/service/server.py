@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from fleetlearn_protocol.encodings import FLOAT32
-from fleetlearn_protocol.errors import MAX_TEXT, Code, FleetError, ProtocolError
+from fleetlearn_protocol.errors import MAX_TEXT, Code, FleetError, ProtocolError, in_words
 from fleetlearn_protocol.manifest import MANIFEST
 from fleetlearn_protocol.messages import (
     PLAIN,
@@ -41,8 +40,6 @@ from fleetlearn_coordinator.service.run_clock import RunClock
 from fleetlearn_coordinator.service.served_models import ServedModels
 from fleetlearn_coordinator.service.training_run.run import Clocks, Run
 
-logger = logging.getLogger("fleetlearn.coordinator")
-
 LARGE_MODEL = 8 * 2**20
 """Bytes from which on a model's updates are added, saved and committed in another thread. Measured on a busy machine
 with FedAdam, a commit of 4 MB takes 50 ms, of 16 MB 200 to 400 ms, of 40 MB about a second."""
@@ -51,11 +48,14 @@ with FedAdam, a commit of 4 MB takes 50 ms, of 16 MB 200 to 400 ms, of 40 MB abo
 class RunServer:
     """A run on a host, within a running event loop. ``serve.running`` makes one whose host listens."""
 
+    name = ""
+    """The run's, of several. Empty: the host serves it alone."""
+
     def __init__(self, run: Run, host: Host) -> None:
         self.run, self.engine, self.host = run, run.engine, host
         self.spool: Spool = run.store.blobs
         self.elements = run.model.size
-        self._served = host.serve_run(self, run.bundle, self.fail)
+        self._served = host.serve_run(self, run.bundle, self.fail, self.name)
         self.models = ServedModels(run, host, self._served)
         files = run.bundle.manifest.files.values()
         model = run.model.nbytes
@@ -95,7 +95,7 @@ class RunServer:
             self.done.set_exception(error)
         else:
             expected = isinstance(error, FleetError | OSError)  # such as a full disk: its text says all
-            logger.error("after the end: %s", error, exc_info=None if expected else error)
+            self.run.log.error("after the end: %s", in_words(error, file=True), exc_info=None if expected else error)
 
     # The port of the conversations: what devices do
 
@@ -354,6 +354,11 @@ class RunServer:
     def connected(self) -> int:
         """How many devices are connected that may serve the run."""
         return len(self.host.devices)
+
+    @property
+    def unable(self) -> int:
+        """How many connected devices lack what this run's tasks need."""
+        return len(self._idle)
 
     def live(self) -> dict[str, Any]:
         """What ``status`` shows of a running coordinator."""

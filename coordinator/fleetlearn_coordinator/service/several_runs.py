@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from typing import Any
 
-from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.messages import ComeBack
 
 from fleetlearn_coordinator.network import peer_log, process_settings
@@ -193,7 +193,7 @@ class HostedRuns:
             plan = Plan.load(wanted.plan)
             plan.check_service(self._service)
             check_places(plan, self._service, self._places)
-            begin = partial(self._open_and_resume, plan, wanted.wanted, asyncio.get_running_loop().time)
+            begin = partial(self._open_and_resume, wanted.name, plan, wanted.wanted, asyncio.get_running_loop().time)
             # At the start devices wait: each must find the run whose task it has from an earlier process.
             found, heard = begin() if self._starting else await asyncio.to_thread(begin)
             run = HostedRun(found, self.host, name=wanted.name, population=wanted.population)
@@ -208,15 +208,18 @@ class HostedRuns:
         except Exception as error:
             run.server.fail(error)
         else:
-            logger.info("run %s is served (%s), data in %s", wanted.name, wanted.wanted, plan.data_dir)
+            where = run.server.run.where
+            logger.info("run %s is served (%s), data in %s: it %s", wanted.name, wanted.wanted, plan.data_dir, where)
             self._log("started", wanted.name)
         await self._look_at(wanted, run)
 
-    def _open_and_resume(self, plan: Plan, state: State, clock: Callable[[], float]) -> tuple[Run, list[Command]]:
+    def _open_and_resume(
+        self, name: str, plan: Plan, state: State, clock: Callable[[], float]
+    ) -> tuple[Run, list[Command]]:
         """Open a run's data directory and take up what an earlier process left there, in this state. After the start it
         is called in another thread, while devices serve the other runs: a model of 400 MB takes seconds. ``clock``: the
         event loop's. Returns what ``Run.resume`` does beside the run."""
-        run = open_run(plan, self._service, Clocks(clock(), time.time()), any_thread=True)
+        run = open_run(plan, self._service, Clocks(clock(), time.time()), name=name, any_thread=True)
         try:
             _refuse_twins(run, [each.server.run for each in self._open.values()])
             run.engine.paused, run.engine.draining = state == "paused", state == "draining"
@@ -253,7 +256,9 @@ class HostedRuns:
     def _fail(self, wanted: WantedRun, error: BaseException) -> None:
         """The run is stopped by an error: say so. The others go on."""
         expected = isinstance(error, FleetError | OSError)
-        logger.error("run %s is stopped: %s", wanted.name, str(error), exc_info=None if expected else error)
+        logger.error(
+            "run %s is stopped: %s", wanted.name, in_words(error, file=True), exc_info=None if expected else error
+        )
         self._over[wanted.number] = wanted.asked
         self._write(lambda: self._wanted.failed(wanted, str(error) or type(error).__name__))
         self._log("failed", wanted.name, why=str(error))

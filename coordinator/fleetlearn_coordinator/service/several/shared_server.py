@@ -23,8 +23,8 @@ class SharedRunServer(RunServer):
 
     def __init__(self, run: Run, host: Host, turns: Turns, name: str, population: Population) -> None:
         """``turns``: the host's. ``population``: which devices the run is for."""
-        super().__init__(run, host)
         self.name, self._population, self._turns = name, population, turns
+        super().__init__(run, host)
         self.spool = GuardedSpool(run.store.blobs, self.fail)
         rule = self.engine.settings
         self.task_prefix, self.patience = run.store.run, rule.deadline * (2 if rule.carry else 1)

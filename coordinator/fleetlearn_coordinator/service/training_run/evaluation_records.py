@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds import commands
 from fleetlearn_coordinator.rounds.evaluation import SavedEvaluation
+from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.storage import ledger, requests
 from fleetlearn_coordinator.storage.ledger import LastEvaluation
-
-logger = logging.getLogger("fleetlearn.coordinator")
 
 EvaluationCommand = commands.EvaluationOpened | commands.Measure | commands.MeasurementEnded | commands.EvaluationClosed
 
@@ -30,9 +28,11 @@ def tier_of(check_in: CheckIn) -> str:
 class EvaluationRecords:
     """What a run knows of its evaluations beside the engine: the tiers of devices, results, requests."""
 
-    def __init__(self, plan: Plan, names: Sequence[str], folder: Path, last: LastEvaluation | None) -> None:
+    def __init__(
+        self, plan: Plan, names: Sequence[str], folder: Path, last: LastEvaluation | None, log: RunLog
+    ) -> None:
         """``names``: of the metrics. ``folder``: the data directory. ``last``: what an earlier process left."""
-        self.plan, self.names, self._folder = plan, names, folder
+        self.plan, self.names, self._folder, self._log = plan, names, folder, log
         self.tiers: dict[str, str] = {}
         """Connected device that can evaluate -> its tier."""
         self._given: dict[str, str] = {}
@@ -76,7 +76,7 @@ class EvaluationRecords:
             case commands.EvaluationOpened(number, version):
                 self._given, self._results = {}, {}
                 self._answered, self._request = self._request or self._answered, None
-                logger.info("evaluation %d of model version %d begins", number, version)
+                self._log.info("evaluation %d of model version %d begins", number, version)
                 return ledger.EvaluationOpened(number, version, self._answered, at)
             case commands.Measure(device, task, number, again=again):
                 if again:
@@ -98,7 +98,7 @@ class EvaluationRecords:
         if valid:
             self.metrics = deciding(summary, plan.evaluation.minimum)
         outcome = "valid" if valid else "invalid"
-        logger.info("evaluation %d of model version %d is %s: %s", number, version, outcome, describe(summary))
+        self._log.info("evaluation %d of model version %d is %s: %s", number, version, outcome, describe(summary))
         return ledger.EvaluationClosed(number, outcome, summary, at)
 
 

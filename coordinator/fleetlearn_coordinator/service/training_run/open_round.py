@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -23,11 +22,10 @@ from fleetlearn_coordinator.aggregation.round_summary import (
 from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, Norms, measure
 from fleetlearn_coordinator.aggregation.weighing.weighing import Reported, reported_of
 from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.training_run.spooled_update import spooled_parts
 from fleetlearn_coordinator.storage.ledger import SavedReport
 from fleetlearn_coordinator.storage.store import Store
-
-logger = logging.getLogger("fleetlearn.coordinator")
 
 
 class AcceptedReport(NamedTuple):
@@ -46,7 +44,8 @@ class AcceptedReport(NamedTuple):
 class OpenRound:
     """What the coordinator has of a round so far. Between rounds it has the last one's."""
 
-    def __init__(self, plan: Plan, manifest: Manifest, store: Store) -> None:
+    def __init__(self, plan: Plan, manifest: Manifest, store: Store, log: RunLog) -> None:
+        self._log = log
         self.weighing = plan.weighing(manifest)
         self.state = self.weighing.state_after(store.ledger.last_committed())
         """What the rounds before decide of the weighing."""
@@ -108,7 +107,7 @@ class OpenRound:
         for name, devices in summary["left_out"].items():
             low, high = plan.bounds[name]
             text = "%d devices measured a %s beyond its bounds, %g to %g, and are left out of it"
-            logger.warning(text, devices, name, low, high)
+            self._log.warning(text, devices, name, low, high)
         if outlives:
             summary["staleness"] = summarise_staleness(self.staleness.values())
         return summary | self.weighing.summary(self.reported.values(), dropped, self.state)

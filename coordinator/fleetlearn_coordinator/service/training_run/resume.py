@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,6 @@ from fleetlearn_coordinator.storage.ledger import TaskEnded, Unfinished
 
 if TYPE_CHECKING:
     from fleetlearn_coordinator.service.training_run.run import Clocks, Run
-
-logger = logging.getLogger("fleetlearn.coordinator")
 
 
 def resume_rounds(run: Run, now: Clocks) -> list[Command]:
@@ -35,7 +32,7 @@ def resume_rounds(run: Run, now: Clocks) -> list[Command]:
         _give_up(run, found, now)
         found = Unfinished(None, [], [], [], later)
     elif found.round is not None:
-        logger.info(
+        run.log.info(
             "round %d goes on: %d reports are safe, %d tasks were out",
             found.round, len(open_now), len(found.leases),
         )  # fmt: skip

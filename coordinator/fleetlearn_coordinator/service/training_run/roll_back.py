@@ -12,7 +12,6 @@ h), all of it begins from zeros, as after a change of algorithm.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -36,8 +35,6 @@ from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
 
 if TYPE_CHECKING:
     from fleetlearn_coordinator.service.training_run.run import Clocks, Run
-
-logger = logging.getLogger("fleetlearn.coordinator")
 
 TO_LOG = "roll_back_to_log"
 """Key of the metadata: the request that was carried out, until the audit log has it."""
@@ -113,7 +110,7 @@ class RollBacks:
         try:
             self.log(requests.decode_roll_back(kept), made)
         except DatabaseError as error:
-            logger.error("the audit log will have the roll back after the next start: %s", error)
+            self._run.log.error("the audit log will have the roll back after the next start: %s", error)
         else:
             store.write([Metadata(TO_LOG, None)])
 
@@ -150,7 +147,7 @@ class RollBacks:
         return True
 
     def _refuse(self, request: RollBack, why: object) -> None:
-        logger.error("the run is not rolled back to version %d: %s", request.version, why)
+        self._run.log.error("the run is not rolled back to version %d: %s", request.version, why)
         self._wanted = None
         requests.remove_roll_back(self._run.plan.data_dir)
 
@@ -180,7 +177,7 @@ class RollBacks:
             rows.append(TiedVectorsForgotten())
         heard = run.give_up_for(new, rows, now)
         self.newest = new.made.version
-        logger.warning(
+        self._run.log.warning(
             "rolled back (%s): version %d is version %d's model; the server optimizer %s",
             request.who, new.made.version, request.version,
             "goes on from that version's state" if new.keeps_state else "begins from the beginning",

@@ -9,7 +9,6 @@ from the accepted updates, with the same bits.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from math import inf
@@ -47,11 +46,13 @@ from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 from fleetlearn_coordinator.service.held_out import HeldOut, means_of_newest
+from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.training_run.algorithm_change import begin_algorithm
 from fleetlearn_coordinator.service.training_run.evaluation_records import EvaluationRecords, saved
 from fleetlearn_coordinator.service.training_run.kept_models import dropped_after
 from fleetlearn_coordinator.service.training_run.model_digests import ModelDigests
 from fleetlearn_coordinator.service.training_run.open_round import AcceptedReport, OpenRound
+from fleetlearn_coordinator.service.training_run.plan_changes import look_at_plan
 from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
 from fleetlearn_coordinator.service.training_run.resume import resume_rounds
 from fleetlearn_coordinator.service.training_run.roll_back import RestoredModel, RollBacks
@@ -71,8 +72,6 @@ from fleetlearn_coordinator.storage.ledger import (
 )
 from fleetlearn_coordinator.storage.sqlite_json import decode
 from fleetlearn_coordinator.storage.store import Store
-
-logger = logging.getLogger("fleetlearn.coordinator")
 
 
 class Clocks(NamedTuple):
@@ -98,15 +97,20 @@ class Step(NamedTuple):
 class Run:
     """One training run, new or continued from its data directory."""
 
-    def __init__(self, plan: Plan, bundle: Bundle, store: Store, now: Clocks, heartbeat: float) -> None:
-        """``heartbeat``: seconds between a device's signs of life."""
-        self.plan, self.bundle, self.store = plan, bundle, store
+    def __init__(
+        self, plan: Plan, bundle: Bundle, store: Store, now: Clocks, heartbeat: float, log: RunLog | None = None
+    ) -> None:
+        """``heartbeat``: seconds between a device's signs of life. ``log``: what names the run, one of several."""
+        self.plan, self.bundle, self.store, self.log = plan, bundle, store, log or RunLog()
         plan.check_against(bundle.manifest)
         self.hyper = plan.hyper(bundle.manifest)
         for remark in plan.remarks(bundle.manifest):
-            logger.warning("%s", remark)
+            self.log.warning("%s", remark)
+        changes, row = look_at_plan(plan, store.ledger)
+        if changes:
+            self.log.info("the plan has changed since the run was served last: %s", "; ".join(changes))
         self.optimizer = plan.optimizer(bundle.manifest)
-        self.open_round = OpenRound(plan, bundle.manifest, store)
+        self.open_round = OpenRound(plan, bundle.manifest, store, self.log)
         self._rates = plan.participation_rates()
         self._to_commit: Callable[[], WrittenModel] | None = None
         """The work of the commit that was decided and has not begun."""
@@ -130,7 +134,7 @@ class Run:
                 self._rates.add(number, device)
         last = store.ledger.last_evaluation()
         names = (*bundle.manifest.metrics, "loss")
-        self.evaluations = EvaluationRecords(plan, names, plan.data_dir, last)
+        self.evaluations = EvaluationRecords(plan, names, plan.data_dir, last, self.log)
         if last is not None:
             self.engine.restore_evaluation(saved(last), now.engine)
         self.engine.evaluations.requested = self.evaluations.look_for_request()
@@ -141,7 +145,16 @@ class Run:
         finish = None if self.roll_backs.look(now) and self.roll_backs.is_wanted() else self._still_finished()
         if finish is not None:
             self.engine.phase, self.engine.finishing = Phase.FINISHED, finish
-        self.store.write(self._finish(None if self.engine.measures_last else finish))
+        self.store.write([row, *self._finish(None if self.engine.measures_last else finish)])
+
+    @property
+    def where(self) -> str:
+        """Where the run is, for the log of a start."""
+        if self.finished is not None:
+            return f"finished before, at model version {self.engine.version}: {self.finished}"
+        if not self.engine.round and not self.engine.version:
+            return "begins at model version 0"
+        return f"goes on at model version {self.engine.version}"
 
     def pace_rows(self, now: Clocks) -> list[Row]:
         """Return what is to be written, now and then, so that the next process knows when devices come that were sent
@@ -181,7 +194,7 @@ class Run:
         # The name of its optimizer is missing in a data directory of an earlier version; slots say less.
         before = self.store.ledger.get("optimizer") or self.optimizer.name
         if before != self.optimizer.name or set(self.state) != set(self.optimizer.init(self.model)):
-            logger.warning("the server optimizer is now %s: its state starts from the beginning", self.optimizer.name)
+            self.log.warning("the server optimizer is now %s: its state starts from the beginning", self.optimizer.name)
             self.state = self.optimizer.init(self.model)
         self.model_digest = digest(self.model)
         self.vector_digests = {name: digest(vector) for name, vector in self.vectors.items()}
@@ -306,6 +319,7 @@ class Run:
         (``begin_commit``). ``also``: rows that are written with them."""
         heard: list[Command] = []
         rows: list[Row] = []
+        ended: list[Ended] = []
         for command in commands:
             match command:
                 case EvaluationOpened() | Measure() | MeasurementEnded() | EvaluationClosed():
@@ -318,7 +332,8 @@ class Run:
                         if self.selection is not None:
                             rows += self.selection.given(device, task, now.engine)
                     heard.append(command)
-                case Ended(_, task, number, cause):
+                case Ended(_, task, number, cause) as end:
+                    ended.append(end)
                     if self.selection is not None:
                         self.selection.ended(task)
                     rows.append(TaskEnded(task, cause, None if number == self.engine.round_of(task) else number))
@@ -333,11 +348,13 @@ class Run:
                     heard.append(command)
                 case Finish(reason):
                     rows += self._finish(command)
-                    logger.info("finished: %s", reason)
+                    self.log.info("finished: %s", reason)
                     heard.append(command)
         rows += also
         if rows:  # most events of most devices write nothing
             self.store.write(rows)
+        if ended:
+            self.log.say_ended(ended)
         return heard
 
     def _open(self, number: int, now: Clocks) -> Row:
@@ -382,7 +399,7 @@ class Run:
             self.digests.begin_version(self.engine.version + 1, self.engine.oldest_version())
         self.open_round.state = self.open_round.weighing.state_after(new.summary)
         self._mu = adaptive_mu.state_after(new.summary, self._mu.mu)
-        logger.info("round %d committed: %s", new.round, describe(new.summary))
+        self.log.info("round %d committed: %s", new.round, describe(new.summary))
         if self.selection is not None:
             self.selection.selection.committed(self.engine.version + 1, new.summary.get("selection", {}))
         metrics = deciding(new.summary, self.plan.round.minimum) if self.plan.stop.measured_by == "round" else {}
@@ -439,7 +456,7 @@ class Run:
         """End the open round without a model. Returns the row that says so. ``text``: why."""
         summary = self._summary(dropped, now)
         self.open_round.abandon()
-        logger.warning("round %d abandoned: %s; %s", number, text, describe(summary))
+        self.log.warning("round %d abandoned: %s; %s", number, text, describe(summary))
         return RoundClosed(number, "abandoned", summary, now.wall)
 
     def _summary(self, dropped: dict[str, int], now: Clocks) -> dict[str, Any]:

@@ -1,0 +1,81 @@
+"""What a run waits for, said in the log while nothing happens: after a minute, then less and less often."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetlearn_coordinator.rounds.settings import Phase
+
+if TYPE_CHECKING:
+    from fleetlearn_coordinator.service.server import RunServer
+
+FIRST, LONGEST = 60.0, 3600.0
+"""Seconds without news before the first line, and between two lines at most. Each wait is twice the one before."""
+NAMED = 8
+"""Devices that a line names at most."""
+
+
+class WaitingLog:
+    """Looks at a run each second."""
+
+    def __init__(self) -> None:
+        self._news: object = None
+        """What would have changed if anything had happened."""
+        self._since = self._due = self._wait = 0.0
+
+    def look(self, server: RunServer, now: float) -> None:
+        """Say what the run waits for, if it is time to. ``now``: seconds on any clock."""
+        engine = server.engine
+        news = engine.phase, engine.round, engine.version, len(engine.accepted), engine.tasks.given, engine.paused
+        if news != self._news:
+            self._news, self._since, self._wait, self._due = news, now, FIRST, now + FIRST
+        elif now >= self._due:
+            self._wait = min(2 * self._wait, LONGEST)
+            self._due = now + self._wait
+            if text := waits_for(server):
+                server.run.log.info("nothing has happened for %s: %s", span(now - self._since), text)
+
+
+def waits_for(server: RunServer) -> str:
+    """Return what the run waits for, in a sentence; empty if it is paused, drained, finished or makes a model."""
+    engine = server.engine
+    if engine.phase is Phase.OPEN:
+        return _open_round(server)
+    if engine.phase is not Phase.GATHERING or engine.paused or engine.draining:
+        return ""
+    there = engine.waiting() + len(engine.book.tasks) + len(engine.book.early)
+    needed = 1 if engine.settings.asynchronous else engine.settings.minimum
+    return f"a round needs {needed} devices (round.minimum), and {there} can take part. {_connected(server)}"
+
+
+def _open_round(server: RunServer) -> str:
+    engine, out = server.engine, [*server.engine.leases]
+    reports = f"round {engine.round} has {len(engine.accepted)} of {engine.settings.goal} reports"
+    if not out:
+        return f"{reports}, and no device has a task. {_connected(server)}"
+    more = f" and {len(out) - NAMED} more" if len(out) > NAMED else ""
+    gone = sum(device in engine.book.absent for device in out)
+    lost = f" ({gone} of them are not connected)" if gone else ""
+    return f"{reports}, and waits for {', '.join(out[:NAMED])}{more}{lost}. {_connected(server)}"
+
+
+def _connected(server: RunServer) -> str:
+    """Return how many devices are connected, and what keeps some from tasks."""
+    live, count = server.live(), server.connected
+    parts = [f"{count} {'device is' if count == 1 else 'devices are'} connected"]
+    if server.unable:
+        parts.append(f"{server.unable} cannot do this run's tasks, as their own logs say")
+    if live.get("ineligible"):
+        causes = ", ".join(f"{number} by {key}" for key, number in sorted(live["ineligible_by"].items()))
+        parts.append(f"{live['ineligible']} may not take part ({causes})")
+    if live.get("barred"):
+        parts.append(f"{live['barred']} took part lately")
+    if live.get("away"):
+        parts.append(f"{live['away']} are away and told to come back")
+    return "; ".join(parts)
+
+
+def span(seconds: float) -> str:
+    """Return a length of time in words."""
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.3g} hours"
