@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from fleetlearn_protocol.command_line import LOG_LINE, LOG_TIME, needs
+from fleetlearn_protocol.command_line import log_on_stderr, needs
 
 with needs("fleetlearn-coordinator", "coordinator"):
     import msgspec
@@ -209,10 +209,8 @@ def _log(level: str) -> None:
         raise typer.BadParameter(
             f"{level!r} was given; one of {', '.join(known)} is expected", param_hint="--log-level"
         )
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(LOG_LINE, LOG_TIME))
     logger = logging.getLogger("fleetlearn")
-    logger.addHandler(handler)
+    logger.addHandler(log_on_stderr())
     logger.setLevel(level.upper())
 
 

@@ -121,7 +121,7 @@ def _mebibytes(text: str) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from fleetlearn_protocol.command_line import LOG_LINE, LOG_TIME, needs
+    from fleetlearn_protocol.command_line import log_on_stderr, needs
     from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 
     with needs("fleetlearn-device", "device"):
@@ -130,7 +130,7 @@ def _run(options: argparse.Namespace) -> int:
     from fleetlearn_device.runtimes.checks import DataError
     from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
 
-    logging.basicConfig(format=LOG_LINE, datefmt=LOG_TIME, stream=sys.stderr)
+    logging.basicConfig(handlers=[log_on_stderr()])
     logging.getLogger("fleetlearn").setLevel(options.log_level.upper())
     try:
         device = Device(

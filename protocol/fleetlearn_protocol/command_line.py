@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from importlib.metadata import version
 from typing import Any
 
-LOG_LINE = "%(asctime)s %(levelname)s %(message)s"
-LOG_TIME = "%Y-%m-%d %H:%M:%S%z"
-"""With the time zone: logs of machines in different zones are read side by side."""
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 """What ends a process that runs for long. SIGHUP: its terminal was closed."""
 
@@ -20,6 +19,24 @@ STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 def version_of(command: str) -> str:
     """Return what ``--version`` prints, such as ``fleetlearn-device 0.1.0``."""
     return f"{command} {version('fleetlearn')}"
+
+
+class LogLine(logging.Formatter):
+    """A line of a command's log: the time with its zone, since logs of machines in different zones are read side by
+    side, the level, and the text."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(" ", "milliseconds")
+
+
+def log_on_stderr() -> logging.Handler:
+    """Return what writes a command's log on standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogLine())
+    return handler
 
 
 @contextmanager

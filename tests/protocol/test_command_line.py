@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
 import sys
 import termios
+import time
 from contextlib import suppress
 from importlib import import_module
 
 import pytest
-from fleetlearn_protocol.command_line import needs, version_of
+from fleetlearn_protocol.command_line import LogLine, needs, version_of
 from fleetlearn_protocol.typer_app import command_app, fail
 from typer.testing import CliRunner
 
@@ -42,6 +44,18 @@ def test_an_error_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["work", "--fails"]) == 1
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "fleetlearn-test: x[bold] is\nwrong\n")
+
+
+def test_times_in_the_log_have_their_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        record = logging.LogRecord("x", logging.WARNING, "", 0, "round %d", (3,), None)
+        record.created = 1_700_000_000.25
+        assert LogLine().format(record) == "2023-11-15 03:43:20.250+05:30 WARNING round 3"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_missing_extra_is_named() -> None:

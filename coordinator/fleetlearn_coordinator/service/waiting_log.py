@@ -45,11 +45,12 @@ def waits_for(server: RunServer) -> str:
         return ""
     there = engine.waiting() + len(engine.book.tasks) + len(engine.book.early)
     needed = 1 if engine.settings.asynchronous else engine.settings.minimum
-    return f"a round needs {needed} devices (round.minimum), and {there} can take part. {_connected(server)}"
+    what = f"{needed} device{'s' if needed > 1 else ''}"
+    return f"a round needs {what} (round.minimum), and {there or 'none'} can take part. {_connected(server)}"
 
 
 def _open_round(server: RunServer) -> str:
-    engine, out = server.engine, [*server.engine.leases]
+    engine, out = server.engine, sorted(server.engine.leases)
     reports = f"round {engine.round} has {len(engine.accepted)} of {engine.settings.goal} reports"
     if not out:
         return f"{reports}, and no device has a task. {_connected(server)}"
@@ -62,6 +63,8 @@ def _open_round(server: RunServer) -> str:
 def _connected(server: RunServer) -> str:
     """Return how many devices are connected, and what keeps some from tasks."""
     live, count = server.live(), server.connected
+    if not count:
+        return "No device is connected"
     parts = [f"{count} {'device is' if count == 1 else 'devices are'} connected"]
     if server.unable:
         parts.append(f"{server.unable} cannot do this run's tasks, as their own logs say")

@@ -7,6 +7,7 @@ import gc
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+import pytest
 from fleetlearn_coordinator.conversation.conversation import Conversation
 from fleetlearn_coordinator.network.connection import Connection
 from fleetlearn_coordinator.network.driver import Driver
@@ -14,8 +15,10 @@ from fleetlearn_protocol import Code
 from fleetlearn_protocol.frames import pack_chunk, pack_chunks
 from fleetlearn_protocol.messages import MAX_REFUSALS, Accepted, Grant, Refused, Uploaded
 from peers import PlanMaker, fleet, report_of, update_of
-from websockets.exceptions import ConnectionClosed
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
 
 from benchmarks._raw_peer import BINARY, TEXT, frame, open_stream
 
@@ -88,3 +91,77 @@ async def test_what_belongs_to_a_connection_is_freed_when_it_ends(make_plan: Pla
         finally:
             gc.enable()
             no_websocket.close()
+
+
+def test_two_processes_that_speak_as_one_device_are_named(
+    make_plan: PlanMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with fleet(make_plan()) as (coordinator, join):
+            first = await join("roof-7")
+            second = await join("roof-7")
+            assert await first.closed() == 1008
+            third = await join("roof-7")
+            assert await second.closed() == 1008
+            while len(coordinator.host.connections) > 1:
+                await asyncio.sleep(0.01)
+            assert not third.connection.close_code
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+    (line,) = (text for text in caplog.messages if "two processes" in text)
+    assert line.startswith(
+        "device roof-7: two processes speak as this device, from 127.0.0.1 and from 127.0.0.1: each ends"
+    )
+
+
+def test_a_device_that_connects_again_is_not_taken_for_two(
+    make_plan: PlanMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its network has changed: the connection before is open here, and nobody is at its other end."""
+
+    async def test() -> None:
+        async with fleet(make_plan()) as (coordinator, join):
+            first = await join("roof-7")
+            first.connection.transport.pause_reading()
+            await join("roof-7")
+            first.connection.transport.abort()
+            while len(coordinator.host.connections) > 1:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+    assert "two processes" not in caplog.text
+
+
+@pytest.mark.parametrize(("version", "who"), [(0, "the device"), (7, "the coordinator")])
+def test_another_version_of_the_protocol_is_named_once(
+    make_plan: PlanMaker, caplog: pytest.LogCaptureFixture, version: int, who: str
+) -> None:
+    async def test() -> None:
+        async with fleet(make_plan()) as (_, join):
+            for _ in range(3):
+                peer = await join("roof-7", check_in=False)
+                await peer.send(f'{{"type":"check-in","protocol":{version},"device":"roof-7","examples":10}}')
+                assert (await peer.expect(Refused)).code == Code.BAD_VERSION
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+    (line,) = (text for text in caplog.messages if "version" in text)
+    assert line == (
+        f"device (not checked in, at 127.0.0.1): roof-7 was refused: it speaks version {version} of the protocol; this "
+        f"coordinator speaks version 1. Update the fleetlearn of {who}"
+    )
+
+
+def test_a_websocket_of_another_protocol_is_named(make_plan: PlanMaker, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fleetlearn")
+
+    async def test() -> None:
+        async with fleet(make_plan()) as (coordinator, _):
+            with pytest.raises(InvalidStatus, match="400"):
+                await connect(coordinator.host.address, subprotocols=[Subprotocol("fleetlearn.v7")])
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+    assert (
+        "a connection of 127.0.0.1 was refused: it is no WebSocket of this protocol (subprotocols offered: "
+        "fleetlearn.v7; expected: fleetlearn.v1). A device with another version of fleetlearn, or another program, "
+        "connects there"
+    ) in caplog.messages

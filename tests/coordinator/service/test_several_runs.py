@@ -35,6 +35,7 @@ from fleetlearn_protocol.messages import (
     Cancel,
     CheckIn,
     ComeBack,
+    Failed,
     Grant,
     Held,
     Refused,
@@ -578,6 +579,29 @@ async def test_a_run_that_fails_ends_alone(folder: Path) -> None:
         assert host.server("bad").engine.version == 1
         assert host.row("bad").failed == ""
     identities.close()
+
+
+def test_lines_of_the_log_name_their_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fleetlearn")
+    write_test_bundle(tmp_path / "bundle", SIZE)
+
+    async def test() -> None:
+        async with asyncio.timeout(60), several(tmp_path) as host:
+            await host.add("digits", round__goal=2)
+            await host.add("roofs", Population(("roof",)))
+            first, second, third = await host.join("a"), await host.join("b"), await host.join("r", tags=("roof",))
+            task = await first.task()
+            await first.send(Failed(task.task, "diverged", "the loss is NaN"))
+            await settled(first)
+            await second.do_round(UPDATE)
+            await third.do_round(UPDATE)
+            await settled(third)
+
+    asyncio.run(test())
+    said = caplog.messages
+    assert f"run digits is served (running), data in {tmp_path / 'digits.run'}: it begins at model version 0" in said
+    assert any(text.startswith("device a, run digits: failed task ") for text in said)
+    assert any(text.startswith("run roofs: round 1 committed: ") for text in said)
 
 
 @run_async
