@@ -88,6 +88,8 @@ def checked_address(
         parsed = parse_uri(url)
     except InvalidURI as error:
         raise ValueError(f"{error}; expected ws://HOST:PORT or wss://HOST:PORT") from None
+    if parsed.username is not None:
+        raise ValueError("the address has a user name or a password; expected wss://HOST:PORT alone, and token=...")
     if (certificate is None) != (key is None):
         raise ValueError("a certificate and its key go together, and one of them was given without the other")
     if parsed.secure:

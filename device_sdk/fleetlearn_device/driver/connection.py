@@ -14,10 +14,12 @@ from fleetlearn_protocol.messages import PROTOCOL_NAME
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.typing import Subprotocol
+from websockets.uri import parse_uri
 
 from fleetlearn_device.driver.address import Address, Enrolment
 from fleetlearn_device.driver.dead_ends import DeadEnd, dead_end_of, dead_end_of_refusal, refusal
 from fleetlearn_device.driver.timing import Timing, retry_after, seconds_to_wait
+from fleetlearn_device.driver.way import Way, explain, open_way
 from fleetlearn_device.session.commands import Commands
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.statement import Statement
@@ -105,6 +107,9 @@ class Connector:
         """Why the last connection could not be opened, where trying again alone will not help."""
         self._failing_since: float | None = None
         """When the first attempt to connect began since the last connection."""
+        self._failures = 0
+        """Attempts to connect since the device was last welcomed."""
+        self._trouble = RepeatedLine()
         self._address, self._enrolment, self._timing = address, enrolment, timing
         self._session, self._state = session, state
         self._handle, self._on_end = handle, on_end
@@ -112,7 +117,6 @@ class Connector:
 
     async def run(self) -> None:
         """Connect again after each end of a connection, until the session stops."""
-        failures = 0
         while not self._session.stopping:
             self.come_back_after, self._retry_after, self._dead_end = None, 0.0, None
             welcomed = await self._converse()
@@ -122,13 +126,13 @@ class Connector:
                 await self._handle(lambda error=error: self._session.abandon(error, "stopping"))  # type: ignore[misc]
             if self._session.stopping:
                 return
-            failures = 0 if welcomed else failures + 1
-            timing = self._timing
+            self._failures = 0 if welcomed else self._failures + 1
+            failures, timing = self._failures + self._session.faults, self._timing
             if self._dead_end is not None:
                 timing = timing._replace(cap=timing.slow_cap)
-            delay = seconds_to_wait(timing, failures + self._session.faults, self.come_back_after, self._dice)
+            delay = seconds_to_wait(timing, failures, self.come_back_after, self._dice)
             delay += self._retry_after
-            log.info("connecting again in %.1f s", delay)
+            log.log(self._trouble.level(logging.INFO), "connecting again in %.1f s", delay)
             await asyncio.sleep(delay)
 
     def _end(self) -> DeadEnd | None:
@@ -148,14 +152,17 @@ class Connector:
 
     async def _converse(self) -> bool:
         """Open a connection and pass on its frames until it ends. Returns whether the device was welcomed."""
-        session, timing = self._session, self._timing
+        session, timing, url = self._session, self._timing, self._address.url
+        uri = parse_uri(url)
+        way: Way | None = None
         welcomed = False
         if self._failing_since is None:
             self._failing_since = time.monotonic()
         try:
+            way = await open_way(uri, timing.open, self._failures)
             # Text frames are smaller than chunks. Few frames are queued: a slow disk slows the coordinator down.
             async with _DirectConnect(
-                self._address.url,
+                url,
                 ssl=self._address.tls,
                 additional_headers=self._enrolment.headers(),
                 subprotocols=[Subprotocol(PROTOCOL_NAME)],
@@ -166,9 +173,11 @@ class Connector:
                 close_timeout=timing.close,
                 ping_interval=timing.ping,
                 ping_timeout=timing.ping,
+                **way.options(),
             ) as socket:
                 self.connection = Connection(socket, timing)
-                log.info("connected to %s", self._address.url)
+                self._trouble.clear()
+                log.info("connected to %s (%s)", url, way)
                 self._failing_since = None
                 self._enrolment.accepted()
                 await self._handle(lambda: session.connected(time.monotonic(), self._state()))
@@ -186,16 +195,50 @@ class Connector:
             said = refusal(error.response)
             self._dead_end = dead_end_of_refusal(error.response.status_code, said)
             why = said if self._dead_end is None else self._dead_end.text
-            log.warning("%s refuses the connection: %s", self._address.url, printable(clip(why)))
+            through = "" if way is None or way.proxy is None else f" ({way})"
+            self._trouble.warn(f"{url}{through} refuses the connection: {printable(clip(why))}")
         except (OSError, WebSocketException, EOFError) as error:  # TimeoutError is an OSError
-            self._dead_end = await dead_end_of(error, self._address)
-            why = (str(error) or type(error).__name__) if self._dead_end is None else self._dead_end.text
-            log.warning("cannot connect to %s: %s", self._address.url, printable(why))
+            if way is not None:
+                self._dead_end = await dead_end_of(error, self._address, way.place)
+            why = explain(error, uri, way) if self._dead_end is None else self._dead_end.text
+            through = "" if way is None else f" ({way})"
+            self._trouble.warn(f"cannot connect to {url}{through}: {printable(why)}")
         finally:
+            if way is not None:
+                way.close()
             self.connection = None
             self._on_end()
         await self._handle(session.disconnected)
         return welcomed
+
+
+class RepeatedLine:
+    """Writes a warning once, and again after ten minutes and when it changes: a device may be offline for weeks."""
+
+    AGAIN = 600.0
+    """Seconds."""
+
+    def __init__(self) -> None:
+        self._text, self._written, self._times = "", 0.0, 0
+        self._repeats = False
+
+    def warn(self, text: str) -> None:
+        """Write the line, at the level DEBUG where it was written not long ago."""
+        now = time.monotonic()
+        self._times = self._times + 1 if text == self._text else 1
+        self._repeats = text == self._text and now < self._written + self.AGAIN
+        if not self._repeats:
+            self._text, self._written = text, now
+        often = f" (for the {self._times}th time in a row)" if self._times > 1 else ""
+        log.log(self.level(logging.WARNING), "%s%s", text, often)
+
+    def level(self, level: int) -> int:
+        """Return the level for a line that goes with the last warning."""
+        return logging.DEBUG if self._repeats else level
+
+    def clear(self) -> None:
+        """Forget the line: what it said is over."""
+        self._text, self._repeats = "", False
 
 
 def printable(text: str) -> str:

@@ -17,6 +17,7 @@ from websockets.http11 import Response
 from websockets.uri import parse_uri
 
 from fleetlearn_device.driver.address import Address
+from fleetlearn_device.driver.addresses import Place
 
 Kind = Literal["tls", "not-admitted", "version", "unreachable"]
 
@@ -71,22 +72,25 @@ class DeadEnd(NamedTuple):
         return NoConnectionError(self.kind, self.text)
 
 
-async def dead_end_of(error: Exception, address: Address) -> DeadEnd | None:
+async def dead_end_of(error: Exception, address: Address, at: Place | None) -> DeadEnd | None:
     """Return why a connection could not be opened, or None where trying again may be enough.
 
-    An error that says too little is looked into: at the address, without saying who the device is.
+    An error that says too little is looked into: ``at`` the place that was connected to, without saying who the device
+    is. None: there was a proxy in between, and nothing is looked into.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         advice = _WRONG_CERTIFICATE.get(error.verify_code, _UNKNOWN_CA)
         return DeadEnd("tls", f"the coordinator's certificate is not accepted ({error.verify_message}): {advice}")
     if isinstance(error, ssl.SSLError):
         return _tls_failed(error)
+    if at is None:
+        return None
     if address.tls is None:
         nothing_said = isinstance(error, InvalidMessage)
-        return DeadEnd("tls", _ONLY_TLS) if nothing_said and await _speaks_tls(address.url) else None
-    if isinstance(error, ConnectionResetError) and await _speaks_http(address.url):
+        return DeadEnd("tls", _ONLY_TLS) if nothing_said and await _speaks_tls(at) else None
+    if isinstance(error, ConnectionResetError) and await _speaks_http(at):
         return DeadEnd("tls", _NO_TLS)
-    if isinstance(error, InvalidMessage) and await _refuses_certificate(address):
+    if isinstance(error, InvalidMessage) and await _refuses_certificate(address, at):
         return DeadEnd("tls", _WANTS_CERTIFICATE)
     return None
 
@@ -119,7 +123,7 @@ def _tls_failed(error: ssl.SSLError) -> DeadEnd | None:
     return DeadEnd("tls", f"{_WANTS_CERTIFICATE} ({reason})") if "ALERT" in reason else None
 
 
-async def _speaks_tls(url: str) -> bool:
+async def _speaks_tls(at: Place) -> bool:
     """Return whether TLS is spoken at an address without TLS. Whose certificate it is does not matter: the connection
     is closed without a word."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -127,17 +131,17 @@ async def _speaks_tls(url: str) -> bool:
     context.verify_mode = ssl.CERT_NONE
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(PROBE):
-            _, writer = await _open(url, context)
+            _, writer = await _open(at, context)
             writer.transport.abort()
             return True
     return False
 
 
-async def _speaks_http(url: str) -> bool:
+async def _speaks_http(at: Place) -> bool:
     """Return whether a plain request for nothing in particular is answered at an address with TLS."""
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(PROBE):
-            reader, writer = await _open(url, None)
+            reader, writer = await _open(at, None)
             try:
                 writer.write(b"GET / HTTP/1.1\r\nHost: coordinator\r\nConnection: close\r\n\r\n")
                 return await reader.read(5) == b"HTTP/"
@@ -146,7 +150,7 @@ async def _speaks_http(url: str) -> bool:
     return False
 
 
-async def _refuses_certificate(address: Address) -> bool:
+async def _refuses_certificate(address: Address, at: Place) -> bool:
     """Return whether the coordinator ends the connection after TLS's handshake, where it would wait for a request.
 
     That is when it has read the device's certificate, or has seen that there is none (TLS 1.3). Some servers say so
@@ -154,7 +158,7 @@ async def _refuses_certificate(address: Address) -> bool:
     """
     try:
         async with asyncio.timeout(PROBE):
-            reader, writer = await _open(address.url, address.tls)
+            reader, writer = await _open(at, address.tls, parse_uri(address.url).host)
             try:
                 return await reader.read(1) == b""
             finally:
@@ -165,6 +169,9 @@ async def _refuses_certificate(address: Address) -> bool:
         return False
 
 
-async def _open(url: str, tls: ssl.SSLContext | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    place = parse_uri(url)
-    return await asyncio.open_connection(place.host, place.port, ssl=tls)
+async def _open(
+    at: Place, tls: ssl.SSLContext | None, host: str | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """``host``: the name that the certificate must have; the address itself where there is none."""
+    name = None if tls is None else host
+    return await asyncio.open_connection(at.address[0], at.address[1], ssl=tls, server_hostname=name)

@@ -10,7 +10,7 @@ class Timing(NamedTuple):
     """Time limits, in seconds. The defaults suit devices on real networks; tests take smaller ones."""
 
     open: float = 10.0
-    """Connecting and the WebSocket handshake."""
+    """Looking the name up, connecting, and the handshake: each at most so long."""
     send: float = 30.0
     """Sending one message or chunk; then the connection is aborted."""
     ping: float = 20.0

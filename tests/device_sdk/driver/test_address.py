@@ -43,6 +43,7 @@ def test_a_ca_is_the_only_one_that_is_trusted(tmp_path: Path) -> None:
     ("url", "ca", "words"),
     [
         ("http://a", None, "expected ws://HOST:PORT or wss://HOST:PORT"),
+        ("wss://me:secret@a", None, "the address has a user name or a password; expected wss://HOST:PORT alone"),
         ("wss://a", "none.pem", "none.pem cannot be used as a CA"),
         ("ws://127.0.0.1", "none.pem", "which has no TLS; expected wss://"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +17,7 @@ from fleetlearn_coordinator.service.private_ca import make_certificate
 from fleetlearn_device import Device
 from fleetlearn_device.__main__ import main
 from fleetlearn_device.driver.address import Address
+from fleetlearn_device.driver.addresses import Place
 from fleetlearn_device.driver.dead_ends import NoConnectionError, dead_end_of, dead_end_of_refusal, refusal
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_protocol.errors import Code, ProtocolError
@@ -66,7 +69,10 @@ def served(url: str, folder: Path, **options: Any) -> Device:
 
 
 async def warned(device: Device, text: str, times: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Serve until the log has said this so often; the device goes on meanwhile."""
+    """Serve until the log has said this so often; the device goes on meanwhile.
+
+    What is said again within ten minutes is at the level DEBUG."""
+    caplog.set_level(logging.DEBUG, "fleetlearn.device")
     running = asyncio.create_task(device.serve())
     async with asyncio.timeout(PATIENCE):
         while sum(text in record.getMessage() for record in caplog.records) < times:
@@ -117,7 +123,7 @@ def test_a_certificate_of_the_past_or_the_future_blames_the_clock_too() -> None:
 
     address = Address("wss://coordinator.example", ssl.create_default_context())
     for code, text in ((10, "it has expired, or the clock"), (9, "it is not valid yet: the clock")):
-        found = asyncio.run(dead_end_of(refused(code), address))
+        found = asyncio.run(dead_end_of(refused(code), address, None))
         assert found is not None
         assert text in found.text
 
@@ -145,8 +151,10 @@ def test_a_refused_handshake_is_final_where_waiting_does_not_help(status: int, t
 
 @pytest.mark.parametrize("error", [ConnectionRefusedError(), TimeoutError(), OSError("no route"), ssl.SSLEOFError()])
 def test_a_network_that_fails_is_no_dead_end(error: OSError) -> None:
-    address = Address(f"wss://127.0.0.1:{free_port()}", ssl.create_default_context())
-    assert asyncio.run(dead_end_of(error, address)) is None
+    port = free_port()
+    address = Address(f"wss://127.0.0.1:{port}", ssl.create_default_context())
+    for place in (None, Place(socket.AF_INET, ("127.0.0.1", port))):
+        assert asyncio.run(dead_end_of(error, address, place)) is None
 
 
 def test_a_token_that_is_refused_ends_a_device_that_was_never_let_in(tmp_path: Path) -> None:
