@@ -16,7 +16,8 @@ can_train = $(call those,$(usable) python3.11 python3.12,import ensurepip; impor
 
 BIN := .venv/bin
 ORT_TRAINING := .venv/ort-training/bin/python
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# pip, which says what it does.
+PIP_INSTALL := .ci/install.py --constraint constraints.txt
 # The same pins for what builds the package (hatchling): newer pips read the second name for that.
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
@@ -59,9 +60,10 @@ help:
 demo: $(INSTALLED)
 	@$(BIN)/python -m examples.demo $(ARGS)
 
-# The page is built where Node is; elsewhere the demo says what it lacks, or takes a page that was built before.
-demo-web: $(INSTALLED)
-	@! command -v npm >/dev/null || { $(MAKE) --no-print-directory $(WEB_INSTALLED) && cd $(WEB) && npm run --silent build:page; }
+# The page is built where Node is; elsewhere the demo says what it lacks, or takes a page that was built before. Nothing
+# there trains with the training build.
+demo-web: .venv/.installed
+	@! command -v npm >/dev/null || { echo 'building the page'; $(MAKE) --no-print-directory $(WEB_INSTALLED) && cd $(WEB) && npm run --silent build:page; }
 	@$(BIN)/python -m examples.demo_web $(ARGS)
 
 # The tests that need the training build run in its environment first, where there is one: none (status 5) is no error.
@@ -112,6 +114,7 @@ test-web: $(WEB_INSTALLED)
 
 $(WEB_INSTALLED): $(WEB)/package-lock.json
 	@command -v npm >/dev/null || { echo >&2 'make: the SDK for browsers is built with Node 20.19 or newer, and npm is not here'; exit 1; }
+	@echo 'installing what builds the SDK for browsers (npm ci)'
 	@cd $(WEB) && npm ci --silent --no-fund --no-audit
 	@touch $@
 
@@ -139,16 +142,18 @@ clean:
 	  else echo >&2 'make: none of these is here and Python 3.11 or newer: $(PYTHONS). Install Python (on Debian and' \
 	    'Ubuntu: apt install python3 python3-venv), or name one: make $(or $(MAKECMDGOALS),demo) PYTHON=/path/to/python'; fi; \
 	  exit 1; fi; \
-	  echo "setting up .venv with $$($$python --version) (some minutes the first time) ..."; \
+	  echo "setting up .venv with $$($$python --version): 4 to 15 minutes the first time, most of them for PyTorch"; \
 	  $$python -m venv $(if $(wildcard .venv/device),--clear) .venv
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[all,dev]'
 	@touch $@
 
 .venv/.zoo: .venv/.installed
+	@echo 'adding torchvision, transformers and PEFT to .venv'
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[all,dev,zoo]'
 	@touch $@
 
 .venv/.fuzz: .venv/.installed
+	@echo 'adding atheris to .venv'
 	@$(BIN)/python $(PIP_INSTALL) --only-binary atheris --editable '.[all,dev,fuzz]' || \
 	  echo 'no wheel of atheris fits this system and Python: make fuzz goes on without it'
 	@touch $@
@@ -157,7 +162,7 @@ clean:
 	@python='$(firstword $(can_train))'; if [ -z "$$python" ]; then \
 	  echo "no .venv/ort-training: ONNX Runtime's training build needs Linux on x86-64 and Python 3.11 or 3.12"; \
 	else set -e; \
-	  echo 'setting up .venv/ort-training ...'; \
+	  echo "setting up .venv/ort-training, for ONNX Runtime's training build: 2 to 6 minutes the first time"; \
 	  $$python -m venv .venv/ort-training; \
 	  $(ORT_TRAINING) $(PIP_INSTALL) --editable '.[ort-training,test]'; \
 	fi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,7 @@ else:  # -m venv FOLDER, or -m pip
 def folder(tmp_path: Path) -> Path:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
     (tmp_path / "tools").mkdir()
     for name in TOOLS:
         (tmp_path / "tools" / name).symlink_to(str(shutil.which(name)))
@@ -83,7 +85,7 @@ def test_the_first_that_is_new_enough_is_taken(
         add_python(folder, name, version, machine="x86_64")
     done = make(folder)
     assert done.returncode == 0, done.stderr
-    assert f"setting up .venv with {taken} " in done.stdout
+    assert f"setting up .venv with {taken}: " in done.stdout
     assert asked(folder) == INSTALLED + APART * trains
     assert ("no .venv/ort-training" in done.stdout) != trains
     assert make(folder).stdout.strip() == "make: '.venv/.ort-training' is up to date."
@@ -139,3 +141,55 @@ def test_the_environment_of_the_version_before_begins_again(folder: Path) -> Non
     (folder / ".venv" / "device").mkdir(parents=True)
     make(folder, ".venv/.installed")
     assert asked(folder) == ["-m venv --clear .venv", INSTALLED[1]]
+
+
+PIP = """
+import sys
+print("Collecting torch==2.14.1")
+print("  Downloading torch-2.14.1-cp311-cp311-linux_x86_64.whl (779.2 MB)")
+print("  Downloading torch-2.14.1-cp311-cp311-linux_x86_64.whl.metadata (29 kB)")
+print("  Using cached onnxruntime-1.32.0-cp311-cp311-linux_x86_64.whl (16.9 MB)")
+print("  Downloading rich-15.0.0-py3-none-any.whl (0.3 MB)")
+if "--fails" in sys.argv:
+    print("ERROR: No matching distribution found for torch==2.14.1", file=sys.stderr)
+    sys.exit(1)
+print("Installing collected packages: torch, onnxruntime, rich")
+print("Successfully installed onnxruntime-1.32.0 rich-15.0.0 torch-2.14.1")
+"""
+
+
+def install(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run what installs packages, with a pip that says what a real one says."""
+    (folder / "pip").mkdir()
+    (folder / "pip" / "__init__.py").touch()
+    (folder / "pip" / "__main__.py").write_text(PIP)
+    command = [sys.executable, ROOT / ".ci" / "install.py", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_an_installation_has_a_line_for_each_step_with_its_time(tmp_path: Path) -> None:
+    done = install(tmp_path, "torch")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert all(re.match(r" +[0-9]+ s  \w", line) for line in lines), done.stdout
+    assert [line.partition(" s  ")[2] for line in lines] == [
+        "looking for the packages",
+        "downloading torch (779 MB)",
+        "reading from pip's cache: onnxruntime (17 MB)",
+        "installing 3 packages",
+        "done",
+    ]
+
+
+def test_an_installation_that_fails_says_why(tmp_path: Path) -> None:
+    done = install(tmp_path, "torch", "--fails")
+    assert done.returncode == 1
+    assert "ERROR: No matching distribution found for torch==2.14.1" in done.stderr
+
+
+def test_the_demo_in_browsers_needs_no_training_build(folder: Path) -> None:
+    add_python(folder, "python3.11", (3, 11), machine="x86_64")
+    make(folder, "demo-web")
+    assert asked(folder)[:2] == INSTALLED
+    assert not any("ort-training" in line for line in asked(folder))

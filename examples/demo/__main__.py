@@ -58,7 +58,7 @@ def _demo(options: argparse.Namespace, paths: Paths) -> int:
     began = time.monotonic()
     with Screen(options.rounds) as screen:
         screen.event("exporting the model and checking it against PyTorch")
-        export(paths)
+        export(paths, training_build())
         exported = json.loads((paths.logs / "export.log").read_text("utf-8").splitlines()[-1])
         screen.event(
             f"exported {exported['parameters']:,} parameters; "
@@ -135,6 +135,8 @@ def _watch(fleet: Fleet, strikes: Strikes, screen: Screen, options: argparse.Nam
             rounds.append(measure.round(closed, committed, strikes.began))
             screen.round(rounds[-1])
             strikes.check_round(closed.number)
+            if len(rounds) > 1 and (text := strikes.explain_fall(rounds[-2], rounds[-1])):
+                screen.event(text)
             moved = time.monotonic()
         if status.finished is not None and not running:
             if fleet.coordinator.status != 0:

@@ -196,10 +196,10 @@ def training_build() -> Path | None:
     return commands if (commands / "python").exists() else None
 
 
-def export(paths: Paths) -> None:
-    """Write the bundle, checked against PyTorch. Its own process: this one needs no torch. With the training build it
-    holds ONNX Runtime's own training artifacts too, checked as well."""
-    commands = training_build() or Path(sys.executable).parent
+def export(paths: Paths, training: Path | None = None) -> None:
+    """Write the bundle, checked against PyTorch. Its own process: this one needs no torch. ``training``: the training
+    build's commands; the bundle then holds ONNX Runtime's own training artifacts too, checked as well."""
+    commands = training or Path(sys.executable).parent
     command = [commands / "python", "-m", "examples.demo.export_digits", paths.bundle]
     run_command("the export", command, paths.logs / "export.log", timeout=170.0)
 

@@ -57,14 +57,13 @@ def show(summary: dict[str, Any], paths: Paths) -> None:
     """The summary for people, and the command that uses the model."""
     table = Table(show_header=False, title="summary", title_justify="left")
     dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(summary["dropped"].items())) or "none"
-    death = summary["coordinator_kill"]
     rows = {
         "held-out accuracy": f"{summary['accuracy']:.1%} (loss {summary['loss']:.3f})",
         "rounds": f"{summary['rounds']} committed, {summary['abandoned']} abandoned",
         "reports": f"{summary['reports']} accepted; dropped: {dropped}",
         "devices": f"{summary['devices']}: {summary['killed']} were killed, {summary['resumed']} came back",
         "runtimes": ", ".join(f"{count} on {name}" for name, count in sorted(summary["runtimes"].items())),
-        "coordinator": f"killed in round {death['round']}, up again after {death['down']:.1f} s" if death else "",
+        "coordinator": _of_death(summary["coordinator_kill"]),
         "bytes": f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down",
         "time": f"{summary['seconds']:.0f} s, {summary['training_seconds']:.0f} s of them training",
     }
@@ -77,6 +76,14 @@ def show(summary: dict[str, Any], paths: Paths) -> None:
         console.print(f"{what:8} {_short(path)}", soft_wrap=True)
     script = _short(predict.__file__)
     console.print(f"use it   {shlex.join([python, script, _short(paths.model)])}", soft_wrap=True)
+
+
+def _of_death(death: dict[str, Any] | None) -> str:
+    """Return what became of the coordinator, and of the reports that it had accepted before."""
+    if death is None:
+        return ""
+    killed = f"killed in round {death['round']}, up again after {death['down']:.1f} s"
+    return f"{killed}; the {death['reports']} reports that it had all counted"
 
 
 def _short(path: str | os.PathLike[str]) -> str:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeVar
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-EVENTS_SHOWN = 9
+EVENT_LINES = 9
+"""Lines of the last events below the table, while the demo runs."""
+OTHER_LINES = 7
+"""The table's title, headings and edges, what goes on now, and the cursor's line."""
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ class Screen:
         """Something happened that is worth a line."""
         self._events.append((time.monotonic() - self._began, text))
         if self._plain:
-            self._console.print(f"  {self._events[-1][0]:6.1f} s  {text}", soft_wrap=True)
+            self._console.print(f"  {_event_line(self._events[-1])}", soft_wrap=True, markup=False)
         self._refresh()
 
     def round(self, row: Round) -> None:
@@ -93,36 +99,64 @@ class Screen:
         if self._live is not None:
             self._live.update(self._draw(), refresh=True)
 
+    def _height(self, text: str, width: int) -> int:
+        """Return how many lines a text takes in this width."""
+        return len(Text(text).wrap(self._console, width))
+
+    def _last_events(self) -> list[tuple[float, str]]:
+        return _last(self._events, EVENT_LINES, lambda event: self._height(_event_line(event), self._console.width))
+
+    def _last_rounds(self, lines: int) -> list[Round]:
+        return _last(self._rounds, lines, lambda row: self._height(_dropped(row), WIDTHS["dropped"]))
+
     def _draw(self, *, everything: bool = False) -> Group:
-        lines = len(self._rounds) if everything else max(3, self._console.height - EVENTS_SHOWN - 8)
-        shown = self._events if everything else self._events[-EVENTS_SHOWN:]
+        shown = self._events if everything else self._last_events()
+        below = sum(self._height(_event_line(event), self._console.width) for event in shown)
+        rounds = self._rounds if everything else self._last_rounds(self._console.height - below - OTHER_LINES)
         title = f"round {len(self._rounds)} of {self._target}, {time.monotonic() - self._began:.0f} s"
-        table = Table(title=title, title_justify="left", header_style="bold", expand=False)
-        for heading in HEADINGS:
-            table.add_column(heading, justify="left" if heading == "dropped" else "right", min_width=WIDTHS[heading])
-        for row in self._rounds[-lines:] if lines else ():
+        table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+        table.padding = 0, 1, 0, 0
+        for heading, width in WIDTHS.items():
+            words = heading == "dropped"  # what does not fit takes another line; numbers stay whole
+            table.add_column(heading, justify="left" if words else "right", min_width=width, no_wrap=not words)
+        for row in rounds:
             table.add_row(*_cells(row), style="" if row.outcome == "committed" else "yellow")
-        events = [Text(f"{second:6.1f} s  {text}", style=_style(text)) for second, text in shown]
+        events = [Text(_event_line(event), style=_style(event[1])) for event in shown]
         return Group(table, *events) if everything else Group(table, Text(self._now, style="dim"), *events)
 
 
-WIDTHS = {"round": 5, "cohort": 6, "reports": 7, "dropped": 20, "loss": 6, "accuracy": 8, "up": 8, "down": 8, "s": 5}
+WIDTHS = {"round": 5, "reports": 8, "dropped": 15, "loss": 5, "accuracy": 8, "up": 7, "down": 7, "s": 5}
+"""Heading -> the width of its column. All of them fit in a terminal of 80 columns."""
 HEADINGS = list(WIDTHS)
 
 
 def _cells(row: Round) -> list[str]:
-    dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(row.dropped.items()))
     return [
         str(row.number),
-        str(row.cohort),
-        str(row.reports),
-        dropped if row.outcome == "committed" else f"{dropped} ({row.outcome})",
+        f"{row.reports} of {row.cohort}",
+        _dropped(row),
         "" if row.loss is None else f"{row.loss:.3f}",
         "" if row.accuracy is None else f"{row.accuracy:.1%}",
         size(row.bytes_up),
         size(row.bytes_down),
         f"{row.seconds:.2f}",
     ]
+
+
+def _dropped(row: Round) -> str:
+    dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(row.dropped.items()))
+    return dropped if row.outcome == "committed" else f"{dropped} ({row.outcome})"
+
+
+def _last(rows: Sequence[Row], lines: int, height: Callable[[Row], int]) -> list[Row]:
+    """Return as many of the last rows as fit in these lines, and one at least."""
+    shown = list[Row]()
+    for row in reversed(rows):
+        lines -= height(row)
+        if lines < 0 and shown:
+            break
+        shown.insert(0, row)
+    return shown
 
 
 def _line(cells: list[str]) -> str:
@@ -133,6 +167,10 @@ def _line(cells: list[str]) -> str:
     return "  ".join(padded)
 
 
+def _event_line(event: tuple[float, str]) -> str:
+    return f"{event[0]:6.1f} s  {event[1]}"
+
+
 def _style(text: str) -> str:
     if text.startswith("SIGKILL"):
         return "bold red"
@@ -141,4 +179,4 @@ def _style(text: str) -> str:
 
 def size(count: int) -> str:
     """Bytes for people."""
-    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+    return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"

@@ -15,6 +15,7 @@ from fleetlearn_coordinator.service.status import read_tasks
 
 from examples.demo.fleet import Device, Fleet, Phase, goal_of, start_coordinator
 from examples.demo.processes import DemoError
+from examples.demo.screen import Round
 
 HUNT = 2.0
 """Seconds that one hunt lasts, before the demo looks at everything else again."""
@@ -62,6 +63,8 @@ class Strikes:
     coordinator: CoordinatorKill | None = None
     missed: int = 0
     """Hunts that caught nobody."""
+    explained: bool = False
+    """Whether a fall of the accuracy after the coordinator's death was explained."""
     safe: dict[str, str] = field(default_factory=dict)
     """Task -> device of the reports that the coordinator had accepted when it was killed."""
 
@@ -213,6 +216,20 @@ class Strikes:
             return
         if missing := sorted(set(self.safe) - accepted):
             raise DemoError(f"round {number} lost {missing}, accepted before the coordinator was killed")
+
+    def explain_fall(self, before: Round, now: Round) -> str:
+        """Return a line for the first fall of the accuracy from the coordinator's death on, which a viewer would take
+        for its consequence; empty where there is nothing to explain. ``check_round`` has looked at the round."""
+        death = self.coordinator
+        if death is None or self.explained or now.number < death.round or before.accuracy is None:
+            return ""
+        if now.accuracy is None or now.accuracy >= before.accuracy:
+            return ""
+        self.explained = True
+        return (
+            f"accuracy {before.accuracy:.1%} -> {now.accuracy:.1%}: not the crash (all {death.reports} reports from "
+            "before it count), but whose data this round was trained on"
+        )
 
     def _device(self, name: str) -> Device:
         return next(device for device in self.fleet.devices if device.name == name)
