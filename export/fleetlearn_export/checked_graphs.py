@@ -35,10 +35,11 @@ from fleetlearn_export.graphs.scattered_sums import scatter_into_sums
 from fleetlearn_export.graphs.small_vectors import put_vectors_together
 from fleetlearn_export.graphs.train_many import many_program, skip_selection_when_all_steps_done, trace_many
 from fleetlearn_export.inspection.memory_budget import Budget, train_elements, within_budget
+from fleetlearn_export.model.arguments import IndexRange
 from fleetlearn_export.model.frozen_weights import Stored
 from fleetlearn_export.model.steps import Function, Tensors
 from fleetlearn_export.model.train_step import TrainStep
-from fleetlearn_export.model.user_model import IndexRange, UserModel
+from fleetlearn_export.model.user_model import UserModel
 from fleetlearn_export.tracing.decompositions import Decompositions, inference_decompositions, training_decompositions
 from fleetlearn_export.tracing.index_ranges import index_ranges
 from fleetlearn_export.tracing.size_conditions import Cases

@@ -138,6 +138,27 @@ class Scaled(nn.Module):
         return functional.cross_entropy(self.scale * outputs, y)
 
 
+def in_bfloat16(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return layer(x).float()
+
+
+def centred(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    layer.mean = 0.9 * getattr(layer, "mean", torch.zeros(6)) + 0.1 * x.mean(0)
+    return layer(x - layer.mean)  # type: ignore[no-any-return]
+
+
+def clipped(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        layer.bias.clamp_(-0.01, 0.01)
+    return layer(x)  # type: ignore[no-any-return]
+
+
+def with_slope(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    x = x.requires_grad_()
+    return layer(x) + torch.autograd.grad(layer(x).sum(), x, create_graph=True)[0][:, :3]  # type: ignore[no-any-return]
+
+
 def refused(words: str) -> dict[str, Any]:
     """Arguments of an export that the page's row speaks of."""
     given: dict[str, Any] = {"model": nn.Linear(6, 3), "loss": functional.cross_entropy, "example": (X, Y)}
@@ -159,6 +180,27 @@ def refused(words: str) -> dict[str, Any]:
         given["loss"] = nn.CrossEntropyLoss(reduction="sum")
     elif words.startswith("no output"):
         given |= {"model": Applied(lambda layer, x: layer(x).mean(0)), "loss": lambda outputs, y: outputs.mean()}
+    elif words.startswith("is the class"):
+        given["loss"] = nn.CrossEntropyLoss
+    elif words.startswith("the step is torch.optim's"):
+        given["step"] = torch.optim.SGD
+    elif words.startswith("is wrapped in"):
+        given["model"] = nn.DataParallel(nn.Linear(6, 3))
+    elif words.startswith("computes under"):
+        given["model"] = Applied(in_bfloat16)
+    elif words.startswith("a plain tensor attribute"):
+        given["model"] = Applied(centred)
+    elif words.startswith("forward writes into"):
+        given["model"] = Applied(clipped)
+        given["model"].layer.bias.requires_grad_(False)
+    elif words.startswith("torch.cond"):
+        given["model"] = Applied(lambda layer, x: torch.cond(x.sum() > 0, layer, lambda x: layer(-x), (x,)))
+    elif words.startswith("differentiates"):
+        given["model"] = Applied(with_slope)
+    elif words.startswith("holds nan"):
+        given["example"] = (X.masked_fill(X > 0, torch.nan), Y)
+    elif words.startswith("is float64"):
+        given["example"] = (X.double(), Y)
     elif words.startswith("has a parameter of its own"):
         given["loss"] = Scaled()
     elif words.startswith("a counter"):

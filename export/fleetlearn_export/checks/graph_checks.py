@@ -139,6 +139,7 @@ def _check_outputs(
             assert expected is not None
             got = opened().run({**feed, **{prefix + name: batch[name].numpy() for name in inputs}})
             rows = dict(zip(names or opened().outputs, expected, strict=True))
+            rows = {name: _with_examples_axis(value, got[name].shape) for name, value in rows.items()}
             pairs = {name: (got[name], value) for name, value in rows.items()}
             try:
                 worst = max(worst, compare(pairs, what))
@@ -151,6 +152,15 @@ def _check_outputs(
         return worst
 
     return first_passing(check)
+
+
+def _with_examples_axis(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return an output for a single example with the axis of the examples.
+
+    ``output.squeeze()``, the commonest end of a binary classifier, takes that axis away too where its size is 1. The
+    graph keeps the axis for any number of examples, as whoever reads its output expects.
+    """
+    return value[None] if shape == (1, *value.shape) else value
 
 
 def _in_pytorch(

@@ -151,7 +151,7 @@ class _Rewriting:
                 order = [axis % whole.dim() for axis in view.args[1]]  # type: ignore[union-attr]
                 arguments = ([order.index(axis) for axis in range(whole.dim())],)
             parts = (operator, value, *arguments)
-        elif operator in (aten.view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.default) or (
+        elif operator in (aten.view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims) or (
             # The gradient of such a write that average pooling makes in channels-last order.
             operator is aten.as_strided.default and is_reshape(view.meta["val"], whole, offset)
         ):

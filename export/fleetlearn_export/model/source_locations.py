@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from torch.fx.proxy import TracerBase
 
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.model.advice import cause_of
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _PACKAGE = f"{Path(__file__).parents[1]}/"
@@ -30,13 +31,21 @@ _IN_A_LIBRARY = (
     "skipped at random, apply_spec_augment=False for inputs that are masked at random, or validate_args=False for "
     "distributions. If there is none, override this method in a subclass"
 )
+_VMAP = str(Path("torch", "_functorch", "vmap.py"))
+_conditions_in_vmap: set[str] = set()
+"""Where conditions on the number of examples arose inside torch.vmap, in the last tracing."""
 _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
 
 
 def fixed_size_error(what: str, location: str) -> ExportError:
+    in_vmap = (
+        ". Here PyTorch's torch.vmap fixes it, as it does for gather, scatter and cross_entropy: index instead "
+        "(row[label]), or call the operator on the whole batch"
+    )
     return ExportError(
         f"{what}: the number of examples is fixed{location}. Take it from the shape of the input, as x.shape[0] or "
-        f"len(x); int(...), a loop over the examples or a number written out fix it{_hint(location)}"
+        "len(x); int(...), a loop over the examples or a number written out fix it"
+        f"{in_vmap if location in _conditions_in_vmap else ''}{_hint(location)}"
     )
 
 
@@ -177,8 +186,11 @@ def user_frames_recorded() -> Iterator[None]:
         return own
 
     def place_of_condition(shapes: ShapeEnv) -> FrameType | None:
+        if any(frame.f_code.co_filename.endswith(_VMAP) for frame, _ in traceback.walk_stack(None)):
+            _conditions_in_vmap.add(location_of_running_line())
         return _model_frame() or frame_of_shapes(shapes)
 
+    _conditions_in_vmap.clear()
     proxies: Any = torch.fx.proxy
     kept = TracerBase._filter_traceback_frames, proxies.CapturedTraceback
     frame_of_shapes = ShapeEnv._get_user_frame
@@ -265,7 +277,12 @@ def as_export_error(what: str, *but: type[Exception]) -> Iterator[None]:
                 f"{what}: the number n of examples decides what is computed{place}; on the example {condition}. A "
                 f"graph computes the same for any number: take this condition out{_hint(place)}"
             ) from error
-        raise ExportError(f"{what}: {first_line(error)}{location_of_error(error)}") from error
+        line, place, cause = first_line(error), location_of_error(error), cause_of(str(error))
+        if cause is not None:
+            raise ExportError(
+                f"the model or its loss cannot be exported{place}: {cause}. PyTorch says: {line}"
+            ) from error
+        raise ExportError(f"{what}: {line}{place}") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 
 def functional_call(model: nn.Module, tensors: dict[str, Tensor], arrays: tuple[Any, ...]) -> Any:
-    """Call ``torch.func.functional_call``. If the model replaces a buffer, ``tensors`` holds the new one afterwards."""
+    """Call ``torch.func.functional_call``. If the model replaces a buffer, ``tensors`` holds the new one afterwards.
+
+    Where no gradients are recorded, as in evaluation, the model finds parameters that require gradients as its own do:
+    it may differentiate with respect to them itself, under ``torch.enable_grad()``.
+    """
+    if not torch.is_grad_enabled():
+        for name, value in model.named_parameters():
+            if value.requires_grad and name in tensors and not tensors[name].requires_grad:
+                tensors[name] = tensors[name].detach().requires_grad_()
     with own_tensors_restored(model):
         return torch.func.functional_call(model, tensors, arrays)
 

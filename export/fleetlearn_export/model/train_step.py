@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.model.arguments import check_name, refuse_class
 from fleetlearn_export.model.loss_scaling import initial_scale, with_loss_scaling
 from fleetlearn_export.model.normalisation import normalisation_names
 from fleetlearn_export.model.seeded_random import Seeded
@@ -35,7 +36,7 @@ from fleetlearn_export.model.steps import (
     keyword_needs,
     references,
 )
-from fleetlearn_export.model.user_model import LossModule, UserModel, check_name
+from fleetlearn_export.model.user_model import LossModule, UserModel
 
 NORMALISATION = "normalisation"
 """What stands for the parameters and buffers of all normalisation layers, where names are given otherwise."""
@@ -308,10 +309,26 @@ def _check_result(name: str, value: object, shape: torch.Size, dtype: torch.dtyp
         raise ExportError(f"the step returned {what} as {given}; expected a float32 tensor of shape {tuple(shape)}")
 
 
+def _refuse_other_kinds(step: object) -> None:
+    """Raise ExportError if the step is neither a LocalStep nor a function, such as a torch.optim class."""
+    kind = step if isinstance(step, type) else type(step)
+    if issubclass(kind, torch.optim.Optimizer):
+        known = kind.__name__.lower()
+        instead = f'LocalStep("{known}")' if known in OPTIMIZERS else f"LocalStep, of {', '.join(OPTIMIZERS)}"
+        raise ExportError(
+            f"the step is torch.optim's {kind.__name__}; expected {instead}: a device has no PyTorch, so the bundle "
+            "holds the optimizer's own step"
+        )
+    if isinstance(step, str) and step in OPTIMIZERS:
+        raise ExportError(f"the step is the text {step!r}; expected LocalStep({step!r})")
+    refuse_class("the step", step)
+    if not callable(step):
+        raise ExportError(f"the step is a {type(step).__name__}; expected a LocalStep or a function")
+
+
 def _checked_rule(step: LocalStep | Function, features: Function | None) -> LocalStep:
     if not isinstance(step, LocalStep):
-        if not callable(step):
-            raise ExportError(f"the step is a {type(step).__name__}; expected a LocalStep or a function")
+        _refuse_other_kinds(step)
         needs = keyword_needs(step)
         if features is not None:
             raise ExportError("features are for LocalStep(contrastive=True); a step of your own takes its own")

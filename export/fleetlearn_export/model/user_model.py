@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple
 
-import msgspec
 import torch
-from fleetlearn_protocol.manifest import Input
-from fleetlearn_protocol.messages import Name
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.model.arguments import check_kinds, check_parameters, named_batch
 from fleetlearn_export.model.on_disk import on_disk
 from fleetlearn_export.model.random_evaluation import DropoutRefused, drawn_from_fixed_seed
+from fleetlearn_export.model.refused_habits import (
+    AutocastRefused,
+    refuse_growing_attributes,
+    refuse_missing_values,
+    refuse_written_frozen,
+)
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.stateless import attributes_restored, functional_call
 from fleetlearn_export.model.steps import Function
@@ -24,20 +28,8 @@ from fleetlearn_export.model.steps import Function
 FEW = 2
 """Examples on which a model is run to see what any batch shows. Each takes time; PyTorch treats a size of 1 as a
 constant, and BatchNorm may not train on one."""
-MOST = 4
-"""How many rows of the example are used, at most. All runs of all checks cost as much for each: with 64 images of 64 x
-64, not 4, the export of ResNet-18 took 28 CPU-seconds, not 6, and 1.9 GiB, not 0.7."""
 RUNS = 8
 """With how many seeds a model is run to see whether it depends on chance; layers are skipped once in ten times."""
-DTYPES: tuple[str, ...] = get_args(get_type_hints(Input)["dtype"])
-"""The dtypes that arrays of a batch, and outputs, may have."""
-
-
-class IndexRange(NamedTuple):
-    """The integers that an array of a batch may hold: 0 to ``below`` - 1, and ``ignored``. Named as in the manifest."""
-
-    below: int
-    ignored: int | None
 
 
 class UserModel(NamedTuple):
@@ -172,109 +164,11 @@ def make_user_model(
 
     features: what a contrastive step differentiates besides the loss.
     """
-    if not isinstance(model, nn.Module):
-        raise ExportError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
-    scripted = next((name for name, part in model.named_modules() if isinstance(part, torch.jit.ScriptModule)), None)
-    if scripted is not None:
-        raise ExportError(
-            f"{scripted or 'the model'} is TorchScript (torch.jit), whose operators cannot be recorded: "
-            "export the torch.nn.Module that it was made from"
-        )
-    for what, function in {"the loss": loss, **{f"metric {name}": row for name, row in metrics.items()}}.items():
-        if not callable(function):
-            raise ExportError(f"{what} is a {type(function).__name__}; expected a function (outputs, *targets)")
-    for name in metrics:
-        check_name("metric", name)
-    user = UserModel(model, loss, metrics, _named_batch(example, names, targets), targets)
-    _check_parameters(model, loss)
+    check_kinds(model, loss, metrics)
+    user = UserModel(model, loss, metrics, named_batch(example, names, targets), targets)
+    check_parameters(model, loss)
     user = _checked_by_running(user, features)
     return _checked_in_evaluation(user)
-
-
-def check_name(what: str, name: object, kind: Any = Name) -> None:
-    """Raise ExportError if the manifest cannot hold the name."""
-    try:
-        msgspec.convert(name, kind)
-    except msgspec.ValidationError as error:
-        raise ExportError(f"{what} name {name!r}: {error}") from None
-
-
-def _named_batch(example: Sequence[Any], names: Sequence[str] | None, targets: int) -> dict[str, Tensor]:
-    if isinstance(example, Tensor) or not isinstance(example, Sequence):
-        raise ExportError(f"the example is a {type(example).__name__}; expected a tuple of arrays such as (x, y)")
-    if not 0 <= targets < len(example):
-        raise ExportError(
-            f"the example has {len(example)} arrays, of which the last {targets} are the loss's targets; "
-            "expected at least one array before them, the model's input (see the argument `targets`)"
-        )
-    names = list(names) if names is not None else default_array_names(len(example) - targets, targets)
-    if len(names) != len(example) or len(set(names)) != len(names) or not all(map(str.isidentifier, names)):
-        raise ExportError(f"names {names} for an example of {len(example)} arrays; expected one identifier for each")
-    batch = {}
-    for name, array in zip(names, example, strict=True):
-        with as_export_error(f"example array {name} cannot become a tensor"):
-            # Each array its own memory: one tensor in two places would be traced as one input.
-            batch[name] = torch.as_tensor(array).detach().cpu().contiguous().clone()
-        if not batch[name].dim():
-            raise ExportError(f"example array {name} is a scalar; its first axis must be the examples'")
-        dtype = str(batch[name].dtype).removeprefix("torch.")
-        if dtype not in DTYPES:
-            raise ExportError(f"example array {name} is {dtype}; arrays are one of {', '.join(DTYPES)}")
-        with as_export_error(f"example array {name} of shape {tuple(batch[name].shape)} does not fit a bundle"):
-            array_row(name, batch[name])
-    rows = {name: len(array) for name, array in batch.items()}
-    if len(set(rows.values())) > 1 or not min(rows.values()):
-        raise ExportError(f"the first axis is the examples', the same for all arrays and at least 1; it has {rows}")
-    count = min(rows.values())
-    if count > MOST:
-        spread = torch.arange(MOST) * count // MOST  # the first ones of sorted data would all have one label
-        batch = {name: array[spread] for name, array in batch.items()}
-    if count == 1:
-        # PyTorch treats a size of 1 as a constant.
-        batch = {name: torch.cat([array, array]) for name, array in batch.items()}
-    return batch
-
-
-def default_array_names(inputs: int, targets: int) -> list[str]:
-    """Return ``x`` and ``y``; of several inputs ``x0``, ``x1``, ..., of several targets ``y0``, ``y1``, ..."""
-    return [
-        *(["x"] if inputs == 1 else [f"x{i}" for i in range(inputs)]),
-        *(["y"] if targets == 1 else [f"y{i}" for i in range(targets)]),
-    ]
-
-
-def array_row(name: str, value: Tensor, within: IndexRange | None = None) -> Input:
-    """Return the manifest's row for an array. Raises msgspec.ValidationError if the manifest has no such dtype."""
-    dtype = str(value.dtype).removeprefix("torch.")
-    allowed = {} if within is None else within._asdict()
-    return msgspec.convert({"name": name, "dtype": dtype, "shape": tuple(value.shape[1:]), **allowed}, Input)
-
-
-def _check_parameters(model: nn.Module, loss: Function) -> None:
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
-            raise ExportError(
-                f"{name} has no shape yet: run the model on the example once, so that its lazy modules know"
-            )
-        if tensor.device.type != "cpu":
-            raise ExportError(f"{name} is on {tensor.device}; export from the CPU: model.cpu()")
-    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    if not trained:
-        raise ExportError("the model has no parameter with requires_grad: there is nothing to train")
-    for name, value in trained.items():
-        if value.dtype != torch.float32:
-            raise ExportError(
-                f"parameter {name} is {value.dtype}; trained parameters are float32: convert with model.float(), or "
-                "freeze it with requires_grad_(False)"
-            )
-        if not value.numel():
-            raise ExportError(f"parameter {name} has shape {tuple(value.shape)}, no element at all")
-        if not bool(torch.isfinite(value).all()):
-            raise ExportError(f"parameter {name} holds NaN or infinity; every value must be finite")
-    if isinstance(loss, nn.Module):
-        for name, value in loss.named_parameters():
-            if value.requires_grad:
-                raise ExportError(f"the loss has a parameter of its own, {name}: make it a part of the model")
 
 
 def _checked_by_running(user: UserModel, features: Function | None) -> UserModel:
@@ -289,7 +183,12 @@ def _checked_by_running(user: UserModel, features: Function | None) -> UserModel
         for name, value in user.model.named_parameters():
             before.keep(name, value)
         with training_mode(user.model), as_export_error(f"on {rows} examples {what}"):
-            sizes, writes = _sizes_of_gradients(user, features, rows, before)
+            with AutocastRefused():
+                found = []
+                refuse_growing_attributes(
+                    user.model, lambda: found.append(_sizes_of_gradients(user, features, rows, before))
+                )
+            sizes, writes = found[0]
         with (
             training_mode(user.model),
             as_export_error(f"the example's {rows} examples work, but on {other} examples {what}"),
@@ -350,6 +249,7 @@ def _sizes_of_gradients(
         with torch.no_grad():
             for name in changed:
                 user.model.get_parameter(name).copy_(before[name])
+    refuse_written_frozen(user.model, changed)
     return sizes, bool(changed)
 
 
@@ -371,6 +271,7 @@ def _run_backwards(user: UserModel, features: Function | None, size: int) -> dic
     loss = user.loss(outputs, *targets)
     if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
         raise ExportError(f"the loss is {_describe(loss)}; expected a scalar float tensor, the batch's mean")
+    refuse_missing_values(batch, loss)
     detached = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
     for name, metric in user.metrics.items():
         value = metric(detached, *targets)
@@ -426,9 +327,11 @@ def _checked_in_evaluation(user: UserModel) -> UserModel:
     """Run the loss in evaluation mode, on a few rows of the example and with each of them there twice.
 
     Returns ``user`` with ``random_evaluation`` and ``evaluated``. Raises ExportError if dropout is on, or if the loss
-    is a sum over the batch: it doubles with each row twice, and a mean stays.
+    or a metric is a sum over the batch: it doubles with each row twice, and a mean stays.
     """
-    found, evaluated = [], {}
+    found: list[float] = []
+    metrics: list[dict[str, Tensor]] = []
+    evaluated = {}
     what = "in evaluation mode the model or its loss fails in PyTorch itself"
     # Outputs that remember how they were computed keep all that lies between: 1.2 GiB of ViT-B's, at 224 x 224.
     with evaluation_mode(user.model), torch.no_grad(), as_export_error(what):
@@ -442,15 +345,24 @@ def _checked_in_evaluation(user: UserModel) -> UserModel:
                     for name, value in named_outputs(outputs).items()
                 }
                 found.append(user.loss(outputs, *targets).item())
-                for metric in user.metrics.values():
-                    metric(pytree.tree_map_only(Tensor, Tensor.detach, outputs), *targets)
+                detached = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
+                metrics.append({name: metric(detached, *targets) for name, metric in user.metrics.items()})
     once, twice = found
+    _refuse_sum("the loss", once, twice, 'as reduction="mean" gives it')
+    for name, value in metrics[0].items():
+        if value.dim() == 0:
+            instead = "or a value for each example, such as outputs.argmax(1) == y"
+            _refuse_sum(f"metric {name}", value.item(), metrics[1][name].item(), instead)
+    return user._replace(random_evaluation=seeded.draws > 0, evaluated=evaluated)
+
+
+def _refuse_sum(what: str, once: float, twice: float, instead: str) -> None:
+    """Raise ExportError if a value doubles with the number of examples."""
     if once and abs(twice - 2 * once) <= 1e-4 * abs(once):
         raise ExportError(
-            f"the loss is {once:.4g} on {FEW} examples, and {twice:.4g} with each of them there twice: it is a sum; "
-            'expected the mean over the batch, as reduction="mean" gives it'
+            f"{what} is {once:.4g} on {FEW} examples, and {twice:.4g} with each of them there twice: it is a sum; "
+            f"expected the mean over the batch, {instead}"
         )
-    return user._replace(random_evaluation=seeded.draws > 0, evaluated=evaluated)
 
 
 def _describe(value: object) -> str:

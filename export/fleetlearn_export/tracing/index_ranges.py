@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from fleetlearn_protocol.messages import MAX_EXACT
 
-from fleetlearn_export.model.user_model import IndexRange
+from fleetlearn_export.model.arguments import IndexRange
 
 aten = torch.ops.aten
 INTEGERS = (torch.int64, torch.int32, torch.uint8)

@@ -130,11 +130,26 @@ def trace(
         take_cases(other_cases(recorded, arguments, rows, record))
     graph = recorded.graph
     for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.squeeze.default:
+            _name_squeezed_axes(node)
         if node.op == "get_attr" and isinstance(value := getattr(graph, node.target), Tensor):
             # Plain attributes are not exported. Frozen parameters of the model arrive here as such.
             delattr(graph, node.target)
             graph.register_buffer(node.target, value.detach())
     return graph
+
+
+def _name_squeezed_axes(node: torch.fx.Node) -> None:
+    """Let squeeze() take away the axes that it takes away here.
+
+    By itself it takes away the examples' axis as well where there is one example: ``output.squeeze()`` at the end of a
+    binary classifier. The graph computes the same for any number of examples.
+    """
+    (source,) = node.args
+    assert isinstance(source, torch.fx.Node)
+    sizes = source.meta["val"].shape
+    axes = [axis for axis, size in enumerate(sizes) if isinstance(size, int) and size == 1]
+    node.target, node.args = torch.ops.aten.squeeze.dims, (source, axes)
 
 
 def _recorded(

@@ -114,7 +114,16 @@ HYPER = {"hyper": {"lr": None}}
 @pytest.mark.parametrize(
     ("step", "options", "text"),
     [
-        ("sgd", {}, "the step is a str; expected a LocalStep or a function"),
+        ("sgd", {}, r"the step is the text 'sgd'; expected LocalStep\('sgd'\)"),
+        (3, {}, "the step is a int; expected a LocalStep or a function"),
+        (LocalStep, {}, r"the step is the class LocalStep; .* write LocalStep\(\.\.\.\)"),
+        (
+            torch.optim.SGD,
+            {},
+            r"the step is torch\.optim's SGD; expected LocalStep\(\"sgd\"\): a device has no PyTorch",
+        ),
+        (torch.optim.SGD([torch.zeros(1, requires_grad=True)]), {}, r"torch\.optim's SGD; expected LocalStep"),
+        (torch.optim.Rprop, {}, r"torch\.optim's Rprop; expected LocalStep, of sgd, momentum"),
         (LocalStep("lion"), {}, "optimizer 'lion'; a LocalStep has one of sgd, momentum, nesterov, adam, adamw$"),
         (LocalStep("custom"), {}, "optimizer 'custom'; a LocalStep has one of sgd"),
         (

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from fleetlearn_export import ExportError
+from fleetlearn_export.model.arguments import default_array_names
 from fleetlearn_export.model.user_model import (
     EvalModule,
     LossModule,
-    default_array_names,
     evaluation_mode,
     make_user_model,
     named_outputs,
@@ -113,6 +113,17 @@ class Metric(nn.Module):
     ("options", "text"),
     [
         ({"model": functional.relu}, "the model is a function; expected a torch.nn.Module"),
+        (
+            {"model": nn.Linear},
+            r"the model is the class Linear; expected an object of the class: write Linear\(\.\.\.\)",
+        ),
+        ({"loss": nn.CrossEntropyLoss}, r"the loss is the class CrossEntropyLoss; .* write CrossEntropyLoss\(\.\.\.\)"),
+        ({"metrics": {"l1": nn.L1Loss}}, "metric l1 is the class L1Loss"),
+        ({"model": nn.DataParallel(nn.Linear(3, 2))}, r"the model is wrapped in DataParallel.*give model\.module"),
+        (
+            {"model": nn.Sequential(nn.DataParallel(nn.Linear(3, 2)))},
+            r"^0 is wrapped in DataParallel.*the module inside, model\.0\.module",
+        ),
         ({"model": _scripted()}, "^1 is TorchScript .* the torch.nn.Module that it was made from"),
         ({"model": nn.Linear(3, 2).requires_grad_(False)}, "no parameter with requires_grad"),
         ({"model": _half()}, r"parameter 1.weight is torch.float64; .* model.float\(\)"),
@@ -153,7 +164,7 @@ class Metric(nn.Module):
         ({"example": (X, torch.tensor(1))}, "example array y is a scalar"),
         ({"example": (X.half(), Y)}, "example array x is float16; arrays are one of float32, .*, bool"),
         ({"example": (["a", "b"], Y)}, "example array x cannot become a tensor"),
-        ({"example": (X.double(), Y)}, "fails in PyTorch itself: RuntimeError: .*Double"),
+        ({"example": (X.double(), Y)}, "an array of the example is float64, .* RuntimeError: .*Double"),
         ({"names": ["x"]}, r"names \['x'\] for an example of 2 arrays"),
         ({"names": ["x", "x"]}, "one identifier for each"),
         ({"names": ["x", "the label"]}, "one identifier for each"),

@@ -80,6 +80,8 @@ def scatter_add(graph: Emitter, out: Tensor, x: Value, dim: int, index: Value, s
 def scatter_reduce(
     graph: Emitter, out: Tensor, x: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool = True
 ) -> str:
+    if reduce == "mean":
+        return _scatter_mean(graph, out, x, dim, index, src, include_self)
     if reduce not in REDUCTIONS:
         raise EmissionError(f"reduce={reduce!r}")
     if not include_self:
@@ -89,6 +91,18 @@ def scatter_reduce(
         neutral = {"add": 0, "mul": 1, "max": low, "min": high}[REDUCTIONS[reduce]]
         x = Value(scatter(graph, out, x, dim, index, neutral), x.traced)
     return scatter(graph, out, x, dim, index, src, reduce)
+
+
+def _scatter_mean(graph: Emitter, out: Tensor, x: Value, dim: int, index: Value, src: Value, include_self: bool) -> str:
+    """The sum at each place, divided by the number of summands there. A place that no index names keeps its value."""
+    if not x.dtype.is_floating_point:
+        raise EmissionError("reduce='mean' of integers")
+    total = scatter_reduce(graph, out, x, dim, index, src, "sum", include_self)
+    itself = Value(graph.filled(1 if include_self else 0, x.shape, x.dtype), x.traced)
+    summands = scatter(graph, out, itself, dim, index, 1, "add")
+    if not include_self:
+        summands = graph.node("Max", summands, graph.number(1, x.dtype))
+    return graph.node("Div", total, summands)
 
 
 def along_axis(reduction: str | None) -> Handler:

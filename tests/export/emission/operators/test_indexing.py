@@ -69,6 +69,8 @@ PLACED: list[tuple[Any, Callable[..., Any]]] = [
     (aten.scatter_reduce.two, lambda x, places: x[:, 0].scatter_reduce(1, places, x[:, 1], "amax")),
     (aten.scatter_reduce.two, lambda x, places: x[:, 0].scatter_reduce(1, places, x[:, 1], "sum", include_self=False)),
     (aten.scatter_reduce.two, lambda x, places: x[:, 0].scatter_reduce(1, places, x[:, 1], "amin", include_self=False)),
+    (aten.scatter_reduce.two, lambda x, places: x[:, 0].scatter_reduce(1, places, x[:, 1], "mean")),
+    (aten.scatter_reduce.two, lambda x, places: x[:, 0].scatter_reduce(1, places, x[:, 1], "mean", include_self=False)),
     (aten.index_add.default, lambda x, places: x.index_add(1, ROWS, x[:, :3], alpha=2)),
     (aten.index_add.default, lambda x, places: torch.zeros(4, 5).index_add(0, places[:, 0], x[:, 0])),
     (aten.index_copy.default, lambda x, places: x.index_copy(-1, torch.tensor([4, 0]), x[:, :, 1:3])),
