@@ -45,7 +45,11 @@ def fill_defaults(raw: dict[str, Any]) -> None:
         aggregation = raw["aggregation"] = {**recipe.aggregation, **aggregation}
         _check_aggregation(aggregation)
     if isinstance(round_, dict):
-        _fill_round(round_, recipe.round, partial(_least_updates, aggregation))
+        defaults = recipe.round
+        if isinstance(aggregation, dict) and aggregation["aggregator"] in RULES:
+            # A robust rule bounds what one device can do; a weight that the device claims itself would undo that.
+            defaults = {**defaults, "weighting": "uniform"}
+        _fill_round(round_, defaults, partial(_least_updates, aggregation))
     if isinstance(staleness, dict) and isinstance(round_, dict):
         _fill_staleness(staleness, round_)
     if isinstance(evaluation, dict) and isinstance(round_, dict):

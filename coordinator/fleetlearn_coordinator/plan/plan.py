@@ -247,8 +247,8 @@ class Plan(Section, frozen=True, kw_only=True):
     def hyper(self, manifest: Manifest) -> dict[str, float]:
         """A value for each hyper-parameter of the bundle's step: the plan's, else the bundle's default.
 
-        mu weights the terms that only some recipes use; with the others it is 0. Raises PlanError where the two do
-        not fit.
+        mu weights the terms that only some recipes use; with the others it is 0. A recipe that is made of such a term
+        needs a mu. Raises PlanError where plan and bundle do not fit.
         """
         named = {"lr": self.local.lr, "mu": self.local.mu}
         given = {**self.local.hyper, **{key: value for key, value in named.items() if value is not None}}
@@ -275,6 +275,13 @@ class Plan(Section, frozen=True, kw_only=True):
             if value is None:
                 where = f"local.{key}" if key in named else f"local.hyper.{key}"
                 raise self._misfit(f"{where} is missing: the step needs it, and the bundle has no default.", manifest)
+        weighted = [term for term in TERMS if term in needs]
+        if weighted and self.local.mu is None and not self.local.adaptive_mu and not values["mu"]:
+            text = (
+                f"local.mu is missing, and the bundle's default is 0: without the {weighted[0]} term, whose weight mu "
+                f"is, {what} is another algorithm. Set local.mu, such as 0.01; local.mu = 0 says that this is meant."
+            )
+            raise self._misfit(text, manifest)
         return {key: value for key, value in values.items() if value is not None}
 
     def remarks(self, manifest: Manifest) -> list[str]:
@@ -285,6 +292,9 @@ class Plan(Section, frozen=True, kw_only=True):
                 "the bundle's step adds a correction to the gradient, and this plan has none: it is zeros. "
                 'recipe = "scaffold" and recipe = "feddyn" use it'
             )
+        needed = [term for term in TERMS if term in RECIPES[self.recipe].needs + self.algorithm.needs]
+        if needed and self.local.mu == 0 and not self.local.adaptive_mu:
+            found.append(f"local.mu = 0: {self._needing()} without its {needed[0]} term is another algorithm")
         if manifest.step.contrastive and not self.hyper(manifest).get("mu"):
             found.append(
                 "the bundle's step has MOON's contrastive term, and its weight mu is 0: devices compute it for "

@@ -115,5 +115,5 @@ RECIPES: Mapping[str, Recipe] = {
         "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, arXiv 2012.04221, Algorithm 1",
         local={**LOCAL, "algorithm": "ditto"},
     ),
-    **{name: Recipe(source, aggregation={"aggregator": name}) for name, source in _ROBUST.items()},
+    **{name: Recipe(source, round=UNIFORM, aggregation={"aggregator": name}) for name, source in _ROBUST.items()},
 }

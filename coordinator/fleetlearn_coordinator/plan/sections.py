@@ -41,7 +41,7 @@ class Local(Section, frozen=True, kw_only=True):
     """Learning rate of the local step. Default: the bundle's; an error where it has none."""
     mu: Annotated[float, Meta(ge=0, lt=1e6)] | None = None
     """Weight of the proximal term mu/2 * ||w - round's model||^2, or of MOON's contrastive loss; of ditto's personal
-    model alone, its lambda. Default: the bundle's for fedprox, moon and ditto, else 0."""
+    model alone, its lambda. Default: for fedprox, moon, feddyn and ditto the bundle's, which must not be 0; else 0."""
     adaptive_mu: bool = False
     """Whether mu follows the loss from round to round, beginning at ``mu``. Default: the recipe's."""
     algorithm: str
@@ -83,7 +83,8 @@ class Round(Section, frozen=True, kw_only=True):
     """Most examples that count as an update's weight, whatever a device claims to have."""
     weighting: Literal["examples", "uniform", "inverse-participation"]
     """Whether an update weighs as much as its device has examples, or all weigh the same, or (asynchronous) the less,
-    the more updates of its device count (aggregation/participation_rates.py). Default: the recipe's."""
+    the more updates of its device count (aggregation/participation_rates.py). Default: uniform with an aggregator other
+    than the mean, which bounds what one device can do; else the recipe's."""
     participation: Literal["synchronous", "asynchronous"]
     """Whether a round waits for the devices that it gave tasks to, or tasks are given at any time and go on when a
     round ends, so that updates may be stale. Default: the recipe's."""

@@ -358,7 +358,6 @@ EACH = (
     aten.slice_scatter.default,
     aten.split.Tensor,
     aten.split_with_sizes.default,
-    aten.squeeze.default,
     aten.squeeze.dim,
     aten.squeeze.dims,
     aten.stack.default,

@@ -301,6 +301,8 @@ MOON = manifest(
     hyper=(Hyper("lr"), Hyper("momentum", 0.9), Hyper("mu"), Hyper("temperature", 0.5)),
 )
 SCAFFOLD = manifest(step=LocalStep("sgd", correction=True), hyper=(Hyper("lr"),))
+DEVICES = "\n[server]\ndevices = 9"
+ZERO_MU = (Hyper("lr"), Hyper("mu", 0.0))
 OWN = manifest(step=LocalStep("custom"), hyper=(Hyper("rate", 0.25), Hyper("mu", 2.0)))
 
 
@@ -322,6 +324,31 @@ def test_any_step_s_values_can_be_given(text: str, bundle: Manifest, expected: d
     plan = parse(text)
     plan.check_against(bundle)
     assert plan.hyper(bundle) == expected
+
+
+def test_a_mu_of_0_that_is_meant_is_said() -> None:
+    """FedProx with mu 0 is FedAvg bit for bit. The adaptive mu may begin at 0."""
+    bundle = manifest(hyper=ZERO_MU)
+    plan = parse(f'recipe = "fedprox"\n{SMALL}[local]\nlr = 0.1\nmu = 0')
+    assert plan.hyper(bundle)["mu"] == 0.0
+    assert plan.remarks(bundle) == ["local.mu = 0: recipe fedprox without its proximal term is another algorithm"]
+    adaptive = parse(f'recipe = "fedprox-adaptive"\n{SMALL}[local]\nlr = 0.1')
+    assert (adaptive.hyper(bundle)["mu"], adaptive.remarks(bundle)) == (0.0, [])
+    assert parse(f"{SMALL}[local]\nlr = 0.1").remarks(bundle) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "weighting"),
+    [
+        ("", "examples"),
+        ('[aggregation]\naggregator = "median"', "uniform"),
+        ('[aggregation]\naggregator = "geometric-median"', "uniform"),
+        ('weighting = "examples"\n[aggregation]\naggregator = "geometric-median"', "examples"),
+        ("[aggregation]\nmax_norm = 1.0", "examples"),
+    ],
+)
+def test_robust_rules_weigh_all_devices_the_same_unless_the_plan_says_otherwise(text: str, weighting: str) -> None:
+    assert parse(f"{SMALL}{text}").round.weighting == weighting
 
 
 def test_what_a_bundle_has_in_vain_is_said() -> None:
@@ -361,6 +388,15 @@ PLAIN = manifest(proximal=False, hyper=(Hyper("lr"),))
             ["recipe fedprox needs a step with a proximal term", "its step is momentum with a contrastive term and"],
         ),
         (f'recipe = "moon"\n{SMALL}[local]\nlr = 0.1', MOON, ["local.mu is missing"]),
+        *(
+            (f'recipe = "{name}"\n{SMALL}[local]\nlr = 0.1{devices}', bundle, [name, "default is 0", "Set local.mu"])
+            for name, bundle, devices in [
+                ("fedprox", manifest(hyper=ZERO_MU), ""),
+                ("moon", manifest(step=LocalStep("sgd", contrastive=True), hyper=ZERO_MU), ""),
+                ("feddyn", manifest(step=LocalStep("sgd", proximal=True, correction=True), hyper=ZERO_MU), DEVICES),
+                ("ditto", manifest(hyper=ZERO_MU), ""),
+            ]
+        ),
         (SMALL, PLAIN, ["local.lr is missing", "its step is sgd and takes lr;"]),
         (f"{SMALL}[local]\nlr = 1", manifest(proximal=False, hyper=()), ["local.lr = 1.0 is not", "takes nothing"]),
         (

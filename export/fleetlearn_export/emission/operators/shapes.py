@@ -137,7 +137,6 @@ OPERATORS: dict[torch._ops.OpOverload, Handler] = {
     aten._reshape_alias.default: reshaped,
     aten.reshape.default: reshaped,
     aten.reshape_as.default: reshaped,
-    aten.squeeze.default: reshaped,
     aten.squeeze.dim: reshaped,
     aten.squeeze.dims: reshaped,
     aten.unsqueeze.default: reshaped,

@@ -20,7 +20,7 @@ CASES: list[tuple[Any, Callable[..., Any]]] = [
     (aten.view.default, lambda x: x.flatten(1).unflatten(1, (3, -1))),
     (aten.view.default, lambda x: x.reshape(x.shape[0], 2, x.numel() // x.shape[0] // 2)),
     (aten._unsafe_view.default, lambda x: x.transpose(0, 1).reshape(4, -1)),
-    (aten.squeeze.default, lambda x: x[0, :, :1].squeeze()),
+    (aten.squeeze.dims, lambda x: x[0, :, :1].squeeze()),
     (aten.squeeze.dim, lambda x: x[:, :1].squeeze(-2)),
     (aten.squeeze.dims, lambda x: x[:, :1, :1].squeeze((1, 2))),
     (aten.unsqueeze.default, lambda x: x.unsqueeze(-1)),
