@@ -31,6 +31,7 @@ with needs("fleetlearn-coordinator", "coordinator"):
     from fleetlearn_coordinator.service.several.operations import operating
     from fleetlearn_coordinator.service.several_runs import serve_runs
     from fleetlearn_coordinator.service.status import Status, read_model, read_status
+    from fleetlearn_coordinator.service.versions import choose_version
     from fleetlearn_coordinator.storage.requests import write_request
 
 app = command_app("fleetlearn-coordinator", "Federated learning's coordinator.")
@@ -69,6 +70,8 @@ def serve(
             return
         result = serve_plan(Plan.load(plan), service=ServiceSettings.load(service) if service else None, stay=stay)
     say(f"{result.reason}; the newest model is version {result.version}")
+    if result.met_by is not None:
+        say(f"export-model writes version {result.met_by}, which met the target")
 
 
 @app.command()
@@ -131,18 +134,25 @@ def evaluate_held_out(
 def export_model(
     plan: PlanFile,
     output: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file to write.")],
-    version: Annotated[int | None, typer.Option(help="Which model. Default: the newest.")] = None,
+    version: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|newest|measured|best",
+            help="Which model. Default: the one that met the target, where that ended the run; else the newest.",
+        ),
+    ] = None,
 ) -> None:
     """Write the trained model as an ONNX file that any ONNX Runtime runs."""
     with expected_errors():
         settings = Plan.load(plan)
-        number, vector = read_model(settings.data_dir, version)
+        chosen = choose_version(settings, version)
+        number, vector = read_model(settings.data_dir, chosen.version)
         bundle = open_bundle(settings.bundle)
         content = write_inference_model(bundle, vector)
         draft = output.with_name(output.name + ".draft")
         draft.write_bytes(content)
         draft.replace(output)
-    say(f"wrote version {number} to {output} ({len(content)} bytes)")
+    say(f"wrote version {number} ({chosen.why}) to {output} ({len(content)} bytes)")
     personal = bundle.manifest.local_size - bundle.manifest.size
     if personal:
         say(f"{personal} personal parameters have the bundle's initial values: the trained are on the devices")
@@ -173,6 +183,9 @@ def _show(found: Status, last: int) -> None:
     metrics = list(dict.fromkeys(name for row in found.rounds for name in row.summary["metrics"]))
     # On a narrow terminal the causes take more lines, and every number stays whole.
     table = plain_table("round", "outcome", "reports", "dropped", *metrics, "change", "seconds", wraps="dropped")
+    if metrics:
+        names = ", ".join(metrics)
+        print(f"{names}: of the model that a round began with, on the training examples of the round's own devices")
     for row in found.rounds[-last:]:
         dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(row.summary["dropped"].items()))
         values = (f"{row.summary['metrics'][name]:.4g}" if name in row.summary["metrics"] else "" for name in metrics)

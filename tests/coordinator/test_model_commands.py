@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.__main__ import app
-from fleetlearn_coordinator.storage.ledger import ModelMade, RoundClosed, RoundOpened
+from fleetlearn_coordinator.rounds.commands import Finish
+from fleetlearn_coordinator.storage.ledger import Metadata, ModelMade, RoundClosed, RoundOpened
 from fleetlearn_coordinator.storage.requests import read_roll_back
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
@@ -76,3 +77,64 @@ def test_roll_back_is_a_request(plan: Path) -> None:
         assert f"cannot be rolled back to version {version}; the newest is 3, and it keeps 0, 2" in re.sub(
             r"\s+", " ", refused.stderr
         )
+
+
+def finished_by_accuracy(plan: Path, *, version: int, target: float = 0.75) -> None:
+    """Let the run be over, since the model of this version met the target. ``version`` 2 is not the newest, 3."""
+    plan.write_text(plan.read_text() + f'\nmetric = "accuracy"\ntarget = {target}\n')  # its last table is [stop]
+    settings = Plan.load(plan)
+    store = open_store(settings.data_dir, open_bundle(settings.bundle).sha256)
+    for number, accuracy in ((1, 0.3), (2, 0.6), (3, 0.76)):  # of versions 0, 1 and 2
+        summary = {"change": 0.5, "metrics": {"accuracy": accuracy}, "behind": {"accuracy": 2}}
+        store.write([RoundClosed(number, "committed", summary, 5.0)])
+    reason = f"accuracy of model version {version} is 0.76; the target is {target}"
+    rule = Finish(reason, "metric", 0.76, target, "accuracy", version)
+    store.write([Metadata("finished", reason), Metadata("finished_by", json.dumps(rule._asdict()))])
+    store.close()
+
+
+def exported(plan: Path, tmp_path: Path, *arguments: object) -> tuple[int, str]:
+    """Return the version that ``export-model`` wrote, by its elements, and what the command said."""
+    output = tmp_path / "infer.onnx"
+    shown = run("export-model", plan, "--output", output, *arguments)
+    assert shown.exit_code == 0, shown.stderr
+    vector = np.frombuffer(output.read_bytes().removeprefix(b"head").removesuffix(b"tail"), np.float32)
+    return int(vector[0]), re.sub(r"\s+", " ", shown.stderr)
+
+
+def test_a_run_that_stopped_at_its_target_exports_the_model_that_met_it(plan: Path, tmp_path: Path) -> None:
+    version, said = exported(plan, tmp_path)
+    assert (version, "wrote version 3 (the newest)" in said) == (3, True)
+    finished_by_accuracy(plan, version=2)
+    version, said = exported(plan, tmp_path)
+    assert version == 2
+    assert "wrote version 2 (which met the target: accuracy of model version 2 is 0.76; the target is 0.75)" in said
+    lines = [re.sub(r"\s+", " ", line).strip() for line in run("models", plan).stdout.splitlines()]
+    assert any(line.startswith("2 round 2 target 0.3 0.5 0.76") for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("wanted", "version", "why"),
+    [
+        ("newest", 3, "the newest"),
+        ("3", 3, "as asked"),
+        ("measured", 2, "which met the target"),
+        ("best", 2, "the best: accuracy 0.76 (round)"),
+    ],
+)
+def test_a_version_is_chosen_by_what_it_is(plan: Path, tmp_path: Path, wanted: str, version: int, why: str) -> None:
+    finished_by_accuracy(plan, version=2)
+    found, said = exported(plan, tmp_path, "--version", wanted)
+    assert found == version
+    assert why in said
+
+
+def test_a_version_that_cannot_be_chosen_is_refused_with_the_reason(plan: Path, tmp_path: Path) -> None:
+    for wanted, text in {
+        "best": "models.metric or stop.metric must name a metric",
+        "newset": "version 'newset': a version is a number, or one of newest, measured, best",
+        "1": "has no model of version 1",
+    }.items():
+        refused = run("export-model", plan, "--output", tmp_path / "infer.onnx", "--version", wanted)
+        assert refused.exit_code == 1
+        assert text in re.sub(r"\s+", " ", refused.stderr)

@@ -137,6 +137,9 @@ class Finish(NamedTuple):
     """What the rule compares it with."""
     metric: str | None = None
     """The metric's name, where the rule is one of a metric."""
+    version: int | None = None
+    """Of the model that the metric was measured of, where the rule is one of a metric. It may be older than the newest:
+    devices measure the model with which a round begins, and the round makes one more."""
 
 
 Command = (

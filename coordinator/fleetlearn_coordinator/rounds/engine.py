@@ -212,10 +212,10 @@ class Engine(RoundState):
 
     def committed(self, now: float, *, change: float, metrics: Mapping[str, float]) -> list[Command]:
         """The driver made the round's model: ``change`` is the L2 norm of its difference, ``metrics`` the round's that
-        may stop the run."""
+        may stop the run. They are of the model with which the round began, the version before."""
         self._check_committing()
         self.version += 1
-        finish = self.finishing or self.finish(change, metrics)
+        finish = self.finishing or self.finish(change, metrics, self.version - 1)
         self._end_round()
         if finish is not None:
             return self._finish(finish, now)
@@ -240,7 +240,7 @@ class Engine(RoundState):
 
     def go_on_from_model(self, now: float) -> list[Command]:
         """The earlier model is there. Of the stop rules, the one on the number of versions alone may be met by it."""
-        return self.measured({}, now) or self.begin(now)
+        return self.measured({}, self.version, now) or self.begin(now)
 
     def count_measurement(self, device: str, task: str, now: float) -> list[Command]:
         """What the device measured is safe: it counts. Call only where ``evaluations.wanted``."""
@@ -252,10 +252,10 @@ class Engine(RoundState):
         self.evaluations.requested = True
         return self._begin_evaluation(now)
 
-    def measured(self, metrics: Mapping[str, float], now: float) -> list[Command]:
-        """These metrics of a committed model, which may stop the run, were measured outside of its round. A round that
-        is open then stays as it is, and goes on if the run is resumed with another stop rule."""
-        finish = None if self.phase is Phase.FINISHED else self.finish(inf, metrics)
+    def measured(self, metrics: Mapping[str, float], version: int, now: float) -> list[Command]:
+        """These metrics of the model of this version, which may stop the run, were measured outside of its round. A
+        round that is open then stays as it is, and goes on if the run is resumed with another stop rule."""
+        finish = None if self.phase is Phase.FINISHED else self.finish(inf, metrics, version)
         if finish is None:
             return []
         if self.phase is Phase.COMMITTING:  # ``committed`` follows

@@ -116,10 +116,10 @@ class RoundState:
             at = lost if at is None else min(lost, at)
         return at if due is None else due if at is None else min(due, at)
 
-    def finish(self, change: float, metrics: Mapping[str, float]) -> Finish | None:
-        """Return the stop rule that is met at this version, if one is. ``change`` and ``metrics`` are those of the last
-        committed round, as for ``committed``."""
-        return stop_rules.finish(self.settings, self.version, change, metrics)
+    def finish(self, change: float, metrics: Mapping[str, float], measured: int | None = None) -> Finish | None:
+        """Return the stop rule that is met at this version, if one is. ``change`` is of the last committed round, as
+        for ``committed``; ``metrics`` are of the model of version ``measured``."""
+        return stop_rules.finish(self.settings, self.version, change, metrics, measured)
 
     # --- reports ---
 

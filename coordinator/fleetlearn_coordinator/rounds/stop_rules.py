@@ -8,10 +8,13 @@ from fleetlearn_coordinator.rounds.commands import Finish
 from fleetlearn_coordinator.rounds.settings import Settings
 
 
-def finish(rule: Settings, version: int, change: float, metrics: Mapping[str, float]) -> Finish | None:
+def finish(
+    rule: Settings, version: int, change: float, metrics: Mapping[str, float], measured: int | None = None
+) -> Finish | None:
     """Return the stop rule that is met at this version, if one is.
 
-    ``change`` is the L2 norm of the last committed round's change of the model, ``metrics`` are that round's.
+    ``change`` is the L2 norm of the last committed round's change of the model. ``metrics`` are of the model of version
+    ``measured``.
     """
     if rule.rounds is not None and version >= rule.rounds:
         return Finish(f"{version} rounds done", "rounds", version, rule.rounds)
@@ -21,6 +24,6 @@ def finish(rule: Settings, version: int, change: float, metrics: Mapping[str, fl
     if rule.metric is not None and rule.metric in metrics:
         value = metrics[rule.metric]
         if value <= rule.target if rule.below else value >= rule.target:
-            reason = f"{rule.metric} is {value:.6g}; the target is {rule.target:.6g}"
-            return Finish(reason, "metric", value, rule.target, rule.metric)
+            reason = f"{rule.metric} of model version {measured} is {value:.6g}; the target is {rule.target:.6g}"
+            return Finish(reason, "metric", value, rule.target, rule.metric, measured)
     return None

@@ -46,6 +46,8 @@ class Result(NamedTuple):
     """False: it was stopped and can be started again."""
     version: int
     """Of the newest model."""
+    met_by: int | None = None
+    """The version of the model whose metric met the target, where that ended the run."""
 
 
 def serve(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False) -> Result:
@@ -84,7 +86,7 @@ async def _serve(plan: Plan, service: ServiceSettings, stopped: asyncio.Future[s
         reason = server.done.result()
     run = server.run
     logger.info("%s; the newest model is version %d", reason, run.engine.version)
-    return Result(reason, run.finished is not None, run.engine.version)
+    return Result(reason, run.finished is not None, run.engine.version, run.met_by)
 
 
 @asynccontextmanager

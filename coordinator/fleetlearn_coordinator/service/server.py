@@ -331,7 +331,7 @@ class RunServer:
         counts = self.run.plan.stop.measured_by == "held-out" and version >= self.run.roll_backs.newest
         if counts and self.run.finished is None and not self.done.done():
             now = self.clock.now()
-            self._carry_out(self.engine.measured(metrics, now), now)
+            self._carry_out(self.engine.measured(metrics, version, now), now)
 
     def look_for_request(self) -> None:
         """Open an evaluation, or roll back, if somebody asked for it. For a finished run its next start does."""

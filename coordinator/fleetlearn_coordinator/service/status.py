@@ -57,14 +57,21 @@ class Status(msgspec.Struct, frozen=True):
     finished: str | None
     """Why training is over, or None."""
     finished_by: dict[str, Any] | None
-    """The stop rule that is met: rule (``rounds``, ``epsilon`` or ``metric``), value, limit, metric, reason. None while
-    training is not over, or where an earlier version was the last to run it."""
+    """The stop rule that is met: rule (``rounds``, ``epsilon`` or ``metric``), value, limit, metric, reason, and for a
+    metric the version of the model that was measured. None while training is not over, or where an earlier version of
+    fleetlearn was the last to run it."""
     live: dict[str, Any]
     """The coordinator's last look at itself: time, phase, round, connected, leases, accepted, ..."""
     rounds: list[Closed]
     evaluations: list[ClosedEvaluation]
     held_out: dict[int, dict[str, Any]]
     """Version -> what its model measures on held-out data: examples, metrics."""
+
+    @property
+    def met_by(self) -> int | None:
+        """The version of the model whose metric met the target, where that ended the run. None: it did not."""
+        found: int | None = (self.finished_by or {}).get("version")
+        return found
 
     @property
     def died(self) -> bool:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.plan.plan import Plan
-from fleetlearn_coordinator.service.status import read_model
+from fleetlearn_coordinator.service.status import read_model, read_status
 from fleetlearn_coordinator.service.training_run.kept_models import best_versions, measured, metrics_of, why_kept
+from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.file_blobs import model_path, model_versions
 from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
 
@@ -37,8 +40,8 @@ class Version(msgspec.Struct, frozen=True):
     change: float | None
     """L2 norm of its difference from the version before, where a round made it."""
     kept: str | None
-    """Why it is kept: ``initial``, ``newest``, ``last``, ``every``, ``best``; ``needed`` while something uses it. None:
-    its file is gone."""
+    """Why it is kept: ``target`` (it met the target that ended the run), ``initial``, ``newest``, ``last``, ``every``,
+    ``best``; ``needed`` while something uses it. None: its file is gone."""
     size: int | None
     """Bytes of its file, with the server optimizer's state. None: it is gone."""
     metrics: dict[str, dict[str, float]]
@@ -57,6 +60,7 @@ def read_versions(plan: Plan, *, gone: bool = False, most: int | None = None) ->
     numbers = [row.version for row in known]
     metrics = {source: metrics_of(plan, numbers, source) for source in SOURCES}
     best = best_versions(plan.models, measured(plan, there) if plan.models.best is not None else {})
+    met_by = read_status(plan.data_dir).met_by
     found = []
     for row in known:
         number, path = row.version, model_path(plan.data_dir, row.version)
@@ -69,12 +73,60 @@ def read_versions(plan: Plan, *, gone: bool = False, most: int | None = None) ->
                 row.round or None,
                 row.restores,
                 made[number - 1]["change"] if number - 1 in made else None,
-                (why_kept(plan.models, number, newest, best) or "needed") if is_there else None,
+                _why_kept(plan, number, newest, best, met_by) if is_there else None,
                 path.stat().st_size if is_there else None,
                 {source: rows[number] for source, rows in metrics.items() if number in rows},
             )
         )
     return found
+
+
+def _why_kept(plan: Plan, version: int, newest: int, best: Collection[int], met_by: int | None) -> str:
+    return "target" if version == met_by else why_kept(plan.models, version, newest, best) or "needed"
+
+
+class Chosen(NamedTuple):
+    """A version that somebody asks for by what it is."""
+
+    version: int
+    why: str
+    """For people: what it is."""
+
+
+def choose_version(plan: Plan, wanted: str | None) -> Chosen:
+    """Return the version of a run's model that is wanted: its number, or one of these words.
+
+    newest: the one that was made last.
+    measured: the one whose metric met the target, where that ended the run; else the newest that was measured, by
+        what the plan's [models] says.
+    best: of those that are kept and were measured, the best by the metric of [models], or of [stop].
+    None: measured, where a target ended the run; else newest.
+
+    Raises StoreError where there is no such version, or what is wanted is none of these.
+    """
+    status, rule = read_status(plan.data_dir), plan.models
+    if wanted is None:
+        wanted = "newest" if status.met_by is None else "measured"
+    if wanted.isdecimal():
+        return Chosen(int(wanted), "as asked")
+    if wanted == "newest":
+        return Chosen(status.version, "the newest")
+    if wanted == "measured" and status.met_by is not None:
+        return Chosen(status.met_by, f"which met the target: {status.finished}")
+    if wanted not in ("measured", "best"):
+        text = f"version {wanted!r}: a version is a number, or one of newest, measured, best"
+        raise StoreError(Code.UNKNOWN_CONTENT, text)
+    if rule.metric is None:
+        text = f"{plan.file}: to know the {wanted} version, models.metric or stop.metric must name a metric"
+        raise StoreError(Code.UNKNOWN_CONTENT, text)
+    values = measured(plan, model_versions(plan.data_dir))
+    if not values:
+        text = f"{plan.data_dir}: no version that is kept was measured by {rule.metric} ({rule.measured_by}) yet"
+        raise StoreError(Code.UNKNOWN_CONTENT, text)
+    best = max(best_versions(msgspec.structs.replace(rule, best=1), values), default=max(values))
+    version = max(values) if wanted == "measured" else best
+    what = "the best" if wanted == "best" else "the newest that was measured"
+    return Chosen(version, f"{what}: {rule.metric} {values[version]:.6g} ({rule.measured_by})")
 
 
 class ParameterChange(msgspec.Struct, frozen=True):

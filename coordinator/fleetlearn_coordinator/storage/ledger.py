@@ -319,8 +319,8 @@ class Ledger(Protocol):
     def last_evaluation(self) -> LastEvaluation | None:
         """Return the evaluation that was opened last, or None before the first. Raises StoreError (damaged)."""
 
-    def last_valid_evaluation(self, since: int = 0) -> dict[str, Any] | None:
-        """Return the summary of the last evaluation of version ``since`` or a newer one that was valid, or None. Raises
-        StoreError (damaged)."""
+    def last_valid_evaluation(self, since: int = 0) -> tuple[int, dict[str, Any]] | None:
+        """Return the version and the summary of the last evaluation of version ``since`` or a newer one that was valid,
+        or None. Raises StoreError (damaged)."""
 
     def close(self) -> None: ...

@@ -75,14 +75,17 @@ def last_evaluation(db: sqlite3.Connection, where: object) -> LastEvaluation | N
     return found
 
 
-def last_valid(db: sqlite3.Connection, where: object, since: int) -> dict[str, Any] | None:
-    """Return the summary of the last valid evaluation of version ``since`` or a newer one. Raises StoreError
-    (damaged)."""
+def last_valid(db: sqlite3.Connection, where: object, since: int) -> tuple[int, dict[str, Any]] | None:
+    """Return the version and the summary of the last valid evaluation of version ``since`` or a newer one. Raises
+    StoreError (damaged)."""
     row = db.execute(
-        "SELECT summary, number FROM evaluations WHERE outcome='valid' AND version>=? ORDER BY number DESC LIMIT 1",
+        "SELECT version, summary, number FROM evaluations WHERE outcome='valid' AND version>=? "
+        "ORDER BY number DESC LIMIT 1",
         (since,),
     ).fetchone()
-    return None if row is None else decode(row[0], dict[str, Any], f"{where}: the summary of evaluation {row[1]}")
+    if row is None:
+        return None
+    return row[0], decode(row[1], dict[str, Any], f"{where}: the summary of evaluation {row[2]}")
 
 
 def closed_evaluations(db: sqlite3.Connection, where: object) -> list[tuple[int, int, str, float, dict[str, Any]]]:

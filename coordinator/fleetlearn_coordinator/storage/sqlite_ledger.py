@@ -255,7 +255,7 @@ class SqliteLedger:
     def last_evaluation(self) -> LastEvaluation | None:
         return sqlite_evaluations.last_evaluation(self._db, self.path)
 
-    def last_valid_evaluation(self, since: int = 0) -> dict[str, Any] | None:
+    def last_valid_evaluation(self, since: int = 0) -> tuple[int, dict[str, Any]] | None:
         return sqlite_evaluations.last_valid(self._db, self.path, since)
 
     def unfinished(self, lost_since: int | None) -> Unfinished:

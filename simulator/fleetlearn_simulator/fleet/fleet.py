@@ -354,7 +354,7 @@ class Fleet:
         plan = self.scenario.plan
         if not command.valid or plan.stop.measured_by != "evaluation":
             return []
-        return self.engine.measured(deciding(self.evaluations[-1], plan.evaluation.minimum), self.now)
+        return self.engine.measured(deciding(self.evaluations[-1], plan.evaluation.minimum), command.version, self.now)
 
     def _abandon(self, number: int, dropped: dict[str, int], text: str) -> None:
         self.round_ended(self.coordinator.abandon(number, dropped, self.now, len(self.connections.connected)))

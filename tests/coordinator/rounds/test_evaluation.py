@@ -219,12 +219,12 @@ def test_a_metric_that_arrives_later_finishes_the_run_and_leaves_the_open_round(
     engine, tasks = engine_with("abc", rules)
     device, task = next(iter(tasks.items()))
     engine.count_report(device, task, 1.0)
-    assert engine.measured({"accuracy": 0.8}, 1.0) == []
-    (finish,) = engine.measured({"accuracy": 0.95}, 2.0)
+    assert engine.measured({"accuracy": 0.8}, 1, 1.0) == []
+    (finish,) = engine.measured({"accuracy": 0.95}, 1, 2.0)
     assert isinstance(finish, Finish)
     assert (finish.rule, finish.metric, finish.value, finish.limit) == ("metric", "accuracy", 0.95, 0.9)
     assert engine.accepted == {task: device}, "what counted still counts if the run is resumed"
-    assert engine.measured({"accuracy": 0.99}, 3.0) == []
+    assert engine.measured({"accuracy": 0.99}, 1, 3.0) == []
 
 
 def test_devices_whose_tasks_a_finished_run_ended_train_again_if_it_is_resumed() -> None:
@@ -232,7 +232,7 @@ def test_devices_whose_tasks_a_finished_run_ended_train_again_if_it_is_resumed()
     engine, _ = engine_with("ab", RULES._replace(metric="accuracy", target=0.9))
     engine.tick(1.0)
     engine.evaluations.version = -1  # so that the newest model, version 0, is still to be measured
-    commands = engine.measured({"accuracy": 0.95}, 2.0)
+    commands = engine.measured({"accuracy": 0.95}, 1, 2.0)
     ended = [command for command in commands if isinstance(command, Ended)]
     assert {(row.device, row.cause, row.round) for row in ended} == {("a", "surplus", 1), ("b", "surplus", 1)}
     resumed = Engine(RULES, round=1)
@@ -245,10 +245,10 @@ def test_a_metric_that_arrives_while_a_model_is_made_finishes_the_run_then() -> 
     rules = RULES._replace(metric="accuracy", target=0.9, evaluation=EvaluationSettings())
     engine, tasks = engine_with("ab", rules)
     assert of_type(report_all(engine, tasks, 1.0), Commit)
-    assert engine.measured({"accuracy": 0.95}, 1.5) == []
+    assert engine.measured({"accuracy": 0.95}, 1, 1.5) == []
     (finish,) = engine.committed(2.0, change=1.0, metrics={})
     assert isinstance(finish, Finish)
-    assert finish.value == 0.95
+    assert (finish.value, finish.version) == (0.95, 1)
 
 
 def test_a_lost_update_gives_no_second_lease_to_a_device_that_measures() -> None:

@@ -12,8 +12,9 @@ ACCURACY, LOSS = (
     SETTINGS._replace(metric="accuracy", target=0.9),
     SETTINGS._replace(metric="loss", target=0.2, below=True),
 )
+SMALL_LOSS = "loss of model version 2 is 0.1; the target is 0.2"
 SMALL_CHANGE = "the model's change, 0.25, is below 0.5"
-ACCURATE = "accuracy is 0.9; the target is 0.9"
+ACCURATE = "accuracy of model version 2 is 0.9; the target is 0.9"
 
 
 @pytest.mark.parametrize(
@@ -28,13 +29,18 @@ ACCURATE = "accuracy is 0.9; the target is 0.9"
             ACCURACY,
             1.0,
             {"accuracy": 0.9},
-            Finish(ACCURATE, "metric", 0.9, 0.9, "accuracy"),
+            Finish(ACCURATE, "metric", 0.9, 0.9, "accuracy", 2),
         ),
         (ACCURACY, 1.0, {"accuracy": 0.89}, None),
         (ACCURACY, 1.0, {"loss": 0.9}, None),
-        (LOSS, 1.0, {"loss": 0.1}, Finish("loss is 0.1; the target is 0.2", "metric", 0.1, 0.2, "loss")),
+        (
+            LOSS,
+            1.0,
+            {"loss": 0.1},
+            Finish("loss of model version 2 is 0.1; the target is 0.2", "metric", 0.1, 0.2, "loss", 2),
+        ),
         (LOSS, 1.0, {"loss": 0.3}, None),
     ],
 )
 def test_stop_rules(rules: Settings, change: float, metrics: dict[str, float], finished: Finish | None) -> None:
-    assert finish(rules, 3, change, metrics) == finished
+    assert finish(rules, 3, change, metrics, 2) == finished

@@ -142,6 +142,8 @@ class Run:
         """What measures the models on held-out data, if the plan names some."""
         self.finished: str | None = None
         """Why training is over, or None."""
+        self.met_by: int | None = None
+        """The version of the model whose metric met the target, where that ended training."""
         finish = None if self.roll_backs.look(now) and self.roll_backs.is_wanted() else self._still_finished()
         if finish is not None:
             self.engine.phase, self.engine.finishing = Phase.FINISHED, finish
@@ -214,18 +216,19 @@ class Run:
         if summary is None or since == self.engine.version > 0:  # no round has made the newest model
             summary = {"change": inf, "metrics": {}}
         if plan.stop.measured_by == "evaluation":
-            metrics = deciding(ledger.last_valid_evaluation(since) or {"metrics": {}}, plan.evaluation.minimum)
+            measured, found = ledger.last_valid_evaluation(since) or (0, {"metrics": {}})
+            metrics = deciding(found, plan.evaluation.minimum)
         elif plan.stop.measured_by == "held-out":
-            results = read_results(plan.data_dir)
-            metrics = means_of_newest({version: row for version, row in results.items() if version >= since})
+            results = {version: row for version, row in read_results(plan.data_dir).items() if version >= since}
+            measured, metrics = max(results, default=0), means_of_newest(results)
         else:
-            metrics = deciding(summary, plan.round.minimum)
+            measured, metrics = self.engine.version - 1, deciding(summary, plan.round.minimum)
         # An earlier version let one device's word pass.
         metrics = {name: mean for name, mean in metrics.items() if possible(plan.bounds, name, mean)}
-        return self.engine.finish(summary["change"], metrics)
+        return self.engine.finish(summary["change"], metrics, measured)
 
     def _finish(self, finish: Finish | None) -> list[Row]:
-        self.finished = None if finish is None else finish.reason
+        self.finished, self.met_by = (None, None) if finish is None else (finish.reason, finish.version)
         rule = None if finish is None else msgspec.json.encode(finish._asdict()).decode()
         return [Metadata("finished", self.finished), Metadata("finished_by", rule)]
 
@@ -416,7 +419,7 @@ class Run:
         does."""
         if not command.valid or self.plan.stop.measured_by != "evaluation" or command.version < self.roll_backs.newest:
             return []
-        return self.record(self.engine.measured(self.evaluations.metrics, now.engine), now)
+        return self.record(self.engine.measured(self.evaluations.metrics, command.version, now.engine), now)
 
     def commit(self, command: Commit, now: Clocks) -> list[Command]:
         """Commit at once, in this thread."""
