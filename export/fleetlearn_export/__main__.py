@@ -9,10 +9,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from fleetlearn_protocol import BundleError, open_bundle
 from fleetlearn_protocol.command_line import needs
+from fleetlearn_protocol.errors import in_words
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.installation import check_installation
@@ -61,6 +63,7 @@ def export(
         from fleetlearn_export.bundle import export_bundle
         from fleetlearn_export.inspection.summary import Line, summary
 
+        _check_folder(output)
         arguments = _arguments(function)
         try:
             signatures.signature(export_bundle).bind(path=output, **arguments)
@@ -137,7 +140,7 @@ def quantize(
             draft.write_bytes(made.content)
             draft.replace(output)
         except OSError as error:
-            raise ExportError(f"{output} cannot be written: {error.strerror}") from None
+            raise ExportError(f"{output} cannot be written: {in_words(error)}") from None
         kinds = ", ".join(f"{name} {count}" for name, count in made.operators.items())
         weights = "{:,} of {:,} in 8 bits".format(*made.elements)
         size = f"{made.size_before:,} -> {len(made.content):,} bytes"
@@ -168,7 +171,7 @@ def _errors_as_one_line() -> Iterator[None]:
     try:
         yield
     except (ExportError, BundleError, ImportError) as error:
-        fail("fleetlearn-export", str(error))
+        fail("fleetlearn-export", in_words(error))
 
 
 @contextmanager
@@ -195,6 +198,16 @@ def _stages() -> Iterator[Callable[[str], None]]:
         with progress:
             yield stage
             finish()
+
+
+def _check_folder(output: Path) -> None:
+    """Raise ExportError if nothing can be written beside ``output``, before an export takes its time."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=output.parent):
+            pass
+    except OSError as error:
+        raise ExportError(f"--output {output}: nothing can be written in {output.parent}: {in_words(error)}") from None
 
 
 def _arguments(function: str) -> dict[str, Any]:

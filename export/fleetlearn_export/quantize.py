@@ -23,6 +23,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.errors import in_words
 from fleetlearn_protocol.manifest import INFER
 from fleetlearn_protocol.npz import NpzError, read_npz
 from numpy.typing import NDArray
@@ -91,7 +92,7 @@ def read_model(path: str | PathLike[str]) -> tuple[bytes, list[str] | None]:
     try:
         return path.read_bytes(), None
     except OSError as error:
-        raise ExportError(f"{path} cannot be read: {error.strerror}") from None
+        raise ExportError(f"{path} cannot be read: {in_words(error)}") from None
 
 
 def read_data(path: str | PathLike[str]) -> dict[str, Array]:

@@ -318,8 +318,8 @@ def _training_place(engine: str, address: str | None) -> dict[str, Any]:
 def _errors() -> Iterator[None]:
     try:
         yield
-    except FleetError as error:
-        _fail(error.text)
+    except (FleetError, OSError) as error:
+        _fail(in_words(error, file=True))
 
 
 def _fail(text: str) -> NoReturn:

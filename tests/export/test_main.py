@@ -273,3 +273,22 @@ def test_quantize(
         assert error.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["infer.onnx", "int8.onnx", "set.npz", "unlabelled.npz"]
     assert output.read_bytes() == before
+
+
+def test_a_folder_in_which_nothing_can_be_written_is_named_before_the_export(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "file").write_text("no folder")
+    monkeypatch.setattr(sys, "argv", ["fleetlearn-export", "my_task:export", "--output", "file/my.bundle"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert said == "fleetlearn-export: --output file/my.bundle: nothing can be written in file: file exists\n"
+
+
+def test_errors_of_bundles_have_no_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["fleetlearn-export", "inspect", "nowhere"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err == "fleetlearn-export: nowhere does not exist\n"

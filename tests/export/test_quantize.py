@@ -187,7 +187,7 @@ def test_reading_a_bundle_and_its_zip(cases: Callable[[str], Case], tmp_path: Pa
     assert read_model(packed) == (bundle.read(INFER), ["y"])
     (tmp_path / "infer.onnx").write_bytes(bundle.read(INFER))
     assert read_model(tmp_path / "infer.onnx") == (bundle.read(INFER), None)
-    with pytest.raises(ExportError, match=r"none\.onnx cannot be read: No such file"):
+    with pytest.raises(ExportError, match=r"none\.onnx cannot be read: no such file"):
         read_model(tmp_path / "none.onnx")
 
 

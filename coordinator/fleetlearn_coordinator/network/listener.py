@@ -97,7 +97,7 @@ class Listener:
         self._open = True
         self.check()
         host, port = self._listening[0].getsockname()[:2]
-        return f"{host}:{port}"
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def __aenter__(self) -> Self:
         return self

@@ -111,6 +111,8 @@ def _why_not(error: OSError) -> str:
             return "the system forbids it: ports below 1024 are for root. Set another port"
         case errno.EADDRNOTAVAIL:
             return "this machine has no such address. Set host to one that it has, or to 0.0.0.0 for all"
+    if isinstance(error, socket.gaierror):
+        return f"the name cannot be looked up ({in_words(error)}). Set host to an address of this machine"
     return in_words(error)
 
 

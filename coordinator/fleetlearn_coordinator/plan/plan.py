@@ -106,6 +106,8 @@ class Plan(Section, frozen=True, kw_only=True):
         try:
             if "service" in raw:
                 raise ValueError(MOVED)
+            if raw and not raw.keys() & {*cls.__struct_fields__} and raw.keys() <= {*ServiceSettings.__struct_fields__}:
+                raise ValueError("this is a service file, and a plan is expected here: the file that names the bundle")
             refuse_unknown(raw, "plan", Plan, {**SECTIONS, **NESTED}, hidden=("file",))
             fill_defaults(raw)
             plan = read_tables({**raw, "file": file}, "plan", cls, paths_from(base))

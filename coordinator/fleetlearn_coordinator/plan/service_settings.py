@@ -171,6 +171,11 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
         """Return the settings of a service file's keys. ``base`` is what its paths are relative to; ``file`` is named
         in errors. Raises ServiceError."""
         try:
+            if "bundle" in raw:
+                raise ValueError(
+                    "this is a plan, and a service file is expected here: the file that says where to listen and who "
+                    "may connect"
+                )
             if "durable" in raw:
                 raise ValueError("durable is a key of the plan, beside data_dir: it is about a run's storage")
             tables: dict[str, type[Section]] = {"tls": Tls, "limits": Limits, "admin": Admin, "page": Page}

@@ -175,6 +175,7 @@ def test_a_target_has_a_direction(metric: str, direction: str) -> None:
     [
         ("name = ", ["this is not TOML", "Invalid value"]),
         ("name = " + "[" * 5000, ["this is not TOML"]),
+        ("port = 1\n[tls]\nkey = 'a'", ["this is a service file, and a plan is expected here"]),
         ('name = "a"\nbundle = "b"\nrecipe = "krum"\nround.goal = 2147483647', ["round.goal", "at most"]),
         ('bundle = "b"\n[round]\ngoal = 1', ["name is missing"]),
         ('name = "a"\n[round]\ngoal = 1', ["bundle is missing"]),

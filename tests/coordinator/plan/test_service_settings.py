@@ -74,6 +74,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     [
         ("port = ", ["this is not TOML"]),
         ("port = " + "[" * 5000, ["this is not TOML"]),
+        ('name = "a"\nbundle = "b"', ["this is a plan, and a service file is expected here"]),
         ("port = 70000", ["port = 70000", "at least 0 and at most 65535"]),
         ("heartbeat = 0", ["heartbeat = 0"]),
         ("hearbeat = 1.0", ["hearbeat is not a key of a service file", "did you mean heartbeat?"]),

@@ -85,6 +85,16 @@ def test_serve_async_gives_signals_back_when_a_signal_has_ended_it(
     assert f"{name}: telling the devices to come back later, then stopping" in caplog.messages
 
 
+def test_an_ipv6_address_is_written_as_devices_need_it(make_plan: PlanMaker) -> None:
+    async def test() -> None:
+        async with serving(make_plan(round__goal=1), host="::1") as coordinator:
+            assert coordinator.host.address.startswith("ws://[::1]:")
+            async with connect(coordinator.host.address, subprotocols=[Subprotocol("fleetlearn.v1")]) as connection:
+                await Peer("a", connection).check_in()
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
 def test_serve_in_a_running_loop_says_what_to_await(make_plan: PlanMaker) -> None:
     async def notebook() -> None:
         serve(make_plan())
