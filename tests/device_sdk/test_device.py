@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -716,30 +716,76 @@ def test_what_is_said_on_the_connection_before_does_not_end_this_one(data: Any, 
     asyncio.run(test())
 
 
-@pytest.mark.parametrize("text", ["one\n" * 100, "x" * 5000])
-def test_an_error_in_training_is_told_in_one_line(
-    text: str, served: Served, data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+class Faulty:
+    """A user's own batches, whose second pass fails."""
+
+    def __init__(self, batch: Any, error: BaseException) -> None:
+        self.batch, self.error, self.passes = batch, error, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        if self.passes > 1:
+            raise self.error
+        yield self.batch
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyError(3), "KeyError: 3"),
+        (RuntimeError("one\n2026-01-01 ERROR forged \x1b[31m" * 3), "RuntimeError: one 2026-01-01 ERROR forged "),
+        (ValueError("x" * 5000), "ValueError: xxx"),
+        (MemoryError("no room"), "MemoryError: no room"),
+    ],
+)
+def test_an_error_of_the_user_s_loader_is_told_with_its_type_and_line(
+    error: Exception, text: str, evaluates: bool, served: Served, data: Any, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    def broken(trainer: Trainer, given: Any, seconds: float) -> Any:
-        raise RuntimeError(text)
+    line_number = Faulty.__iter__.__code__.co_firstlineno + 3
 
-    monkeypatch.setattr(Trainer, "train", broken)
+    async def test() -> None:
+        loader = Faulty(data, error)
+        async with pair(served, loader, tmp_path, examples=20) as (coordinator, _):
+            for name in ("t1", "t2"):  # the same error again
+                line = await coordinator.line()
+                await line.check_in()
+                await line.say(served.task(name, epochs=5, evaluate=evaluates))
+                failed = await line.answer_fetches(Failed)
+                assert failed.code == ("out-of-memory" if isinstance(error, MemoryError) else "runtime-error")
+                assert failed.text.startswith(text)
+                assert failed.text.endswith(f"(in __iter__, test_device.py line {line_number})")
+                assert "\n" not in failed.text
+                assert str(tmp_path.parent) not in failed.text  # the place is the file's name, and not its folder
 
+    with caplog.at_level(logging.INFO, "fleetlearn.device"):
+        asyncio.run(test())
+    (traced,) = [record.getMessage() for record in caplog.records if "Traceback" in record.getMessage()]
+    head, *lines = traced.splitlines()
+    assert head.startswith("task t1 failed by an exception, most likely of the code that gives the data:")
+    assert f'File "{__file__}", line {line_number}, in __iter__' in traced
+    assert all(line.startswith("    ") for line in lines)  # so that none of them can be taken for a line of the log
+    assert "\x1b" not in traced
+    for name in ("t1", "t2"):
+        assert sum(row.getMessage().startswith(f"task {name} failed: {text}") for row in caplog.records) == 1
+
+
+def test_an_error_of_ours_has_no_traceback(
+    served: Served, data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def test() -> None:
         async with pair(served, data, tmp_path) as (coordinator, _):
             line = await coordinator.line()
             await line.check_in()
-            await line.say(served.task())
+            await line.say(served.task(hyper={"rate": 0.1}))
             failed = await line.answer_fetches(Failed)
             assert failed.code == "runtime-error"
-            assert "\n" not in failed.text
-            assert failed.text.startswith(text[:3])
+            assert "rate" in failed.text
+            assert "Error" not in failed.text
 
     with caplog.at_level(logging.INFO, "fleetlearn.device"):
         asyncio.run(test())
-    (warned,) = [record for record in caplog.records if record.getMessage().startswith("task t1 failed")]
-    assert warned.exc_info is None
     assert "Traceback" not in caplog.text
 
 

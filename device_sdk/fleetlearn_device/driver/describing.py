@@ -10,6 +10,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 from fleetlearn_protocol.messages import Identifier, Tags
+from fleetlearn_protocol.user_errors import in_one_line
 
 from fleetlearn_device.session.statement import Network, Statement
 
@@ -72,7 +73,7 @@ def _ask(function: Callable[[], Value | None]) -> Value | None:
     try:
         return function()
     except Exception as error:  # the user's code: training must not end by it
-        log.warning("what %s says is not stated: %s", getattr(function, "__name__", function), error)
+        log.warning("what %s says is not stated: %s", getattr(function, "__name__", function), in_one_line(error))
         return None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.messages import Evaluate, Task, encode
+from fleetlearn_protocol.user_errors import in_one_line, is_expected, traceback_lines
 
 from fleetlearn_device.driver.address import Address, Enrolment
 from fleetlearn_device.driver.connection import Connection, Connector, Event, printable
@@ -71,6 +72,8 @@ class Driver:
         self._cache_lock = asyncio.Lock()
         """Held by the one job that looks up or files contents: a lookup deletes what only the task before needed."""
         self._upload: asyncio.Task[None] | None = None
+        self._last_error = ""
+        """What the last exception that was no error of ours said."""
 
     def post(self, event: Event) -> None:
         """Let the session know; call in the event loop's thread."""
@@ -209,7 +212,7 @@ class Driver:
         except StateError as error:
             self._abandon(error)
         except (BundleError, MemoryError) as error:
-            text, code = _one_line(error), failure_of(error).code
+            text, code = in_one_line(error), failure_of(error).code
             self.post(lambda: self._session.unusable(task.task, text, code))
         else:
             self.post(lambda: self._session.located(task.task, lacking, time.monotonic()))
@@ -238,15 +241,28 @@ class Driver:
 
     def _end_failed(self, task_id: str, error: Exception) -> None:
         """Tell the session that a training or an evaluation ended without a result."""
-        session, failure, text = self._session, failure_of(error), _one_line(error)
+        session, failure, text = self._session, failure_of(error), in_one_line(error)
         if isinstance(error, StoppedError):
             log.info("task %s: stopped after %d batches", task_id, self._trainer.batches)
             self.post(lambda: session.ended(task_id))
         elif failure.ends_device:
             self._abandon(error, task_id)
         else:
-            log.debug("task %s failed", task_id, exc_info=error)  # the session says it in one line
+            if not is_expected(error):
+                self._log_traceback(task_id, error, text)
             self.post(lambda: session.ended(task_id, failure.code, text))
+
+    def _log_traceback(self, task_id: str, error: Exception, text: str) -> None:
+        """Write where an exception of the user's code came from; the same one again only at the level DEBUG.
+
+        Its lines are indented, so that a text with line ends cannot begin a line of the log.
+        """
+        level = logging.DEBUG if text == self._last_error else logging.ERROR
+        self._last_error = text
+        lines = "\n".join(f"    {printable(line)}" for line in traceback_lines(error))
+        log.log(
+            level, "task %s failed by an exception, most likely of the code that gives the data:\n%s", task_id, lines
+        )
 
     async def _train(self, task: Task, seconds: float) -> None:
         session = self._session
@@ -290,10 +306,6 @@ class Driver:
             self._abandon(error)
         else:
             self.post(lambda: self._session.update_sent(command.transfer, time.monotonic()))
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _raise(error: BaseException) -> Commands:

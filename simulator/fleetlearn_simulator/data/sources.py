@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from fleetlearn_device.runtimes.checks import DataError, check_batch, check_ranges, describe
 from fleetlearn_protocol.manifest import Input
+from fleetlearn_protocol.user_errors import in_one_line
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.generators import Arrays, Generator, Ids
@@ -118,7 +119,7 @@ class FunctionSource(Source):
             module = _module(module_name, base)
         except Exception as error:
             raise SimulatorError(
-                f"data.function = {function!r}: the module cannot be imported, {type(error).__name__}: {error}. It is "
+                f"data.function = {function!r}: the module cannot be imported, {in_one_line(error)}. It is "
                 f"looked for beside the scenario, in {base}, and among the installed ones"
             ) from error
         if not callable(getattr(module, name, None)):
@@ -274,4 +275,4 @@ def _attempt(call: str, function: Callable[[], T]) -> T:
     try:
         return function()
     except Exception as error:
-        raise SimulatorError(f"{call} raised {type(error).__name__}: {error}") from error
+        raise SimulatorError(f"{call} raised {in_one_line(error)}") from error

@@ -118,14 +118,17 @@ def test_an_installed_modules_function() -> None:
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        ("nowhere:device", r"the module cannot be imported, ModuleNotFoundError: No module .*beside the scenario, in"),
-        ("broken:device", "the module cannot be imported, ZeroDivisionError"),
+        ("nowhere:device", r"the module cannot be imported, ModuleNotFoundError: No module named 'nowhere'\. It is .*"),
+        (
+            "broken:device",
+            r"the module cannot be imported, ZeroDivisionError: .* \(in <module>, broken\.py line 1\)\. It is",
+        ),
         (
             "mine:devise",
             r"mine.py has no function devise; .*devise\(device, seed\) .*: x float32 \(n, 3\), y int64 \(n,\)",
         ),
         ("mine:value", "has no function value"),
-        ("mine:fails", r"mine:fails\(4, 5\) raised KeyError: 4"),
+        ("mine:fails", r"mine:fails\(4, 5\) raised KeyError: 4 \(in fails, mine\.py line \d+\)"),
         ("mine:wrong", r"mine:wrong\(4, 5\) returned what does not fit the bundle: array x has shape \(4, 5\)"),
     ],
 )

@@ -10,7 +10,7 @@ import type { Contents } from "../storage/contents.ts";
 import type { Enrolment } from "../storage/identity.ts";
 import type { FinishedUpdate, Outbox } from "../storage/outbox.ts";
 import { StoreError } from "../storage/store.ts";
-import { StoppedError, TrainingError } from "../training/errors.ts";
+import { inOneLine, StoppedError, TrainingError } from "../training/errors.ts";
 import type { Trainer } from "../training/trainer.ts";
 import { Connection } from "./connection.ts";
 import type { Verify } from "./signatures.ts";
@@ -339,7 +339,7 @@ export class Driver {
     if (error instanceof StoppedError) this.post(() => session.ended(task));
     else if (error instanceof StoreError || (error instanceof TrainingError && error.endsDevice)) {
       this.#abandon(error, task);
-    } else this.post(() => session.ended(task, failureOf(error), String((error as Error).message ?? error)));
+    } else this.post(() => session.ended(task, failureOf(error), inOneLine(error)));
   }
 
   async #save(): Promise<void> {
