@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ with needs("fleetlearn-simulate", "simulator"):
     from rich.table import Table
 
     from fleetlearn_simulator.fleet.fleet import Fleet
-    from fleetlearn_simulator.interrupts import STOP_REQUESTED, catch_interrupts
+    from fleetlearn_simulator.interrupts import STOP_REQUESTED, begin_worker, interruptible
     from fleetlearn_simulator.results.run_folder import CHECKPOINT, SCENARIO, SUMMARY
     from fleetlearn_simulator.run import Options, Outcome, prepare, simulate, summary_alone
     from fleetlearn_simulator.scenario.scenario import Scenario, expand, init_text
@@ -96,7 +95,7 @@ def run(
     ray_address: RayAddress = None,
     provider: ProviderOption = "cpu",
 ) -> None:
-    """Run a scenario, or all runs of its sweep. Ctrl-C stops it cleanly; `resume` continues."""
+    """Run a scenario, or all runs of its sweep. Ctrl-C and SIGTERM stop it cleanly; `resume` continues."""
     with _errors():
         runs = expand(Scenario.load(scenario))
         folder = output or scenario.with_name(f"{scenario.stem}.sim")
@@ -171,7 +170,7 @@ def report(folder: Annotated[Path, typer.Argument(help="The folder of a run.")])
 def _one(scenario: Scenario, folder: Path, options: Options, *, resume: bool, page: bool = True) -> None:
     """Run or resume one run, and show its progress."""
     console = Console(stderr=True, markup=False)
-    with _interruptible(), _progress(console) as shown:
+    with interruptible(), _progress(console) as shown:
         bar = shown.add_task("starting", total=scenario.plan.stop.rounds)
         outcome = simulate(
             scenario,
@@ -255,10 +254,12 @@ def _sweep(runs: list[Scenario], folder: Path, options: Options) -> None:
 
 def _side_by_side(runs: list[Scenario], folder: Path, options: Options, processes: int) -> None:
     """Do each run in a process of its own."""
-    console = Console(stderr=True)
+    console, context = Console(stderr=True), get_context("spawn")
+    # Its end here is closed to stop all of them: a signal may have reached this process alone.
+    their_end, own_end = context.Pipe(duplex=False)
     with (
-        _interruptible(),
-        ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=catch_interrupts) as pool,
+        interruptible(own_end.close),
+        ProcessPoolExecutor(processes, context, initializer=begin_worker, initargs=(their_end,)) as pool,
         Progress(*Progress.get_default_columns(), console=console, transient=True) as shown,
     ):
         bar = shown.add_task(f"{len(runs)} runs", total=len(runs))
@@ -277,16 +278,6 @@ def _side_by_side(runs: list[Scenario], folder: Path, options: Options, processe
 def _stopped(folder: Path, console: Console) -> None:
     text = f"stopped; fleetlearn-simulate resume {folder} goes on"
     console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGINT)
-    catch_interrupts()
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _kind(name: str) -> BackendChoice:

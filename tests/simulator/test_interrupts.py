@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+import pytest
 from fleetlearn_simulator import Options, simulate
 from fleetlearn_simulator.results.run_folder import CHECKPOINT, EVENTS, ROUNDS, SCENARIO, SUMMARY, read_rows
 from fleetlearn_simulator.scenario.scenario import Scenario
@@ -75,6 +77,51 @@ def test_a_sweep_is_stopped_and_goes_on(line: Path, tmp_path: Path) -> None:
         for name in (SCENARIO, EVENTS, ROUNDS, SUMMARY):
             assert (run / name).read_bytes() == (whole.folder / name).read_bytes()
     assert all((run / SUMMARY).exists() for run in runs)
+
+
+def left_of(group: int) -> list[int]:
+    """Return the processes of the group that still run."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_to_the_command_alone_leaves_no_process_behind(line: Path, tmp_path: Path, number: int) -> None:
+    """A service manager's SIGTERM, a closed terminal, or memory that ran out. A simulated round takes milliseconds."""
+    path = write_scenario(tmp_path, line, 3, plan__stop__rounds=100_000, sweep={"seed": [1, 2, 3]})
+    folder = tmp_path / "out"
+    words = ("run", str(path), "--output", str(folder), "--workers", "2", "--backend", "bundle", "--no-events")
+    with command(*words) as child:
+        wait_until(lambda: any(folder.glob(f"*/{CHECKPOINT}")), child)
+        assert len(left_of(child.pid)) >= 3
+        os.kill(child.pid, number)
+        child.wait(LIMIT)
+        limit = time.monotonic() + LIMIT
+        while left := left_of(child.pid):
+            assert time.monotonic() < limit, left
+            time.sleep(0.05)
+        said, _ = child.communicate(timeout=LIMIT)
+    if number != signal.SIGKILL:
+        assert child.returncode == 130
+        assert f"stopped; fleetlearn-simulate resume {folder} goes on" in said
+
+
+def test_processes_that_train_end_with_a_killed_command(line: Path, tmp_path: Path) -> None:
+    """They are in the middle of a block that does not end."""
+    path = write_scenario(tmp_path, line, 1)
+    (tmp_path / "lines.py").write_text(ENDLESS)
+    with command("run", str(path), "--workers", "2", "--backend", "bundle") as child:
+        wait_until((tmp_path / "begun").exists, child)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait(LIMIT)
+        limit = time.monotonic() + LIMIT
+        while left := left_of(child.pid):
+            assert time.monotonic() < limit, left
+            time.sleep(0.05)
 
 
 ENDLESS = """

@@ -23,6 +23,7 @@ from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.interrupts import follow_parent
 from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs, jobs_from_columns
 from fleetlearn_simulator.training.shared_memory import ARRAY_BYTES, SharedArrays, make_shared_arrays
 from fleetlearn_simulator.training.trained_devices import LARGE_UPDATE, PendingResults, TrainedDevices, from_table
@@ -231,6 +232,7 @@ def without_main_module() -> Iterator[None]:
 def _work(make: MakeBackend, pipe: Connection, memory: SharedArrays | None) -> None:
     """What a process runs: it does the blocks that it receives until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends its own
+    follow_parent()  # a killed parent ends none, and a block may take long
     backend: Backend | None = None
     inputs = RoundInputs(np.empty(0, np.float32))
     while True:
