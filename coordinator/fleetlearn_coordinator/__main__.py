@@ -169,6 +169,8 @@ def _show(found: Status, last: int) -> None:
     if found.running:
         shown = ("phase", "round", "connected", "leases", "accepted", "uploading")
         print(", ".join(f"{key} {found.live[key]}" for key in shown if key in found.live))
+        if waits := found.live.get("waits_for"):
+            print(waits)
         if found.live.get("ineligible") or found.live.get("barred"):
             causes = ", ".join(f"{count} by {key}" for key, count in sorted(found.live["ineligible_by"].items()))
             print(

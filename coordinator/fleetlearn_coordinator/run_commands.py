@@ -133,6 +133,8 @@ def show_runs(operations: Operations, *, json: bool) -> None:
             print(f"{row['run']} failed: {row['failed']}")
         if row["error"]:
             print(f"{row['run']}: {row['error']}")
+        if row.get("waits_for"):
+            print(f"{row['run']}: {row['waits_for']}")
 
 
 def _row(run: WantedRun) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def _row(run: WantedRun) -> dict[str, Any]:
     if status.running:
         live = status.live
         row |= {"phase": live["phase"], "round": live["round"], "devices": live["connected"]}
-        row |= {"tasks": live["leases"], "accepted": live["accepted"]}
+        row |= {"tasks": live["leases"], "accepted": live["accepted"], "waits_for": live.get("waits_for", "")}
     return row
 
 

@@ -299,6 +299,9 @@ class Engine(RoundState):
         if free > 0 and (waiting.idle or waiting.doubted) and not self.paused:
             ends = policy.lease_ends(self.deadline, now)
             commands += self.tasks.give(free, self.round, self.version, self.deadline, ends, now)
+        if waiting.again and not self.paused and (lacking := policy.lacking(self.book)) > 0:
+            ends = policy.lease_ends(self.deadline, now)
+            commands += self.tasks.give_again(lacking, self.round, self.version, self.deadline, ends, now)
         if policy.nobody_is_left(self.book):
             return commands + self._close(now, by_deadline=False)
         return commands

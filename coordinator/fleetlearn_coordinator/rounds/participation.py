@@ -51,6 +51,10 @@ class SynchronousRounds:
         """Return how many tasks may be given now."""
         return self.settings.cohort - len(book.tasks) - len(book.accepted)
 
+    def lacking(self, book: LeaseBook) -> int:
+        """Return how many more tasks must run for the round to have a model."""
+        return min(self.settings.minimum - len(book.tasks) - len(book.accepted), self.free_slots(book))
+
     def may_revive(self, book: LeaseBook) -> bool:
         """Return whether a lost device that returns with its work done may have a slot again."""
         return self.free_slots(book) > 0
@@ -105,6 +109,9 @@ class BufferedAsynchronous:
     def free_slots(self, book: LeaseBook) -> int:
         free = self.settings.cohort - len(book.tasks)
         return free if free >= self.settings.cohort // TOGETHER else 0
+
+    def lacking(self, book: LeaseBook) -> int:
+        return min(self.settings.goal - len(book.tasks) - len(book.accepted), self.settings.cohort - len(book.tasks))
 
     def may_revive(self, book: LeaseBook) -> bool:
         return True  # its work is done: it only has to be sent

@@ -19,6 +19,9 @@ from fleetlearn_coordinator.rounds.settings import Settings
 
 SHORT = 4096
 """Names are taken from a copy of at most this many as a plain list, which is quicker to take from."""
+SECOND_CHANCES = 3
+"""How many more tasks of a round a device may be given whose tasks in it failed. A device that fails each time cannot
+keep a round from ending: it is given one only where the round could not have a model without it."""
 FEW = 32
 """Where there are more than this many times as many names, some are taken out or put back one by one.
 
@@ -32,7 +35,10 @@ class Selection:
 
     In synchronous rounds a device has one turn in a round. Asynchronously a device whose report counts may have another
     at once, up to ``Settings.max_updates`` in a round; one whose task failed rests until the round, or its time, is
-    over."""
+    over.
+
+    A device whose task failed may have another in the same round, once it has checked in again, where nobody else is
+    there for a slot that the round needs (``choose_again``)."""
 
     settings: Settings
     idle: SortedList[str] = field(default_factory=SortedList)
@@ -44,6 +50,10 @@ class Selection:
     had_turn: set[str] = field(default_factory=set)
     """Devices that had their turn in this round, connected or not. In synchronous rounds a turn begins with the lease;
     asynchronously a device has had it when it may have no other."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Device -> its tasks that ended in this round without a report that counts."""
+    again: set[str] = field(default_factory=set)
+    """Those of ``resting`` that have checked in again since their task failed, and may have another."""
     updates: Counter[str] = field(default_factory=Counter)
     """Device -> its updates that count in this round. Empty unless they are limited."""
     reliability: Reliability = field(default_factory=Reliability)
@@ -84,6 +94,8 @@ class Selection:
         """The device is connected and has no task: let it wait, or rest until the round is over if it had its turn."""
         if device in self.had_turn:  # until the round is committed or abandoned
             self.resting.add(device)
+            if 0 < self.failures.get(device, 0) <= SECOND_CHANCES:
+                self.again.add(device)
         else:
             self.add(device)
 
@@ -93,10 +105,13 @@ class Selection:
         for names in self.doubted.values():
             names.discard(device)
         self.resting.discard(device)
+        self.again.discard(device)
 
     def report(self, devices: Sequence[str], there: Collection[str]) -> None:
         """Leases of these devices ended, ``there`` are those that are connected: their reports count."""
         self.reliability.clear(devices)
+        if self.failures:
+            self._forgive(devices)
         if not self.settings.asynchronous:
             self.rest(there)
             if self.settings.carry:  # its turn may have begun in the round before
@@ -113,6 +128,12 @@ class Selection:
                 self.resting.add(device)
             else:
                 self.add(device)
+
+    def _forgive(self, devices: Sequence[str]) -> None:
+        """These devices have reported, in spite of earlier failures in this round."""
+        for device in devices:
+            if self.failures.pop(device, 0) and self.settings.asynchronous:
+                self.had_turn.discard(device)
 
     def rest(self, devices: Iterable[str]) -> None:
         """These connected devices had their turn, and have no task any more."""
@@ -158,8 +179,15 @@ class Selection:
         self.had_turn = set(filter(self._is_at_limit, self.updates))
         over = self.resting - self.had_turn
         self.resting -= over
+        self.again.clear()
+        self.failures.clear()
         for device in sorted(over):
             self.add(device)
+
+    def end_turn(self, device: str) -> None:
+        """The device's task ended without a report that counts."""
+        self.had_turn.add(device)
+        self.failures[device] += 1
 
     def fail(self, device: str, cause: str, held_up: bool) -> None:
         """Remember that the device's lease ends without a report that counts."""
@@ -178,6 +206,8 @@ class Selection:
                 self.add(device)
         self._end_rest_of_all()
         self.resting.clear()
+        self.again.clear()
+        self.failures.clear()
         self.had_turn.clear()
         self.updates.clear()
         self.held_up = 0
@@ -196,6 +226,14 @@ class Selection:
             devices = take(self.idle, picks(self.settings.seed, round, first, min(most, len(self.idle))))
         if not self.settings.asynchronous:
             self.had_turn.update(devices)
+        return devices
+
+    def choose_again(self, most: int, round: int) -> list[str]:
+        """Take up to ``most`` of the devices that failed in this round and checked in again: first those that failed
+        least often. Each has the place that it had in the quotas of a plan's rules."""
+        devices = sorted(self.again, key=lambda device: (self.failures[device], device))[:most]
+        self.again.difference_update(devices)
+        self.resting.difference_update(devices)
         return devices
 
     def _choose_with_care(self, most: int, round: int, first: int, book: LeaseBook) -> list[str]:

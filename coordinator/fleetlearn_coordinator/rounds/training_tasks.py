@@ -28,6 +28,7 @@ from fleetlearn_coordinator.rounds.commands import (
     CancelTask,
     Command,
     Ended,
+    Revived,
 )
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook, Terms
 from fleetlearn_coordinator.rounds.pace import Pace
@@ -107,10 +108,11 @@ class TrainingTasks:
         if self.settings.asynchronous:
             self.turns.update(device for _, device in given)
         # Tasks of an open round are surplus only if the run finished during the round, and is resumed now.
-        ended = (device for device, cause in book.dropped.values() if cause not in (STOPPED, SURPLUS))
+        ended = [device for device, cause in book.dropped.values() if cause not in (STOPPED, SURPLUS)]
         selection.next_round = round + (found.round is None)
         if found.round is not None:
             selection.go_on(device for _, device in given)
+        selection.failures.update(ended)
         selection.had_turn = {*ended, *(() if self.settings.asynchronous else book.tasks)}
         selection.end_turns(list(book.accepted.values()))
 
@@ -118,8 +120,29 @@ class TrainingTasks:
 
     def give(self, most: int, round: int, version: int, deadline: float, ends: float, now: float) -> list[Assign]:
         """Give tasks to up to ``most`` devices, in a round that ends at ``deadline``. The leases end at ``ends``."""
+        devices = self.selection.choose(most, round, self.given + 1, self.book)
+        return self._give_to(devices, round, version, deadline, ends, now)
+
+    def give_again(
+        self, most: int, round: int, version: int, deadline: float, ends: float, now: float
+    ) -> list[Command]:
+        """Give tasks to up to ``most`` devices that failed in this round and checked in again. A device that was lost
+        gets back the task that it had: it may still be at it."""
+        commands, others = list[Command](), list[str]()
+        had = {device: task for task, (device, _) in self.book.lost.items()}
+        for device in self.selection.choose_again(most, round):
+            task = had.get(device)
+            if task is not None and self.book.revive(device, task, ends):
+                self.book.watch(device, now)
+                commands += [Revived(device, task, round), *self.assign_again(device)]
+            else:
+                others.append(device)
+        return [*commands, *self._give_to(others, round, version, deadline, ends, now)]
+
+    def _give_to(
+        self, devices: Sequence[str], round: int, version: int, deadline: float, ends: float, now: float
+    ) -> list[Assign]:
         first, begin = self.given + 1, f"{self.prefix}{round}-"
-        devices = self.selection.choose(most, round, first, self.book)
         tasks = [f"{begin}{number}" for number in range(first, first + len(devices))]
         short = False
         if self.settings.asynchronous:
@@ -182,7 +205,7 @@ class TrainingTasks:
         self.selection.rest(there)
         if self.pace is not None:
             self.pace.free(there)
-        self.selection.had_turn.add(device)
+        self.selection.end_turn(device)
         return Ended(device, task, round, cause)
 
     def cancel(self, device: str, cause: str, round: int, code: Code, text: str) -> list[Command]:
@@ -197,6 +220,7 @@ class TrainingTasks:
         ended = self.drop(device, cause, round)
         if cause == STOPPED:
             self.selection.had_turn.discard(device)
+            del self.selection.failures[device]
             self.selection.resting.discard(device)
             if self.selection.freed is not None and device in self.selection.freed:
                 self.selection.freed.remove(device)

@@ -215,7 +215,7 @@ class AdminApi:
             status = read_status(plan.data_dir, since=2**62)
         except FleetError as error:
             return {**found, "error": error.text}
-        keys = ("phase", "round", "connected", "leases", "accepted")
+        keys = ("phase", "round", "connected", "leases", "accepted", "waits_for")
         live = {key: status.live[key] for key in keys if status.running and key in status.live}
         return {"name": plan.name, **found, **_brief(status), **live}
 

@@ -36,6 +36,7 @@ from fleetlearn_coordinator.rounds.commands import (
     SendAway,
 )
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
+from fleetlearn_coordinator.rounds.waiting_words import waits_for
 from fleetlearn_coordinator.service.run_clock import RunClock
 from fleetlearn_coordinator.service.served_models import ServedModels
 from fleetlearn_coordinator.service.training_run.run import Clocks, Run
@@ -373,6 +374,7 @@ class RunServer:
             "accepted": len(self.engine.accepted),
             "dropped": self.engine.causes(),
             "uploading": sum(upload.spool is self.spool for upload in self.host.uploads.places.held),
+            "waits_for": waits_for(self.engine, self.clock.now()),
             "queued": sum(upload.spool is self.spool for upload in self.host.uploads.waiting),
             **({} if self.run.selection is None else self.run.selection.selection.live()),
             **({} if self.engine.pace is None else self.engine.pace.status(self.clock.now())),

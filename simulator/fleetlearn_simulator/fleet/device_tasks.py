@@ -27,6 +27,7 @@ from fleetlearn_simulator.fleet.round_training import MOST_GATHERED
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from fleetlearn_simulator.fleet.transfer_limits import DownloadQueue, UploadQueue
 from fleetlearn_simulator.population.failures import CAUSES, sample_task_fates
+from fleetlearn_simulator.population.traits import Ints
 from fleetlearn_simulator.scenario.corruptions import CORRUPTIONS
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import LocalSettings, steps_of
@@ -91,9 +92,9 @@ class DeviceTasks:
 
     def assign(self, assigned: Sequence[Assign]) -> None:
         """Give devices their tasks, and expect how these end."""
-        names, ids, _, seeds, *_ = map(list, zip(*assigned, strict=True))
+        names, ids, rounds, seeds, *_ = map(list, zip(*assigned, strict=True))
         numbers, size, now = list(map(device_of, names)), len(assigned), self.events.now
-        coordinator, engine, totals = self.coordinator, self.coordinator.engine, self.coordinator.totals
+        coordinator, totals = self.coordinator, self.coordinator.totals
         devices = np.array(numbers, np.int64)
         steps = steps_of(self.local, self.source.examples(devices))
         down = np.full(size, self.down_bytes)
@@ -103,7 +104,7 @@ class DeviceTasks:
         fates = sample_task_fates(
             self.scenario,
             devices,
-            np.array(list(map(turn_of, ids)), np.int64) if engine.settings.asynchronous else engine.round,
+            self._turns(names, ids),
             now=now,
             deadline=assigned[0].deadline,
             steps=steps,
@@ -126,7 +127,7 @@ class DeviceTasks:
             device=numbers,
             name=names,
             task=ids,
-            round=[engine.round] * size,
+            round=rounds,
             seed=seeds,
             began=[now] * size,
             cause=[CAUSES[code] for code in fates.cause.tolist()],
@@ -146,6 +147,16 @@ class DeviceTasks:
         self.running.update(zip(tasks.device, zip(repeat(tasks), count()), strict=False))
         coordinator.training.expect(tasks, coordinator.room_ahead())
         self.expect_next(tasks, 0)
+
+    def _turns(self, names: Sequence[str], ids: Sequence[str]) -> int | Ints:
+        """Return numbers for the turns of devices that are given these tasks: of the round, where each has one turn in
+        it. What becomes of a task depends on it."""
+        engine = self.coordinator.engine
+        failures = engine.selection.failures
+        if not engine.settings.asynchronous and not failures:
+            return engine.round
+        rows = zip(names, ids, strict=True)
+        return np.array([turn_of(task) + (failures.get(name, 0) << 48) for name, task in rows], np.int64)
 
     def expect_alone(self, tasks: RunningTasks, row: int, time: float, serial: int | None = None) -> None:
         """Expect the end of a task at this time, apart from the tasks that it was assigned with. Nothing happens if the
@@ -169,6 +180,11 @@ class DeviceTasks:
         """Return whether the device still has this task."""
         return self.running.get(tasks.device[row], (None, 0))[0] is tasks
 
+    def has(self, device: int, task: str) -> bool:
+        """Return whether the device is at this task."""
+        tasks, row = self.running.get(device, (None, 0))
+        return tasks is not None and tasks.task[row] == task
+
     def lose(self, device: int, cause: str) -> None:
         """End a device's task without a report, if it has one. The engine is not told."""
         if device not in self.running:
@@ -183,8 +199,7 @@ class DeviceTasks:
 
     def end(self, device: int, task: str, cause: str) -> None:
         """End a task as the engine says, if the device still has it: it is too late, or not needed any more."""
-        tasks, row = self.running.get(device, (None, 0))
-        if tasks is not None and tasks.task[row] == task:
+        if self.has(device, task):
             self.lose(device, cause)
 
     def waits_to_upload(self, tasks: RunningTasks, row: int) -> bool:

@@ -188,6 +188,13 @@ class Fleet:
             self.engine.evaluations.join(name)
         self.carry_out(self.engine.check_in(name, None, self.now))
 
+    def _connect_again(self, device: int) -> None:
+        """The device has failed its task: it closes the connection, and connects again at once."""
+        if device in self.connections.connected:
+            self.carry_out(self.engine.disconnect(name_of(device), self.now))
+            if device in self.connections.connected:
+                self._check_in(device)
+
     def _begin_window(self, event: Event) -> None:
         """Look ahead at what devices will do."""
         assert self.returns is not None
@@ -230,6 +237,7 @@ class Fleet:
                     self.tasks.report(event, self.next_tick, self.carry_out)
                     return
                 self.tasks.give_up(tasks, row, self.carry_out)
+                self._connect_again(event.device)
         self.tasks.expect_next(tasks, row + 1)
 
     def _measured(self, event: Event) -> None:
@@ -293,7 +301,8 @@ class Fleet:
     def carry_out(self, commands: Iterable[Command]) -> None:
         waiting = list(commands)
         while waiting:
-            assigned = [row for row in waiting if isinstance(row, Assign) and not row.again]
+            # A device that was lost, and is given the task that it had, begins it again.
+            assigned = [row for row in waiting if isinstance(row, Assign) and not self._is_at(row)]
             measuring = [row for row in waiting if isinstance(row, Measure)]
             rest, waiting = [row for row in waiting if not isinstance(row, Assign | Measure)], []
             closed: EvaluationClosed | None = None
@@ -330,6 +339,10 @@ class Fleet:
                 self.measurements.measure(measuring)
             if closed is not None:  # after all else: it may end tasks that were just given
                 waiting += self._end_evaluation(closed)
+
+    def _is_at(self, given: Assign) -> bool:
+        """Return whether the device has the task already."""
+        return given.again and self.tasks.has(device_of(given.device), given.task)
 
     def _commit(self, number: int, dropped: dict[str, int]) -> list[Command]:
         summary = self.coordinator.commit(number, dropped, self.now, len(self.connections.connected))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from copy import deepcopy
 from itertools import chain
@@ -24,6 +25,7 @@ from fleetlearn_coordinator.rounds.commands import (
 )
 from fleetlearn_coordinator.rounds.engine import RESTART_GRACE, Engine
 from fleetlearn_coordinator.rounds.lease_book import CHECKS_PER_STALL
+from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import Code, ProtocolError
@@ -608,6 +610,18 @@ class AnyOrder(RuleBasedStateMachine):
             assert len(self.running) + len(self.counted) == self.rules.cohort
 
     @invariant()
+    def no_round_that_lacks_a_device_waits_beside_one_that_may_try_again(self) -> None:
+        selection = self.engine.selection
+        assert selection.again <= selection.resting
+        if self.open is not None and selection.again:
+            assert len(self.running) + len(self.counted) >= self.rules.minimum
+
+    @invariant()
+    def no_device_fails_again_and_again_in_a_round(self) -> None:
+        failed = Counter(device for device, cause in self.ended.values() if cause != STOPPED)
+        assert max(failed.values(), default=0) <= 1 + SECOND_CHANCES
+
+    @invariant()
     def every_lease_is_watched_while_its_device_is_there(self) -> None:
         """It may stall: nobody holds a slot in silence for longer than a stall and the time between two checks."""
         longest = self.rules.stall * (1 + 1 / CHECKS_PER_STALL)
@@ -689,10 +703,95 @@ def test_a_device_that_stops_and_stays_connected_is_given_nothing_in_later_round
 
 
 def test_a_device_that_failed_has_had_its_turn() -> None:
-    engine, tasks = started("ab", SETTINGS._replace(minimum=2))
+    engine, tasks = started("ab")
     engine.end("a", tasks["a"].task, "failed: diverged", 10.0)
     engine.disconnect("a", 10.1)
     assert engine.check_in("a", None, 12.0) == []
+
+
+# Second chances
+
+
+def fail(engine: Engine, device: str, now: float) -> list[Command]:
+    """The device fails its task, and has checked in again a second later."""
+    said = engine.end(device, engine.leases[device], "failed: bad-data", now)
+    return [*said, *engine.disconnect(device, now), *engine.check_in(device, None, now + 1.0)]
+
+
+def test_a_round_that_needs_a_device_that_failed_gives_it_another_task() -> None:
+    """Two devices, of which a round needs both: one reports, the other fails, is mended, and is back a second later.
+    Both waited until the deadline; then the report was thrown away."""
+    engine, tasks = started("ab", SETTINGS._replace(minimum=2))
+    engine.count_report("a", tasks["a"].task, 9.0)
+    ended, again = fail(engine, "b", 10.0)
+    assert ended == Ended("b", tasks["b"].task, 1, "failed: bad-data")
+    assert isinstance(again, Assign)
+    assert (again.device, again.task, again.again, again.seed) == ("b", "t1-3", False, tasks["b"].seed)
+    assert of_type(engine.count_report("b", "t1-3", 12.0), Commit)
+
+
+def test_a_device_that_fails_has_no_other_task_before_it_checks_in_again() -> None:
+    engine, tasks = started("ab", SETTINGS._replace(minimum=2))
+    engine.end("b", tasks["b"].task, "failed: bad-data", 10.0)
+    assert engine.tick(11.0) == []
+    engine.count_report("a", tasks["a"].task, 12.0)
+    assert set(engine.leases) == set()
+
+
+def test_a_device_that_crashes_each_time_cannot_keep_a_round_open() -> None:
+    engine, tasks = started("abc", SETTINGS._replace(minimum=2))
+    engine.count_report("a", tasks["a"].task, 9.0)
+    assert not of_type(fail(engine, "b", 10.0), Assign), "c is at a task, with which the round has enough"
+    said = fail(engine, "c", 20.0)
+    assert [row.device for row in of_type(said, Assign)] == ["b"], "that c fails leaves the slot to b"
+    for turn in range(2 * SECOND_CHANCES):
+        (device,) = engine.leases
+        fail(engine, device, 30.0 + turn)
+    assert not engine.leases
+    assert engine.selection.failures == {"b": 1 + SECOND_CHANCES, "c": 1 + SECOND_CHANCES}
+    assert engine.wake_at() == engine.deadline
+    assert of_type(engine.tick(engine.deadline), Abandon)
+    assert engine.selection.failures == {}, "the next round begins without them"
+
+
+def test_other_devices_come_first() -> None:
+    engine, tasks = started("abc", SETTINGS._replace(cohort=2, minimum=2))
+    first, second = tasks
+    (spare,) = {*"abc"} - {*tasks}
+    said = fail(engine, first, 10.0)
+    assert [row.device for row in of_type(said, Assign)] == [spare]
+    said = fail(engine, second, 20.0)
+    assert [row.device for row in of_type(said, Assign)] == [first], "which has waited since before"
+
+
+def test_a_lost_device_that_returns_without_its_update_gets_its_task_back() -> None:
+    """It may still be at it; a process that was started again begins it again."""
+    engine, tasks = started("ab", SETTINGS._replace(minimum=2))
+    engine.disconnect("b", 10.0)
+    assert engine.tick(15.0) == [Ended("b", tasks["b"].task, 1, LOST)]
+    revived, again = engine.check_in("b", None, 20.0)
+    assert revived == Revived("b", tasks["b"].task, 1)
+    assert again == tasks["b"]._replace(again=True)
+    engine.disconnect("b", 21.0)
+    assert engine.tick(26.0) == [Ended("b", tasks["b"].task, 1, LOST)], "its grace is counted from the beginning"
+
+
+def test_a_restart_gives_a_device_that_failed_before_it_another_task() -> None:
+    engine = Engine(SETTINGS._replace(minimum=2))
+    engine.restore(restored(3, [], [("t3-1", "a")], [("t3-2", "b", "failed: bad-data")]), 0.0)
+    (given,) = engine.check_in("b", None, 1.0)
+    assert isinstance(given, Assign)
+    assert given.task == "t3-3"
+
+
+def test_a_buffer_that_nobody_else_can_fill_waits_for_no_rest() -> None:
+    """Asynchronously a device that failed rests until the round's time is over; here the other is at its limit."""
+    rules = SETTINGS._replace(minimum=2, cohort=2, asynchronous=True, max_staleness=5, max_updates=1)
+    engine, _ = started("ab", rules)
+    engine.count_report("a", engine.leases["a"], 9.0)
+    said = fail(engine, "b", 10.0)
+    assert [(row.device, row.task) for row in of_type(said, Assign)] == [("b", "t1-3.2")]
+    assert of_type(engine.count_report("b", "t1-3.2", 12.0), Commit)
 
 
 def test_who_stopped_may_have_another_turn_after_a_restart_too() -> None:

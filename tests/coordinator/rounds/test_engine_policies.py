@@ -28,6 +28,7 @@ from fleetlearn_coordinator.rounds.commands import (
 )
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.evaluation import SavedEvaluation
+from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES
 from fleetlearn_coordinator.rounds.selection_rules import Eligibility, Oort, SelectionRules, Stated
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, PaceSettings, Phase, Settings
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
@@ -398,6 +399,21 @@ class AnyOrder(RuleBasedStateMachine):
             assert len(self.running) > self.rules.cohort - max(1, self.rules.cohort // participation.TOGETHER)
 
     @invariant()
+    def no_round_that_lacks_a_device_waits_beside_one_that_may_try_again(self) -> None:
+        selection = self.engine.selection
+        assert selection.again <= selection.resting
+        if self.open is not None and selection.again:
+            needed = self.rules.goal if self.rules.asynchronous else self.rules.minimum
+            assert len(self.running) + len(self.engine.accepted) >= min(needed, self.rules.cohort)
+
+    @invariant()
+    def no_device_fails_again_and_again_in_a_round(self) -> None:
+        """Asynchronously a round's time may be over several times, and each time all is forgiven."""
+        if not self.rules.asynchronous:
+            failed = Counter((device, number) for device, _, number in self.ended.values())
+            assert max(failed.values(), default=0) <= 1 + SECOND_CHANCES
+
+    @invariant()
     def a_round_ends(self) -> None:
         """It is looked at by its deadline. Asynchronously it may then go on, but whoever rested may take part again."""
         if self.open is not None:
@@ -515,6 +531,9 @@ class SelectedInAnyOrder(AnyOrder):
         for number in range(given.round - (rules.once_in or 0) + 1, given.round + 1):
             assert given.device not in self.chosen.get(number, [])
         devices = self.chosen.setdefault(given.round, [])
+        if self.selection.failures[given.device]:
+            assert given.device in devices, "another chance is in the place that the device had"
+            return
         devices.append(given.device)
         usual = self.rules.goal if self.rules.asynchronous else self.rules.cohort
         for label, share in rules.quotas.items():

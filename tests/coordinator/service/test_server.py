@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -530,6 +531,28 @@ async def test_a_failed_device_gives_its_slot_back(make_plan: PlanMaker) -> None
         await a.send(Failed(task.task, "diverged", "loss is NaN at step 3"))
         await until(lambda: "b" in coordinator.engine.leases)
         assert coordinator.engine.causes() == {"failed: diverged": 1}
+
+
+@run_async
+async def test_a_device_that_failed_and_is_back_saves_the_round_of_a_small_fleet(make_plan: PlanMaker) -> None:
+    """Two devices, of which a round needs both. Both sat connected until the deadline, and the update was lost."""
+    async with fleet(make_plan(round__goal=2, round__minimum=2, stop__rounds=1)) as (coordinator, join):
+        one, other = await join("one"), await join("other")
+        await one.do_round(update_of(1.0))
+        task = await other.task()
+        await other.send(Failed(task.task, "bad-data", "label 7 names no class"))
+        other.connection.transport.abort()
+        while coordinator.engine.leases:
+            await asyncio.sleep(0.01)
+        assert re.fullmatch(
+            r"round 1 has 1 of 2 reports, and waits until another device, or one whose task failed \(other\), "
+            r"connects, for \d+ s more at most",
+            coordinator.live()["waits_for"],
+        )
+        again = await join("other")
+        assert (await again.do_round(update_of(3.0))).task != task.task
+        assert (await coordinator.done) == "1 rounds"
+        assert coordinator.run.model[0] == 2.0
 
 
 @run_async

@@ -1,0 +1,62 @@
+"""What a run waits for, in one sentence for people."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from heapq import nsmallest
+
+from fleetlearn_coordinator.rounds.round_state import RoundState
+from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES
+from fleetlearn_coordinator.rounds.settings import Phase
+
+NAMED = 5
+"""Devices that a sentence names at most."""
+
+
+def waits_for(state: RoundState, now: float) -> str:
+    """Return what the run waits for. ``now``: seconds on the engine's clock."""
+    if state.paused:
+        return "the run is paused"
+    match state.phase:
+        case Phase.GATHERING:
+            return _for_devices(state, now)
+        case Phase.COMMITTING:
+            return f"the model of round {state.round} is being made"
+        case Phase.OPEN:
+            return _for_reports(state, now)
+    return "the training is over, and its last model is being measured" if state.measures_last else ""
+
+
+def _for_devices(state: RoundState, now: float) -> str:
+    if state.draining:
+        return "the run is drained: no other round opens"
+    rule, until = state.settings, state.participation.gather_until
+    there = state.waiting() + len(state.book.tasks) + len(state.book.early)
+    if until is not None:
+        left = max(0.0, until - now)
+        return f"a round begins in {left:.0f} s, or when {rule.goal} devices (round.goal) are there; {there} are"
+    needed = 1 if rule.asynchronous else rule.minimum
+    devices = "device" if needed == 1 else "devices (round.minimum)"
+    return f"a round needs {needed} {devices}, and {there or 'none'} can take part"
+
+
+def _for_reports(state: RoundState, now: float) -> str:
+    """Return whose reports the open round waits for, or who could give one."""
+    rule, book = state.settings, state.book
+    said = f"round {state.round} has {len(book.accepted)} of {rule.goal} reports"
+    left = f"for {max(0.0, state.deadline - now):.0f} s more at most"
+    if book.tasks:
+        gone = len(book.absent)
+        away = f" ({gone} of them not connected)" if gone else ""
+        return f"{said}, and waits for {_names(book.tasks)}{away}, {left}"
+    failures = state.selection.failures
+    back = [device for device, count in failures.items() if count <= SECOND_CHANCES]
+    if back:
+        return f"{said}, and waits until another device, or one whose task failed ({_names(back)}), connects, {left}"
+    failed = f"; {_names(failures)} failed {1 + SECOND_CHANCES} times in this round" if failures else ""
+    return f"{said}, and waits until another device connects, {left}{failed}"
+
+
+def _names(devices: Collection[str]) -> str:
+    named = ", ".join(nsmallest(NAMED, devices))
+    return named if len(devices) <= NAMED else f"{named} and {len(devices) - NAMED} more"
