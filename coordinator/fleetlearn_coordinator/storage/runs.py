@@ -7,6 +7,7 @@ database: an operation's row of it is written here first, with the operation, an
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -84,16 +85,30 @@ class Runs:
         """Open the folder's database, which is made if there is none."""
         self.path = folder / DATABASE
         self._db = open_shared(self.path, _TABLES, timeout=BUSY_TIMEOUT, mode=0o666)
+        for run in self.runs():  # an earlier release wrote absolute paths
+            if (kept := self._kept_path(run.plan)) != str(run.plan):
+                self._db.execute("UPDATE runs SET plan=? WHERE number=? AND plan=?", (kept, run.number, str(run.plan)))
         self._seen = self._data_version()
 
     def close(self) -> None:
         self._db.close()
 
+    def _kept_path(self, plan: Path) -> str:
+        """Return a plan's path as it is written: relative to the folder of runs, if the plan is beside the folder or
+        in it. A copy of all of it, such as a restored backup, then has its own plans, and not the originals."""
+        home, plan = _plain(self.path.parent), _plain(plan)
+        near = plan.is_relative_to(home.parent) and home.parent != Path(home.anchor)
+        return os.path.relpath(plan, home) if near else str(plan)
+
+    def _plan_path(self, kept: str) -> Path:
+        """Undo ``_kept_path``."""
+        return _plain(self.path.parent / kept)
+
     # What is wanted
 
     def add(self, name: str, plan: Path, population: Population = Population()) -> None:  # noqa: B008
         """Add a run, which is to be running. Raises StoreError if there is one of this name."""
-        row = (name, str(plan.absolute()), msgspec.json.encode(population).decode())
+        row = (name, self._kept_path(plan), msgspec.json.encode(population).decode())
         try:
             self._db.execute(
                 "INSERT INTO runs(name, plan, population, wanted, asked, failed) VALUES(?, ?, ?, 'running', 0, '')", row
@@ -159,7 +174,7 @@ class Runs:
             "SELECT number, name, plan, population, wanted, asked, failed FROM runs ORDER BY number"
         )
         return [
-            WantedRun(number, name, Path(plan), msgspec.json.decode(population, type=Population), *rest)
+            WantedRun(number, name, self._plan_path(plan), msgspec.json.decode(population, type=Population), *rest)
             for number, name, plan, population, *rest in rows
         ]
 
@@ -170,3 +185,8 @@ class Runs:
 
     def _data_version(self) -> int:
         return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+
+
+def _plain(path: Path) -> Path:
+    """Return the absolute path without ``..``. Links stay as they are."""
+    return Path(os.path.normpath(path.absolute()))

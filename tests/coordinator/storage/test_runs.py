@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -110,3 +111,31 @@ def test_a_newer_database_is_refused(tmp_path: Path) -> None:
         database.execute("PRAGMA user_version=2")
     with pytest.raises(StoreError, match="is of version 2; this fleetlearn reads version 1"):
         Runs(tmp_path)
+
+
+def test_a_copy_of_the_folder_has_its_own_plans(tmp_path: Path) -> None:
+    """A restored backup must not reach for the originals. Plans that are somewhere else stay where they are."""
+    home = tmp_path / "service"
+    plans = {"beside": home / "a.toml", "inside": home / "runs" / "plans" / "b.toml", "elsewhere": PLAN}
+    with closing(Runs(home / "runs")) as runs:
+        for name, plan in plans.items():
+            runs.add(name, plan)
+        assert {run.name: run.plan for run in runs.runs()} == plans
+    shutil.copytree(home, tmp_path / "copy")
+    with closing(Runs(tmp_path / "copy" / "runs")) as runs:
+        found = {run.name: run.plan for run in runs.runs()}
+    copied = tmp_path / "copy"
+    assert found == {"beside": copied / "a.toml", "inside": copied / "runs" / "plans" / "b.toml", "elsewhere": PLAN}
+
+
+def test_absolute_paths_of_an_earlier_release_become_relative(tmp_path: Path) -> None:
+    home = tmp_path / "service"
+    with closing(Runs(home / "runs")) as runs:
+        runs.add("a", home / "a.toml")
+    with closing(sqlite3.connect(home / "runs" / "runs.db")) as db, db:
+        db.execute("UPDATE runs SET plan=?", (str(home / "a.toml"),))
+    with closing(Runs(home / "runs")) as runs:
+        assert [run.plan for run in runs.runs()] == [home / "a.toml"]
+    home.rename(tmp_path / "moved")
+    with closing(Runs(tmp_path / "moved" / "runs")) as runs:
+        assert [run.plan for run in runs.runs()] == [tmp_path / "moved" / "a.toml"]
