@@ -69,7 +69,7 @@ def show(summary: dict[str, Any], paths: Paths) -> None:
     }
     for name, text in rows.items():
         table.add_row(name, text)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(table)
     python = _short(sys.executable)
     for what, path in {"summary": paths.summary, "plot": paths.plot, "model": paths.model}.items():

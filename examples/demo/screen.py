@@ -48,7 +48,7 @@ class Screen:
     """Use it as a context; what it shows stays when it is left."""
 
     def __init__(self, rounds: int) -> None:
-        self._console = Console(highlight=False)
+        self._console = Console(highlight=False, markup=False)
         self._plain = not self._console.is_terminal
         self._target = rounds
         self._rounds: list[Round] = []
@@ -76,7 +76,7 @@ class Screen:
         """Something happened that is worth a line."""
         self._events.append((time.monotonic() - self._began, text))
         if self._plain:
-            self._console.print(f"  {_event_line(self._events[-1])}", soft_wrap=True, markup=False)
+            self._console.print(f"  {_event_line(self._events[-1])}", soft_wrap=True)
         self._refresh()
 
     def round(self, row: Round) -> None:

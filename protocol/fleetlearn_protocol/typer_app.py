@@ -76,7 +76,7 @@ def say(text: str) -> None:
 def plain_table(*columns: str, wraps: str = "", title: str | None = None) -> Table:
     """Return a table without rows yet, for ``show_table``. Each column stays on one line but ``wraps``, which a narrow
     terminal gives several."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
     for name in columns:
         table.add_column(name, no_wrap=name != wraps)
     return table

@@ -46,10 +46,9 @@ def explain(error: BaseException, hello: Hello, own: OwnCertificate | None, now:
     certificate that it was shown, if that can be read. ``now``: Unix time."""
     reason = (getattr(error, "reason", None) or "") if isinstance(error, ssl.SSLError) else ""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return (
-            f"its own certificate is not accepted: {error.verify_message}. It must be of the CA in tls.clients of the "
-            "service file"
-        )
+        # OpenSSL's words, such as "certificate has expired".
+        mend = "It must be valid now, and of the CA in tls.clients of the service file"
+        return f"the device's own certificate is not accepted: {error.verify_message}. {mend}"
     if reason == "HTTP_REQUEST":
         return "it speaks without TLS, and this port has TLS: it must connect to wss:// (or https://) instead of ws://"
     if reason in ("UNSUPPORTED_PROTOCOL", "NO_SHARED_CIPHER", "VERSION_TOO_LOW", "TLSV1_ALERT_PROTOCOL_VERSION"):

@@ -66,6 +66,8 @@ def _connected(server: RunServer) -> str:
     if not count:
         return "No device is connected"
     parts = [f"{count} {'device is' if count == 1 else 'devices are'} connected"]
+    if server.name:
+        parts.append("some may be at work for other runs")
     if server.unable:
         parts.append(f"{server.unable} cannot do this run's tasks, as their own logs say")
     if live.get("ineligible"):
