@@ -44,7 +44,7 @@ MAX_SIGNED = 32 * 1024
 MAX_KEYS = 8
 """Most public keys that a device trusts."""
 MAX_REFUSALS = 32
-"""Refused messages after which the coordinator closes a connection."""
+"""Refused messages, by the device's fault and not forgotten yet, after which the coordinator closes a connection."""
 SILENT_HEARTBEATS = 3
 """Heartbeats of silence after which the coordinator ends a connection."""
 

@@ -49,12 +49,21 @@ from fleetlearn_coordinator.conversation.effects import (
     StartDownload,
     StopDownload,
 )
-from fleetlearn_coordinator.conversation.limits import CHECK_IN_TIMEOUT, MESSAGES_OF_A_TASK, PATIENCE
+from fleetlearn_coordinator.conversation.limits import (
+    CHECK_IN_TIMEOUT,
+    MESSAGES_OF_A_TASK,
+    PATIENCE,
+    RACES_OF_A_TASK,
+    REFUSAL_FORGOTTEN,
+)
 from fleetlearn_coordinator.conversation.port import Port
 from fleetlearn_coordinator.conversation.uploads import Upload, Uploads
 
 UPLOAD_TIMEOUT = 30.0
 """Seconds without a byte after which a granted upload's connection is ended."""
+LOST_RACES = frozenset([Code.STALE_ROUND, Code.NOT_WANTED, Code.UNKNOWN_TASK, Code.UNKNOWN_CONTENT])
+"""Refusals that are no fault of a device: the round or the task that its message is about ended a moment before, or the
+coordinator was started again meanwhile."""
 
 
 class Conversation:
@@ -63,7 +72,9 @@ class Conversation:
     __slots__ = (
         "_new",
         "_owner",
+        "_races",
         "_refusals",
+        "_refused_at",
         "_since",
         "_transfers",
         "_uploads",
@@ -92,6 +103,11 @@ class Conversation:
         self._transfers: deque[int] = deque(maxlen=MAX_REFUSALS)
         """Transfer numbers of the last grants. Chunks of a grant that is over may still arrive."""
         self._refusals = 0
+        """Refused messages that are the device's fault and not forgotten yet."""
+        self._refused_at = since
+        """Up to when refused messages were forgotten."""
+        self._races = 0
+        """Other refused messages, without RACES_OF_A_TASK for each task that was given."""
         self._new = True
         """The peer has not checked in yet."""
 
@@ -148,6 +164,7 @@ class Conversation:
                 deltas = (vector.delta.size for vector in message.vectors if vector.delta is not None)
                 download = sum(vector.size for vector in message.vectors) + sum(deltas)
                 parts = len(message.parts) if isinstance(message, Task) else 1
+                self._races = max(0, self._races - RACES_OF_A_TASK)
                 self._owner.perform(Allow(MESSAGES_OF_A_TASK, download, 2 * parts * FLOAT32.size(self.port.elements)))
             case Cancel():
                 self._stop_upload()
@@ -200,12 +217,23 @@ class Conversation:
         self.over = True
         self._owner.perform(End(reason))
 
-    def _refuse(self, error: FleetError, task: str | None = None, sha256: str | None = None) -> None:
+    def _refuse(
+        self, error: FleetError, task: str | None = None, sha256: str | None = None, *, ends_task: bool = False
+    ) -> None:
         self._owner.perform(Note(f"refused: {error}"))
         self._owner.perform(Send(Refused(error.code, error.text, task, sha256)))
-        self._refusals += 1
-        if self._refusals > MAX_REFUSALS:
+        if ends_task or error.code in LOST_RACES:
+            self._races += 1
+        else:
+            self._forget_refusals()
+            self._refusals += 1
+        if max(self._refusals, self._races) > MAX_REFUSALS:
             self._end("too many refused messages")
+
+    def _forget_refusals(self) -> None:
+        forgotten = int((self.seen - self._refused_at) / REFUSAL_FORGOTTEN)
+        self._refusals = max(0, self._refusals - forgotten)
+        self._refused_at = self._refused_at + forgotten * REFUSAL_FORGOTTEN if self._refusals else self.seen
 
     # Messages
 
@@ -373,7 +401,7 @@ class Conversation:
             self._reject(device, task, error)
 
     def _reject(self, device: str, task: str, error: ProtocolError) -> None:
-        self._refuse(error, task)
+        self._refuse(error, task, ends_task=True)
         self._end_task(device, task, f"rejected: {error.code.value}")
 
     def _stop_upload(self) -> None:

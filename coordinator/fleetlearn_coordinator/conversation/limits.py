@@ -31,6 +31,15 @@ PATIENCE = 10.0
 """Seconds that a peer may have to wait for its budget before its connection is ended. Each second gives back half a
 second."""
 
+# --- Refused messages. MAX_REFUSALS is the protocol's.
+
+REFUSAL_FORGOTTEN = 10.0
+"""Seconds after which one of a connection's refused messages is forgotten, one after the other."""
+RACES_OF_A_TASK = 4
+"""Refusals that a task may bring without a fault of its device: its round ended while a fetch, a report or an update
+was on its way, or the update itself was rejected. Beyond these, and MAX_REFUSALS more, the connection is closed: no
+device that follows the protocol is refused as often."""
+
 # --- Memory of one connection: at most READ_LIMIT + WRITE_LIMIT, and some 10 KiB of objects.
 
 LARGEST_MESSAGE = 256 * KIB

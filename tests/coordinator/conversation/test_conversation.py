@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_port import EnginePort, SpoolInMemory
-from fleetlearn_coordinator.conversation.conversation import UPLOAD_TIMEOUT, Conversation
+from fleetlearn_coordinator.conversation.conversation import LOST_RACES, UPLOAD_TIMEOUT, Conversation
 from fleetlearn_coordinator.conversation.effects import (
     Allow,
     CheckedIn,
@@ -20,7 +20,12 @@ from fleetlearn_coordinator.conversation.effects import (
     StartDownload,
     StopDownload,
 )
-from fleetlearn_coordinator.conversation.limits import CHECK_IN_TIMEOUT, MESSAGES_OF_A_TASK
+from fleetlearn_coordinator.conversation.limits import (
+    CHECK_IN_TIMEOUT,
+    MESSAGES_OF_A_TASK,
+    RACES_OF_A_TASK,
+    REFUSAL_FORGOTTEN,
+)
 from fleetlearn_coordinator.conversation.places import WINDOW, Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import Uploads, check_parts
@@ -315,6 +320,42 @@ def test_too_many_refusals_end_the_connection() -> None:
         assert isinstance(one(a.say("{}"), Refused), Refused)
     assert a.check_in() == []
     assert a.conversation.over
+
+
+def test_refusals_are_forgotten_one_after_the_other() -> None:
+    """An error in ten seconds is no reason to throw a device out, however long it stays."""
+    a = Device(Room())
+    a.check_in()
+    for number in range(3 * MAX_REFUSALS):
+        a.conversation.received("{}", number * REFUSAL_FORGOTTEN)
+        assert not a.conversation.over, number
+    now = 3 * MAX_REFUSALS * REFUSAL_FORGOTTEN
+    for _ in range(MAX_REFUSALS - 1):
+        a.conversation.received("{}", now)
+    a.conversation.received("{}", now + REFUSAL_FORGOTTEN - 0.1)
+    assert not a.conversation.over
+    a.conversation.received("{}", now + REFUSAL_FORGOTTEN - 0.1)
+    assert a.conversation.over
+
+
+@pytest.mark.parametrize("code", sorted(LOST_RACES))
+def test_lost_races_at_a_round_s_end_are_no_fault(code: Code, monkeypatch: pytest.MonkeyPatch) -> None:
+    """900 short rounds, of which each costs the device a few refusals: its connection, and its task, stay."""
+    ((a, task),) = begun(Room(), "a")
+
+    def refuse(*_: Any) -> None:
+        raise ProtocolError(code, "too late")
+
+    monkeypatch.setattr(a.conversation.port, "announce", refuse)
+    for _ in range(900):
+        for _ in range(RACES_OF_A_TASK):
+            assert one(a.say(report_of(task, np.zeros(SIZE, np.float32))), Refused).code is code
+        a.conversation.tell(task)
+        a.did()
+        assert not a.conversation.over
+    for _ in range(MAX_REFUSALS + RACES_OF_A_TASK):
+        a.say(report_of(task, np.zeros(SIZE, np.float32)))
+    assert a.conversation.over, "without tasks nobody loses that many races: this costs no more than other faults"
 
 
 def test_a_flood_is_answered_once_and_ended() -> None:

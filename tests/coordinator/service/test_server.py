@@ -230,6 +230,22 @@ async def test_too_many_refusals_close_the_connection(make_plan: PlanMaker) -> N
 
 
 @run_async
+async def test_a_device_that_loses_the_race_of_every_round_stays(make_plan: PlanMaker) -> None:
+    """Its report was on its way when the round ended. It was closed at the 33rd, some with a task under way."""
+    plan = make_plan(round__goal=1, round__minimum=1, round__over_selection=2.0, stop__rounds=1000)
+    async with fleet(plan) as (_, join):
+        quick, slow = await join("quick"), await join("slow")
+        late = await slow.task()
+        for _ in range(MAX_REFUSALS + 8):
+            await quick.do_round(update_of(1.0))
+            await slow.expect(Cancel)
+            begun = await slow.task()
+            await slow.send(report_of(late, update_of(2.0)))
+            assert (await slow.expect(Refused)).code is Code.STALE_ROUND
+            late = begun
+
+
+@run_async
 async def test_another_version_is_refused_and_closed(make_plan: PlanMaker) -> None:
     async with fleet(make_plan()) as (_, join):
         a = await join("a", check_in=False)

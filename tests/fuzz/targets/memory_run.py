@@ -9,6 +9,7 @@ import numpy as np
 from engine_port import EnginePort, SpoolInMemory
 from fleetlearn_coordinator.conversation.conversation import Conversation
 from fleetlearn_coordinator.conversation.effects import CheckedIn, Close, Effect, End, Send, StartDownload, StopDownload
+from fleetlearn_coordinator.conversation.limits import RACES_OF_A_TASK, REFUSAL_FORGOTTEN
 from fleetlearn_coordinator.conversation.places import Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import Upload, Uploads, check_parts
@@ -228,6 +229,7 @@ class Peer:
         self.room, self.good = room, good
         self.downloading = False
         self.refusals: list[Refused] = []
+        self.tasks, self.since = 0, room.now
         self.ended = False
         self.conversation = Conversation(room.uploads, self, room.now)
 
@@ -238,6 +240,7 @@ class Peer:
                 self.good.hear(message)
                 if isinstance(message, Refused):
                     self.refusals.append(message)
+                self.tasks += isinstance(message, Task | Evaluate)
             case CheckedIn(device):
                 earlier = self.room.devices.get(device)
                 if earlier is not None:
@@ -271,4 +274,5 @@ class Peer:
             revived = isinstance(frame, str) and '"report"' in frame  # announcing may give a lost task back
             if not revived:
                 assert self.room.state() == before, f"{self.refusals[-1]} changed something"
-        assert len(self.refusals) <= MAX_REFUSALS + 1
+        forgotten = (self.room.now - self.since) / REFUSAL_FORGOTTEN
+        assert len(self.refusals) <= 2 * MAX_REFUSALS + 1 + RACES_OF_A_TASK * self.tasks + forgotten
