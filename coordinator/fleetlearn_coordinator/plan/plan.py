@@ -45,7 +45,7 @@ from fleetlearn_coordinator.plan.sections import (
 from fleetlearn_coordinator.plan.selection_section import NESTED, Selection
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.plan.toml_errors import Section, near, paths_from, read_tables, refuse_unknown
-from fleetlearn_coordinator.rounds.settings import EvaluationSettings, PaceSettings, Settings
+from fleetlearn_coordinator.rounds.settings import EvaluationSettings, Settings
 
 
 class PlanError(FleetError):
@@ -154,7 +154,7 @@ class Plan(Section, frozen=True, kw_only=True):
             max_staleness=self.staleness.max or 0,
             max_updates=self.most_updates_of_a_device if self.round.asynchronous else None,
             selection=self.selection.rules(self.round.deadline, self.round.max_weight),
-            pace=None if self.pace.connected is None else PaceSettings(**msgspec.structs.asdict(self.pace)),
+            pace=self.pace.rules,
             evaluation=EvaluationSettings(
                 self.evaluation.every or 0,
                 self.evaluation.devices,

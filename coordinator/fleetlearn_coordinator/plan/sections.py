@@ -18,6 +18,7 @@ from fleetlearn_coordinator.aggregation.weighing.fair import MOST_Q
 from fleetlearn_coordinator.aggregation.weighing.norm_bound import NormBound
 from fleetlearn_coordinator.plan.selection_section import Selection
 from fleetlearn_coordinator.plan.toml_errors import Positive, Section
+from fleetlearn_coordinator.rounds.settings import PaceSettings
 
 Duration = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
 Wait = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
@@ -188,6 +189,14 @@ class Pace(Section, frozen=True, kw_only=True):
     """Seconds after which a device is told to come back at the latest, unless more than ``check_ins`` would come."""
     check_ins: Annotated[float, Meta(gt=0, le=1e5)] = 100.0
     """Most devices per second that are told to come back at a time."""
+    finished: Annotated[float, Meta(ge=1, le=30 * 86400.0)] = 60.0
+    """Seconds after which the devices of a finished run are told to come back: it goes on with them if its stop rules
+    were changed by then. Of many devices one a second comes, up to an hour later."""
+
+    @property
+    def rules(self) -> PaceSettings | None:
+        """What the engine needs of this; None without pace steering."""
+        return None if self.connected is None else PaceSettings(self.connected, self.longest, self.check_ins)
 
 
 class Server(Section, frozen=True, kw_only=True):

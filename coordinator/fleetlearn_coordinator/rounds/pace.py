@@ -32,6 +32,8 @@ MARGIN = 1.25
 """Devices that are told to come for each one that is needed. Some are offline at that time, and come later."""
 SHORTEST = 0.01
 """The shortest wait, as a part of the longest."""
+FINISHED_LONGEST = 3600.0
+"""Seconds after which a device of a finished run is to come back at the latest."""
 BIN = 300.0
 """Seconds for which bookings are counted together."""
 
@@ -105,6 +107,23 @@ class Bookings:
         """Go on from a state whose times count from ``now``."""
         self.free_from, self._needed, self._counted_at = now + state["free_from"], state["needed"], now
         self.expected = Counter({int((now + ahead) // BIN): count for ahead, count in state["expected"]})
+
+
+@dataclass(slots=True)
+class FinishedReturns:
+    """When devices of a finished run come back: soon, so that the run goes on with them if its stop rules are changed,
+    and one a second at most, up to an hour. Nobody has to know how many there are."""
+
+    soonest: float
+    """Seconds."""
+    free_from: float = 0.0
+    """The first moment that is not booked."""
+
+    def book(self, now: float) -> float:
+        """Return how long a device is to wait, in seconds, about: a device waits 0.5 to 1.5 times as long."""
+        due = min(max(self.free_from, now + self.soonest), now + max(FINISHED_LONGEST, self.soonest))
+        self.free_from = due + 1.0
+        return due - now
 
 
 class Names:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import MAX_TEXT, Code, FleetError, ProtocolError, in_words
@@ -35,6 +35,7 @@ from fleetlearn_coordinator.rounds.commands import (
     Measure,
     SendAway,
 )
+from fleetlearn_coordinator.rounds.pace import FinishedReturns
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
 from fleetlearn_coordinator.rounds.waiting_words import waits_for
 from fleetlearn_coordinator.service.run_clock import RunClock
@@ -70,6 +71,7 @@ class RunServer:
         """Set when the run is finished or was told to stop."""
         self._idle: set[str] = set()
         """Connected devices that lack what this run's tasks need. The engine does not know them."""
+        self._returns = FinishedReturns(run.plan.pace.finished)
         self._alarm: asyncio.TimerHandle | None = None
         self._planned_before = 0
         """The last round whose tasks may be of an earlier process, with another plan."""
@@ -102,9 +104,9 @@ class RunServer:
 
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
         if self.run.finished is not None:
-            return ComeBack(spread(3600.0), "finished")
+            return self._finished()
         if self.done.done():
-            return ComeBack(spread(10.0), "stopping")
+            return self._stopping()
         return Admitted(self, welcome(self.host.heartbeat, self.unfit(check_in)), self.download, self.upload)
 
     def unfit(self, check_in: CheckIn) -> str:
@@ -345,7 +347,7 @@ class RunServer:
             self._carry_out(self.engine.request_evaluation(now), now)
 
     def _finish(self, reason: str) -> None:
-        self._say_to_all(3600.0, "finished")
+        self._say_to_all(self._finished)
         if not self.done.done():
             self.done.set_result(reason)
 
@@ -393,7 +395,7 @@ class RunServer:
         if not self.done.done():
             self.done.set_result(reason)
         if self.run.finished is None:
-            self._say_to_all(10.0, "stopping")
+            self._say_to_all(self._stopping)
         await self.host.empty()
 
     def free(self) -> None:
@@ -403,6 +405,12 @@ class RunServer:
         self.done = self.loop.create_future()  # the one before may keep an error, whose frames have vectors
         self.done.set_result("freed")
 
-    def _say_to_all(self, longest: float, reason: Literal["finished", "stopping"]) -> None:
+    def _finished(self) -> ComeBack:
+        return ComeBack(round(self._returns.book(self.loop.time()), 3), "finished")
+
+    def _stopping(self) -> ComeBack:
+        return ComeBack(spread(10.0), "stopping")
+
+    def _say_to_all(self, answer: Callable[[], ComeBack]) -> None:
         for device in self.host.devices_of(self._served):
-            self.host.tell(device, ComeBack(spread(longest), reason))
+            self.host.tell(device, answer())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fleetlearn_coordinator.rounds import waiting_words
 from fleetlearn_coordinator.rounds.settings import Phase
 
 if TYPE_CHECKING:
@@ -11,8 +12,6 @@ if TYPE_CHECKING:
 
 FIRST, LONGEST = 60.0, 3600.0
 """Seconds without news before the first line, and between two lines at most. Each wait is twice the one before."""
-NAMED = 8
-"""Devices that a line names at most."""
 
 
 class WaitingLog:
@@ -37,27 +36,11 @@ class WaitingLog:
 
 
 def waits_for(server: RunServer) -> str:
-    """Return what the run waits for, in a sentence; empty if it is paused, drained, finished or makes a model."""
+    """Return what the run waits for, in sentences; empty if it is paused, drained, finished or makes a model."""
     engine = server.engine
-    if engine.phase is Phase.OPEN:
-        return _open_round(server)
-    if engine.phase is not Phase.GATHERING or engine.paused or engine.draining:
+    if engine.phase not in (Phase.GATHERING, Phase.OPEN) or engine.paused or engine.draining:
         return ""
-    there = engine.waiting() + len(engine.book.tasks) + len(engine.book.early)
-    needed = 1 if engine.settings.asynchronous else engine.settings.minimum
-    what = f"{needed} device{'s' if needed > 1 else ''}"
-    return f"a round needs {what} (round.minimum), and {there or 'none'} can take part. {_connected(server)}"
-
-
-def _open_round(server: RunServer) -> str:
-    engine, out = server.engine, sorted(server.engine.leases)
-    reports = f"round {engine.round} has {len(engine.accepted)} of {engine.settings.goal} reports"
-    if not out:
-        return f"{reports}, and no device has a task. {_connected(server)}"
-    more = f" and {len(out) - NAMED} more" if len(out) > NAMED else ""
-    gone = sum(device in engine.book.absent for device in out)
-    lost = f" ({gone} of them are not connected)" if gone else ""
-    return f"{reports}, and waits for {', '.join(out[:NAMED])}{more}{lost}. {_connected(server)}"
+    return f"{waiting_words.waits_for(engine, server.clock.now())}. {_connected(server)}"
 
 
 def _connected(server: RunServer) -> str:

@@ -14,7 +14,17 @@ import pytest
 from fleetlearn_coordinator.rounds.commands import Assign, Command, Commit, SendAway
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook, Terms
-from fleetlearn_coordinator.rounds.pace import BIN, MARGIN, MEMORY, SHORTEST, Bookings, Names, Pace
+from fleetlearn_coordinator.rounds.pace import (
+    BIN,
+    FINISHED_LONGEST,
+    MARGIN,
+    MEMORY,
+    SHORTEST,
+    Bookings,
+    FinishedReturns,
+    Names,
+    Pace,
+)
 from fleetlearn_coordinator.rounds.selection_rules import Eligibility, SelectionRules, Stated
 from fleetlearn_coordinator.rounds.settings import PaceSettings, Settings
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
@@ -288,3 +298,26 @@ def test_fewer_devices_than_may_be_connected_all_stay() -> None:
     fleet.run(50)
     assert len(fleet.returns) == 24
     assert len(fleet.connected) == 24
+
+
+# Finished runs
+
+
+def test_a_small_finished_fleet_is_back_within_two_minutes() -> None:
+    """It was gone for up to 90: a device waits 1.5 times as long as it is told at most."""
+    returns = FinishedReturns(60.0)
+    assert [returns.book(1e6) for _ in range(20)] == [60.0 + number for number in range(20)]
+    assert returns.book(1e6 + 3600.0) == 60.0, "what was booked is over"
+
+
+def test_a_large_finished_fleet_comes_within_an_hour_one_a_second() -> None:
+    returns = FinishedReturns(60.0)
+    waits = [returns.book(0.0) for _ in range(10_000)]
+    assert waits[:3600] == sorted(waits[:3600])
+    assert max(waits) == FINISHED_LONGEST
+    assert waits.count(FINISHED_LONGEST) == 10_000 - 3540
+    assert returns.book(7200.0) == 60.0
+
+
+def test_a_finished_run_that_is_to_be_left_alone_is() -> None:
+    assert FinishedReturns(86400.0).book(0.0) == 86400.0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
 
-from fleetlearn_protocol.messages import CheckIn
+from fleetlearn_protocol.messages import CheckIn, ComeBack
 
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.network.several.guarded_spool import GuardedSpool
@@ -126,7 +125,7 @@ class SharedRunServer(RunServer):
         self._forget(device)
         self._turns.decline(self._turn, device, after)
 
-    def _say_to_all(self, longest: float, reason: Literal["finished", "stopping"]) -> None:
+    def _say_to_all(self, answer: Callable[[], ComeBack]) -> None:
         """Say nothing: the devices serve other runs."""
 
     @property
