@@ -268,5 +268,6 @@ def summary_of(fleet: Fleet) -> dict[str, Any]:
         **({"evaluation": fleet.evaluations[-1]["metrics"]} if fleet.evaluations else {}),
         "test": next((row["test"] for row in reversed(committed) if "test" in row), {}),
         "devices": len(fleet.tasks.has_bundle),
+        **({"without_examples": len(without)} if (without := fleet.connections.without_examples) else {}),
         "model": digest(fleet.model),
     }

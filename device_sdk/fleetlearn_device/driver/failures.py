@@ -11,7 +11,7 @@ from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
 from fleetlearn_device.storage.errors import DiskFullError, StateError
 from fleetlearn_device.training.algorithms import UnsupportedError
-from fleetlearn_device.training.train import BadValuesError, DivergedError, OutOfTimeError
+from fleetlearn_device.training.train import BadValuesError, DivergedError, NoExamplesError, OutOfTimeError
 from fleetlearn_device.training.trainer import KilledError
 
 
@@ -32,6 +32,7 @@ FAILURES: dict[type, Failure] = {
     RuntimeUnavailableError: Failure("runtime-error", ends_device=True),
     DivergedError: Failure("diverged"),
     OutOfTimeError: Failure("out-of-time"),
+    NoExamplesError: Failure("bad-data"),  # there may be some next time
     KilledError: Failure("killed"),
     UnsupportedError: Failure("unsupported"),
     MemoryError: Failure("out-of-memory"),

@@ -21,6 +21,7 @@ SEEDS = 2**53
 """Seeds of a random step: 0 to 2^53 - 1."""
 LARGEST = 1e30
 """The largest magnitude of a number in the protocol."""
+NO_BATCH = "a pass over the data gave no batch: there is nothing to train on now"
 EVALUATION_BATCH = 256
 """Most examples evaluated at a time: bounds memory, and changes no sum beyond rounding."""
 
@@ -35,6 +36,10 @@ class DivergedError(TrainingError):
 
 class BadValuesError(DivergedError, DataError):
     """The loss or the model is no longer finite, and the data hold a value that is not finite either."""
+
+
+class NoExamplesError(TrainingError):
+    """A pass over the data gave no batch: there is nothing to train on this time."""
 
 
 class OutOfTimeError(TrainingError):
@@ -56,7 +61,8 @@ class TrainingResult(NamedTuple):
     kept_state: Vector
     """What the device keeps for its next task (kept_state.py): float32, shape (kept_state_size,)."""
     examples: int
-    """n_k: the examples that the device has."""
+    """n_k: the examples that the device has, as its passes gave them: the mean of the complete passes, rounded; else
+    those of the evaluation; else, where no pass was completed, as many as the data are said to have."""
     steps: int
     epochs: float
     """Passes that were done; a fraction where the last one was cut short."""
@@ -110,8 +116,8 @@ def train(
 
     Data are searched for NaN and infinity only where training diverges, since a model may use them for missing values.
 
-    Raises TrainingError (diverged, out of time, stopped), DataError (also where training diverged because the data hold
-    a value that is not finite), ValueError on a hyper-parameter or argument, StepError, MemoryError.
+    Raises TrainingError (diverged, out of time, stopped, no examples), DataError (also where training diverged because
+    the data hold a value that is not finite), ValueError on a hyper-parameter or argument, StepError, MemoryError.
     """
     start = clock()
     manifest = runtime.manifest
@@ -162,6 +168,11 @@ def train(
         if on_step is not None:
             on_step(steps, loss)
         now = clock()
+    whole = epochs if complete else passes
+    if whole:
+        examples = round((seen - (0 if complete else seen_in_pass)) / whole)
+    else:  # an evaluation is a complete pass, too
+        examples = data.examples if evaluation is None else max(evaluation.examples, seen_in_pass)
     update: Vector = runtime.parameters - runtime.anchor
     kept_state = collect_kept_state(runtime)
     largest = dict[str, float]()
@@ -174,9 +185,9 @@ def train(
         update=update,
         largest=largest["update"],
         kept_state=kept_state,
-        examples=data.examples,
+        examples=examples,
         steps=steps,
-        epochs=float(epochs) if complete else passes + min(1.0, seen_in_pass / data.examples),
+        epochs=float(epochs) if complete else passes + min(1.0, seen_in_pass / examples),
         seen=seen,
         complete=complete,
         loss=loss_sum / seen,
@@ -197,7 +208,7 @@ def evaluate_data(
     """Return the sums of the runtime's model over all data, in batches of ``batch_size`` examples, at most 256.
 
     ``batch_size`` 0: 256. A metric that is not finite is left out. Raises StoppedError, DivergedError (the loss is not
-    finite), DataError, StepError.
+    finite), NoExamplesError, DataError, StepError.
     """
     data = as_data(data).fit(runtime.manifest.batch)
     examples, loss_sum = 0, 0.0
@@ -211,7 +222,7 @@ def evaluate_data(
             metric_sums[name] += value
         on_batch()
     if not examples:
-        raise DataError("a pass over the data gave no batch; expected at least one")
+        raise NoExamplesError(NO_BATCH)
     if not abs(loss_sum) <= LARGEST:
         raise DivergedError(f"before training, the model's summed loss on these data is {loss_sum}")
     return Evaluation(examples, loss_sum, _measured(metric_sums))
@@ -237,8 +248,8 @@ def _measured(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _passes(data: Data, epochs: int, batch_size: int, seed: int, runtime: Runtime) -> Iterator[tuple[int, Batch, int]]:
-    """Yield (epoch from 0, batch, its examples) for each step. Raises DataError on a pass without batches, or with more
-    examples than the data have."""
+    """Yield (epoch from 0, batch, its examples) for each step. Raises NoExamplesError on a pass without batches,
+    DataError on one with more examples than the data are said to have."""
     for epoch in range(epochs):
         seen = 0
         for batch in data.batches(batch_size, seed, epoch):
@@ -248,4 +259,4 @@ def _passes(data: Data, epochs: int, batch_size: int, seed: int, runtime: Runtim
                 raise DataError(f"a pass over the data gives more than the {data.examples} examples it is said to have")
             yield epoch, arrays, len(arrays[0])
         if not seen:
-            raise DataError(f"pass {epoch + 1} over the data gave no batch; expected {data.examples} examples")
+            raise NoExamplesError(NO_BATCH)

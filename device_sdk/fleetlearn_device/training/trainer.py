@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,9 @@ from fleetlearn_device.training.work import Inputs, Settings
 
 MAX_STARTS = 3
 """The device gives a task back after this many processes died during its training."""
+
+
+log = logging.getLogger("fleetlearn.device")
 
 
 class KilledError(TrainingError):
@@ -93,6 +97,8 @@ class Trainer:
         self._starts = directory.training_starts
         self._data, self._threads = data, threads
         self._provider: ProviderName = provider
+        self._noted: tuple[int, int] | None = None
+        """The last (found, stated) numbers of examples of which the log has a line."""
         self._opened: tuple[Bundle, Runtime] | None = None
 
     def train(self, task: Task, seconds: float) -> FinishedUpdate:
@@ -195,6 +201,7 @@ class Trainer:
                 write_own_model(self.own_model, bundle, own)
         contents, residual = encode_parts(task.parts, outcome.parts, task.seed, tied)
         result = outcome.result
+        self._note_examples(result.examples)
         report = Report(
             task=task.task,
             round=task.round,
@@ -265,6 +272,18 @@ class Trainer:
             return self._data
         assert isinstance(self._data, ArrayData)
         return self.features.of(self._data)
+
+    def _note_examples(self, found: int) -> None:
+        """Warn where passes gave another number of examples than the data are said to have: the found one counts."""
+        stated = self._data.examples
+        if found != stated and (found, stated) != self._noted:
+            log.warning(
+                "a pass over the data gave %d examples, and examples=%d was given: %d is this device's weight",
+                found,
+                stated,
+                found,
+            )
+            self._noted = found, stated
 
     def _count(self, steps: int, loss: float) -> None:
         self.steps = steps

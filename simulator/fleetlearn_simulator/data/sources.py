@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypeVar
@@ -27,7 +27,8 @@ class Source(Protocol):
     """The devices' data. It depends on the seed and the device's number alone, not on earlier calls."""
 
     def examples(self, ids: Ids) -> NDArray[np.int64]:
-        """Return the numbers of training examples of these devices, at least 1: int64, in the shape of ``ids``."""
+        """Return the numbers of training examples of these devices: int64, in the shape of ``ids``. A device with 0
+        takes no part; only a user's function may say so."""
 
     def arrays(self, device: int) -> Arrays:
         """Return a device's training examples, in the order, dtypes and shapes of the manifest's batch. Read only."""
@@ -157,14 +158,23 @@ class FunctionSource(Source):
         if device not in self._sizes:
             count = self._count
             if count is None:
-                self._sizes[device] = len(self.arrays(device)[0])
+                self._sizes[device] = self._made(device)
             else:
                 call = f"examples({device}, {self._seed}) beside {self._function}"
                 size = _attempt(call, lambda: count(device, self._seed))
-                if not isinstance(size, int | np.integer) or size < 1:
-                    raise SimulatorError(f"{call} returned {size!r}; expected an integer, at least 1")
+                if not isinstance(size, int | np.integer) or size < 0:
+                    raise SimulatorError(f"{call} returned {size!r}; expected an integer, at least 0")
                 self._sizes[device] = int(size)
         return self._sizes[device]
+
+    def _made(self, device: int) -> int:
+        """Return how many examples the function makes for a device; arrays without any are none."""
+        call = f"{self._function}({device}, {self._seed})"
+        returned = _attempt(call, lambda: self._make(device, self._seed))
+        arrays = [*returned.values()] if isinstance(returned, Mapping) else returned
+        if isinstance(arrays, tuple | list) and arrays and all(np.shape(array)[:1] == (0,) for array in arrays):
+            return 0
+        return len(self._checked(call, lambda: returned)[0])
 
     def _checked(self, call: str, function: Callable[[], Any]) -> Arrays:
         returned = _attempt(call, function)

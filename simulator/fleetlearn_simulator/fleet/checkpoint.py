@@ -70,6 +70,7 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         "serial": events.serial,
         "filling": connections.refill_expected,
         "arrivals": connections.arrivals,
+        **({"without_examples": sorted(connections.without_examples)} if connections.without_examples else {}),
         "selection": to_json(fleet.engine),
     }
     return tensors, state
@@ -89,6 +90,7 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
     connections.connected = {device: inf if end is None else end for device, end in state["connected"]}
     connections.away = dict(map(tuple, state["away"]))
     connections.arrivals, connections.refill_expected = state["arrivals"], state["filling"]
+    connections.without_examples = {*state.get("without_examples", ())}  # an earlier version had none
     events.heap, events.serial = [Event(*row[:4]) for row in state["heap"]], state["serial"]
     heapq.heapify(events.heap)
     there = [device for device in connections.connected if device not in connections.away]

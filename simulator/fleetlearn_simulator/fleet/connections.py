@@ -31,6 +31,8 @@ class Connections:
         """Device -> when it goes offline."""
         self.away: dict[int, float] = {}
         """Device -> when it connects again after the coordinator's restart."""
+        self.without_examples: set[int] = set()
+        """Devices that have no examples, of those that were drawn. They never connect."""
         self.arrivals = 0
         """Draws of devices so far."""
         self.refill_expected = True
@@ -38,7 +40,8 @@ class Connections:
 
     def expect_refill(self, last_end: float) -> None:
         """Look for other devices later, if there is room. ``last_end``: when a round ended."""
-        most, now = min(self.scenario.population.connected, self.scenario.population.size), self.events.now
+        able = self.scenario.population.size - len(self.without_examples)
+        most, now = min(self.scenario.population.connected, able), self.events.now
         if not self.refill_expected and len(self.connected) < most:
             self.refill_expected = True
             wait = min(max(MIN_REFILL_SECONDS, (now - last_end) / 10), MAX_REFILL_SECONDS)
@@ -72,4 +75,5 @@ class Connections:
     def _may_connect(self, devices: NDArray[np.int64], leases: Container[str]) -> list[int]:
         there: list[int] = devices[online(self.scenario, devices, self.events.now)].tolist()
         # A device that vanished stays away until the engine gives its task up: it would get the same task again.
+        there = [device for device in there if device not in self.without_examples]
         return [device for device in there if device not in self.connected and name_of(device) not in leases]

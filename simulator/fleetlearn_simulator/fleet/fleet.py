@@ -46,6 +46,8 @@ from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, LocalSettings
 from fleetlearn_simulator.training.kept_rows import NO_FILES, KeptRows, RowFile
 
+NEXT_LOOK = 86400.0
+"""Seconds until a device without examples would look for some again."""
 MAX_BACK_OFF = 30.0
 """Seconds in which all devices connect again after the coordinator's restart. Their delays are uniform."""
 MAX_ABANDONED_ROUNDS_IN_A_ROW = 1000
@@ -150,6 +152,8 @@ class Fleet:
         """Let devices that are online check in, while connections are free."""
         if not self.coordinator.down:
             arriving = self.connections.arriving(self.engine.leases)
+            has_examples = self._has_examples([device for device, _ in arriving])
+            arriving = [row for row, has in zip(arriving, has_examples, strict=True) if has]
             self.state([device for device, _ in arriving])
             for device, end in arriving:
                 self.connections.connected[device] = end
@@ -210,9 +214,19 @@ class Fleet:
             returns.postpone(device, MAX_BACK_OFF)
         elif self.engine.has_task(name_of(device)):  # it would get the same task again
             returns.postpone(device, self.scenario.plan.round.grace + MAX_BACK_OFF)
+        elif not all(self._has_examples([device])):
+            returns.postpone(device, NEXT_LOOK)
         else:
             self.connections.connected[device] = returns.arrive(device)
             self._check_in(device)
+
+    def _has_examples(self, devices: Sequence[int]) -> list[bool]:
+        """Return which of these devices have examples. A device without any does not connect, as a real one does not:
+        there is nothing that it could do. It is counted in the summary."""
+        examples = self.tasks.source.examples(np.array(devices, np.int64)).tolist()
+        without = {device for device, count in zip(devices, examples, strict=True) if not count}
+        self.connections.without_examples |= without
+        return [count > 0 for count in examples]
 
     def _send_away(self, name: str, after: float) -> None:
         """The device leaves, as it is told."""

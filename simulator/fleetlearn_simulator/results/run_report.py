@@ -103,6 +103,8 @@ def _tiles(run: Run) -> Iterator[tuple[str, str, str]]:
             f"{run.summary['devices']:,}",
             f"{share(run.summary['devices'], population)} of all",
         )
+    if without := run.summary.get("without_examples"):
+        yield "devices without examples", f"{without:,}", "of those that were drawn; they never connect"
     for name, kinds in series(run).items():
         kind = next(iter(kinds))
         yield name, f"{kinds[kind][1][-1]:.4g}", KIND_STYLES[kind][0]

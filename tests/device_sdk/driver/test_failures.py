@@ -8,7 +8,13 @@ from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
 from fleetlearn_device.runtimes.sessions import StepError
 from fleetlearn_device.storage.errors import DiskFullError, StateError
-from fleetlearn_device.training.train import BadValuesError, DivergedError, OutOfTimeError, TrainingError
+from fleetlearn_device.training.train import (
+    BadValuesError,
+    DivergedError,
+    NoExamplesError,
+    OutOfTimeError,
+    TrainingError,
+)
 from fleetlearn_device.training.trainer import KilledError
 from fleetlearn_protocol.errors import BundleError, Code, ProtocolError
 
@@ -23,6 +29,7 @@ from fleetlearn_protocol.errors import BundleError, Code, ProtocolError
         (RuntimeUnavailableError("not installed"), "runtime-error", True),
         (DivergedError("nan"), "diverged", False),
         (OutOfTimeError("late"), "out-of-time", False),
+        (NoExamplesError("none today"), "bad-data", False),
         (KilledError("three times"), "killed", False),
         (TrainingError("another"), "runtime-error", False),
         (MemoryError(), "out-of-memory", False),

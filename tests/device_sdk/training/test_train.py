@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -13,6 +14,7 @@ from fleetlearn_device.runtimes.runtime import Runtime, open_runtime
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.train import (
     DivergedError,
+    NoExamplesError,
     OutOfTimeError,
     StoppedError,
     TrainingResult,
@@ -339,17 +341,52 @@ def test_tensors_of_a_data_loader_will_do(runtime: Runtime, data: Any) -> None:
     ("source", "examples", "words"),
     [
         ("too many", 20, "a pass over the data gives more than the 20 examples it is said to have"),
-        ("none", 20, "pass 1 over the data gave no batch; expected 20 examples"),
         ("short", 50, "1 arrays were given; expected 2: x float32 (n, 64), y int64 (n,)"),
     ],
 )
 def test_batches_that_do_not_keep_the_promise_are_refused(
     runtime: Runtime, data: Any, source: str, examples: int, words: str
 ) -> None:
-    batches: Any = {"too many": Stream(*data), "none": Stream(data[0][:0], data[1][:0]), "short": [(data[0],)]}[source]
+    batches: Any = {"too many": Stream(*data), "short": [(data[0],)]}[source]
     with pytest.raises(DataError) as caught:
         run(runtime, as_data(batches, examples))
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("evaluate", [False, True])
+def test_a_pass_without_examples_is_no_defect_of_the_data(runtime: Runtime, data: Any, evaluate: bool) -> None:
+    with pytest.raises(NoExamplesError, match="nothing to train on now"):
+        run(runtime, as_data(Stream(data[0][:0], data[1][:0]), examples=20), evaluate=evaluate)
+
+
+class Shrinking:
+    """Batches of ten; each pass has fewer examples than the one before."""
+
+    def __init__(self, x: Any, y: Any, *sizes: int) -> None:
+        self.x, self.y, self.sizes = x, y, list(sizes)
+
+    def __iter__(self) -> Any:
+        size = self.sizes.pop(0)
+        return iter([(self.x[at : min(at + 10, size)], self.y[at : min(at + 10, size)]) for at in range(0, size, 10)])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "evaluate", "budget", "examples", "epochs"),
+    [
+        ([20, 20], False, None, 20, 2.0),  # 50 are stated: they would weigh more than twice what they are
+        ([40, 20], False, None, 30, 2.0),  # the mean of the passes
+        ([20, 20, 20], True, None, 20, 2.0),  # the first pass is the evaluation's
+        ([40, 40], True, 3.5, 40, 0.5),  # the time was over in the first pass, of 40 as in the evaluation
+        ([40], False, 3.5, 50, 0.4),  # no pass was completed: nothing better is known than what is stated
+    ],
+)
+def test_what_a_pass_gives_counts_not_what_is_stated(
+    runtime: Runtime, data: Any, sizes: list[int], evaluate: bool, budget: float | None, examples: int, epochs: float
+) -> None:
+    source = as_data(Shrinking(*data, *sizes), examples=50)
+    clock = ticking(1.0) if budget else time.monotonic
+    found = run(runtime, source, evaluate=evaluate, time_budget=budget, clock=clock)
+    assert (found.examples, found.epochs) == (examples, epochs)
 
 
 def test_bad_settings_are_refused_before_anything_is_done(runtime: Runtime, data: Any) -> None:

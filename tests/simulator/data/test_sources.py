@@ -139,7 +139,7 @@ def test_what_is_wrong_with_it_is_named(tmp_path: Path, function: str, why: str)
         FunctionSource(function, 5, INPUTS, folder).arrays(4)
 
 
-@pytest.mark.parametrize("number_of", ["0", "2.5", "None"])
+@pytest.mark.parametrize("number_of", ["-1", "2.5", "None"])
 def test_sizes_that_are_none(tmp_path: Path, number_of: str) -> None:
     folder = write(tmp_path, helper="labels_of_fourth", more=SIZES.format(number_of=number_of))
     with pytest.raises(

@@ -18,6 +18,7 @@ from fleetlearn_coordinator.rounds.random_draws import task_seeds
 from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import Vector
+from fleetlearn_simulator import Options, simulate
 from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.fleet import fleet as fleet_module
 from fleetlearn_simulator.fleet import round_training
@@ -25,6 +26,7 @@ from fleetlearn_simulator.fleet.connections import MIN_REFILL_SECONDS
 from fleetlearn_simulator.fleet.device_names import device_of, name_of
 from fleetlearn_simulator.fleet.events import AcceptedLine
 from fleetlearn_simulator.fleet.fleet import MAX_BACK_OFF
+from fleetlearn_simulator.results.run_folder import EVENTS, read_rows
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Job, PerDevice, RoundInputs, local_settings
 from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices
@@ -32,7 +34,7 @@ from fleetlearn_simulator.training.vectorized import Vectorized
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from line_bundle import line_data
-from virtual import Driven, by_lines, drive, make_fleet, make_scenario
+from virtual import Driven, Row, by_lines, drive, make_fleet, make_scenario, write_scenario
 
 FULL = {"plan__local__batch_size": 0}
 """All examples in one step, so that an epoch takes 10 seconds on each device."""
@@ -873,3 +875,34 @@ def test_advancing_a_finished_fleet_does_nothing(tmp_path: Path, line: Path) -> 
     before = fleet.now, fleet.model.tobytes(), len(fleet.history)
     assert not fleet.advance()
     assert (fleet.now, fleet.model.tobytes(), len(fleet.history)) == before
+
+
+WITHOUT = """
+import numpy as np
+from line_bundle import line_data
+
+{count}
+
+def make(device, seed):
+    x, y = line_data(max(1, 10 * (device % 3)), seed=1000 * seed + device)
+    return {{"x": x[: 10 * (device % 3)], "y": y[: 10 * (device % 3)]}}
+"""
+COUNT = "def examples(device, seed):\n    return 10 * (device % 3)"
+PACED: Row = {"plan__pace": {"connected": 5}, "population__connected": 9, "plan__round__goal": 3}
+
+
+@pytest.mark.parametrize("count", [COUNT, ""])
+@pytest.mark.parametrize("settings", [{}, {"population__connected": 4, "plan__round__goal": 2}, PACED])
+def test_devices_without_examples_never_take_part(tmp_path: Path, line: Path, count: str, settings: Row) -> None:
+    """Devices 0, 3 and 6 of nine have none: a real one would end with an error at its start."""
+    rounds = {"plan__stop__rounds": 4, "plan__round__goal": 6} | settings
+    path = write_scenario(tmp_path, line, 9, **rounds)
+    (tmp_path / "lines.py").write_text(WITHOUT.format(count=count))
+    outcome = simulate(Scenario.load(path), tmp_path / "out", Options("bundle", 1))
+    assert outcome is not None
+    assert (outcome.summary["rounds"], outcome.summary["abandoned"]) == (4, 0)
+    if not settings:  # with fewer connections than devices, not all of those without examples are drawn
+        assert outcome.summary["without_examples"] == 3
+    with_tasks = {row["device"] for row in read_rows(outcome.folder, EVENTS) if row["event"] == "assigned"}
+    assert with_tasks
+    assert not with_tasks & {0, 3, 6}
