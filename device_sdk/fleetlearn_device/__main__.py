@@ -93,7 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     trust.add_argument("--state", required=True, metavar="DIR")
     trust.add_argument("keys", nargs="+", metavar="KEY", help="trusted from then on, and no others are")
 
-    info = commands.add_parser("info", help="show a state directory", allow_abbrev=False)
+    info = commands.add_parser(
+        "info", help="show how a device is, and what its state directory holds", allow_abbrev=False
+    )
     info.add_argument("--state", required=True, metavar="DIR")
     return parser
 
@@ -176,9 +178,13 @@ def _run(options: argparse.Namespace) -> int:
 
 def _info(options: argparse.Namespace) -> int:
     from fleetlearn_device.storage.state_directory import describe
+    from fleetlearn_device.storage.status import in_lines
 
     summary = describe(options.state)
     print(f"device   {summary.device or '(not named yet)'}")
+    if summary.status is not None:
+        for about, text in in_lines(summary.status, summary.running):
+            print(f"{about:<8} {text}")
     for key in summary.trusted:
         print(f"trusts   {key}")
     for sha256, name in summary.bundles:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_device import Device, open_runtime
+from fleetlearn_device.__main__ import main
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
@@ -871,6 +872,53 @@ def test_what_cannot_be_is_refused_before_anything_is_opened(
     assert not (tmp_path / "s").exists()
 
 
+def test_info_shows_a_live_device_while_it_works(
+    served: Served, data: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def info() -> dict[str, str]:
+        assert main(["info", "--state", str(tmp_path)]) == 0
+        rows = (line.partition(" ") for line in capsys.readouterr().out.splitlines())
+        return {about: text.strip() for about, _, text in rows}
+
+    async def test() -> None:
+        async with scripted(served.contents) as coordinator:
+            device = Device(coordinator.url, data=data, state_dir=tmp_path, timing=QUICK)
+            place = f"127.0.0.1 port {coordinator.port}"
+            async with serving(device):
+                line = await coordinator.line()
+                await line.check_in()
+                await until(lambda: "waiting for a task" in info().get("link", ""))
+                assert info()["link"].startswith(f"connected to {coordinator.url} ({place}), since 20")
+                assert info()["process"].startswith("runs since 20")
+                assert info()["task"] == "none was given to this device yet"
+
+                await line.say(served.task("t1", round=4))
+                report = await line.answer_fetches(Report)
+                await until(lambda: info()["task"].startswith("t1 (round 4) is trained, and its update waits to be "))
+                assert "waiting for a task" not in info()["link"]
+                await line.accept(report)
+                await until(lambda: "its update was accepted" in info()["task"])
+                assert info()["tasks"].startswith("1 accepted, ")
+                assert "reason" not in info()
+
+                await line.say(served.task("t2", round=5, hyper={"lr": 1e30}, epochs=50))
+                await line.expect(Failed)
+                await until(lambda: "1 failed" in info()["tasks"])
+                assert "task t2 failed: " in info()["reason"]
+
+                line = await coordinator.line()
+                await line.check_in()
+                await line.say(ComeBack(3600.0, "no-task"))
+                assert await line.closed() == 1000
+                await until(lambda: "it connects again at 20" in info()["link"])
+                assert info()["link"].startswith("not connected (the coordinator has no task for this device now; the ")
+        assert info()["process"].startswith("ended at 20")
+        assert info()["process"].endswith(": it was stopped")
+        assert "link" not in info()
+
+    asyncio.run(test())
+
+
 # Whole processes
 
 
@@ -928,6 +976,20 @@ def test_an_update_survives_sigkill_and_is_sent_without_training_again(served: S
                 assert await second.wait() == 0
 
     asyncio.run(test())
+
+
+def test_info_says_that_a_device_was_killed(served: Served, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def test() -> None:
+        async with scripted(served.contents) as coordinator, process(coordinator, folder) as running:
+            await in_training(coordinator, served)
+            running.kill()
+            await running.wait()
+
+    asyncio.run(test())
+    assert main(["info", "--state", str(folder / "state")]) == 0
+    shown = capsys.readouterr().out
+    assert "process  does not run, and did not end in order: it was killed, or the power failed, after 20" in shown
+    assert "task     t1 (round 1) when the process ended: is in training, since 20" in shown
 
 
 def test_training_that_sigkill_ended_is_done_again_to_the_same_update(served: Served, folder: Path) -> None:

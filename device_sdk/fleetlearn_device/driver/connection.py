@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
 
 from fleetlearn_protocol.errors import clip
 from fleetlearn_protocol.frames import MAX_FRAME_BYTES
@@ -85,6 +86,8 @@ class Connector:
         state: Returns what the device states at a check-in.
         handle: Passes an event to the session, and returns when its commands were carried out.
         on_end: Called when a connection has ended, before the session is told.
+        report: Called with whether there is a connection, as a sentence without its subject, and when the device
+            connects again, in seconds since 1970, where that is known.
     """
 
     def __init__(
@@ -96,11 +99,14 @@ class Connector:
         state: Callable[[], Statement],
         handle: Callable[[Event], Awaitable[None]],
         on_end: Callable[[], None],
+        report: Callable[[str, float | None], None],
     ) -> None:
         self.connection: Connection | None = None
         """The open connection."""
         self.come_back_after: float | None = None
         """Seconds after which the coordinator said to connect again, on the last connection."""
+        self.why_not = ""
+        """Why there is no connection; the driver sets it where the session closes one."""
         self._retry_after = 0.0
         """Least seconds to wait before the next connection, which the answer to the last handshake asked for."""
         self._dead_end: DeadEnd | None = None
@@ -112,7 +118,7 @@ class Connector:
         self._trouble = RepeatedLine()
         self._address, self._enrolment, self._timing = address, enrolment, timing
         self._session, self._state = session, state
-        self._handle, self._on_end = handle, on_end
+        self._handle, self._on_end, self._report = handle, on_end, report
         self._dice = random.SystemRandom()
 
     async def run(self) -> None:
@@ -132,7 +138,10 @@ class Connector:
                 timing = timing._replace(cap=timing.slow_cap)
             delay = seconds_to_wait(timing, failures, self.come_back_after, self._dice)
             delay += self._retry_after
-            log.log(self._trouble.level(logging.INFO), "connecting again in %.1f s", delay)
+            at = datetime.now().astimezone() + timedelta(seconds=delay)
+            self._report(f"not connected ({self.why_not})", at.timestamp())
+            when = f", at {at:%H:%M:%S}" if delay >= 60.0 else ""
+            log.log(self._trouble.level(logging.INFO), "connecting again in %.1f s%s", delay, when)
             await asyncio.sleep(delay)
 
     def _end(self) -> DeadEnd | None:
@@ -178,6 +187,7 @@ class Connector:
                 self.connection = Connection(socket, timing)
                 self._trouble.clear()
                 log.info("connected to %s (%s)", url, way)
+                self._report(f"connected to {url} ({way})", None)
                 self._failing_since = None
                 self._enrolment.accepted()
                 await self._handle(lambda: session.connected(time.monotonic(), self._state()))
@@ -186,23 +196,27 @@ class Connector:
                     await self._handle(lambda received=received, frame=frame: received(frame, time.monotonic()))  # type: ignore[misc]
                     welcomed = welcomed or isinstance(session.link, Online)
             if not isinstance(session.link, Closing):
-                log.info("the coordinator closed the connection: %s", _close_reason(socket))
+                self.why_not = f"the coordinator closed the connection: {_close_reason(socket)}"
+                log.info("%s", self.why_not)
         except ConnectionClosed as error:
             if not isinstance(session.link, Closing):
-                log.warning("the connection is lost: %s", printable(str(error)))
+                self.why_not = f"the connection is lost: {printable(str(error))}"
+                log.warning("%s", self.why_not)
         except InvalidStatus as error:
             self._retry_after = retry_after(error.response.headers.get("Retry-After"))
             said = refusal(error.response)
             self._dead_end = dead_end_of_refusal(error.response.status_code, said)
             why = said if self._dead_end is None else self._dead_end.text
             through = "" if way is None or way.proxy is None else f" ({way})"
-            self._trouble.warn(f"{url}{through} refuses the connection: {printable(clip(why))}")
+            self.why_not = f"{url}{through} refuses the connection: {printable(clip(why))}"
+            self._trouble.warn(self.why_not)
         except (OSError, WebSocketException, EOFError) as error:  # TimeoutError is an OSError
             if way is not None:
                 self._dead_end = await dead_end_of(error, self._address, way.place)
             why = explain(error, uri, way) if self._dead_end is None else self._dead_end.text
             through = "" if way is None else f" ({way})"
-            self._trouble.warn(f"cannot connect to {url}{through}: {printable(why)}")
+            self.why_not = f"cannot connect to {url}{through}: {printable(why)}"
+            self._trouble.warn(self.why_not)
         finally:
             if way is not None:
                 way.close()
@@ -229,7 +243,7 @@ class RepeatedLine:
         self._repeats = text == self._text and now < self._written + self.AGAIN
         if not self._repeats:
             self._text, self._written = text, now
-        often = f" (for the {self._times}th time in a row)" if self._times > 1 else ""
+        often = f" ({self._times} times in a row)" if self._times > 1 else ""
         log.log(self.level(logging.WARNING), "%s%s", text, often)
 
     def level(self, level: int) -> int:

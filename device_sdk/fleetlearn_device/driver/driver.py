@@ -19,6 +19,7 @@ from fleetlearn_device.driver.address import Address, Enrolment
 from fleetlearn_device.driver.connection import Connection, Connector, Event, printable
 from fleetlearn_device.driver.describing import Description
 from fleetlearn_device.driver.failures import failure_of
+from fleetlearn_device.driver.status import StatusFile
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.session.commands import (
     Close,
@@ -65,7 +66,10 @@ class Driver:
     ) -> None:
         self._contents, self._outbox, self._folder = directory.contents, directory.outbox, directory.path
         self._trainer, self._session, self._description = trainer, session, description
-        self._connector = Connector(address, enrolment, timing, session, self._state, self._handle, self._stop_upload)
+        self._status = StatusFile(directory.path, session)
+        self._connector = Connector(
+            address, enrolment, timing, session, self._state, self._handle, self._stop_upload, self._status.update
+        )
         self._finished: FinishedUpdate | None = None
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
         self._jobs: set[asyncio.Task[None]] = set()
@@ -93,6 +97,7 @@ class Driver:
     async def run(self) -> None:
         """Run until the session is over. Raises its error."""
         session = self._session
+        self._status.update("not connected yet")
         connections = asyncio.create_task(self._connector.run())
         connections.add_done_callback(self._raise_error_of)
         try:
@@ -117,8 +122,17 @@ class Driver:
             connections.cancel()
             # A thread cannot be cancelled; the directory stays locked until the last one ended.
             await asyncio.gather(connections, *self._jobs, return_exceptions=True)
+            self._status.update("not connected", end=self._why_ended())
         if session.error is not None:
             raise session.error
+
+    def _why_ended(self) -> str:
+        session = self._session
+        if session.error is not None:
+            return printable(in_one_line(session.error))
+        if session.finished:
+            return "the training is finished"
+        return "it was stopped" if session.stopping else "its program ended it"
 
     # Commands
 
@@ -131,6 +145,7 @@ class Driver:
                 if self._session.error is not None:
                     raise
                 queue = deque(self._session.abandon(error, failure_of(error).code))
+        self._status.update()
 
     async def _carry_out_one(self, command: Command) -> None:
         connection = self._connector.connection
@@ -170,6 +185,7 @@ class Driver:
             case Close(reason=reason, after=after, code=code):
                 calm = after is not None or self._session.stopping
                 log.log(logging.INFO if calm else logging.WARNING, "closing the connection: %s", printable(reason))
+                self._connector.why_not = printable(reason)
                 self._connector.come_back_after = after
                 self._stop_upload()
                 if connection is not None:
@@ -274,7 +290,7 @@ class Driver:
         else:
             report = finished.report
             log.info(
-                "task %s: trained %d steps, %.4g epochs%s, loss %.6g, in %.2f s%s",
+                "task %s: trained %d steps, %.4g epochs%s, loss %.6g on this device's data, in %.2f s%s",
                 report.task,
                 report.steps,
                 report.epochs,

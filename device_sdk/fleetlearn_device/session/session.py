@@ -67,6 +67,7 @@ from fleetlearn_device.session.commands import (
     StoreChunk,
     Wanted,
 )
+from fleetlearn_device.session.history import History, Outcome
 from fleetlearn_device.session.statement import NOTHING_STATED, Statement
 from fleetlearn_device.session.states import (
     Assignment,
@@ -99,6 +100,15 @@ UPLOAD_MARGIN = 0.1, 60.0
 """Part of the deadline that is kept for the upload, and the most seconds it can be."""
 VERSION_WAIT = 600.0
 """Seconds, about, until the device checks in again with a coordinator that speaks another version of the protocol."""
+QUIET, QUIET_AT_MOST = 600.0, 86400.0
+"""Seconds without a task after which the log says so, and most seconds until it says so again."""
+COME_BACK = {
+    "no-task": "the coordinator has no task for this device now",
+    "busy": "the coordinator is busy",
+    "stopping": "the coordinator is stopping",
+    "finished": "the training is finished, and may be continued later",
+}
+"""Why the coordinator sends a device away, for people."""
 MAX_ARRIVALS = 2
 """How often one content may arrive for a task: a second time where its SHA-256 was wrong the first time."""
 
@@ -138,12 +148,18 @@ class Session:
         """The coordinator said that the training is finished, and ``until_finished`` is set."""
         self.error: Exception | None = None
         """Why the device cannot go on at all."""
+        self.history = History()
+        """What became of the tasks; the owner may set it to that of an earlier process."""
         self._last_progress = 0.0
         """When the last frame arrived, or the device last began to wait for an answer."""
         self._ended_task_id: str | None = None
         """The task that ended on this connection, or whose failure is not sent yet. It is not begun again."""
         self._unsent_failure: Failed | None = None
         """It is sent with the next welcome."""
+        self._ineligible = ""
+        """Why the coordinator gives this device no task, as it said at the last check-in."""
+        self._quiet = 0.0, 0.0
+        """Since when the device has waited for a task, and when that is to be said next."""
         self._challenge = ""
         """What a signature on this connection must have, where the device trusts keys."""
 
@@ -312,6 +328,8 @@ class Session:
         times = []
         if isinstance(self.link, Online):
             times.append(self.link.next_heartbeat)
+            if isinstance(self.work, Idle):
+                times.append(self._quiet[1])
         if self._awaits_answer():
             times.append(self._last_progress + PATIENCE)
         if isinstance(self.work, Locating | Fetching):
@@ -328,6 +346,8 @@ class Session:
         if isinstance(self.link, Online) and now >= self.link.next_heartbeat:
             self.link = replace(self.link, next_heartbeat=now + self.link.heartbeat_interval)
             return [Send(Heartbeat(self.task_id, self.steps))]
+        if isinstance(self.link, Online) and isinstance(self.work, Idle) and now >= self._quiet[1]:
+            return self._say_quiet(now)
         return []
 
     def stop(self) -> Commands:
@@ -336,7 +356,7 @@ class Session:
         commands: Commands = []
         if isinstance(self.work, Unfinished):
             failed = Failed(self.work.task_id, "stopping", "the device is stopping")
-            commands = [*self._send_if_online(failed), *self._drop_task()]
+            commands = [*self._send_if_online(failed), *self._drop_task("uncounted", "the device was stopped")]
         return [*commands, *self._close("stopping")]
 
     def abandon(self, error: Exception, code: FailureCode) -> Commands:
@@ -357,8 +377,9 @@ class Session:
             case ComeBack(after=after, reason=reason):
                 if reason == "finished" and self.until_finished:
                     self.finished = self.stopping = True
-                    return [*self._drop_unfinished_task(), *self._close("the training is finished", after)]
-                return self._close(f"told to come back in {after:g} s ({reason})", after)
+                    dropped = self._drop_unfinished_task("the training is finished")
+                    return [*dropped, *self._close("the training is finished", after)]
+                return self._close(f"{COME_BACK[reason]}; the device comes back in about {after:g} s ({reason})", after)
             case Task() | Evaluate():
                 if self.trusted is not None:
                     return self._distrust(message, "it is not signed, and this device does only what is")
@@ -378,12 +399,17 @@ class Session:
                 if task_id != self.task_id:
                     return self._ignore(message, task_id)
                 self.faults = 0
-                what = "measurement" if isinstance(self.work, Measured) else "update"
-                return [Note(f"task {task_id}: {what} accepted"), *self._drop_task()]
+                if isinstance(self.work, Measured):
+                    return [Note(f"task {task_id}: measurement accepted"), *self._drop_task("measured")]
+                dropped = self._drop_task("accepted")
+                text = f"task {task_id}: update accepted; the coordinator has it for the next model"
+                return [Note(f"{text} ({self.history.accepted} accepted so far)"), *dropped]
             case Cancel(task=task_id, code=code, text=text):
                 if task_id != self.task_id:
                     return self._ignore(message, task_id)
-                return [Note(f"task {task_id} is cancelled: {text or code.value}"), *self._drop_task()]
+                why = text or code.value
+                note = Note(f"task {task_id} is cancelled, and its work does not count: {why}")
+                return [note, *self._drop_task("uncounted", why)]
             case _:  # refused
                 return self._refused(message, now)
 
@@ -392,7 +418,10 @@ class Session:
             return [Note("a second welcome is ignored")]
         interval = max(BEAT * message.heartbeat, 0.01)
         self.link = Online(interval, now + interval, min(message.chunk_bytes, CHUNK_BYTES))
-        commands: Commands = [Note(f"checked in with {message.coordinator or 'the coordinator'} as {self.device}")]
+        self._ineligible, self._quiet = message.ineligible, (now, now + QUIET)
+        goes_on = "waiting for a task" if self.task_id is None else f"going on with task {self.task_id}"
+        coordinator = message.coordinator or "the coordinator"
+        commands: Commands = [Note(f"checked in with {coordinator} as {self.device}; {goes_on}")]
         if message.ineligible:
             commands.append(Note(f"there will be no task for this device: {message.ineligible}", warning=True))
         if self._unsent_failure is not None:
@@ -438,10 +467,11 @@ class Session:
         commands: Commands = []
         if self.task_id is not None:
             # A coordinator that gives another task no longer waits for the first (it lost it in a restart).
-            commands = [Note(f"task {self.task_id} is dropped for task {task.task}", True), *self._drop_task()]
-        self.work = Locating(Assignment(task, deadline))
-        what = f"round {task.round}, {task.epochs} epochs" if isinstance(task, Task) else "evaluation"
-        text = f"task {task.task}: {what}, {task.deadline:g} s to the deadline"
+            why = f"the coordinator gave task {task.task} in its place"
+            commands = [Note(f"task {self.task_id} is dropped: {why}", True), *self._drop_task("uncounted", why)]
+        self.work, self.history = Locating(Assignment(task, deadline)), self.history.begun(task)
+        what = f"round {task.round}, {task.epochs} epochs" if isinstance(task, Task) else "evaluation of a model"
+        text = f"task {task.task}: {what}, {task.deadline:.4g} s to the deadline"
         unsupported = self._unsupported(task)
         if unsupported is not None:
             return [*commands, Note(text), *self._fail_task(self.work, "unsupported", unsupported)]
@@ -497,7 +527,8 @@ class Session:
             raise ProtocolError(Code.WRONG_OFFSET, text)
         assert isinstance(self.link, Online)
         self.work = Uploading(work.report, work.reported_again, grant.transfer)
-        text = f"task {grant.task}: uploading {size - grant.offset} bytes from {grant.offset}"
+        rest = f", from byte {grant.offset} on" if grant.offset else ""
+        text = f"task {grant.task}: uploading the update of {size} bytes{rest}"
         return [Note(text), SendUpdate(work.task_id, grant.transfer, grant.offset, self.link.chunk_bytes)]
 
     def _wait(self, waiting: Waiting) -> Commands:
@@ -559,7 +590,8 @@ class Session:
             if refused.code in (Code.WRONG_HASH, Code.WRONG_LENGTH) and not work.reported_again:
                 self.work = Holding(work.report, reported_again=True)
                 return [Note(f"task {task_id} is reported again: {said}", True), Send(work.report)]
-        return [Note(f"task {task_id} is forgotten: {said}", True), *self._drop_task()]
+        note = Note(f"task {task_id} is forgotten, and its work does not count: {said}", True)
+        return [note, *self._drop_task("uncounted", said)]
 
     def _end_replaced(self, said: str) -> Commands:
         """End the device. This is the session's only connection, so another process speaks for the device, and has its
@@ -570,7 +602,8 @@ class Session:
             "delete identity.json and, if there is one, credential.json in the copy"
         )
         self.error, self.stopping = ProtocolError(Code.REPLACED, text), True
-        return [*self._drop_unfinished_task(), *self._close("another process speaks for this device")]
+        why = "another process speaks for this device"
+        return [*self._drop_unfinished_task(why), *self._close(why)]
 
     def _check_reported(self, message: Accepted | Grant, task_id: str) -> None:
         if task_id == self.task_id and not isinstance(self.work, Finished | Measured):
@@ -581,6 +614,14 @@ class Session:
         return [Note(f"{_tag(message)} about {about[:64]} is ignored: it is not what the device works on")]
 
     # Shared steps
+
+    def _say_quiet(self, now: float) -> Commands:
+        """Say that there was no task for a while: after 10 minutes, 20, 40 and so on, and once a day from then on."""
+        since, _ = self._quiet
+        waited = now - since
+        self._quiet = since, now + min(max(waited, QUIET), QUIET_AT_MOST)
+        why = self._ineligible or "the coordinator has not chosen it for a round since then"
+        return [Note(f"no task for {waited / 60:.0f} min; the device is connected and ready: {why}")]
 
     def _locate(self) -> Commands:
         """Look up what is lacking, if that is the task's next step."""
@@ -610,10 +651,13 @@ class Session:
         self.work = Storing(replace(work.assignment, arrived=arrived), wanted)
         return [FinishContent(wanted[0])]
 
-    def _drop_task(self) -> Commands:
-        """End the current task, whatever its state."""
+    def _drop_task(self, outcome: Outcome, why: str = "") -> Commands:
+        """End the current task, whatever its state. ``why``: for a task that fails or does not count."""
         work, self.work = self.work, Idle()
         self._ended_task_id = work.task_id
+        self._quiet = self._last_progress, self._last_progress + QUIET
+        if work.task_id is not None:
+            self.history = self.history.ended(work.task_id, outcome, why)
         match work:
             case Training() if self.running_task_id is not None:  # it has not ended by itself
                 return [StopTraining(work.task_id)]
@@ -621,16 +665,17 @@ class Session:
                 return [DropPending(work.task_id)]
         return []  # an update being saved is dropped by ``saved``, which finds it unwanted
 
-    def _drop_unfinished_task(self) -> Commands:
-        return self._drop_task() if isinstance(self.work, Unfinished) else []
+    def _drop_unfinished_task(self, why: str) -> Commands:
+        return self._drop_task("uncounted", why) if isinstance(self.work, Unfinished) else []
 
     def _fail_task(self, work: Unfinished | Saving, code: FailureCode, text: str) -> Commands:
         """Give the task back to the coordinator, now or with the next welcome."""
         failed = Failed(work.task_id, code, clip(text))
         sent = self._send_if_online(failed)
         self._unsent_failure = None if sent else failed
-        note = Note(f"task {work.task_id} failed: {failed.text} [{code}]", True)
-        return [note, *sent, *self._drop_task(), *self._close_for_fault(f"task {work.task_id} failed")]
+        note = Note(f"task {work.task_id} failed: {failed.text or code}", True)
+        dropped = self._drop_task("failed", failed.text or code)
+        return [note, *sent, *dropped, *self._close_for_fault(f"task {work.task_id} failed")]
 
     def _send_if_online(self, message: FromDevice) -> Commands:
         return [Send(message)] if isinstance(self.link, Online) else []

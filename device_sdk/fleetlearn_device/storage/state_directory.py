@@ -11,6 +11,7 @@
     pending/                    the update that the coordinator has not acknowledged (outbox.py)
     kept/                       the kept state and personal model for each bundle   (kept_states.py)
     tied/                       the tied vectors of the last tasks                  (tied_vectors.py)
+    status.json                 how the device is, for its owner                    (status.py)
 
 Every file is written beside its place and renamed. The update, what is kept with it, the identity, the credential and
 the keys are synced as well.
@@ -21,6 +22,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -34,6 +36,7 @@ from fleetlearn_device.storage.errors import StateError, os_errors_as_state_erro
 from fleetlearn_device.storage.identity import read_name, read_or_make_name
 from fleetlearn_device.storage.kept_states import KeptStates
 from fleetlearn_device.storage.outbox import Outbox, read_report
+from fleetlearn_device.storage.status import Status, read_status
 from fleetlearn_device.storage.tied_vectors import TiedSet, TiedVectors, sets_in
 from fleetlearn_device.storage.training_starts import TrainingStarts
 from fleetlearn_device.storage.trusted_keys import read_trusted_keys
@@ -50,6 +53,11 @@ def state_folder(path: str | os.PathLike[str]) -> Path:
         return in_home(path)
     except ValueError as error:
         raise StateError(str(error)) from None
+
+
+LOCK_TRIES = 3
+"""How often a device tries to lock its directory: ``info``, which asks whether it is locked, holds the lock for a
+moment."""
 
 
 class StateDirectory:
@@ -92,6 +100,10 @@ class Summary(NamedTuple):
     tied_sets: list[TiedSet]
     trusted: tuple[str, ...]
     """Public keys."""
+    running: bool
+    """A process uses the directory."""
+    status: Status | None
+    """How the device is, or was when its process ended. None: it never ran, or not with this version."""
 
 
 def describe(path: str | os.PathLike[str]) -> Summary:
@@ -111,22 +123,43 @@ def describe(path: str | os.PathLike[str]) -> Summary:
         kept_states = [(path.name, path.stat().st_size) for path in sorted(directory.glob("kept/*"))]
         tied_sets = sets_in(directory / "tied")
         trusted = read_trusted_keys(directory)
-        return Summary(device, bundles, read_report(directory / "pending"), kept_states, tied_sets, trusted)
+        pending, running = read_report(directory / "pending"), is_running(directory)
+        return Summary(device, bundles, pending, kept_states, tied_sets, trusted, running, read_status(directory))
+
+
+def is_running(directory: Path) -> bool:
+    """Return whether a process uses a state directory. Raises OSError."""
+    try:
+        with (directory / "lock").open("rb") as file:
+            return not _try_lock(file, shared=True)
+    except FileNotFoundError:
+        return False
 
 
 def _lock(directory: Path) -> BinaryIO:
     """Return the lock file, locked until it is closed or the process ends, however that happens."""
     file = (directory / "lock").open("ab")
     try:
+        for _ in range(LOCK_TRIES):
+            if _try_lock(file):
+                return file
+            time.sleep(0.05)
+    except OSError:
+        file.close()
+        raise
+    file.close()
+    raise StateError(f"the state directory {directory} is in use by another process: each device needs one of its own")
+
+
+def _try_lock(file: BinaryIO, shared: bool = False) -> bool:
+    """Lock the file, unless another process has. Returns whether it is locked."""
+    try:
         if sys.platform == "win32":  # pragma: no cover
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
         else:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
-        file.close()
         if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EWOULDBLOCK, errno.EDEADLK):
             raise
-        raise StateError(
-            f"the state directory {directory} is in use by another process: each device needs one of its own"
-        ) from None
-    return file
+        return False
+    return True

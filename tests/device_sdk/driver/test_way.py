@@ -300,7 +300,7 @@ def test_the_same_failure_is_not_written_again_and_again(
             assert sum("cannot connect" in record.getMessage() for record in written) == 1
             assert sum("connecting again" in record.getMessage() for record in written) == 1
             monkeypatch.setattr(RepeatedLine, "AGAIN", 0.0)
-            await until(lambda: any("th time in a row)" in row.getMessage() and row.levelno == logging.WARNING
+            await until(lambda: any(" times in a row)" in row.getMessage() and row.levelno == logging.WARNING
                                     for row in caplog.records))  # fmt: skip
 
     with caplog.at_level(logging.DEBUG, "fleetlearn.device"):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import subprocess
 import sys
+import time
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fleetlearn_device.storage.errors import StateError
-from fleetlearn_device.storage.state_directory import StateDirectory, describe
+from fleetlearn_device.storage.state_directory import StateDirectory, describe, is_running
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.frames import unpack_chunk
 from fleetlearn_protocol.messages import Report, Task, VectorReference
@@ -50,8 +52,23 @@ def test_a_directory_is_described_while_it_is_in_use(state: StateDirectory, tmp_
         [(BUNDLE, 12)],
         [(BUNDLE, "t1", 8 + len(b'["control"]') + 8)],
         (),
+        True,
+        None,
     )
     assert describe(state.path) == expected
+    state.close()
+    assert describe(state.path) == (*expected[:6], False, None)
+
+
+def test_a_look_at_a_directory_does_not_keep_a_device_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``info`` holds the lock for a moment, to see whether somebody else does."""
+    StateDirectory(tmp_path).close()
+    with (tmp_path / "lock").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(file, fcntl.LOCK_UN))
+        StateDirectory(tmp_path).close()
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert not is_running(tmp_path)  # two looks at the same moment
 
 
 def test_what_is_no_state_directory_is_not_described(tmp_path: Path) -> None:

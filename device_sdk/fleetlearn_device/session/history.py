@@ -1,0 +1,50 @@
+"""What became of a device's tasks: numbers and sentences for its owner."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from fleetlearn_protocol.messages import Evaluate, Task
+
+Outcome = Literal["accepted", "measured", "uncounted", "failed"]
+"""How a task ended: its update was accepted, its measurement was; it does not count; the device gave it back."""
+
+
+class History(msgspec.Struct, frozen=True):
+    """What became of the tasks, over all processes that used the state directory."""
+
+    accepted: int = 0
+    """Updates that the coordinator accepted."""
+    measured: int = 0
+    """Measurements that the coordinator accepted."""
+    uncounted: int = 0
+    """Tasks whose work does not count: the round was over, or the update was refused."""
+    failed: int = 0
+    """Tasks that the device gave back because it could not do them."""
+    task: str = ""
+    """The last task. Empty: there was none."""
+    what: str = ""
+    """What the task was: ``round 3``, or ``an evaluation``."""
+    end: str = ""
+    """How the task ended, as a sentence without its subject. Empty: it goes on."""
+    reason: str = ""
+    """Why a task failed or did not count, the last one of which that is so."""
+
+    def begun(self, task: Task | Evaluate) -> History:
+        """Return the history after the device has taken a task."""
+        what = f"round {task.round}" if isinstance(task, Task) else "an evaluation"
+        return msgspec.structs.replace(self, task=task.task, what=what, end="")
+
+    def ended(self, task_id: str, outcome: Outcome, why: str) -> History:
+        """Return the history after the task has ended. ``why``: for tasks that failed or do not count."""
+        ends = {
+            "accepted": "its update was accepted",
+            "measured": "its measurement was accepted",
+            "uncounted": f"does not count: {why}",
+            "failed": f"failed: {why}",
+        }
+        count = {outcome: getattr(self, outcome) + 1}
+        reason = f"task {task_id} {ends[outcome]}" if why else self.reason
+        what = self.what if task_id == self.task else ""
+        return msgspec.structs.replace(self, task=task_id, what=what, end=ends[outcome], reason=reason, **count)
