@@ -50,7 +50,7 @@ from virtual import make_scenario, write_scenario
 
 FILES = (SCENARIO, EVENTS, ROUNDS, MODEL, SUMMARY)
 MESSY: dict[str, Any] = {
-    "seed": 11,
+    "seed": 14,
     "availability": {"kind": "markov", "on": 400.0, "off": 200.0},
     "failures": {
         "train": 0.002,
