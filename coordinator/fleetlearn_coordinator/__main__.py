@@ -150,8 +150,11 @@ def export_model(
         bundle = open_bundle(settings.bundle)
         content = write_inference_model(bundle, vector)
         draft = output.with_name(output.name + ".draft")
-        draft.write_bytes(content)
-        draft.replace(output)
+        try:
+            draft.write_bytes(content)
+            draft.replace(output)
+        except OSError as error:  # its own text would name the draft
+            raise OSError(error.errno, error.strerror, str(output)) from None
     say(f"wrote version {number} ({chosen.why}) to {output} ({len(content)} bytes)")
     personal = bundle.manifest.local_size - bundle.manifest.size
     if personal:

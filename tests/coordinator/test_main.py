@@ -90,6 +90,8 @@ def test_export_model_writes_the_parameters_into_the_graph(
     assert version == 0
     np.testing.assert_array_equal(np.frombuffer(content[4:-4], np.float32), model)
     assert model.shape == (SIZE,)
+    nowhere = command("export-model", plan, "-o", tmp_path / "no" / "infer.onnx", expected=1).stderr
+    assert nowhere == f"error: {tmp_path / 'no' / 'infer.onnx'}: no such file or directory\n"
     missing = command("export-model", plan, "-o", output, "--version", "3", expected=1)
     assert "has no model of version 3; it keeps versions [0]" in re.sub(r"\s+", " ", missing.stderr)
 

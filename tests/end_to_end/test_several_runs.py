@@ -18,7 +18,7 @@ DIVERGING = Path(__file__).with_name("diverging_coordinator.py")
 SETTINGS: dict[str, dict[str, Any]] = {
     "steady": {"recipe": "fedadam", "server__lr": 0.02},
     "diverging": {"recipe": "fedyogi"},
-    "late": {"recipe": "fedprox", "local__epochs": 2},
+    "late": {"recipe": "fedprox", "local__mu": 0.01, "local__epochs": 2},
 }
 
 
