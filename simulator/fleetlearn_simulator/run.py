@@ -6,7 +6,7 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from math import fsum
 from pathlib import Path
@@ -19,6 +19,7 @@ from fleetlearn_protocol.vector import Vector, digest, views
 from threadpoolctl import threadpool_limits
 
 from fleetlearn_simulator.data.factory import source_of
+from fleetlearn_simulator.data.made_of import changed, made_of
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet.checkpoint import restore, state_of
 from fleetlearn_simulator.fleet.fleet import Fleet
@@ -26,6 +27,7 @@ from fleetlearn_simulator.fleet.round_training import LITTLE
 from fleetlearn_simulator.interrupts import STOP_REQUESTED
 from fleetlearn_simulator.results.run_folder import (
     EVALUATIONS,
+    MADE_OF,
     OPTIONS,
     ROUNDS,
     SCENARIO,
@@ -133,6 +135,12 @@ def simulate(
     identity = [bundle.sha256, scenario.seed, scenario.population.size]
     if found and found[1]["of"] != identity:
         raise SimulatorError(f"{folder} is of another bundle, seed or population: resume it with its own scenario")
+    content = made_of(scenario, bundle)
+    if resume and (folder / MADE_OF).exists() and (names := changed(read_json(folder / MADE_OF), content)):
+        raise SimulatorError(
+            f"{folder}: since this run, or its sweep, was begun, this has changed: {', '.join(names)}. Its results "
+            "would be of both. Put back what there was, or begin again in another folder"
+        )
     if resume and (folder / OPTIONS).exists():
         options = options._replace(**read_json(folder / OPTIONS))
     check_provider(options.provider, options.engine)
@@ -159,7 +167,7 @@ def simulate(
             folder,
         )
         held.callback(backend.close)
-        prepare(scenario, folder, options)
+        prepare(scenario, folder, options, content)
         logs = RunLogs(folder, events=options.events, at=found[1]["logs"] if found else None)
         held.callback(logs.close)
         fleet = Fleet(scenario, bundle, source, backend, local, logs.write_events, files, residuals)
@@ -223,9 +231,12 @@ def rare_garbage_collection() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def prepare(scenario: Scenario, folder: Path, options: Options) -> None:
-    """Make a run's folder, with what ``resume`` needs to begin."""
+def prepare(scenario: Scenario, folder: Path, options: Options, content: Mapping[str, str] | None = None) -> None:
+    """Make a run's folder, with what ``resume`` needs to begin. ``content``: what ``made_of`` returns, if it is
+    known."""
+    content = made_of(scenario, open_bundle(scenario.plan.bundle)) if content is None else content
     folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / MADE_OF, dict(content))
     write_json(folder / OPTIONS, {name: getattr(options, name) for name in OPTIONS_KEPT_ON_RESUME})
     write_whole(folder / SCENARIO, scenario.to_toml().encode())
 

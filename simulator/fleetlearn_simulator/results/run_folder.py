@@ -35,6 +35,8 @@ from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.training.kept_rows import KEPT_STATES, RESIDUALS, TIED_VECTORS
 
 SCENARIO, OPTIONS, EVENTS, ROUNDS = "scenario.toml", "options.json", "events.jsonl", "rounds.jsonl"
+MADE_OF = "made_of.json"
+"""What the run is made of beside its scenario: file -> SHA-256."""
 EVALUATIONS = "evaluations.jsonl"
 CHECKPOINT, MODEL, SUMMARY = "checkpoint.safetensors", "model.safetensors", "summary.json"
 LINES_AT_ONCE = 4096
