@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 from fleetlearn_coordinator.aggregation.aggregators import make
+from fleetlearn_coordinator.aggregation.updates import NO_VALUES
 from fleetlearn_simulator.fleet.update_file import UpdateFile
 
 
@@ -23,8 +24,8 @@ def main(name: str, updates: int, elements: int) -> None:
         aggregator = make(name)
         state = aggregator.init(elements)
         for row in rows:
-            aggregator.add(state, row, 1, 10.0, 1.0, 1.0)
-        total = float(aggregator.result(state).sum())
+            aggregator.add(state, row, 1, 10.0, 1.0, NO_VALUES)
+        total = float(aggregator.result(state, NO_VALUES.present).delta.sum())
     found = {
         "clock": time.perf_counter() - clock,
         "cpu": time.process_time() - cpu,

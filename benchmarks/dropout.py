@@ -199,7 +199,7 @@ def kept_run(scenario: Scenario, folder: Path, options: Options = OPTIONS) -> Ru
 def carry_out(job: Job) -> dict[str, Any]:
     """The figures of a run, which is simulated unless its folder has it already."""
     folder, scenario = job.folder, job.scenario
-    run, size = kept_run(scenario, folder), open_bundle(scenario.plan.bundle).manifest.size
+    run, manifest = kept_run(scenario, folder), open_bundle(scenario.plan.bundle).manifest
     _, values = series(run).get("accuracy", {}).get("test", (None, np.zeros(1)))  # none where no round had a number
     there = reached(run, job.target)
     part = participation(run)
@@ -209,7 +209,7 @@ def carry_out(job: Job) -> dict[str, Any]:
         "mean_accuracy": float(np.mean(values)),
         "lost_share": lost_share(run),
         "wasted_share": wasted_share(run),
-        "wasted_bytes_share": wasted_bytes(run, 4 * len(scenario.plan.parts) * size),
+        "wasted_bytes_share": wasted_bytes(run, 4 * sum(map(manifest.elements_of, scenario.plan.parts(manifest)))),
         "committed": len(run.committed),
         "abandoned": len(run.rows) - len(run.committed),
         "partial_share": sum(row.partial for row in run.committed) / max(1, sum(row.reports for row in run.committed)),

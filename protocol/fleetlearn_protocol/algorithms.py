@@ -12,6 +12,7 @@ class Exchange(NamedTuple):
 
     vectors: tuple[str, ...] = (MODEL,)
     parts: tuple[str, ...] = (UPDATE,)
+    """Those that depend on the algorithm. A report has ``buffers`` too where the bundle has any that travel."""
 
 
 EXCHANGES = {
@@ -22,4 +23,4 @@ EXCHANGES = {
     "ditto": Exchange(),
     "fedrep": Exchange(),
 }
-"""By the name in ``Task.algorithm``. Each vector and each part has P float32 elements before it is encoded."""
+"""By the name in ``Task.algorithm``. Each of these vectors and parts has P float32 elements before it is encoded."""

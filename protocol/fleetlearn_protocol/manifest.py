@@ -33,7 +33,7 @@ import msgspec
 from msgspec import Meta
 
 from fleetlearn_protocol.errors import BundleError, Code
-from fleetlearn_protocol.messages import MAX_EXACT, Digest, Name, Number
+from fleetlearn_protocol.messages import BUFFERS, MAX_EXACT, Digest, Name, Number
 
 FORMAT = "fleetlearn.bundle"
 FORMAT_VERSION = 1
@@ -78,7 +78,7 @@ class Parameter(msgspec.Struct, frozen=True):
     offset: Annotated[int, Meta(ge=0, le=MAX_ELEMENTS)]
     """Place of its first element in the flat vector, in elements."""
     buffer: bool = False
-    """Takes no gradient (BatchNorm's running statistics)."""
+    """Takes no gradient (BatchNorm's running statistics). Its values travel as they are (section 4 of PROTOCOL.md)."""
     personal: bool = False
     """Never leaves the device: not a part of what travels. Personal rows are the table's last."""
     infer_offset: Bytes | None = None
@@ -245,6 +245,15 @@ class Manifest(msgspec.Struct, frozen=True):
     def travelling(self) -> tuple[Parameter, ...]:
         """The table's rows that travel."""
         return tuple(row for row in self.parameters if not row.personal)
+
+    @property
+    def buffers(self) -> tuple[slice, ...]:
+        """The places, in the flat vector, of the rows that travel and take no gradient."""
+        return tuple(slice(row.offset, row.offset + prod(row.shape)) for row in self.travelling if row.buffer)
+
+    def elements_of(self, part: str) -> int:
+        """Return how many float32 elements a part of a report has."""
+        return sum(place.stop - place.start for place in self.buffers) if part == BUFFERS else self.size
 
     @property
     def computed_features(self) -> tuple[Input, ...]:

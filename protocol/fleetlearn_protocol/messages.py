@@ -34,6 +34,8 @@ UPDATE = "update"
 CONTROL = "control"
 """SCAFFOLD's control variates. Name of the vector that holds the server's, and of the part that holds how the device's
 changed."""
+BUFFERS = "buffers"
+"""Name of the part that holds the values of the model's buffers after training, where the model has any."""
 PLAIN = "plain"
 """Name of the algorithm that every device knows: training, without anything beside the model and the update."""
 MAX_EXAMPLES = 2**31
@@ -137,7 +139,7 @@ class Part(msgspec.Struct, frozen=True):
     """One vector of an upload."""
 
     name: Identifier
-    """What the vector is. `update`: what training changed in the model."""
+    """What the vector is. `update`: what training changed in the model. `buffers`: the values of its buffers."""
     encoding: Identifier
     """How numbers became these bytes, such as `float32` (section 4)."""
     size: VectorSize
@@ -314,7 +316,8 @@ class Task(Message, frozen=True, tag="task"):
     vectors: Annotated[tuple[VectorReference, ...], Meta(min_length=1, max_length=MAX_VECTORS)]
     """The vectors that training needs, each under another name; the round's model is always one of them."""
     parts: Annotated[dict[Identifier, Identifier], Meta(min_length=1, max_length=MAX_VECTORS)]
-    """The parts that the report must have: the name of each and its encoding."""
+    """The parts that the report must have: the name of each and its encoding. `buffers` is one of them exactly where
+    rows of the bundle that travel are buffers."""
     hyper: Numbers
     """Values of the bundle's hyper-parameters, such as lr and mu."""
     epochs: Annotated[int, Meta(ge=1, le=10**6)]

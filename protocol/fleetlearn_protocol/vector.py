@@ -10,7 +10,7 @@ import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from math import isfinite, prod
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,21 @@ def empty_vector(shapes: Mapping[str, tuple[int, ...]], table: Sequence[TableRow
         if shapes[row.name] != row.shape:
             raise ValueError(f"tensor {row.name} has shape {shapes[row.name]}; the table says {row.shape}")
     return np.empty(sum(prod(row.shape) for row in table), np.float32)
+
+
+def gather(vector: NDArray[Any], places: Sequence[slice]) -> NDArray[Any]:
+    """Return a copy of the elements in these places, one place after the other. ``vector`` may have axes before the
+    last."""
+    return np.concatenate([vector[..., :0], *(vector[..., place] for place in places)], axis=-1)
+
+
+def scatter(vector: NDArray[Any], places: Sequence[slice], values: NDArray[Any] | float) -> None:
+    """Undo ``gather``: write the values into these places of ``vector``. A number goes into all of them."""
+    begin = 0
+    for place in places:
+        end = begin + place.stop - place.start
+        vector[..., place] = values[..., begin:end] if isinstance(values, np.ndarray) else values
+        begin = end
 
 
 def digest(content: Buffer | Vector) -> str:

@@ -29,7 +29,7 @@ def task_fields(bundle: Bundle, model: bytes) -> dict[str, Any]:
         "vectors": [
             {"name": "model", "sha256": hashlib.sha256(model).hexdigest(), "size": len(model), "encoding": "float32"}
         ],
-        "parts": {"update": "float32"},
+        "parts": dict.fromkeys(["update", "buffers"] if bundle.manifest.buffers else ["update"], "float32"),
         "hyper": {row.name: 0.01 if row.default is None else row.default for row in bundle.manifest.hyper},
         "epochs": 2,
         "batch_size": 8,

@@ -56,10 +56,11 @@ def vector() -> dict[str, Any]:
     model = np.array([1, -2.5, 0.1, 3, 1e-45, -0.0, 3.4028234663852886e38, 0.5, -1.17549435e-38, 7], "<f4")
     trained = np.array([1.5, -2.5, 0.2, 2, 0, 0, 3e38, 0.25, 0, 7], "<f4")
     update = trained - model
+    update[7:] = 0  # a buffer: its values travel as they are
     table = [
         {"name": "w", "shape": [2, 3], "offset": 0},
         {"name": "scale", "shape": [], "offset": 6},
-        {"name": "b", "shape": [3], "offset": 7},
+        {"name": "b", "shape": [3], "offset": 7, "buffer": True},
     ]
 
     def vector_of(values: np.ndarray[Any, np.dtype[np.float32]]) -> dict[str, Any]:
@@ -79,6 +80,7 @@ def vector() -> dict[str, Any]:
         "model": vector_of(model),
         "trained": vector_of(trained),
         "update": vector_of(update),
+        "buffers": vector_of(trained[7:]),
         "invalid": [
             {"name": "NaN", "hex": bits(0x3F800000, 0x7FC00000), "elements": 2, "code": "not-finite"},
             {"name": "a signalling NaN", "hex": bits(0x7F800001), "elements": 1, "code": "not-finite"},

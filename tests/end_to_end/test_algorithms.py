@@ -133,10 +133,10 @@ def by_formula(plan: Plan, rounds: int) -> Ended:
             vectors = dict.fromkeys(plan.vectors, control)
             inputs = Inputs(model, None, vectors, kept[number].tied, kept[number].personal)
             outcome = run_algorithm(local.algorithm, runtime, bundle, device.data, inputs, settings)
-            sent = encode_parts(plan.parts, outcome.parts, 0, kept[number].tied)
+            asked = plan.parts(bundle.manifest)
+            sent = encode_parts(asked, outcome.parts, 0, kept[number].tied)
             arrived = {
-                name: find_encoding(plan.parts[name]).decode(content, len(model))
-                for name, content in sent.contents.items()
+                name: find_encoding(asked[name]).decode(content, len(model)) for name, content in sent.contents.items()
             }
             largest = {name: float(np.abs(vector).max()) for name, vector in arrived.items()}
             parts = {name: ArrayUpdate(vector) for name, vector in arrived.items()}

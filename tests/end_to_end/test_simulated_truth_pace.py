@@ -90,7 +90,8 @@ def test_server_and_simulator_send_the_same_devices_away(tmp_path: Path, partici
                         model = np.frombuffer(await peers[device].fetch(task.vectors[0].sha256), np.float32)
                         trained = trainer.train(RoundInputs(model), [Job(device, task.seed, None)])
                         more = {"examples": int(trained.examples[0]), "evaluation": None}
-                        assert isinstance(await peers[device].upload(task, trained.updates[0], **more), Accepted)
+                        sent = trained.updates[0], trained.vectors["buffers"][0]
+                        assert isinstance(await peers[device].upload(task, *sent, **more), Accepted)
 
     asyncio.run(play())
     version, model = read_model(plan.data_dir)

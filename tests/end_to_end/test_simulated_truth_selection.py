@@ -87,7 +87,8 @@ def test_server_and_simulator_choose_the_same_devices(tmp_path: Path, selection:
                         "metrics": {name: float(column[0]) for name, column in trained.metrics.items()},
                         "evaluation": None,
                     }  # fmt: skip
-                    assert isinstance(await peers[device].upload(task, trained.updates[0], **more), Accepted)
+                    sent = trained.updates[0], trained.vectors["buffers"][0]
+                    assert isinstance(await peers[device].upload(task, *sent, **more), Accepted)
 
     # A round opens with the device that makes it possible, so who comes first matters for the first round alone.
     arrivals = [*simulated.fleet.connections.connected]

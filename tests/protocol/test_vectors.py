@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fleetlearn_protocol.errors import BundleError, ProtocolError
 from fleetlearn_protocol.frames import pack_chunk, unpack_chunk
 from fleetlearn_protocol.manifest import Parameter, read_manifest, write_manifest
 from fleetlearn_protocol.messages import decode_from_coordinator, decode_from_device, encode
-from fleetlearn_protocol.vector import checksum, digest, flatten, views
+from fleetlearn_protocol.vector import checksum, digest, flatten, gather, scatter, views
 
 FOLDER = Path(__file__).parents[2] / "protocol" / "vectors"
 DECODE = {"from-device": decode_from_device, "from-coordinator": decode_from_coordinator}
@@ -90,7 +91,10 @@ def test_invalid_frame(case: Case) -> None:
 
 
 def test_vector() -> None:
-    table = [Parameter(row["name"], tuple(row["shape"]), row["offset"]) for row in VECTOR["table"]]
+    table = [
+        Parameter(row["name"], tuple(row["shape"]), row["offset"], row.get("buffer", False)) for row in VECTOR["table"]
+    ]
+    buffers = [slice(row.offset, row.offset + prod(row.shape)) for row in table if row.buffer]
     given = {name: np.array(values, np.float32) for name, values in VECTOR["tensors"].items()}
     model, trained, update = (bytes.fromhex(VECTOR[name]["hex"]) for name in ("model", "trained", "update"))
     assert flatten(given, table).tobytes() == model
@@ -99,8 +103,11 @@ def test_vector() -> None:
     }
     assert VECTOR["encoding"] == FLOAT32.name
     assert FLOAT32.encode(FLOAT32.decode(trained)).tobytes() == trained
-    assert (FLOAT32.decode(trained) - FLOAT32.decode(model)).tobytes() == update
-    for name in ("model", "trained", "update"):
+    difference = FLOAT32.decode(trained) - FLOAT32.decode(model)
+    scatter(difference, buffers, 0.0)
+    assert difference.tobytes() == update
+    assert gather(FLOAT32.decode(trained), buffers).tobytes() == bytes.fromhex(VECTOR["buffers"]["hex"])
+    for name in ("model", "trained", "update", "buffers"):
         assert digest(bytes.fromhex(VECTOR[name]["hex"])) == VECTOR[name]["sha256"]
         assert checksum(bytes.fromhex(VECTOR[name]["hex"])) == VECTOR[name]["crc32"]
 

@@ -12,8 +12,8 @@ from fleetlearn_coordinator.service.training_run.run import Clocks, Run
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.encodings import FLOAT32
-from fleetlearn_protocol.messages import UPDATE, Report
-from fleetlearn_protocol.vector import Vector
+from fleetlearn_protocol.messages import BUFFERS, UPDATE, Report
+from fleetlearn_protocol.vector import Vector, gather, scatter
 from peers import report_of
 
 NOW = Clocks(0.0, 1000.0)
@@ -40,22 +40,23 @@ class Fleet:
         return heard
 
     def save_update(self, lease: Assign, update: Vector, *, steps: bool = True, **fields: Any) -> None:
-        """Spool the update and make it durable; ``steps``: then add it."""
-        blobs = self.store.blobs
-        spool_file = blobs.take_spool_file()
-        blobs.write_spool_file(spool_file, 0, update.tobytes())
-        report = report_of(lease, update, **fields)  # type: ignore[arg-type]
-        self.run.save_update(lease.device, report, spool_file, {UPDATE: float(np.abs(update).max())})
+        """Spool the update and make it durable; ``steps``: then add it. In the buffers' places the update says how far
+        they moved from the model's values now."""
+        parts = {UPDATE: update}
+        if places := self.run.bundle.manifest.buffers:
+            parts = {UPDATE: update.copy(), BUFFERS: gather(self.run.model + update, places)}
+            scatter(parts[UPDATE], places, 0.0)
+        self.save_parts(lease, parts, **fields)
         if steps:
             assert self.run.do_steps(NOW) == []
 
-    def save_parts(self, lease: Assign, parts: Mapping[str, Vector]) -> Report:
+    def save_parts(self, lease: Assign, parts: Mapping[str, Vector], **fields: Any) -> Report:
         """Spool all parts of a report and make them durable. Returns the report."""
         blobs = self.store.blobs
         spool_file = blobs.take_spool_file()
         blobs.write_spool_file(spool_file, 0, b"".join(vector.tobytes() for vector in parts.values()))
         described = tuple(FLOAT32.part(name, vector.tobytes()) for name, vector in parts.items())
-        report = report_of(lease, parts[UPDATE], parts=described)  # type: ignore[arg-type]
+        report = report_of(lease, parts[UPDATE], **({"parts": described} | fields))  # type: ignore[arg-type]
         largest = {name: float(np.abs(vector).max()) for name, vector in parts.items()}
         self.run.save_update(lease.device, report, spool_file, largest)
         return report

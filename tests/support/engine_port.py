@@ -41,11 +41,16 @@ class EnginePort:
     ``admit``, ``announce`` and ``save_update``."""
 
     engine: Engine
+    elements: int
+    """Of each part of a report."""
     contents: dict[str, int]
     """SHA-256 of what can be fetched -> its bytes."""
 
     def carry_out(self, commands: Iterable[Command]) -> None:
         raise NotImplementedError
+
+    def elements_of(self, part: str) -> int:
+        return self.elements
 
     def join(self, check_in: CheckIn, now: float) -> None:
         device, held = check_in.device, check_in.held

@@ -16,7 +16,7 @@ from fleetlearn_coordinator.service.serve import running
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_protocol import open_bundle, write_bundle
 from fleetlearn_protocol.encodings import FLOAT32
-from fleetlearn_protocol.frames import Chunk, pack_chunks, unpack_chunk
+from fleetlearn_protocol.frames import Chunk, pack_chunk, pack_chunks, unpack_chunk
 from fleetlearn_protocol.manifest import (
     EVAL,
     FORMAT,
@@ -176,11 +176,20 @@ class Peer:
                 received += chunk.payload
         return bytes(received)
 
-    async def upload(self, task: Task, update: Vector, /, **fields: Any) -> Any:
-        """Report, be granted, send everything; returns the coordinator's answer."""
+    async def upload(self, task: Task, update: Vector, /, buffers: Vector | None = None, **fields: Any) -> Any:
+        """Report, be granted, send everything; returns the coordinator's answer. ``buffers``: their values, where the
+        model has any."""
+        if buffers is not None:
+            rows = {"update": update, "buffers": buffers}
+            fields["parts"] = tuple(FLOAT32.part(name, row.tobytes()) for name, row in rows.items())
         await self.send(report_of(task, update, **fields))
         grant: Grant = await self.expect(Grant)
-        await self.send_update(grant, update)
+        if buffers is not None:  # no chunk holds bytes of two parts
+            await self.send(pack_chunk(grant.transfer, 0, update.tobytes()))
+            await self.send(pack_chunk(grant.transfer, update.nbytes, buffers.tobytes()))
+            await self.send(Uploaded(grant.task))
+        else:
+            await self.send_update(grant, update)
         return await self.receive()
 
     async def send_update(self, grant: Grant, update: Vector) -> None:

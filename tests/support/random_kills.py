@@ -182,9 +182,8 @@ def by_hand(
             )
             norms = measure(ArrayUpdate(update), len(update)) if weighing.needs_norms else NOT_MEASURED
             reports.append(Reported(weight, said["steps"], 0.5, norms).measured(said["evaluation"]))
-            own = weighing.factors(reports[-1], level)
-            factor = plan.staleness_factor(staleness) * own.whole
-            aggregator.add(total, (update,), weight, float(np.abs(update).max()), factor, own.trained)
+            factor = plan.staleness_factor(staleness) * weighing.factor(reports[-1], level)
+            aggregator.add(total, (update,), weight, float(np.abs(update).max()), factor)
         model, state, _ = next_model(aggregator, total, optimizer, state, model, scale=weighing.scale(reports, level))
         summary = weighing.summary(reports, {}, level)
     return model

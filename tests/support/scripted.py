@@ -202,7 +202,7 @@ class Served:
     def task(self, name: str = "t1", **changes: Any) -> Task:
         settings: dict[str, Any] = {
             "round": 1,
-            "parts": {"update": "float32"},
+            "parts": dict.fromkeys(["update", "buffers"] if self.bundle.manifest.buffers else ["update"], "float32"),
             "hyper": {"lr": 0.1, "mu": 0.01},
             "epochs": 2,
             "batch_size": 8,

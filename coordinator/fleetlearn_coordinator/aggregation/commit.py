@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from fleetlearn_protocol.vector import Vector
+from fleetlearn_protocol.vector import Vector, gather, scatter
 from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation.aggregators import Aggregator
@@ -36,6 +36,8 @@ class Began(NamedTuple):
     """float32, shape (P,)."""
     factor: float
     """What its staleness leaves of the update."""
+    rate: float
+    """The server's learning rate, alpha: how far buffers move towards the device's values."""
 
 
 class NextModel(NamedTuple):
@@ -67,15 +69,17 @@ def next_model(
     alpha that is x + alpha * s(tau) * (x_i - x): Xie, Koyejo and Gupta, "Asynchronous Federated Optimization" (2019),
     arXiv 1903.03934, Algorithm 1, where alpha_t = alpha * s(tau) is the mixing rate.
 
-    ``scale`` (``Weighing.scale``) multiplies the mean of the trained parameters, and leaves the buffers' mean as it is.
+    ``scale`` (``Weighing.scale``) multiplies the mean of the trained parameters.
+
+    Buffers take the values that the aggregator found, whatever the optimizer and the scale are. With ``began`` they too
+    are mixed: x + alpha * s(tau) * (v - x), where v is the device's value.
     """
-    delta = aggregator.result(aggregate)
-    if scale != 1.0:
-        plain = [(place, delta[place].copy()) for place in optimizer.buffers]
-        delta *= scale
-        for place, values in plain:
-            delta[place] = values
+    present = gather(model, optimizer.buffers)
+    delta, buffers = aggregator.result(aggregate, present)
+    delta *= scale
     if began is not None:  # x_i - x = update + (model that the task began from - x)
         delta += multiplier(1, began.factor) * np.subtract(began.model, model, dtype=np.float64)
+        buffers = (1 - began.rate) * present + began.rate * buffers  # s(tau) is in the aggregator's values
     optimizer_state, after = optimizer.apply(optimizer_state, delta, model, share)
+    scatter(after, optimizer.buffers, buffers)
     return NextModel(after, optimizer_state, change_norm(model, after))

@@ -17,8 +17,8 @@ Delta_t.) There is no bias correction; v starts at tau^2 and m at 0. The mean is
 2111.04263, Algorithm 1.
 
 All of them move the trained parameters alone. Buffers (BatchNorm's running statistics) are measured by the devices, not
-descended: they take the weighted mean of the devices' values, params + delta, as in FedAvg. Momentum would push a
-running variance below zero, and Adam would scale its change. Their elements of the state keep their values.
+descended: ``commit.next_model`` gives them the mean of the devices' values. Momentum would push a running variance
+below zero, and Adam would scale its change. Their elements of the state keep their values.
 
 State is float32, as the model is. Each block is worked in float64 with element-wise operations alone (no BLAS), and
 rounded to float32 once: the same inputs give the same bits.
@@ -60,7 +60,7 @@ class Optimizer(NamedTuple):
     step: Step
     """Its rule, for one block of trained parameters."""
     buffers: Sequence[slice] = ()
-    """The elements that are no trained parameters."""
+    """The elements that are no trained parameters: it leaves them as they are."""
 
     def init(self, params: Vector) -> State:
         """Return the state before the first round. ``params`` is float32, shape (P,)."""
@@ -85,7 +85,7 @@ class Optimizer(NamedTuple):
                 for slot, values in block.items():
                     after[slot][place] = values
             for place in self.buffers:
-                moved[place] = params[place] + delta[place].astype(np.float64)
+                moved[place] = params[place]
                 for slot, before in state.items():
                     after[slot][place] = before[place]
         for what, result in {"the model": moved, **{f"its state {slot}": after[slot] for slot in after}}.items():
@@ -184,7 +184,7 @@ def defaults(name: str) -> dict[str, float]:
 
 
 def make(name: str, table: Iterable[Parameter] = (), **hyper: float) -> Optimizer:
-    """Return the optimizer called ``name`` for a model with this parameter table, whose buffers take the plain mean.
+    """Return the optimizer called ``name`` for a model with this parameter table, whose buffers it leaves alone.
 
     Without a table every element is a trained parameter. Raises ValueError on an unknown name, or a value that the
     optimizer does not take.

@@ -1,8 +1,8 @@
 """What a round's reports become, part by part: the aggregator's state of each part that devices report.
 
-The part ``update`` counts with its weight and its factors. Every other part, such as SCAFFOLD's ``control``, counts
-whole, with a weight of 1: it tells by how much something changed that the device keeps, and the coordinator's sum of
-these changes must be what the devices have together.
+The part ``update`` counts with its weight and its factor, together with the values of the part ``buffers``. Every other
+part, such as SCAFFOLD's ``control``, counts whole, with a weight of 1: it tells by how much something changed that the
+device keeps, and the coordinator's sum of these changes must be what the devices have together.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation.aggregators import Aggregator
 from fleetlearn_coordinator.aggregation.exact_mean import Sum
-from fleetlearn_coordinator.aggregation.updates import Update
+from fleetlearn_coordinator.aggregation.updates import NO_VALUES, Update, Values
 
 Aggregators = Mapping[str, Aggregator[Any]]
-"""Part -> its aggregator."""
+"""Part -> its aggregator; that of ``update`` has ``buffers`` too."""
 States = dict[str, Any]
 """Part -> its aggregator's state."""
 
@@ -44,14 +44,15 @@ def add(
     weight: int,
     largest: Mapping[str, float],
     factor: float,
-    trained_factor: float = 1.0,
+    values: Values = NO_VALUES,
 ) -> None:
-    """Add a report that has passed ``check`` to the states, in place. ``factor``, ``trained_factor``: of the update
-    beside its weight, as in ``Aggregator.add``."""
+    """Add a report that has passed ``check`` to the states, in place. ``factor``, ``values``: of the update beside its
+    weight, as in ``Aggregator.add``."""
     for part, aggregator in aggregators.items():
-        update = part == UPDATE
-        counts = (weight, largest[part], factor, trained_factor) if update else (1, largest[part], 1.0, 1.0)
-        aggregator.add(states[part], parts[part], *counts)
+        if part == UPDATE:
+            aggregator.add(states[part], parts[part], weight, largest[part], factor, values)
+        else:
+            aggregator.add(states[part], parts[part], 1, largest[part], 1.0, NO_VALUES)
 
 
 def to_tensors(aggregators: Aggregators, states: States) -> dict[str, NDArray[np.generic]]:

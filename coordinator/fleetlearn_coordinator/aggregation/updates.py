@@ -1,12 +1,14 @@
-"""The elements of one update, for the aggregators."""
+"""The elements of one update and the values of its buffers, for the aggregators, and what these return."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
 from fleetlearn_protocol.vector import Vector
+from numpy.typing import NDArray
 
 ALIGNMENT = 4096
 """Whoever reads a part of an update begins at a multiple of this many elements, since an encoding may have a scale for
@@ -35,3 +37,37 @@ class ArrayUpdate:
 
     def read(self, start: int, stop: int) -> Vector:
         return self.vector[start:stop]
+
+
+class Values(NamedTuple):
+    """What n reports say of the model's buffers, and how far each counts."""
+
+    rows: NDArray[np.float32]
+    """The values after training, not differences: finite, shape (n, B)."""
+    factors: NDArray[np.float64]
+    """c: a value v counts as c * v + (1 - c) * x, where x is the present model's. Above 0 and at most 1, shape (n,)."""
+    present: Vector
+    """x, shape (B,)."""
+
+    def select(self, row: int) -> Values:
+        """Return what one of the reports says."""
+        return Values(self.rows[row : row + 1], self.factors[row : row + 1], self.present)
+
+
+def concatenated(parts: Sequence[Values]) -> Values:
+    """Return what all of these reports say, in order. They are of one round."""
+    rows, factors = (np.concatenate(columns) for columns in list(zip(*parts, strict=True))[:2])
+    return Values(rows, factors, parts[0].present)
+
+
+NO_VALUES = Values(np.zeros((1, 0), np.float32), np.ones(1), np.zeros(0, np.float32))
+"""Of one report, for a model without buffers."""
+
+
+class Result(NamedTuple):
+    """What an aggregator made of a round's reports."""
+
+    delta: NDArray[np.float64]
+    """What the server optimizer moves the model by, shape (P,). Any values in the buffers' places."""
+    buffers: NDArray[np.float64]
+    """The next values of the model's buffers, shape (B,)."""

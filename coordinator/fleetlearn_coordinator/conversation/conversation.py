@@ -19,6 +19,7 @@ from fleetlearn_protocol.frames import unpack_chunk
 from fleetlearn_protocol.messages import (
     MAX_REFUSALS,
     PROTOCOL_VERSION,
+    UPDATE,
     Accepted,
     Cancel,
     CheckIn,
@@ -163,9 +164,10 @@ class Conversation:
             case Task() | Evaluate():  # first, so that a device may do at once what its task needs
                 deltas = (vector.delta.size for vector in message.vectors if vector.delta is not None)
                 download = sum(vector.size for vector in message.vectors) + sum(deltas)
-                parts = len(message.parts) if isinstance(message, Task) else 1
+                parts = message.parts if isinstance(message, Task) else (UPDATE,)
+                upload = sum(FLOAT32.size(self.port.elements_of(part)) for part in parts)
                 self._races = max(0, self._races - RACES_OF_A_TASK)
-                self._owner.perform(Allow(MESSAGES_OF_A_TASK, download, 2 * parts * FLOAT32.size(self.port.elements)))
+                self._owner.perform(Allow(MESSAGES_OF_A_TASK, download, 2 * upload))
             case Cancel():
                 self._stop_upload()
         self._owner.perform(Send(message))
@@ -328,7 +330,7 @@ class Conversation:
             return
         if self.upload is None or self.upload.report != message:
             self._stop_upload()
-            self.upload = self._uploads.offer(device, message, self.port.spool, self.port.elements, self)
+            self.upload = self._uploads.offer(device, message, self.port.spool, self.port.elements_of, self)
         elif self.upload not in self._uploads.places:  # it was asked to wait, and nothing is on its way now
             self._uploads.queue(self.upload)
         else:

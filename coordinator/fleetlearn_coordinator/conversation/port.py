@@ -33,9 +33,8 @@ class Port(Protocol):
     def spool(self) -> Spool:
         """The files that the bytes of its updates are written to."""
 
-    @property
-    def elements(self) -> int:
-        """Elements of its model, and of each part of an update."""
+    def elements_of(self, part: str) -> int:
+        """Return how many elements this part of a report has: the model's, or its buffers'."""
 
     # The device
 

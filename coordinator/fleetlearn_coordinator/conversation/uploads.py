@@ -7,7 +7,7 @@ there are places: beyond that, the upload with the fewest bytes begins again.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,17 +21,18 @@ from fleetlearn_coordinator.conversation.places import PROOF_FACTOR, WINDOW, Pla
 from fleetlearn_coordinator.conversation.port import Spool
 
 
-def check_parts(report: Report, asked: Mapping[str, str], elements: int) -> None:
+def check_parts(report: Report, asked: Mapping[str, str], elements_of: Callable[[str], int]) -> None:
     """Raise ProtocolError (wrong-parts, wrong-length) unless the report has the parts that were asked for (name ->
-    encoding), of ``elements`` each."""
+    encoding), of as many elements as ``elements_of`` says of each."""
     given = [(part.name, part.encoding) for part in report.parts]
     if sorted(given) != sorted(asked.items()):
         text = f"a report of the parts {_listed(given)} came; the task asked for {_listed(asked.items())}"
         raise ProtocolError(Code.WRONG_PARTS, text)
     for part in report.parts:
+        elements = elements_of(part.name)
         expected = find_encoding(part.encoding).size(elements)
         if part.size != expected:
-            text = f"part {part.name} has {part.size} bytes; a model of {elements} elements takes {expected}"
+            text = f"part {part.name} has {part.size} bytes; its {elements} elements take {expected}"
             raise ProtocolError(Code.WRONG_LENGTH, text)
 
 
@@ -70,8 +71,8 @@ class Upload(Turn):
     report: Report
     spool: Spool
     """Where its bytes are written: its run's."""
-    elements: int
-    """Elements of each part."""
+    elements_of: Callable[[str], int]
+    """Name of a part -> its elements."""
     sender: Sender | None = None
     """None after the connection broke."""
     spool_file: int | None = None
@@ -117,7 +118,7 @@ class Upload(Turn):
         encoding, elements = find_encoding(part.encoding), None
         if self.offset + size == end:  # the last block may be shorter
             before = (self.offset - (end - part.size)) // encoding.block_bytes * encoding.block
-            elements = self.elements - before
+            elements = self.elements_of(part.name) - before
         largest = encoding.check(chunk.payload, elements)
         self.crc32[part.name] = checksum(chunk.payload, self.crc32.get(part.name, 0))
         self.spool.write_spool_file(self.spool_file, self.offset, chunk.payload)
@@ -172,10 +173,17 @@ class Uploads:
         """Task -> its upload, for uploads with a place."""
         return {upload.report.task: upload for upload in self.places.held}
 
-    def offer(self, device: str, report: Report, spool: Spool, elements: int, sender: Sender | None = None) -> Upload:
+    def offer(
+        self,
+        device: str,
+        report: Report,
+        spool: Spool,
+        elements_of: Callable[[str], int],
+        sender: Sender | None = None,
+    ) -> Upload:
         """Queue an announced update. It goes on from what an earlier connection brought of the same bytes."""
         self.forget(report.task, unless=report)
-        upload = self._broken.pop(report.task, None) or Upload(device, report, spool, elements)
+        upload = self._broken.pop(report.task, None) or Upload(device, report, spool, elements_of)
         upload.report, upload.sender = report, sender
         self.queue(upload)
         return upload

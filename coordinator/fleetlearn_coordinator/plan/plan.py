@@ -15,7 +15,7 @@ from fleetlearn_protocol.algorithms import EXCHANGES
 from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, leaves_residual
 from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.manifest import Manifest
-from fleetlearn_protocol.messages import MODEL, UPDATE, Identifier
+from fleetlearn_protocol.messages import BUFFERS, MODEL, UPDATE, Identifier
 from msgspec import Meta
 
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
@@ -192,9 +192,7 @@ class Plan(Section, frozen=True, kw_only=True):
 
     def aggregator(self, buffers: Sequence[slice] = ()) -> aggregators.Aggregator[Any]:
         """Return the aggregator of updates. ``buffers``: the model's elements that are no trained parameters."""
-        if self.aggregation.has_rule:
-            return aggregators.mean_with_plain_buffers(buffers)
-        return aggregators.make(self.aggregation.aggregator, self.aggregation.bounds)
+        return aggregators.make(self.aggregation.aggregator, self.aggregation.bounds, buffers)
 
     @property
     def algorithm(self) -> Algorithm:
@@ -206,15 +204,14 @@ class Plan(Section, frozen=True, kw_only=True):
         """The tied vectors that devices keep."""
         return (*self.algorithm.tied, *((RESIDUAL,) if leaves_residual(self.encoding.up) else ()))
 
-    @property
-    def parts(self) -> dict[str, str]:
-        """What a task asks its device to report: name of the part -> its encoding."""
-        return {**self.exact_parts, UPDATE: self.encoding.up}
+    def parts(self, manifest: Manifest) -> dict[str, str]:
+        """Return what a task asks its device to report: name of the part -> its encoding."""
+        return {**self.exact_parts(manifest), UPDATE: self.encoding.up}
 
-    @property
-    def exact_parts(self) -> dict[str, str]:
-        """The same for a device that does not know the update's encoding."""
-        return dict.fromkeys(EXCHANGES[self.local.algorithm].parts, FLOAT32.name)
+    def exact_parts(self, manifest: Manifest) -> dict[str, str]:
+        """Return the same for a device that does not know the update's encoding."""
+        buffers = (BUFFERS,) if manifest.buffers else ()
+        return dict.fromkeys((*EXCHANGES[self.local.algorithm].parts, *buffers), FLOAT32.name)
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -234,13 +231,20 @@ class Plan(Section, frozen=True, kw_only=True):
         return Weighing(rule, self.aggregation.norm_bound)
 
     def aggregators(self, buffers: Sequence[slice] = ()) -> dict[str, aggregators.Aggregator[Any]]:
-        """Return the aggregator of each part of a report. ``buffers``: as for ``aggregator``."""
-        return {part: self.aggregator(buffers) if part == UPDATE else aggregators.MEAN for part in self.parts}
+        """Return the aggregator of each part of a report, except ``buffers``, which the update's has too. ``buffers``:
+        as for ``aggregator``."""
+        parts = EXCHANGES[self.local.algorithm].parts
+        return {part: self.aggregator(buffers) if part == UPDATE else aggregators.MEAN for part in parts}
 
     def share(self, updates: int) -> float:
         """Return the share of all devices that took part in a round with this many updates. 1 where the number of
         devices is not known."""
         return 1.0 if self.server.devices is None else updates / self.server.devices
+
+    @property
+    def mixing_rate(self) -> float:
+        """How far a server that mixes models moves towards a device's: FedAsync's alpha."""
+        return {**optimizers.defaults(self.server.optimizer), **self.server.hyper}["lr"]
 
     def optimizer(self, manifest: Manifest) -> optimizers.Optimizer:
         """Return the server optimizer with its hyper-parameters, for the bundle's model."""

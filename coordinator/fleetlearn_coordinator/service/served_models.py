@@ -60,7 +60,8 @@ class ServedModels:
 
     def parts_of(self, device: str) -> dict[str, str]:
         """Return the parts that the device is asked for: name -> encoding."""
-        return self._run.plan.parts if device in self._know_up else self._run.plan.exact_parts
+        plan = self._run.plan
+        return (plan.parts if device in self._know_up else plan.exact_parts)(self._run.bundle.manifest)
 
     def references(self, device: str, version: int, beside: Collection[str] = ()) -> tuple[VectorReference, ...]:
         """Let the device fetch this version's model and the vectors beside it. Returns what a task says of them."""

@@ -56,7 +56,6 @@ class RunServer:
     def __init__(self, run: Run, host: Host) -> None:
         self.run, self.engine, self.host = run, run.engine, host
         self.spool: Spool = run.store.blobs
-        self.elements = run.model.size
         self._served = host.serve_run(self, run.bundle, self.fail, self.name)
         self.models = ServedModels(run, host, self._served)
         files = run.bundle.manifest.files.values()
@@ -158,10 +157,14 @@ class RunServer:
         now = self.clock.read(now)
         self._carry_out(self.engine.announce(device, report.task, report.round, now), now)
         exact = all(part.encoding == FLOAT32.name for part in report.parts)
-        check_parts(report, self.run.plan.exact_parts if exact else self.run.plan.parts, self.elements)
+        asked = self.run.plan.exact_parts if exact else self.run.plan.parts
+        check_parts(report, asked(self.run.bundle.manifest), self.elements_of)
         if report.round > self._planned_before:
             check_work(report, self.run.plan.local.epochs)
         return True
+
+    def elements_of(self, part: str) -> int:
+        return self.run.bundle.manifest.elements_of(part)
 
     def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:
         if not self.engine.wanted(device, report.task):

@@ -21,6 +21,7 @@ from fleetlearn_protocol.encodings import FAMILIES, FLOATS, is_known
 from fleetlearn_protocol.errors import Code, ProtocolError, clip
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, unpack_chunk
 from fleetlearn_protocol.messages import (
+    BUFFERS,
     PLAIN,
     PROTOCOL_VERSION,
     Accepted,
@@ -487,7 +488,9 @@ class Session:
         sent = [(vector.name, vector.encoding) for vector in task.vectors]
         asked = [("sends the vectors", sent, exchange.vectors, FLOATS)]
         if isinstance(task, Task):
-            asked.append(("asks for the parts", [*task.parts.items()], exchange.parts, FAMILIES))
+            # Whether the bundle has buffers is known once it is here.
+            parts = (*exchange.parts, BUFFERS) if BUFFERS in task.parts else exchange.parts
+            asked.append(("asks for the parts", [*task.parts.items()], parts, FAMILIES))
         for what, given, names, families in asked:
             same = sorted(name for name, _ in given) == sorted(names)
             if not same or not all(is_known(encoding, families) for _, encoding in given):

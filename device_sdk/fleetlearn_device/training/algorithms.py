@@ -2,7 +2,8 @@
 
 An algorithm works with float32 vectors of P elements, the travelling parameters in manifest order: those that the task
 brings (``vectors``), those that it reports (``parts``), and *tied vectors*, which stay on the device and agree with
-what the coordinator counted. In rows of the manifest that are buffers, all are 0 except the model and the update.
+what the coordinator counted. In rows of the manifest that are buffers, all are 0 except the model: what training left
+in these rows is reported as values, in the part ``buffers``.
 
 To add an algorithm, write its function, add it to ALGORITHMS here and to EXCHANGES in the protocol, and describe it in
 section 4 of PROTOCOL.md.
@@ -11,7 +12,6 @@ section 4 of PROTOCOL.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from math import prod
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -19,8 +19,8 @@ import numpy as np
 from fleetlearn_protocol.bundle import Bundle
 from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.manifest import LocalStep, Manifest
-from fleetlearn_protocol.messages import CONTROL, PLAIN, UPDATE
-from fleetlearn_protocol.vector import Vector, check_finite
+from fleetlearn_protocol.messages import BUFFERS, CONTROL, PLAIN, UPDATE
+from fleetlearn_protocol.vector import Vector, check_finite, scatter
 
 from fleetlearn_device.runtimes.checks import Batch, check_batch, check_vector
 from fleetlearn_device.runtimes.runtime import Kind, Runtime
@@ -85,9 +85,11 @@ def run_algorithm(
         check_vector(vector, bundle.manifest.size, what=f"the {what}")
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
         outcome = ALGORITHMS[name].function(Work(runtime, bundle, data, inputs, settings))
+    if bundle.manifest.buffers:
+        outcome = outcome._replace(parts={**outcome.parts, BUFFERS: outcome.result.buffers})
     for what, vector in (*outcome.parts.items(), *outcome.tied.items()):
-        if what == UPDATE:
-            continue  # ``train`` has checked it
+        if what in (UPDATE, BUFFERS):
+            continue  # ``train`` has checked them
         try:
             check_finite(vector)
         except ProtocolError as error:
@@ -231,9 +233,7 @@ def _gradient(work: Work, data: Data) -> Vector:
 
 def _without_buffers(vector: Vector, work: Work) -> Vector:
     """Set the elements of the manifest's buffers, which take no gradient, to 0. Returns ``vector``."""
-    for row in work.bundle.manifest.travelling:
-        if row.buffer:
-            vector[row.offset : row.offset + prod(row.shape)] = 0
+    scatter(vector, work.bundle.manifest.buffers, 0.0)
     return vector
 
 

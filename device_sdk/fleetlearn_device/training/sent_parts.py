@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from fleetlearn_protocol.encodings import RESIDUAL, find_encoding, leaves_residual
+from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, find_encoding, leaves_residual
 from fleetlearn_protocol.errors import ProtocolError
-from fleetlearn_protocol.messages import UPDATE
+from fleetlearn_protocol.manifest import Manifest
+from fleetlearn_protocol.messages import BUFFERS, UPDATE
 from fleetlearn_protocol.vector import Vector
 
+from fleetlearn_device.training.algorithms import UnsupportedError
 from fleetlearn_device.training.train import DivergedError
 
 
@@ -27,6 +29,21 @@ def residual_of(asked: Mapping[str, str]) -> tuple[str, ...]:
     """Return the name of the tied vector that a task leaves beside its algorithm's, if any. ``asked``: part ->
     encoding."""
     return (RESIDUAL,) if leaves_residual(asked[UPDATE]) else ()
+
+
+def check_parts(asked: Mapping[str, str], manifest: Manifest) -> None:
+    """Raise UnsupportedError unless a task asks for the values of buffers, uncompressed, exactly where the bundle has
+    buffers that travel."""
+    if (BUFFERS in asked) != bool(manifest.buffers):
+        has, asks = ("has", "does not ask") if manifest.buffers else ("does not have", "asks")
+        raise UnsupportedError(
+            f"bundle {manifest.name} {has} buffers that travel, such as BatchNorm's statistics, and the task {asks} "
+            f"for their values (the part {BUFFERS}). Coordinator and device are of different versions: update both"
+        )
+    if asked.get(BUFFERS, FLOAT32.name) != FLOAT32.name:
+        raise UnsupportedError(
+            f"the task asks for the part {BUFFERS} as {asked[BUFFERS]}; values travel as {FLOAT32.name} alone"
+        )
 
 
 def encode_parts(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.manifest import Input
 from fleetlearn_protocol.messages import Evaluation
-from fleetlearn_protocol.vector import Vector, check_finite
+from fleetlearn_protocol.vector import Vector, check_finite, gather, scatter
 
 from fleetlearn_device.runtimes.checks import Batch, DataError, check_batch, check_hyper, find_nonfinite
 from fleetlearn_device.runtimes.runtime import Runtime
@@ -55,7 +55,11 @@ class TrainingResult(NamedTuple):
     counts are of the work that was done."""
 
     update: Vector
-    """The travelling parameters after training minus the anchor, the round's model: float32, shape (P,)."""
+    """The travelling parameters after training minus the anchor, the round's model: float32, shape (P,). 0 in the
+    manifest's buffers."""
+    buffers: Vector
+    """The values of the manifest's buffers after training, one row after the other: float32, shape (B,). They were
+    measured, not descended, so what travels is where they are, not how far they moved."""
     largest: float
     """The greatest magnitude in the update."""
     kept_state: Vector
@@ -174,15 +178,18 @@ def train(
     else:  # an evaluation is a complete pass, too
         examples = data.examples if evaluation is None else max(evaluation.examples, seen_in_pass)
     update: Vector = runtime.parameters - runtime.anchor
+    buffers: Vector = gather(runtime.parameters, manifest.buffers)
+    scatter(update, manifest.buffers, 0.0)
     kept_state = collect_kept_state(runtime)
     largest = dict[str, float]()
-    for what, vector in (("update", update), ("device's own part", kept_state)):
+    for what, vector in (("update", update), ("model's buffers", buffers), ("device's own part", kept_state)):
         try:
             largest[what] = check_finite(vector)
         except ProtocolError as error:
             raise diverged(f"the {what} after step {steps} is not finite: {error.text}") from None
     return TrainingResult(
         update=update,
+        buffers=buffers,
         largest=largest["update"],
         kept_state=kept_state,
         examples=examples,

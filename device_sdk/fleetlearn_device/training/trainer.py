@@ -27,7 +27,7 @@ from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.own_model import write_own_model
-from fleetlearn_device.training.sent_parts import encode_parts, residual_of
+from fleetlearn_device.training.sent_parts import check_parts, encode_parts, residual_of
 from fleetlearn_device.training.train import (
     OutOfTimeError,
     StoppedError,
@@ -173,10 +173,11 @@ class Trainer:
             bundle, runtime = self._open(task, model)
             size = bundle.manifest.size
             check_step(task.algorithm, bundle.manifest)  # before tied vectors are deleted
+            check_parts(task.parts, bundle.manifest)
             tied = self._tied_vectors.begin(task.bundle, task.kept, size) if names else {}
             personal_size = size if algorithm.personal == "model" else 0
             self._outbox.reserve(
-                sum(encoding.size(size) for encoding in encodings.values()),
+                sum(encoding.size(bundle.manifest.elements_of(part)) for part, encoding in encodings.items()),
                 4 * kept_state_size(bundle.manifest),
                 file_size(names, size),
                 4 * personal_size,

@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 
     result: TrainingResult
     parts: Mapping[str, Vector]
-    """What is reported, by name: float32, shape (P,)."""
+    """What is reported, by name: float32, shape (P,); the part ``buffers``, which ``run_algorithm`` adds: (B,)."""
     tied: Mapping[str, Vector] = {}
     """The tied vectors after the task, by name: float32, shape (P,)."""
     personal: Vector | None = None

@@ -21,13 +21,14 @@ from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT16, find_encoding
 from fleetlearn_protocol.messages import CONTROL, Evaluation
-from fleetlearn_protocol.vector import Vector
+from fleetlearn_protocol.vector import Vector, gather
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet import selection
-from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices
-from fleetlearn_simulator.fleet.round_totals import RoundTotals
+from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices, rows_of
+from fleetlearn_simulator.fleet.round_totals import Measured, RoundTotals
 from fleetlearn_simulator.fleet.round_training import RoundTraining
+from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from fleetlearn_simulator.fleet.server_control import ServerControl
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs
@@ -66,14 +67,16 @@ class SimulatedCoordinator:
         )
         """What SCAFFOLD's tasks fetch beside the model."""
         self.kept = kept
-        self.kept_before: list[int] = []
-        """The rows of kept states with which the accepted reports' tasks began, if devices keep something."""
-        self.training = RoundTraining(backend, scenario.seed, find_encoding(self.plan.encoding.up), kept)
+        self.training = RoundTraining(
+            backend, scenario.seed, find_encoding(self.plan.encoding.up), kept, self.optimizer.buffers
+        )
         self.totals = self._no_totals()
 
     def _no_totals(self) -> RoundTotals:
         state, buffers = self.weighing.state_after(self._last_committed()), self.optimizer.buffers
-        return RoundTotals(self.aggregator, len(self.model), self.plan.round.max_weight, self.weighing, state, buffers)
+        present = gather(self.model, buffers)
+        size, max_weight = len(self.model), self.plan.round.max_weight
+        return RoundTotals(self.aggregator, size, max_weight, self.weighing, state, buffers, present)
 
     def _last_committed(self) -> dict[str, Any] | None:
         """Return the summary of the last committed round."""
@@ -83,14 +86,30 @@ class SimulatedCoordinator:
         """Return the open round's mu, where the plan lets mu follow the loss."""
         return adaptive_mu.state_after(self._last_committed(), self._hyper["mu"])
 
-    def with_losses(self, rounds: Sequence[int], devices: Sequence[int], reported: list[Reported]) -> list[Reported]:
-        """Return what the weighing of accepted updates depends on. Where these are losses, evaluate the models that the
-        tasks began from. ``rounds``: those in which they were given."""
-        if not reported or not self.weighing.needs_losses:
+    def measure_before(self, tasks: RunningTasks, rows: slice, found: TrainedDevices) -> list[Measured]:
+        """Return what these devices measured before they trained: nothing unless the plan asks for it. A device whose
+        loss is not finite then gives its task back: it has diverged."""
+        if not self.plan.local.evaluate:
+            return []
+        good = [at for at, diverged in enumerate(found.diverged.tolist()) if not diverged]
+        rounds, devices = ([column[rows][at] for at in good] for column in (tasks.round, tasks.device))
+        kept = None if self.kept is None else rows_of(self.kept.states, devices)
+        models = self._evaluated(rounds, devices, kept, self.backend.evaluate)
+        own: list[Evaluation | None] = [None] * len(good)
+        if self.plan.algorithm.personal_model:
+            own = self._evaluated(rounds, devices, kept, self.backend.evaluate_personal)
+        measured = [Measured(None, None)] * len(found)
+        for at, model, personal in zip(good, models, own, strict=True):
+            measured[at] = Measured(model, personal)
+            if model is None or (personal is None and self.plan.algorithm.personal_model):
+                found.diverged[at] = True
+        return measured
+
+    def with_losses(self, reported: list[Reported], measured: Sequence[Measured]) -> list[Reported]:
+        """Return what the weighing of accepted updates depends on, with the losses that the devices measured."""
+        if not self.weighing.needs_losses:
             return reported
-        found = self._evaluated(rounds, devices, self.kept_before[-len(devices) :])
-        self.totals.evaluations += found
-        return [each.measured(evaluation) for each, evaluation in zip(reported, found, strict=True)]
+        return [each.measured(row.model) for each, row in zip(reported, measured, strict=True)]
 
     def weights(self, names: Sequence[str], examples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the weights of the updates of devices with tasks, which have these numbers of examples."""
@@ -164,7 +183,8 @@ class SimulatedCoordinator:
         if not self.plan.server.mix:
             return None
         ((number, staleness),) = zip(self.totals.given_in, self.totals.staleness, strict=True)
-        return Began(self.training.given[number].inputs.model, self.plan.staleness_factor(staleness))
+        model = self.training.given[number].inputs.model
+        return Began(model, self.plan.staleness_factor(staleness), self.plan.mixing_rate)
 
     def refuse(
         self, found: TrainedDevices, weights: NDArray[np.int64], reported: list[Reported]
@@ -211,33 +231,23 @@ class SimulatedCoordinator:
         if self.kept is not None:
             self.training.settle()
             self.kept.end_round(how == "committed")
-            self.kept_before = []
         return summary
 
     def _evaluation(self) -> Measurements:
-        """Evaluate the models that tasks began from before training, on the data of the devices whose reports were
-        accepted.
-
-        The rows are in the order of the reports.
-        """
-        devices, names = self.totals.devices, ("loss", *self.metrics)
-        given_in = self.totals.given_in or [self.engine.round] * len(devices)
-        rows = self.totals.evaluations or self._evaluated(given_in, devices, self.kept_before)
-        personal: list[Evaluation | None] = []
-        if self.plan.algorithm.personal_model:
-            personal = self._evaluated(given_in, devices, self.kept_before, self.backend.evaluate_personal)
-        return evaluation_of(rows, names, self.plan.round.max_weight, personal)
+        """Return what the devices whose reports were accepted measured before they trained, in the reports' order."""
+        measured, names = self.totals.measured, ("loss", *self.metrics)
+        personal = [row.personal for row in measured] if self.plan.algorithm.personal_model else []
+        return evaluation_of([row.model for row in measured], names, self.plan.round.max_weight, personal)
 
     def _evaluated(
         self,
         given_in: Sequence[int],
         devices: Sequence[int],
-        kept_before: Sequence[int],
-        measure: Callable[[RoundInputs, Sequence[Job]], list[Evaluation | None]] | None = None,
+        kept_before: Sequence[int] | None,
+        measure: Callable[[RoundInputs, Sequence[Job]], list[Evaluation | None]],
     ) -> list[Evaluation | None]:
         """Evaluate the models of these rounds on the data of these devices, with what they had kept then, if they keep
-        something. Returns a row for each. ``measure``: the back end's function, ``evaluate`` unless given."""
-        measure = measure or self.backend.evaluate
+        something. Returns a row for each. ``measure``: the back end's function."""
         found: dict[tuple[int, int, int], Evaluation | None] = {}
         keys = list(zip(given_in, devices, kept_before or [NO_ROW] * len(devices), strict=True))
         for number in sorted({*given_in}):

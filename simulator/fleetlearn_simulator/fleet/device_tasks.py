@@ -22,7 +22,7 @@ from fleetlearn_simulator.fleet.connections import Connections
 from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
 from fleetlearn_simulator.fleet.device_names import device_of
 from fleetlearn_simulator.fleet.events import AcceptedLine, AssignedLine, Event, EventQueue
-from fleetlearn_simulator.fleet.kept_by_devices import rows_of
+from fleetlearn_simulator.fleet.round_totals import Measured
 from fleetlearn_simulator.fleet.round_training import MOST_GATHERED
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from fleetlearn_simulator.fleet.transfer_limits import DownloadQueue, UploadQueue
@@ -74,7 +74,8 @@ class DeviceTasks:
         self.model_bytes = (FLOAT16 if plan.encoding.down == FLOAT16.name else FLOAT32).size(size)
         self.down_bytes = self.model_bytes + len(plan.vectors) * FLOAT32.size(size)
         """Bytes of the model and the vectors that a task has beside it."""
-        self.up_bytes = sum(find_encoding(encoding).size(size) for encoding in plan.parts.values())
+        parts, elements_of = plan.parts(bundle.manifest), bundle.manifest.elements_of
+        self.up_bytes = sum(find_encoding(encoding).size(elements_of(part)) for part, encoding in parts.items())
         """Bytes of a report's parts."""
         self.bundle_bytes = sum(bundle.manifest.files[file].size for file in (TRAIN, EVAL))
 
@@ -241,16 +242,16 @@ class DeviceTasks:
             training, totals = coordinator.training, coordinator.totals
             found = training.results_for(tasks.task[row:end])
             last = row + len(found)
+            measured = coordinator.measure_before(tasks, slice(row, last), found)
             weights = coordinator.weights(tasks.name[row:last], found.examples)
             reported = totals.measure(found, weights)
             refused = coordinator.refuse(found, weights, reported)
             good = len(found) if refused is None else refused[0]
             if coordinator.kept is not None:
                 made = slice(row, row + good + (refused is not None))
-                coordinator.kept_before += rows_of(coordinator.kept.states, tasks.device[row : row + good])
                 coordinator.kept.finished(tasks.device[made], tasks.task[made], found)
             rows, accepted = slice(row, row + good), found.select(range(good))
-            commands = self._accept(tasks, rows, accepted, weights[:good], reported[:good])
+            commands = self._accept(tasks, rows, accepted, weights[:good], reported[:good], measured[:good])
             row += good
             if refused is not None:
                 self.events.now = max(self.events.now, tasks.ends[row])
@@ -274,6 +275,7 @@ class DeviceTasks:
         found: TrainedDevices,
         weights: NDArray[np.int64],
         reported: list[Reported],
+        measured: list[Measured],
     ) -> list[Command]:
         times = tasks.ends[rows]
         if not times:
@@ -288,7 +290,8 @@ class DeviceTasks:
         if coordinator.outlive:
             staleness = [coordinator.engine.counts(name).staleness for name in tasks.name[rows]]
         factors = list(map(coordinator.plan.staleness_factor, staleness))
-        reported = coordinator.with_losses(tasks.round[rows], devices, reported)
+        reported = coordinator.with_losses(reported, measured)
+        totals.measured += measured
         totals.add_reports(tasks, rows, found, weights, times, staleness, factors, reported)
         coordinator.count_updates(tasks.name[rows])
         if coordinator.kept is not None:

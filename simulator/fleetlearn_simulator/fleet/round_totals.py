@@ -14,11 +14,12 @@ import numpy as np
 from fleetlearn_coordinator.aggregation.aggregators import Aggregator
 from fleetlearn_coordinator.aggregation.commit import weights_of
 from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, summarise_staleness
-from fleetlearn_coordinator.aggregation.updates import ArrayUpdate
+from fleetlearn_coordinator.aggregation.updates import NO_VALUES, ArrayUpdate, Values, concatenated
 from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, measure
 from fleetlearn_coordinator.aggregation.weighing.weighing import PLAIN, Reported, RoundState, Weighing
-from fleetlearn_protocol.errors import ProtocolError
-from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.messages import BUFFERS, Evaluation
+from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
@@ -29,16 +30,25 @@ MAX_BYTES_WAITING = 2**28
 """Bytes of updates that may wait to be added together."""
 
 
+class Measured(NamedTuple):
+    """What a device measured on its own data before it trained. None: it has not, or its loss was not finite."""
+
+    model: Evaluation | None
+    """Of the model that its task began from."""
+    personal: Evaluation | None
+    """Of its personal model, where the algorithm has one."""
+
+
 class Waiting(NamedTuple):
     """Updates of n reports that are to be added."""
 
     weights: NDArray[np.int64]
     largest: NDArray[np.float64]
     factors: Sequence[float]
-    """For all elements; empty: all are 1."""
-    trained_factors: Sequence[float]
-    """For trained parameters besides; empty: all are 1."""
+    """Of the updates; empty: all are 1."""
     updates: NDArray[np.float32]
+    values: Values
+    """Of the models' buffers."""
 
 
 class RoundTotals:
@@ -52,12 +62,14 @@ class RoundTotals:
         weighing: Weighing = PLAIN,
         state: RoundState | None = None,
         buffers: Sequence[slice] = (),
+        present: Vector = NO_VALUES.present,
     ) -> None:
         """``size``: elements of an update. ``max_weight``: the most examples for which a device counts in the
         metrics. ``state``: of the weighing; None: of a run's first round. ``buffers``: the elements that are no trained
-        parameters."""
+        parameters. ``present``: their values in the model that the round changes."""
         self.aggregator, self.max_weight = aggregator, max_weight
         self.weighing, self.state, self.buffers = weighing, state or weighing.state_after(None), buffers
+        self.present = present
         self.opened = 0.0
         """When the round opened."""
         self.devices: list[int] = []
@@ -72,8 +84,8 @@ class RoundTotals:
         """The last reports' updates, which are added together later."""
         self.reported: list[Reported] = []
         """What the weighing of the accepted updates depends on, unless it is plain."""
-        self.evaluations: list[Evaluation | None] = []
-        """What the devices measured before training, in the order of their reports, where the weighing needs it."""
+        self.measured: list[Measured] = []
+        """What the devices measured before training, in the order of their reports, if the plan asks for it."""
         self.given_in: list[int] = []
         """Where updates may be stale: the rounds in which the tasks of the accepted reports were given."""
         self.staleness: list[int] = []
@@ -106,6 +118,10 @@ class RoundTotals:
         """Return the first row that the coordinator does not accept, and why. None: it accepts all rows. ``weights``:
         of the updates in the mean, shape (n,). ``reported``: what ``measure`` returned."""
         passes = ~found.diverged & self.aggregator.passes_check(found.largest, weights)
+        finite = np.ones(len(found), np.bool_)
+        if self.buffers:
+            finite &= np.isfinite(found.vectors[BUFFERS]).all(axis=1)
+        passes &= finite
         if reported:
             passes &= [self.weighing.passes_check(each, self.state) for each in reported]
         if passes.all():
@@ -113,6 +129,8 @@ class RoundTotals:
         row = int(passes.argmin())
         if found.diverged[row]:
             return row, "failed: diverged"
+        if not finite[row]:
+            return row, f"rejected: {Code.NOT_FINITE.value}"
         try:
             self.aggregator.check(float(found.largest[row]), int(weights[row]))
             if reported:
@@ -143,20 +161,18 @@ class RoundTotals:
         if staleness:
             self.given_in += tasks.round[rows]
             self.staleness += staleness
-        trained_factors: Sequence[float] = ()
+        values = self._values(found, factors)
         if reported:
             self.reported += reported
-            own = [self.weighing.factors(each, self.state) for each in reported]
-            trained_factors = [each.trained for each in own]
-            factors = [a * b.whole for a, b in zip(factors or [1.0] * len(own), own, strict=True)]
+            own = [self.weighing.factor(each, self.state) for each in reported]
+            factors = [a * b for a, b in zip(factors or [1.0] * len(own), own, strict=True)]
         if found.updates.shape[1] >= LARGE_UPDATE:  # at once: to collect them would only cost memory
-            ones = [1.0] * len(found)
-            columns = weights.tolist(), found.largest.tolist(), factors or ones, trained_factors or ones
-            for update, *numbers in zip(found.updates, *columns, strict=True):
-                row = self.kept.keep(update) if self.kept else ArrayUpdate(update)
-                self.aggregator.add(self.aggregate, row, *numbers)
+            columns = weights.tolist(), found.largest.tolist(), factors or [1.0] * len(found)
+            for row, (update, weight, largest, factor) in enumerate(zip(found.updates, *columns, strict=True)):
+                held = self.kept.keep(update) if self.kept else ArrayUpdate(update)
+                self.aggregator.add(self.aggregate, held, weight, largest, factor, values.select(row))
             return
-        self.waiting.append(Waiting(weights, found.largest, factors, trained_factors, found.updates))
+        self.waiting.append(Waiting(weights, found.largest, factors, found.updates, values))
         self.bytes_waiting += found.updates.nbytes
         if self.bytes_waiting > MAX_BYTES_WAITING:
             self.add_up()
@@ -164,10 +180,19 @@ class RoundTotals:
     def add_up(self) -> None:
         """Add the waiting updates to the aggregate."""
         if self.waiting:
-            weights, largest, factors, trained, updates = zip(*self.waiting, strict=True)
-            columns = np.concatenate(weights), np.concatenate(largest), _column(factors), _column(trained)
-            self.aggregator.add_many(self.aggregate, updates, *columns)
+            weights, largest, factors, updates, values = zip(*self.waiting, strict=True)
+            columns = np.concatenate(weights), np.concatenate(largest), _column(factors)
+            self.aggregator.add_many(self.aggregate, updates, *columns, concatenated(values))
         self.waiting, self.bytes_waiting = [], 0
+
+    def _values(self, found: TrainedDevices, stale: Sequence[float]) -> Values:
+        """Return what these devices say of the model's buffers. ``stale``: what their staleness leaves of it; empty:
+        all of it."""
+        rows = found.vectors[BUFFERS] if self.buffers else np.zeros((len(found), 0), np.float32)
+        factors = np.array(stale) if stale else np.ones(len(found))
+        if self.buffers and self.weighing.bound is not None:
+            factors *= [self.weighing.factor_of_values(row, self.present, self.state) for row in rows]
+        return Values(rows, factors, self.present)
 
     def complete(self) -> int:
         """Return how many accepted reports are of a complete task."""

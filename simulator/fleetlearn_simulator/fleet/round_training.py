@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_protocol.encodings import Encoding
-from fleetlearn_protocol.vector import Vector
+from fleetlearn_protocol.messages import BUFFERS
+from fleetlearn_protocol.vector import Vector, gather, scatter
 from numpy.typing import NDArray
 
 from fleetlearn_simulator import keyed_random
@@ -51,10 +52,18 @@ class GivenInRound(NamedTuple):
 class RoundTraining:
     """Devices that are trained in batches, each from its round's model."""
 
-    def __init__(self, backend: Backend, seed: int, encoding: Encoding, kept: KeptByDevices | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        seed: int,
+        encoding: Encoding,
+        kept: KeptByDevices | None = None,
+        buffers: Sequence[slice] = (),
+    ) -> None:
         """``encoding``: of the updates that devices send. ``kept``: what devices keep from task to task, if they keep
-        something."""
+        something. ``buffers``: the places of the model's elements that devices report as values."""
         self.backend, self.seed, self.encoding, self.kept = backend, seed, encoding, kept
+        self._buffers = buffers
         self.given: dict[int, GivenInRound] = {}
         """Round -> what its tasks train from, of the newest round and of others that are still needed."""
         self.begun: dict[str, tuple[ResultReader, int]] = {}
@@ -130,10 +139,11 @@ class RoundTraining:
             states, tied = (None, None) if self.kept is None else (self.kept.states, self.kept.tied)
             rows = rows_of(states, chosen.device), rows_of(tied, chosen.device)
             reader = self.backend.begin(inputs, jobs_from_columns(chosen.device, chosen.seed, chosen.steps, *rows))
+            buffers = _Buffers(self._buffers, gather(inputs.model, self._buffers))
             if LITTLE in chosen.corrupt:
-                reader = _Conspiracy(reader, chosen).read
+                reader = _Conspiracy(buffers, reader, chosen).read
             if not SPOILT_AFTER_TRAINING.isdisjoint(chosen.corrupt):
-                reader = partial(_read_and_spoil, self.seed, reader, chosen)
+                reader = partial(_read_and_spoil, self.seed, buffers, reader, chosen)
             reader = as_sent(self.encoding, None if self.kept is None else self.kept.residuals, reader, chosen)
             self.begun.update(zip(chosen.task, zip(repeat(reader), count()), strict=False))
 
@@ -222,34 +232,60 @@ def _read_together(begun: Sequence[tuple[ResultReader, int]]) -> TrainedDevices:
     return concatenate(parts).select(np.argsort(order).tolist())
 
 
+class _Buffers(NamedTuple):
+    """The buffers of devices that send something else than they trained: spoilt as the rest is, in how far they
+    moved."""
+
+    places: Sequence[slice]
+    present: Vector
+    """Their values in the model that training began from."""
+
+    def moves(self, found: TrainedDevices, rows: Sequence[int]) -> NDArray[np.float32]:
+        """Return copies of these rows' updates, with the buffers' moves in their places: shape (n, P)."""
+        updates = found.updates[rows]
+        if self.places:
+            scatter(updates, self.places, found.vectors[BUFFERS][rows] - self.present)
+        return updates
+
+    def put(self, found: TrainedDevices, rows: Sequence[int], moves: NDArray[np.float32]) -> None:
+        """Let these rows have such updates, and the values that the buffers' moves lead to."""
+        if self.places:
+            found.vectors[BUFFERS][rows] = self.present + gather(moves, self.places)
+            scatter(moves, self.places, 0.0)
+        found.updates[rows] = moves
+        found.largest[rows] = np.abs(moves).max(axis=1)
+
+
 class _Conspiracy:
     """Devices that send, in place of their updates, the mean of these minus ``factor`` standard deviations."""
 
-    def __init__(self, reader: ResultReader, tasks: RunningTasks) -> None:
-        self._reader, self._tasks = reader, tasks
+    def __init__(self, buffers: _Buffers, reader: ResultReader, tasks: RunningTasks) -> None:
+        self._buffers, self._reader, self._tasks = buffers, reader, tasks
         self._found: TrainedDevices | None = None
 
     def read(self, indices: Sequence[int]) -> TrainedDevices:
         if self._found is None:
             self._found = read_all(self._reader, len(self._tasks.task)).copy()
             corrupt = np.array([kind == LITTLE for kind in self._tasks.corrupt])
-            rows = np.flatnonzero(corrupt & ~self._found.diverged)
-            updates = self._found.updates[rows].astype(np.float64)
-            factors = np.array(self._tasks.factor)[rows, None]
-            if len(rows):
-                self._found.updates[rows] = updates.mean(axis=0) - factors * updates.std(axis=0)
-                self._found.largest[rows] = np.abs(self._found.updates[rows]).max(axis=1)
+            rows = np.flatnonzero(corrupt & ~self._found.diverged).tolist()
+            if rows:
+                updates = self._buffers.moves(self._found, rows).astype(np.float64)
+                factors = np.array(self._tasks.factor)[rows, None]
+                made = updates.mean(axis=0) - factors * updates.std(axis=0)
+                self._buffers.put(self._found, rows, made.astype(np.float32))
         return self._found.select(indices)
 
 
-def _read_and_spoil(seed: int, reader: ResultReader, tasks: RunningTasks, indices: Sequence[int]) -> TrainedDevices:
+def _read_and_spoil(
+    seed: int, buffers: _Buffers, reader: ResultReader, tasks: RunningTasks, indices: Sequence[int]
+) -> TrainedDevices:
     """Read results, and spoil the updates of devices that do so."""
     found = reader(indices)
     for row, index in enumerate(indices[: len(found)]):
         if tasks.corrupt[index] in SPOILT_AFTER_TRAINING and not found.diverged[row]:
             with np.errstate(over="ignore"):  # the coordinator refuses what overflows
-                found.updates[row] = update = spoilt(seed, tasks.row(index), found.updates[row])
-            found.largest[row] = np.abs(update).max()
+                update = spoilt(seed, tasks.row(index), buffers.moves(found, [row])[0])
+                buffers.put(found, [row], update[None])
     return found
 
 

@@ -24,7 +24,7 @@ from fleetlearn_device.training.train import DivergedError, evaluate_data
 from fleetlearn_device.training.work import Inputs, Settings
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.algorithms import EXCHANGES
-from fleetlearn_protocol.messages import PLAIN, UPDATE, Evaluation
+from fleetlearn_protocol.messages import BUFFERS, PLAIN, UPDATE, Evaluation
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -147,7 +147,8 @@ class PerDevice:
         self.algorithm, self.kept = ALGORITHMS[task.algorithm], kept
         sizes = row_sizes(self.manifest, task.algorithm)
         more = {KEPT_STATE: sizes.states, TIED: sizes.tied}
-        more |= {part: self.manifest.size for part in EXCHANGES[task.algorithm].parts if part != UPDATE}
+        parts = {*EXCHANGES[task.algorithm].parts, BUFFERS} - {UPDATE}
+        more |= {part: self.manifest.elements_of(part) for part in sorted(parts)}
         self.more = {name: size for name, size in more.items() if size}
         """The vectors that training makes beside the update, and their elements."""
 

@@ -14,8 +14,8 @@ from fleetlearn_device.training.shuffling import permutations
 from fleetlearn_device.training.train import LARGEST, SEEDS
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY
-from fleetlearn_protocol.messages import PLAIN
-from fleetlearn_protocol.vector import Vector, views
+from fleetlearn_protocol.messages import BUFFERS, PLAIN
+from fleetlearn_protocol.vector import Vector, scatter, views
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.sources import Source
@@ -232,14 +232,12 @@ class Block:
         """Return the tied vectors after the training, and the parts that are reported of them."""
         steps = self.done[: len(self.jobs), None]
         change = self._without_buffers(rule.change(self.inputs.vectors, updates, steps, self.hyper))
-        parts = {part: change for part in self.backend.more if part not in (KEPT_STATE, TIED)}
+        parts = {part: change for part in self.backend.more if part not in (KEPT_STATE, TIED, BUFFERS)}
         return {**parts, TIED: self.own + change}
 
     def _without_buffers(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         """Set the elements of the manifest's buffers, which take no gradient, to 0. Returns ``vectors``."""
-        for row in self.manifest.travelling:
-            if row.buffer:
-                vectors[:, row.offset : row.offset + prod(row.shape)] = 0
+        scatter(vectors, self.manifest.buffers, 0.0)
         return vectors
 
     def _kept_states(self) -> NDArray[np.float32]:
@@ -299,10 +297,16 @@ class Block:
             part = slice(row.offset, row.offset + prod(row.shape))
             tensor = self.feed[f"param.{row.name}"][:count].reshape(count, -1)
             np.subtract(tensor, self.model[part], out=updates[:, part])
+        vectors: dict[str, NDArray[np.float32]] = {}
+        if self.manifest.buffers:
+            rows = [row for row in self.manifest.travelling if row.buffer]
+            vectors[BUFFERS] = np.concatenate(
+                [self.feed[f"param.{row.name}"][:count].reshape(count, -1) for row in rows], axis=1
+            )
+            self._without_buffers(updates)
         # Floats without their signs are in the order of their bits: NaN and infinity are above all others.
         largest = (updates.view(np.int32) & np.int32(2**31 - 1)).max(axis=1).view(np.float32).astype(np.float64)
         finite = np.isfinite(largest)
-        vectors: dict[str, NDArray[np.float32]] = {}
         if self.backend.kept_rows:
             vectors[KEPT_STATE] = self._kept_states()
         if self.rule is not None:

@@ -230,46 +230,22 @@ def test_the_norm_of_a_change() -> None:
 
 
 TABLE = (Parameter("w", (1,), 0), Parameter("mean", (2,), 1, buffer=True), Parameter("h", (), 3))
-STATISTICS = [0.25, -2.0, 8.0, 0.25], [0.5, -1.75, -7.5, 0.5]
-"""A round's mean update of w, the two statistics, h; and the next round's."""
+DELTAS = [0.25, -2.0, 8.0, 0.25], [0.5, 1e25, -7.5, 0.5]
+"""A round's mean update of w, what stands in the places of two statistics, h; and the next round's."""
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_buffers_take_the_plain_mean_by_hand(name: str) -> None:
-    """The devices' mean of the statistics is model + delta: 3 - 2 = 1 and 0 + 8 = 8, then 1 - 1.75 and 8 - 7.5."""
+def test_buffers_and_their_state_stay_as_they_are(name: str) -> None:
+    """``commit.next_model`` gives them the devices' values. What updates have in their places is not used."""
     own = {key: value for key, value in {"lr": 0.5, "momentum": 0.9}.items() if key in defaults(name)}
     start = np.array([1.0, 3.0, 0.0, 1.0], np.float32)
     ours, alone = make(name, TABLE, **own), make(name, **own)
     state, before = ours.init(start), alone.init(start[:1])
     params, trained = start, start[:1]
-    for delta, statistics in zip(STATISTICS, ([1.0, 8.0], [-0.75, 0.5]), strict=True):
+    for delta in DELTAS:
         state, params = ours.apply(state, np.array(delta), params)
         before, trained = alone.apply(before, np.array(delta[:1]), trained)
-        assert params[1:3].tolist() == statistics
+        assert params[1:3].tolist() == [3.0, 0.0]
         assert params[[0, 3]].tolist() == [float(trained[0])] * 2, "what is trained moves as if it were alone"
     for slot, values in state.items():
         assert values[1:3].tolist() == ours.init(start)[slot][1:3].tolist()
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_large_statistics_do_not_overflow_the_state(name: str) -> None:
-    """A running variance of 1e25, whose square no float32 holds."""
-    optimizer, params = make(name, TABLE), np.zeros(4, np.float32)
-    state, moved = optimizer.apply(optimizer.init(params), np.array([0.0, 0.0, 1e25, 0.0]), params)
-    assert moved.tolist() == [0.0, 0.0, float(np.float32(1e25)), 0.0]
-    with pytest.raises(FleetError, match="would make element 2 of the model inf"):
-        optimizer.apply(state, np.array([0.0, 0.0, 3e38, 0.0]), np.full(4, 3e38, np.float32))
-
-
-def test_feddyn_by_hand() -> None:
-    """Two devices of four, then one: h = 1/2 d, x + d + h; then h + 1/4 d. In the paper's terms h is -h/alpha."""
-    optimizer, params = make("feddyn"), np.array([1.0, 0.0], np.float32)
-    state, params = optimizer.apply(optimizer.init(params), np.array([1.0, -2.0]), params, 2 / 4)
-    assert (state["h"].tolist(), params.tolist()) == ([0.5, -1.0], [2.5, -3.0])
-    state, params = optimizer.apply(state, np.array([4.0, 0.0]), params, 1 / 4)
-    assert (state["h"].tolist(), params.tolist()) == ([1.5, -1.0], [8.0, -4.0])
-    alpha, theta, h = 0.3, np.array([1.0, 0.0]), np.zeros(2)
-    for delta, count in ((np.array([1.0, -2.0]), 2), (np.array([4.0, 0.0]), 1)):
-        h -= alpha / 4 * count * delta  # each of the round's devices moved by delta
-        theta = theta + delta - h / alpha
-    np.testing.assert_allclose(params, theta, rtol=1e-6)

@@ -67,7 +67,7 @@ def test_examples_weigh_and_staleness_takes_from_the_update_alone() -> None:
     state = mean.init(1)
     mean.add(state, (np.ones(1, np.float32),), 30, 1.0, 1.0)
     mean.add(state, (np.full(1, 5, np.float32),), 10, 5.0, 0.5)
-    assert mean.result(state).tolist() == [(30 + 0.5 * 10 * 5) / 40]
+    assert mean.result(state).delta.tolist() == [(30 + 0.5 * 10 * 5) / 40]
 
 
 STALE = st.tuples(
@@ -122,6 +122,6 @@ def test_fedasync_mixes_models_by_hand() -> None:
     state = mean.init(1)
     mean.add(state, (np.full(1, 2, np.float32),), 1, 2.0, 0.5)
     model = np.full(1, 4, np.float32)
-    mixed = next_model(mean, state, sgd, {}, model, Began(np.ones(1, np.float32), 0.5))
+    mixed = next_model(mean, state, sgd, {}, model, Began(np.ones(1, np.float32), 0.5, 0.6))
     assert mixed.model.tolist() == pytest.approx([3.7])
     assert next_model(mean, state, sgd, {}, model).model.tolist() == pytest.approx([4.6])

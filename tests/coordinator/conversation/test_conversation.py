@@ -126,7 +126,7 @@ class Room(EnginePort):
         if self.has_counted(device, report.task):
             return False
         self.carry_out(self.engine.announce(device, report.task, report.round, now))
-        check_parts(report, ASKED, SIZE)
+        check_parts(report, ASKED, self.elements_of)
         return True
 
     def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:

@@ -5,10 +5,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from fleetlearn_coordinator import Plan, PlanError
-from fleetlearn_protocol.manifest import Hyper, LocalStep
+from fleetlearn_protocol.manifest import Hyper, LocalStep, Parameter
 from plans import SMALL, manifest
 
 DEVICES = "[server]\ndevices = 9\n"
+PLAIN = manifest()
+WITH_BUFFERS = msgspec.structs.replace(
+    PLAIN, parameters=(*PLAIN.parameters, Parameter("norm.running_mean", (3,), 6, buffer=True))
+)
 
 
 def parse(text: str) -> Plan:
@@ -17,14 +21,15 @@ def parse(text: str) -> Plan:
 
 def test_scaffold_s_recipe_asks_for_two_parts_and_sends_two_vectors() -> None:
     plan = parse(f'recipe = "scaffold"\n{SMALL}{DEVICES}')
-    assert plan.parts == {"update": "float32", "control": "float32"}
+    assert plan.parts(PLAIN) == {"update": "float32", "control": "float32"}
+    assert plan.parts(WITH_BUFFERS) == {"update": "float32", "control": "float32", "buffers": "float32"}
     assert [aggregator.name for aggregator in plan.aggregators().values()] == ["mean", "mean"]
     assert plan.vectors == plan.algorithm.tied == ("control",)
     assert plan.round.weighting == "uniform"
     assert plan.share(3) == 3 / 9
     assert parse(SMALL).share(3) == 1.0
     gradient = parse(f'recipe = "scaffold"\n{SMALL}[local]\nalgorithm = "scaffold-gradient"\n{DEVICES}')
-    assert gradient.parts == plan.parts
+    assert gradient.parts(PLAIN) == plan.parts(PLAIN)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,11 @@ def test_a_plan_names_the_recipe_or_the_algorithm_that_does_not_fit() -> None:
 def test_ditto_s_lambda_is_local_mu() -> None:
     plan = parse(f'recipe = "ditto"\n{SMALL}{LR}mu = 0.5')
     plan.check_against(fitting())
-    assert (plan.local.algorithm, plan.local.personal_epochs, plan.parts) == ("ditto", None, {"update": "float32"})
+    assert (plan.local.algorithm, plan.local.personal_epochs, plan.parts(bundle())) == (
+        "ditto",
+        None,
+        {"update": "float32"},
+    )
     assert plan.hyper(fitting()) == {"lr": 0.1, "mu": 0.5}
     with pytest.raises(PlanError, match=r"local\.mu is missing"):
         parse(f'recipe = "ditto"\n{SMALL}{LR}').check_against(fitting())

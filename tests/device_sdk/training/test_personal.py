@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from buffers import trained_model
 from bundle_cache import cached_export
 from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.training.algorithms import UnsupportedError, run_algorithm
@@ -18,8 +19,8 @@ from fleetlearn_device.training.train import DivergedError, evaluate_data
 from fleetlearn_device.training.work import Inputs, Outcome, Settings
 from fleetlearn_export import LocalStep
 from fleetlearn_protocol import Bundle, Manifest, open_bundle
-from fleetlearn_protocol.messages import UPDATE
-from fleetlearn_protocol.vector import Vector
+from fleetlearn_protocol.messages import BUFFERS, UPDATE
+from fleetlearn_protocol.vector import Vector, gather, scatter
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -113,7 +114,8 @@ def two_rounds(bundle: Bundle, algorithm: str, model: Any, mu: Mapping[str, floa
             inputs = kept[device]._replace(model=np.float32(model))
             outcomes.append(run_algorithm(algorithm, runtime, bundle, device_data(device), inputs, settings))
             kept[device] = Inputs(model, outcomes[device].result.kept_state, personal=outcomes[device].personal)
-        model = model + np.average([row.parts[UPDATE] for row in outcomes], 0, EXAMPLES)
+        models = [trained_model(row.parts, np.float32(model), bundle.manifest) for row in outcomes]
+        model = np.average(models, 0, EXAMPLES)
         rounds.append(Round(outcomes, model))
     return rounds
 
@@ -128,8 +130,8 @@ def test_two_rounds_of_ditto_by_hand(whole: Bundle) -> None:
             seed = (SEED + number + PERSONAL_SEED) % 2**53
             own[device] = sgd(own[device], device, PERSONAL_EPOCHS, seed, everything, pull=model)
             outcome = found.outcomes[device]
-            update = flat(after[device], manifest) - flat(model, manifest)
-            np.testing.assert_allclose(outcome.parts[UPDATE], update, atol=1e-5)
+            trained = trained_model(outcome.parts, np.float32(flat(model, manifest)), manifest)
+            np.testing.assert_allclose(trained, flat(after[device], manifest), atol=1e-5)
             assert outcome.personal is not None
             np.testing.assert_allclose(outcome.personal, flat(own[device], manifest), atol=1e-5)
         model = {name: (20 * after[0][name] + 12 * after[1][name]) / 32 for name in model}
@@ -148,8 +150,8 @@ def test_two_rounds_of_fedrep_by_hand(split: Bundle) -> None:
             heads[device] = sgd(both, device, PERSONAL_EPOCHS, seed, HEAD.__contains__)
             after.append(sgd(heads[device], device, EPOCHS, SEED + number, lambda name: name not in HEAD))
             outcome = found.outcomes[device]
-            update = flat(after[device], manifest, False) - flat(model, manifest, False)
-            np.testing.assert_allclose(outcome.parts[UPDATE], update, atol=1e-5)
+            trained = trained_model(outcome.parts, np.float32(flat(model, manifest, False)), manifest)
+            np.testing.assert_allclose(trained, flat(after[device], manifest, False), atol=1e-5)
             np.testing.assert_allclose(outcome.result.kept_state, flat(heads[device], manifest, True), atol=1e-5)
             assert outcome.personal is None
         model = {name: (20 * after[0][name] + 12 * after[1][name]) / 32 for name in model}
@@ -219,7 +221,10 @@ def test_an_optimizer_s_state_begins_anew_in_each_phase(tmp_path: Path) -> None:
             runtime.step(batch, lr=LR, momentum=0.9)
             whole = np.concatenate([runtime.parameters, outcome.result.kept_state])
             runtime.load(whole, anchor=body, state=runtime.state)
-    assert outcome.parts[UPDATE].tobytes() == (runtime.parameters - body).tobytes()
+    expected = runtime.parameters - body
+    scatter(expected, bundle.manifest.buffers, 0.0)
+    assert outcome.parts[UPDATE].tobytes() == expected.tobytes()
+    assert outcome.parts[BUFFERS].tobytes() == gather(runtime.parameters, bundle.manifest.buffers).tobytes()
 
 
 @pytest.mark.parametrize("algorithm", ["ditto", "fedrep"])

@@ -449,7 +449,8 @@ def test_the_update_is_of_what_travels_and_the_rest_is_kept(tmp_path: Path) -> N
     runtime = open_runtime(write_line_bundle(tmp_path / "line.bundle", personal=True))
     start = runtime.local.copy()
     outcome = run(runtime, line_data(30), hyper={"lr": 0.1})
-    np.testing.assert_array_equal(outcome.update, runtime.local[:4] - start[:4])
+    np.testing.assert_array_equal(outcome.update, [*(runtime.local[:3] - start[:3]), 0])
+    assert outcome.buffers.tolist() == [runtime.local[3]] != [start[3]], "a buffer is a value"
     assert outcome.kept_state.tolist() == [runtime.local[4]] != [start[4]]
 
 

@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from buffers import trained_model
 from features import examples, features_bundle
 from fleetlearn_device.storage.errors import DiskFullError
 from fleetlearn_device.storage.state_directory import StateDirectory
+from fleetlearn_device.training.algorithms import UnsupportedError
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.train import DivergedError, OutOfTimeError, StoppedError
 from fleetlearn_device.training.trainer import MAX_STARTS, FinishedUpdate, KilledError, Trainer
@@ -26,6 +28,7 @@ from fleetlearn_protocol.messages import Evaluate, Task
 from fleetlearn_protocol.vector import checksum, digest
 from line_bundle import INITIAL, INITIAL_STATE, flat, line_data, line_step, write_line_bundle
 
+PARTS = {"update": "float32", "buffers": "float32"}
 DATA = as_data(line_data(12))
 MODELS = [np.array(values, np.float32) for values in ([0, 0, 0, 0], [1, 1, 1, 5], [0.5, 2, -1, 9])]
 
@@ -47,7 +50,7 @@ def task(bundle: Bundle, number: int, **changes: Any) -> Task:
     model = MODELS[number]
     settings: dict[str, Any] = {
         "round": number,
-        "parts": {"update": "float32"},
+        "parts": PARTS,
         "hyper": {"lr": 0.05, "mu": 0.3},
         "epochs": 2,
         "batch_size": 5,
@@ -95,12 +98,32 @@ def by_hand(number: int, kept: dict[str, Any] | None) -> tuple[dict[str, Any], d
 def test_the_update_is_sent_as_the_task_asks(state: StateDirectory, full: Bundle, name: str) -> None:
     """With the task's own draws: the same task gives the same bytes."""
     exact = FLOAT32.decode(do(Trainer(state, DATA, "onnx", 1), state, full, 0, save=False).contents[0])
-    given = task(full, 0, parts={"update": name})
+    given = task(full, 0, parts={"update": name, "buffers": "float32"})
     contents = [Trainer(state, DATA, "onnx", 1).train(given, 100.0) for _ in range(2)]
     assert contents[0].contents == contents[1].contents
-    (part,), encoding = contents[0].report.parts, find_encoding(name)
+    (part, buffers), encoding = contents[0].report.parts, find_encoding(name)
     assert (part.encoding, part.size, part.crc32) == (name, encoding.size(4), checksum(contents[0].contents[0]))
     assert contents[0].contents[0] == encoding.encode(exact, given.seed)
+    assert (buffers.name, buffers.encoding, buffers.size) == ("buffers", "float32", 4)
+    now, _ = by_hand(0, None)
+    assert FLOAT32.decode(contents[0].contents[1]).tolist() == [now["seen"]], "a value, whatever the update's encoding"
+    assert exact[3] == 0
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ({"update": "float32"}, "has buffers that travel, such as BatchNorm's statistics, and the task does not ask"),
+        ({"update": "float32", "buffers": "int8"}, "the part buffers as int8; values travel as float32 alone"),
+    ],
+)
+def test_a_task_that_takes_buffers_for_differences_is_refused(
+    state: StateDirectory, full: Bundle, parts: dict[str, str], text: str
+) -> None:
+    given = task(full, 0, parts=parts)
+    bring(state, full, given)
+    with pytest.raises(UnsupportedError, match=text):
+        Trainer(state, DATA, "onnx", 1).train(given, 100.0)
 
 
 def test_a_task_goes_on_from_the_residual_of_the_one_that_it_names(state: StateDirectory, full: Bundle) -> None:
@@ -108,20 +131,20 @@ def test_a_task_goes_on_from_the_residual_of_the_one_that_it_names(state: StateD
     task names any more is deleted."""
     encoding, trainer = find_encoding("topk-0.3"), Trainer(state, DATA, "onnx", 1)
     exact = FLOAT32.decode(do(Trainer(state, DATA, "onnx", 1), state, full, 0, save=False).contents[0])
-    first = trainer.train(task(full, 0, parts={"update": encoding.name}), 100.0)
+    first = trainer.train(task(full, 0, parts={"update": encoding.name, "buffers": "float32"}), 100.0)
     residual = exact - encoding.decode(first.contents[0], 4)
     assert first.tied is not None
     assert first.tied["residual"].tobytes() == residual.tobytes()
     state.outbox.save(first.report, first.contents, first.bundle, None, first.tied)
     state.outbox.drop("t0")
-    given = msgspec.structs.replace(task(full, 0, parts={"update": encoding.name}), task="t1")
+    given = msgspec.structs.replace(task(full, 0, parts={"update": encoding.name, "buffers": "float32"}), task="t1")
     for kept, sent in (("t0", exact + residual), (None, exact), ("t0", exact)):
         again = trainer.train(msgspec.structs.replace(given, kept=kept), 100.0)
         assert again.contents[0] == encoding.encode(sent, given.seed)
 
 
 def test_an_update_that_its_encoding_cannot_hold_has_diverged(state: StateDirectory, full: Bundle) -> None:
-    given = task(full, 0, parts={"update": "float16"}, hyper={"lr": 3000.0, "mu": 0.0}, epochs=1)
+    given = task(full, 0, parts={"update": "float16", "buffers": "float32"}, hyper={"lr": 3000.0, "mu": 0.0}, epochs=1)
     bring(state, full, given)
     with pytest.raises(DivergedError, match="float16 holds up to 65504"):
         Trainer(state, DATA, "onnx", 1).train(given, 100.0)
@@ -154,9 +177,12 @@ def test_tasks_after_each_other(state: StateDirectory, full: Bundle) -> None:
     for number in range(3):
         trained = do(trainer, state, full, number)
         now, kept = by_hand(number, kept)
-        update = flat(now, full.manifest.travelling) - MODELS[number]
-        assert trained.contents[0].nbytes == 16
-        np.testing.assert_allclose(FLOAT32.decode(trained.contents[0]), update, atol=2e-5)
+        parts = {
+            part.name: FLOAT32.decode(row) for part, row in zip(trained.report.parts, trained.contents, strict=True)
+        }
+        assert [content.nbytes for content in trained.contents] == [16, 4]
+        trained_now = trained_model(parts, MODELS[number], full.manifest)
+        np.testing.assert_allclose(trained_now, flat(now, full.manifest.travelling), atol=2e-5)
         own = state.kept_states.load(full.sha256, 6)
         assert own is not None
         np.testing.assert_allclose(own, [kept["h"], kept["t"], *flat(now, full.manifest.travelling)], atol=2e-5)
@@ -227,9 +253,7 @@ def test_a_bundle_that_goes_and_comes_again_finds_its_own(state: StateDirectory,
 def test_a_bundle_of_which_nothing_is_kept_writes_nothing(state: StateDirectory, tmp_path: Path) -> None:
     plain = write_line_bundle(tmp_path / "plain.bundle", references=("anchor",))
     zeros = np.zeros(5, np.float32)
-    given = Task(
-        "t0", 1, plain.sha256, (FLOAT32.reference("model", zeros),), {"update": "float32"}, {"lr": 0.1}, 1, 0, 0, 100.0
-    )
+    given = Task("t0", 1, plain.sha256, (FLOAT32.reference("model", zeros),), PARTS, {"lr": 0.1}, 1, 0, 0, 100.0)
     contents = {entry.sha256: plain.read(path) for path, entry in plain.manifest.files.items()}
     contents |= {plain.sha256: plain.read("manifest.json"), digest(zeros): zeros.tobytes()}
     names = set()
@@ -313,7 +337,7 @@ def test_a_disk_without_room_for_the_update_shows_before_the_first_step(state: S
     trainer = Trainer(state, DATA, "onnx", 1)
     given = task(full, 0)
     bring(state, full, given)
-    with largest_file(1000), pytest.raises(DiskFullError, match="there is no room for an update of 40 bytes"):
+    with largest_file(1000), pytest.raises(DiskFullError, match="there is no room for an update of 44 bytes"):
         trainer.train(given, 100.0)
     assert trainer.steps == 0
     assert not list((state.path / "pending").iterdir())
@@ -327,13 +351,14 @@ def test_the_room_held_is_what_the_update_is_written_into(
     trained = do(trainer, state, full, 0, save=False)
     held = {path.name: (path.stat().st_ino, path.stat().st_size) for path in (state.path / "pending").iterdir()}
     assert {name: size for name, (_, size) in held.items()} == {
-        "update.reserved": trained.contents[0].nbytes, "kept.reserved": trained.kept_state.nbytes + 4,
+        "update.reserved": sum(content.nbytes for content in trained.contents),
+        "kept.reserved": trained.kept_state.nbytes + 4,
         "tied.reserved": 0, "own.reserved": 0, "report.reserved": 2**16,
     }  # fmt: skip
     state.outbox.save(*trained)
     pending = state.path / "pending"
     (update,) = pending.glob("*.bin")
-    assert (update.stat().st_ino, update.read_bytes()) == (held["update.reserved"][0], trained.contents[0].tobytes())
+    assert (update.stat().st_ino, update.read_bytes()) == (held["update.reserved"][0], b"".join(trained.contents))
     assert (pending / "report.json").stat().st_ino == held["report.reserved"][0]
     assert (state.path / "kept" / full.sha256).stat().st_ino == held["kept.reserved"][0]
     assert state.outbox.load() == trained.report

@@ -40,6 +40,8 @@ def tasks_of(bundle: Bundle, vectors: Mapping[str, Vector], **changes: Any) -> l
         "deadline": 600.0,
         "evaluate": True,
     } | changes
+    if bundle.manifest.buffers:
+        settings["parts"] = {**settings["parts"], "buffers": "float32"}
     references = tuple(FLOAT32.reference(name, vector) for name, vector in vectors.items())
     first = Task("first", bundle=bundle.sha256, vectors=references, seed=2**52 + 12345, **settings)
     return [first, msgspec.structs.replace(first, task="second", seed=7, kept="first")]
@@ -75,8 +77,10 @@ def read_results(folder: Path, bundle: Bundle, tasks: list[Task]) -> Any:
 
 
 def decoded(task: Task, contents: Mapping[str, Any], bundle: Bundle) -> dict[str, Vector]:
-    size = bundle.manifest.size
-    return {name: find_encoding(task.parts[name]).decode(content, size) for name, content in contents.items()}
+    return {
+        name: find_encoding(task.parts[name]).decode(content, bundle.manifest.elements_of(name))
+        for name, content in contents.items()
+    }
 
 
 class Case(NamedTuple):

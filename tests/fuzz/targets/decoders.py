@@ -158,7 +158,7 @@ def uploads(data: bytes) -> None:
     report = Report(TASK, 1, tuple(parts), 1, 1, 1.0, True, 0.0)
     spool = _Spool()
     pool = Uploads(Places[Upload](1, 0.0, Proven(1)))
-    upload = pool.offer("a", report, spool, elements)
+    upload = pool.offer("a", report, spool, lambda part: elements)
     pool.grant(0.0)
     turn = 0
     while upload.offset < min(report.size, len(content)):
@@ -273,7 +273,7 @@ def plans(data: bytes) -> None:
     plan.engine_settings(15.0)
     plan.aggregator()
     plan.participation_rates()
-    assert plan.parts
+    assert plan.vectors is not None
     assert plan.largest_weight > 0
 
 

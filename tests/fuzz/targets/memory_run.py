@@ -135,7 +135,7 @@ class Room(EnginePort):
             return False
         self.carry_out(self.engine.announce(device, report.task, report.round, now))
         exact = all(part.encoding == "float32" for part in report.parts)
-        check_parts(report, dict.fromkeys(self._asked, "float32") if exact else self._asked, ELEMENTS)
+        check_parts(report, dict.fromkeys(self._asked, "float32") if exact else self._asked, self.elements_of)
         return True
 
     def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:

@@ -31,7 +31,8 @@ def replayed(run: Driven, line: Path) -> tuple[list[np.ndarray], list[list[int]]
     """Return the models and the staleness of each round's updates, worked out from the event log alone.
 
     Each task is trained from the model that was the newest when it was assigned. The model moves by the mean of a
-    buffer's updates, each times s(tau)."""
+    buffer's updates, each times s(tau). ``seen``, the model's row of statistics, moves towards the devices' values: by
+    the mean of their distances from its value now, each times s(tau)."""
     models = [open_bundle(line).parameters().astype(np.float64)]
     began: dict[str, int] = {}
     buffer: list[np.ndarray] = []  # type: ignore[type-arg]
@@ -43,8 +44,10 @@ def replayed(run: Driven, line: Path) -> tuple[list[np.ndarray], list[list[int]]
             case "accepted":
                 version = began.pop(row["task"])
                 tau = len(models) - 1 - version
-                update = by_lines(models[version], row["device"], 1, lr=0.01) - models[version]
-                buffer.append(multiplier(1, 1 / sqrt(1 + tau)) * update)
+                trained = by_lines(models[version], row["device"], 1, lr=0.01)
+                move = trained - models[version]
+                move[3] = trained[3] - models[-1][3]
+                buffer.append(multiplier(1, 1 / sqrt(1 + tau)) * move)
                 staleness[-1].append(tau)
             case "committed":
                 models.append(models[-1] + np.sum(buffer, axis=0) / len(buffer))
@@ -104,6 +107,7 @@ def test_reports_are_counted_together_as_one_by_one(
     monkeypatch.setattr(participation, "TOGETHER", 2)
     rules = BUFFERED | {"plan__round": {"goal": 7, "concurrency": 10, "deadline": 1000.0}, "plan__stop__rounds": 20}
     rules |= {"failures": {"corrupt": [{"kind": "scaled", "share": 0.2, "factor": 1e9}]}}
+    rules["plan__local"] = BUFFERED["plan__local"] | {"lr": 0.1}
     for name in "ab":
         (tmp_path / name).mkdir()
     together = drive(make_scenario(tmp_path / "a", line, 14, **(rules | more)))

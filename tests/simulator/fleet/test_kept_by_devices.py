@@ -90,7 +90,7 @@ def test_a_device_keeps_what_a_finished_training_left_and_nothing_else(tmp_path:
     assert run.told("lost", "accepted") == [
         (12.0, "lost", 0, "offline"),
         (15.0, "lost", 1, "offline"),
-        (35.0, "accepted", 2, None),
+        (36.25, "accepted", 2, None),
     ]
     first = kept_by(run.fleet, 0)
     assert first is not None
@@ -104,23 +104,25 @@ def test_a_device_keeps_what_a_finished_training_left_and_nothing_else(tmp_path:
 def test_what_is_refused_leaves_the_same_as_what_is_accepted(tmp_path: Path, keeping: Path) -> None:
     """Devices that send what no model can take have trained as always."""
     corrupt = [{"share": 1.0, "kind": "scaled", "factor": 1e9}]
-    scenario = make_scenario(tmp_path, keeping, 2, failures={"corrupt": corrupt}, plan__round__deadline=100.0)
+    scenario = make_scenario(
+        tmp_path, keeping, 2, failures={"corrupt": corrupt}, plan__round__deadline=100.0, plan__local__lr=0.2
+    )
     refused = one_round(scenario)
     assert refused.history[0]["causes"] == {"rejected: out-of-range": 2}
-    accepted = one_round(make_scenario(tmp_path, keeping, 2))
+    accepted = one_round(make_scenario(tmp_path, keeping, 2, plan__local__lr=0.2))
     for device in range(2):
         assert kept_by(refused, device) == kept_by(accepted, device) is not None
 
 
 def test_what_is_surplus_keeps_what_it_made(tmp_path: Path, keeping: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The round ends with the report of device 0, at 15 s; device 1 is done at 10 s too, and uploads."""
+    """The round ends with the report of device 0, at 16.25 s; device 1 is done at 10 s too, and uploads."""
     run = drive(
         make_scenario(
             tmp_path, keeping, 2, **SLOW_UPLOAD, **FULL, plan__round__goal=1, plan__round__over_selection=2.0,
             compute={"step_seconds": 10.0},
         )
     )  # fmt: skip
-    assert run.told("lost") == [(15.0, "lost", 1, "surplus")]
+    assert run.told("lost") == [(16.25, "lost", 1, "surplus")]
     kept = [kept_by(run.fleet, device) for device in range(2)]
     for device in range(2):
         _, after = device_epoch(np.array([*INITIAL["w"], INITIAL["seen"]], np.float64), first_kept(), device)

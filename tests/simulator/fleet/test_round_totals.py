@@ -51,7 +51,7 @@ def test_the_sum_is_the_same_in_one_go_in_parts_and_update_by_update(monkeypatch
             done += count
         totals.add_up()
         totals.add_up()
-        sums.append(MEAN.result(totals.aggregate).tobytes())
+        sums.append(MEAN.result(totals.aggregate).delta.tobytes())
         assert (max(held), totals.aggregate.count, totals.useful, totals.bytes_waiting) == (most, 7, 14.0, 0)
     assert len({*sums}) == 1
     # Weights are the examples, 8 at most.
@@ -154,7 +154,7 @@ def test_reports_that_come_together_count_as_one_by_one() -> None:
         totals.add_up()
         total = totals.aggregate
         found.append(
-            (MEAN.result(total).tobytes(), total.weight, total.count, totals.useful, pooled(totals.training()),
+            (MEAN.result(total).delta.tobytes(), total.weight, total.count, totals.useful, pooled(totals.training()),
              totals.complete(), totals.devices, totals.summary())
         )  # fmt: skip
     assert found[0] == found[1] == found[2]

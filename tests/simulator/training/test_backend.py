@@ -477,9 +477,13 @@ def test_the_back_ends_agree_about_tied_vectors(tmp_path: Path, algorithm: str) 
         jobs[row] = jobs[row]._replace(tied=row)
     first, second = one.train(inputs, jobs), many_at_once.train(inputs, jobs)
     check_alike(first, second, 5e-6)
-    assert {*first.vectors} == ({"tied", "control"} if algorithm == "scaffold" else {"tied"})
+    assert {*first.vectors} == {"buffers", "tied", *(["control"] if algorithm == "scaffold" else [])}
     for name, vectors in first.vectors.items():
         np.testing.assert_allclose(second.vectors[name], vectors, atol=2e-4, rtol=1e-4)
+        if name == "buffers":
+            assert vectors.shape == (len(jobs), 16)
+            assert (vectors[:, 8:] > 0).all(), "variances"
+            continue
         for place in buffers:
             assert not vectors[:, place].any()
             assert not second.vectors[name][:, place].any()

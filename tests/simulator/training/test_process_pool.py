@@ -292,7 +292,7 @@ def test_what_is_cut_short_is_a_death(scenario: Scenario, one: PerDevice) -> Non
     here, there = multiprocessing.Pipe()
     process_pool._send(here, found)
     sent = os.read(there.fileno(), 10**6)
-    assert sent.endswith(found.updates.tobytes())
+    assert sent.endswith(found.updates.tobytes() + found.vectors["buffers"].tobytes())
     for length in (0, 3, len(sent) // 4, len(sent) // 2, len(sent) - found.updates.nbytes, len(sent) - 1, len(sent)):
         here, there = multiprocessing.Pipe()
         os.write(here.fileno(), sent[:length])

@@ -69,7 +69,7 @@ def _bulyan(kept: KeptUpdates, bounds: Bounds) -> Floats:
     hostile = bounds.count(len(kept))
     found = distances.squared_distances(distances.inner_products(kept))
     chosen = distances.bulyan_selection(found, hostile)
-    selected = KeptUpdates(kept.size, [kept.updates[row] for row in chosen])
+    selected = kept.select(chosen)
     count = max(1, len(chosen) - 2 * hostile)
     return coordinatewise.by_columns(selected, partial(coordinatewise.mean_around_median, count=count))
 

@@ -6,13 +6,18 @@ McMahan and Ramaswamy, "Differentially Private Learning with Adaptive Clipping" 
 after each round C <- C * exp(-eta * (b - gamma)), where b is the share of the updates that were no longer than C, so
 that C comes to the quantile gamma of the norms. (Without the paper's noise.)
 
-All elements count in the norm and are clipped, buffers too: a bound that leaves out a part of the update is none.
+A bound that leaves out a part of what a device sends is none. Buffers are values, and no part of the update: what is
+bounded is how far they are from the present model's. A value v at the distance n, all buffers together, counts as
+x + min(1, C / n) * (v - x), with the value x of the present model, whatever the plan does with long updates.
 """
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, sqrt
 from typing import Literal, NamedTuple
+
+import numpy as np
+from fleetlearn_protocol.vector import Vector
 
 LEAST, MOST = 1e-30, 1e30
 """Where an adaptive bound stays between."""
@@ -33,6 +38,12 @@ class NormBound(NamedTuple):
 def clip_factor(norm: float, bound: float) -> float:
     """Return what an update of this norm is multiplied by."""
     return 1.0 if norm <= bound else bound / norm
+
+
+def distance(values: Vector, present: Vector) -> float:
+    """Return the L2 distance of a report's buffers from the present model's, both float32 of shape (B,)."""
+    apart = np.subtract(values, present, dtype=np.float64)
+    return sqrt(float(np.add.reduce(apart * apart)))
 
 
 def next_bound(rule: NormBound, bound: float, within: int, count: int) -> float:

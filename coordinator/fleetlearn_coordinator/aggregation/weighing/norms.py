@@ -24,7 +24,8 @@ class Norms(NamedTuple):
     update: float
     """The L2 norm of all of its elements."""
     trained: float
-    """The L2 norm of its trained parameters alone, without the rows marked ``buffer``."""
+    """The L2 norm of its trained parameters alone. It is the same unless a device puts something into the places of
+    buffers, where an update has 0."""
 
 
 NOT_MEASURED = Norms(0.0, 0.0)

@@ -6,7 +6,8 @@ Each update x_i is multiplied by its factor when it is added, and the mean by a 
 
 with the weight w_i, staleness's factor s_i (staleness.py), the clip factor c_i of the norm bound (norm_bound.py), and
 the factor f_i of the plan's rule (normalised.py, fair.py). Without a rule f_i and the scale are 1. Rows marked
-``buffer`` take the plain mean, sum(w_i * s_i * c_i * x_i) / sum(w_i): the devices measured them.
+``buffer`` are no part of the update: the devices measured them, and report their values (value_sum.py), which have no
+f_i and no scale.
 
 Factors are above 0 and at most 1, as staleness's are, so that the exact sum holds as many updates as without them: a
 rule with larger ones divides them by their largest value, and the scale multiplies by it. A factor depends on its
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.messages import Evaluation, Report
+from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.aggregation.weighing import norm_bound
 from fleetlearn_coordinator.aggregation.weighing.norm_bound import NormBound
@@ -76,15 +78,6 @@ class Rule(NamedTuple):
     needs_losses: bool
 
 
-class Factors(NamedTuple):
-    """What an update is multiplied by, beside weight and staleness."""
-
-    whole: float = 1.0
-    """All of its elements: c_i."""
-    trained: float = 1.0
-    """Its trained parameters besides: f_i."""
-
-
 class Weighing(NamedTuple):
     """What a plan says of how updates are weighed."""
 
@@ -126,14 +119,19 @@ class Weighing(NamedTuple):
         refuses = self.bound is not None and self.bound.action == "refuse"
         return not refuses or reported.norms.update <= state.bound
 
-    def factors(self, reported: Reported, state: RoundState) -> Factors:
-        """Return what the update is multiplied by."""
-        whole, trained = 1.0, 1.0
+    def factor(self, reported: Reported, state: RoundState) -> float:
+        """Return what the update is multiplied by, beside weight and staleness: c_i * f_i."""
+        factor = 1.0
         if self.bound is not None and self.bound.action == "clip":
-            whole = norm_bound.clip_factor(reported.norms.update, state.bound)
-        if self.rule is not None:
-            trained = self.rule.factor(reported, state.level)
-        return Factors(whole, trained)
+            factor = norm_bound.clip_factor(reported.norms.update, state.bound)
+        return factor if self.rule is None else factor * self.rule.factor(reported, state.level)
+
+    def factor_of_values(self, values: Vector, present: Vector, state: RoundState) -> float:
+        """Return how far the values of a report's buffers count, beside weight and staleness. ``present``: those of the
+        present model. Both are float32, shape (B,)."""
+        if self.bound is None or not values.size:
+            return 1.0
+        return norm_bound.clip_factor(norm_bound.distance(values, present), state.bound)
 
     def scale(self, reports: Collection[Reported], state: RoundState) -> float:
         """Return what the mean of the round's trained parameters is multiplied by."""

@@ -43,9 +43,8 @@ class SharedPort:
     def spool(self) -> Spool:
         return self._serves().port.spool
 
-    @property
-    def elements(self) -> int:
-        return self._serves().port.elements
+    def elements_of(self, part: str) -> int:
+        return self._serves().port.elements_of(part)
 
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
         raise AssertionError("the host admits")

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.manifest import Manifest
-from fleetlearn_protocol.messages import UPDATE, Report
+from fleetlearn_protocol.messages import BUFFERS, UPDATE, Report
+from fleetlearn_protocol.vector import Vector, gather
 from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation import round_sums
@@ -19,11 +21,12 @@ from fleetlearn_coordinator.aggregation.round_summary import (
     summarise_staleness,
     training_of,
 )
+from fleetlearn_coordinator.aggregation.updates import NO_VALUES, Values
 from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, Norms, measure
 from fleetlearn_coordinator.aggregation.weighing.weighing import Reported, reported_of
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.service.run_log import RunLog
-from fleetlearn_coordinator.service.training_run.spooled_update import spooled_parts
+from fleetlearn_coordinator.service.training_run.spooled_update import SpooledUpdate, spooled_parts
 from fleetlearn_coordinator.storage.ledger import SavedReport
 from fleetlearn_coordinator.storage.store import Store
 
@@ -49,8 +52,7 @@ class OpenRound:
         self.weighing = plan.weighing(manifest)
         self.state = self.weighing.state_after(store.ledger.last_committed())
         """What the rounds before decide of the weighing."""
-        self._buffers = plan.optimizer(manifest).buffers
-        self.aggregators = plan.aggregators(self._buffers)
+        self.aggregators = plan.aggregators(manifest.buffers)
         """Part -> the aggregator of this part of all reports."""
         self.reports: dict[str, Report] = {}
         """Task -> accepted report."""
@@ -63,7 +65,9 @@ class OpenRound:
         self.sums = round_sums.init(self.aggregators, manifest.size)
         """The aggregators' states, with all accepted reports except those that are still to be added. Empty after the
         round was abandoned."""
-        self._plan, self._size, self._store = plan, manifest.size, store
+        self._plan, self._manifest, self._store = plan, manifest, store
+        self._present: Vector = np.zeros(0, np.float32)
+        """The values of the buffers in the model that the round changes, (B,)."""
         self._to_add: deque[AcceptedReport] = deque()
         self._early: deque[tuple[int, AcceptedReport]] = deque()
         """The rounds that they count for and the reports, in the order in which they count."""
@@ -82,8 +86,8 @@ class OpenRound:
         refused."""
         norms = NOT_MEASURED
         if self.weighing.needs_norms:
-            update = spooled_parts(self._store.blobs, spool_file, report, self._size)[UPDATE]
-            norms = measure(update, self._size, self._buffers)
+            update = spooled_parts(self._store.blobs, spool_file, report, self._manifest)[UPDATE]
+            norms = measure(update, self._manifest.size, self._manifest.buffers)
         reported = reported_of(report, weight, norms)
         self.weighing.check(reported, self.state)
         return reported
@@ -112,9 +116,10 @@ class OpenRound:
             summary["staleness"] = summarise_staleness(self.staleness.values())
         return summary | self.weighing.summary(self.reported.values(), dropped, self.state)
 
-    def begin(self, number: int) -> None:
-        """The round of this number opens, with the reports that came before it."""
-        self.sums = round_sums.init(self.aggregators, self._size)
+    def begin(self, number: int, model: Vector) -> None:
+        """The round of this number opens, with the reports that came before it. It changes this model."""
+        self.sums = round_sums.init(self.aggregators, self._manifest.size)
+        self._present = gather(model, self._manifest.buffers)
         self.reports, self.staleness, self.reported, self.tied = {}, {}, {}, {}
         while self._early and self._early[0][0] == number:
             self.accept(self._early.popleft()[1])
@@ -163,11 +168,17 @@ class OpenRound:
                 raise
 
     def _add(self, sums: round_sums.States, accepted: AcceptedReport) -> None:
-        parts = spooled_parts(self._store.blobs, accepted.spool_file, accepted.report, self._size)
-        factor, reported = self._plan.staleness_factor(accepted.staleness), accepted.reported
-        own = self.weighing.factors(reported, self.state)
-        counts = reported.weight, accepted.largest, factor * own.whole, own.trained
-        round_sums.add(self.aggregators, sums, parts, *counts)
+        parts = spooled_parts(self._store.blobs, accepted.spool_file, accepted.report, self._manifest)
+        reported, stale = accepted.reported, self._plan.staleness_factor(accepted.staleness)
+        factor = stale * self.weighing.factor(reported, self.state)
+        values = self._values(parts, stale) if BUFFERS in parts else NO_VALUES
+        round_sums.add(self.aggregators, sums, parts, reported.weight, accepted.largest, factor, values)
+
+    def _values(self, parts: Mapping[str, SpooledUpdate], stale: float) -> Values:
+        """Return what a report says of the buffers. ``stale``: what its staleness leaves of it."""
+        row = parts[BUFFERS].read(0, parts[BUFFERS].elements)
+        factor = stale * self.weighing.factor_of_values(row, self._present, self.state)
+        return Values(row[None], np.array([factor]), self._present)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """Return the sums as they are saved."""
@@ -175,10 +186,11 @@ class OpenRound:
 
     # What an earlier process left
 
-    def load_sums(self, reports: Iterable[SavedReport]) -> None:
-        """Take over the sums as they were last saved, with the reports that were accepted since. Raises StoreError,
-        ValueError (damaged)."""
-        sums = round_sums.init(self.aggregators, self._size)
+    def load_sums(self, reports: Iterable[SavedReport], model: Vector) -> None:
+        """Take over the sums as they were last saved, with the reports that were accepted since. ``model``: what the
+        open round changes. Raises StoreError, ValueError (damaged, or made by an earlier version)."""
+        sums = round_sums.init(self.aggregators, self._manifest.size)
+        self._present = gather(model, self._manifest.buffers)
         saved = self._store.load_aggregator(round_sums.to_tensors(self.aggregators, sums))
         if saved is not None:
             sums = round_sums.from_tensors(self.aggregators, saved)
@@ -200,12 +212,23 @@ class OpenRound:
         """Return a report that an earlier process accepted. ``early``: the later round that it counts for. Raises
         StoreError (damaged)."""
         assert row.spool_file is not None
+        self._check_parts(row.report)
         content, begin, largest = memoryview(self._store.take_back_update(row, early=early)), 0, {}
         for part in row.report.parts:
             encoding = find_encoding(part.encoding)
-            largest[part.name] = encoding.check(content[begin : begin + part.size], self._size)
+            elements = self._manifest.elements_of(part.name)
+            largest[part.name] = encoding.check(content[begin : begin + part.size], elements)
             begin += part.size
         return AcceptedReport(row.device, row.report, _reported_before(row), row.staleness, row.spool_file, largest)
+
+    def _check_parts(self, report: Report) -> None:
+        """Raise ValueError if an earlier version accepted the report, and it lacks a part that is needed now."""
+        given, needed = [part.name for part in report.parts], self._plan.parts(self._manifest)
+        if {*given} != {*needed}:
+            raise ValueError(
+                f"the report of task {report.task} has the parts {', '.join(given)}; this version needs "
+                f"{', '.join(needed)}. It was accepted by an earlier version of fleetlearn, or under another plan"
+            )
 
 
 def _reported_before(row: SavedReport) -> Reported:

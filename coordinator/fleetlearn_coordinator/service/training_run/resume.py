@@ -24,7 +24,7 @@ def resume_rounds(run: Run, now: Clocks) -> list[Command]:
         later = sorted((row for row in found.reports if row.round != found.round), key=lambda row: row.round)
         given_up = found.round is not None and run.store.is_given_up(found.round)
         if not given_up:
-            run.open_round.load_sums(open_now)
+            run.open_round.load_sums(open_now, run.model)
         for row in later:
             run.open_round.load_early(row)
     run.open_round.count_again(open_now)

@@ -362,7 +362,7 @@ class Run:
 
     def _open(self, number: int, now: Clocks) -> Row:
         self._opened = now.engine
-        self.open_round.begin(number)
+        self.open_round.begin(number, self.model)
         return RoundOpened(number, now.wall)
 
     def begin_commit(self, command: Commit, now: Clocks) -> None:
@@ -390,7 +390,7 @@ class Run:
     def _began(self, version: int, staleness: int) -> Began:
         """Return where a task of this version began. Raises StoreError (missing, damaged)."""
         model = self.model if not staleness else self.store.load_parameters(version, self.digests.of_model(version))
-        return Began(model, self.plan.staleness_factor(staleness))
+        return Began(model, self.plan.staleness_factor(staleness), self.plan.mixing_rate)
 
     def _end_commit(self, new: WrittenModel, now: Clocks) -> list[Command]:
         """Write the rows with which the new model and its optimizer's state become valid and the round is closed, and

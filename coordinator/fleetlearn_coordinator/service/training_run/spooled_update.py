@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import Part, Report
 from fleetlearn_protocol.vector import Vector
 
@@ -42,10 +43,10 @@ class SpooledUpdate:
         return encoding.decode(b"".join(blocks), stop - start)
 
 
-def spooled_parts(blobs: Blobs, spool_file: int, report: Report, elements: int) -> dict[str, SpooledUpdate]:
-    """Return the report's parts, of ``elements`` each, by name. They lie in the spool file one after the other."""
+def spooled_parts(blobs: Blobs, spool_file: int, report: Report, manifest: Manifest) -> dict[str, SpooledUpdate]:
+    """Return the report's parts by name. They lie in the spool file one after the other."""
     begins = accumulate((part.size for part in report.parts), initial=0)
     return {
-        part.name: SpooledUpdate(blobs, spool_file, part, begin, elements)
+        part.name: SpooledUpdate(blobs, spool_file, part, begin, manifest.elements_of(part.name))
         for part, begin in zip(report.parts, begins, strict=False)
     }

@@ -120,6 +120,29 @@ export function elementsOf(row: { readonly shape: readonly number[] }): number {
   return row.shape.reduce((product, axis) => product * axis, 1);
 }
 
+/** The rows that travel and take no gradient. */
+export function bufferRows(parameters: readonly Parameter[]): Parameter[] {
+  return parameters.filter((row) => row.buffer && !row.personal);
+}
+
+/** Return a copy of the buffers' elements, one row after the other. */
+export function gatherBuffers(vector: Float32Array, parameters: readonly Parameter[]): Float32Array {
+  const rows = bufferRows(parameters);
+  const values = new Float32Array(rows.reduce((total, row) => total + elementsOf(row), 0));
+  let place = 0;
+  for (const row of rows) {
+    values.set(vector.subarray(row.offset, row.offset + elementsOf(row)), place);
+    place += elementsOf(row);
+  }
+  return values;
+}
+
+/** Set the buffers' elements, which take no gradient, to 0. Returns the vector. */
+export function withoutBuffers(vector: Float32Array, parameters: readonly Parameter[]): Float32Array {
+  for (const row of bufferRows(parameters)) vector.fill(0, row.offset, row.offset + elementsOf(row));
+  return vector;
+}
+
 /** Read and check manifest.json. Throws BundleError, naming what is wrong and what was expected. */
 export function readManifest(content: Uint8Array): Manifest {
   if (content.length > MAX_MANIFEST_BYTES) {

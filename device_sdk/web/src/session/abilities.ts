@@ -27,10 +27,12 @@ export function unsupported(task: Task | Evaluate, algorithms: readonly string[]
   }
   const exchange = EXCHANGES[algorithm]!;
   const sent = task.vectors.map((vector): [string, string] => [vector.name, vector.encoding]);
+  // Whether the bundle has buffers is known once it is here.
+  const buffers = task.type === "task" && "buffers" in task.parts ? ["buffers"] : [];
   return (
     differing("sends the vectors", sent, exchange.vectors, FLOATS) ??
     (task.type === "task"
-      ? differing("asks for the parts", Object.entries(task.parts), exchange.parts, FAMILIES)
+      ? differing("asks for the parts", Object.entries(task.parts), [...exchange.parts, ...buffers], FAMILIES)
       : null)
   );
 }

@@ -1,12 +1,12 @@
 /**
  * What a device does by each algorithm (PROTOCOL.md, "Algorithms"): training, and what goes with it.
  *
- * Vectors have the P elements that travel, in the manifest's order. In rows that are buffers, all are 0 except the model
- * and the update.
+ * Vectors have the P elements that travel, in the manifest's order. In rows that are buffers, all are 0 except the model:
+ * what training left in these rows is reported as values, in the part `buffers`.
  */
 
 import { checkFinite } from "../protocol/formats.ts";
-import { elementsOf, type LocalStep, type Manifest } from "../protocol/manifest.ts";
+import { type LocalStep, type Manifest, withoutBuffers } from "../protocol/manifest.ts";
 import { TrainingError } from "./errors.ts";
 import { keptStateSize } from "./kept_state.ts";
 import { ditto, fedrep } from "./personal.ts";
@@ -41,7 +41,9 @@ const GRADIENT_LR = 1024;
 /** Do a task. Rejects with TrainingError, StoppedError. */
 export async function runAlgorithm(name: string, work: Work): Promise<Outcome> {
   checkStep(name, work.bundle.manifest);
-  const outcome = await ALGORITHMS[name]!.run(work);
+  const trained = await ALGORITHMS[name]!.run(work);
+  const { buffers } = trained.result;
+  const outcome = buffers.length > 0 ? { ...trained, parts: { ...trained.parts, buffers } } : trained;
   for (const [what, vector] of [...Object.entries(outcome.parts), ...Object.entries(outcome.tied ?? {})]) {
     try {
       checkFinite(vector);
@@ -125,21 +127,21 @@ async function feddyn(work: Work): Promise<Outcome> {
     work,
     withoutBuffers(
       own.map((value) => -value),
-      work,
+      work.bundle.manifest.parameters,
     ),
   );
   const result = await trainLoaded(work);
   const mu = Math.fround(work.settings.hyper.mu ?? 0);
   const change = withoutBuffers(
     result.update.map((value) => -mu * value),
-    work,
+    work.bundle.manifest.parameters,
   );
   return { result, parts: { update: result.update }, tied: { dual: sum(own, change) } };
 }
 
 /** Return what SCAFFOLD leaves, where c_k changes by `change`: the device keeps the sum of what it reports. */
 function withControl(work: Work, result: TrainingResult, change: Float32Array): Outcome {
-  const control = withoutBuffers(change, work);
+  const control = withoutBuffers(change, work.bundle.manifest.parameters);
   const tied = { control: sum(tiedVector(work, "control"), control) };
   return { result, parts: { update: result.update, control }, tied };
 }
@@ -149,7 +151,7 @@ function correctionOf(work: Work): Float32Array {
   const own = tiedVector(work, "control");
   return withoutBuffers(
     work.vectors.control!.map((c, place) => c - own[place]!),
-    work,
+    work.bundle.manifest.parameters,
   );
 }
 
@@ -179,12 +181,4 @@ function tiedVector(work: Work, name: string): Float32Array {
 
 function sum(a: Float32Array, b: Float32Array): Float32Array {
   return a.map((value, place) => value + b[place]!);
-}
-
-/** Set the elements of the manifest's buffers, which take no gradient, to 0. Returns the vector. */
-function withoutBuffers(vector: Float32Array, work: Work): Float32Array {
-  for (const row of work.bundle.manifest.parameters) {
-    if (row.buffer && !row.personal) vector.fill(0, row.offset, row.offset + elementsOf(row));
-  }
-  return vector;
 }

@@ -1,7 +1,7 @@
 /** Local training: passes of steps within a time budget. */
 
 import { checkFinite } from "../protocol/formats.ts";
-import type { Hyper } from "../protocol/manifest.ts";
+import { gatherBuffers, type Hyper, withoutBuffers } from "../protocol/manifest.ts";
 import type { Evaluation } from "../protocol/messages.ts";
 import type { FittedData } from "./data.ts";
 import { TrainingError } from "./errors.ts";
@@ -32,8 +32,10 @@ export interface Settings {
 
 /** What training did. Where the time was over before the last epoch's end, `complete` is false. */
 export interface TrainingResult {
-  /** What travels of the parameters after training minus the anchor: shape (P,). */
+  /** What travels of the parameters after training minus the anchor: shape (P,). 0 in the manifest's buffers. */
   readonly update: Float32Array;
+  /** The values of the manifest's buffers after training, one row after the other. They were measured, not descended. */
+  readonly buffers: Float32Array;
   readonly keptState: Float32Array;
   readonly steps: number;
   /** Passes that were done; a fraction where the last one was cut short. */
@@ -101,9 +103,13 @@ export async function train(
   const local = await runtime.local();
   const keptState = await collectKeptState(runtime, local);
   const update = local.subarray(0, runtime.manifest.size);
+  const { parameters } = runtime.manifest;
+  const buffers = gatherBuffers(update, parameters);
   for (let place = 0; place < update.length; place++) update[place]! -= runtime.anchor[place]!;
+  withoutBuffers(update, parameters);
   for (const [what, vector] of [
     ["update", update],
+    ["model's buffers", buffers],
     ["device's own part", keptState],
   ] as const) {
     try {
@@ -114,6 +120,7 @@ export async function train(
   }
   return {
     update,
+    buffers,
     keptState,
     steps,
     epochs: complete ? epochs : passes + Math.min(1, (seen - passes * data.examples) / data.examples),

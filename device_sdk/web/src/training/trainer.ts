@@ -4,6 +4,7 @@ import type { Progress } from "../life/state.ts";
 import { crc32 } from "../protocol/crc32.ts";
 import { findEncoding, leavesResidual, RESIDUAL } from "../protocol/encodings.ts";
 import { BundleError, ProtocolError } from "../protocol/errors.ts";
+import { bufferRows, type Manifest } from "../protocol/manifest.ts";
 import type { Evaluate, Evaluated, Report, Task, VectorReference } from "../protocol/messages.ts";
 import { chooseRuntime, type RuntimeOptions, rememberRuntime, startEngine, type Trial } from "../runtimes/choose.ts";
 import type { Engine, EngineName } from "../runtimes/engine.ts";
@@ -123,6 +124,7 @@ export class Trainer {
     const { bundle, data } = await this.#open(task.bundle, model.length, { task, model, end });
     await this.#contents.setNewest(task);
     checkStep(task.algorithm, bundle.manifest); // before tied vectors are deleted
+    checkParts(task, bundle.manifest);
     const algorithm = ALGORITHMS[task.algorithm]!;
     const { size } = bundle.manifest;
     const residual = leavesResidual(task.parts.update!);
@@ -283,6 +285,16 @@ export class Trainer {
       this.#turnBegan = performance.now();
     }
     if (this.halt) throw new StoppedError("training was stopped");
+  }
+}
+
+/** Throw TrainingError unless a task asks for the values of buffers, uncompressed, exactly where the bundle has some. */
+function checkParts({ parts }: Task, manifest: Manifest): void {
+  const has = bufferRows(manifest.parameters).length > 0;
+  if ("buffers" in parts !== has || (has && parts.buffers !== "float32")) {
+    const needed = has ? "must ask for the part buffers as float32" : "must not ask for the part buffers";
+    const text = `a task of bundle ${manifest.name} ${needed}: coordinator and device are of different versions`;
+    throw new TrainingError("unsupported", text);
   }
 }
 

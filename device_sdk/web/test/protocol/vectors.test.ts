@@ -3,7 +3,7 @@ import { crc32 } from "../../src/protocol/crc32.ts";
 import { applyDelta } from "../../src/protocol/deltas.ts";
 import { findEncoding, isKnown } from "../../src/protocol/encodings.ts";
 import { packChunk, unpackChunk } from "../../src/protocol/frames.ts";
-import { readManifest } from "../../src/protocol/manifest.ts";
+import { gatherBuffers, readManifest, withoutBuffers } from "../../src/protocol/manifest.ts";
 import { sha256 } from "../../src/protocol/sha256.ts";
 import { type Case, codeOf, content, hex, repeated, toHex, vectors } from "../support/vectors.ts";
 
@@ -28,7 +28,7 @@ describe("vector.json", () => {
   const given = vectors("vector.json");
   const float32 = findEncoding(given.encoding);
   test("the vectors, their hashes and checksums", () => {
-    for (const name of ["model", "trained", "update"]) {
+    for (const name of ["model", "trained", "update", "buffers"]) {
       const bytes = hex(given[name].hex);
       expect(sha256(bytes)).toBe(given[name].sha256);
       expect(crc32(bytes)).toBe(given[name].crc32);
@@ -37,7 +37,9 @@ describe("vector.json", () => {
     }
     const model = float32.decode(hex(given.model.hex));
     const update = float32.decode(hex(given.trained.hex)).map((value, place) => value - model[place]!);
-    expect(toHex(float32.encode(update))).toBe(given.update.hex);
+    expect(toHex(float32.encode(withoutBuffers(update, given.table)))).toBe(given.update.hex);
+    const buffers = gatherBuffers(float32.decode(hex(given.trained.hex)), given.table);
+    expect(toHex(float32.encode(buffers))).toBe(given.buffers.hex);
     const tensors = (given.table as Case[]).flatMap((row) => [given.tensors[row.name]].flat(2));
     expect([...model]).toEqual(tensors);
   });

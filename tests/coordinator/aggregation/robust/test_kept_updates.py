@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.robust import kept_updates
-from fleetlearn_coordinator.aggregation.robust.kept_updates import ALIGNMENT, KeptUpdates, add, init
+from fleetlearn_coordinator.aggregation.robust.kept_updates import ALIGNMENT, KeptUpdates, add
 from fleetlearn_coordinator.aggregation.updates import ArrayUpdate
 from fleetlearn_protocol.errors import Code, ProtocolError
 
@@ -14,7 +14,7 @@ VECTORS = np.random.default_rng(0).normal(size=(4, SIZE)).astype(np.float32)
 
 
 def kept_of(order: list[int]) -> KeptUpdates:
-    kept = init(SIZE)
+    kept = KeptUpdates(SIZE)
     for row in order:
         add(kept, ArrayUpdate(VECTORS[row]), 10 + row, 1.0, 1.0 if row else 0.5)
     return kept

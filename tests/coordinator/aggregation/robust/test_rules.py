@@ -22,7 +22,7 @@ def trained(rule: str, devices: int, attackers: int, hostile: float) -> float:
         honest = (GOAL - model) / 2 + 0.05 * random.standard_normal((devices - attackers, SIZE))
         updates = np.concatenate([honest, np.tile(-1.5 * GOAL, (attackers, 1))]).astype(np.float32)
         aggregator.add_many(state, [updates], np.full(devices, 10), np.abs(updates).max(axis=1).astype(float), None)
-        model = model + aggregator.result(state)
+        model = model + aggregator.result(state).delta
     return float(np.linalg.norm(model - GOAL) / np.linalg.norm(GOAL))
 
 
@@ -60,7 +60,7 @@ def test_one_report_of_any_length_hardly_matters(rule: str) -> None:
     aggregator = make(rule)
     state = aggregator.init(SIZE)
     aggregator.add_many(state, [updates], np.full(9, 100), np.abs(updates).max(axis=1).astype(float), None)
-    np.testing.assert_allclose(aggregator.result(state), 1.0, atol=0.35)
+    np.testing.assert_allclose(aggregator.result(state).delta, 1.0, atol=0.35)
 
 
 def test_from_how_many_updates_on_a_rule_works() -> None:

@@ -29,9 +29,9 @@ def moved(weighing: Weighing, rows: list[Reported], level: float = 1.0) -> np.nd
     mean, total = aggregators.make("mean"), aggregators.make("mean").init(SIZE)
     state = weighing.state_after({"weighing": {"next_level": level}})
     for update, row in zip(UPDATES, rows, strict=True):
-        factors = weighing.factors(row, state)
-        assert 0 < factors.trained <= 1
-        mean.add(total, ArrayUpdate(update), row.weight, float(np.abs(update).max()), factors.whole, factors.trained)
+        factor = weighing.factor(row, state)
+        assert 0 < factor <= 1
+        mean.add(total, ArrayUpdate(update), row.weight, float(np.abs(update).max()), factor)
     sgd = optimizers.make("sgd", lr=1.0)
     return next_model(mean, total, sgd, {}, MODEL, scale=weighing.scale(rows, state)).model
 
@@ -57,8 +57,8 @@ def test_three_rounds_by_hand() -> None:
     for size in (0.2, 3.0, 1.0):
         rows, total, state = reports(size * LOSSES), mean.init(SIZE), weighing.state_after(summary)
         for update, row in zip(UPDATES, rows, strict=True):
-            own, largest = weighing.factors(row, state), float(np.abs(update).max())
-            mean.add(total, ArrayUpdate(update), row.weight, largest, own.whole, own.trained)
+            factor, largest = weighing.factor(row, state), float(np.abs(update).max())
+            mean.add(total, ArrayUpdate(update), row.weight, largest, factor)
         model = next_model(mean, total, sgd, {}, model, scale=weighing.scale(rows, state)).model
         summary = weighing.summary(rows, {}, state)
         losses, delta = size * LOSSES, -UPDATES.astype(np.float64) / LR

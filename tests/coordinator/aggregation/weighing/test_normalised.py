@@ -87,8 +87,8 @@ def fixed_point(weighing: Weighing, optimizer: str = "sgd", rho: float = 0.0, mu
         for device in (0, 1):
             update = np.array([trained(float(model[0]), device, optimizer, rho, mu) - model[0]], np.float32)
             reports.append(Reported(1, STEPS_DONE[device], 0.0))
-            factors = weighing.factors(reports[-1], state)
-            mean.add(total, ArrayUpdate(update), 1, float(abs(update[0])), factors.whole, factors.trained)
+            factor = weighing.factor(reports[-1], state)
+            mean.add(total, ArrayUpdate(update), 1, float(abs(update[0])), factor)
         model = next_model(mean, total, sgd, {}, model, scale=weighing.scale(reports, state)).model
     return float(model[0])
 

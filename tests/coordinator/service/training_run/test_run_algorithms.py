@@ -148,7 +148,7 @@ def test_another_algorithm_gives_up_the_open_round(tmp_path: Path, before: str) 
     fleet = Fleet(scaffold_plan(tmp_path, round__goal=2, **settings[before]))
     first, _ = leases(fleet.check_in("a", "b"))
     parts = {"update": vector(1.0), "control": vector(0.5)}
-    fleet.save_parts(first, {name: parts[name] for name in fleet.run.plan.parts})
+    fleet.save_parts(first, {name: parts[name] for name in fleet.run.plan.parts(fleet.run.bundle.manifest)})
     fleet.run.record(fleet.run.engine.count_report(first.device, first.task, 0.0), NOW)
     fleet.store.close()
     Fleet(scaffold_plan(tmp_path, round__goal=2)).store.close()  # killed before it has given up anything

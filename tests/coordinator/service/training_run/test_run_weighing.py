@@ -200,16 +200,47 @@ def test_a_rule_that_is_new_to_an_open_round(make_plan: PlanMaker) -> None:
     running.store.close()
 
 
-def test_the_saved_sum_of_another_rule_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("action", ["clip", "refuse"])
+def test_buffers_move_no_further_than_the_bound(tmp_path: Path, action: str) -> None:
+    """``seen`` is 7: one of two devices says -1e30, the other 8. With a bound of 3 the mean is (4 + 8) / 2."""
+    bundle = write_line_bundle(tmp_path / "line.bundle", references=["anchor"], optimizer="sgd").path
+    rules = {"aggregation__max_norm": 3.0, "aggregation__norm_action": action, "local__lr": 0.1}
+    running = Fleet(Plan.parse(plan_text(bundle, tmp_path / "run", **rules), tmp_path))
+    for lease, seen in zip(leases(running.check_in("a", "b")), (-1e30, 8.0), strict=True):
+        parts = {"update": np.zeros(5, np.float32), "buffers": np.array([seen], np.float32)}
+        running.save_parts(lease, parts)
+        running.carry_out(running.run.engine.count_report(lease.device, lease.task, 0.0))
+    assert running.run.model[3] == 6.0
+    running.store.close()
+
+
+def test_another_rule_goes_on_with_the_saved_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers have a sum of their own with every rule: 7 + 3 and 7 + 5 are 11 together."""
     monkeypatch.setattr(store, "SPOOL_FILES_HELD", 1)
     bundle = write_line_bundle(tmp_path / "line.bundle", references=["anchor"], optimizer="sgd").path
-    text = plan_text(bundle, tmp_path / "run", local__lr=0.1)
-    plan = Plan.parse(text, tmp_path)
-    running = Fleet(plan)
-    running.report(leases(running.check_in("a", "b"))[0], UPDATES[0])
-    running.store.close()
+    plan = Plan.parse(plan_text(bundle, tmp_path / "run", local__lr=0.1), tmp_path)
     changed = msgspec.structs.replace(plan, aggregation=msgspec.structs.replace(plan.aggregation, normalise=True))
-    running = Fleet(changed)
-    with pytest.raises(StoreError, match="gives up what was reported in round 1"):
+    for each, moved in ((plan, 3.0), (changed, 5.0)):
+        running = Fleet(each)
+        running.run.resume(NOW)
+        update = np.array([0.5, 0.5, 0.5, moved, 0.5], np.float32)
+        running.report(leases(running.check_in("a", "b"))[-1], update)
+        model = running.run.model
+        running.store.close()
+    assert model[3] == 11.0
+
+
+def test_reports_of_an_earlier_version_are_refused_by_name(tmp_path: Path) -> None:
+    """They have the buffers' differences in the update, and no values."""
+    bundle = write_line_bundle(tmp_path / "line.bundle", references=["anchor"], optimizer="sgd").path
+    plan = Plan.parse(plan_text(bundle, tmp_path / "run", local__lr=0.1), tmp_path)
+    running = Fleet(plan)
+    running.save_parts(leases(running.check_in("a", "b"))[0], {"update": UPDATES[0]})
+    running.store.close()
+    running = Fleet(plan)
+    text = (
+        "has the parts update; this version needs update, buffers. It was accepted by an earlier version of fleetlearn"
+    )
+    with pytest.raises(StoreError, match=f"{text}.* gives up what was reported in round 1"):
         running.run.resume(NOW)
     running.store.close()
