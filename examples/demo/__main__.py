@@ -18,7 +18,7 @@ from pathlib import Path
 from fleetlearn_coordinator.service.status import Closed, Status, read_model, read_status, read_tasks
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_device import open_runtime
-from fleetlearn_protocol.errors import FleetError
+from fleetlearn_protocol.errors import FleetError, in_words
 
 from examples import digits
 from examples.demo import outcome
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _own(options.output) as paths:
             return _demo(options, paths)
     except (DemoError, FleetError, OSError) as error:
-        print(f"demo: {error}", file=sys.stderr)
+        print(f"demo: {in_words(error, file=True)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("demo: stopped; nothing is left running", file=sys.stderr)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fleetlearn_coordinator.service.status import Closed, read_status
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_protocol.errors import FleetError
+from fleetlearn_protocol.errors import FleetError, in_words
 
 from examples.demo.command_line import add_number, number, own_folder, parser_of
 from examples.demo.fleet import Paths, export, free_port
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             paths.logs.mkdir()
             _demo(options, paths)
     except (DemoError, FleetError, OSError) as error:
-        print(f"demo-web: {error}", file=sys.stderr)
+        print(f"demo-web: {in_words(error, file=True)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("demo-web: stopped; nothing is left running", file=sys.stderr)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
+from fleetlearn_protocol.errors import in_words
 from fleetlearn_protocol.messages import (
     CheckIn,
     ComeBack,
@@ -335,7 +336,7 @@ class Driver:
                 progress(download.device, None, start.sha256, start.offset + download.sent, now, sent=len(frame))
                 connection.downloads.tokens -= len(frame)
         except OSError as error:  # its file
-            self.log(f"a download is ended: {error}", logging.WARNING)
+            self.log(f"a download is ended: {in_words(error, file=True)}", logging.WARNING)
             conversation.withdrawn(start.sha256, "the coordinator cannot read what was fetched any more")
         finally:
             if self.download is download:

@@ -60,7 +60,7 @@ class Certificates:
         try:
             self._read()
         except FleetError as error:
-            logger.error("the certificate from before stays in use: %s", error)
+            logger.error("the certificate from before stays in use: %s", error.text)
         else:
             self._remarks_due = 0.0
             logger.info("the certificate was read again from %s", self._settings.certificate)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
-from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.errors import Code, FleetError, in_words
 from msgspec import Meta
 
 from fleetlearn_coordinator.network.admin_listener import AdminListener, Request
@@ -151,7 +151,7 @@ class AdminApi:
                 raise RefusedError(HTTPStatus.FORBIDDEN, f"{who.name} may view; this needs the role operate")
             return route.do(Asked(request, who, names, administrators))
         except (DatabaseError, OSError) as error:  # busy, or a full disk
-            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from None
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, in_words(error, file=True)) from None
         except FleetError as error:
             status = HTTPStatus.NOT_FOUND if error.code == Code.UNKNOWN_CONTENT else HTTPStatus.BAD_REQUEST
             raise RefusedError(status, error.text) from None

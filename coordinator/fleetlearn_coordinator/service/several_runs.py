@@ -173,7 +173,7 @@ class HostedRuns:
         try:
             wanted, changed = self._wanted.runs(), self._wanted.changed()
         except DatabaseError as error:
-            logger.error("what is wanted of the runs cannot be read: %s", error)
+            logger.error("what is wanted of the runs cannot be read: %s", error.text)
             return
         if changed:
             self._log_operations()
@@ -256,12 +256,11 @@ class HostedRuns:
     def _fail(self, wanted: WantedRun, error: BaseException) -> None:
         """The run is stopped by an error: say so. The others go on."""
         expected = isinstance(error, FleetError | OSError)
-        logger.error(
-            "run %s is stopped: %s", wanted.name, in_words(error, file=True), exc_info=None if expected else error
-        )
+        why = in_words(error, file=True)
+        logger.error("run %s is stopped: %s", wanted.name, why, exc_info=None if expected else error)
         self._over[wanted.number] = wanted.asked
-        self._write(lambda: self._wanted.failed(wanted, str(error) or type(error).__name__))
-        self._log("failed", wanted.name, why=str(error))
+        self._write(lambda: self._wanted.failed(wanted, why))
+        self._log("failed", wanted.name, why=why)
 
     async def _close(self, number: int, what: str) -> None:
         """Serve a run no more. What its devices were given stays on disk as it is."""
@@ -272,7 +271,7 @@ class HostedRuns:
         try:
             await run.end()
         except Exception as error:  # its disk is full, for example
-            logger.error("run %s: its last state cannot be recorded: %s", name, error)
+            logger.error("run %s: its last state cannot be recorded: %s", name, in_words(error, file=True))
         run.close()
         run.server.free()
         if what != "failed":
@@ -283,7 +282,7 @@ class HostedRuns:
         try:
             write()
         except DatabaseError as error:
-            logger.error("what became of a run cannot be recorded: %s", error)
+            logger.error("what became of a run cannot be recorded: %s", error.text)
 
     def _log_operations(self) -> None:
         """Let the audit log have what somebody asked for whose process was killed before it wrote there."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.errors import Code, in_words
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.vector import checksum, digest
 from numpy.typing import NDArray
@@ -154,7 +154,7 @@ class FileBlobs:
         try:
             save_file(dict(tensors), draft)
         except SafetensorError as error:  # what safetensors raises when the disk is full
-            raise StoreError(Code.BUSY, f"{draft} cannot be written: {error}") from None
+            raise StoreError(Code.BUSY, f"{draft} cannot be written: {in_words(error)}") from None
         if self._power:
             sync(draft)
         draft.replace(path)

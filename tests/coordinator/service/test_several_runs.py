@@ -622,7 +622,7 @@ async def test_a_run_that_fails_while_a_device_uploads_ends_alone(folder: Path) 
         await other.expect(Cancel)
         await other.task()
         await host.hosted.look()
-        assert "No space left on device" in host.row("bad").failed
+        assert "no space left on device" in host.row("bad").failed
         message = await peer.task()
         assert (await peer.expect(Refused)).task == task.task
         assert isinstance(await peer.upload(message, UPDATE), Accepted)
@@ -650,7 +650,7 @@ def test_a_full_disk_ends_its_run_alone(tmp_path: Path, call: str) -> None:
             assert host.of(following) == "good"
             assert (await other.expect(Cancel)).text.startswith("the run was stopped by an error")
             await host.hosted.look()
-            assert "No space left on device" in host.row("bad").failed
+            assert "no space left on device" in host.row("bad").failed
             await settled(peer)
             peer = await host.join("d")  # what else came of the failed run is of no interest
             again = await peer.task()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT32, Encoding
-from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.errors import Code, ProtocolError, in_words
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunk, pack_chunks
 from fleetlearn_protocol.manifest import MANIFEST
 from websockets.frames import Frame, Opcode
@@ -135,7 +135,7 @@ class Contents:
             try:
                 content = FileContent(self._count + 1, *where)
             except OSError as error:
-                logger.warning("an older model is not served: %s", error)
+                logger.warning("an older model is not served: %s", in_words(error, file=True))
                 return
             self._count += 1
             self._contents[sha256] = content

@@ -110,7 +110,7 @@ class RollBacks:
         try:
             self.log(requests.decode_roll_back(kept), made)
         except DatabaseError as error:
-            self._run.log.error("the audit log will have the roll back after the next start: %s", error)
+            self._run.log.error("the audit log will have the roll back after the next start: %s", error.text)
         else:
             store.write([Metadata(TO_LOG, None)])
 
@@ -169,7 +169,7 @@ class RollBacks:
     def _end(self, request: RollBack, new: RestoredModel | StoreError, now: Clocks) -> list[Command]:
         """Write the rows with which it counts; then let the run go on."""
         if isinstance(new, StoreError):
-            self._refuse(request, new)
+            self._refuse(request, new.text)
             return []
         run = self._run
         rows = [*new.rows, Metadata("rolled_back", request.name), Metadata(TO_LOG, requests.encode_roll_back(request))]
