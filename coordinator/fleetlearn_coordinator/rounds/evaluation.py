@@ -3,7 +3,8 @@
 The sample is drawn when the evaluation opens, from all connected devices that can evaluate, whatever they do at that
 moment: a device that trains measures when its task is over, before it is given another one. So devices that are seldom
 free are in it like the others. A measurement is a lease, in a book of its own; a device has one lease at a time, of
-either kind. A device that is lost, or fails, is replaced by another while there is one.
+either kind. A device that is lost, or fails, is replaced by another while there is one. It is asked again, once it has
+checked in again, where the evaluation would not be valid without it (SECOND_CHANCES).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fleetlearn_coordinator.rounds.commands import (
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook, Terms
 from fleetlearn_coordinator.rounds.pace import Pace
 from fleetlearn_coordinator.rounds.random_draws import shuffled
-from fleetlearn_coordinator.rounds.selection import Selection
+from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES, Selection
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings
 
 
@@ -75,6 +76,8 @@ class Evaluations:
     """Devices that may take the place of others, in the order of the draw, then in the order in which they came."""
     _asked: set[str] = field(default_factory=set)
     """Devices that are in the queue or were taken from it: each measures once in an evaluation."""
+    _again: dict[str, None] = field(default_factory=dict)
+    """Connected devices that failed to measure, and have checked in again since, in the order in which they came."""
     _given: int = 0
     """How many leases were given in the open evaluation."""
 
@@ -122,6 +125,16 @@ class Evaluations:
         if self.is_open and device not in self._asked:
             self._asked.add(device)
             self._queue.append(device)
+        elif self.is_open and 0 < self.failures(device) <= SECOND_CHANCES and not self._has_turn(device):
+            self._again[device] = None
+
+    def _has_turn(self, device: str) -> bool:
+        """Return whether the device measures, is to measure, or has measured."""
+        return device in self.book.tasks or device in self.chosen or device in self.book.accepted.values()
+
+    def failures(self, device: str) -> int:
+        """Return how many measurements of the device failed in the open evaluation."""
+        return sum(owner == device for owner, _ in self.book.dropped.values())
 
     def come_back(self, device: str, now: float) -> list[Command] | None:
         """Tell a device that checks in of its measurement again. Returns None if it has none."""
@@ -134,6 +147,7 @@ class Evaluations:
     def leave(self, device: str, now: float) -> None:
         """The device's connection is gone. Its lease, if it has one, lives on for the grace period."""
         self.able.discard(device)
+        self._again.pop(device, None)
         if device in self.chosen:
             self.chosen.discard(device)
             self._asked.discard(device)  # it has not begun: it may be chosen again
@@ -174,6 +188,10 @@ class Evaluations:
                 self.chosen.add(device)
             else:
                 self._asked.discard(device)  # it left before its turn, and may come back
+        while self._again and len(book.accepted) + len(book.tasks) + len(self.chosen) < rule.minimum:
+            device = next(iter(self._again))
+            del self._again[device]
+            self.chosen.add(device)
         if self.chosen and (free := sorted(self.chosen - self.training.tasks.keys())):
             commands += self._give(free, now)
         enough = len(book.accepted) >= rule.devices
@@ -218,5 +236,6 @@ class Evaluations:
         self.chosen.clear()
         self._queue.clear()
         self._asked.clear()
+        self._again.clear()
         valid = len(self.book.accepted) >= self.settings.minimum
         return [*commands, EvaluationClosed(self.number, self.version, self.book.causes(), valid)]

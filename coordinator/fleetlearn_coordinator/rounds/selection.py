@@ -20,8 +20,9 @@ from fleetlearn_coordinator.rounds.settings import Settings
 SHORT = 4096
 """Names are taken from a copy of at most this many as a plain list, which is quicker to take from."""
 SECOND_CHANCES = 3
-"""How many more tasks of a round a device may be given whose tasks in it failed. A device that fails each time cannot
-keep a round from ending: it is given one only where the round could not have a model without it."""
+"""How many more tasks of a round, or measurements of an evaluation, a device may be given whose tasks in it failed. A
+device that fails each time cannot keep a round from ending: it is given one only where the round could not have a model
+without it."""
 FEW = 32
 """Where there are more than this many times as many names, some are taken out or put back one by one.
 
@@ -230,11 +231,17 @@ class Selection:
 
     def choose_again(self, most: int, round: int) -> list[str]:
         """Take up to ``most`` of the devices that failed in this round and checked in again: first those that failed
-        least often. Each has the place that it had in the quotas of a plan's rules."""
-        devices = sorted(self.again, key=lambda device: (self.failures[device], device))[:most]
-        self.again.difference_update(devices)
-        self.resting.difference_update(devices)
-        return devices
+        least often."""
+        chosen = list[str]()
+        for device in sorted(self.again, key=lambda device: (self.failures[device], device)):
+            if len(chosen) < most and self._may_try_again(device, round):
+                chosen.append(device)
+                self.again.discard(device)
+                self.resting.discard(device)
+        return chosen
+
+    def _may_try_again(self, device: str, round: int) -> bool:
+        return True
 
     def _choose_with_care(self, most: int, round: int, first: int, book: LeaseBook) -> list[str]:
         """Choose where tasks failed lately, or a round was held up.

@@ -61,7 +61,10 @@ class DeviceEvaluations:
         down += tasks.bundle_bytes * np.array([device not in tasks.has_bundle for device in numbers])
         tasks.has_bundle.update(numbers)
         steps = steps_of(local, tasks.source.examples(devices)) // local.passes
-        seconds, causes = sample_evaluation_fates(self.scenario, devices, given[0].number, steps=steps, down=down)
+        failures = self.coordinator.engine.evaluations.failures
+        # A device that measures once more, after it failed, has other luck.
+        turns = np.array([row.number + (failures(row.device) << 32) for row in given], np.int64)
+        seconds, causes = sample_evaluation_fates(self.scenario, devices, turns, steps=steps, down=down)
         kept = self.coordinator.kept
         self.coordinator.training.settle()
         rows = rows_of(None if kept is None else kept.states, numbers)

@@ -271,6 +271,7 @@ class Fleet:
             self._note("measured", device=event.device, task=running.task)
             if found is None:
                 self.carry_out(self.engine.end(name, running.task, "failed: diverged", self.now))
+                self._connect_again(event.device)
             else:
                 self.carry_out(self.engine.count_measurement(name, running.task, self.now))
 

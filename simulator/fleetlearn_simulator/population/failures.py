@@ -131,7 +131,7 @@ def sample_task_fates(
 
 
 def sample_evaluation_fates(
-    scenario: Scenario, ids: Ids, evaluation: int, *, steps: Ints, down: Floats | Ints
+    scenario: Scenario, ids: Ids, evaluation: int | Ints, *, steps: Ints, down: Floats | Ints
 ) -> tuple[Floats, Codes]:
     """Draw what will happen to the measurements of these devices: the seconds until each is done or its device
     vanishes, and the index in ``CAUSES``.
@@ -139,7 +139,7 @@ def sample_evaluation_fates(
     Args:
         scenario: Its ``compute.step_seconds`` must be a number. Its hazards of ``download`` and ``train`` apply.
         ids: int64, shape (n,).
-        evaluation: The evaluation's number. The random numbers depend on it and on ``ids``.
+        evaluation: The evaluation's number, one for all or shape (n,). The random numbers depend on it and on ``ids``.
         steps: Steps in which training passes once over the device's data, shape (n,).
         down: Bytes that the device fetches, shape (n,).
     """

@@ -149,9 +149,11 @@ class AnyOrder(RuleBasedStateMachine):
                     before = [*self.measuring, *self.measured, *self.unmeasured]
                     assert task not in before
                     devices = [*self.measuring.values(), *self.measured.values()]
-                    devices += [device for device, _ in self.unmeasured.values()]
-                    assert device not in devices, "it has its turn once in an evaluation"
-                    assert len(self.measuring) + len(self.measured) < self.rules.evaluation.devices
+                    assert device not in devices, "it counts once in an evaluation"
+                    failed = sum(device == owner for owner, _ in self.unmeasured.values())
+                    assert failed <= SECOND_CHANCES
+                    rule = self.rules.evaluation
+                    assert len(devices) < (rule.minimum if failed else rule.devices)
                     self.measuring[task] = device
                 case MeasurementEnded(device, task, cause):
                     assert self.measuring.pop(task) == device
@@ -361,6 +363,13 @@ class AnyOrder(RuleBasedStateMachine):
             assert (self.engine.wake_at() or 0.0) <= self.engine.evaluations.deadline
 
     @invariant()
+    def no_evaluation_that_lacks_a_device_waits_beside_one_that_may_try_again(self) -> None:
+        evaluations = self.engine.evaluations
+        if evaluations._again.keys() - self.engine.leases.keys():  # others measure when their tasks are over
+            devices = len(self.measuring) + len(self.measured) + len(evaluations.chosen)
+            assert devices >= self.rules.evaluation.minimum
+
+    @invariant()
     def who_is_chosen_and_free_measures(self) -> None:
         chosen = self.engine.evaluations.chosen
         assert chosen <= self.connected & ABLE
@@ -531,9 +540,6 @@ class SelectedInAnyOrder(AnyOrder):
         for number in range(given.round - (rules.once_in or 0) + 1, given.round + 1):
             assert given.device not in self.chosen.get(number, [])
         devices = self.chosen.setdefault(given.round, [])
-        if self.selection.failures[given.device]:
-            assert given.device in devices, "another chance is in the place that the device had"
-            return
         devices.append(given.device)
         usual = self.rules.goal if self.rules.asynchronous else self.rules.cohort
         for label, share in rules.quotas.items():
@@ -555,6 +561,12 @@ class SelectedInAnyOrder(AnyOrder):
             *(device for device in self.engine.leases if device not in self.engine.book.absent),
         ]  # fmt: skip
         assert sorted(places) == sorted(self.connected)
+
+    @invariant()
+    def no_round_that_lacks_a_device_waits_beside_one_that_may_try_again(self) -> None:
+        """Unless the rules keep it out."""
+        if not self.selection.rules.quotas and self.selection.rules.once_in is None:
+            super().no_round_that_lacks_a_device_waits_beside_one_that_may_try_again()
 
     @invariant()
     def no_slot_is_free_while_a_device_waits(self) -> None:

@@ -22,6 +22,7 @@ from fleetlearn_coordinator.rounds.commands import (
 from fleetlearn_coordinator.rounds.engine import RESTART_GRACE, Engine
 from fleetlearn_coordinator.rounds.evaluation import SavedEvaluation
 from fleetlearn_coordinator.rounds.random_draws import shuffled
+from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, Phase, Settings
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import ProtocolError
@@ -139,6 +140,35 @@ def test_a_device_that_fails_or_is_lost_is_replaced_and_not_asked_again() -> Non
     commands = engine.tick(8.0)
     assert MeasurementEnded(two, two_task, LOST) in commands
     assert not {one, two} & {*measuring(commands), *engine.evaluations.chosen}
+
+
+def test_an_evaluation_that_needs_a_device_that_failed_asks_it_again_when_it_is_back() -> None:
+    engine, _ = engine_with("ab", RULES._replace(goal=9, minimum=9, evaluation=EvaluationSettings(0, 2, 2, 30.0)))
+    given = measuring(engine.request_evaluation(1.0))
+    engine.count_measurement("a", given["a"], 2.0)
+    task = given["b"]
+    for turn in range(SECOND_CHANCES):
+        assert not measuring(engine.end("b", task, "failed: diverged", 3.0 + turn)), "it has not checked in again"
+        engine.disconnect("b", 3.0 + turn)
+        engine.evaluations.join("b")
+        task = measuring(engine.check_in("b", None, 3.5 + turn))["b"]
+    engine.end("b", task, "failed: diverged", 10.0)
+    engine.disconnect("b", 10.0)
+    engine.evaluations.join("b")
+    assert not measuring(engine.check_in("b", None, 11.0)), "it fails each time"
+    assert of_type(engine.tick(31.0), EvaluationClosed) == [
+        EvaluationClosed(1, 0, {"failed: diverged": 1 + SECOND_CHANCES}, False)
+    ]
+
+
+def test_a_valid_evaluation_does_not_wait_for_a_device_that_failed() -> None:
+    engine, _ = engine_with("ab", RULES._replace(goal=9, minimum=9, evaluation=EvaluationSettings(0, 2, 1, 30.0)))
+    given = measuring(engine.request_evaluation(1.0))
+    engine.end("b", given["b"], "failed: diverged", 2.0)
+    engine.disconnect("b", 2.0)
+    engine.evaluations.join("b")
+    assert not measuring(engine.check_in("b", None, 3.0))
+    assert of_type(engine.count_measurement("a", given["a"], 4.0), EvaluationClosed)
 
 
 @pytest.mark.parametrize(("counted", "valid"), [(1, False), (2, True)])

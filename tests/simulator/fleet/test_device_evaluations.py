@@ -75,7 +75,7 @@ def test_an_evaluation_stops_the_run(tmp_path: Path, line: Path) -> None:
     stop = {"rounds": 50, "metric": "loss", "target": 1e6, "measured_by": "evaluation"}
     run = drive(make_scenario(tmp_path, line, 3, **{**EACH, "plan__stop": stop}))
     assert run.fleet.finished is not None
-    assert run.fleet.finished.startswith("loss is")
+    assert run.fleet.finished.startswith("loss of model version 1 is")
     assert run.fleet.evaluations[0]["version"] == 1
     assert len(run.rounds) < 50
 

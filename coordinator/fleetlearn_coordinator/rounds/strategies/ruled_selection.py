@@ -151,19 +151,19 @@ class RuledSelection(Selection):
             self.had_turn.update(devices)
         return devices
 
-    def choose_again(self, most: int, round: int) -> list[str]:
-        self.again = {device for device in self.again if self._may_try_again(device, round)}
-        devices = Selection.choose_again(self, most, round)
-        for device in devices:
-            self.memory.give(device, round, self.quotas.labels_of(self.stated.get(device, NOTHING_STATED).labels))
-        return devices
-
     def _may_try_again(self, device: str, round: int) -> bool:
-        """Return whether the device may have another task in the round: it had one, so that it has a place in the
-        quotas, and ``once_in`` does not keep it from a second."""
-        record, stated = self.memory.records.get(device), self.stated.get(device, NOTHING_STATED)
-        had_one = record is not None and record.given == round
-        return had_one and self.rules.once_in is None and not self.rules.eligibility.refusals(stated)
+        """Return whether the rules let the device have another task in the round. It is then counted as given."""
+        stated = self.stated.get(device, NOTHING_STATED)
+        labels = self.quotas.labels_of(stated.labels)
+        if (
+            self.rules.once_in is not None
+            or self.rules.eligibility.refusals(stated)
+            or not self.quotas.has_room(labels)
+        ):
+            return False
+        self.quotas.count(labels)
+        self.memory.give(device, round, labels)
+        return True
 
     def _take(self, names: SortedList[str], draws: Sequence[int]) -> list[str]:
         pools = self._pools(names)
