@@ -221,7 +221,7 @@ def test_a_mean_at_the_bound_counts(make_plan: PlanMaker) -> None:
     fleet = Fleet(make_plan(round__goal=2, **ACCURACY))
     for lease, own in zip(leases(fleet.check_in("a", "b")), (1.0, 1.0 + 2e-7), strict=True):
         fleet.report(lease, update_of(1.0), evaluation=accurate(own), metrics={"accuracy": 1.0})
-    assert str(fleet.run.finished).startswith("accuracy is 1")
+    assert str(fleet.run.finished).startswith("accuracy of model version 0 is 1;")
     fleet.store.close()
 
 
