@@ -20,6 +20,7 @@ from fleetlearn_export.checks.memory import give_back_freed_memory
 from fleetlearn_export.checks.micro_batch_check import check_micro_batches
 from fleetlearn_export.checks.tracing_check import check_tracing
 from fleetlearn_export.checks.training_comparison import CheckedStep
+from fleetlearn_export.checks.training_in_place import trained_in_place
 from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.emission.emitter import EmissionError
 from fleetlearn_export.emission.functional import without_writes
@@ -42,6 +43,7 @@ from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.model.user_model import UserModel
 from fleetlearn_export.tracing.decompositions import Decompositions, inference_decompositions, training_decompositions
 from fleetlearn_export.tracing.index_ranges import index_ranges
+from fleetlearn_export.tracing.own_values import refuse_own_values
 from fleetlearn_export.tracing.size_conditions import Cases
 from fleetlearn_export.tracing.trace import (
     Program,
@@ -101,6 +103,8 @@ def training_graphs(
     cases = Cases(located)
     trace = partial(trace_step, step, take_cases=cases.take)
     graph, written, reason = _written(trace, program, training_decompositions, constants)
+    if written:
+        refuse_own_values(written.traced, user.model, step.values)
     by_pytorch = {TRAIN: reason} if reason else {}
     step_graph = written.traced.graph if written else program().located_step
     assert step_graph is not None
@@ -128,26 +132,28 @@ def training_graphs(
     compared = serialised(in_float32(graph), constants) if compute == "float16" else files[TRAIN]
     del graph
     operators = None
-    if written:
-        progress("computing each operator of the training step in PyTorch")
-        with cases.explained():
-            found_of_step = check_emission(user, step, written.traced, written.emission, features, located)
-            for case in cases.graphs:
-                check_tracing(user, step, without_writes(case), features)
-        operators = found_of_step.operators.described()
-        user = user._replace(trains_on_one=found_of_step.batch_of_one)
     traced = written.traced if written and many else None
-    del written
-    give_back_freed_memory()
-    progress("training some steps against PyTorch")
-    if step.random and together is not None:
-        # Each micro-batch draws other numbers. PyTorch can draw those of the first one, so it alone is compared.
-        user = user._replace(batch={name: value[:together] for name, value in user.batch.items()})
-    checked = check_train(user, step, compared, features, constants=constants)
-    if rounding is not None:
-        progress("training some steps with products in float16")
-        check_train_in_float16(user, step, rounding, features, constants)
-    del compared, rounding
+    progress("training the model in place")
+    with trained_in_place(user, step, features) as trained:
+        if written:
+            progress("computing each operator of the training step in PyTorch")
+            with cases.explained():
+                found_of_step = check_emission(user, trained, written.traced, written.emission, features, located)
+                for case in cases.graphs:
+                    check_tracing(user, trained, without_writes(case), features)
+            operators = found_of_step.operators.described()
+            user = user._replace(trains_on_one=found_of_step.batch_of_one)
+        del written
+        give_back_freed_memory()
+        progress("training some steps against PyTorch")
+        if step.random and together is not None:
+            # Each micro-batch draws other numbers. PyTorch can draw those of the first one, so it alone is compared.
+            user = user._replace(batch={name: value[:together] for name, value in user.batch.items()})
+        checked = check_train(user, trained, compared, features, constants=constants)
+        if rounding is not None:
+            progress("training some steps with products in float16")
+            check_train_in_float16(user, trained, rounding, features, constants)
+        del compared, rounding
     if many is None:
         return CheckedGraphs(files, checked.difference, ranges, by_pytorch, operators, found), checked
     progress(f"the same for {many.devices} devices at once")
@@ -230,6 +236,7 @@ def _evaluation_graphs(
     except EmissionError as error:
         reason = str(error)
     else:
+        refuse_own_values(traced, user.model, values)
         with cases.explained():
             check_evaluation(user, values, traced, emission, [without_writes(case) for case in cases.graphs])
         given = {f"param.{name}": f"param.{name}" for name in values}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,22 @@ def refused(words: str) -> dict[str, Any]:
         given["example"] = (X.double(), Y)
     elif words.startswith("has a parameter of its own"):
         given["loss"] = Scaled()
+    elif words.startswith("depends on a parameter"):
+        given["loss"] = Scaled().forward
+    elif words.startswith("is read"):
+        layer = nn.Linear(6, 3)
+        kept = [layer.weight]
+        given |= {"model": layer, "loss": lambda z, y: functional.cross_entropy(z, y) + kept[0].square().sum()}
+    elif words == "share memory":
+        given["model"] = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+        given["model"][1].weight.data = given["model"][0].weight.data
+    elif words.startswith("draws"):
+        given["model"] = Applied(lambda layer, x: layer(x) * random.uniform(0.8, 1.2))
+    elif words.startswith("gives another result"):
+        calls: list[int] = []
+        given["model"] = Applied(lambda layer, x: (calls.append(1), layer(x) * len(calls))[1])
+    elif words.startswith("register_post"):
+        given["model"].weight.register_post_accumulate_grad_hook(lambda value: value.grad.mul_(0.5))
     elif words.startswith("a counter"):
         given["model"] = nn.Sequential(nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 3))
     elif words.startswith("has no shape"):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetlearn_export.checks.comparison import (
+    SEEDS,
     Array,
     Session,
     batches,
@@ -54,13 +55,11 @@ def check_train(
     """
     run = _runner(open_session(content, before=before, constants=constants))
 
-    def check(seed: int) -> CheckedStep:
+    for seed in SEEDS[:2]:  # by chance, as first_passing says, and much cheaper than PyTorch in float64
         with suppress(ExportError):
             return compare_training(user, step, run, features, seed, FLOAT32)
-        # PyTorch in float64 tells whether float32 can do better.
-        return compare_training(user, step, run, features, seed, WIDENED)
-
-    return first_passing(check)
+    # PyTorch in float64 tells whether float32 can do better.
+    return first_passing(lambda seed: compare_training(user, step, run, features, seed, WIDENED))
 
 
 def check_train_in_float16(

@@ -15,6 +15,7 @@ from fleetlearn_export.checks.comparison import (
     SEEDS,
     TIMES_ROUNDING,
     TOLERANCE,
+    WIDEST,
     Difference,
     batches,
     call_in_pytorch,
@@ -67,7 +68,10 @@ class Precision(NamedTuple):
     """Whether each step of the graph starts from the graph's own results. In a deep network with BatchNorm an error of
     rounding grows some 100 times in each step, so there a step starts from PyTorch's results."""
     widened: bool = False
-    """Whether ``TIMES_ROUNDING`` times the effect of rounding in PyTorch itself is allowed besides."""
+    """Whether ``TIMES_ROUNDING`` times the effect of rounding in PyTorch itself is allowed besides,"""
+    widest: float = WIDEST
+    """and at most this for values, on the scale of TOLERANCE; ten times as much for gradients, on theirs: one sign that
+    flips under a ReLU changes a gradient by percents."""
     nudge: float = NUDGE
     """Relative noise on the parameters that shows this effect."""
     traced: bool = False
@@ -77,7 +81,7 @@ class Precision(NamedTuple):
 FLOAT32 = Precision(torch.float32, TOLERANCE, 1e-3, 1e-5, on_own_results=True)
 WIDENED = FLOAT32._replace(on_own_results=False, widened=True)
 """For deep networks with ReLU or BatchNorm: one sign that flips in float32 changes gradients by percents."""
-FLOAT16 = WIDENED._replace(values=2.0**-8, gradients=2.0**-6, floor=2.0**-11, nudge=2.0**-11)
+FLOAT16 = WIDENED._replace(values=2.0**-8, gradients=2.0**-6, floor=2.0**-11, nudge=2.0**-11, widest=0.1)
 """For products in float16, which rounds to relative errors of 2**-11 at most: 8 times as much for values, which a step
 moves a little; 32 times for gradients, which pass through many products."""
 FLOAT64 = Precision(torch.float64, 1e-9, 1e-6, 1e-9, traced=True)
@@ -151,7 +155,7 @@ def compare_training(
         rows = {_described(name): (got[name].numpy(), value) for name, value in expected.results.items()}
         where = f"the {what}, on a batch of {len(next(iter(batch.values())))},"
         effect = {_described(name): value for name, value in effect.items()}
-        worst = max(worst, compare(rows, where, precision.values, effect))
+        worst = max(worst, compare(rows, where, precision.values, effect, precision.widest))
         given = expected.given
         own = {name.removeprefix("next."): value for name, value in got.items() if name.startswith("next.")}
         if precision.on_own_results:
@@ -204,7 +208,9 @@ def _compare_plain_steps(
     what: str,
 ) -> CheckedStep:
     """Do the same for a plain step, of which no state goes from one to the next, so that each begins with the step's
-    own parameters. In float64 a step shows gradients so exactly that they need no runs of their own.
+    own parameters: in an export those of the module trained in place, not the first ones.
+
+    In float64 a step shows gradients so exactly that they need no runs of their own.
     """
     hyper = {name: USUAL.get(name, 0.5 if default is None else default) for name, default in step.hyper.items()}
     double = precision.dtype == torch.float64
@@ -289,7 +295,7 @@ def _compare_plain_step(
                 of_gradients[parameter] = largest_difference(value, exact) / float(given["hyper.lr"])
             described = _described(name)
             differences[name] = difference(
-                described, value.numpy(), exact, what_on, precision.values, effect.get(name, 0.0)
+                described, value.numpy(), exact, what_on, precision.values, effect.get(name, 0.0), precision.widest
             )
             if parameter in step.values and not precision.traced:
                 values[parameter] = value
@@ -394,7 +400,8 @@ def _compare_gradients(
         keep_larger(effect, difference_of_each(results, others))
     _refuse_other_gradients(f"the {what}", differences, training.sizes, precision, effect)
     where = f"the {what}, on a batch of {len(next(iter(batch.values())))},"
-    compare(rows, where, precision.values, {_described(name): value for name, value in effect.items()})
+    effect = {_described(name): value for name, value in effect.items()}
+    compare(rows, where, precision.values, effect, precision.widest)
     return min(0.1, 0.1 / max(*training.sizes.values(), 1e-30))
 
 
@@ -409,11 +416,13 @@ def _refuse_other_gradients(
 
     sizes: the largest element of each parameter's gradient. effect: the effect of rounding on it.
     """
-    floor = precision.floor * max(sizes.values()) + 1e-30
-    allowed = {
-        name: precision.gradients * size + floor + TIMES_ROUNDING * effect.get(name, 0.0)
-        for name, size in sizes.items()
-    }
+    largest = max(sizes.values())
+    floor = precision.floor * largest + 1e-30
+    allowed = {}
+    for name, size in sizes.items():
+        widest = 10 * precision.widest * size + precision.widest * largest
+        rounding = min(TIMES_ROUNDING * effect.get(name, 0.0), widest)
+        allowed[name] = precision.gradients * size + floor + rounding
     # NaN is neither above nor below: `not value <= ...` finds it too.
     bad = [name for name, value in differences.items() if not value <= allowed[name]]
     if bad:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import msgspec
@@ -12,6 +13,7 @@ from fleetlearn_protocol.messages import Name
 from torch import Tensor, nn
 
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.model.gradient_hooks import refuse_accumulation_hooks
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
 
@@ -149,7 +151,29 @@ def check_parameters(model: nn.Module, loss: Function) -> None:
             raise ExportError(f"parameter {name} has shape {tuple(value.shape)}, no element at all")
         if not bool(torch.isfinite(value).all()):
             raise ExportError(f"parameter {name} holds NaN or infinity; every value must be finite")
+    refuse_accumulation_hooks(model)
+    _refuse_shared_memory(model)
+    own = {id(value) for value in model.parameters()}
     if isinstance(loss, nn.Module):
         for name, value in loss.named_parameters():
-            if value.requires_grad:
+            if value.requires_grad and id(value) not in own:
                 raise ExportError(f"the loss has a parameter of its own, {name}: make it a part of the model")
+
+
+def _refuse_shared_memory(model: nn.Module) -> None:
+    """Raise ExportError if a trained parameter shares elements with another tensor of the model: PyTorch's step would
+    change both, and a graph has each for itself."""
+    begins: list[tuple[int, int, str, bool]] = []
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        if value.numel() and value.layout == torch.strided:
+            span = sum((size - 1) * abs(stride) for size, stride in zip(value.shape, value.stride(), strict=True)) + 1
+            place = value.data_ptr()
+            begins.append((place, place + span * value.element_size(), name, value.requires_grad))
+    begins.sort()
+    for (_, end, one, trained), (begin, _, other, also) in pairwise(begins):
+        if begin < end and (trained or also):
+            raise ExportError(
+                f"{one} and {other} share memory, as after {other}.data = {one}.data, but are not the same parameter: "
+                f"PyTorch's step changes both at once, and a graph cannot. Tie them as one parameter: assign {one} "
+                f"itself in the place of {other}"
+            )

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxscript
 import torch
@@ -25,7 +26,8 @@ from fleetlearn_export.model.advice import cause_of
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _PACKAGE = f"{Path(__file__).parents[1]}/"
-_LIBRARIES = (_PACKAGE, *(f"{Path(file).parent}/" for file in (torch.__file__, onnx.__file__, onnxscript.__file__)))
+_FILES = (torch.__file__, np.__file__, onnx.__file__, onnxscript.__file__)
+_LIBRARIES = (_PACKAGE, *(f"{Path(file).parent}/" for file in _FILES))
 _IN_A_LIBRARY = (
     ". This is a library's line: look for a setting that leaves it out, such as layerdrop=0 for layers that are "
     "skipped at random, apply_spec_augment=False for inputs that are masked at random, or validate_args=False for "
@@ -45,11 +47,11 @@ def fixed_size_error(what: str, location: str) -> ExportError:
     return ExportError(
         f"{what}: the number of examples is fixed{location}. Take it from the shape of the input, as x.shape[0] or "
         "len(x); int(...), a loop over the examples or a number written out fix it"
-        f"{in_vmap if location in _conditions_in_vmap else ''}{_hint(location)}"
+        f"{in_vmap if location in _conditions_in_vmap else ''}{hint_of_library(location)}"
     )
 
 
-def _hint(location: str) -> str:
+def hint_of_library(location: str) -> str:
     """Return what else an error says if the location is a library's."""
     return _IN_A_LIBRARY if "site-packages" in location else ""
 
@@ -157,7 +159,7 @@ def _location(frames: list[tuple[str, int, str]]) -> str:
 
 
 def is_user_code(file: str) -> bool:
-    """Whether a file is neither PyTorch's, nor ONNX's, nor the standard library's, nor this package's."""
+    """Whether a file is neither PyTorch's, nor NumPy's, nor ONNX's, nor the standard library's, nor this package's."""
     if file.startswith(("<", *_LIBRARIES)):
         return False
     return not file.startswith(_STANDARD_LIBRARY) or "site-packages" in file
@@ -264,7 +266,7 @@ def as_export_error(what: str, *but: type[Exception]) -> Iterator[None]:
         raise ExportError(
             f"{what}: control flow depends on the values of tensors{place}. A graph takes one "
             "way for all data: choose between values with torch.where instead, and compute with tensors, not with "
-            f"float(...){_hint(place)}"
+            f"float(...){hint_of_library(place)}"
         ) from error
     except Exception as error:
         fixed = location_of_fixed_size(error)
@@ -275,7 +277,7 @@ def as_export_error(what: str, *but: type[Exception]) -> Iterator[None]:
             condition, place = case
             raise ExportError(
                 f"{what}: the number n of examples decides what is computed{place}; on the example {condition}. A "
-                f"graph computes the same for any number: take this condition out{_hint(place)}"
+                f"graph computes the same for any number: take this condition out{hint_of_library(place)}"
             ) from error
         line, place, cause = first_line(error), location_of_error(error), cause_of(str(error))
         if cause is not None:

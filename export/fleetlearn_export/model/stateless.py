@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+Result = TypeVar("Result")
 
 
 def functional_call(model: nn.Module, tensors: dict[str, Tensor], arrays: tuple[Any, ...]) -> Any:
@@ -24,6 +26,56 @@ def functional_call(model: nn.Module, tensors: dict[str, Tensor], arrays: tuple[
                 tensors[name] = tensors[name].detach().requires_grad_()
     with own_tensors_restored(model):
         return torch.func.functional_call(model, tensors, arrays)
+
+
+def call_with(model: nn.Module, tensors: dict[str, Tensor], function: Callable[[], Result]) -> Result:
+    """Return ``function()``. While it runs, the model has other tensors in the place of its parameters and buffers.
+
+    So a loss that reads the model's parameters, calls the model again or is one of its methods sees these tensors, and
+    so does a backward pass inside ``function`` that computes a part of the model again. If the model replaces a buffer,
+    ``tensors`` holds the new one afterwards.
+    """
+    given = {f"{_Caller.PREFIX}{name}": value for name, value in tensors.items()}
+    result: Result = functional_call(_Caller(model), given, (function,))
+    tensors |= {name: given[f"{_Caller.PREFIX}{name}"] for name in tensors}
+    return result
+
+
+class _Caller(nn.Module):
+    """A module around the model that calls a function instead of the model."""
+
+    PREFIX = "model."
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+
+@contextmanager
+def holding(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let the model's own parameters and buffers hold other values, until the block ends.
+
+    The parameters stay the same objects, with the user's hooks, and whoever has them in a list or in a closure sees
+    the values too. Training changes ``tensors`` in place. ``.grad`` is empty at the beginning, and the user's own
+    afterwards.
+    """
+    rows = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    own = [(row, row.data, row.grad) for row in rows.values()]
+    with own_tensors_restored(model):
+        try:
+            for row, _, _ in own:
+                row.grad = None
+            for name, value in tensors.items():
+                rows[name].data = value
+            yield
+        finally:
+            for row, values, gradient in own:
+                row.grad = None
+                row.data = values
+                row.grad = gradient
 
 
 @contextmanager

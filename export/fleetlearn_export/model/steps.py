@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.model.stateless import functional_call
+from fleetlearn_export.model.gradient_hooks import gradient_hooks, hooked
+from fleetlearn_export.model.stateless import call_with
 
 Tensors = dict[str, Tensor]
 Function = Callable[..., Any]
@@ -35,6 +36,15 @@ REFERENCES: tuple[Reference, ...] = get_args(Reference)
 def detached(value: Tensor) -> Tensor:
     """Return the tensor without its gradient's history. Where it has none, tracing records nothing."""
     return value.detach() if value.requires_grad else value
+
+
+def read_past_the_model(name: str, location: str = "") -> ExportError:
+    """Return the error that the user's code keeps a parameter, rather than read it from the model."""
+    return ExportError(
+        f"parameter {name} is read{location} from a list, another object or a variable that keeps it, not from the "
+        "model. A graph cannot see that: it would keep the initial value for ever. Read it from the model each time: "
+        f"self.{name} in forward, model.{name} or model.parameters() in the loss; or return it from forward"
+    )
 
 
 class Evaluated(NamedTuple):
@@ -66,6 +76,7 @@ class Objective:
         self.model, self.loss, self.metrics = model, loss, metrics
         self.inputs, self.targets = list(inputs), list(targets)
         self.trained, self.buffers = list(trained), list(buffers)
+        self.hooks = gradient_hooks(model)
 
     def __call__(
         self,
@@ -83,31 +94,47 @@ class Objective:
         # Copies: training changes buffers in place, and a model may change its inputs in place.
         given = {**{name: detached(value).clone() for name, value in self._buffers(params).items()}, **leaves}
         arrays, targets = self._split({name: value.clone() for name, value in batch.items()})
-        with torch.enable_grad():
-            outputs = functional_call(self.model, given, arrays)
-            loss = self.loss(outputs, *targets)
-            target = loss if extra is None else loss + extra(outputs)
-            gradients = torch.autograd.grad(target if scale is None else target * scale, list(leaves.values()))
-            if scale is not None:
-                gradients = tuple(gradient * (1 / scale) for gradient in gradients)
-        outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
-        with torch.no_grad():
-            metrics = {name: metric(outputs, *targets).float().mean() for name, metric in self.metrics.items()}
-        return Evaluated(
-            loss.detach(),
-            metrics,
-            dict(zip(leaves, gradients, strict=True)),
-            {name: detached(given[name]) for name in self.buffers},
-        )
 
-    def outputs(self, params: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Any:
-        """Return the model's outputs in evaluation mode, without gradient."""
+        def evaluate() -> tuple[Tensor, Tensors, Tensors]:
+            with torch.enable_grad():
+                outputs = self.model(*arrays)
+                loss = self.loss(outputs, *targets)
+                target = loss if extra is None else loss + extra(outputs)
+                gradients = torch.autograd.grad(
+                    target if scale is None else target * scale, list(leaves.values()), allow_unused=True
+                )
+                unused = next((name for name, row in zip(leaves, gradients, strict=True) if row is None), None)
+                if unused is not None:  # it takes a gradient where the model has its own parameters
+                    raise read_past_the_model(unused)
+                if scale is not None:
+                    gradients = tuple(gradient * (1 / scale) for gradient in gradients)
+            named = zip(leaves, gradients, strict=True)
+            found = {name: hooked(gradient, self.hooks.get(name, ())) for name, gradient in named}
+            outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
+            with torch.no_grad():
+                metrics = {name: metric(outputs, *targets).float().mean() for name, metric in self.metrics.items()}
+            return loss.detach(), metrics, found
+
+        # The loss and the backward pass may read the model too: they see these tensors, not the model's own.
+        loss, metrics, gradients = call_with(self.model, given, evaluate)
+        return Evaluated(loss, metrics, gradients, {name: detached(given[name]) for name in self.buffers})
+
+    def outputs(self, params: Mapping[str, Tensor], batch: Mapping[str, Tensor], then: Function | None = None) -> Any:
+        """Return the model's outputs in evaluation mode, without gradient.
+
+        then: what is called with the outputs, while the model has ``params``; its result is returned instead.
+        """
         modes = {module: module.training for module in self.model.modules()}
         self.model.eval()
+
+        def evaluate() -> Any:
+            outputs = self.model(*self._split(batch)[0])
+            return outputs if then is None else then(outputs)
+
         try:
             with torch.no_grad():
                 given = {name: params[name].detach().clone() for name in (*self.trained, *self.buffers)}
-                return functional_call(self.model, given, self._split(batch)[0])
+                return call_with(self.model, given, evaluate)
         finally:
             for module, training in modes.items():
                 module.training = training
@@ -253,7 +280,7 @@ def built_in(rule: LocalStep, features: Function | None) -> Function:
         if rule.contrastive:
             assert features is not None
             # The other models have no personal parameters: they take this model's.
-            near, far = (features(objective.outputs(params | model, batch)) for model in (anchor, previous))
+            near, far = (objective.outputs(params | model, batch, features) for model in (anchor, previous))
 
             def extra(outputs: Any) -> Tensor:
                 return hyper["mu"] * contrastive_loss(features(outputs), near, far, hyper["temperature"])

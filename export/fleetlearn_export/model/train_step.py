@@ -6,10 +6,12 @@ import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from fleetlearn_protocol.manifest import LocalStep, Reference, TensorName
+from msgspec import structs
 from torch import Tensor
 from torch.nn import attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -19,6 +21,7 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.arguments import check_name, refuse_class
 from fleetlearn_export.model.loss_scaling import initial_scale, with_loss_scaling
 from fleetlearn_export.model.normalisation import normalisation_names
+from fleetlearn_export.model.other_random import without_other_random
 from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.stateless import functional_call, own_tensors_restored
@@ -235,6 +238,11 @@ def make_train_step(
     )
     if not isinstance(step, LocalStep):
         function, needs = step, keyword_needs(step)
+        if objective.hooks and "objective" not in needs:
+            raise ExportError(
+                f"parameter {min(objective.hooks)} has a gradient hook (register_hook), which a step of your own calls "
+                "only through `objective`: take the gradients from it, or remove the hook"
+            )
         initial = _state_tensors(state or {})
         defaults = _checked_hyper(hyper or {}, None)
         names = tuple(name for name in REFERENCES if name in needs)
@@ -263,7 +271,8 @@ def make_train_step(
     )
     with as_export_error("on the example the step fails in PyTorch itself"):
         if rule.optimizer == "custom" or rule.contrastive:
-            _, draws = made.run_counting_draws(made.inputs() | {"seed": torch.tensor(0)})
+            given = made.inputs() | {"seed": torch.tensor(0)}
+            _, draws = without_other_random(partial(made.run_counting_draws, given), "the step")
         else:  # only the model, the loss and the metrics may draw
             draws = _draws(user)
     return made._replace(random=draws > 0)
@@ -345,7 +354,8 @@ def _checked_rule(step: LocalStep | Function, features: Function | None) -> Loca
             if step.contrastive
             else "features are for a contrastive step: LocalStep(contrastive=True)"
         )
-    return step
+    # torch.optim.AdamW decays unless told otherwise. Without decay AdamW is Adam.
+    return structs.replace(step, weight_decay=True) if step.optimizer == "adamw" else step
 
 
 def _checked_hyper(

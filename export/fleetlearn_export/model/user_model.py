@@ -13,13 +13,20 @@ from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.arguments import check_kinds, check_parameters, named_batch
+from fleetlearn_export.model.backward_runs import (
+    BackwardRun,
+    backward_run,
+    first_of,
+    plain_attributes,
+    refuse_other_run,
+    skipped_by_chance,
+)
 from fleetlearn_export.model.on_disk import on_disk
+from fleetlearn_export.model.other_random import without_other_random
 from fleetlearn_export.model.random_evaluation import DropoutRefused, drawn_from_fixed_seed
 from fleetlearn_export.model.refused_habits import (
     AutocastRefused,
     refuse_growing_attributes,
-    refuse_missing_values,
-    refuse_written_frozen,
 )
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.stateless import attributes_restored, functional_call
@@ -183,24 +190,30 @@ def _checked_by_running(user: UserModel, features: Function | None) -> UserModel
         for name, value in user.model.named_parameters():
             before.keep(name, value)
         with training_mode(user.model), as_export_error(f"on {rows} examples {what}"):
+            attributes, runs = plain_attributes(user.model), list[BackwardRun]()
+
+            def run() -> None:
+                torch.manual_seed(0)
+                runs.append(backward_run(user, features, rows, before))
+
             with AutocastRefused():
-                found = []
-                refuse_growing_attributes(
-                    user.model, lambda: found.append(_sizes_of_gradients(user, features, rows, before))
-                )
-            sizes, writes = found[0]
+                who = "the model, its loss or a metric"
+                refuse_growing_attributes(user.model, lambda: without_other_random(run, who))
+            if len(runs) == 1:
+                run()
+            first = runs[0]
+            refuse_other_run(first, runs[1], user.model, attributes)
         with (
             training_mode(user.model),
             as_export_error(f"the example's {rows} examples work, but on {other} examples {what}"),
         ):
-            others, _ = _sizes_of_gradients(user, features, other, before)
-        if sizes.keys() != others.keys():
-            _refuse_dependence_on_size(user, features, sizes.keys(), others.keys(), rows, other, before)
+            second = backward_run(user, features, other, before)
+        if first.sizes.keys() != second.sizes.keys():
+            _refuse_dependence_on_size(user, features, first.sizes.keys(), second.sizes.keys(), rows, other, before)
     trained = [name for name, value in user.model.named_parameters() if value.requires_grad]
-    without_gradient = tuple(name for name in trained if name not in sizes)
-    return user._replace(
-        without_gradient=without_gradient, largest_gradient=max(sizes.values(), default=0.0), writes=writes
-    )
+    without_gradient = tuple(name for name in trained if name not in first.sizes)
+    largest = max(first.sizes.values(), default=0.0)
+    return user._replace(without_gradient=without_gradient, largest_gradient=largest, writes=first.writes)
 
 
 def _refuse_dependence_on_size(
@@ -214,113 +227,18 @@ def _refuse_dependence_on_size(
 ) -> None:
     """Raise ExportError if which parameters get a gradient depends on the number of examples, not on PyTorch's random
     numbers: of the latter tracing says in which line they are read."""
-    different = sorted(trained ^ others)
-    names = different[0] + (f" (and {len(different) - 1} more)" if len(different) > 1 else "")
     found = []
     for seed in (0, *range(RUNS)):  # twice with the first
         with training_mode(user.model):
             torch.manual_seed(seed)
-            found.append(_sizes_of_gradients(user, features, rows, before)[0].keys())
+            found.append(backward_run(user, features, rows, before).sizes.keys())
     if found[0] != found[1]:
-        raise ExportError(
-            f"parameter {names} gets a gradient in one run and none in another, though PyTorch draws the same random "
-            "numbers: a graph computes the same in each step. Where the model chooses with Python's or NumPy's random "
-            "numbers, such as layers to skip, switch that off (layerdrop=0)"
-        )
+        raise skipped_by_chance(found[0] ^ found[1])
     if all(row == trained for row in found):
         raise ExportError(
-            f"parameter {names} gets a gradient on {rows} examples or on {other}, not on both: a graph computes the "
-            "same for any number of examples"
+            f"parameter {first_of(trained ^ others)} gets a gradient on {rows} examples or on {other}, not on both: a "
+            "graph computes the same for any number of examples"
         )
-
-
-def _sizes_of_gradients(
-    user: UserModel, features: Function | None, size: int, before: Mapping[str, Tensor]
-) -> tuple[dict[str, float], bool]:
-    """Return the largest element of each gradient on the first rows of the example, and whether the model writes into
-    its parameters.
-
-    before: the parameters, which they are again afterwards. Raises ExportError.
-    """
-    try:
-        sizes = _run_backwards(user, features, size)
-    finally:
-        changed = [name for name, value in user.model.named_parameters() if not torch.equal(value, before[name])]
-        with torch.no_grad():
-            for name in changed:
-                user.model.get_parameter(name).copy_(before[name])
-    refuse_written_frozen(user.model, changed)
-    return sizes, bool(changed)
-
-
-def _run_backwards(user: UserModel, features: Function | None, size: int) -> dict[str, float]:
-    """Return the largest element of each gradient. Raises ExportError.
-
-    Parameters into which the model writes stay changed: it computes with them. Copies took 0.5 GiB of a model of 135
-    million parameters.
-    """
-    batch = {name: torch.cat([array, array[:1]])[:size] for name, array in user.batch.items()}
-    state = {name: value.detach().clone() for name, value in user.model.named_buffers()}
-    state |= {name: value.detach() for name, value in user.model.named_parameters()}
-    leaves = {
-        name: state[name].requires_grad_() for name, value in user.model.named_parameters() if value.requires_grad
-    }
-    arrays = tuple(batch.values())
-    inputs, targets = arrays[: len(user.inputs())], arrays[len(user.inputs()) :]
-    outputs = functional_call(user.model, state, inputs)
-    loss = user.loss(outputs, *targets)
-    if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
-        raise ExportError(f"the loss is {_describe(loss)}; expected a scalar float tensor, the batch's mean")
-    refuse_missing_values(batch, loss)
-    detached = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
-    for name, metric in user.metrics.items():
-        value = metric(detached, *targets)
-        if not isinstance(value, Tensor) or value.shape not in ((), (size,)):
-            raise ExportError(
-                f"metric {name} is {_describe(value)}; expected a scalar tensor (the batch's mean) or one of shape "
-                f"({size},), a value for each example"
-            )
-    if not loss.requires_grad:
-        raise ExportError("the loss does not depend on any parameter of the model")
-    target = loss if features is None else loss + features(outputs).sum()
-    sizes = {}
-    hidden: set[str] = set()
-    run = []  # the number of this backward pass: a backward pass inside it has another
-
-    def keep_size(name: str, leaf: Tensor) -> None:  # and free the gradient before the next is made
-        gradient, leaf.grad = leaf.grad, None
-        if torch._C._current_graph_task_id() not in run:
-            hidden.add(name)
-        elif gradient is not None:
-            sizes[name] = float(torch.linalg.vector_norm(gradient.to_dense(), torch.inf))
-
-    for name, leaf in leaves.items():
-        leaf.register_post_accumulate_grad_hook(partial(keep_size, name))  # type: ignore[no-untyped-call]
-    target.register_hook(lambda _: run.append(torch._C._current_graph_task_id()))
-    with _gradients_put_aside(user.model):
-        target.backward(inputs=list(leaves.values()))
-        hidden |= {name for name, value in user.model.named_parameters() if value.grad is not None}
-    if hidden:
-        raise ExportError(
-            "a torch.autograd.Function calls backward() in its own backward; what parameters get there is in no graph, "
-            "which has only the gradients that the Function returns. Give these parameters to the Function's apply() "
-            "and return their gradients, call their layers without the Function, or freeze them with "
-            f"requires_grad_(False): {', '.join(sorted(hidden))}"
-        )
-    return sizes
-
-
-@contextmanager
-def _gradients_put_aside(model: nn.Module) -> Iterator[None]:
-    """Leave the parameters without ``.grad``, and give them their own again when the block ends."""
-    kept = [(value, value.grad) for value in model.parameters()]
-    for value, _ in kept:
-        value.grad = None
-    try:
-        yield
-    finally:
-        for value, gradient in kept:
-            value.grad = gradient
 
 
 def _checked_in_evaluation(user: UserModel) -> UserModel:
@@ -333,27 +251,35 @@ def _checked_in_evaluation(user: UserModel) -> UserModel:
     metrics: list[dict[str, Tensor]] = []
     evaluated = {}
     what = "in evaluation mode the model or its loss fails in PyTorch itself"
+
+    def evaluate(times: int) -> tuple[dict[str, Tensor | str], float, dict[str, Tensor], int]:
+        arrays = tuple(torch.cat([array[:FEW]] * times) for array in user.batch.values())
+        inputs, targets = arrays[: len(user.inputs())], arrays[len(user.inputs()) :]
+        with DropoutRefused(), drawn_from_fixed_seed() as seeded:
+            outputs = user.outputs(inputs)
+            described: dict[str, Tensor | str] = {
+                name: torch.empty_like(value, device="meta") if isinstance(value, Tensor) else type(value).__name__
+                for name, value in named_outputs(outputs).items()
+            }
+            loss = user.loss(outputs, *targets).item()
+            detached = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
+            measured = {name: metric(detached, *targets) for name, metric in user.metrics.items()}
+        return described, loss, measured, seeded.draws
+
     # Outputs that remember how they were computed keep all that lies between: 1.2 GiB of ViT-B's, at 224 x 224.
     with evaluation_mode(user.model), torch.no_grad(), as_export_error(what):
         for times in (1, 2):
-            arrays = tuple(torch.cat([array[:FEW]] * times) for array in user.batch.values())
-            inputs, targets = arrays[: len(user.inputs())], arrays[len(user.inputs()) :]
-            with DropoutRefused(), drawn_from_fixed_seed() as seeded:
-                outputs = user.outputs(inputs)
-                evaluated[FEW * times] = {
-                    name: torch.empty_like(value, device="meta") if isinstance(value, Tensor) else type(value).__name__
-                    for name, value in named_outputs(outputs).items()
-                }
-                found.append(user.loss(outputs, *targets).item())
-                detached = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
-                metrics.append({name: metric(detached, *targets) for name, metric in user.metrics.items()})
+            who = "in evaluation mode the model, its loss or a metric"
+            evaluated[FEW * times], loss, measured, draws = without_other_random(partial(evaluate, times), who)
+            found.append(loss)
+            metrics.append(measured)
     once, twice = found
     _refuse_sum("the loss", once, twice, 'as reduction="mean" gives it')
     for name, value in metrics[0].items():
         if value.dim() == 0:
             instead = "or a value for each example, such as outputs.argmax(1) == y"
             _refuse_sum(f"metric {name}", value.item(), metrics[1][name].item(), instead)
-    return user._replace(random_evaluation=seeded.draws > 0, evaluated=evaluated)
+    return user._replace(random_evaluation=draws > 0, evaluated=evaluated)
 
 
 def _refuse_sum(what: str, once: float, twice: float, instead: str) -> None:
@@ -363,12 +289,6 @@ def _refuse_sum(what: str, once: float, twice: float, instead: str) -> None:
             f"{what} is {once:.4g} on {FEW} examples, and {twice:.4g} with each of them there twice: it is a sum; "
             f"expected the mean over the batch, {instead}"
         )
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}"
 
 
 def training_mode(model: nn.Module) -> AbstractContextManager[None]:

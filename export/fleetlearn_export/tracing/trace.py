@@ -35,6 +35,7 @@ from fleetlearn_export.tracing.decompositions import Decompositions, tracing_dec
 from fleetlearn_export.tracing.exporting_flag import model_told, traced_either_way
 from fleetlearn_export.tracing.formulas.recording import FORMULAS, IN_EVALUATION, Formulas
 from fleetlearn_export.tracing.missing_operators import reason_without_gradient
+from fleetlearn_export.tracing.own_values import refuse_own_values
 from fleetlearn_export.tracing.size_conditions import Recorded, other_cases
 from fleetlearn_export.tracing.surroundings import user_code_traced
 
@@ -272,6 +273,7 @@ def train_program(step: TrainStep, located: torch.fx.Graph) -> Program:
     """Return the program of one local step: forward, backward and update. Raises ExportError."""
     traced = trace_step(step, tracing_decompositions(), copies=True)
     _refuse_complex_numbers(traced.module.graph)
+    refuse_own_values(traced.module, step.objective.model, step.values)
     exported = export_traced(traced.module, traced.arguments, traced.rows)
     return Program(exported, list(traced.arguments), traced.outputs, located, traced.module.graph)
 

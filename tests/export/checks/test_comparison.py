@@ -54,6 +54,17 @@ def test_where_float32_itself_is_off_more_is_allowed() -> None:
         compare({"a": (np.array([np.nan, 1]), torch.tensor([1.0, 1.0]))}, "it", rounding=effect)
 
 
+def test_runs_in_pytorch_that_differ_by_more_than_rounding_widen_nothing() -> None:
+    """PyTorch's two runs differ by 0.2, as where a model initialises itself: 0.01 is allowed for that, not 1.6."""
+    rows = {"a": (np.array([1.15, 1]), torch.tensor([1.0, 1.0]))}
+    with pytest.raises(ExportError, match=r"it differs from PyTorch in a by 0\.15 .* where 1e-02 is allowed"):
+        compare(rows, "it", rounding={"a": 0.2})
+    with pytest.raises(ExportError, match=r"where 1e-01 is allowed"):
+        compare(rows, "it", rounding={"a": 0.2}, widest=0.1)
+    near = {"a": (np.array([1.009, 1]), torch.tensor([1.0, 1.0]))}
+    assert compare(near, "it", rounding={"a": 0.2}) == pytest.approx(0.009, rel=1e-3)
+
+
 def test_large_tensors_are_compared_in_blocks() -> None:
     """Each element is in one block, whatever the layout, and no block hides another's NaN."""
     shape = (3, 2 * BLOCK // 5, 5)
