@@ -118,8 +118,10 @@ def check(largest: float, weight: int) -> None:
     if float(largest) * weight > MAX_PRODUCT:  # the product is exact in float64, as above
         raise ProtocolError(
             Code.OUT_OF_RANGE,
-            f"the update's largest element is {largest:g}; with a weight of {weight} the limit is "
-            f"{MAX_PRODUCT / weight:g}. Training has probably diverged: lower the learning rate.",
+            f"the update's largest element is {largest:g}; with a weight of {weight} the sum takes up to "
+            f"{MAX_PRODUCT / weight:g}. If the loss grows, training has diverged: lower the learning rate. If it does "
+            "not, a trained parameter is in large units: scale inputs and targets, or let updates weigh less "
+            '(round.max_weight, or round.weighting = "uniform").',
         )
 
 

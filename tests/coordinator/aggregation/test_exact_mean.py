@@ -204,6 +204,7 @@ REFUSED = [
     (3.0, 0, Code.OUT_OF_RANGE, "weight 0"),
     (3.0, MAX_WEIGHT + 1, Code.OUT_OF_RANGE, "weight"),
     (2e8, 2, Code.OUT_OF_RANGE, "largest element is 2e\\+08"),
+    (6e5, 5000, Code.OUT_OF_RANGE, r"takes up to 53687\.1\. If the loss grows.* scale inputs and targets.*max_weight"),
     (1.0, 2**28 + 1, Code.OUT_OF_RANGE, "lower the learning rate"),
     (math.inf, 1, Code.NOT_FINITE, "largest element is inf; it must be finite"),
     (math.nan, 1, Code.NOT_FINITE, "nan"),
