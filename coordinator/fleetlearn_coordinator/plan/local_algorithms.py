@@ -29,6 +29,8 @@ class Algorithm(NamedTuple):
     """What devices keep from those of their tasks whose updates counted."""
     counts_devices: bool = False
     """Whether the coordinator must know how many devices there are (``server.devices``)."""
+    whole_updates: bool = False
+    """Whether what devices keep is made of their updates, so that each must count whole, and the same as all others."""
     personal: Personal | None = None
     """What of the bundle must stay on the devices. None: anything may, or nothing."""
     personal_passes: bool = False
@@ -43,7 +45,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "plain": Algorithm(),
     "scaffold": _SCAFFOLD,
     "scaffold-gradient": _SCAFFOLD,
-    "feddyn": Algorithm(("proximal", "correction"), tied=("dual",), counts_devices=True),
+    "feddyn": Algorithm(("proximal", "correction"), tied=("dual",), counts_devices=True, whole_updates=True),
     "fedrep": Algorithm(personal="in turns", personal_passes=True),
     "ditto": Algorithm(("proximal",), personal="nothing", personal_passes=True, personal_model=True),
 }

@@ -42,6 +42,16 @@ def test_scaffold_s_recipe_asks_for_two_parts_and_sends_two_vectors() -> None:
         (f'recipe = "feddyn"\n{SMALL}[server]\ndevices = 9\noptimizer = "adam"', ['server.optimizer = "adam"']),
         (f'recipe = "feddyn"\n{SMALL}[server]\ndevices = 9\nlr = 2.0', ["feddyn takes no hyper-parameter"]),
         (
+            f'recipe = "feddyn"\n{SMALL}weighting = "examples"\n{DEVICES}',
+            ["count the same", 'round.weighting = "uniform"'],
+        ),
+        (f'recipe = "feddyn"\n{SMALL}{DEVICES}[encoding]\nup = "int4"', ["no encoding may round", '"float32"']),
+        (f'recipe = "feddyn"\n{SMALL}late = "carry"\n{DEVICES}', ['round.late = "carry"', "needs synchronous rounds"]),
+        (
+            f'recipe = "feddyn"\n{SMALL}participation = "asynchronous"\n{DEVICES}',
+            ['round.participation = "asynchronous"', "needs synchronous rounds that discard late"],
+        ),
+        (
             f'recipe = "scaffold"\n{SMALL}{DEVICES}[aggregation]\naggregator = "median"',
             ["the aggregator median leaves some of them out", 'aggregation.aggregator = "mean"'],
         ),

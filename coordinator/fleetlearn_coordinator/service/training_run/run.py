@@ -47,7 +47,7 @@ from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 from fleetlearn_coordinator.service.held_out import HeldOut, means_of_newest
 from fleetlearn_coordinator.service.run_log import RunLog
-from fleetlearn_coordinator.service.training_run.algorithm_change import begin_algorithm
+from fleetlearn_coordinator.service.training_run.algorithm_change import begin_algorithm, devices_factor
 from fleetlearn_coordinator.service.training_run.evaluation_records import EvaluationRecords, saved
 from fleetlearn_coordinator.service.training_run.kept_models import dropped_after
 from fleetlearn_coordinator.service.training_run.model_digests import ModelDigests
@@ -198,6 +198,12 @@ class Run:
         if before != self.optimizer.name or set(self.state) != set(self.optimizer.init(self.model)):
             self.log.warning("the server optimizer is now %s: its state starts from the beginning", self.optimizer.name)
             self.state = self.optimizer.init(self.model)
+        factor = devices_factor(self.plan, self.store.ledger)
+        if factor != 1.0:
+            text = "server.devices is %d now: what the coordinator keeps of all devices is multiplied by %.6g"
+            self.log.warning(text, self.plan.server.devices, factor)
+            for kept in (self.vectors, self.state) if self.optimizer.name == "feddyn" else (self.vectors,):
+                kept |= {name: vector * np.float32(factor) for name, vector in kept.items()}
         self.model_digest = digest(self.model)
         self.vector_digests = {name: digest(vector) for name, vector in self.vectors.items()}
         self.forms = make_forms(self.plan.encoding.down, self.model, self.digests.load(self.digests.bases_of(version)))
@@ -453,7 +459,8 @@ class Run:
         """Write the model's file, with the optimizer's state and the vectors beside the model. Returns the rows that
         make them count."""
         made = made._replace(optimizer=self.optimizer.name)
-        return [Metadata("optimizer", self.optimizer.name), *self.store.write_model(made, model, state, dropped)]
+        named = [Metadata("optimizer", self.optimizer.name), Metadata("devices", self.plan.server.devices)]
+        return [*named, *self.store.write_model(made, model, state, dropped)]
 
     def abandon(self, number: int, dropped: dict[str, int], text: str, now: Clocks) -> Row:
         """End the open round without a model. Returns the row that says so. ``text``: why."""

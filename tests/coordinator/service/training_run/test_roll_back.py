@@ -208,16 +208,35 @@ def test_scaffold_begins_from_zeros_after_a_roll_back(tmp_path: Path) -> None:
     fleet.store.close()
 
 
-def test_feddyn_begins_from_zeros_after_a_roll_back(tmp_path: Path) -> None:
-    """Its h on the server, which is the server optimizer's state, with what devices keep."""
-    bundle = open_bundle(write_test_bundle(tmp_path / "plain.bundle"))
+def feddyn_bundle(folder: Path) -> Path:
+    bundle = open_bundle(write_test_bundle(folder / "plain.bundle"))
     step = LocalStep("sgd", proximal=True, correction=True)
     manifest = msgspec.structs.replace(bundle.manifest, step=step, references=("anchor", "correction"))
-    path = write_bundle(
-        tmp_path / "feddyn.bundle", manifest, {file: bundle.read(file) for file in bundle.manifest.files}
-    )
-    settings = {"recipe": "feddyn", "server__devices": 4, "local__mu": 0.1}
-    fleet = Fleet(Plan.parse(plan_text(path, tmp_path / "run", **settings), tmp_path))  # type: ignore[arg-type]
+    return write_bundle(folder / "feddyn.bundle", manifest, {file: bundle.read(file) for file in bundle.manifest.files})
+
+
+def feddyn_plan(bundle: Path, devices: int) -> Plan:
+    settings = {"recipe": "feddyn", "server__devices": devices, "local__mu": 0.1}
+    return Plan.parse(plan_text(bundle, bundle.parent / "run", **settings), bundle.parent)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("now", [2, 4, 400])
+def test_another_number_of_devices_rescales_feddyn_s_h(tmp_path: Path, now: int) -> None:
+    """h is the sum of all updates over the number of devices, whenever that is corrected."""
+    bundle = feddyn_bundle(tmp_path)
+    fleet = Fleet(feddyn_plan(bundle, 4))
+    train(fleet, [1.0], "ab")
+    kept = fleet.run.state["h"].copy()
+    assert kept.any()
+    fleet.store.close()
+    fleet = Fleet(feddyn_plan(bundle, now))
+    np.testing.assert_allclose(fleet.run.state["h"], kept * 4 / now, rtol=1e-6)
+    fleet.store.close()
+
+
+def test_feddyn_begins_from_zeros_after_a_roll_back(tmp_path: Path) -> None:
+    """Its h on the server, which is the server optimizer's state, with what devices keep."""
+    fleet = Fleet(feddyn_plan(feddyn_bundle(tmp_path), 4))
     train(fleet, [1.0, 2.0], "ab")
     assert fleet.run.state["h"].any()
     assert fleet.run.tied_to("a") is not None

@@ -230,3 +230,24 @@ def test_a_report_that_came_early_is_what_its_device_goes_on_from(tmp_path: Path
 def test_tasks_are_ordered_as_they_were_given() -> None:
     tasks = ["ab12-10-7", "ab12-9-1.10", "ab12-9-1.2", "ab12-9-1"]
     assert sorted(tasks, key=given_in_order) == ["ab12-9-1", "ab12-9-1.2", "ab12-9-1.10", "ab12-10-7"]
+
+
+@pytest.mark.parametrize(("before", "now"), [(60, 6), (6, 60), (5, 5)])
+def test_another_number_of_devices_rescales_what_was_kept_of_all(tmp_path: Path, before: int, now: int) -> None:
+    """c is the sum of what devices keep over their number: (0.5 + 2) / N, whenever N is corrected."""
+    fleet = Fleet(scaffold_plan(tmp_path, server__devices=before))
+    do_round(fleet, leases(fleet.check_in("a", "b")), 1.0, 1.25)
+    np.testing.assert_allclose(fleet.run.vectors["control"], vector(2.5 / before), rtol=1e-6)
+    fleet.store.close()
+    for _ in range(2):  # the second start finds the same file of the model as the first
+        fleet = Fleet(scaffold_plan(tmp_path, server__devices=now))
+        np.testing.assert_allclose(fleet.run.vectors["control"], vector(2.5 / now), rtol=1e-6)
+        assert fleet.run.vector_digests["control"] == digest(fleet.run.vectors["control"])
+        fleet.store.close()
+    fleet = Fleet(scaffold_plan(tmp_path, server__devices=now))
+    do_round(fleet, leases(fleet.check_in("a", "b")), 1.0, 1.0)
+    np.testing.assert_allclose(fleet.run.vectors["control"], vector(4.5 / now), rtol=1e-6)
+    fleet.store.close()
+    fleet = Fleet(scaffold_plan(tmp_path, server__devices=now))
+    np.testing.assert_allclose(fleet.run.vectors["control"], vector(4.5 / now), rtol=1e-6)
+    fleet.store.close()
