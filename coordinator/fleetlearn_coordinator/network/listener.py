@@ -199,7 +199,11 @@ class Listener:
     def _close_unread(self, accepted: socket.socket, use: AddressUse) -> None:
         accepted.close()
         self._end_short_life(REFUSED_LIFE)
-        logger.info("a connection of %s was closed unread: too many of them end at once or do not check in", use.key)
+        say_seldom(
+            f"a connection of {use.key} was closed unread",
+            "too many of them end at once or do not check in",
+            logging.INFO,
+        )
 
     def _end_short_life(self, weight: float) -> None:
         self._short_lives.tokens = max(0.0, self._short_lives.tokens - weight)
