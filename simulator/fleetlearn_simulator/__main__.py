@@ -31,7 +31,7 @@ with needs("fleetlearn-simulate", "simulator"):
     from fleetlearn_simulator.fleet.fleet import Fleet
     from fleetlearn_simulator.interrupts import STOP_REQUESTED, begin_worker, interruptible
     from fleetlearn_simulator.results.run_folder import CHECKPOINT, SCENARIO, SUMMARY
-    from fleetlearn_simulator.run import Options, Outcome, prepare, simulate, summary_alone
+    from fleetlearn_simulator.run import Options, Outcome, prepare_sweep, simulate, summary_alone
     from fleetlearn_simulator.scenario.scenario import Scenario, expand, init_text
     from fleetlearn_simulator.training.choice import BackendChoice
 
@@ -112,8 +112,7 @@ def run(
         if len(runs) == 1:
             _one(runs[0], folder, options, resume=False)
         else:
-            for run in runs:
-                prepare(run, folder / run.name, options)
+            prepare_sweep(runs, folder, options)
             _sweep(runs, folder, options)
 
 
@@ -228,6 +227,8 @@ def _summarise(outcome: Outcome) -> None:
     table.add_row("ended", f"{found['reason']}, after {_clock(found['time'])} of virtual time")
     table.add_row("rounds", f"{found['rounds']:,} committed, {found['abandoned']:,} abandoned")
     table.add_row("reports", f"{found['reports']:,} of {found['devices']:,} devices")
+    if "without_examples" in found:
+        table.add_row("no examples", f"{found['without_examples']:,} devices, which never connect")
     table.add_row("lost", ", ".join(f"{cause} {count:,}" for cause, count in found["lost"].items()) or "none")
     if spent:
         table.add_row("device time", f"{spent / 3600:,.1f} h, {100 * seconds['wasted'] / spent:.1f} % of it wasted")
@@ -265,6 +266,8 @@ def _side_by_side(runs: list[Scenario], folder: Path, options: Options, processe
         bar = shown.add_task(f"{len(runs)} runs", total=len(runs))
         waiting = {pool.submit(summary_alone, run, folder / run.name, options): run for run in runs}
         for done in as_completed(waiting):
+            if done.exception():  # without this the other runs would come first, and then the error
+                pool.shutdown(cancel_futures=True)
             found = done.result()
             if STOP_REQUESTED.is_set() or found is None:
                 pool.shutdown(cancel_futures=True)

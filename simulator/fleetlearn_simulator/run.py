@@ -6,12 +6,13 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from math import fsum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.training.train import DivergedError, evaluate_data
 from fleetlearn_protocol import open_bundle
@@ -19,13 +20,15 @@ from fleetlearn_protocol.vector import Vector, digest, views
 from threadpoolctl import threadpool_limits
 
 from fleetlearn_simulator.data.factory import source_of
-from fleetlearn_simulator.data.made_of import changed, made_of
+from fleetlearn_simulator.data.made_of import VALUES, changed, made_of
+from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet.checkpoint import restore, state_of
 from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.fleet.round_training import LITTLE
 from fleetlearn_simulator.interrupts import STOP_REQUESTED
 from fleetlearn_simulator.results.run_folder import (
+    CHECKPOINT,
     EVALUATIONS,
     MADE_OF,
     OPTIONS,
@@ -52,6 +55,7 @@ from fleetlearn_simulator.training.choice import (
 )
 from fleetlearn_simulator.training.kept_rows import residual_file, row_files
 
+STEP_SECONDS = "compute.step_seconds"
 GC_THRESHOLD = 20_000
 """New objects after which Python looks for reference cycles."""
 
@@ -115,7 +119,8 @@ def simulate(
         folder: Where the run is written. Default: NAME.sim in the working directory.
         options: How the run is carried out.
         resume: Go on from the folder's checkpoint, with the options in ``OPTIONS_KEPT_ON_RESUME`` that the run began
-            with. Without a checkpoint the run begins again.
+            with. Without a checkpoint the run begins again. The scenario, its bundle, its data and its files must be
+            those that the run began with; only stop rules may change.
         progress: Called after each round.
         should_stop: Asked after each round. If it returns True, a checkpoint is written and the run stops.
 
@@ -133,20 +138,22 @@ def simulate(
     if resume and found is None and not (folder / SCENARIO).exists():
         raise SimulatorError(f"{folder} holds no run to resume: run the scenario again")
     identity = [bundle.sha256, scenario.seed, scenario.population.size]
-    if found and found[1]["of"] != identity:
-        raise SimulatorError(f"{folder} is of another bundle, seed or population: resume it with its own scenario")
-    content = made_of(scenario, bundle)
-    if resume and (folder / MADE_OF).exists() and (names := changed(read_json(folder / MADE_OF), content)):
-        raise SimulatorError(
-            f"{folder}: since this run, or its sweep, was begun, this has changed: {', '.join(names)}. Its results "
-            "would be of both. Put back what there was, or begin again in another folder"
-        )
     if resume and (folder / OPTIONS).exists():
         options = options._replace(**read_json(folder / OPTIONS))
     check_provider(options.provider, options.engine)
     with ExitStack() as held:
         held.enter_context(rare_garbage_collection())
         held.enter_context(threadpool_limits(1))  # undoes what ``make_backend`` does when the run ends
+        before = read_json(folder / MADE_OF) if resume and (folder / MADE_OF).exists() else {}
+        scenario = with_recorded_step(scenario, before)
+        content = made_of(scenario, bundle, source)
+        if before and (changes := changed(before, content)):
+            raise SimulatorError(
+                f"{folder}: since this run, or its sweep, was begun, this has changed: {'; '.join(changes)}. Its "
+                "results would be of both. Put back what there was, or begin again in another folder"
+            )
+        if found and found[1]["of"] != identity:  # of an earlier version, which wrote no ``MADE_OF``
+            raise SimulatorError(f"{folder} is of another bundle, seed or population: resume it with its own scenario")
         kind, why = (
             (found[1]["backend"], found[1]["why"])
             if found
@@ -167,6 +174,9 @@ def simulate(
             folder,
         )
         held.callback(backend.close)
+        if not found:  # a checkpoint of an earlier run must not meet what this one is made of
+            (folder / CHECKPOINT).unlink(missing_ok=True)
+        content[VALUES][STEP_SECONDS] = scenario.compute.step_seconds
         prepare(scenario, folder, options, content)
         logs = RunLogs(folder, events=options.events, at=found[1]["logs"] if found else None)
         held.callback(logs.close)
@@ -231,14 +241,37 @@ def rare_garbage_collection() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def prepare(scenario: Scenario, folder: Path, options: Options, content: Mapping[str, str] | None = None) -> None:
-    """Make a run's folder, with what ``resume`` needs to begin. ``content``: what ``made_of`` returns, if it is
-    known."""
-    content = made_of(scenario, open_bundle(scenario.plan.bundle)) if content is None else content
+def with_recorded_step(scenario: Scenario, before: Mapping[str, Any]) -> Scenario:
+    """Return the scenario with the seconds of a step that were measured when the run began, if it asks for a
+    measurement. ``before``: what the run was made of then."""
+    seconds = before.get(VALUES, {}).get(STEP_SECONDS)
+    if scenario.compute.step_seconds != "measure" or seconds is None:
+        return scenario
+    return msgspec.structs.replace(scenario, compute=msgspec.structs.replace(scenario.compute, step_seconds=seconds))
+
+
+def prepare(scenario: Scenario, folder: Path, options: Options, content: Mapping[str, Any]) -> None:
+    """Make a run's folder, with what ``resume`` needs to begin. ``content``: what ``made_of`` returns."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / MADE_OF, dict(content))
     write_json(folder / OPTIONS, {name: getattr(options, name) for name in OPTIONS_KEPT_ON_RESUME})
     write_whole(folder / SCENARIO, scenario.to_toml().encode())
+
+
+def prepare_sweep(runs: Sequence[Scenario], folder: Path, options: Options) -> None:
+    """Make the folders of a sweep's runs, each with its run's name. A file that is changed before the last run began
+    stops the sweep. Raises SimulatorError and BundleError; nothing is written then."""
+    sources: dict[Any, Source] = {}
+    contents = []
+    with threadpool_limits(1):  # as in ``simulate``: the last bits of products depend on it
+        for run in runs:
+            bundle = open_bundle(run.plan.bundle)
+            key = run.data, run.population.size, run.failures.corrupt, bundle.sha256
+            if key not in sources and run.data.function is not None:
+                sources[key] = source_of(run, bundle)
+            contents.append(made_of(run, bundle, sources.get(key)))
+    for run, content in zip(runs, contents, strict=True):
+        prepare(run, folder / run.name, options, content)
 
 
 def summary_alone(scenario: Scenario, folder: Path, options: Options) -> dict[str, Any] | None:

@@ -10,15 +10,15 @@ from typer.testing import CliRunner
 SCENARIO = """
 name = "a"
 seed = 1
-plan = { bundle = "no.bundle", round = { goal = 2 }, stop = { rounds = 1 } }
-population = { size = 9 }
-sweep = { seed = [1, 2] }
+plan = {{ bundle = "{bundle}", round = {{ goal = 2 }}, stop = {{ rounds = 1 }} }}
+population = {{ size = 9 }}
+sweep = {{ seed = [1, 2] }}
 """
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_named(line: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    (tmp_path / "s.toml").write_text(SCENARIO)
+    (tmp_path / "s.toml").write_text(SCENARIO.format(bundle=line))
     done = CliRunner().invoke(app, ["run", str(tmp_path / "s.toml"), "--output", str(tmp_path / "file" / "run")])
     assert done.exit_code == 1
     assert done.stderr.startswith("fleetlearn-simulate: ")

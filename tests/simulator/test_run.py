@@ -28,6 +28,7 @@ from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.results.run_folder import (
     CHECKPOINT,
     EVENTS,
+    MADE_OF,
     MODEL,
     OPTIONS,
     ROUNDS,
@@ -294,8 +295,13 @@ def test_resuming_needs_a_checkpoint_of_the_same_run(
     assert not (tmp_path / "empty").exists()
     shutil.copytree(whole, tmp_path / "copy")
     other = make_scenario(tmp_path, line, 12, **(MESSY | {"seed": 12}))
+    with pytest.raises(SimulatorError, match=r"changed: data\.seed was 14 and is 12; seed was 14 and is 12\. Its"):
+        simulate(other, tmp_path / "copy", ONE, resume=True)
+    (tmp_path / "copy" / MADE_OF).unlink()  # as in an earlier version
     with pytest.raises(SimulatorError, match="is of another bundle, seed or population"):
         simulate(other, tmp_path / "copy", ONE, resume=True)
+    assert contents(tmp_path / "copy") == contents(whole)
+    simulate(scenario, tmp_path / "copy", ONE, resume=True)
     assert contents(tmp_path / "copy") == contents(whole)
 
 
@@ -494,7 +500,7 @@ def test_a_provider_that_cannot_be_used_is_refused_before_anything_is_written(
 def test_a_run_that_began_before_there_were_providers_is_resumed_on_the_cpu(line: Path, tmp_path: Path) -> None:
     scenario = make_scenario(tmp_path, line, 6)
     whole = done(simulate(scenario, tmp_path / "whole", ONE))
-    prepare(scenario, tmp_path / "run", ONE)
+    prepare(scenario, tmp_path / "run", ONE, read_json(whole.folder / MADE_OF))
     kept = read_json(tmp_path / "run" / OPTIONS)
     assert kept.pop("provider") == "cpu"
     write_json(tmp_path / "run" / OPTIONS, kept)

@@ -1,6 +1,8 @@
-"""What a run is made of beside its scenario: files that its results depend on, each with the SHA-256 of its content.
+"""What a run is made of: its scenario's values, and files that its results depend on, each with the SHA-256 of its
+content.
 
 A sweep, or a run that is resumed, would otherwise mix the results of a file before and after somebody changed it.
+Versions of fleetlearn and other packages are not compared: a run goes on after an upgrade.
 """
 
 from __future__ import annotations
@@ -12,18 +14,38 @@ from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import numpy as np
 from fleetlearn_protocol import Bundle
 
-from fleetlearn_simulator.scenario.scenario import Scenario
+from fleetlearn_simulator.data.sources import Source
+from fleetlearn_simulator.scenario.scenario import KEYS, Scenario
 
 ABSENT = "absent"
+VALUES, EXAMPLES = "values", "examples"
+MAY_CHANGE = (
+    "name", "sweep", "plan.name", "plan.seed", "plan.file", "plan.data_dir", "plan.durable", "plan.stop", "plan.models"
+)  # fmt: skip
+"""Keys that change nothing of what a run has done. It may go on with other stop rules; ``seed`` replaces the plan's."""
+OF_SERVICE = ("service.heartbeat", "service.uploads", "service.downloads")
+"""The keys of [service] that a simulation depends on, beside the one that ``population.connected`` repeats."""
+SHOWN = 60
+"""Most characters of a value in an error."""
 
 
-def made_of(scenario: Scenario, bundle: Bundle) -> dict[str, str]:
-    """Return what the file is for, with its name -> the SHA-256 of its content: the bundle, the data's arrays, the
-    trace of availability, the module of the data's function and the modules beside it that it imports."""
-    found = {"the bundle": bundle.sha256}
+def made_of(scenario: Scenario, bundle: Bundle, source: Source | None) -> dict[str, Any]:
+    """Return what a run is made of.
+
+    What a file is for, with its name -> the SHA-256 of its content: the bundle, the data's arrays, the trace of
+    availability, the module of the data's function and the modules beside it that it imports. ``values``: dotted key
+    of the scenario -> its value; paths are left out, since files may move. ``examples``: number of a device -> the
+    SHA-256 of what the data's function makes for it; these few devices tell if the function reads a file that changed.
+
+    ``source``: the scenario's data. None is for a scenario without a data function.
+    """
+    found: dict[str, Any] = {"the bundle": bundle.sha256}
     files = {"data.arrays": scenario.data.arrays, "availability.file": scenario.availability.file}
     for key, file in files.items():
         if file is not None:
@@ -32,12 +54,58 @@ def made_of(scenario: Scenario, bundle: Bundle) -> dict[str, str]:
         name = scenario.data.function.partition(":")[0]
         for file in _modules(name, scenario.data.path or scenario.base):
             found[f"data.function's {file.name}"] = _digest(file)
+        found[EXAMPLES] = {} if source is None else dict(_sample(source, scenario.population.size))
+    rows = (row for section in KEYS for row in _values(section, getattr(scenario, section)))
+    found[VALUES] = {key: value for key, value in rows if not _may_change(key)}
     return found
 
 
-def changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the names whose contents differ, or that are there only once."""
-    return [name for name in {**before, **now} if before.get(name) != now.get(name)]
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what differs: values as ``key was 1 and is 2``, and the names of files whose contents differ, or that are
+    there only once. Values that the first does not have are not compared: an earlier version wrote it."""
+    old, new = before.get(VALUES, {}), now.get(VALUES, {})
+    values = [f"{key} was {_shown(old[key])} and is {_shown(new.get(key))}" for key in old if old[key] != new.get(key)]
+    files = [name for name in {**before, **now} if name not in (VALUES, EXAMPLES) and before.get(name) != now.get(name)]
+    # Another seed or another function makes other examples, and is named already.
+    if values or files or EXAMPLES not in before or before[EXAMPLES] == now.get(EXAMPLES):
+        return files + values
+    return [
+        "what data.function makes, though its code is the same (it must read the same files, and depend on the "
+        "device's number and the seed alone)"
+    ]
+
+
+def _may_change(key: str) -> bool:
+    if key.startswith("service."):
+        return key not in OF_SERVICE
+    return any(key == own or key.startswith(f"{own}.") for own in MAY_CHANGE)
+
+
+def _values(key: str, value: object) -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and their values, as JSON has them."""
+    if isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            yield from _values(f"{key}.{name}", getattr(value, name))
+    elif isinstance(value, Mapping) and any(isinstance(row, msgspec.Struct) for row in value.values()):
+        yield key, sorted(value)
+        for name, row in value.items():
+            yield from _values(f"{key}.{name}", row)
+    elif not isinstance(value, Path):
+        yield key, msgspec.json.decode(msgspec.json.encode(value, enc_hook=str, order="deterministic"))
+
+
+def _sample(source: Source, population: int) -> Iterator[tuple[str, str]]:
+    """Yield a few devices' numbers and the SHA-256 of their examples."""
+    for device in sorted({0, population // 2, population - 1}):
+        content = hashlib.sha256()
+        for array in source.arrays(device) if source.examples(np.array([device]))[0] else ():
+            content.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+        yield str(device), content.hexdigest()
+
+
+def _shown(value: object) -> str:
+    text = "not given" if value is None else msgspec.json.encode(value).decode()
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _modules(name: str, base: Path) -> Iterator[Path]:

@@ -129,7 +129,9 @@ class Fleet:
         self.next_tick = inf if wake is None else max(wake, self.now)
         due = self.events.heap[0].time if self.events.heap else inf
         if min(due, self.next_tick) > self.coordinator.last_end + MAX_SECONDS_WITHOUT_ROUND:
-            self.finished = "no round began for a year: too few devices are online at a time"
+            without = len(self.connections.without_examples)
+            why = f", and {without} of those that were drawn have no examples" if without else ""
+            self.finished = f"no round began for a year: too few devices are online at a time{why}"
         elif due <= self.next_tick:
             event = self.events.pop()
             HANDLERS[event.kind](self, event)

@@ -2,6 +2,7 @@
 
     scenario.toml           the scenario, with all defaults and what was measured for it
     options.json            the options that the other files depend on
+    made_of.json            values and hashes of files that they depend on
     events.jsonl            one line for each event, in the order of virtual time
     rounds.jsonl            one line for each round
     evaluations.jsonl       one line for each evaluation on devices, if there are any
@@ -36,7 +37,7 @@ from fleetlearn_simulator.training.kept_rows import KEPT_STATES, RESIDUALS, TIED
 
 SCENARIO, OPTIONS, EVENTS, ROUNDS = "scenario.toml", "options.json", "events.jsonl", "rounds.jsonl"
 MADE_OF = "made_of.json"
-"""What the run is made of beside its scenario: file -> SHA-256."""
+"""What the run is made of: values, and SHA-256 of files."""
 EVALUATIONS = "evaluations.jsonl"
 CHECKPOINT, MODEL, SUMMARY = "checkpoint.safetensors", "model.safetensors", "summary.json"
 LINES_AT_ONCE = 4096

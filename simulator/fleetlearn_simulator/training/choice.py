@@ -73,9 +73,28 @@ def with_measured_step(scenario: Scenario, bundle: Bundle) -> Scenario:
         return scenario
     backend = make_backend(scenario, "bundle")
     inputs = RoundInputs(bundle.parameters()[: bundle.manifest.size])
-    backend.train(inputs, [Job(0, 0, 1)])  # the first steps allocate memory
-    seconds = float(f"{_timed(lambda: int(backend.train(inputs, [Job(0)]).steps[0])):.3g}")
+    (device,) = first_with_examples(scenario, bundle, 1)
+    backend.train(inputs, [Job(device, 0, 1)])  # the first steps allocate memory
+    seconds = float(f"{_timed(lambda: int(backend.train(inputs, [Job(device)]).steps[0])):.3g}")
     return msgspec.structs.replace(scenario, compute=msgspec.structs.replace(scenario.compute, step_seconds=seconds))
+
+
+def first_with_examples(scenario: Scenario, bundle: Bundle, count: int) -> list[int]:
+    """Return the first ``count`` devices that have examples, or fewer if there are no more among the first
+    ``SIZES_SAMPLED``. Raises SimulatorError if there are none."""
+    source, found = source_of(scenario, bundle), list[int]()
+    looked_at = min(scenario.population.size, SIZES_SAMPLED)
+    for device in range(looked_at):
+        if source.examples(np.array([device]))[0]:
+            found.append(device)
+            if len(found) == count:
+                break
+    if not found:
+        raise SimulatorError(
+            f"none of the first {looked_at} devices has examples: there is nothing to measure training with. Give "
+            "compute.step_seconds a number, and choose a back end"
+        )
+    return found
 
 
 def choose_backend(
@@ -89,7 +108,9 @@ def choose_backend(
     if why := not_for_many(bundle, scenario.plan.local.batch_size, scenario.plan.local.algorithm):
         return "bundle", why
     assert bundle.manifest.many is not None
-    jobs = [Job(number % scenario.population.size, number) for number in range(bundle.manifest.many.devices)]
+    count = bundle.manifest.many.devices
+    devices = first_with_examples(scenario, bundle, count)
+    jobs = [Job(devices[number % len(devices)], number) for number in range(count)]
     costs: dict[BackendName, float] = {
         "bundle": _seconds(scenario, bundle, "bundle", provider, [[job] for job in jobs]),
         "vectorized": _seconds(scenario, bundle, "vectorized", provider, [jobs]),

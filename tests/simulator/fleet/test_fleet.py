@@ -20,6 +20,7 @@ from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import Options, simulate
 from fleetlearn_simulator.data.factory import source_of
+from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet import fleet as fleet_module
 from fleetlearn_simulator.fleet import round_training
 from fleetlearn_simulator.fleet.connections import MIN_REFILL_SECONDS
@@ -29,6 +30,7 @@ from fleetlearn_simulator.fleet.fleet import MAX_BACK_OFF
 from fleetlearn_simulator.results.run_folder import EVENTS, read_rows
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Job, PerDevice, RoundInputs, local_settings
+from fleetlearn_simulator.training.choice import first_with_examples
 from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices
 from fleetlearn_simulator.training.vectorized import Vectorized
 from hypothesis import HealthCheck, given, settings
@@ -912,3 +914,26 @@ def test_devices_without_examples_never_take_part(tmp_path: Path, line: Path, co
     with_tasks = {row["device"] for row in read_rows(outcome.folder, EVENTS) if row["event"] == "assigned"}
     assert with_tasks
     assert not with_tasks & {0, 3, 6}
+
+
+def test_a_step_is_measured_on_a_device_with_examples(tmp_path: Path, line: Path) -> None:
+    """Device 0 has none: the measurement on it ended the whole simulation."""
+    path = write_scenario(tmp_path, line, 9, compute={"step_seconds": "measure"}, plan__round__goal=6)
+    (tmp_path / "lines.py").write_text(WITHOUT.format(count=COUNT))
+    scenario = Scenario.load(path)
+    assert first_with_examples(scenario, open_bundle(line), 4) == [1, 2, 4, 5]
+    outcome = simulate(scenario, tmp_path / "out", Options("auto", 1))
+    assert outcome is not None
+    assert outcome.summary["without_examples"] == 3
+
+
+def test_a_fleet_without_any_examples_ends_and_says_why(tmp_path: Path, line: Path) -> None:
+    path = write_scenario(tmp_path, line, 3)
+    (tmp_path / "lines.py").write_text(WITHOUT.format(count=COUNT).replace("device % 3", "device // 9"))
+    outcome = simulate(Scenario.load(path), tmp_path / "out", Options("bundle", 1))
+    assert outcome is not None
+    assert outcome.summary["reason"].endswith("online at a time, and 3 of those that were drawn have no examples")
+    path = write_scenario(tmp_path, line, 3, compute={"step_seconds": "measure"})
+    (tmp_path / "lines.py").write_text(WITHOUT.format(count=COUNT).replace("device % 3", "device // 9"))
+    with pytest.raises(SimulatorError, match="none of the first 3 devices has examples: there is nothing to measure"):
+        simulate(Scenario.load(path), tmp_path / "out", Options("bundle", 1))
