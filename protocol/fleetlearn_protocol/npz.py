@@ -19,6 +19,15 @@ ZIP, NPY = (b"PK\x03\x04", b"PK\x05\x06"), b"\x93NUMPY"
 SAVEZ = "numpy.savez(path, x=..., y=...) writes one"
 
 
+TABLE = (
+    "A table with a line of names and the label in its last column becomes one by: "
+    "t = numpy.loadtxt('mine.csv', delimiter=',', skiprows=1); "
+    "numpy.savez('mine.npz', x=t[:, :-1], y=t[:, -1].astype(int)), "
+    "with the names of the bundle's arrays in place of x and y"
+)
+"""How a CSV file is converted."""
+
+
 class NpzError(ValueError):
     """A file whose arrays cannot be read. The text names the file, what it is, and what was expected."""
 
@@ -36,7 +45,8 @@ def read_npz(
         with path.open("rb") as file:
             begin = file.read(64)
             if begin[:4] not in ZIP:
-                raise NpzError(f"{path} {_described(begin)}; expected an .npz file of plain arrays: {SAVEZ}")
+                convert = f". {TABLE}" if _is_text(begin) else ""
+                raise NpzError(f"{path} {_described(begin)}; expected an .npz file of plain arrays: {SAVEZ}{convert}")
             file.seek(0)
             archive = np.load(file, allow_pickle=False)
             names = list(archive.files)
@@ -50,8 +60,9 @@ def read_npz(
 
 
 def _read(archive: Any, name: str) -> NDArray[Any]:
+    """Return an array of the archive. Raises NpzError."""
     try:
-        array: NDArray[Any] = archive[name]
+        array = archive[name]
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise
@@ -59,6 +70,11 @@ def _read(archive: Any, name: str) -> NDArray[Any]:
             f"the array {name} holds Python objects; expected plain arrays: numbers alone, such as "
             f"numpy.asarray({name}, numpy.float32)"
         ) from None
+    if not isinstance(array, np.ndarray):  # numpy gives other files of a zip as bytes
+        raise NpzError(
+            f"it is a zip with other files than arrays in it, such as {name}: a file of PyTorch or of a spreadsheet, "
+            f"for example; expected an .npz file: {SAVEZ}"
+        )
     return array
 
 
@@ -68,8 +84,11 @@ def _described(begin: bytes) -> str:
         return "is empty"
     if begin.startswith(NPY):
         return "is a single array (.npy)"
+    return "is a text file, such as CSV" if _is_text(begin) else "is a binary file of another kind"
+
+
+def _is_text(begin: bytes) -> bool:
     # The last character may be cut in the middle.
     text = begin.decode("utf-8", "ignore")
-    if len(text.encode()) > len(begin) - 4 and all(letter.isprintable() or letter in "\t\r\n" for letter in text):
-        return "is a text file, such as CSV"
-    return "is a binary file of another kind"
+    whole = begin and len(text.encode()) > len(begin) - 4
+    return bool(whole) and all(letter.isprintable() or letter in "\t\r\n" for letter in text)

@@ -18,7 +18,7 @@ from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
 from fleetlearn_device.driver.address import Address, Enrolment
-from fleetlearn_device.driver.dead_ends import DeadEnd, dead_end_of, dead_end_of_refusal, refusal
+from fleetlearn_device.driver.dead_ends import DeadEnd, dead_end_of, dead_end_of_refusal, header, refusal
 from fleetlearn_device.driver.timing import Timing, retry_after, seconds_to_wait
 from fleetlearn_device.driver.way import Way, explain, open_way
 from fleetlearn_device.session.commands import Commands
@@ -203,7 +203,7 @@ class Connector:
                 self.why_not = f"the connection is lost: {printable(str(error))}"
                 log.warning("%s", self.why_not)
         except InvalidStatus as error:
-            self._retry_after = retry_after(error.response.headers.get("Retry-After"))
+            self._retry_after = retry_after(header(error.response, "Retry-After"))
             said = refusal(error.response)
             self._dead_end = dead_end_of_refusal(error.response.status_code, said)
             why = said if self._dead_end is None else self._dead_end.text

@@ -7,6 +7,7 @@ A device that nobody watches goes on trying, slowly, since a certificate or a co
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from contextlib import suppress
 from typing import Literal, NamedTuple
@@ -44,6 +45,7 @@ _WANTS_CERTIFICATE = (
     "the coordinator does not take this device's certificate, or asks for one: give the one that its operator made for "
     "this device (`fleetlearn-coordinator device-certificate`) with --certificate and --key"
 )
+_TITLE = re.compile(r"<title[^>]*>([^<]+)", re.IGNORECASE)
 _NOT_THE_COORDINATOR = "a proxy or another server answers there, and no fleetlearn coordinator"
 _OTHER_VERSION = (
     "the coordinator speaks another version of the protocol ({}): install the version of fleetlearn here that the "
@@ -96,14 +98,26 @@ async def dead_end_of(error: Exception, address: Address, at: Place | None) -> D
 
 
 def refusal(response: Response) -> str:
-    """Return why a request was refused, in the coordinator's words. Others, such as a proxy, answer with web pages."""
+    """Return why a request was refused, in the coordinator's words. Others, such as a proxy or the page of a hotel's
+    network, answer with web pages and redirections: of these, what answered."""
     status = f"HTTP {response.status_code} {response.reason_phrase}".strip()
     said = bytes(response.body or b"").decode(errors="replace").strip()
     if "HTTPS port" in said:  # nginx, in a web page
         return _ONLY_TLS
-    if "html" in response.headers.get("Content-Type", "").lower() or said.startswith("<"):
-        said = f"{status}, with a web page: {_NOT_THE_COORDINATOR}"
+    if "html" in header(response, "Content-Type").lower() or said.startswith("<"):
+        title = _TITLE.search(said)
+        page = "a web page" if title is None else f'the web page "{" ".join(title[1].split())[:80]}"'
+        said = f"{status}, with {page}: {_NOT_THE_COORDINATOR}"
+    elif place := header(response, "Location"):
+        said = f"{status}, which leads to {place[:200]} and is not followed: {_NOT_THE_COORDINATOR}"
+    if _NOT_THE_COORDINATOR in said and (server := header(response, "Server")):
+        said = f"{said} (it calls itself {server[:80]})"
     return said or status
+
+
+def header(response: Response, name: str) -> str:
+    """Return the first value of a response's header, empty where there is none."""
+    return next(iter(response.headers.get_all(name)), "")
 
 
 def dead_end_of_refusal(status: int, said: str) -> DeadEnd | None:

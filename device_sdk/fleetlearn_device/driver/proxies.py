@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from ipaddress import ip_address
 from typing import NamedTuple
 from urllib.request import getproxies, proxy_bypass
 
@@ -35,6 +36,8 @@ class Proxy(NamedTuple):
     """The same without name and password."""
     setting: str
     """What names it, such as HTTPS_PROXY."""
+    has_name: bool
+    """Its host is a name, which may have several addresses."""
 
     def __str__(self) -> str:
         return f"the proxy {self.shown} of {self.setting}"
@@ -66,7 +69,7 @@ async def find_proxy(uri: WebSocketURI) -> Proxy | None:
             f"{setting} names a proxy with no port that can be used. Expected http://HOST:PORT; {instead}"
         ) from None
     host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
-    proxy = Proxy(url, f"{parsed.scheme}://{host}:{parsed.port}", setting)
+    proxy = Proxy(url, f"{parsed.scheme}://{host}:{parsed.port}", setting, not _is_ip_address(parsed.host))
     if parsed.scheme.startswith("socks") and find_spec("python_socks") is None:
         raise UnreachableError(
             f'{proxy} speaks SOCKS, which needs: pip install "python-socks[asyncio]"; {instead}. An HTTP proxy needs '
@@ -90,6 +93,14 @@ def configured_proxy(uri: WebSocketURI) -> tuple[str, str] | None:
             )
             return (named[0] if named else f"the system's settings ({scheme})"), url
     return None
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 async def _is_this_machine(uri: WebSocketURI, found: tuple[str, str]) -> bool:

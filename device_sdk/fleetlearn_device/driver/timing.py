@@ -31,10 +31,10 @@ LONGEST_RETRY_AFTER = 3600.0
 """Longest wait, in seconds, that a refused handshake can ask for."""
 
 
-def retry_after(value: str | None) -> float:
+def retry_after(value: str) -> float:
     """Return the seconds that the header Retry-After (RFC 9110, section 10.2.3) asks to wait at least; 0 where it is
     missing, or a date."""
-    if value is None or not value.isascii() or not value.isdecimal():
+    if not value.isascii() or not value.isdecimal():
         return 0.0
     return min(float(value[:9]), LONGEST_RETRY_AFTER)
 

@@ -26,8 +26,9 @@ class Way(NamedTuple):
         """Return what websockets' ``connect`` is given for this way."""
         if self.proxy is None:
             return {"sock": self.socket, "proxy": None}
-        # uvloop has no such argument, and tries a proxy's addresses one after the other.
-        happy = isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop)
+        # uvloop has no such argument, and tries a proxy's addresses one after the other. Without need it is not given:
+        # asyncio before 3.12 leaves a socket open where it is cancelled at the moment of the connection.
+        happy = self.proxy.has_name and isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop)
         return {"proxy": self.proxy.url} | ({"happy_eyeballs_delay": NEXT_AFTER} if happy else {})
 
     def close(self) -> None:

@@ -659,8 +659,8 @@ class Session:
         work, self.work = self.work, Idle()
         self._ended_task_id = work.task_id
         self._quiet = self._last_progress, self._last_progress + QUIET
-        if work.task_id is not None:
-            self.history = self.history.ended(work.task_id, outcome, why)
+        assert work.task_id is not None
+        self.history = self.history.ended(work.task_id, outcome, why)
         match work:
             case Training() if self.running_task_id is not None:  # it has not ended by itself
                 return [StopTraining(work.task_id)]

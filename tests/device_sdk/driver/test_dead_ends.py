@@ -18,7 +18,7 @@ from fleetlearn_device import Device
 from fleetlearn_device.__main__ import main
 from fleetlearn_device.driver.address import Address
 from fleetlearn_device.driver.addresses import Place
-from fleetlearn_device.driver.dead_ends import NoConnectionError, dead_end_of, dead_end_of_refusal, refusal
+from fleetlearn_device.driver.dead_ends import NoConnectionError, dead_end_of, dead_end_of_refusal, header, refusal
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.messages import CheckIn, ComeBack
@@ -147,6 +147,31 @@ def test_a_refused_handshake_is_final_where_waiting_does_not_help(status: int, t
     assert (found and found.kind) == kind
     if found is not None and kind != "tls":
         assert text in found.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "text"),
+    [
+        ({}, "busy", "busy"),
+        ({}, "", "HTTP 503 Out"),
+        ({"Content-Type": "text/html"}, "<html><head><Title lang=en>\n Hotel\n  WiFi</title>" + 9000 * "x",
+         'HTTP 503 Out, with the web page "Hotel WiFi": a proxy or another server answers there, and no fleetlearn '
+         "coordinator"),
+        ({"Content-Type": "text/html", "Server": "squid/5.2" + 9000 * "x"}, "<html>",
+         "HTTP 503 Out, with a web page: a proxy or another server answers there, and no fleetlearn coordinator (it "
+         "calls itself squid/5.2" + 71 * "x" + ")"),
+        ({"Location": "https://login.example/?next=1"}, "",
+         "HTTP 503 Out, which leads to https://login.example/?next=1 and is not followed: a proxy or another server "
+         "answers there, and no fleetlearn coordinator"),
+    ],
+)  # fmt: skip
+def test_what_answered_is_said_in_one_short_line(headers: dict[str, str], body: str, text: str) -> None:
+    assert refusal(Response(503, "Out", Headers(headers), bytearray(body.encode()))) == text
+
+
+def test_a_header_that_comes_twice_is_no_error() -> None:
+    response = Response(503, "Out", Headers([("Retry-After", "3"), ("Retry-After", "5")]))
+    assert (header(response, "Retry-After"), header(response, "Server")) == ("3", "")
 
 
 @pytest.mark.parametrize("error", [ConnectionRefusedError(), TimeoutError(), OSError("no route"), ssl.SSLEOFError()])

@@ -142,6 +142,21 @@ def test_another_machine_is_reached_through_the_proxy_with_tls(
     assert "cret" not in caplog.text
 
 
+def test_a_proxy_with_a_dead_first_address_is_reached_by_the_second(
+    certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with scripted(ssl=tls(certificates)) as coordinator, http_proxy(coordinator.port) as proxy:
+            with black_hole("::1") as hole:
+                names = {"fleet.test": [(ELSEWHERE, None)], "proxy.test": [("::1", hole), ("127.0.0.1", proxy.port)]}
+                give_names(monkeypatch, names)
+                monkeypatch.setenv("HTTPS_PROXY", "http://proxy.test:3128")
+                async with serving("wss://fleet.test:8443", tmp_path, ca=certificates / "ca.pem"):
+                    await (await coordinator.line()).check_in()
+
+    asyncio.run(test())
+
+
 @pytest.mark.parametrize("exempt", ["", "fleet.test", ".test", "*"])
 def test_a_name_of_this_machine_or_of_no_proxy_is_connected_to_directly(
     exempt: str, certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
