@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -13,6 +14,7 @@ from typing import Any
 
 from browser import served
 from filelock import FileLock
+from processes import status_of
 from web_sdk import FOLDER, node, npm
 
 EXAMPLE = FOLDER / "page" / "test" / "status.json"
@@ -92,3 +94,29 @@ def page_site(
     site = PageSite(coordinator, status, folder or built_page(), port)
     with served(site):
         yield site
+
+
+def public_status(data_dir: Path) -> dict[str, Any]:
+    """What the coordinator's own page port says of a run."""
+    status = status_of(data_dir)
+    live: dict[str, Any] = {} if status is None else status.live
+    rounds = [] if status is None else [closed for closed in status.rounds if closed.outcome == "committed"]
+    return {
+        "run": "test", "state": "running", "round": live.get("round", 0), "rounds": None,
+        "reports": live.get("accepted", 0), "goal": 1, "connected": live.get("connected", 0),
+        "history": [
+            {
+                "round": closed.number, "loss": closed.summary["metrics"].get("loss"),
+                "accuracy": closed.summary["metrics"].get("accuracy"), "devices": closed.summary["reports"],
+            }
+            for closed in rounds
+        ],
+    }  # fmt: skip
+
+
+def write_service(folder: Path, port: int, site: PageSite) -> str:
+    """The service file of a coordinator that takes enrolled devices alone. Returns a token."""
+    service = folder / "service.toml"
+    service.write_text(f'port = {port}\nidentities = "identities"\norigins = ["{site.origin}"]\n')
+    command = [sys.executable, "-m", "fleetlearn_coordinator", "token", service, "--uses", "1"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -107,10 +107,21 @@ def run_of_page(service: ServiceSettings, plan: Plan | None) -> PublicRun:
     return PublicRun(found[0].name, Plan.load(found[0].plan), found[0].wanted != "running")
 
 
-def page_settings(page: Page, devices_port: int) -> bytes:
-    """Return ``page.json``. ``devices_port``: where the coordinator listens."""
-    about = {"title": page.title, "about": page.about, "task": page.task}
-    return msgspec.json.encode({"coordinator": page.coordinator or f":{devices_port}", "status": STATUS, **about})
+def page_settings(service: ServiceSettings, page: Page, devices_port: int, page_port: int) -> bytes:
+    """Return ``page.json``. ``devices_port``, ``page_port``: where the coordinator and its page listen.
+
+    It says who may connect too: a browser does not tell a page why a connection was refused."""
+    return msgspec.json.encode(
+        {
+            "coordinator": page.coordinator or f":{devices_port}",
+            "status": STATUS,
+            "title": page.title,
+            "about": page.about,
+            "task": page.task,
+            "invites": service.identities is not None,
+            "pages": {"origins": service.own_origins, "port": page_port},
+        }
+    )
 
 
 def join_link(service: ServiceSettings, token: str) -> str:
@@ -145,11 +156,14 @@ async def page_port(service: ServiceSettings, host: Host, plan: Plan | None = No
     if page is None:
         yield
         return
-    settings = page_settings(page, urlsplit(host.address).port or 0)
+    devices_port = urlsplit(host.address).port or 0
     status = PublicStatus(lambda: run_of_page(service, plan))
     # Whatever the devices' port asks of its peers, this one asks for no certificate.
     tls = None if service.tls is None else Tls(certificate=service.tls.certificate, key=service.tls.key)
-    documents: dict[str, Document] = {PAGE: lambda: settings, STATUS: status}
+    documents: dict[str, Document] = {
+        PAGE: lambda: page_settings(service, page, devices_port, urlsplit(address).port or 0),
+        STATUS: status,
+    }
     listener = PageListener(
         StaticFolder(page.folder), documents, tls=tls, limits=service.limits, proxies=service.proxies
     )

@@ -3,16 +3,34 @@
 import { Joined } from "./joined.ts";
 import { askConsent } from "./shell/consent.ts";
 import { the, write } from "./shell/elements.ts";
-import { PageError, type PageSettings, readPageSettings, tokenOf } from "./shell/invitation.ts";
+import {
+  isToken,
+  linkedToken,
+  PageError,
+  type PageSettings,
+  readPageSettings,
+  settingsWhenThere,
+  tokenOf,
+} from "./shell/invitation.ts";
 import { notice } from "./shell/notices.ts";
 import { workOffline } from "./shell/offline.ts";
 import { NOTHING_CHOSEN, openRecords } from "./shell/records.ts";
 
-/** Return the token of the link, and take it out of the address bar and the history. */
+/** Milliseconds until page.json is asked for again, and the longest such wait. */
+const EVERY = 2000;
+const LONGEST = 30_000;
+
+/** Return the token of the link, and take it out of the address bar. The tab's history entry keeps it until the person
+ * agrees or closes the tab: a page that is loaded again still has it. */
 function takeToken(): string | null {
-  const token = tokenOf(location.hash);
-  if (token !== null) history.replaceState(null, "", location.pathname + location.search);
+  const token = linkedToken(location.hash, history.state);
+  if (token !== null) remember({ invitation: token });
   return token;
+}
+
+/** Let the tab's history entry have this state alone. */
+function remember(state: object | null): void {
+  history.replaceState(state, "", location.pathname + location.search);
 }
 
 async function readSettings(): Promise<PageSettings> {
@@ -26,40 +44,67 @@ async function readSettings(): Promise<PageSettings> {
   return readPageSettings(await answer.json().catch(() => null), document.baseURI);
 }
 
+/** Say that page.json is not there, and wait: for some time, or until there is a network again. */
+function waitForSettings(error: Error, asked: number): Promise<void> {
+  notice("page", {
+    what: "This page does not know whom to train with.",
+    advice: `It asks again by itself. (${error.message})`,
+  });
+  return new Promise((resolve) => {
+    const timer = setTimeout(go, Math.min(LONGEST, EVERY * 2 ** Math.min(asked - 1, 10)));
+    function go(): void {
+      clearTimeout(timer);
+      removeEventListener("online", go);
+      resolve();
+    }
+    addEventListener("online", go);
+  });
+}
+
 async function main(): Promise<void> {
-  let token = takeToken();
+  const erased = history.state?.erased === true;
+  if (erased) remember(null);
+  let invited = takeToken();
+  // A link that is opened in this tab once more changes the fragment alone.
+  addEventListener("hashchange", () => {
+    if (tokenOf(location.hash) !== null) location.reload();
+  });
   const records = await openRecords();
+  records.onGone(() => {
+    remember({ erased: true });
+    location.reload();
+  });
   if (!records.lasting) {
     notice("private", {
       what: "This browser keeps nothing for this page.",
       advice: "It may be a private window. Your drawings are gone when you close the tab.",
     });
   }
-  if (history.state?.erased === true) {
-    history.replaceState(null, "");
-    notice("done", { what: "Everything was erased.", advice: "This page keeps nothing on this device any more." });
-  }
-  let settings: PageSettings;
-  try {
-    settings = await readSettings();
-  } catch (error) {
-    notice("page", {
-      what: "This page does not know whom to train with.",
-      advice: `Reload it later. (${(error as Error).message})`,
+  if (erased) {
+    notice("erased", {
+      what: "Everything was erased.",
+      advice: "This page keeps nothing on this device any more.",
     });
-    return;
   }
+  const settings = await settingsWhenThere(readSettings, waitForSettings);
+  notice("page", null);
   document.title = settings.title;
   write("title", settings.title);
   write("coordinator", `The coordinator is ${new URL(settings.coordinator).host}.`);
 
-  const showConsent = (): void => {
+  const showConsent = async (): Promise<void> => {
     the("joined").hidden = true;
     the("pill").hidden = true;
     the("consent").hidden = false;
-    askConsent(settings, token, async (given) => {
-      token = null;
-      await records.choose(() => ({ ...NOTHING_CHOSEN, joined: settings.coordinator, token: given }));
+    // Who leaves before the coordinator let the device in has an invitation that is not used.
+    askConsent(settings, invited ?? (await records.choices()).token, async (given) => {
+      invited = null;
+      await records.choose((now) =>
+        now.joined === settings.coordinator // in another tab
+          ? { ...now, token: given ?? now.token }
+          : { ...NOTHING_CHOSEN, admitted: now.admitted, joined: settings.coordinator, token: given },
+      );
+      remember(null);
       await showJoined();
       the("draw-title").focus();
     });
@@ -68,18 +113,25 @@ async function main(): Promise<void> {
     the("consent").hidden = true;
     the("joined").hidden = false;
     // A new link for somebody who joined before: perhaps the first invitation was withdrawn.
-    const given = token;
-    if (given !== null) await records.choose((now) => ({ ...now, token: given }));
-    token = null;
+    const given = invited;
+    invited = null;
+    if (given !== null && isToken(given)) await records.choose((now) => ({ ...now, token: given }));
+    else if (given !== null) {
+      notice("invitation", {
+        what: "The link that you opened is cut off: its token is not whole.",
+        advice: "This device goes on as before. For a new invitation open the whole link.",
+      });
+    }
+    remember(null);
     await joined.open();
     void workOffline();
   };
   const joined = new Joined(settings, records, () => {
-    showConsent();
+    void showConsent();
     the("consent-title").focus();
   });
   if ((await records.choices()).joined === settings.coordinator) await showJoined();
-  else showConsent();
+  else await showConsent();
 }
 
 void main();

@@ -3,7 +3,8 @@
 import { collectExamples, type Examples, isExamples } from "./data/examples.ts";
 import { Driver, type Log } from "./driver/driver.ts";
 import { findVerifier } from "./driver/signatures.ts";
-import { TIMING, type Timing } from "./driver/timing.ts";
+import { secondsToWait, TIMING, type Timing } from "./driver/timing.ts";
+import { onNetwork } from "./life/network.ts";
 import type { DeviceState } from "./life/state.ts";
 import { type Conditions, checkConditions, UNKNOWN, watchSurroundings } from "./life/surroundings.ts";
 import { lastChosen, type RuntimeOptions, runtimeName } from "./runtimes/choose.ts";
@@ -12,7 +13,7 @@ import { Session, type Statement } from "./session/session.ts";
 import { Contents } from "./storage/contents.ts";
 import { Enrolment, readOrMakeName, readToken } from "./storage/identity.ts";
 import { Outbox } from "./storage/outbox.ts";
-import type { Store, StoreError } from "./storage/store.ts";
+import { eraseStore, type Store, type StoreError } from "./storage/store.ts";
 import { checkedKeys, trustFirst, writeTrustedKeys } from "./storage/trusted_keys.ts";
 import { ALGORITHMS } from "./training/algorithms.ts";
 import { type Columns, examplesOf } from "./training/data.ts";
@@ -42,6 +43,13 @@ export interface DeviceOptions extends RuntimeOptions {
   readonly keys?: readonly string[];
   /** Serve only while these hold, where the browser can tell; `DeviceState.cannotTell` says where it cannot. */
   readonly only?: Conditions;
+  /** Whether the person still wants this. Asked before the device connects, before it begins to compute and before it sends
+   * a result: a tab that was frozen may not have heard that another tab was told to pause. Where the answer is false the
+   * device gives its task back and is `paused`, until `resume`. */
+  readonly consent?: () => boolean | Promise<boolean>;
+  /** Delete a finished update that an earlier device of this store left, in place of sending it: for example because
+   * some of its examples were deleted since. */
+  readonly discardUpdate?: boolean;
   /** What says whether the device charges and what its network is. Left out: the browser. */
   readonly watch?: typeof watchSurroundings;
   /** What the device states at each check-in, beside that. */
@@ -67,6 +75,15 @@ export class Device {
   #serving: Promise<void> | null = null;
   #stopped = false;
   #paused = false;
+  /** `consent` said no. */
+  #refused = false;
+  /** What computes is being loaded, or waits to be loaded again. */
+  #loading = false;
+  /** Why what computes could not be loaded, and how often in a row. */
+  #loadError: string | null = null;
+  #loadFailures = 0;
+  /** Why the last task of the runs that ended failed. */
+  #failed: string | null = null;
   #surroundings = UNKNOWN;
   /** Another tab has the store. */
   #waitsForTab = false;
@@ -106,9 +123,11 @@ export class Device {
     };
     if (this.#serving === null) return { phase: "stopped", ...known, ...(this.#ended !== "" && { why: this.#ended }) };
     const { cannotTell } = this.#conditions;
-    const common = { ...known, ...(cannotTell.length > 0 && { cannotTell }) };
+    const failed = this.#loadError ?? (this.#session === null ? this.#failed : this.#session.failed);
+    const common = { ...known, ...(cannotTell.length > 0 && { cannotTell }), ...(failed !== null && { failed }) };
     const why = this.#whyPaused;
     if (why !== null && this.#driver === null) return { phase: "paused", ...common, why };
+    if (this.#loading) return { phase: "loading", ...common };
     const activity = this.#driver?.activity ?? { phase: "connecting" };
     const progress = activity.phase === "training" ? this.#trainer?.progress : null;
     return { ...activity, ...progress, ...common };
@@ -121,6 +140,7 @@ export class Device {
   /** Why the device must not serve now. */
   get #whyPaused(): string | null {
     if (this.#paused) return "the device is paused";
+    if (this.#refused) return "the page withdrew its consent";
     return this.#waitsForTab ? "another tab or window serves as this device" : this.#conditions.why;
   }
 
@@ -168,11 +188,13 @@ export class Device {
   pause(): void {
     this.#paused = true;
     this.#interrupt();
+    this.#show(); // no run ends by it while another tab has the store
   }
 
   resume(): void {
-    this.#paused = false;
+    this.#paused = this.#refused = false;
     this.#wake();
+    this.#show();
   }
 
   /** Stop, also in another tab, and delete all that the store has: name, credential, downloads, a finished update, what
@@ -181,14 +203,7 @@ export class Device {
     this.stop();
     await this.#serving?.catch(() => {}); // `serve` rejects with it
     this.#stopped = false;
-    const { store } = this.#options;
-    const release = await store.claim?.({ steal: true });
-    try {
-      const keys = await store.keys("");
-      await store.write(Object.fromEntries(keys.map((key) => [key, null])));
-    } finally {
-      release?.();
-    }
+    await eraseStore(this.#options.store);
   }
 
   async #serve(): Promise<void> {
@@ -232,7 +247,7 @@ export class Device {
   }
 
   async #serveFrom(store: Store): Promise<void> {
-    const { url, name, timing, state, log = () => {} } = this.#options;
+    const { url, name, timing, state, discardUpdate = false, log = () => {} } = this.#options;
     const data = await this.#columns();
     const device = await readOrMakeName(store, name);
     let trusted = await trustFirst(store, this.#keys, (text) => log(text, "warning"));
@@ -245,6 +260,7 @@ export class Device {
     const changed = (): void => this.#show();
     trainer.onProgress = changed;
     this.#trainer = trainer;
+    if (discardUpdate) await outbox.discard();
     while (!this.#stopped) {
       this.#show();
       if (this.#lost !== null) throw this.#lost;
@@ -254,6 +270,7 @@ export class Device {
         });
         continue;
       }
+      if (!(await this.#load(trainer, log))) continue;
       const session = await this.#begin(device, examplesOf(data), trusted, outbox);
       this.#driver = new Driver({
         url,
@@ -269,6 +286,7 @@ export class Device {
           trusted = keys; // for the run after a pause: a store that was evicted must not make the device trust everybody
         },
         state: async () => ({ ...this.#surroundings, ...(await state?.()), runtime: runtimeName(trainer.engine) }),
+        allowed: () => this.#allowed(),
         changed,
         log,
       });
@@ -277,6 +295,49 @@ export class Device {
       if (session.finished) return;
       this.#settle();
     }
+  }
+
+  /** Load what computes, before the coordinator counts on this device. Returns whether that is done; where it failed, after
+   * a wait that grows, or that `resume` or another network ends. */
+  async #load(trainer: Trainer, log: Log): Promise<boolean> {
+    if (trainer.ready) return true;
+    let unlisten = (): void => {};
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const woken = new Promise<boolean>((resolve) => {
+      this.#wake = () => resolve(false);
+    });
+    this.#loading = true;
+    this.#show();
+    try {
+      const loaded = await Promise.race([trainer.prepare().then(() => true), woken]);
+      if (loaded) this.#loadError = null;
+      if (loaded) this.#loadFailures = 0;
+      return loaded;
+    } catch (error) {
+      this.#loadError = `what computes could not be loaded: ${(error as Error).message}`;
+      const timing = { ...TIMING, ...this.#options.timing };
+      const wait = secondsToWait(timing, ++this.#loadFailures, null, 0.5 + 0.5 * Math.random());
+      log(`${this.#loadError}; trying again in ${wait.toFixed(1)} s`, "warning");
+      this.#show();
+      unlisten = onNetwork(() => this.#wake());
+      timer = setTimeout(() => this.#wake(), 1000 * wait);
+      await woken;
+      return false;
+    } finally {
+      clearTimeout(timer);
+      unlisten();
+      this.#loading = false;
+    }
+  }
+
+  /** Return whether the device may go on, as `consent` says now. */
+  async #allowed(): Promise<boolean> {
+    if ((await this.#options.consent?.()) === false) {
+      this.#refused = true;
+      this.#interrupt();
+      this.#show();
+    }
+    return !this.#stopped && this.#whyPaused === null;
   }
 
   /** Make the session of the next run. */
@@ -289,6 +350,7 @@ export class Device {
       trusted,
       untilFinished,
     });
+    this.#session.failed = this.#failed;
     return this.#session;
   }
 
@@ -297,6 +359,7 @@ export class Device {
     this.#driver = null;
     this.#accepted += this.#session?.accepted ?? 0;
     this.#acceptedBytes += this.#session?.acceptedBytes ?? 0;
+    if (this.#session !== null) this.#failed = this.#session.failed;
     this.#session = null;
   }
 

@@ -20,7 +20,7 @@ export { type RemoteDevice, type RemoteOptions, startDevice } from "./remote.ts"
 export type { RuntimeOptions } from "./runtimes/choose.ts";
 export type { Claim } from "./storage/claim.ts";
 export { keepStorage, openIndexedDb } from "./storage/indexed_db.ts";
-export { MemoryStore, type Store, StoreError } from "./storage/store.ts";
+export { eraseStore, MemoryStore, type Store, StoreError } from "./storage/store.ts";
 export type { Column, Columns, Numbers } from "./training/data.ts";
 export { DataError, TrainingError } from "./training/errors.ts";
 export { openSharedModel, type SharedModel } from "./training/shared_model.ts";

@@ -18,8 +18,10 @@ export type RemoteOptions = Omit<DeviceOptions, "store"> & {
 export type Method = "serve" | "stop" | "pause" | "resume" | "erase";
 
 /** What of the options crosses to the worker as it is. */
-export type SentOptions = Omit<RemoteOptions, "data" | "state" | "watch" | "log" | "onChange"> & {
+export type SentOptions = Omit<RemoteOptions, "data" | "state" | "watch" | "log" | "onChange" | "consent"> & {
   readonly data: Columns;
+  /** Whether the page has a `consent` to be asked for. */
+  readonly asks: boolean;
 };
 
 /** What the page says. `call` numbers the calls. */
@@ -29,7 +31,9 @@ export type ToWorker =
   /** What the page sees, and a worker does not: the battery. */
   | { readonly do: "see"; readonly surroundings: Surroundings }
   /** The answer to `wants`. */
-  | { readonly do: "state"; readonly state: Stated };
+  | { readonly do: "state"; readonly state: Stated }
+  /** The answer to `asks`. */
+  | { readonly do: "consent"; readonly given: boolean };
 
 /** What the worker says. */
 export type FromWorker =
@@ -37,6 +41,8 @@ export type FromWorker =
   | { readonly is: "failed"; readonly call: number; readonly error: SentError }
   | { readonly is: "changed"; readonly state: DeviceState }
   | { readonly is: "log"; readonly text: string; readonly level: "info" | "warning" }
+  /** May the device go on? Answers come in the order of the questions. */
+  | { readonly is: "asks" }
   /** The device checks in: what does it state? */
   | { readonly is: "wants" };
 
@@ -60,6 +66,8 @@ export class RemoteDevice {
   readonly #options: RemoteOptions;
   readonly #calls = new Map<number, { resolve: () => void; reject: (error: Error) => void }>();
   readonly #made: Promise<void>;
+  /** The answer to the last question whether the device may go on. */
+  #consents: Promise<void> = Promise.resolve();
   #lastCall = 0;
   #state: DeviceState = { phase: "stopped", accepted: 0, acceptedBytes: 0 };
 
@@ -75,9 +83,13 @@ export class RemoteDevice {
   }
 
   async #make(): Promise<void> {
-    const { data, state: _, watch: __, log: ___, onChange: ____, ...sent } = this.#options;
+    const { data, state: _, watch: __, log: ___, onChange: ____, consent, ...sent } = this.#options;
     const columns = isExamples(data) ? await collectExamples(data) : data;
-    await this.#call((call) => ({ do: "make", call, options: { ...sent, data: columns } }));
+    await this.#call((call) => ({
+      do: "make",
+      call,
+      options: { ...sent, data: columns, asks: consent !== undefined },
+    }));
   }
 
   /** What the device did when the worker last said so. */
@@ -144,7 +156,23 @@ export class RemoteDevice {
         return;
       case "wants":
         void this.#answer();
+        return;
+      case "asks":
+        this.#consents = this.#consents.then(() => this.#sayConsent());
     }
+  }
+
+  async #sayConsent(): Promise<void> {
+    let given = false; // where the page cannot say, nothing is sent
+    try {
+      given = (await this.#options.consent?.()) ?? true;
+    } catch (error) {
+      this.#options.log?.(
+        `the page could not say whether the device may go on: ${(error as Error).message}`,
+        "warning",
+      );
+    }
+    this.#say({ do: "consent", given });
   }
 
   async #answer(): Promise<void> {

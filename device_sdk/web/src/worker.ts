@@ -8,6 +8,7 @@ import { MemoryStore } from "./storage/store.ts";
 
 let device: Promise<Device> | null = null;
 let answered: (state: Stated) => void = () => {};
+const unanswered: ((given: boolean) => void)[] = [];
 let surroundings: Surroundings = UNKNOWN;
 let see: (now: Surroundings) => void = () => {};
 
@@ -15,7 +16,14 @@ function say(message: FromWorker): void {
   postMessage(message);
 }
 
-async function make({ store, ...options }: SentOptions): Promise<Device> {
+function askConsent(): Promise<boolean> {
+  return new Promise((resolve) => {
+    unanswered.push(resolve);
+    say({ is: "asks" });
+  });
+}
+
+async function make({ store, asks, ...options }: SentOptions): Promise<Device> {
   return new Device({
     ...options,
     store: store === null ? new MemoryStore() : await openIndexedDb(store),
@@ -31,6 +39,7 @@ async function make({ store, ...options }: SentOptions): Promise<Device> {
         answered = resolve;
         say({ is: "wants" });
       }),
+    ...(asks && { consent: askConsent }),
     log: (text, level) => say({ is: "log", text, level }),
     onChange: (state) => say({ is: "changed", state }),
   });
@@ -45,6 +54,7 @@ async function call(message: Extract<ToWorker, { call: number }>): Promise<void>
 
 addEventListener("message", ({ data }: MessageEvent<ToWorker>) => {
   if (data.do === "state") answered(data.state);
+  else if (data.do === "consent") unanswered.shift()?.(data.given);
   else if (data.do === "see") {
     surroundings = data.surroundings;
     see(surroundings);

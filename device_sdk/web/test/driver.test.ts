@@ -1,7 +1,16 @@
 /** What the driver does where the network or the clock does something odd, with a WebSocket that the test plays. */
 
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
-import { Device, type DeviceState, MemoryStore } from "../src/index.ts";
+import { Driver } from "../src/driver/driver.ts";
+import { TIMING } from "../src/driver/timing.ts";
+import { Device, type DeviceOptions, type DeviceState, MemoryStore } from "../src/index.ts";
+import { crc32 } from "../src/protocol/crc32.ts";
+import type { Report } from "../src/protocol/messages.ts";
+import { startWasm } from "../src/runtimes/wasm.ts";
+import { Session } from "../src/session/session.ts";
+import { Outbox } from "../src/storage/outbox.ts";
+
+vi.mock("../src/runtimes/wasm.ts", () => ({ startWasm: vi.fn() }));
 
 /** A coordinator that welcomes a device, and then says nothing. */
 class Socket {
@@ -60,9 +69,16 @@ beforeEach(() => {
   Socket.reachable = true;
   states.length = 0;
   store = new MemoryStore();
-  const x = { values: new Float32Array(2), shape: [2] };
-  device = new Device({ url: "ws://here/", data: { x }, store, onChange: (state) => states.push(state) });
+  vi.mocked(startWasm).mockReset().mockResolvedValue(ENGINE);
+  device = make();
 });
+
+const ENGINE = { name: "wasm", close: () => {} } as Awaited<ReturnType<typeof startWasm>>;
+
+function make(more: Partial<DeviceOptions> = {}): Device {
+  const x = { values: new Float32Array(2), shape: [2] };
+  return new Device({ url: "ws://here/", data: { x }, store, onChange: (state) => states.push(state), ...more });
+}
 
 afterEach(async () => {
   device.stop();
@@ -150,7 +166,7 @@ describe("the network", () => {
 test("a coordinator that was never reached: what is shown says what it may be", async () => {
   Socket.reachable = false;
   await begin();
-  expect(states.at(-1)?.why).toContain("a device that it does not know needs a token");
+  expect(states.at(-1)?.why).toContain("needs a token");
 });
 
 test("a device that is paused serves when it is resumed", async () => {
@@ -162,6 +178,122 @@ test("a device that is paused serves when it is resumed", async () => {
   device.resume();
   await pass(1);
   expect(states.at(-1)?.phase).toBe("waiting");
+});
+
+describe("what computes", () => {
+  test("that cannot be loaded: no task is taken, it is said, and it is tried again", async () => {
+    vi.mocked(startWasm).mockRejectedValue(new Error("no SIMD here"));
+    served = device.serve();
+    await pass(100);
+    expect(Socket.made).toEqual([]);
+    expect(states.at(-1)).toMatchObject({
+      phase: "loading",
+      failed: "what computes could not be loaded: no SIMD here",
+    });
+    vi.mocked(startWasm).mockResolvedValue(ENGINE);
+    await pass(60);
+    expect(states.at(-1)?.phase).toBe("waiting");
+    expect(states.at(-1)?.failed).toBeUndefined();
+    expect(Socket.made.length).toBe(1);
+  });
+  test("that loads for long is waited for, and a pause and a stop are heard meanwhile", async () => {
+    vi.mocked(startWasm).mockReturnValue(new Promise(() => {}));
+    served = device.serve();
+    await pass(1);
+    expect(states.at(-1)?.phase).toBe("loading");
+    device.pause();
+    await pass(1);
+    expect(states.at(-1)?.phase).toBe("paused");
+    device.resume();
+    await pass(1);
+    expect(states.at(-1)?.phase).toBe("loading");
+    device.stop();
+    await served;
+    expect(states.at(-1)?.phase).toBe("stopped");
+    expect(startWasm).toHaveBeenCalledTimes(1);
+  });
+});
+
+/** Leave a finished update in the store, as a device does whose tab is closed. */
+async function leaveUpdate(): Promise<void> {
+  const content = new Uint8Array(8);
+  const part = { name: "update", encoding: "float32", size: 8, crc32: crc32(content) };
+  const numbers = { examples: 2, steps: 1, epochs: 1, complete: true, loss: 0.5, metrics: {}, seconds: 1 };
+  const report = { type: "report", task: "t1", round: 1, parts: [part], ...numbers, evaluation: null, personal: null };
+  const bundle = "ab".repeat(32);
+  const kept = { keptState: new Float32Array(0), tied: {}, personal: null };
+  await new Outbox(store).save({ report: report as Report, contents: [content], bundle, ...kept });
+}
+
+describe("consent", () => {
+  let given: boolean;
+  const sent = (): string[] => Socket.made.flatMap((socket) => socket.sent.map((message) => message.type));
+
+  test("that was withdrawn before the device connects: it is paused until it is resumed", async () => {
+    given = false;
+    device = make({ consent: async () => given });
+    served = device.serve();
+    await pass(1);
+    expect(states.at(-1)).toMatchObject({ phase: "paused", why: "the page withdrew its consent" });
+    expect(Socket.made).toEqual([]);
+    given = true;
+    device.resume();
+    await pass(1);
+    expect(states.at(-1)?.phase).toBe("waiting");
+  });
+  test.each([true, false])("decides whether a finished update is sent: %s", async (then) => {
+    await leaveUpdate();
+    const answers = [true, then]; // at the connection, and before the report
+    device = make({ consent: () => answers.shift() ?? then });
+    served = device.serve();
+    await pass(1);
+    expect(sent()).toEqual(then ? ["check-in", "report"] : ["check-in"]);
+    expect(states.at(-1)?.phase).toBe(then ? "uploading" : "paused");
+    expect(await new Outbox(store).load()).toMatchObject({ task: "t1" }); // it is sent after `resume`
+  });
+  test("that was withdrawn while what a task needs arrived: it is given back untrained", async () => {
+    const session = new Session("device", 2);
+    let stop = (): void => {};
+    const train = vi.fn();
+    const driver = new Driver({
+      url: "ws://here/",
+      timing: TIMING,
+      session,
+      enrolment: { subprotocols: async () => [], accepted: async () => {} },
+      contents: { models: async () => [], lastManifest: async () => null, lacking: async () => [] },
+      outbox: new Outbox(store),
+      trainer: { train, batches: 0 },
+      verify: async () => false,
+      saveTrusted: async () => {},
+      allowed: async () => {
+        if (session.work.is !== "training") return true;
+        stop();
+        return false;
+      },
+      changed: () => {},
+      state: () => ({}),
+      log: () => {},
+    } as unknown as ConstructorParameters<typeof Driver>[0]);
+    stop = () => driver.post(() => session.stop());
+    served = driver.run();
+    await pass(1);
+    const vector = { name: "model", sha256: "cd".repeat(32), size: 8, encoding: "float32", delta: null };
+    const training = { hyper: {}, epochs: 1, batch_size: 0, seed: 1, parts: { update: "float32" } };
+    const task = { type: "task", task: "t1", round: 1, version: 0, bundle: "ab".repeat(32), vectors: [vector] };
+    Socket.made[0]!.say({ ...task, ...training, deadline: 100, time_budget: null });
+    await pass(1);
+    await served;
+    expect(train).not.toHaveBeenCalled();
+    expect(Socket.made[0]!.sent.at(-1)).toMatchObject({ type: "failed", task: "t1", code: "stopping" });
+  });
+  test("an update that the owner wants discarded is not sent", async () => {
+    await leaveUpdate();
+    device = make({ discardUpdate: true });
+    served = device.serve();
+    await pass(1);
+    expect(sent()).toEqual(["check-in"]);
+    expect(await store.keys("pending/")).toEqual([]);
+  });
 });
 
 test("an erased device has stopped, and left nothing", async () => {

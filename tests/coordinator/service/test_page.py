@@ -100,6 +100,7 @@ def test_the_status_has_public_counts_alone(make_plan: PlanMaker, folder: Path) 
             assert json.loads(body) == {
                 "coordinator": f":{coordinator.host.address.rpartition(':')[2]}",
                 "status": "status.json", "title": "T", "about": "A", "task": "digits",
+                "invites": False, "pages": {"origins": [], "port": port},
             }  # fmt: skip
             assert (await fetch(address, "/"))[1] == b"<p>hello"
 

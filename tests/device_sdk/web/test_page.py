@@ -1,4 +1,5 @@
-"""The page for people as it looks: at 360 px, light and dark, and what axe finds; without a network; its mistakes."""
+"""The page for people as it looks: on phones upright and on their side, light and dark, and what axe finds; its
+invitation; without a network; without what trains; its mistakes."""
 
 from __future__ import annotations
 
@@ -24,10 +25,16 @@ TOKEN = "t" * 43
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_each_view_fits_a_phone_and_axe_finds_nothing(scheme: Literal["light", "dark"], tmp_path: Path) -> None:
-    phone = {"viewport": {"width": 360, "height": 740}, "color_scheme": scheme, "reduced_motion": "reduce"}
-    with page_site(NOBODY, lambda: STATUS) as site, browsing(tmp_path / "profile", **phone) as browser:
+@pytest.mark.parametrize(
+    ("width", "height", "scheme"),
+    [(320, 568, "light"), (360, 740, "dark"), (844, 390, "light"), (1280, 800, "dark")],
+)
+def test_each_view_fits_and_axe_finds_nothing(
+    width: int, height: int, scheme: Literal["light", "dark"], tmp_path: Path
+) -> None:
+    phone = {"viewport": {"width": width, "height": height}, "color_scheme": scheme, "reduced_motion": "reduce"}
+    status = dict(STATUS)
+    with page_site(NOBODY, lambda: status) as site, browsing(tmp_path / "profile", **phone) as browser:
         page = browser.pages[0]
         problems = watched(page)
         found = {}
@@ -49,8 +56,15 @@ def test_each_view_fits_a_phone_and_axe_finds_nothing(scheme: Literal["light", "
             "Accuracy in round 2: 38 %; in round 1 it was 10 %."
         )
         look("no drawings")
+        side = page.locator("#pad").bounding_box()
+        assert side is not None
+        assert side["height"] <= height - 100, "there is room beside the pad, by which the page is scrolled"
         for digit in (1, 4, 7, 1, 4):
             draw(page, digit)
+        kept = page.locator("#kept")
+        expect(kept).to_have_text("Kept as 4. 5 drawings. Enough to start training.")
+        page.locator("#pad").scroll_into_view_if_needed()
+        expect(page.locator("#pill")).to_be_in_viewport()
         draw(page, 7, keep=False)
         for summary in page.locator("summary").all():
             summary.click()
@@ -61,7 +75,11 @@ def test_each_view_fits_a_phone_and_axe_finds_nothing(scheme: Literal["light", "
         page.get_by_label("on Wi-Fi or another unmetered network").check()
         expect(page.get_by_text("This browser does not say what the network costs")).to_be_visible()
         browser.set_offline(True)
-        expect(page.get_by_text("You are offline.")).to_be_visible()
+        expect(page.locator("#phone").get_by_text("You are offline.")).to_be_visible()
+        expect(page.locator("#pill-text")).to_have_text("Offline")
+        page.evaluate("scrollTo(0, 1e6)")
+        page.locator("#pill").click()
+        expect(page.get_by_text("You are offline.")).to_be_in_viewport()
         look("offline")
         browser.set_offline(False)
         page.get_by_role("button", name="Erase everything").click()
@@ -70,10 +88,20 @@ def test_each_view_fits_a_phone_and_axe_finds_nothing(scheme: Literal["light", "
         page.get_by_role("button", name="Keep everything").click()
         page.get_by_role("button", name="Delete drawing 1 of 5, a 4").click()
         expect(page.get_by_role("button", name="Delete drawing 1 of 4, a 1")).to_be_focused()
-        site.settings = None
+        status.update(state="finished")
+        expect(page.locator("#round-text")).to_have_text("Finished after 4 rounds")
+        expect(page.locator("#reports")).to_be_hidden()
+        expect(page.locator("#pill-text")).to_have_text("Finished")
+        expect(page.locator("#phase")).to_have_text("The training is finished")
+        look("finished")
+        settings, site.settings = site.settings, None
+        page.evaluate("caches.keys().then(names => Promise.all(names.map(name => caches.delete(name))))")
         page.reload()
         expect(page.get_by_text("This page does not know whom to train with.")).to_be_visible()
         look("without page.json")
+        site.settings = settings
+        expect(page.get_by_role("heading", name="Draw a digit")).to_be_visible()  # without anybody's doing
+        expect(page.get_by_text("This page does not know whom to train with.")).to_be_hidden()
         assert {view: faults for view, faults in found.items() if faults} == {}
         assert problems == []
 
@@ -99,9 +127,8 @@ def test_it_opens_and_draws_without_a_network_and_takes_a_new_version(tmp_path: 
             join(page, site.origin)
             draw(page, 1)
             wait_until_offline_works(page)
-            page.reload()  # now page.json, too, went through the service worker
             expect(page.locator("#round-text")).to_have_text("Round 4 of 40")
-        page.reload()
+        page.reload()  # right after the first visit
         expect(page.get_by_role("heading", name="Handwritten digits")).to_be_visible()
         draw(page, 7)
         expect(page.locator("#count")).to_have_text("2")
@@ -118,7 +145,7 @@ def test_it_opens_and_draws_without_a_network_and_takes_a_new_version(tmp_path: 
         with page_site(NOBODY, lambda: STATUS, folder=folder, port=port):
             page.reload()
             title = page.locator("#title")
-            expect(page.get_by_role("button", name="Use the new version of this page")).to_be_visible()
+            expect(page.get_by_role("button", name="Use the new version of this page")).to_be_in_viewport()
             expect(title).to_have_css("text-transform", "none")  # one version, as a whole
             page.get_by_role("button", name="Use the new version of this page").click()
             expect(title).to_have_css("text-transform", "uppercase")
@@ -171,5 +198,86 @@ def test_a_token_that_is_refused_is_said_in_plain_words(tmp_path: Path) -> None:
             draw(page, digit)
         page.get_by_role("button", name="Start training").click()
         expect(page.get_by_text("The coordinator does not let this device in.")).to_be_visible()
+        expect(page.locator("#pill-text")).to_have_text("Not let in")
         assert axe_problems(page) == []
+        # Who leaves before the invitation was used, and joins again, still has it.
+        page.get_by_role("button", name="Leave").click()
+        expect(page.get_by_text("Your invitation is filled in.")).to_be_visible()
+        page.get_by_role("button", name="Use another").click()
+        expect(page.get_by_label("Token")).to_have_value(TOKEN)
         assert problems == []
+
+
+@pytest.mark.slow
+def test_a_broken_link_is_no_dead_end_and_an_invitation_outlives_a_reload(tmp_path: Path) -> None:
+    with page_site(NOBODY) as site, browsing(tmp_path / "profile") as browser:
+        page = browser.pages[0]
+        problems = watched(page)
+        page.goto(f"{site.origin}/#token={TOKEN[:30]}")
+        expect(page.get_by_label("Token")).to_have_value(TOKEN[:30])
+        expect(page.get_by_text("The link that you opened is cut off")).to_be_visible()
+        page.get_by_role("button", name="Agree and join").click()
+        expect(page.get_by_text("This is not a whole token.")).to_be_visible()
+        page.get_by_label("Token").fill(f"{site.origin}/#token={TOKEN}")
+        page.get_by_role("button", name="Agree and join").click()
+        expect(page.locator("#joined")).to_be_visible()
+        page.get_by_role("button", name="Leave").click()
+        expect(page.get_by_text("Your invitation is filled in.")).to_be_visible()
+
+        another = "u" * 43
+        page.evaluate("address => { location = address; }", f"{site.origin}/#token={another}")  # in the same tab
+        page.wait_for_url(f"{site.origin}/")
+        page.reload()
+        expect(page.get_by_text("Your invitation is filled in.")).to_be_visible()
+        page.get_by_role("button", name="Use another").click()
+        expect(page.get_by_label("Token")).to_have_value(another)
+        page.get_by_role("button", name="Agree and join").click()
+        expect(page.locator("#joined")).to_be_visible()
+        assert page.evaluate("history.state") is None
+        page.goto("about:blank")
+        page.goto(f"{site.origin}/#token={TOKEN[:30]}")  # by somebody who joined: it goes on
+        expect(page.get_by_text("This device goes on as before.")).to_be_visible()
+        assert problems == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", ["ort-wasm-simd-threaded.wasm", "ort-wasm-simd-threaded.mjs"])
+def test_a_device_that_cannot_load_what_trains_takes_no_task_and_tries_again(missing: str, tmp_path: Path) -> None:
+    port, plan, folder = free_port(), tmp_path / "plan.toml", tmp_path / "page"
+    plan.write_text(plan_text(write_test_bundle(tmp_path / "test.bundle"), tmp_path / "run"))
+    shutil.copytree(built_page(), folder)
+    for name in (missing, f"{missing}.gz"):
+        (folder / name).unlink()
+    with (
+        page_site(f":{port}", lambda: STATUS, folder=folder) as site,
+        processes(tmp_path) as run,
+        browsing(tmp_path / "profile") as browser,
+    ):
+        (tmp_path / "service.toml").write_text(f'port = {port}\norigins = ["{site.origin}"]\n')
+        run.coordinator(plan)
+        page = browser.pages[0]
+        watched(page)
+        join(page, site.origin)
+        for digit in (1, 4, 7, 1, 4):
+            draw(page, digit)
+        page.get_by_role("button", name="Start training").click()
+        expect(page.locator("#phase")).to_have_text("This device cannot train now")
+        expect(page.locator("#phase-detail")).to_contain_text("What computes could not be loaded: ")
+        expect(page.locator("#pill-text")).to_have_text("Cannot train")
+        assert axe_problems(page) == []
+        assert "task" not in run.log("coordinator")
+        (folder / missing).write_bytes((built_page() / missing).read_bytes())
+        expect(page.locator("#phase")).not_to_have_text("This device cannot train now")
+        expect(page.locator("#phase")).not_to_have_text("Loading what trains")
+
+
+@pytest.mark.slow
+def test_a_browser_without_webassembly_is_told_so(tmp_path: Path) -> None:
+    with page_site(NOBODY) as site, browsing(tmp_path / "profile", "--js-flags=--jitless") as browser:
+        page = browser.pages[0]
+        watched(page)
+        join(page, site.origin)
+        for digit in (1, 4, 7, 1, 4):
+            draw(page, digit)
+        page.get_by_role("button", name="Start training").click()
+        expect(page.locator("#phase")).to_have_text("This device cannot train now")

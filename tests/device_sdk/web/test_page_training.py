@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,36 +10,10 @@ from typing import Any
 import pytest
 from browser import browsing
 from page_person import axe_problems, draw_with_keys, tab_to, watched
-from page_site import PageSite, page_site
+from page_site import page_site, public_status, write_service
 from peers import plan_text
 from playwright.sync_api import Page, expect
-from processes import free_port, processes, status_of, wait_for
-
-
-def public_status(data_dir: Path) -> dict[str, Any]:
-    """What the coordinator's own page port says of a run."""
-    status = status_of(data_dir)
-    live: dict[str, Any] = {} if status is None else status.live
-    rounds = [] if status is None else [closed for closed in status.rounds if closed.outcome == "committed"]
-    return {
-        "run": "test", "state": "running", "round": live.get("round", 0), "rounds": None,
-        "reports": live.get("accepted", 0), "goal": 1, "connected": live.get("connected", 0),
-        "history": [
-            {
-                "round": closed.number, "loss": closed.summary["metrics"].get("loss"),
-                "accuracy": closed.summary["metrics"].get("accuracy"), "devices": closed.summary["reports"],
-            }
-            for closed in rounds
-        ],
-    }  # fmt: skip
-
-
-def write_service(folder: Path, port: int, site: PageSite) -> str:
-    """The service file of a coordinator that takes enrolled devices alone. Returns a token."""
-    service = folder / "service.toml"
-    service.write_text(f'port = {port}\nidentities = "identities"\norigins = ["{site.origin}"]\n')
-    command = [sys.executable, "-m", "fleetlearn_coordinator", "token", service, "--uses", "1"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+from processes import free_port, processes, wait_for
 
 
 def shared_model_says(page: Page) -> str:

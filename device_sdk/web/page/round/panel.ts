@@ -10,6 +10,7 @@ let drawn = "";
 
 export function showRound(status: Status): void {
   write("round-text", roundWords(status));
+  the("reports-box").hidden = status.state === "finished";
   const bar = the<HTMLProgressElement>("reports");
   bar.max = Math.max(1, status.goal);
   bar.value = Math.min(status.reports, bar.max);

@@ -1,10 +1,17 @@
-/** What went wrong, above everything else, until it is over or the person has put it away. */
+/** What went wrong: where the person looks for it, until it is over or the person has put it away. */
 
 import { make, the } from "./elements.ts";
 import type { Problem } from "./words.ts";
 
 /** Causes of notices; each has one at most. */
-export type Cause = "page" | "connection" | "device" | "storage" | "private" | "done";
+export type Cause = "page" | "connection" | "device" | "storage" | "private" | "erased" | "invitation";
+
+/** Where a notice of the cause stands. Those that are not here stand above everything else. */
+const PLACES: Partial<Record<Cause, string>> = {
+  connection: "device-notices",
+  device: "device-notices",
+  storage: "draw-notices",
+};
 
 const shown = new Map<Cause, { readonly problem: Problem; readonly element: HTMLElement }>();
 
@@ -23,5 +30,5 @@ export function notice(cause: Cause, problem: Problem | null): void {
     the("main").focus();
   });
   shown.set(cause, { problem, element });
-  the("notices").append(element);
+  the(PLACES[cause] ?? "notices").append(element);
 }

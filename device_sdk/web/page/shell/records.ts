@@ -18,6 +18,10 @@ export interface Choices {
   /** Training was started and not ended; a page that is loaded again goes on. */
   readonly training: boolean;
   readonly paused: boolean;
+  /** The coordinator has let this device in. */
+  readonly admitted: boolean;
+  /** A drawing was deleted, and a finished update from before may still wait to be sent: it must not be. */
+  readonly discard: boolean;
   readonly awake: boolean;
   /** Train only while the device charges, and only where the network costs nothing. */
   readonly charging: boolean;
@@ -32,6 +36,8 @@ export const NOTHING_CHOSEN: Choices = {
   token: null,
   training: false,
   paused: false,
+  admitted: false,
+  discard: false,
   awake: false,
   charging: false,
   unmetered: false,
@@ -48,8 +54,12 @@ export interface Records {
   choices(): Promise<Choices>;
   /** Change the choices as they are now, whatever tab made them, and return them. */
   choose(change: (now: Choices) => Choices): Promise<Choices>;
+  /** Delete all drawings and choices. */
+  clear(): Promise<void>;
   /** Delete all of it. The records are of no use afterwards. */
   erase(): Promise<void>;
+  /** Call this when another tab, or the browser, deleted the records. */
+  onGone(gone: () => void): void;
 }
 
 const DATABASE = "fleetlearn-page";
@@ -63,7 +73,6 @@ export async function openRecords(): Promise<Records> {
       request.result.createObjectStore("choices");
     };
     const database = await done(request);
-    database.onversionchange = () => database.close(); // another tab erases everything
     return lastingRecords(database);
   } catch {
     return recordsInMemory();
@@ -73,6 +82,12 @@ export async function openRecords(): Promise<Records> {
 function lastingRecords(database: IDBDatabase): Records {
   const store = (name: string, mode: IDBTransactionMode): IDBObjectStore =>
     database.transaction(name, mode).objectStore(name);
+  let gone = (): void => {};
+  database.onclose = () => gone(); // the browser deleted it
+  database.onversionchange = ({ newVersion }) => {
+    database.close();
+    if (newVersion === null) gone(); // another tab deletes it, and waits for this one to let go
+  };
   return {
     lasting: true,
     drawings: async () => done(store("drawings", "readonly").getAll() as IDBRequest<Drawing[]>),
@@ -90,9 +105,17 @@ function lastingRecords(database: IDBDatabase): Records {
       });
       return chosen;
     },
+    clear: async () => {
+      const transaction = database.transaction(["drawings", "choices"], "readwrite");
+      for (const name of ["drawings", "choices"]) transaction.objectStore(name).clear();
+      await committed(transaction);
+    },
     erase: async () => {
       database.close();
       await deleteDatabase(DATABASE);
+    },
+    onGone: (call) => {
+      gone = call;
     },
   };
 }
@@ -101,6 +124,10 @@ function recordsInMemory(): Records {
   const drawings = new Map<number, Drawing>();
   let choices = NOTHING_CHOSEN;
   let last = 0;
+  const clear = async (): Promise<void> => {
+    drawings.clear();
+    choices = NOTHING_CHOSEN;
+  };
   return {
     lasting: false,
     drawings: async () => [...drawings.values()],
@@ -116,10 +143,9 @@ function recordsInMemory(): Records {
       choices = change(choices);
       return choices;
     },
-    erase: async () => {
-      drawings.clear();
-      choices = NOTHING_CHOSEN;
-    },
+    clear,
+    erase: clear,
+    onGone: () => {}, // nobody else can reach them
   };
 }
 
@@ -142,9 +168,13 @@ function done<T>(request: IDBRequest<T>): Promise<T> {
 
 /** Change a store, and resolve when the change is written. */
 function written(store: IDBObjectStore, change: (store: IDBObjectStore) => void): Promise<void> {
+  change(store);
+  return committed(store.transaction);
+}
+
+function committed(transaction: IDBTransaction): Promise<void> {
   return new Promise((resolve, reject) => {
-    store.transaction.oncomplete = () => resolve();
-    store.transaction.onabort = () => reject(store.transaction.error);
-    change(store);
+    transaction.oncomplete = () => resolve();
+    transaction.onabort = () => reject(transaction.error);
   });
 }

@@ -2,9 +2,11 @@
  * Keeps a copy of the page on the device, so that it opens and one can draw without a network.
  *
  * The copy is of one version, as a whole: VERSION is a hash of all its files. A newer version waits until the person
- * takes it, or until all tabs of this one are closed. page.json is asked for first and copied for when nobody answers;
- * status.json is never copied.
+ * takes it, or until all tabs of this one are closed. page.json is asked for first, and its copy, which all versions
+ * share, stands in when nobody answers; status.json is never copied.
  */
+
+export {}; // a module: its names are its own
 
 /** Put in by the build. */
 declare const VERSION: string;
@@ -31,11 +33,18 @@ const worker = globalThis as unknown as Scope;
 /** Pages of other folders of the same host have copies of their own. */
 const PREFIX = `fleetlearn-page ${worker.registration.scope} `;
 const NAME = PREFIX + VERSION;
+/** Has page.json. */
+const SETTINGS = `${PREFIX}settings`;
+/** Milliseconds after which the copy of page.json does: some networks neither answer nor fail. */
+const PATIENCE = 5000;
 
 worker.addEventListener("install", (event) => {
   const copied = async (): Promise<void> => {
     const cache = await caches.open(NAME);
     await cache.addAll(SHELL.map((path) => new Request(path, { cache: "no-cache" })));
+    // The page has asked for it before this worker was there to copy it.
+    const asked = new Request("page.json", { cache: "no-cache" });
+    await newest(asked).catch(() => {}); // the next visit asks again
   };
   event.waitUntil(copied());
 });
@@ -43,7 +52,7 @@ worker.addEventListener("install", (event) => {
 worker.addEventListener("activate", (event) => {
   const cleaned = async (): Promise<void> => {
     const names = await caches.keys();
-    const old = names.filter((name) => name.startsWith(PREFIX) && name !== NAME);
+    const old = names.filter((name) => name.startsWith(PREFIX) && name !== NAME && name !== SETTINGS);
     await Promise.all(old.map((name) => caches.delete(name)));
     await worker.clients.claim();
   };
@@ -74,16 +83,19 @@ async function copy(path: string, request: Request): Promise<Response> {
   return answer;
 }
 
-/** Return what the network has, or the last copy of it. */
+/** Return what the network has, or the last copy of it. A network that asks for a login answers with a page of its own,
+ * and a host that is being mended with an error: neither takes the copy's place. */
 async function newest(request: Request): Promise<Response> {
-  const cache = await caches.open(NAME);
+  const cache = await caches.open(SETTINGS);
+  const found = await cache.match(request.url);
+  let answer: Response;
   try {
-    const answer = await fetch(request);
-    if (answer.ok) await cache.put(request.url, answer.clone());
-    return answer;
+    answer = await fetch(request, { signal: AbortSignal.timeout(PATIENCE) });
   } catch (error) {
-    const found = await cache.match(request.url);
     if (found !== undefined) return found;
     throw error;
   }
+  const good = answer.ok && (answer.headers.get("Content-Type") ?? "").includes("json");
+  if (good) await cache.put(request.url, answer.clone());
+  return good ? answer : (found ?? answer);
 }

@@ -6,6 +6,8 @@ import { type DeviceState, ProtocolError, StoreError } from "../../src/index.ts"
 export interface Problem {
   readonly what: string;
   readonly advice: string;
+  /** One or two words, for the header. */
+  readonly short?: string;
 }
 
 export interface PhaseWords {
@@ -18,14 +20,33 @@ export interface PhaseWords {
 
 /** Training begins with this number of drawings: an update of fewer says much about each of them. */
 export const FEWEST = 5;
+/** What a device of the SDK says while another tab has its store. */
+export const OTHER_TAB = "another tab or window serves as this device";
 
 /** Return the words for what the device does. */
 export function phaseWords(state: DeviceState, drawings: number): PhaseWords {
   const round = state.round === undefined ? "" : ` in round ${state.round}`;
   switch (state.phase) {
+    case "loading":
+      return state.failed === undefined
+        ? { title: "Loading what trains", detail: "Some megabytes, the first time.", short: "Loading", mood: "idle" }
+        : {
+            title: "This device cannot train now",
+            detail: `${sentence(state.failed)} The page tries again by itself; another browser, or a newer one, may do.`,
+            short: "Cannot train",
+            mood: "trouble",
+          };
     case "connecting":
       return { title: "Connecting", detail: "Looking for the coordinator.", short: "Connecting", mood: "idle" };
     case "waiting":
+      if (state.failed !== undefined) {
+        return {
+          title: "Waiting for the next round",
+          detail: `The last round did not work on this device: ${state.failed}`,
+          short: "Failed",
+          mood: "trouble",
+        };
+      }
       return {
         title: "Waiting for the next round",
         detail: "Nothing to do on this page: your device is called when it is needed.",
@@ -80,10 +101,23 @@ function pausedWords(why: string | undefined): PhaseWords {
   }
   return {
     title: "Not training now",
-    detail: `${why[0]!.toUpperCase()}${why.slice(1)}.`,
-    short: "Waiting",
+    detail: sentence(why),
+    short: why === OTHER_TAB ? "Other tab" : "Waiting",
     mood: "idle",
   };
+}
+
+/** Return a reason as a sentence. */
+function sentence(why: string): string {
+  return `${why[0]!.toUpperCase()}${why.slice(1).replace(/\.$/, "")}.`;
+}
+
+/** Return the words beside the pad: what was kept last, and how many drawings there are. */
+export function keptWords(label: number | null, drawings: number, started = true): string {
+  const kept = label === null ? "" : `Kept as ${label}. `;
+  if (drawings < FEWEST) return `${kept}${drawings} of ${FEWEST} drawings.`;
+  const next = started ? "" : " Enough to start training.";
+  return `${kept}${plural(drawings, "drawing")}.${next}`;
 }
 
 /** Return what the browser cannot tell of the person's conditions, in words; empty where it tells all of it. */
@@ -147,25 +181,53 @@ export function connectionWords(seen: {
   readonly seconds: number;
   /** Whether the page's host answers; null where nobody knows. */
   readonly hostAnswers: boolean | null;
+  /** Whether the page came over https, or from this machine. */
+  readonly secure: boolean;
+  readonly origin: string;
+  /** Whether the coordinator takes devices from this page; null where nobody knows. */
+  readonly takesPage: boolean | null;
+  /** `used`: the device was let in before. `not needed`: the coordinator invites nobody. */
+  readonly invitation: "given" | "used" | "none" | "not needed";
 }): Problem | null {
   if (!seen.online) {
     return {
       what: "You are offline.",
       advice: "You can go on drawing; the training goes on when the network is back.",
+      short: "Offline",
     };
   }
   if (seen.seconds < 10) return null;
-  if (seen.hostAnswers === true) {
+  if (seen.takesPage === false) {
     return {
-      what: "The coordinator does not let this device in.",
-      advice: "The invitation may be used up, over, or withdrawn: ask for a new link. This page goes on trying.",
+      what: `The coordinator takes no devices from ${seen.origin}, where you opened this page.`,
+      advice: seen.secure
+        ? "Open the page at the address of your invitation, or ask the operator to add this one to `origins`."
+        : "The page did not come over https. Ask for a link that begins with https://; your invitation is not to blame.",
+      short: "Wrong address",
     };
   }
+  if (seen.hostAnswers === true) {
+    const problem = { what: "The coordinator does not let this device in.", short: "Not let in" };
+    const unknown = seen.takesPage === null ? ` It may also take no devices from pages of ${seen.origin}.` : "";
+    return { ...problem, advice: `${INVITATION_ADVICE[seen.invitation]}${unknown} This page goes on trying.` };
+  }
   return {
-    what: "The coordinator cannot be reached.",
+    what:
+      seen.hostAnswers === false
+        ? "The coordinator cannot be reached."
+        : "The coordinator cannot be reached, or does not let this device in.",
     advice: "This page goes on trying. Your drawings and a finished update are kept.",
+    short: "Not connected",
   };
 }
+
+/** What a person can do whose device is refused, by what is known of its invitation. */
+const INVITATION_ADVICE = {
+  given: "The invitation may be used up, over, or withdrawn: ask for a new link.",
+  used: "It did before. Perhaps its operator removed this device, or too many connect at the moment. Ask for a new link.",
+  none: "This device has no invitation: ask for a link, and open it here.",
+  "not needed": "Perhaps too many devices connect at the moment.",
+} as const;
 
 export function plural(count: number, word: string): string {
   return `${count} ${word}${count === 1 ? "" : "s"}`;

@@ -4,6 +4,7 @@ import {
   cannotTellWords,
   connectionWords,
   endedWords,
+  keptWords,
   type PhaseWords,
   phaseWords,
   recordsWords,
@@ -67,14 +68,54 @@ test("errors that end the device say what to do", () => {
   expect(endedWords(new TypeError("no such thing")).advice).toBe("Press Start to try again. (no such thing)");
 });
 
+const PLACE = { secure: true, origin: "https://page.example", takesPage: true, invitation: "given" } as const;
+
 test("a device that cannot connect: offline, refused, or nobody there", () => {
   const words = (online: boolean, seconds: number, hostAnswers: boolean | null): string | undefined =>
-    connectionWords({ online, seconds, hostAnswers })?.what;
+    connectionWords({ online, seconds, hostAnswers, ...PLACE })?.what;
   expect(words(false, 0, null)).toBe("You are offline.");
   expect(words(true, 5, true)).toBeUndefined();
   expect(words(true, 15, true)).toBe("The coordinator does not let this device in.");
   expect(words(true, 15, false)).toBe("The coordinator cannot be reached.");
-  expect(words(true, 15, null)).toBe("The coordinator cannot be reached.");
+  expect(words(true, 15, null)).toBe("The coordinator cannot be reached, or does not let this device in.");
+});
+
+test("a refusal names its cause: the invitation is blamed only where it may be the invitation", () => {
+  const advice = (place: Partial<Parameters<typeof connectionWords>[0]>): string =>
+    Object.values(connectionWords({ online: true, seconds: 15, hostAnswers: true, ...PLACE, ...place })!).join(" ");
+  expect(advice({})).toContain("The invitation may be used up");
+  expect(advice({})).not.toContain("https://page.example");
+  expect(advice({ takesPage: null })).toContain("may also take no devices from pages of https://page.example");
+  expect(advice({ invitation: "used" })).toContain("Perhaps its operator removed this device");
+  expect(advice({ invitation: "none" })).toContain("no invitation: ask for a link");
+  expect(advice({ invitation: "not needed" })).not.toContain("nvitation");
+  const elsewhere = advice({ takesPage: false });
+  expect(elsewhere).toContain("takes no devices from https://page.example");
+  expect(elsewhere).toContain("ask the operator to add this one to `origins`");
+  const insecure = advice({ takesPage: false, secure: false, origin: "http://fleet.example:8767" });
+  expect(insecure).toContain("did not come over https");
+  expect(insecure).not.toContain("used up");
+});
+
+test("a device that cannot load what trains, or whose last round failed, is in trouble", () => {
+  const failed = "what computes could not be loaded: no SIMD.";
+  expect(phaseWords(state({ phase: "loading" }), 5)).toMatchObject({ short: "Loading", mood: "idle" });
+  expect(phaseWords(state({ phase: "loading", failed }), 5)).toMatchObject({
+    title: "This device cannot train now",
+    detail: expect.stringContaining("What computes could not be loaded: no SIMD. The page tries again"),
+    mood: "trouble",
+  });
+  expect(phaseWords(state({ phase: "waiting", failed: "out of memory" }), 5)).toMatchObject({
+    detail: "The last round did not work on this device: out of memory",
+    mood: "trouble",
+  });
+});
+
+test("what was kept, and how many drawings there are, is said beside the pad", () => {
+  expect(keptWords(null, 0)).toBe("0 of 5 drawings.");
+  expect(keptWords(7, 3)).toBe("Kept as 7. 3 of 5 drawings.");
+  expect(keptWords(1, 5, false)).toBe("Kept as 1. 5 drawings. Enough to start training.");
+  expect(keptWords(1, 6, true)).toBe("Kept as 1. 6 drawings.");
 });
 
 test("sizes and runtimes for people", () => {

@@ -2,7 +2,15 @@
 
 import type { DeviceState } from "../../src/index.ts";
 import { announce, the, write } from "../shell/elements.ts";
-import { cannotTellWords, FEWEST, phaseWords, runtimeWords, sizeWords } from "../shell/words.ts";
+import {
+  cannotTellWords,
+  FEWEST,
+  type PhaseWords,
+  type Problem,
+  phaseWords,
+  runtimeWords,
+  sizeWords,
+} from "../shell/words.ts";
 
 export interface Shown {
   readonly state: DeviceState;
@@ -10,6 +18,10 @@ export interface Shown {
   readonly started: boolean;
   /** The person pressed Pause. */
   readonly paused: boolean;
+  /** Why the device cannot connect. */
+  readonly trouble: Problem | null;
+  /** The training is over, for everybody. */
+  readonly finished: boolean;
   readonly drawings: number;
   /** Since this device joined. */
   readonly accepted: number;
@@ -19,8 +31,16 @@ export interface Shown {
 let said = "";
 let busy = false;
 
-export function showDevice({ state, started, paused, drawings, accepted, acceptedBytes }: Shown): void {
-  const words = phaseWords(state, drawings);
+const FINISHED: PhaseWords = {
+  title: "The training is finished",
+  detail: "Thank you for taking part.",
+  short: "Finished",
+  mood: "busy",
+};
+
+export function showDevice({ state, started, paused, drawings, ...told }: Shown): void {
+  const { trouble, finished, accepted, acceptedBytes } = told;
+  const words = finished ? FINISHED : phaseWords(state, drawings);
   write("phase", words.title);
   write("phase-detail", words.detail);
   write("accepted", `${accepted}`);
@@ -32,8 +52,8 @@ export function showDevice({ state, started, paused, drawings, accepted, accepte
   write("cannot-tell", cannotTell);
   const pill = the("pill");
   pill.hidden = false;
-  pill.dataset.mood = words.mood;
-  write("pill", words.short);
+  pill.dataset.mood = trouble === null ? words.mood : "trouble";
+  write("pill-text", trouble?.short ?? words.short);
   showSteps(state, started);
   showButtons({ started, paused, enough: drawings >= FEWEST });
   // A round has many phases: what is said is where it begins and ends.

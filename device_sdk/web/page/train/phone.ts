@@ -1,6 +1,13 @@
 /** The device of this page: the SDK's, in a worker, with the drawings as its data. */
 
-import { type Conditions, type DeviceState, type RemoteDevice, startDevice } from "../../src/index.ts";
+import {
+  type Conditions,
+  type DeviceState,
+  eraseStore,
+  openIndexedDb,
+  type RemoteDevice,
+  startDevice,
+} from "../../src/index.ts";
 import { columnsOf } from "../draw/drawings.ts";
 import { type Drawing, deleteDatabase } from "../shell/records.ts";
 
@@ -22,10 +29,16 @@ export interface Beginning {
   readonly only: Conditions;
   /** Whether the browser keeps what the device stores. */
   readonly lasting: boolean;
+  /** Whether a finished update from before is deleted in place of being sent: a drawing was deleted since. */
+  readonly discard: boolean;
 }
 
 export interface PhoneEvents {
   readonly changed: (state: DeviceState) => void;
+  /** A finished update from before a drawing was deleted is deleted now. */
+  readonly discarded: () => void;
+  /** Whether the person still wants this, as far as the page knows now. */
+  readonly consent: () => Promise<boolean>;
   /** The device ended by itself; `error` is null where the training is finished. */
   readonly ended: (error: unknown) => void;
 }
@@ -34,6 +47,7 @@ interface Running {
   readonly worker: Worker;
   readonly device: RemoteDevice;
   readonly served: Promise<void>;
+  readonly discards: boolean;
 }
 
 export class Phone {
@@ -43,11 +57,11 @@ export class Phone {
   #running: Running | null = null;
   /** The end of the device before, which gives its task back. */
   #ending: Promise<void> = Promise.resolve();
-  #beginning: Beginning = { token: null, paused: false, only: {}, lasting: true };
+  #beginning: Beginning = { token: null, paused: false, only: {}, lasting: true, discard: false };
   #drawings: readonly Drawing[] = [];
   /** The drawings that the device trains on are not these any more. */
   #stale = false;
-  /** One of them was deleted: a training on it must not go on. */
+  /** One of them was deleted: nothing that was trained on it may be sent. */
   #deleted = false;
   #settling: ReturnType<typeof setTimeout> | undefined;
 
@@ -59,6 +73,11 @@ export class Phone {
   /** Whether it was started, and neither stopped nor ended by itself. */
   get started(): boolean {
     return this.#wanted;
+  }
+
+  /** Whether the device has no drawing that was deleted. */
+  get hasOnlyKept(): boolean {
+    return !this.#deleted;
   }
 
   /** Begin to serve the coordinator with these drawings. */
@@ -89,13 +108,16 @@ export class Phone {
    * Train on these drawings from now on.
    *
    * A task under way is not disturbed: the device begins again when it is free. Unless one was `deleted`: then the device
-   * gives the task back. An update that is finished is sent.
+   * gives the task back, and deletes an update that is finished and was not taken yet.
    */
   use(drawings: readonly Drawing[], deleted: boolean): void {
     this.#drawings = drawings;
     if (!this.#wanted) return;
     this.#stale = true;
-    this.#deleted ||= deleted;
+    if (deleted) {
+      this.#deleted = true;
+      this.#beginning = { ...this.#beginning, discard: true };
+    }
     clearTimeout(this.#settling);
     this.#settling = setTimeout(
       () => {
@@ -118,7 +140,14 @@ export class Phone {
   /** End the device and delete all that it kept. */
   async erase(): Promise<void> {
     await this.stop();
-    await deleteDatabase(STORE);
+    try {
+      // Emptied first: the database itself stays for as long as a frozen tab has it open.
+      const store = await openIndexedDb(STORE);
+      await eraseStore(store);
+      store.close();
+    } finally {
+      await deleteDatabase(STORE);
+    }
   }
 
   async #begin(): Promise<void> {
@@ -127,20 +156,22 @@ export class Phone {
     this.#stale = false;
     this.#deleted = false;
     const worker = new Worker("worker.js", { type: "module" });
-    const { token, paused, only, lasting } = this.#beginning;
+    const { token, paused, only, lasting, discard } = this.#beginning;
     const device = startDevice(worker, {
       url: this.#url,
       data: columnsOf(this.#drawings),
       store: lasting ? STORE : null,
       untilFinished: true,
       only,
+      consent: this.#events.consent,
+      discardUpdate: discard,
       ...(token !== null && { token }),
       onChange: (state) => {
         if (this.#running?.device === device) this.#changed(state);
       },
     });
     if (paused) void device.pause().catch(() => {});
-    const running = { worker, device, served: device.serve() };
+    const running = { worker, device, served: device.serve(), discards: discard };
     this.#running = running;
     const ended = (error: unknown): void => {
       if (this.#running !== running) return; // it was told to
@@ -157,6 +188,10 @@ export class Phone {
     // Whoever waits for a task or has one has been let in: the token did what it is for.
     const letIn = state.phase === "waiting" || state.phase === "downloading";
     if (letIn) this.#beginning = { ...this.#beginning, token: null };
+    if (letIn && this.#running?.discards === true && this.#beginning.discard && !this.#deleted) {
+      this.#beginning = { ...this.#beginning, discard: false };
+      this.#events.discarded();
+    }
     this.#events.changed(state);
     if (this.#settling === undefined) this.#refresh();
   }
@@ -164,8 +199,8 @@ export class Phone {
   /** Begin again with the drawings as they are now, where that disturbs nothing, or must not wait. */
   #refresh(): void {
     const phase = this.#running?.device.state.phase;
-    const free = phase === "waiting" || phase === "connecting" || phase === "paused";
-    if (!this.#stale || !(free || (this.#deleted && phase !== "uploading"))) return;
+    const free = phase === "waiting" || phase === "loading" || phase === "connecting" || phase === "paused";
+    if (!this.#stale || !(free || this.#deleted)) return;
     this.#beginAgain();
   }
 

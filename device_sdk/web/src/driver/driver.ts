@@ -19,6 +19,9 @@ import { secondsToWait, type Timing } from "./timing.ts";
 /** Seconds: a thread that stood still for less was busy, not suspended. */
 const SUSPENDED = 5;
 
+/** Messages that bring the coordinator a result of the device's data, or complete one. */
+const RESULTS: ReadonlySet<string> = new Set(["report", "evaluated", "uploaded"]);
+
 /** Tells the session what happened. Returns its commands. */
 type Event = () => Command[];
 export type Log = (text: string, level: "info" | "warning") => void;
@@ -33,6 +36,9 @@ export interface Parts {
   readonly trainer: Trainer;
   readonly verify: Verify;
   readonly saveTrusted: (keys: readonly string[]) => Promise<void>;
+  /** Whether the device may go on. Asked before it connects, begins to compute and sends a result; where it may not, the
+   * owner ends the session. */
+  readonly allowed: () => Promise<boolean>;
   /** Called after whatever may have changed what the device does. */
   readonly changed: () => void;
   /** What the device states at a check-in, beside the models that it has. */
@@ -149,6 +155,7 @@ export class Driver {
   async #connect(): Promise<void> {
     const { url, timing, session, enrolment, log } = this.#parts;
     this.#connectAt = null;
+    if (!(await this.#parts.allowed())) return;
     this.#comeBackAfter = null;
     this.#welcomed = false;
     const subprotocols = await enrolment.subprotocols();
@@ -220,6 +227,7 @@ export class Driver {
       case "note":
         return log(command.text, command.warning ? "warning" : "info");
       case "send":
+        if (RESULTS.has(command.message.type) && !(await this.#parts.allowed())) return;
         return this.#connection?.say(encode(command.message));
       case "verify": {
         const { signed, content } = command;
@@ -236,9 +244,13 @@ export class Driver {
       case "finish-content":
         return this.#start(this.#finish(command.wanted));
       case "start-training":
-        return this.#start(this.#train(command.task, command.seconds));
       case "start-evaluation":
-        return this.#start(this.#evaluate(command.task, command.seconds));
+        if (!(await this.#parts.allowed())) return this.post(() => session.ended(command.task.task));
+        return this.#start(
+          command.do === "start-training"
+            ? this.#train(command.task, command.seconds)
+            : this.#evaluate(command.task, command.seconds),
+        );
       case "stop-training":
         trainer.halt = true;
         return;
@@ -252,6 +264,7 @@ export class Driver {
         return;
       case "send-update":
         this.#upload += 1;
+        if (!(await this.#parts.allowed())) return;
         return this.#start(this.#sendUpdate(command, this.#upload));
       case "close":
         log(

@@ -3,11 +3,20 @@
 import type { Session } from "../session/session.ts";
 import { isFinished, isUnfinished } from "../session/states.ts";
 
-export type Phase = "connecting" | "waiting" | "downloading" | "training" | "uploading" | "paused" | "stopped";
+export type Phase =
+  | "loading"
+  | "connecting"
+  | "waiting"
+  | "downloading"
+  | "training"
+  | "uploading"
+  | "paused"
+  | "stopped";
 
 export interface DeviceState {
   /**
-   * `connecting`: not connected, and nothing to do meanwhile. `waiting`: for a task, or for the time at which the
+   * `loading`: what computes is being loaded, before the device asks for tasks; `failed` says why it could not be loaded,
+   * and then the device tries again by itself. `connecting`: not connected, and nothing to do meanwhile. `waiting`: for a task, or for the time at which the
    * coordinator told the device to come back. `uploading`: an update or a measurement is finished and not acknowledged
    * yet. `paused`: `why` says for what. `stopped`: before `serve`, and after it.
    */
@@ -25,6 +34,9 @@ export interface DeviceState {
   readonly acceptedBytes: number;
   /** Why the device is not connected, is paused or has stopped, in words for people. */
   readonly why?: string;
+  /** Why the last task failed on this device, or why what computes cannot be loaded, in words for people. It goes away
+   * with the next update that is accepted, or once what computes is loaded. */
+  readonly failed?: string;
   /** The conditions (`only`) that the browser does not tell: they may hold or not. The device serves all the same. */
   readonly cannotTell?: readonly ("charging" | "network")[];
   /** What trains. */

@@ -89,6 +89,8 @@ export class Session {
   runningTask: string | null = null;
   /** Failed tasks and broken protocol since the last accepted update. */
   faults = 0;
+  /** Why the last task failed on this device. null: none did since the last result that was accepted. */
+  failed: string | null = null;
   /** Updates that were accepted, and their bytes. */
   accepted = 0;
   acceptedBytes = 0;
@@ -398,6 +400,7 @@ export class Session {
         this.#checkReported(message);
         if (message.task !== this.task) return ignored(message, message.task);
         this.faults = 0;
+        this.failed = null;
         const what = this.work.is === "measured" ? "measurement" : "update";
         if (isFinished(this.work)) {
           this.accepted += 1;
@@ -671,6 +674,7 @@ export class Session {
     const task = this.task;
     if (task === null) throw new Error("no task can fail where there is none");
     const failed: Failed = { type: "failed", task, code, text: clip(said) };
+    if (code !== "stopping") this.failed = failed.text;
     const sent = this.#sendIfOnline(failed);
     this.#unsentFailure = sent.length > 0 ? null : failed;
     const text = `task ${task} failed: ${failed.text} [${code}]`;

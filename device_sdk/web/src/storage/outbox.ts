@@ -91,14 +91,19 @@ export class Outbox {
     } catch {
       // not a report
     }
-    await this.#store.write({ "pending/report": null, "pending/parts": null });
+    await this.discard();
     return null;
+  }
+
+  /** Delete the update, whatever task it is of. */
+  async discard(): Promise<void> {
+    await this.#store.write({ "pending/report": null, "pending/parts": null });
   }
 
   /** Delete the update if it is this task's. */
   async drop(task: string): Promise<void> {
     const found = (await readJson(this.#store, "pending/report")) as { task?: string } | undefined;
-    if (found?.task === task) await this.#store.write({ "pending/report": null, "pending/parts": null });
+    if (found?.task === task) await this.discard();
   }
 
   /** Return the update's frames from `offset` on, each with whole blocks of one part. Rejects with StoreError. */

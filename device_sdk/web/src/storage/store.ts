@@ -51,6 +51,17 @@ export class MemoryStore implements Store {
   close(): void {}
 }
 
+/** Take the store from whoever has it, and delete all that it has. Rejects with StoreError. */
+export async function eraseStore(store: Store): Promise<void> {
+  const release = await store.claim?.({ steal: true });
+  try {
+    const keys = await store.keys("");
+    await store.write(Object.fromEntries(keys.map((key) => [key, null])));
+  } finally {
+    release?.();
+  }
+}
+
 const decoder = new TextDecoder();
 
 /** Return a JSON value that the store has, or undefined where there is none or it is damaged. */

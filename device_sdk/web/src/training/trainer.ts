@@ -53,6 +53,9 @@ export class Trainer {
   readonly #columns: Columns;
   readonly #runtimes: Runtimes;
   #opened: { bundle: Bundle; data: FittedData } | null = null;
+  /** An engine that was started before there was a task, for the first bundle. */
+  #spare: Engine | null = null;
+  #preparing: Promise<void> | null = null;
   #turnBegan = 0;
 
   constructor(contents: Contents, outbox: Outbox, columns: Columns, runtimes: Runtimes) {
@@ -60,6 +63,25 @@ export class Trainer {
     this.#outbox = outbox;
     this.#columns = columns;
     this.#runtimes = runtimes;
+  }
+
+  /** Whether what computes is started. */
+  get ready(): boolean {
+    return this.#spare !== null || this.#opened !== null;
+  }
+
+  /** Start what computes: a device that cannot must not take tasks. Rejects with an Error that says why; may be called
+   * again. */
+  prepare(): Promise<void> {
+    const { runtime = "wasm", runtimeFiles } = this.#runtimes;
+    this.#preparing ??= startEngine(runtime, runtimeFiles)
+      .then((engine) => {
+        this.#spare = engine;
+      })
+      .finally(() => {
+        this.#preparing = null;
+      });
+    return this.#preparing;
   }
 
   /** Train for at most `seconds`, opening the bundle included. Rejects with TrainingError, StoppedError,
@@ -234,20 +256,28 @@ export class Trainer {
 
   /** Start the engine that the page asks for, or the quickest. */
   async #start(sha256: string, training: Training | null): Promise<Engine> {
-    const { runtime, runtimeFiles, store, log } = this.#runtimes;
-    if (runtime !== undefined) return startEngine(runtime, runtimeFiles);
-    if (training === null || training.end - performance.now() < ENOUGH_TO_MEASURE)
-      return startEngine("wasm", runtimeFiles);
+    const { runtime, store, log } = this.#runtimes;
+    if (runtime !== undefined) return this.#started(runtime);
+    if (training === null || training.end - performance.now() < ENOUGH_TO_MEASURE) return this.#started("wasm");
     const open = (engine: Engine): Promise<Trial> => this.#try(sha256, training, engine);
     const { engine, why } = await chooseRuntime(sha256, store, open, this.#runtimes);
     log(`training with ${engine}: ${why}`, "info");
     try {
-      return await startEngine(engine, runtimeFiles);
+      return await this.#started(engine);
     } catch (error) {
       if (engine === "wasm") throw error;
       log(`${engine} cannot be started any more: ${(error as Error).message}`, "warning");
-      return startEngine("wasm", runtimeFiles);
+      return this.#started("wasm");
     }
+  }
+
+  /** Return the engine that `prepare` started, if it is this one, or start it. */
+  async #started(name: EngineName): Promise<Engine> {
+    const spare = this.#spare;
+    this.#spare = null;
+    if (spare?.name === name) return spare;
+    spare?.close();
+    return startEngine(name, this.#runtimes.runtimeFiles);
   }
 
   /** Begin steps on an engine with a batch of the device's data. */

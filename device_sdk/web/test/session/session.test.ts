@@ -142,6 +142,24 @@ describe("checking in", () => {
   });
 });
 
+test("why the last task failed is known until a result is accepted; a task that was given back did not fail", () => {
+  train();
+  session.ended("t1", "out-of-memory", "no room for the model");
+  expect(session.failed).toBe("no room for the model");
+  session.disconnected();
+  welcome();
+  hear({ ...TASK, task: "t2" });
+  session.located("t2", [], 0);
+  session.ended("t2");
+  expect(session.failed).toBe("no room for the model");
+  session.disconnected();
+  report();
+  grant();
+  session.updateSent(7, 0);
+  hear({ type: "accepted", task: "t1" });
+  expect(session.failed).toBeNull();
+});
+
 describe("fetching", () => {
   beforeEach(() => {
     welcome();
