@@ -115,10 +115,8 @@ class Used(NamedTuple):
         """Return the accuracy on the device's test examples. ``kept``: what it has kept, if anything."""
         if self.method.trained_on:
             settings = Settings({"lr": LR, "mu": 0.0}, EPOCHS, BATCH, seed=number)
-            model = (
-                model
-                + run_algorithm("plain", self.runtime, self.bundle, data.train, Inputs(model), settings).parts["update"]
-            )
+            run_algorithm("plain", self.runtime, self.bundle, data.train, Inputs(model), settings)
+            model = self.runtime.parameters.copy()
         if kept is not None and not kept_state_size(self.bundle.manifest):
             model, kept = kept, None  # Ditto's personal model
         load_model(self.runtime, self.bundle, model, kept)

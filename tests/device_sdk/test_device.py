@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from buffers import trained_model
 from fleetlearn_device import Device, open_runtime
 from fleetlearn_device.__main__ import main
 from fleetlearn_device.driver.timing import Timing
@@ -427,7 +428,7 @@ def test_what_stays_on_the_device_goes_from_task_to_task(tmp_path: Path) -> None
             for _ in range(2):  # the personal part and the kept state go on, the momentum begins at 0
                 runtime.load(served.model)
                 outcome = train(runtime, (x, y), hyper=HYPER, epochs=2, batch_size=8, seed=5)
-                updates.append(outcome.update.tobytes())
+                updates.append(outcome.update.tobytes() + outcome.buffers.tobytes())
             assert updates == [first, second]
             assert first != second
             (path,) = (state / "kept").iterdir()
@@ -446,9 +447,11 @@ def test_the_owner_has_the_device_s_own_model_as_a_file(tmp_path: Path) -> None:
             line = await coordinator.line()
             await line.check_in()
             await line.say(served.task("t1"))
-            update = await line.accept(await line.answer_fetches(Report))
+            sent = np.frombuffer(await line.accept(await line.answer_fetches(Report)), "<f4")
+            parts = {"update": sent[: served.model.size], "buffers": sent[served.model.size :]}
+            trained = trained_model(parts, served.model, served.bundle.manifest)
             personal = (tmp_path / "state" / "kept" / served.bundle.sha256).read_bytes()[:4]
-            whole = np.frombuffer((served.model + np.frombuffer(update, "<f4")).tobytes() + personal, "<f4")
+            whole = np.frombuffer(trained.tobytes() + personal, "<f4")
             assert own.read_bytes() == write_inference_model(served.bundle, whole)
 
     asyncio.run(test())

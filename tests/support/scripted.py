@@ -111,10 +111,13 @@ class Line:
         return bytes(taken)
 
     async def accept(self, report: Report) -> bytes:
-        update = await self.take_upload(report)
-        assert zlib.crc32(update) == report.part("update").crc32
+        """Take the upload and accept it. Returns its bytes: the update's, and then the other parts'."""
+        upload, begin = await self.take_upload(report), 0
+        for part in report.parts:
+            assert zlib.crc32(upload[begin : begin + part.size]) == part.crc32
+            begin += part.size
         await self.say(Accepted(report.task))
-        return update
+        return upload
 
     def cut(self) -> None:
         """Cut the connection as a cable would: without a closing handshake."""

@@ -225,12 +225,13 @@ class Fleet:
         assert [row.summary["reports"] for row in read_status(self.data_dir).rounds] == [2] * found
         runtime, expected = open_runtime(self.bundle.path), self.bundle.parameters().astype(np.float64)
         for _ in range(self.rounds):
-            updates = []
+            models = []
             for shard in self.shards:
                 runtime.load(expected.astype(np.float32))
                 options: dict[str, Any] = {"epochs": self.epochs, "batch_size": 0, "seed": 0}
-                updates.append(train(runtime, shard, hyper={"lr": self.LR, "mu": 0.0}, **options).update)
-            expected += np.average(updates, axis=0, weights=[len(y) for _, y in self.shards])
+                train(runtime, shard, hyper={"lr": self.LR, "mu": 0.0}, **options)
+                models.append(runtime.parameters.astype(np.float64))
+            expected = np.average(models, axis=0, weights=[len(y) for _, y in self.shards])
         np.testing.assert_allclose(model, expected, rtol=0, atol=self.MOST)
 
 
