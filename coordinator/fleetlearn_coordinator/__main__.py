@@ -23,6 +23,7 @@ with needs("fleetlearn-coordinator", "coordinator"):
         model_commands,
         run_commands,
     )
+    from fleetlearn_coordinator.aggregation.round_summary import BEFORE, measured_when
     from fleetlearn_coordinator.identity_commands import date
     from fleetlearn_coordinator.plan.plan import Plan
     from fleetlearn_coordinator.plan.service_settings import ServiceSettings, is_service_file
@@ -189,8 +190,9 @@ def _show(found: Status, last: int) -> None:
     # On a narrow terminal the causes take more lines, and every number stays whole.
     table = plain_table("round", "outcome", "reports", "dropped", *metrics, "change", "seconds", wraps="dropped")
     if metrics:
-        names = ", ".join(metrics)
-        print(f"{names}: of the model that a round began with, on the training examples of the round's own devices")
+        when = measured_when(next(row.summary for row in reversed(found.rounds) if row.summary["metrics"]))
+        model = "of the model that a round began with, " if when == BEFORE else ""
+        print(f"{', '.join(metrics)}: {model}on the training examples of the round's own devices, {when}")
     for row in found.rounds[-last:]:
         dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(row.summary["dropped"].items()))
         values = (f"{row.summary['metrics'][name]:.4g}" if name in row.summary["metrics"] else "" for name in metrics)
@@ -213,7 +215,7 @@ def _show_evaluations(found: Status, last: int) -> None:
     rows = found.evaluations[-last:]
     metrics = list(dict.fromkeys(name for row in rows for name in row.summary["metrics"]))
     columns = ("evaluation", "version", "outcome", "devices", "examples", *metrics)
-    table = plain_table(*columns, title="evaluations on devices")
+    table = plain_table(*columns, title="evaluations on devices, of their own training examples")
     for row in rows:
         values = (f"{row.summary['metrics'][name]:.4g}" if name in row.summary["metrics"] else "" for name in metrics)
         counts = str(row.summary["devices"]), str(row.summary["examples"])

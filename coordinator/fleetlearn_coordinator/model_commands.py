@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from fleetlearn_protocol.typer_app import expected_errors, plain_table, say, show_table
 
 from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.rounds.settings import MEASURED_ON
 from fleetlearn_coordinator.service.status import read_status
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.service.versions import compare, read_versions
@@ -47,6 +49,7 @@ def models(
         cells = ("" if value is None else f"{value:.4g}" for value in values)
         table.add_row(str(row.version), made, row.kept or "", size, change, *cells)
     show_table(table)
+    _explain(dict.fromkeys(source for source, _ in columns))
 
 
 @app.command("compare-models")
@@ -80,6 +83,20 @@ def compare_models(
             table.add_row(f"{name} ({source})", *("" if value is None else f"{value:.4g}" for value in pair))
     if found.metrics:
         show_table(table)
+        _explain(found.metrics)
+
+
+WHO_MEASURED = {
+    "round": "the devices of the round that began with it",
+    "evaluation": "the devices of an evaluation of it",
+    "held-out": "a process beside the coordinator",
+}
+
+
+def _explain(sources: Iterable[str]) -> None:
+    """Say who measured a version, and on whose examples."""
+    for source in sources:
+        print(f"({source}): measured by {WHO_MEASURED[source]}, on {MEASURED_ON[source]}")
 
 
 @app.command("roll-back")

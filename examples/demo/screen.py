@@ -113,7 +113,8 @@ class Screen:
         shown = self._events if everything else self._last_events()
         below = sum(self._height(_event_line(event), self._console.width) for event in shown)
         rounds = self._rounds if everything else self._last_rounds(self._console.height - below - OTHER_LINES)
-        title = f"round {len(self._rounds)} of {self._target}, {time.monotonic() - self._began:.0f} s"
+        state = f"round {len(self._rounds)} of {self._target}, {time.monotonic() - self._began:.0f} s"
+        title = f"{state}; loss and accuracy on held-out digits"
         table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
         table.padding = 0, 1, 0, 0
         for heading, width in WIDTHS.items():

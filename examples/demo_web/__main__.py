@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from fleetlearn_coordinator.aggregation.round_summary import measured_when
 from fleetlearn_coordinator.service.status import Closed, read_status
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_protocol.errors import FleetError, in_words
@@ -122,7 +123,10 @@ def _watch(paths: Paths, coordinator: Child, devices: Sequence[Child]) -> None:
 
 def _line(closed: Closed, connected: int) -> str:
     metrics = closed.summary["metrics"]
-    measured = f", accuracy {metrics['accuracy']:.1%}, loss {metrics['loss']:.3f}" if "accuracy" in metrics else ""
+    measured = ""
+    if "accuracy" in metrics:
+        found = f"accuracy {metrics['accuracy']:.1%}, loss {metrics['loss']:.3f}"
+        measured = f"; on their own digits, {measured_when(closed.summary)}: {found}"
     reports = closed.summary["reports"]
     return f"round {closed.number} {closed.outcome} by {reports} devices, {connected} connected{measured}"
 

@@ -204,10 +204,11 @@ def _progress(console: Console) -> Progress:
 def _state(fleet: Fleet) -> str:
     """Return the state of a run in one line."""
     last = fleet.history[-1]
-    loss = (last.get("test") or last["metrics"]).get("loss")
+    test = last.get("test")
+    loss, where = (test or last["metrics"]).get("loss"), "on the test data" if test else "on the devices"
     lost = ", ".join(f"{cause} {count}" for cause, count in last["causes"].items()) or "none"
     return f"{_clock(fleet.now)}  {last['connected']:,} connected  {last['reports']:,} reports  lost: {lost}" + (
-        "" if loss is None else f"  loss {loss:.4g}"
+        "" if loss is None else f"  loss {loss:.4g} {where}"
     )
 
 
@@ -215,6 +216,14 @@ def _clock(seconds: float) -> str:
     """Return virtual time as people write it."""
     days, rest = divmod(int(seconds), 86400)
     return (f"day {days + 1} " if days else "") + f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+
+
+MEASURED_ON = {
+    "metrics": "the training examples of the last round's devices, in that round",
+    "evaluation": "the training examples of the last evaluation's devices",
+    "test": "the test data, of the last model",
+}
+"""Part of the summary -> whose examples its metrics are of."""
 
 
 def _summarise(outcome: Outcome) -> None:
@@ -233,9 +242,10 @@ def _summarise(outcome: Outcome) -> None:
     if spent:
         table.add_row("device time", f"{spent / 3600:,.1f} h, {100 * seconds['wasted'] / spent:.1f} % of it wasted")
     table.add_row("bytes", f"{found['bytes']['down']:,} down, {found['bytes']['up']:,} up")
-    for what in ("metrics", "test"):
-        if found[what]:
-            table.add_row(what, ", ".join(f"{name} {value:.5g}" for name, value in found[what].items()))
+    for what, where in MEASURED_ON.items():
+        if found.get(what):
+            metrics = ", ".join(f"{name} {value:.5g}" for name, value in found[what].items())
+            table.add_row(what, f"{metrics}, on {where}")
     table.add_row("back end", f"{found['backend']} ({found['why']})")
     page = outcome.folder / "report.html"
     if page.exists():
@@ -274,8 +284,13 @@ def _side_by_side(runs: list[Scenario], folder: Path, options: Options, processe
                 _stopped(folder, console)
                 raise typer.Exit(130)
             shown.advance(bar)
-            metrics = ", ".join(f"{k} {v:.4g}" for k, v in (found["test"] or found["metrics"]).items())
-            console.print(f"{waiting[done].name}: {found['rounds']} rounds, {metrics}", markup=False, highlight=False)
+            what = "test" if found["test"] else "metrics"
+            metrics = ", ".join(f"{k} {v:.4g}" for k, v in found[what].items())
+            console.print(
+                f"{waiting[done].name}: {found['rounds']} rounds, {metrics}, on {MEASURED_ON[what]}",
+                markup=False,
+                highlight=False,
+            )
 
 
 def _stopped(folder: Path, console: Console) -> None:

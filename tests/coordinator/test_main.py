@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan, Status, read_model, read_status
 from fleetlearn_coordinator.__main__ import _show
+from fleetlearn_coordinator.service.status import Closed, ClosedEvaluation
 from fleetlearn_coordinator.storage.ledger import ModelMade, RoundClosed, RoundOpened
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
@@ -68,6 +69,25 @@ def test_status_counts_by_rule_who_is_not_eligible(capsys: pytest.CaptureFixture
     _show(Status(True, "ws://127.0.0.1:1", 0, None, None, live, [], [], {}), 10)
     shown = " ".join(capsys.readouterr().out.split())
     assert "40 devices are not eligible (40 by selection.charging, 2 by selection.tiers); 3 took part lately" in shown
+
+
+def test_status_says_whose_examples_each_number_is_of(capsys: pytest.CaptureFixture[str]) -> None:
+    means = {"accuracy": 1.0}
+    common = {"reports": 4, "dropped": {}, "change": 0.1, "seconds": 1.0, "metrics": means}
+    evaluated = {"devices": 9, "examples": 90, "dropped": {}, "metrics": means}
+    evaluations = [ClosedEvaluation(1, 3, "valid", 2.0, evaluated)]
+    held_out = {3: {"examples": 50, "metrics": {"accuracy": 0.939}}}
+    for own, said in (
+        ({"evaluation": means}, "of the model that a round began with, on the training examples of the round's own "
+         "devices, before they trained"),
+        ({"evaluation": {}}, "on the training examples of the round's own devices, while they trained"),
+    ):  # fmt: skip
+        rounds = [Closed(1, "committed", 0.0, 1.0, common | own)]
+        _show(Status(False, None, 3, "3 rounds done", None, {}, rounds, evaluations, held_out), 10)
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"accuracy: {said}" in shown
+        assert "evaluations on devices, of their own training examples" in shown
+        assert "version 3 on held-out data: accuracy 0.939" in shown
 
 
 def test_a_killed_coordinator_is_seen_to_be_gone(command: Command, run: Processes, plan: Path) -> None:

@@ -50,6 +50,8 @@ def test_models_lists_what_is_kept(plan: Path) -> None:
     lines = [re.sub(r"\s+", " ", line).strip() for line in shown.stdout.splitlines()]
     assert "0 initial initial 0.3 0.5" in lines
     assert any(line.startswith("3 round 3 newest 0.3") for line in lines)
+    said = "(round): measured by the devices of the round that began with it, on the devices' training examples"
+    assert said in shown.stdout
     rows = json.loads(run("models", plan, "--json").stdout)
     assert [row["version"] for row in rows] == [0, 2, 3]
     assert [row["version"] for row in json.loads(run("models", plan, "--json", "--all").stdout)] == [0, 1, 2, 3]
@@ -87,7 +89,7 @@ def finished_by_accuracy(plan: Path, *, version: int, target: float = 0.75) -> N
     for number, accuracy in ((1, 0.3), (2, 0.6), (3, 0.76)):  # of versions 0, 1 and 2
         summary = {"change": 0.5, "metrics": {"accuracy": accuracy}, "behind": {"accuracy": 2}}
         store.write([RoundClosed(number, "committed", summary, 5.0)])
-    reason = f"accuracy of model version {version} is 0.76; the target is {target}"
+    reason = f"accuracy of model version {version} is 0.76 on the devices' training examples; the target is {target}"
     rule = Finish(reason, "metric", 0.76, target, "accuracy", version)
     store.write([Metadata("finished", reason), Metadata("finished_by", json.dumps(rule._asdict()))])
     store.close()
@@ -108,7 +110,8 @@ def test_a_run_that_stopped_at_its_target_exports_the_model_that_met_it(plan: Pa
     finished_by_accuracy(plan, version=2)
     version, said = exported(plan, tmp_path)
     assert version == 2
-    assert "wrote version 2 (which met the target: accuracy of model version 2 is 0.76; the target is 0.75)" in said
+    reason = "accuracy of model version 2 is 0.76 on the devices' training examples; the target is 0.75"
+    assert f"wrote version 2 (which met the target: {reason})" in said
     lines = [re.sub(r"\s+", " ", line).strip() for line in run("models", plan).stdout.splitlines()]
     assert any(line.startswith("2 round 2 target 0.3 0.5 0.76") for line in lines), lines
 
@@ -119,7 +122,7 @@ def test_a_run_that_stopped_at_its_target_exports_the_model_that_met_it(plan: Pa
         ("newest", 3, "the newest"),
         ("3", 3, "as asked"),
         ("measured", 2, "which met the target"),
-        ("best", 2, "the best: accuracy 0.76 (round)"),
+        ("best", 2, "the best: accuracy 0.76 on the devices' training examples"),
     ],
 )
 def test_a_version_is_chosen_by_what_it_is(plan: Path, tmp_path: Path, wanted: str, version: int, why: str) -> None:

@@ -21,12 +21,13 @@ import psutil
 import pytest
 from browser import browsing
 from bundle_cache import cached_export
+from fleetlearn_coordinator.service.status import Closed
 from page_person import draw, join, watched
 from page_site import built_page
 from processes import DIGITS, wait_for
 
 from examples.demo_web import lan
-from examples.demo_web.__main__ import main
+from examples.demo_web.__main__ import _line, main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,6 +71,15 @@ def page(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "index.html").write_text("<p>hello")
     return folder
+
+
+def test_a_rounds_line_says_whose_digits_were_measured() -> None:
+    summary = {"reports": 3, "metrics": {"accuracy": 0.5, "loss": 1.25}, "evaluation": {"accuracy": 0.5}}
+    assert _line(Closed(2, "committed", 0.0, 1.0, summary), 4) == (
+        "round 2 committed by 3 devices, 4 connected; on their own digits, before they trained: "
+        "accuracy 50.0%, loss 1.250"
+    )
+    assert _line(Closed(2, "committed", 0.0, 1.0, {"reports": 3, "metrics": {}}), 4).endswith("4 connected")
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from fleetlearn_simulator.__main__ import app
 from typer.testing import CliRunner
+from virtual import SOFTMAX, write_scenario
 
 SCENARIO = """
 name = "a"
@@ -26,3 +28,19 @@ def test_a_folder_that_cannot_be_made_is_named(line: Path, tmp_path: Path) -> No
     assert f"{tmp_path / 'file'}" in done.stderr
     assert "Errno" not in done.stderr
     assert "not a directory" in done.stderr
+
+
+def test_the_summary_says_whose_examples_each_number_is_of(softmax: Path, tmp_path: Path) -> None:
+    path = write_scenario(tmp_path, softmax, 9, **(SOFTMAX | {"plan__local__evaluate": True, "plan__stop__rounds": 2}))
+    wide = {"COLUMNS": "200"}
+    done = CliRunner().invoke(app, ["run", str(path), "--workers", "1", "--backend", "bundle"], env=wide)
+    assert done.exit_code == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert re.search(r"metrics .*accuracy [\d.e-]+, on the training examples of the last round's devices", said)
+    assert re.search(r"test .*accuracy [\d.e-]+, on the test data, of the last model", said)
+    path = write_scenario(tmp_path, softmax, 9, **SOFTMAX, sweep={"seed": [1, 2]})
+    folder = str(tmp_path / "sweep")
+    swept = CliRunner().invoke(
+        app, ["run", str(path), "--output", folder, "--workers", "2", "--backend", "bundle"], env=wide
+    )
+    assert re.search(r"seed-1: 1 rounds, .*accuracy [\d.e-]+, on the test data, of the last model", swept.stderr)

@@ -16,6 +16,8 @@ Bounds = Mapping[str, tuple[float, float]]
 """Name of a metric -> the least and the greatest that it can be for one example."""
 PERSONAL = "personal."
 """What the names of metrics of the devices' personal models begin with."""
+BEFORE, WHILE = "before they trained", "while they trained"
+"""When devices measured a round's metrics."""
 SLACK = 1e-6
 """How far rounding in float32 may take a mean beyond its bounds: this times the bound's size, or times 1."""
 
@@ -149,10 +151,17 @@ def deciding(summary: Mapping[str, Any], minimum: int) -> dict[str, float]:
     return {name: value for name, value in summary["metrics"].items() if behind.get(name, minimum) >= minimum}
 
 
+def measured_when(summary: Mapping[str, Any]) -> str:
+    """Return when the devices of a round measured its metrics: BEFORE if they evaluated the model that they were sent,
+    else WHILE."""
+    return BEFORE if summary.get("evaluation") else WHILE
+
+
 def describe(summary: Mapping[str, Any]) -> str:
     """Return a round's summary in one line."""
     dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(summary["dropped"].items())) or "none"
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in summary["metrics"].items()) or "no metrics"
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in summary["metrics"].items())
+    metrics = f"{metrics} on the devices' training examples, {measured_when(summary)}" if metrics else "no metrics"
     return (
         f"{summary['reports']} reports ({summary['partial']} partial), dropped: {dropped}; {metrics}; "
         f"change {summary['change']:.3g}; {summary['seconds']:.2f} s"

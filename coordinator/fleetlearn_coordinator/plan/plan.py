@@ -45,7 +45,7 @@ from fleetlearn_coordinator.plan.sections import (
 from fleetlearn_coordinator.plan.selection_section import NESTED, Selection
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.plan.toml_errors import Section, near, paths_from, read_tables, refuse_unknown
-from fleetlearn_coordinator.rounds.settings import EvaluationSettings, Settings
+from fleetlearn_coordinator.rounds.settings import MEASURED_ON, EvaluationSettings, Settings
 
 
 class PlanError(FleetError):
@@ -147,6 +147,7 @@ class Plan(Section, frozen=True, kw_only=True):
             metric=self.stop.metric,
             target=self.stop.target or 0.0,
             below=self.stop.direction == "below",
+            measured_on=MEASURED_ON[self.stop.measured_by],
             epsilon=self.stop.epsilon or 0.0,
             stall=self.stall(heartbeat),
             asynchronous=self.round.asynchronous,

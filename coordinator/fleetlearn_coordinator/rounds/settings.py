@@ -8,6 +8,13 @@ from typing import NamedTuple
 
 from fleetlearn_coordinator.rounds.selection_rules import SelectionRules
 
+MEASURED_ON = {
+    "round": "the devices' training examples",
+    "evaluation": "the devices' training examples",
+    "held-out": "held-out data",
+}
+"""Who measured a metric, as a plan's ``measured_by`` says -> whose examples the metric is of, in words."""
+
 
 class PaceSettings(NamedTuple):
     """What pace steering (pace.py) needs of a plan."""
@@ -56,6 +63,8 @@ class Settings(NamedTuple):
     """Stop once this metric is at least ``target``, or at most where ``below``."""
     target: float = 0.0
     below: bool = False
+    measured_on: str = MEASURED_ON["round"]
+    """Whose examples the metric is of, in words."""
     epsilon: float = 0.0
     """Stop once the L2 norm of the model's change is below this."""
     stall: float = inf

@@ -24,6 +24,7 @@ def finish(
     if rule.metric is not None and rule.metric in metrics:
         value = metrics[rule.metric]
         if value <= rule.target if rule.below else value >= rule.target:
-            reason = f"{rule.metric} of model version {measured} is {value:.6g}; the target is {rule.target:.6g}"
+            found = f"{rule.metric} of model version {measured} is {value:.6g} on {rule.measured_on}"
+            reason = f"{found}; the target is {rule.target:.6g}"
             return Finish(reason, "metric", value, rule.target, rule.metric, measured)
     return None

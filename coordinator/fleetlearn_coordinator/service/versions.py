@@ -14,6 +14,7 @@ from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.rounds.settings import MEASURED_ON
 from fleetlearn_coordinator.service.status import read_model, read_status
 from fleetlearn_coordinator.service.training_run.kept_models import best_versions, measured, metrics_of, why_kept
 from fleetlearn_coordinator.storage.errors import StoreError
@@ -22,7 +23,6 @@ from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
 
 BLOCK = 2**16
 """Elements that are compared at a time, in float64."""
-SOURCES = ("round", "evaluation", "held-out")
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ def read_versions(plan: Plan, *, gone: bool = False, most: int | None = None) ->
         known = [row for row in known if gone or row.version in there][-(most or 0) :]
         made = ledger.measured_in_rounds(row.version - 1 for row in known)
     numbers = [row.version for row in known]
-    metrics = {source: metrics_of(plan, numbers, source) for source in SOURCES}
+    metrics = {source: metrics_of(plan, numbers, source) for source in MEASURED_ON}
     best = best_versions(plan.models, measured(plan, there) if plan.models.best is not None else {})
     met_by = read_status(plan.data_dir).met_by
     found = []
@@ -126,7 +126,7 @@ def choose_version(plan: Plan, wanted: str | None) -> Chosen:
     best = max(best_versions(msgspec.structs.replace(rule, best=1), values), default=max(values))
     version = max(values) if wanted == "measured" else best
     what = "the best" if wanted == "best" else "the newest that was measured"
-    return Chosen(version, f"{what}: {rule.metric} {values[version]:.6g} ({rule.measured_by})")
+    return Chosen(version, f"{what}: {rule.metric} {values[version]:.6g} on {MEASURED_ON[rule.measured_by]}")
 
 
 class ParameterChange(msgspec.Struct, frozen=True):
@@ -171,7 +171,7 @@ def compare(plan: Plan, first: int, second: int) -> Comparison:
     apart, own, other, dot = _sums(a, b)
     cosine = dot / math.sqrt(own * other) if own and other else None
     measured_of: dict[str, dict[str, tuple[float | None, float | None]]] = {}
-    for source in SOURCES:
+    for source in MEASURED_ON:
         rows = metrics_of(plan, (first, second), source)
         names = dict.fromkeys(name for metrics in rows.values() for name in metrics)
         if names:

@@ -37,8 +37,8 @@ LEVEL = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": DOTTED}
 DASHES = ("solid", "dash", "dot", "dashdot")
 NOTES = {
     "test": "On the data kept back.",
-    "evaluation": "On the devices, before training.",
-    "train": "On the devices, in training.",
+    "evaluation": "On the devices' training examples, before training.",
+    "train": "On the devices' training examples, in training.",
 }
 
 

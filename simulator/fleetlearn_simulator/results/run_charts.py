@@ -33,8 +33,8 @@ WINDOW = 14 * 86400.0
 """Seconds at the end of a run for which their availability is computed. A day is a few points then."""
 KIND_STYLES = {
     "test": ("on the data kept back", COLOURS[3], "solid"),
-    "evaluation": ("on the devices, before training", COLOURS[0], "solid"),
-    "train": ("on the devices, in training", COLOURS[0], "dot"),
+    "evaluation": ("on the devices' training examples, before training", COLOURS[0], "solid"),
+    "train": ("on the devices' training examples, in training", COLOURS[0], "dot"),
 }
 MEANINGS = {
     "download": "vanished while downloading",

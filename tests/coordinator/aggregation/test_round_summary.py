@@ -138,5 +138,8 @@ def test_a_round_in_one_line() -> None:
         "change": 0.125,
         "seconds": 1.5,
     }
-    line = "8 reports (1 partial), dropped: 1 late, 2 lost; loss 0.25, accuracy 0.9; change 0.125; 1.50 s"
-    assert describe(summary) == line
+    begin, end = "8 reports (1 partial), dropped: 1 late, 2 lost; ", "; change 0.125; 1.50 s"
+    measured = "loss 0.25, accuracy 0.9 on the devices' training examples, "
+    assert describe(summary) == f"{begin}{measured}while they trained{end}"
+    assert describe(summary | {"evaluation": {"loss": 0.25}}) == f"{begin}{measured}before they trained{end}"
+    assert describe(summary | {"metrics": {}}) == f"{begin}no metrics{end}"

@@ -473,6 +473,18 @@ def test_a_process_that_can_serve_the_plan_passes() -> None:
     parse(f"{SMALL}stall = 30.0").check_service(ServiceSettings(max_connections=6))
 
 
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ("", "the devices' training examples"),
+        ('[stop]\nmeasured_by = "evaluation"\n[evaluation]\nevery = 2', "the devices' training examples"),
+        ('[stop]\nmeasured_by = "held-out"\n[evaluation]\ndata = "a.npz"', "held-out data"),
+    ],
+)
+def test_the_engine_knows_in_words_whose_examples_stop_the_run(own: str, words: str) -> None:
+    assert parse(SMALL + own).engine_settings(15.0).measured_on == words
+
+
 BUFFERED = 'name = "a"\nbundle = "a.bundle"\nrecipe = "fedbuff"\n[round]\n'
 
 

@@ -12,9 +12,11 @@ ACCURACY, LOSS = (
     SETTINGS._replace(metric="accuracy", target=0.9),
     SETTINGS._replace(metric="loss", target=0.2, below=True),
 )
-SMALL_LOSS = "loss of model version 2 is 0.1; the target is 0.2"
+SMALL_LOSS = "loss of model version 2 is 0.1 on the devices' training examples; the target is 0.2"
 SMALL_CHANGE = "the model's change, 0.25, is below 0.5"
-ACCURATE = "accuracy of model version 2 is 0.9; the target is 0.9"
+ACCURATE = "accuracy of model version 2 is 0.9 on the devices' training examples; the target is 0.9"
+
+HELD_OUT = "accuracy of model version 2 is 0.9 on held-out data; the target is 0.9"
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,13 @@ ACCURATE = "accuracy of model version 2 is 0.9; the target is 0.9"
             LOSS,
             1.0,
             {"loss": 0.1},
-            Finish("loss of model version 2 is 0.1; the target is 0.2", "metric", 0.1, 0.2, "loss", 2),
+            Finish(SMALL_LOSS, "metric", 0.1, 0.2, "loss", 2),
+        ),
+        (
+            ACCURACY._replace(measured_on="held-out data"),
+            1.0,
+            {"accuracy": 0.9},
+            Finish(HELD_OUT, "metric", 0.9, 0.9, "accuracy", 2),
         ),
         (LOSS, 1.0, {"loss": 0.3}, None),
     ],

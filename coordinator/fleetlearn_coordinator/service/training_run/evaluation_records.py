@@ -118,5 +118,6 @@ def saved(last: LastEvaluation) -> SavedEvaluation:
 def describe(summary: Mapping[str, Any]) -> str:
     """Return an evaluation's summary in one line."""
     dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(summary["dropped"].items())) or "none"
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in summary["metrics"].items()) or "no metrics"
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in summary["metrics"].items())
+    metrics = f"{metrics} on the devices' training examples" if metrics else "no metrics"
     return f"{summary['devices']} devices, {summary['examples']} examples, dropped: {dropped}; {metrics}"

@@ -13,6 +13,8 @@ export interface Chart {
   readonly summary: string;
 }
 
+/** Whose examples the numbers are of. */
+const OWN = "on the devices' own training examples";
 export const WIDTH = 320;
 export const HEIGHT = 170;
 const LEFT = 44;
@@ -40,8 +42,8 @@ export function chartOf(history: readonly Finished[]): Chart | null {
     xTicks: [...new Set([first.round, middle, last.round])].map((round) => ({ x: across(round), text: `${round}` })),
     summary:
       rows.length === 1
-        ? `${title(measure)} in round ${last.round}: ${shown}.`
-        : `${title(measure)} in round ${last.round}: ${shown}; in round ${first.round} it was ` +
+        ? `${title(measure)} ${OWN} in round ${last.round}: ${shown}.`
+        : `${title(measure)} ${OWN} in round ${last.round}: ${shown}; in round ${first.round} it was ` +
           `${valueWords(measure, first[measure]!)}.`,
   };
 }

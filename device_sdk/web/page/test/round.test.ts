@@ -41,21 +41,23 @@ test("the chart has accuracy from 0 to 100 %, the newest at the right", () => {
   expect(first!.y).toBeGreaterThan(last!.y);
   const height = chart.yTicks[0]!.y - chart.yTicks[2]!.y;
   expect((first!.y - last!.y) / height).toBeCloseTo(0.6);
-  expect(chart.summary).toBe("Accuracy in round 5: 80 %; in round 1 it was 20 %.");
+  expect(chart.summary).toBe(
+    "Accuracy on the devices' own training examples in round 5: 80 %; in round 1 it was 20 %.",
+  );
 });
 
 test("without accuracy it has the loss", () => {
   const chart = chartOf([row(3, null, 2.3), row(4, null, 1.2)])!;
   expect(chart.measure).toBe("loss");
   expect(chart.yTicks.map(({ text }) => text)).toEqual(["0.00", "2.50", "5.00"]);
-  expect(chart.summary).toBe("Loss in round 4: 1.20; in round 3 it was 2.30.");
+  expect(chart.summary).toBe("Loss on the devices' own training examples in round 4: 1.20; in round 3 it was 2.30.");
 });
 
 test("one round is a chart, and none is none", () => {
   expect(chartOf([])).toBeNull();
   expect(chartOf([row(1, null, null)])).toBeNull();
   const chart = chartOf([row(1, 0.5)])!;
-  expect(chart.summary).toBe("Accuracy in round 1: 50 %.");
+  expect(chart.summary).toBe("Accuracy on the devices' own training examples in round 1: 50 %.");
   for (const { x, y } of chart.points) {
     expect(x >= 0 && x <= WIDTH && y >= 0 && y <= HEIGHT).toBe(true);
   }

@@ -221,7 +221,7 @@ def test_a_mean_at_the_bound_counts(make_plan: PlanMaker) -> None:
     fleet = Fleet(make_plan(round__goal=2, **ACCURACY))
     for lease, own in zip(leases(fleet.check_in("a", "b")), (1.0, 1.0 + 2e-7), strict=True):
         fleet.report(lease, update_of(1.0), evaluation=accurate(own), metrics={"accuracy": 1.0})
-    assert str(fleet.run.finished).startswith("accuracy of model version 0 is 1;")
+    assert str(fleet.run.finished).startswith("accuracy of model version 0 is 1 on the devices' training")
     fleet.store.close()
 
 
@@ -233,7 +233,9 @@ def test_a_metric_needs_the_minimum_of_devices_to_stop_the_run(make_plan: PlanMa
         assert fleet.run.finished is None
         for lease, own in zip(leases(commands), told, strict=True):
             commands = fleet.report(lease, update_of(1.0), evaluation=None if own is None else accurate(own))
-    assert fleet.run.finished == "accuracy of model version 1 is 0.95; the target is 0.9"
+    assert (
+        fleet.run.finished == "accuracy of model version 1 is 0.95 on the devices' training examples; the target is 0.9"
+    )
     rounds = read_status(fleet.run.plan.data_dir).rounds
     assert [row.summary["metrics"]["accuracy"] for row in rounds] == [1.0, 0.95]
     fleet.store.close()
@@ -253,7 +255,7 @@ def test_a_run_that_reached_its_target_goes_on_when_the_target_is_raised(make_pl
     fleet = Fleet(make_plan(round__goal=1, **ACCURACY))
     fleet.report(leases(fleet.check_in("a"))[0], update_of(1.0), evaluation=accurate(0.92))
     fleet.store.close()
-    reason = "accuracy of model version 0 is 0.92; the target is 0.9"
+    reason = "accuracy of model version 0 is 0.92 on the devices' training examples; the target is 0.9"
     value = pytest.approx(0.92)
     rule = {"rule": "metric", "metric": "accuracy", "value": value, "limit": 0.9, "reason": reason, "version": 0}
     assert stopped_by(make_plan(**ACCURACY)) == (reason, rule)
@@ -287,7 +289,10 @@ def test_a_run_that_the_version_before_finished_goes_on_too(make_plan: PlanMaker
     fleet.store.write([RoundClosed(1, "committed", {key: summary[key] for key in ("metrics", "change")}, 1.0)])
     fleet.store.write([Metadata("finished", "accuracy is 0.92; the target is 0.9")])
     fleet.store.close()
-    assert stopped_by(make_plan(**ACCURACY))[0] == "accuracy of model version 0 is 0.92; the target is 0.9"
+    assert (
+        stopped_by(make_plan(**ACCURACY))[0]
+        == "accuracy of model version 0 is 0.92 on the devices' training examples; the target is 0.9"
+    )
     assert stopped_by(make_plan(**(ACCURACY | {"stop__target": 0.95}))) == (None, None)
     fleet = Fleet(make_plan())
     fleet.store.write([RoundClosed(1, "committed", {"metrics": {"accuracy": 2.5e28}, "change": 1.0}, 1.0)])
