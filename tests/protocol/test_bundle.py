@@ -200,7 +200,7 @@ def test_a_file_that_may_not_be_read(folder: Path, monkeypatch: pytest.MonkeyPat
     (folder / MANIFEST).chmod(0)
     if os.access(folder / MANIFEST, os.R_OK):  # the superuser reads everything: let the system say no
         monkeypatch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
-    refused(lambda: open_bundle(folder), Code.BAD_MESSAGE, "manifest.json cannot be read", "Permission denied")
+    refused(lambda: open_bundle(folder), Code.BAD_MESSAGE, "manifest.json cannot be read", "permission denied")
 
 
 def test_lengths_are_compared_before_anything_is_read(folder: Path) -> None:
