@@ -50,6 +50,8 @@ export interface DeviceOptions extends RuntimeOptions {
   /** Delete a finished update that an earlier device of this store left, in place of sending it: for example because
    * some of its examples were deleted since. */
   readonly discardUpdate?: boolean;
+  /** Fetch the model that predicts with each bundle, once, so that `openSharedModel` can `predict`. */
+  readonly predicts?: boolean;
   /** What says whether the device charges and what its network is. Left out: the browser. */
   readonly watch?: typeof watchSurroundings;
   /** What the device states at each check-in, beside that. */
@@ -247,12 +249,12 @@ export class Device {
   }
 
   async #serveFrom(store: Store): Promise<void> {
-    const { url, name, timing, state, discardUpdate = false, log = () => {} } = this.#options;
+    const { url, name, timing, state, discardUpdate = false, predicts = false, log = () => {} } = this.#options;
     const data = await this.#columns();
     const device = await readOrMakeName(store, name);
     let trusted = await trustFirst(store, this.#keys, (text) => log(text, "warning"));
     const verify = trusted.length > 0 ? await findVerifier() : async () => false;
-    const contents = new Contents(store);
+    const contents = new Contents(store, predicts);
     const outbox = new Outbox(store);
     const enrolment = new Enrolment(store, device, this.#token);
     const trainer = new Trainer(contents, outbox, data, { ...this.#options, log });

@@ -23,4 +23,5 @@ export { keepStorage, openIndexedDb } from "./storage/indexed_db.ts";
 export { eraseStore, MemoryStore, type Store, StoreError } from "./storage/store.ts";
 export type { Column, Columns, Numbers } from "./training/data.ts";
 export { DataError, TrainingError } from "./training/errors.ts";
+export { type OpenedRuntime, type OpenOptions, openRuntime } from "./training/open_runtime.ts";
 export { openSharedModel, type SharedModel } from "./training/shared_model.ts";

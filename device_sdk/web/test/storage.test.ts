@@ -102,6 +102,15 @@ describe.each(STORES)("a store %s", (_, open) => {
           .sort(),
       );
     });
+    test("a device that predicts fetches the model for that too", async () => {
+      const { text } = vectors("manifest.json").valid as { text: string };
+      const manifest = new TextEncoder().encode(text);
+      await store.write({ [`file/${sha256(manifest)}`]: manifest });
+      const names = async (predicts: boolean): Promise<string[]> =>
+        (await new Contents(store, predicts).lacking(task(sha256(manifest)))).map((one) => one.name);
+      expect(await names(false)).not.toContain("graphs/infer.onnx");
+      expect(await names(true)).toContain("graphs/infer.onnx");
+    });
     test("a difference from a model that is still there gives the vector", async () => {
       const [{ base, hex: difference, vector }] = vectors("encodings.json").deltas as [Record<string, string>];
       const [from, delta, to] = [hex(base!), hex(difference!), hex(vector!)];

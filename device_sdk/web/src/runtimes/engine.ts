@@ -1,7 +1,7 @@
 /** What computes graphs: onnxruntime-web on the processor (wasm.ts), or on a GPU (webgpu.ts). */
 
 import type { Input } from "../protocol/manifest.ts";
-import type { Numbers } from "../training/data.ts";
+import type { Column, Numbers } from "../training/data.ts";
 
 export type DType = Input["dtype"];
 export type Values = Readonly<Record<string, Value>>;
@@ -23,6 +23,9 @@ export interface Graph {
    * element. Returns these, in order. Rejects with an Error that says what the runtime says.
    */
   run(inputs: Values, outputs: Values, scalars: readonly string[]): Promise<number[]>;
+  /** Run the graph once, and return a copy of all its outputs by name. Rejects with an Error that says what the runtime
+   * says. */
+  compute(inputs: Values): Promise<Record<string, Column>>;
   close(): Promise<void>;
 }
 

@@ -5,7 +5,7 @@
  * Here tensors stay in that memory: a step moves its batch and its loss alone.
  */
 
-import type { Numbers } from "../training/data.ts";
+import type { Column, Numbers } from "../training/data.ts";
 import {
   type DType,
   type Engine,
@@ -255,14 +255,26 @@ class WasmGraph implements Graph {
   }
 
   async run(inputs: Values, outputs: Values, scalars: readonly string[]): Promise<number[]> {
+    const made = await this.#run(inputs, outputs, scalars);
+    return made.map((tensor) => Number(this.#taken(tensor).values[0]));
+  }
+
+  async compute(inputs: Values): Promise<Record<string, Column>> {
+    const names = this.outputs;
+    const made = await this.#run(inputs, {}, names);
+    return Object.fromEntries(made.map((tensor, place) => [names[place]!, this.#taken(tensor)]));
+  }
+
+  /** Run the graph once. Returns the tensors of the outputs that have no place of their own (`others`). */
+  async #run(inputs: Values, outputs: Values, others: readonly string[]): Promise<number[]> {
     const { exports } = this.#memory;
-    const names = [...Object.keys(outputs), ...scalars];
+    const names = [...Object.keys(outputs), ...others];
     // Names of inputs, inputs, names of outputs, outputs. An output without a place, 0, gets one from the runtime.
     const arrays = [
       Object.keys(inputs).map((name) => this.#inputs.get(name)!),
       Object.values(inputs).map((value) => (value as WasmValue).tensor),
       names.map((name) => this.#outputs.get(name)!),
-      [...Object.values(outputs).map((value) => (value as WasmValue).tensor), ...scalars.map(() => 0)],
+      [...Object.values(outputs).map((value) => (value as WasmValue).tensor), ...others.map(() => 0)],
     ];
     const stack = exports.stackSave();
     try {
@@ -285,8 +297,8 @@ class WasmGraph implements Graph {
           0,
         ),
       );
-      const first = outputTensors + POINTER * (names.length - scalars.length);
-      return scalars.map((_, number) => this.#scalar(this.#memory.pointer(first + POINTER * number)));
+      const first = outputTensors + POINTER * (names.length - others.length);
+      return others.map((_, number) => this.#memory.pointer(first + POINTER * number));
     } finally {
       exports.stackRestore(stack);
     }
@@ -298,18 +310,25 @@ class WasmGraph implements Graph {
     exports._OrtReleaseSession(this.#session);
   }
 
-  /** Return the first element of a tensor that the runtime made, and release it. */
-  #scalar(tensor: number): number {
+  /** Return a copy of a tensor that the runtime made, and release it. */
+  #taken(tensor: number): Column {
     const { exports } = this.#memory;
-    const [type, data] = this.#memory.onStack(4, (place) => {
+    const { type, data, shape } = this.#memory.onStack(4, (place) => {
       const [second, third, fourth] = [place + POINTER, place + 2 * POINTER, place + 3 * POINTER];
       this.#memory.check(exports._OrtGetTensorData(tensor, place, second, third, fourth));
-      exports._OrtFree(this.#memory.pointer(third));
-      return [this.#memory.pointer(place), this.#memory.pointer(second)];
+      const [sizes, rank] = [this.#memory.pointer(third), this.#memory.pointer(fourth)];
+      const shape = Array.from({ length: rank }, (_, axis) => this.#memory.pointer(sizes + POINTER * axis));
+      exports._OrtFree(sizes);
+      return { type: this.#memory.pointer(place), data: this.#memory.pointer(second), shape };
     });
-    const [, Kind] = Object.values(TYPES).find(([number]) => number === type)!;
-    const bytes = this.#memory.bytes(data!, Kind.BYTES_PER_ELEMENT).slice();
-    exports._OrtReleaseTensor(tensor);
-    return Number(new Kind(bytes.buffer as ArrayBuffer)[0]);
+    try {
+      const found = Object.values(TYPES).find(([number]) => number === type);
+      if (found === undefined) throw new Error(`an output has ONNX's element type ${type}; expected one of a bundle's`);
+      const length = shape.reduce((product, size) => product * size, 1);
+      const bytes = this.#memory.bytes(data, length * found[1].BYTES_PER_ELEMENT).slice();
+      return { values: new found[1](bytes.buffer as ArrayBuffer), shape };
+    } finally {
+      exports._OrtReleaseTensor(tensor);
+    }
   }
 }

@@ -1,7 +1,7 @@
 /** onnxruntime-web on a GPU by WebGPU. What a step leaves stays on the GPU; operators that it lacks run on the processor. */
 
 import type { InferenceSession, Tensor } from "onnxruntime-web";
-import type { Numbers } from "../training/data.ts";
+import type { Column, Numbers } from "../training/data.ts";
 import type { DType, Engine, Graph, Opening, Value, Values } from "./engine.ts";
 import { fileAddress, importFile, webgpuFile } from "./files.ts";
 
@@ -95,6 +95,17 @@ class WebgpuGraph implements Graph {
     const found = await this.#session.run(feeds, [...Object.keys(outputs), ...scalars]);
     for (const [name, value] of Object.entries(outputs)) (value as WebgpuValue).replace(found[name]!);
     return Promise.all(scalars.map(async (name) => Number((await found[name]!.getData())[0])));
+  }
+
+  async compute(inputs: Values): Promise<Record<string, Column>> {
+    const feeds = Object.fromEntries(
+      Object.entries(inputs).map(([name, value]) => [name, (value as WebgpuValue).tensor!]),
+    );
+    const found = Object.entries(await this.#session.run(feeds));
+    const columns = found.map(async ([name, tensor]): Promise<[string, Column]> => {
+      return [name, { values: (await tensor.getData()) as Float32Array, shape: tensor.dims }];
+    });
+    return Object.fromEntries(await Promise.all(columns));
   }
 
   async close(): Promise<void> {

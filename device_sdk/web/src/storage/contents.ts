@@ -15,6 +15,7 @@ import { ProtocolError } from "../protocol/errors.ts";
 import {
   EVAL,
   FROZEN,
+  INFER,
   MAX_MANIFEST_BYTES,
   type Manifest,
   PARAMETERS,
@@ -32,10 +33,11 @@ const MAX_BUNDLES = 3;
 const MAX_MODELS = 8;
 
 /** Return the files of a bundle that a device reads in a round. The initial parameters are needed only where some are
- * personal: the round's model has all others. */
-export function neededFiles(manifest: Manifest): string[] {
+ * personal: the round's model has all others. infer: the model that predicts too. */
+export function neededFiles(manifest: Manifest, infer = false): string[] {
   const optional = [FROZEN, STATE].filter((path) => path in manifest.files);
-  return [TRAIN, EVAL, ...optional, ...(manifest.localSize > manifest.size ? [PARAMETERS] : [])];
+  const personal = manifest.localSize > manifest.size ? [PARAMETERS] : [];
+  return [TRAIN, EVAL, ...optional, ...personal, ...(infer ? [INFER] : [])];
 }
 
 export class Contents {
@@ -43,8 +45,12 @@ export class Contents {
   /** Keys whose content was checked since the process began. */
   readonly #intact = new Set<string>();
 
-  constructor(store: Store) {
+  readonly #infer: boolean;
+
+  /** infer: a bundle's infer.onnx is fetched too. */
+  constructor(store: Store, infer = false) {
     this.#store = store;
+    this.#infer = infer;
   }
 
   /** Return a file of a bundle, or a manifest. Throws where it is lost: `lacking` had found it. */
@@ -78,7 +84,7 @@ export class Contents {
     const wanted = [content(`file/${task.bundle}`, "manifest.json", null, MAX_MANIFEST_BYTES)];
     if (await this.#has(wanted[0]!)) {
       const manifest = readManifest(await this.file(task.bundle));
-      for (const path of neededFiles(manifest)) {
+      for (const path of neededFiles(manifest, this.#infer)) {
         const entry = manifest.files[path]!;
         wanted.push(content(`file/${entry.sha256}`, path, entry.size));
       }

@@ -18,10 +18,17 @@ export interface Bundle {
   readonly state: Float32Array;
 }
 
-/** Open a bundle on an engine. Rejects with BundleError, TrainingError (out-of-memory). */
+/** Returns the bytes of a bundle's file by its path, such as `graphs/train.onnx`. */
+export type ReadFile = (path: string) => Promise<Uint8Array>;
+
+/** Open a bundle that a device downloaded on an engine. Rejects with BundleError, TrainingError (out-of-memory). */
 export async function openBundle(sha256: string, contents: Contents, engine: Engine): Promise<Bundle> {
   const manifest = readManifest(await contents.file(sha256));
-  const read = (path: string): Promise<Uint8Array> => contents.file(manifest.files[path]!.sha256);
+  return openFiles(sha256, manifest, (path) => contents.file(manifest.files[path]!.sha256), engine);
+}
+
+/** Open a bundle's files on an engine. sha256: of the manifest. Rejects as `openBundle` does. */
+export async function openFiles(sha256: string, manifest: Manifest, read: ReadFile, engine: Engine): Promise<Bundle> {
   const state = new Float32Array(manifest.stateSize);
   if (STATE in manifest.files) readSafetensors(await read(STATE), manifest.state, state, STATE);
   const local = new Float32Array(manifest.localSize > manifest.size ? manifest.localSize : 0);
