@@ -289,6 +289,7 @@ class Session:
         """Training ended well; ``report`` describes its update."""
         if not isinstance(self.work, Training) or self.work.task_id != report.task:
             return self.ended(report.task)
+        self.examples = report.examples  # what the passes gave may be another number than what was stated
         self.work = Saving(report)
         return [SavePending(report)]
 
@@ -296,6 +297,7 @@ class Session:
         """The evaluation ended well."""
         if not isinstance(self.work, Training) or self.work.task_id != message.task:
             return self.ended(message.task)
+        self.examples = message.evaluation.examples
         self.work, self.running_task_id = Measured(message), None
         return self._send_if_online(message)
 

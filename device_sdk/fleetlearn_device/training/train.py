@@ -66,7 +66,8 @@ class TrainingResult(NamedTuple):
     """What the device keeps for its next task (kept_state.py): float32, shape (kept_state_size,)."""
     examples: int
     """n_k: the examples that the device has, as its passes gave them: the mean of the complete passes, rounded; else
-    those of the evaluation; else, where no pass was completed, as many as the data are said to have."""
+    those of the evaluation; else, where no pass was completed, as many as an earlier pass gave, or as the data are said
+    to have."""
     steps: int
     epochs: float
     """Passes that were done; a fraction where the last one was cut short."""
@@ -94,6 +95,7 @@ def train(
     seed: int,
     time_budget: float | None = None,
     evaluate: bool = False,
+    counted: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.monotonic,
     on_step: Callable[[int, float], None] | None = None,
@@ -111,6 +113,7 @@ def train(
         time_budget: Seconds from the call on. A step begins only if a step of the mean duration so far would still
             fit; the first step always begins. None: no limit.
         evaluate: Measure the loaded model on all data first.
+        counted: Examples that a pass gave earlier. None: no pass was completed yet.
         should_stop: Asked before each step.
         clock: Seconds, rising.
         on_step: Called after each step with the number of steps done and the step's loss.
@@ -175,8 +178,10 @@ def train(
     whole = epochs if complete else passes
     if whole:
         examples = round((seen - (0 if complete else seen_in_pass)) / whole)
-    else:  # an evaluation is a complete pass, too
-        examples = data.examples if evaluation is None else max(evaluation.examples, seen_in_pass)
+    elif evaluation is not None:  # it is a complete pass, too
+        examples = max(evaluation.examples, seen_in_pass)
+    else:
+        examples = max(data.examples if counted is None else counted, seen_in_pass)
     update: Vector = runtime.parameters - runtime.anchor
     buffers: Vector = gather(runtime.parameters, manifest.buffers)
     scatter(update, manifest.buffers, 0.0)

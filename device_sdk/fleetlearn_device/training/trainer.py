@@ -97,6 +97,8 @@ class Trainer:
         self._starts = directory.training_starts
         self._data, self._threads = data, threads
         self._provider: ProviderName = provider
+        self._counted: int | None = None
+        """Examples that the last complete pass gave, or several passes in the mean."""
         self._noted: tuple[int, int] | None = None
         """The last (found, stated) numbers of examples of which the log has a line."""
         self._opened: tuple[Bundle, Runtime] | None = None
@@ -136,6 +138,7 @@ class Trainer:
                 if self.halt.is_set():
                     raise
                 raise OutOfTimeError(f"the evaluation took longer than the {seconds:.3g} s that were left") from error
+            self._counted = evaluation.examples
             message = Evaluated(task.task, evaluation, time.monotonic() - begin)
             encode(message)  # raises here what the coordinator would refuse
         return message
@@ -189,6 +192,7 @@ class Trainer:
                 seed=task.seed,
                 time_budget=end - time.monotonic(),
                 evaluate=task.evaluate,
+                counted=self._counted,
                 should_stop=self.halt.is_set,
                 on_step=self._count,
                 on_evaluated=self._count_batch,
@@ -202,6 +206,8 @@ class Trainer:
                 write_own_model(self.own_model, bundle, own)
         contents, residual = encode_parts(task.parts, outcome.parts, task.seed, tied)
         result = outcome.result
+        if result.epochs >= 1 or result.evaluation is not None:
+            self._counted = result.examples
         self._note_examples(result.examples)
         report = Report(
             task=task.task,

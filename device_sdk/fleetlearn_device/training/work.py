@@ -42,6 +42,7 @@ class Settings(NamedTuple):
     seed: int
     time_budget: float | None = None
     evaluate: bool = False
+    counted: int | None = None
     should_stop: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
     on_step: Callable[[int, float], None] | None = None

@@ -379,6 +379,20 @@ def test_a_round_from_the_check_in_to_the_acknowledgement() -> None:
     assert isinstance(session.work, Idle)
 
 
+def test_the_next_check_in_states_what_the_passes_gave() -> None:
+    session = brought_to("training")
+    found = msgspec.structs.replace(report(), examples=3)
+    session.trained(found)
+    session.disconnected()
+    (sent,) = session.connected(1.0)
+    assert isinstance(sent, Send)
+    assert isinstance(sent.message, CheckIn)
+    assert sent.message.examples == 3
+    session = brought_to("training")
+    session.measured(Evaluated("A", Evaluation(4, 1.0, {}), 1.0))
+    assert session.examples == 4
+
+
 def test_the_update_is_saved_before_it_is_reported() -> None:
     session = brought_to("training")
     assert session.trained(report()) == [SavePending(report())]

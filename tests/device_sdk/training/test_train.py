@@ -389,6 +389,15 @@ def test_what_a_pass_gives_counts_not_what_is_stated(
     assert (found.examples, found.epochs) == (examples, epochs)
 
 
+def test_where_no_pass_was_completed_an_earlier_one_counts(runtime: Runtime, data: Any) -> None:
+    def cut(counted: int) -> Any:
+        source = as_data(Shrinking(*data, 40), examples=50)
+        return run(runtime, source, time_budget=3.5, clock=ticking(1.0), counted=counted)
+
+    assert (cut(40).examples, cut(40).epochs) == (40, 0.5)
+    assert (cut(10).examples, cut(10).epochs) == (20, 1.0), "this pass has given more already"
+
+
 def test_bad_settings_are_refused_before_anything_is_done(runtime: Runtime, data: Any) -> None:
     start = runtime.parameters.copy()
     with pytest.raises(ValueError, match="epochs is 0; expected at least 1"):

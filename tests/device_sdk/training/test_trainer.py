@@ -17,7 +17,8 @@ from buffers import trained_model
 from features import examples, features_bundle
 from fleetlearn_device.storage.errors import DiskFullError
 from fleetlearn_device.storage.state_directory import StateDirectory
-from fleetlearn_device.training.algorithms import UnsupportedError
+from fleetlearn_device.training import trainer as trainer_module
+from fleetlearn_device.training.algorithms import UnsupportedError, run_algorithm
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.train import DivergedError, OutOfTimeError, StoppedError
 from fleetlearn_device.training.trainer import MAX_STARTS, FinishedUpdate, KilledError, Trainer
@@ -472,6 +473,28 @@ def test_batches_of_the_users_own_train_whole_models(state: StateDirectory, with
     _, names = rounds(trainer, state, with_features, 1)
     assert TRAIN in names
     assert trainer.features is None
+
+
+@pytest.mark.parametrize("first", ["evaluation", "training"])
+def test_what_a_pass_gave_counts_in_later_tasks(
+    full: Bundle, state: StateDirectory, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """100 are stated, and a pass gives 12: a later task that ends within its first pass must not weigh 100."""
+    asked: list[int | None] = []
+
+    def run(*arguments: Any) -> Any:
+        asked.append(arguments[-1].counted)
+        return run_algorithm(*arguments)
+
+    monkeypatch.setattr(trainer_module, "run_algorithm", run)
+    trainer = Trainer(state, as_data([*DATA.batches(5, 0)], 100), "onnx", 1)
+    if first == "evaluation":
+        given = Evaluate("e1", full.sha256, (FLOAT32.reference("model", MODELS[1]),), 100.0)
+        bring(state, full, given)
+        trainer.evaluate(given, 100.0)
+    assert do(trainer, state, full, 0).report.examples == 12
+    assert do(trainer, state, full, 1).report.examples == 12
+    assert asked == [12 if first == "evaluation" else None, 12]
 
 
 def test_an_evaluation_measures_with_what_is_the_device_s_own_and_changes_nothing(
