@@ -245,6 +245,8 @@ class RepeatedLine:
             self._text, self._written = text, now
         often = f" ({self._times} times in a row)" if self._times > 1 else ""
         log.log(self.level(logging.WARNING), "%s%s", text, often)
+        if self._times == 2 and self._repeats:
+            log.info("the device goes on trying; this is written again in %g min, if it lasts", self.AGAIN / 60)
 
     def level(self, level: int) -> int:
         """Return the level for a line that goes with the last warning."""

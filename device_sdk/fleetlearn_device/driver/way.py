@@ -83,4 +83,8 @@ def explain(error: Exception, uri: WebSocketURI, way: Way | None) -> str:
         return f"the proxy refuses to connect to {name}:{uri.port} ({status}): {instead}"
     if isinstance(error, TimeoutError):
         return f"no answer: {instead}"
+    if isinstance(error, socket.gaierror):
+        return f"the proxy's name was not found ({in_words(error)}): {instead}"
+    if isinstance(error, ConnectionRefusedError):
+        return f"the proxy refused the connection: {instead}"
     return f"{in_words(error)}: {instead}"

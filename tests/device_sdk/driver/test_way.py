@@ -206,7 +206,16 @@ def test_a_proxy_that_refuses_is_named(
 @pytest.mark.parametrize(
     ("setting", "text"),
     [
-        ("http://owner:secret@127.0.0.1:{port}", "(through the proxy http://127.0.0.1:{port} of https_proxy): "),
+        (
+            "http://owner:secret@127.0.0.1:{port}",
+            "(through the proxy http://127.0.0.1:{port} of https_proxy): the proxy "
+            "refused the connection: check https_proxy, or",
+        ),
+        (
+            "http://owner:secret@nowhere.test",
+            "(through the proxy http://nowhere.test:80 of https_proxy): the proxy's name "
+            "was not found (name or service not known): check https_proxy, or",
+        ),
         (
             "ftp://owner:secret@host:1",
             "https_proxy names a proxy that cannot be used: scheme ftp isn't supported. Expect",
@@ -314,6 +323,7 @@ def test_the_same_failure_is_not_written_again_and_again(
             written = [record for record in caplog.records if record.levelno >= logging.INFO]
             assert sum("cannot connect" in record.getMessage() for record in written) == 1
             assert sum("connecting again" in record.getMessage() for record in written) == 1
+            assert sum("the device goes on trying" in record.getMessage() for record in written) == 1
             monkeypatch.setattr(RepeatedLine, "AGAIN", 0.0)
             await until(lambda: any(" times in a row)" in row.getMessage() and row.levelno == logging.WARNING
                                     for row in caplog.records))  # fmt: skip
