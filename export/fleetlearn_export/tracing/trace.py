@@ -47,6 +47,10 @@ TakeCases = Callable[[list[torch.fx.GraphModule] | None], object]
 """What gets the result of ``other_cases``."""
 
 
+aten = torch.ops.aten
+SQUEEZES = (aten.squeeze.default, aten.squeeze.dims)
+
+
 class Program(NamedTuple):
     """An exported program, with the names of its inputs and outputs in order."""
 
@@ -131,7 +135,7 @@ def trace(
         take_cases(other_cases(recorded, arguments, rows, record))
     graph = recorded.graph
     for node in graph.graph.nodes:
-        if node.target is torch.ops.aten.squeeze.default:
+        if node.target in SQUEEZES:
             _name_squeezed_axes(node)
         if node.op == "get_attr" and isinstance(value := getattr(graph, node.target), Tensor):
             # Plain attributes are not exported. Frozen parameters of the model arrive here as such.
@@ -146,11 +150,12 @@ def _name_squeezed_axes(node: torch.fx.Node) -> None:
     By itself it takes away the examples' axis as well where there is one example: ``output.squeeze()`` at the end of a
     binary classifier. The graph computes the same for any number of examples.
     """
-    (source,) = node.args
+    source, *named = node.args
     assert isinstance(source, torch.fx.Node)
     sizes = source.meta["val"].shape
-    axes = [axis for axis, size in enumerate(sizes) if isinstance(size, int) and size == 1]
-    node.target, node.args = torch.ops.aten.squeeze.dims, (source, axes)
+    given: Any = named[0] if named else range(len(sizes))  # PyTorch records squeeze() either way
+    axes = [axis for axis in given if isinstance(sizes[axis], int) and sizes[axis] == 1]
+    node.target, node.args = aten.squeeze.dims, (source, axes)
 
 
 def _recorded(
