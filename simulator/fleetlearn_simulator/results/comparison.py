@@ -117,7 +117,8 @@ def _sections(
     groups: Sequence[Group], target: Target | None
 ) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[str]], str]]:
     """Yield title, headers, rows and note of each table."""
-    yield "", *_table(groups), ""
+    kinds = dict.fromkeys(kinds_of(groups).values())
+    yield "", *_table(groups), " ".join(f"({kind}): {NOTES[kind][0].lower()}{NOTES[kind][1:]}" for kind in kinds)
     if target is not None:
         yield f"Until {target}", *_until(groups, target), UNTIL
     if len(_participation(groups)[0]) > 1:

@@ -51,6 +51,7 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def test_a_sweep_is_a_line_for_each_setting(sweep: Path, tmp_path: Path) -> None:
+    assert "(test): on the data kept back." in printed([sweep])
     groups = read_groups([sweep])
     assert [(group.label, len(group.runs)) for group in groups] == [("goal = 2", 2), ("goal = 4", 2)]
     charts = charts_of(write_comparison([sweep], tmp_path / "page.html"))
