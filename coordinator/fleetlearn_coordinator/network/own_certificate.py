@@ -44,7 +44,9 @@ class OwnCertificate(NamedTuple):
     def out_of_date(self, now: float) -> str:
         """Return why the certificate is not valid at this Unix time; empty if it is."""
         if now < self.begins:
-            return f"{self.file} is valid from {shown(self.begins)} on, and it is {shown(now)} on this machine"
+            # The hour alone: a line that says the second would be another line for each device that is refused.
+            clock = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d %Hh UTC}"
+            return f"{self.file} is valid from {shown(self.begins)} on, and by this machine's clock it is {clock}"
         if now > self.ends:
             return f"{self.file} ended on {shown(self.ends)}"
         return ""

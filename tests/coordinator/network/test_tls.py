@@ -128,7 +128,7 @@ REFUSED = {
         HERE,
         100 * DAY,
         "127.0.0.1",
-        r"The certificate .* is valid from 20.* on, and it is 20.* on this",
+        r"The certificate .* is valid from 20.* on, and by this machine's clock it is 20",
     ),
     "another name": (
         HERE,
