@@ -31,6 +31,7 @@ from fleetlearn_protocol.manifest import (
     State,
     TrainMany,
 )
+from fleetlearn_protocol.paths import in_home
 from safetensors.numpy import save as save_safetensors
 from torch import Tensor, nn
 
@@ -347,7 +348,10 @@ def _offsets(values: Mapping[str, Tensor]) -> dict[str, int]:
 
 def _checked_target(path: str | PathLike[str]) -> Path:
     """Return the absolute path. Raises ExportError if something other than a bundle is there."""
-    target = Path(path).expanduser().resolve()
+    try:
+        target = in_home(path).resolve()
+    except ValueError as error:
+        raise ExportError(f"the bundle cannot be written: {error}") from None
     if not target.parent.is_dir():
         raise ExportError(f"{target.parent} is not a folder; the bundle {target.name} would be written into it")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):

@@ -236,6 +236,11 @@ def test_one_array_may_be_input_and_target(tmp_path: Path) -> None:
     assert largest_difference(found, expected) < 1e-5
 
 
+def test_a_target_in_a_home_folder_that_is_not_known_is_refused() -> None:
+    with pytest.raises(ExportError, match=r"the bundle cannot be written: .* no home folder is known for it; write"):
+        export_bundle(nn.Linear(4, 2), functional.mse_loss, (torch.zeros(1, 4), torch.zeros(1, 2)), "~no-such-user/b")
+
+
 def test_a_failed_export_leaves_what_was_there(cases: Cases, tmp_path: Path) -> None:
     first = shutil.copytree(cases("softmax").exported.bundle.path, tmp_path / "b")
     before = open_bundle(first).sha256

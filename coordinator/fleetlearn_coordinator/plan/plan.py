@@ -16,6 +16,7 @@ from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, leaves_residual
 from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import BUFFERS, MODEL, UPDATE, Identifier
+from fleetlearn_protocol.paths import in_home
 from msgspec import Meta
 
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
@@ -84,10 +85,10 @@ class Plan(Section, frozen=True, kw_only=True):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan file. Raises PlanError."""
-        path = Path(path).expanduser()
         try:
+            path = in_home(path)
             text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise PlanError(Code.BAD_MESSAGE, f"{path}: the plan cannot be read: {in_words(error)}") from None
         return cls.parse(text, path.absolute().parent, file=str(path))
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from fleetlearn_protocol.addresses import is_loopback
 from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.messages import Identifier
+from fleetlearn_protocol.paths import in_home
 from msgspec import Meta
 
 from fleetlearn_coordinator.plan.toml_errors import Positive, Section, paths_from, read_tables, refuse_unknown
@@ -30,8 +31,8 @@ class ServiceError(FleetError):
 def is_service_file(path: str | os.PathLike[str]) -> bool:
     """Return whether this file is a service file with several runs, and no plan. False where it cannot be read."""
     try:
-        return "runs" in tomllib.loads(Path(path).expanduser().read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return "runs" in tomllib.loads(in_home(path).read_text("utf-8"))
+    except (OSError, ValueError):  # no home folder, no UTF-8, no TOML
         return False
 
 
@@ -153,15 +154,15 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ServiceSettings:
         """Read a service file. Raises ServiceError."""
-        path = Path(path).expanduser()
         try:
+            path = in_home(path)
             raw = tomllib.loads(path.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise ServiceError(Code.BAD_MESSAGE, f"{path}: this is not TOML: {error}") from None
+        except (OSError, ValueError) as error:
             raise ServiceError(
                 Code.BAD_MESSAGE, f"{path}: the service file cannot be read: {in_words(error)}"
             ) from None
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise ServiceError(Code.BAD_MESSAGE, f"{path}: this is not TOML: {error}") from None
         return cls.read(raw, path.absolute().parent, file=str(path))
 
     @classmethod

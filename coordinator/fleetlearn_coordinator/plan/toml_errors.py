@@ -10,6 +10,7 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
+from fleetlearn_protocol.paths import in_home
 from msgspec import Meta
 from msgspec import inspect as types
 
@@ -30,9 +31,11 @@ def paths_from(base: Path) -> Callable[[type, Any], Path]:
     """Return ``read_tables``'s ``dec_hook`` for a file whose paths are relative to the folder ``base``."""
 
     def place(_: type, given: object) -> Path:
+        if isinstance(given, Path):
+            return given
         if not isinstance(given, str) or not given:
             raise TypeError("Expected a path")
-        return (base / Path(given).expanduser()).absolute()
+        return (base / in_home(given)).absolute()
 
     return place
 
@@ -95,13 +98,15 @@ def _mistake(value: Any, kind: Any, key: str, what: str, dec_hook: Callable[[typ
     try:
         msgspec.convert(value, kind, dec_hook=dec_hook)
         return None
-    except msgspec.ValidationError:
+    except msgspec.ValidationError as error:
         for place, part, its_kind in _parts(value, kind, key):
             if part is MISSING:
                 return f"{place} is missing; a {what} must have it"
             if inner := _mistake(part, its_kind, place, what, dec_hook):
                 return inner
-        return f"{key} = {value!r} is refused: it takes {describe(types.type_info(kind))}"
+        cause = error.__cause__
+        why = cause if isinstance(cause, ValueError) else f"it takes {describe(types.type_info(kind))}"
+        return f"{key} = {value!r} is refused: {why}"
 
 
 def _parts(value: Any, kind: Any, key: str) -> Iterator[tuple[str, Any, Any]]:

@@ -17,6 +17,7 @@ from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.plan.toml_errors import Section, near, read_tables
 from fleetlearn_protocol.errors import in_words
+from fleetlearn_protocol.paths import in_home
 
 from fleetlearn_simulator.scenario.sections import (
     AVAILABILITY,
@@ -50,7 +51,7 @@ def read_plan(raw: dict[str, Any], base: Path, label: str) -> Plan:
         return Plan.read(own, base, file=f"{label}, plan")
     if not isinstance(given["file"], str) or not given["file"]:
         raise ValueError(f"plan.file = {given['file']!r} is refused: it takes the path of a plan file")
-    path = (base / Path(given["file"]).expanduser()).absolute()
+    path = (base / in_home(given["file"])).absolute()
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -58,7 +59,7 @@ def read_plan(raw: dict[str, Any], base: Path, label: str) -> Plan:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"plan = {given['file']!r} is not TOML: {error}") from None
     if isinstance(own.get("bundle"), str) and own["bundle"]:
-        own["bundle"] = str((base / Path(own["bundle"]).expanduser()).absolute())
+        own["bundle"] = str((base / in_home(own["bundle"])).absolute())
     return Plan.read(_merge(tables, own), path.parent, file=f"{label}, plan {path}")
 
 
@@ -75,7 +76,7 @@ def read_service(raw: Mapping[str, Any], base: Path, label: str) -> ServiceSetti
     ServiceError."""
     given = raw.get("service", {})
     if isinstance(given, str) and given:
-        return ServiceSettings.load(base / Path(given).expanduser())
+        return ServiceSettings.load(base / in_home(given))
     if not isinstance(given, dict):
         takes = "the path of a service file, or a table [service] with its keys"
         raise ValueError(f"service = {given!r} is refused: it takes {takes}")

@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
-from fleetlearn_coordinator.plan.toml_errors import Section, read_tables, refuse_unknown
+from fleetlearn_coordinator.plan.toml_errors import Section, paths_from, read_tables, refuse_unknown
 from fleetlearn_protocol.errors import in_words
 from fleetlearn_protocol.messages import Identifier
+from fleetlearn_protocol.paths import in_home
 
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario import toml
@@ -77,7 +78,10 @@ class Scenario(Section, frozen=True, kw_only=True):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scenario:
         """Read a scenario file. Raises SimulatorError."""
-        path = Path(path).expanduser()
+        try:
+            path = in_home(path)
+        except ValueError as error:
+            raise SimulatorError(f"the scenario cannot be read: {error}") from None
         return cls.parse(_text(path), path.absolute().parent, file=str(path))
 
     @classmethod
@@ -202,13 +206,6 @@ def _one(
     if setting:
         label += f" (sweep: {', '.join(f'{key} = {value!r}' for key, value in setting.items())})"
 
-    def to_path(_: type, given: object) -> Path:
-        if isinstance(given, Path):
-            return given
-        if not isinstance(given, str) or not given:
-            raise TypeError("Expected a path")
-        return (base / Path(given).expanduser()).absolute()
-
     try:
         for key, value in setting.items():
             _set(raw, key, value)
@@ -224,7 +221,7 @@ def _one(
         fill_defaults(raw, plan, service)
         hidden = {"sweep": sweep, "setting": setting, "file": file, "base": base, "tables": tables}
         found = {**raw, **hidden, "plan": plan, "service": service, "tiers": read_tiers(raw)}
-        scenario = read_tables(found, "scenario", Scenario, to_path)
+        scenario = read_tables(found, "scenario", Scenario, paths_from(base))
         for problem in _contradictions(scenario):
             raise ValueError(problem)
     except (PlanError, ServiceError) as error:

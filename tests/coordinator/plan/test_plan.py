@@ -97,6 +97,15 @@ def test_paths_may_be_absolute_or_in_the_home_folder(monkeypatch: pytest.MonkeyP
     assert (plan.bundle, plan.data_dir) == (Path("/models/a.bundle"), Path("/home/me/runs"))
 
 
+def test_a_path_in_a_home_folder_that_is_not_known_is_refused_with_the_cause() -> None:
+    said = refusal('name = "a"\nbundle = "~no-such-user/a.bundle"\n[round]\ngoal = 1')
+    assert (
+        "bundle = '~no-such-user/a.bundle' is refused: the path ~no-such-user/a.bundle begins with ~no-such-user"
+        in said
+    )
+    assert "write the whole path" in said
+
+
 def test_a_relative_plan_file_gives_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "p.toml").write_text(SMALL)
     monkeypatch.chdir(tmp_path)
@@ -270,6 +279,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         with pytest.raises(PlanError, match=re.escape(f"{path}: the plan cannot be read")):
             Plan.load(path)
     (tmp_path / "latin.toml").write_bytes('name = "\xe9"'.encode("latin-1"))
+    with pytest.raises(
+        PlanError, match=r"~no-such-user/a\.toml: the plan cannot be read: .* no home folder is known for it"
+    ):
+        Plan.load("~no-such-user/a.toml")
     with pytest.raises(PlanError, match=r"latin\.toml: the plan cannot be read"):
         Plan.load(tmp_path / "latin.toml")
 

@@ -119,5 +119,10 @@ def test_mistakes_are_named(tmp_path: Path, text: str, words: list[str]) -> None
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        ServiceError, match=r"~no-such-user/s\.toml: the service file cannot be read: .* no home folder"
+    ):
+        ServiceSettings.load("~no-such-user/s.toml")
+    assert not is_service_file("~no-such-user/s.toml")
     with pytest.raises(ServiceError, match=r"nowhere\.toml: the service file cannot be read"):
         ServiceSettings.load(tmp_path / "nowhere.toml")

@@ -228,6 +228,7 @@ DIURNAL = '[availability]\nkind = "diurnal"\n'
         ("[population]\nsize = 1", ["plan is missing; it takes the path of a plan file, or a table [plan]"]),
         ("plan = 3", ["plan = 3 is refused: it takes the path of a plan file"]),
         ('plan = "no.plan"', ["plan = 'no.plan' cannot be read"]),
+        ('plan = "~no-such-user/p"', ["~no-such-user/p begins with ~no-such-user, and no home folder is known for it"]),
         ('plan = "bad.plan"', ["plan = 'bad.plan' is not TOML", "Invalid value"]),
         ("[plan]\nfile = 3", ["plan.file = 3 is refused"]),
         ('[plan]\nfile = "my.plan"\nround.gaol = 3', ["my.plan: round.gaol is not a key of a plan", "round.goal?"]),
@@ -346,6 +347,10 @@ def test_a_mistake_is_named_with_what_is_allowed(text: str, expected: list[str],
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(
+        SimulatorError, match=r"the scenario cannot be read: the path ~no-such-user/s\.toml begins with"
+    ):
+        Scenario.load("~no-such-user/s.toml")
     with pytest.raises(SimulatorError, match=r"no\.toml: the scenario cannot be read"):
         Scenario.load(tmp_path / "no.toml")
 
