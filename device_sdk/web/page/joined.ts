@@ -396,6 +396,7 @@ export class Joined {
   #connectionProblem(): Problem | null {
     const { onLine: online } = navigator;
     const since = this.#phone.started ? this.#connectingSince : null;
+    if (online && since === null) return null;
     const { token, admitted } = this.#choices;
     return connectionWords({
       online,

@@ -10,11 +10,13 @@ import {
   type PageSettings,
   readPageSettings,
   settingsWhenThere,
+  takesPage,
   tokenOf,
 } from "./shell/invitation.ts";
 import { notice } from "./shell/notices.ts";
 import { workOffline } from "./shell/offline.ts";
 import { NOTHING_CHOSEN, openRecords } from "./shell/records.ts";
+import { placeWords } from "./shell/words.ts";
 
 /** Milliseconds until page.json is asked for again, and the longest such wait. */
 const EVERY = 2000;
@@ -93,6 +95,9 @@ async function main(): Promise<void> {
   write("coordinator", `The coordinator is ${new URL(settings.coordinator).host}.`);
 
   const showConsent = async (): Promise<void> => {
+    // Before anybody draws: nothing that the person does here can help.
+    const wrongPlace = takesPage(settings, location) === false;
+    if (wrongPlace) notice("page", placeWords(location.origin, isSecureContext));
     the("joined").hidden = true;
     the("pill").hidden = true;
     the("consent").hidden = false;
@@ -112,6 +117,7 @@ async function main(): Promise<void> {
   const showJoined = async (): Promise<void> => {
     the("consent").hidden = true;
     the("joined").hidden = false;
+    notice("page", null);
     // A new link for somebody who joined before: perhaps the first invitation was withdrawn.
     const given = invited;
     invited = null;

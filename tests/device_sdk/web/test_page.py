@@ -241,6 +241,26 @@ def test_a_broken_link_is_no_dead_end_and_an_invitation_outlives_a_reload(tmp_pa
 
 
 @pytest.mark.slow
+def test_a_page_from_which_no_devices_are_taken_says_so_before_anybody_draws(tmp_path: Path) -> None:
+    with page_site(NOBODY, lambda: STATUS) as site, browsing(tmp_path / "profile") as browser:
+        assert site.settings is not None
+        site.settings["pages"] = {"origins": ["https://fleet.example"], "port": 8767}  # a port that was forwarded
+        page = browser.pages[0]
+        problems = watched(page)
+        page.goto(f"{site.origin}/#token={TOKEN}")
+        expect(page.get_by_text(f"The coordinator takes no devices from {site.origin}")).to_be_in_viewport()
+        assert axe_problems(page) == []
+        page.get_by_role("button", name="Agree and join").click()
+        for digit in (1, 4, 7, 1, 4):
+            draw(page, digit)
+        page.get_by_role("button", name="Start training").click()
+        expect(page.locator("#pill-text")).to_have_text("Wrong address")
+        expect(page.locator("#phone").get_by_text("The coordinator takes no devices from")).to_be_visible()
+        expect(page.get_by_text("used up")).to_be_hidden()
+        assert problems == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["ort-wasm-simd-threaded.wasm", "ort-wasm-simd-threaded.mjs"])
 def test_a_device_that_cannot_load_what_trains_takes_no_task_and_tries_again(missing: str, tmp_path: Path) -> None:
     port, plan, folder = free_port(), tmp_path / "plan.toml", tmp_path / "page"

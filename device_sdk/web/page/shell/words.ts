@@ -196,19 +196,14 @@ export function connectionWords(seen: {
       short: "Offline",
     };
   }
+  if (seen.takesPage === false) return placeWords(seen.origin, seen.secure);
   if (seen.seconds < 10) return null;
-  if (seen.takesPage === false) {
-    return {
-      what: `The coordinator takes no devices from ${seen.origin}, where you opened this page.`,
-      advice: seen.secure
-        ? "Open the page at the address of your invitation, or ask the operator to add this one to `origins`."
-        : "The page did not come over https. Ask for a link that begins with https://; your invitation is not to blame.",
-      short: "Wrong address",
-    };
-  }
   if (seen.hostAnswers === true) {
     const problem = { what: "The coordinator does not let this device in.", short: "Not let in" };
-    const unknown = seen.takesPage === null ? ` It may also take no devices from pages of ${seen.origin}.` : "";
+    const reason = seen.secure
+      ? `take no devices from pages of ${seen.origin}`
+      : "refuse pages that did not come over https";
+    const unknown = seen.takesPage === null ? ` It may also ${reason}.` : "";
     return { ...problem, advice: `${INVITATION_ADVICE[seen.invitation]}${unknown} This page goes on trying.` };
   }
   return {
@@ -218,6 +213,17 @@ export function connectionWords(seen: {
         : "The coordinator cannot be reached, or does not let this device in.",
     advice: "This page goes on trying. Your drawings and a finished update are kept.",
     short: "Not connected",
+  };
+}
+
+/** Return the words for a page at an address from which the coordinator takes no devices. */
+export function placeWords(origin: string, secure: boolean): Problem {
+  return {
+    what: `The coordinator takes no devices from ${origin}, where you opened this page.`,
+    advice: secure
+      ? "Open the page at the address of your invitation, or ask the operator to add this one to `origins`."
+      : "The page did not come over https. Ask for a link that begins with https://; your invitation is not to blame.",
+    short: "Wrong address",
   };
 }
 

@@ -86,6 +86,8 @@ test("a refusal names its cause: the invitation is blamed only where it may be t
   expect(advice({})).toContain("The invitation may be used up");
   expect(advice({})).not.toContain("https://page.example");
   expect(advice({ takesPage: null })).toContain("may also take no devices from pages of https://page.example");
+  expect(advice({ takesPage: null, secure: false })).toContain("may also refuse pages that did not come over https");
+  expect(advice({ seconds: 0, takesPage: false })).toContain("takes no devices from"); // known at once
   expect(advice({ invitation: "used" })).toContain("Perhaps its operator removed this device");
   expect(advice({ invitation: "none" })).toContain("no invitation: ask for a link");
   expect(advice({ invitation: "not needed" })).not.toContain("nvitation");
