@@ -203,7 +203,7 @@ def test_a_task_is_given_back_where_there_is_no_room_for_its_update(tmp_path: Pa
         page = opened(context, parts)
         wait_for_phase(page, "stopped", "s.why.includes('room')")
         assert not any("trained" in line for line in parts.site.lines)
-        assert "disk-full" in parts.run.log("coordinator")
+        wait_for(lambda: "disk-full" in parts.run.log("coordinator"), "what the coordinator says of it")
 
 
 @pytest.mark.parametrize("options", [{}, {"store": None}], ids=["in the browser's memory", "in the page's"])
