@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from fleetlearn_protocol.encodings import FLOAT32, find_encoding, leaves_residual
+from fleetlearn_protocol.encodings import find_encoding, leaves_residual
 from fleetlearn_protocol.errors import ProtocolError
 
 from fleetlearn_coordinator.aggregation import aggregators
@@ -150,17 +150,12 @@ def _contradictions_of_algorithm(plan: Plan) -> Iterable[str]:
 
 def _contradictions_of_whole_updates(plan: Plan) -> Iterable[str]:
     """What does not go with FedDyn: the server's h must be the mean of what all devices keep, and a device keeps what
-    its whole, exact update made."""
-    name, kept = plan.local.algorithm, "devices keep what their whole, exact updates made"
+    its whole update made, as its encoding sent it."""
+    name, kept = plan.local.algorithm, "devices keep what their whole updates made"
     if plan.round.weighting != "uniform":
         yield (
             f'local.algorithm = "{name}": {kept}, so all of them must count the same. It needs '
             f'round.weighting = "uniform"; here it is "{plan.round.weighting}"'
-        )
-    if plan.encoding.up != FLOAT32.name:
-        yield (
-            f'local.algorithm = "{name}": {kept}, so no encoding may round them. It needs encoding.up = "float32"; '
-            f'here it is "{plan.encoding.up}"'
         )
     if plan.round.asynchronous or plan.round.late == "carry":
         given = 'late = "carry"' if plan.round.late == "carry" else 'participation = "asynchronous"'

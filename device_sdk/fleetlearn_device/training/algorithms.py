@@ -11,7 +11,7 @@ section 4 of PROTOCOL.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -60,6 +60,9 @@ class Algorithm(NamedTuple):
     """What must be switched on in the bundle's LocalStep."""
     without: tuple[str, ...] = ()
     """What must not be switched on there."""
+    per_update: Mapping[str, Callable[[Mapping[str, float]], float]] = {}
+    """Tied vector that changes by a multiple of the update -> hyper-parameters -> that factor. The coordinator's sum has
+    the update as its encoding sends it, so the vector must change by that (``sent_parts.tied_as_sent``)."""
     personal: Literal["parameters", "model"] | None = None
     """What of the device's own it trains in passes by itself. ``parameters``: the bundle's personal ones, which it must
     have. ``model``: a whole model; devices then must keep nothing else of the bundle from task to task."""
@@ -178,15 +181,19 @@ def feddyn(work: Work) -> Outcome:
     own = work.tied(DUAL)
     work.load(_without_buffers(-own, work))
     result = work.train()
-    change = np.float32(-work.hyper["mu"]) * result.update
+    change = np.float32(_dual_per_update(work.hyper)) * result.update
     return Outcome(result, {UPDATE: result.update}, {DUAL: own + _without_buffers(change, work)})
+
+
+def _dual_per_update(hyper: Mapping[str, float]) -> float:
+    return -hyper["mu"]
 
 
 ALGORITHMS = {
     PLAIN: Algorithm(plain),
     "scaffold": Algorithm(scaffold, (CONTROL,), "sgd", ("correction",)),
     "scaffold-gradient": Algorithm(scaffold_gradient, (CONTROL,), "sgd", ("correction",)),
-    "feddyn": Algorithm(feddyn, (DUAL,), None, ("correction", "proximal")),
+    "feddyn": Algorithm(feddyn, (DUAL,), None, ("correction", "proximal"), per_update={DUAL: _dual_per_update}),
     "ditto": Algorithm(ditto, switches=("proximal",), personal="model"),
     "fedrep": Algorithm(fedrep, without=("clip", "contrastive"), personal="parameters"),
 }

@@ -8,12 +8,14 @@ from typing import NamedTuple
 import numpy as np
 from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, find_encoding, leaves_residual
 from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import BUFFERS, UPDATE
-from fleetlearn_protocol.vector import Vector
+from fleetlearn_protocol.vector import Vector, scatter
 
-from fleetlearn_device.training.algorithms import UnsupportedError
+from fleetlearn_device.training.algorithms import ALGORITHMS, UnsupportedError
 from fleetlearn_device.training.train import DivergedError
+from fleetlearn_device.training.work import Outcome
 
 
 class SentParts(NamedTuple):
@@ -44,6 +46,30 @@ def check_parts(asked: Mapping[str, str], manifest: Manifest) -> None:
         raise UnsupportedError(
             f"the task asks for the part {BUFFERS} as {asked[BUFFERS]}; values travel as {FLOAT32.name} alone"
         )
+
+
+def tied_as_sent(
+    algorithm: str,
+    hyper: Mapping[str, float],
+    asked: Mapping[str, str],
+    outcome: Outcome,
+    contents: Mapping[str, Buffer],
+    manifest: Manifest,
+) -> dict[str, Vector]:
+    """Return the algorithm's tied vectors after the task, as the coordinator counts the update.
+
+    FedDyn's lambda_k must change by the update that the coordinator's h changes by, which is what its bytes mean. A
+    lossy encoding rounds the update, and so it must change by the rounded one. ``hyper``: all of the bundle's values;
+    ``contents``: as ``encode_parts`` made them."""
+    tied, factors = dict(outcome.tied), ALGORITHMS[algorithm].per_update
+    if not factors or asked[UPDATE] == FLOAT32.name:
+        return tied
+    update = outcome.parts[UPDATE]
+    rounding = find_encoding(asked[UPDATE]).decode(contents[UPDATE], len(update)) - update
+    scatter(rounding, manifest.buffers, 0.0)
+    for name, factor in factors.items():
+        tied[name] = tied[name] + np.float32(factor(hyper)) * rounding
+    return tied
 
 
 def encode_parts(

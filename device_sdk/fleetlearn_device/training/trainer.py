@@ -16,6 +16,7 @@ from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.messages import MODEL, Evaluate, Evaluated, Report, Task, VectorReference, encode
 from fleetlearn_protocol.vector import Vector
 
+from fleetlearn_device.runtimes.checks import check_hyper
 from fleetlearn_device.runtimes.import_onnxruntime import ran_out_of_memory
 from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.runtimes.runtime import Kind, Runtime, open_runtime
@@ -27,7 +28,7 @@ from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.own_model import write_own_model
-from fleetlearn_device.training.sent_parts import check_parts, encode_parts, residual_of
+from fleetlearn_device.training.sent_parts import check_parts, encode_parts, residual_of, tied_as_sent
 from fleetlearn_device.training.train import (
     OutOfTimeError,
     StoppedError,
@@ -205,6 +206,8 @@ class Trainer:
                 own = runtime.local if outcome.personal is None else outcome.personal
                 write_own_model(self.own_model, bundle, own)
         contents, residual = encode_parts(task.parts, outcome.parts, task.seed, tied)
+        hyper = check_hyper(task.hyper, bundle.manifest.hyper)
+        own_tied = tied_as_sent(task.algorithm, hyper, task.parts, outcome, contents, bundle.manifest)
         result = outcome.result
         if result.epochs >= 1 or result.evaluation is not None:
             self._counted = result.examples
@@ -224,7 +227,7 @@ class Trainer:
             personal=outcome.personal_evaluation,
         )
         encode(report)  # raises here what the coordinator would refuse
-        kept = result.kept_state, {**outcome.tied, **residual}, outcome.personal
+        kept = result.kept_state, {**own_tied, **residual}, outcome.personal
         return FinishedUpdate(report, tuple(contents.values()), task.bundle, *kept)
 
     def _read_vector(self, reference: VectorReference) -> Vector:

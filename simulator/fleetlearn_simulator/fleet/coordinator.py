@@ -18,6 +18,7 @@ from fleetlearn_coordinator.rounds.engine import Engine, Snapshot
 from fleetlearn_coordinator.rounds.evaluation import Evaluations, SavedEvaluation
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.training_tasks import Restored
+from fleetlearn_device.training.algorithms import ALGORITHMS
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT16, find_encoding
 from fleetlearn_protocol.messages import CONTROL, Evaluation
@@ -29,6 +30,7 @@ from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices, rows_of
 from fleetlearn_simulator.fleet.round_totals import Measured, RoundTotals
 from fleetlearn_simulator.fleet.round_training import RoundTraining
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
+from fleetlearn_simulator.fleet.sent_updates import TiedToUpdate
 from fleetlearn_simulator.fleet.server_control import ServerControl
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs
@@ -67,8 +69,15 @@ class SimulatedCoordinator:
         )
         """What SCAFFOLD's tasks fetch beside the model."""
         self.kept = kept
+        algorithm, buffers = ALGORITHMS[self.plan.local.algorithm], self.optimizer.buffers
+        factors = tuple(algorithm.per_update[name](self._hyper) for name in algorithm.tied if algorithm.per_update)
         self.training = RoundTraining(
-            backend, scenario.seed, find_encoding(self.plan.encoding.up), kept, self.optimizer.buffers
+            backend,
+            scenario.seed,
+            find_encoding(self.plan.encoding.up),
+            kept,
+            buffers,
+            TiedToUpdate(factors, buffers),
         )
         self.totals = self._no_totals()
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices, rows_of
 from fleetlearn_simulator.fleet.running_tasks import RunningTask, RunningTasks
-from fleetlearn_simulator.fleet.sent_updates import as_sent
+from fleetlearn_simulator.fleet.sent_updates import NOT_TIED, TiedToUpdate, as_sent
 from fleetlearn_simulator.training.backend import Backend, RoundInputs, jobs_from_columns
 from fleetlearn_simulator.training.trained_devices import (
     LARGE_UPDATE,
@@ -59,11 +59,13 @@ class RoundTraining:
         encoding: Encoding,
         kept: KeptByDevices | None = None,
         buffers: Sequence[slice] = (),
+        tied_to: TiedToUpdate = NOT_TIED,
     ) -> None:
         """``encoding``: of the updates that devices send. ``kept``: what devices keep from task to task, if they keep
-        something. ``buffers``: the places of the model's elements that devices report as values."""
+        something. ``buffers``: the places of the model's elements that devices report as values. ``tied_to``: how what devices
+        keep follows the updates that they send."""
         self.backend, self.seed, self.encoding, self.kept = backend, seed, encoding, kept
-        self._buffers = buffers
+        self._buffers, self._tied_to = buffers, tied_to
         self.given: dict[int, GivenInRound] = {}
         """Round -> what its tasks train from, of the newest round and of others that are still needed."""
         self.begun: dict[str, tuple[ResultReader, int]] = {}
@@ -144,7 +146,8 @@ class RoundTraining:
                 reader = _Conspiracy(buffers, reader, chosen).read
             if not SPOILT_AFTER_TRAINING.isdisjoint(chosen.corrupt):
                 reader = partial(_read_and_spoil, self.seed, buffers, reader, chosen)
-            reader = as_sent(self.encoding, None if self.kept is None else self.kept.residuals, reader, chosen)
+            residuals = None if self.kept is None else self.kept.residuals
+            reader = as_sent(self.encoding, residuals, reader, chosen, self._tied_to)
             self.begun.update(zip(chosen.task, zip(repeat(reader), count()), strict=False))
 
     def results_for(self, tasks: Sequence[str]) -> TrainedDevices:

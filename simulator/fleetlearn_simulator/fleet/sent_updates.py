@@ -4,29 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from fleetlearn_device.training.sent_parts import encode_parts
 from fleetlearn_device.training.train import DivergedError
 from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, Encoding
 from fleetlearn_protocol.messages import UPDATE
-from fleetlearn_protocol.vector import Vector
+from fleetlearn_protocol.vector import Vector, scatter
 
 from fleetlearn_simulator.fleet.device_rows import DeviceRows
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from fleetlearn_simulator.training.kept_rows import NO_ROW
-from fleetlearn_simulator.training.trained_devices import ResultReader, TrainedDevices
+from fleetlearn_simulator.training.trained_devices import TIED, ResultReader, TrainedDevices
+
+
+class TiedToUpdate(NamedTuple):
+    """How the algorithm's tied vectors follow the update that the coordinator gets, as ``tied_as_sent`` has it."""
+
+    factors: tuple[float, ...] = ()
+    """For each tied vector: by which multiple of the update it changes. Empty: none follows the update."""
+    buffers: Sequence[slice] = ()
+    """The places of the model's elements that are no trained parameters."""
+
+    def follow(self, tied: Vector, rounding: Vector) -> None:
+        """Let a device's tied vectors, one after the other, follow what the encoding changed in its update."""
+        scatter(rounding, self.buffers, 0.0)
+        for factor, vector in zip(self.factors, tied.reshape(len(self.factors), -1), strict=True):
+            vector += np.float32(factor) * rounding
+
+
+NOT_TIED = TiedToUpdate()
 
 
 def as_sent(
-    encoding: Encoding, residuals: DeviceRows | None, reader: ResultReader, tasks: RunningTasks
+    encoding: Encoding,
+    residuals: DeviceRows | None,
+    reader: ResultReader,
+    tasks: RunningTasks,
+    tied_to: TiedToUpdate = NOT_TIED,
 ) -> ResultReader:
     """Return a reader of the same results, with the updates as the coordinator gets them. ``residuals``: what the
-    encoding left out of the devices' updates that counted; new residuals are among the results' vectors."""
+    encoding left out of the devices' updates that counted; new residuals are among the results' vectors. ``tied_to``:
+    how the tied vectors among them follow."""
     if encoding == FLOAT32:
         return reader
     rows = [NO_ROW] * len(tasks.device) if residuals is None else residuals.of(tasks.device)
-    return partial(_read, encoding, residuals, rows, reader, tasks)
+    return partial(_read, encoding, residuals, rows, reader, tasks, tied_to)
 
 
 def _read(
@@ -35,6 +59,7 @@ def _read(
     rows: Sequence[int],
     reader: ResultReader,
     tasks: RunningTasks,
+    tied_to: TiedToUpdate,
     indices: Sequence[int],
 ) -> TrainedDevices:
     found = reader(indices)
@@ -52,7 +77,10 @@ def _read(
         except DivergedError:  # the encoding cannot hold it
             found.diverged[row] = True
             continue
-        found.updates[row] = encoding.decode(sent.contents[UPDATE], size)
+        update = encoding.decode(sent.contents[UPDATE], size)
+        if tied_to.factors:
+            tied_to.follow(found.vectors[TIED][row], update - found.updates[row])
+        found.updates[row] = update
         found.largest[row] = encoding.check(sent.contents[UPDATE], size)
         if residuals is not None:
             found.vectors[RESIDUAL][row] = sent.tied[RESIDUAL]

@@ -45,7 +45,6 @@ def test_scaffold_s_recipe_asks_for_two_parts_and_sends_two_vectors() -> None:
             f'recipe = "feddyn"\n{SMALL}weighting = "examples"\n{DEVICES}',
             ["count the same", 'round.weighting = "uniform"'],
         ),
-        (f'recipe = "feddyn"\n{SMALL}{DEVICES}[encoding]\nup = "int4"', ["no encoding may round", '"float32"']),
         (f'recipe = "feddyn"\n{SMALL}late = "carry"\n{DEVICES}', ['round.late = "carry"', "needs synchronous rounds"]),
         (
             f'recipe = "feddyn"\n{SMALL}participation = "asynchronous"\n{DEVICES}',

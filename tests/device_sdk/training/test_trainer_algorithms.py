@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from fleetlearn_device.storage.state_directory import StateDirectory
@@ -14,7 +15,7 @@ from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.trainer import FinishedUpdate, Trainer
 from fleetlearn_export import LocalStep
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.encodings import FLOAT32, find_encoding
 from fleetlearn_protocol.messages import CONTROL, MODEL, UPDATE, Task
 from fleetlearn_protocol.vector import Vector, digest
 from quadratics import TWO, quadratics_bundle
@@ -118,6 +119,19 @@ def test_feddyn_reports_the_update_alone_and_keeps_the_dual(state: StateDirector
     done = do(state, bundle, task(bundle, "t1", algorithm="feddyn"))
     assert [part.name for part in done.report.parts] == [UPDATE]
     np.testing.assert_allclose(done.tied["dual"], -0.5 * FLOAT32.decode(done.contents[0]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("encoding", ["float16", "int8", "int4", "topk-0.5"])
+def test_feddyn_keeps_what_the_coordinator_gets_of_the_update(
+    state: StateDirectory, bundle: Bundle, encoding: str
+) -> None:
+    """The coordinator's h changes by what the bytes mean: so must lambda_k."""
+    given = task(bundle, "t1", algorithm="feddyn")
+    exact = do(state, bundle, given, save=False)
+    done = do(state, bundle, msgspec.structs.replace(given, parts={UPDATE: encoding}))
+    counted = find_encoding(encoding).decode(done.contents[0], 2)
+    assert (counted != FLOAT32.decode(exact.contents[0])).any()
+    np.testing.assert_allclose(done.tied["dual"], -0.5 * counted, rtol=1e-5, atol=1e-6)
 
 
 def test_two_vectors_that_are_the_same_are_fetched_once(state: StateDirectory, bundle: Bundle) -> None:

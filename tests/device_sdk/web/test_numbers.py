@@ -123,6 +123,10 @@ LINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "scaffold": (SCAFFOLD, {"algorithm": "scaffold", "parts": BOTH}),
     "scaffold-gradient": (SCAFFOLD, {"algorithm": "scaffold-gradient", "parts": BOTH}),
     "feddyn": ({"references": ("anchor", "correction")}, {"algorithm": "feddyn"}),
+    "feddyn int4": (
+        {"references": ("anchor", "correction")},
+        {"algorithm": "feddyn", "parts": {"update": "int4"}},
+    ),
     "ditto": ({"references": ("anchor",)}, {"algorithm": "ditto", "personal_epochs": 3}),
     "fedrep": ({"personal": True}, {"algorithm": "fedrep"}),
     "int8": ({}, {"parts": {"update": "int8"}}),

@@ -5,8 +5,10 @@
  * what training left in these rows is reported as values, in the part `buffers`.
  */
 
+import { findEncoding } from "../protocol/encodings.ts";
 import { checkFinite } from "../protocol/formats.ts";
 import { type LocalStep, type Manifest, withoutBuffers } from "../protocol/manifest.ts";
+import type { Task } from "../protocol/messages.ts";
 import { TrainingError } from "./errors.ts";
 import { keptStateSize } from "./kept_state.ts";
 import { ditto, fedrep } from "./personal.ts";
@@ -18,6 +20,8 @@ interface Algorithm {
   readonly run: (work: Work) => Promise<Outcome>;
   /** Names of its tied vectors. */
   readonly tied?: readonly string[];
+  /** Tied vector that changes by a multiple of the update -> that factor, from the values of the hyper-parameters. */
+  readonly perUpdate?: Readonly<Record<string, (hyper: Readonly<Record<string, number>>) => number>>;
   readonly optimizer?: LocalStep["optimizer"];
   readonly switches?: readonly (keyof LocalStep)[];
   readonly without?: readonly (keyof LocalStep)[];
@@ -29,7 +33,7 @@ export const ALGORITHMS: Readonly<Record<string, Algorithm>> = {
   plain: { run: plain },
   scaffold: { run: scaffold, tied: ["control"], optimizer: "sgd", switches: ["correction"] },
   "scaffold-gradient": { run: scaffoldGradient, tied: ["control"], optimizer: "sgd", switches: ["correction"] },
-  feddyn: { run: feddyn, tied: ["dual"], switches: ["correction", "proximal"] },
+  feddyn: { run: feddyn, tied: ["dual"], perUpdate: { dual: dualPerUpdate }, switches: ["correction", "proximal"] },
   ditto: { run: ditto, switches: ["proximal"], personal: "model" },
   fedrep: { run: fedrep, without: ["clip", "contrastive"], personal: "parameters" },
 };
@@ -131,12 +135,47 @@ async function feddyn(work: Work): Promise<Outcome> {
     ),
   );
   const result = await trainLoaded(work);
-  const mu = Math.fround(work.settings.hyper.mu ?? 0);
+  const factor = dualPerUpdate(work.settings.hyper);
   const change = withoutBuffers(
-    result.update.map((value) => -mu * value),
+    result.update.map((value) => factor * value),
     work.bundle.manifest.parameters,
   );
   return { result, parts: { update: result.update }, tied: { dual: sum(own, change) } };
+}
+
+function dualPerUpdate(hyper: Readonly<Record<string, number>>): number {
+  return -Math.fround(hyper.mu ?? 0);
+}
+
+/**
+ * Return the algorithm's tied vectors as the coordinator counts the update: FedDyn's lambda_k must change by the update
+ * that the coordinator's h changes by, which is what its bytes mean. content: the encoded update.
+ */
+export function tiedAsSent(
+  task: Task,
+  hyper: Readonly<Record<string, number>>,
+  outcome: Outcome,
+  content: Uint8Array,
+  manifest: Manifest,
+): Readonly<Record<string, Float32Array>> {
+  const { perUpdate } = ALGORITHMS[task.algorithm]!;
+  const encoding = task.parts.update!;
+  if (perUpdate === undefined || encoding === "float32") return outcome.tied ?? {};
+  const update = outcome.parts.update!;
+  const meant = findEncoding(encoding).decode(content, update.length);
+  const trained = withoutBuffers(
+    meant.map((value, place) => value - update[place]!),
+    manifest.parameters,
+  );
+  const tied = { ...outcome.tied };
+  for (const [vector, factor] of Object.entries(perUpdate)) {
+    const by = factor(hyper);
+    tied[vector] = sum(
+      tied[vector]!,
+      trained.map((value) => by * value),
+    );
+  }
+  return tied;
 }
 
 /** Return what SCAFFOLD leaves, where c_k changes by `change`: the device keeps the sum of what it reports. */

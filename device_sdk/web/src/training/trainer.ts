@@ -11,7 +11,7 @@ import type { Engine, EngineName } from "../runtimes/engine.ts";
 import type { Contents } from "../storage/contents.ts";
 import type { FinishedUpdate, Outbox } from "../storage/outbox.ts";
 import type { Store } from "../storage/store.ts";
-import { ALGORITHMS, checkStep, runAlgorithm } from "./algorithms.ts";
+import { ALGORITHMS, checkStep, runAlgorithm, tiedAsSent } from "./algorithms.ts";
 import { type Bundle, openBundle } from "./bundle.ts";
 import { type Columns, FittedData } from "./data.ts";
 import { StoppedError, TrainingError } from "./errors.ts";
@@ -181,6 +181,8 @@ export class Trainer {
       personalEpochs: task.personal_epochs ?? task.epochs,
     });
     const { contents, left } = encodeParts(task, outcome.parts, tied);
+    const hyper = checkHyper(task.hyper, bundle.manifest.hyper);
+    const ownTied = tiedAsSent(task, hyper, outcome, contents.update!, bundle.manifest);
     const { result } = outcome;
     const report: Report = {
       type: "report",
@@ -207,7 +209,7 @@ export class Trainer {
       contents: Object.values(contents),
       bundle: task.bundle,
       keptState: result.keptState,
-      tied: { ...outcome.tied, ...left },
+      tied: { ...ownTied, ...left },
       personal: outcome.personal ?? null,
     };
   }
