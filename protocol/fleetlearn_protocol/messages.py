@@ -248,6 +248,8 @@ class Report(Message, frozen=True, tag="report"):
     """The measurement, where the task asked for one (`evaluate`)."""
     personal: Evaluation | None = None
     """The same for the device's personal model, where the algorithm has one beside the round's: before its training."""
+    lost_tied: bool = False
+    """The device does not have the tied vectors that the task goes on from (`kept`) any more, and began from zeros."""
 
     @property
     def size(self) -> int:

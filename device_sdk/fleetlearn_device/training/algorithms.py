@@ -61,8 +61,8 @@ class Algorithm(NamedTuple):
     without: tuple[str, ...] = ()
     """What must not be switched on there."""
     per_update: Mapping[str, Callable[[Mapping[str, float]], float]] = {}
-    """Tied vector that changes by a multiple of the update -> hyper-parameters -> that factor. The coordinator's sum has
-    the update as its encoding sends it, so the vector must change by that (``sent_parts.tied_as_sent``)."""
+    """Tied vector that changes by a multiple of the update -> hyper-parameters -> that factor. The coordinator's sum
+    has the update as its encoding sends it, so the vector must change by that (``sent_parts.tied_as_sent``)."""
     personal: Literal["parameters", "model"] | None = None
     """What of the device's own it trains in passes by itself. ``parameters``: the bundle's personal ones, which it must
     have. ``model``: a whole model; devices then must keep nothing else of the bundle from task to task."""

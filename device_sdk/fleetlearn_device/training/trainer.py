@@ -225,6 +225,7 @@ class Trainer:
             seconds=result.seconds,
             evaluation=result.evaluation,
             personal=outcome.personal_evaluation,
+            lost_tied=bool(algorithm.tied) and task.kept is not None and not tied,
         )
         encode(report)  # raises here what the coordinator would refuse
         kept = result.kept_state, {**own_tied, **residual}, outcome.personal

@@ -141,7 +141,7 @@ describe.each(STORES)("a store %s", (_, open) => {
       epochs: 1,
       complete: true,
     } as const;
-    const whole: Report = { ...report, loss: 1, metrics: {}, seconds: 0, evaluation: null, personal: null };
+    const whole: Report = { ...report, loss: 1, metrics: {}, seconds: 0, evaluation: null, personal: null, lost_tied: false };
     const finished = { report: whole, contents, bundle: "b", keptState: Float32Array.of(1, 2), personal: null };
 
     test("an update and what is kept are there together, and outlive the process", async () => {

@@ -62,8 +62,8 @@ class RoundTraining:
         tied_to: TiedToUpdate = NOT_TIED,
     ) -> None:
         """``encoding``: of the updates that devices send. ``kept``: what devices keep from task to task, if they keep
-        something. ``buffers``: the places of the model's elements that devices report as values. ``tied_to``: how what devices
-        keep follows the updates that they send."""
+        something. ``buffers``: the places of the model's elements that devices report as values. ``tied_to``: how what
+        devices keep follows the updates that they send."""
         self.backend, self.seed, self.encoding, self.kept = backend, seed, encoding, kept
         self._buffers, self._tied_to = buffers, tied_to
         self.given: dict[int, GivenInRound] = {}

@@ -134,6 +134,13 @@ def test_feddyn_keeps_what_the_coordinator_gets_of_the_update(
     np.testing.assert_allclose(done.tied["dual"], -0.5 * counted, rtol=1e-5, atol=1e-6)
 
 
+def test_a_lost_set_is_said_in_the_report(state: StateDirectory, bundle: Bundle) -> None:
+    assert not do(state, bundle, task(bundle, "t1")).report.lost_tied
+    assert not do(state, bundle, task(bundle, "t2", "t1")).report.lost_tied
+    assert do(state, bundle, task(bundle, "t3", "gone")).report.lost_tied
+    assert not do(state, bundle, task(bundle, "t4", "gone", algorithm="plain")).report.lost_tied
+
+
 def test_two_vectors_that_are_the_same_are_fetched_once(state: StateDirectory, bundle: Bundle) -> None:
     given = task(bundle, "t1", c=ZEROS, x=ZEROS)
     done = do(state, bundle, given)

@@ -27,6 +27,7 @@ from fleetlearn_coordinator.aggregation.weighing.weighing import Reported, repor
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.training_run.spooled_update import SpooledUpdate, spooled_parts
+from fleetlearn_coordinator.service.training_run.tied_sum import load_tied_sum
 from fleetlearn_coordinator.storage.ledger import SavedReport
 from fleetlearn_coordinator.storage.store import Store
 
@@ -62,6 +63,8 @@ class OpenRound:
         """Task -> what the weighing of that update depends on."""
         self.tied: dict[str, str] = {}
         """Device -> the last of its tasks with an accepted report."""
+        self.tied_sum = None if plan.server.devices is None else load_tied_sum(store.ledger)
+        """What the rounds before decide of c or h, the sum of what devices keep."""
         self.sums = round_sums.init(self.aggregators, manifest.size)
         """The aggregators' states, with all accepted reports except those that are still to be added. Empty after the
         round was abandoned."""
@@ -132,7 +135,13 @@ class OpenRound:
     def last_task_of(self, device: str) -> str | None:
         """Return the last task of the device whose report counts, for this round or a later one, or None."""
         early = (accepted.report.task for _, accepted in reversed(self._early) if accepted.device == device)
-        return next(early, None) or self.tied.get(device)
+        return next(filter(self._is_tied, early), None) or self.tied.get(device)
+
+    def _is_tied(self, task: str) -> bool:
+        """Return whether what a device kept of this task goes with c or h: it does not if they began from zeros since
+        the task was given."""
+        since = 0 if self.tied_sum is None else self.tied_sum.since
+        return not since or given_in_order(task)[0] > since
 
     def accept_early(self, number: int, accepted: AcceptedReport) -> None:
         """The report counts for the round of this number, which is not open yet."""
@@ -141,7 +150,8 @@ class OpenRound:
     def _count(self, device: str, report: Report, staleness: int, reported: Reported) -> None:
         task = report.task
         self.reports[task], self.staleness[task], self.reported[task] = report, staleness, reported
-        self.tied[device] = task
+        if self._is_tied(task):
+            self.tied[device] = task
 
     def next_work(self) -> Callable[[], None] | None:
         """Return the work of adding the next report, which may be done in any thread; None if all are added."""
@@ -172,7 +182,9 @@ class OpenRound:
         reported, stale = accepted.reported, self._plan.staleness_factor(accepted.staleness)
         factor = stale * self.weighing.factor(reported, self.state)
         values = self._values(parts, stale) if BUFFERS in parts else NO_VALUES
-        round_sums.add(self.aggregators, sums, parts, reported.weight, accepted.largest, factor, values)
+        # Of a task that began before c did, the change of what its device kept then fits nothing here.
+        aggregators = self.aggregators if self._is_tied(accepted.report.task) else {UPDATE: self.aggregators[UPDATE]}
+        round_sums.add(aggregators, sums, parts, reported.weight, accepted.largest, factor, values)
 
     def _values(self, parts: Mapping[str, SpooledUpdate], stale: float) -> Values:
         """Return what a report says of the buffers. ``stale``: what its staleness leaves of it."""

@@ -56,6 +56,7 @@ from fleetlearn_coordinator.service.training_run.plan_changes import look_at_pla
 from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
 from fleetlearn_coordinator.service.training_run.resume import resume_rounds
 from fleetlearn_coordinator.service.training_run.roll_back import RestoredModel, RollBacks
+from fleetlearn_coordinator.service.training_run.tied_sum import TiedSum
 from fleetlearn_coordinator.service.training_run.written_model import WrittenModel, make_model
 from fleetlearn_coordinator.storage.held_out import read_results
 from fleetlearn_coordinator.storage.ledger import (
@@ -208,6 +209,11 @@ class Run:
         self.vector_digests = {name: digest(vector) for name, vector in self.vectors.items()}
         self.forms = make_forms(self.plan.encoding.down, self.model, self.digests.load(self.digests.bases_of(version)))
         return version
+
+    @property
+    def tied_sum(self) -> TiedSum | None:
+        """What is known of c or h at the newest model. None: the plan has neither."""
+        return self.open_round.tied_sum
 
     def tied_to(self, device: str) -> str | None:
         """Return the task whose tied vectors the device's next task goes on from; None: from zeros."""
@@ -407,6 +413,13 @@ class Run:
         if self.vectors:
             self.digests.begin_version(self.engine.version + 1, self.engine.oldest_version())
         self.open_round.state = self.open_round.weighing.state_after(new.summary)
+        self.open_round.tied_sum = new.tied_sum
+        if new.tied_sum is not None and new.tied_sum.since == new.round:
+            self.log.warning(
+                "a device lost what it kept for %s: the vectors that go with it begin again from zeros, here and on "
+                "all devices; the model stays",
+                self.plan.local.algorithm,
+            )
         self._mu = adaptive_mu.state_after(new.summary, self._mu.mu)
         self.log.info("round %d committed: %s", new.round, describe(new.summary))
         if self.selection is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from fleetlearn_protocol.messages import CONTROL, UPDATE
 from fleetlearn_protocol.vector import Vector, digest
 
@@ -12,10 +13,15 @@ from fleetlearn_coordinator.aggregation import round_sums
 from fleetlearn_coordinator.aggregation.commit import Began, next_model
 from fleetlearn_coordinator.aggregation.optimizers import State
 from fleetlearn_coordinator.aggregation.sent_models import Forms, make_forms
-from fleetlearn_coordinator.storage.ledger import ModelMade, RoundClosed, Row, TiedVectorsCounted
+from fleetlearn_coordinator.service.training_run.tied_sum import TiedSum
+from fleetlearn_coordinator.storage.ledger import ModelMade, RoundClosed, Row, TiedVectorsCounted, TiedVectorsForgotten
 
 if TYPE_CHECKING:
     from fleetlearn_coordinator.service.training_run.run import Run
+
+
+H = "h"
+"""The slot of FedDyn's server."""
 
 
 class WrittenModel(NamedTuple):
@@ -37,6 +43,8 @@ class WrittenModel(NamedTuple):
     """What makes it the newest model, and its round closed."""
     summary: dict[str, Any]
     """Of its round."""
+    tied_sum: TiedSum | None
+    """Of what devices keep together, where they do."""
 
 
 def make_model(
@@ -54,7 +62,7 @@ def make_model(
     server mixes. ``bases``: as ``ModelDigests.bases_of`` returns them. Raises FleetError (not-finite: training has
     diverged), StoreError (the disk is full), OSError.
     """
-    open_round = run.open_round
+    open_round, devices, tied_sum = run.open_round, run.plan.server.devices, run.tied_sum
     model, state, summary["change"] = next_model(
         open_round.aggregators[UPDATE],
         open_round.sums[UPDATE],
@@ -65,12 +73,17 @@ def make_model(
         run.plan.share(len(open_round.reports)),
         open_round.scale(),
     )
-    vectors = {}
-    if CONTROL in run.plan.vectors:
-        assert run.plan.server.devices is not None
-        vectors[CONTROL] = round_sums.next_control(
-            run.vectors[CONTROL], open_round.sums[CONTROL], run.plan.server.devices
-        )
+    vectors = dict[str, Vector]()
+    tied_rows: list[Row] = [TiedVectorsCounted(*pair) for pair in open_round.tied.items() if run.plan.tied]
+    if tied_sum is not None and devices is not None:
+        if CONTROL in run.plan.vectors:
+            vectors[CONTROL] = round_sums.next_control(run.vectors[CONTROL], open_round.sums[CONTROL], devices)
+        tied_sum = tied_sum.after(devices, open_round.reports.values(), round)
+        if tied_sum.since == round:
+            vectors = {name: np.zeros_like(model) for name in vectors}
+            state = {name: np.zeros_like(model) if name == H else values for name, values in state.items()}
+            tied_rows = [TiedVectorsForgotten()]
+        tied_rows.append(tied_sum.row)
     digests = {name: digest(vector) for name, vector in vectors.items()}
     forms = make_forms(run.plan.encoding.down, model, run.digests.load(bases))
     row = ModelMade(run.engine.version + 1, digest(model), round, at)
@@ -79,6 +92,6 @@ def make_model(
     rows = [
         *run.write_model(row, model, state | vectors, dropped),
         RoundClosed(round, "committed", summary, at),
-        *(TiedVectorsCounted(*pair) for pair in open_round.tied.items() if run.plan.tied),
+        *tied_rows,
     ]
-    return WrittenModel(round, model, state, vectors, digests, row.sha256, forms, rows, summary)
+    return WrittenModel(round, model, state, vectors, digests, row.sha256, forms, rows, summary, tied_sum)

@@ -128,6 +128,7 @@ const FROM_DEVICE = {
     seconds: optional(seconds, 0),
     evaluation: optional(nullable(evaluation), null),
     personal: optional(nullable(evaluation), null),
+    lost_tied: optional(flag, false),
   }),
   uploaded: object({ type: literal("uploaded"), task: identifier }),
   evaluated: object({ type: literal("evaluated"), task: identifier, evaluation, seconds: optional(seconds, 0) }),

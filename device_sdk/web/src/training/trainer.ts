@@ -155,6 +155,7 @@ export class Trainer {
     await this.#outbox.tryRoom(4 * (size * (Object.keys(task.parts).length + tiedVectors) + kept) + REPORT_BYTES);
     const hasTied = residual || (algorithm.tied ?? []).length > 0;
     const tied = hasTied ? await this.#outbox.beginTied(task.bundle, task.kept, size) : {};
+    const lostTied = (algorithm.tied ?? []).some((name) => task.kept !== null && tied[name] === undefined);
     const passes = task.epochs + (algorithm.personal === undefined ? 0 : (task.personal_epochs ?? task.epochs));
     const steps = passes * Math.ceil(data.examples / (task.batch_size || data.examples));
     const personal = await this.#outbox.vector("personal", task.bundle, algorithm.personal === "model" ? size : 0);
@@ -203,6 +204,7 @@ export class Trainer {
       seconds: result.milliseconds / 1000,
       evaluation: result.evaluation,
       personal: outcome.personalEvaluation ?? null,
+      lost_tied: lostTied,
     };
     return {
       report,

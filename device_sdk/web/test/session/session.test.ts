@@ -42,6 +42,7 @@ const REPORT: Report = {
   seconds: 1,
   evaluation: null,
   personal: null,
+  lost_tied: false,
 };
 const WANTED: Wanted = { sha256: MODEL, name: "the model", place: `model/${MODEL}`, size: 8, limit: 8, have: 0 };
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.rounds.commands import Assign, Commit
 from fleetlearn_coordinator.service.training_run.open_round import given_in_order
+from fleetlearn_coordinator.service.training_run.tied_sum import TiedSum, load_tied_sum
 from fleetlearn_protocol import ProtocolError
 from fleetlearn_protocol.vector import Vector, digest
 from peers import BUFFERED, PERSONAL, SIZE, plan_text, write_personal_bundle
@@ -251,3 +253,127 @@ def test_another_number_of_devices_rescales_what_was_kept_of_all(tmp_path: Path,
     fleet = Fleet(scaffold_plan(tmp_path, server__devices=now))
     np.testing.assert_allclose(fleet.run.vectors["control"], vector(4.5 / now), rtol=1e-6)
     fleet.store.close()
+
+
+NAMES = "abcdef"
+CURVATURES, MINIMA = np.array([1.0, 2.5, 2.0, 0.5, 1.5, 3.0]), np.array([3.5, 2.0, 2.5, 4.0, -1.0, 1.0])
+"""Of six devices with the losses curvature / 2 * (w - minimum)^2 in each element."""
+LEAST = float(CURVATURES @ MINIMA / CURVATURES.sum())
+LR, STEPS = 0.1, 5
+
+
+class Quadratics:
+    """Six devices that train by SCAFFOLD, and what they keep on their disks."""
+
+    def __init__(self) -> None:
+        self.disks: dict[str, dict[str, Vector]] = {name: {} for name in NAMES}
+
+    def train(self, fleet: Fleet, rounds: int) -> None:
+        """Let them connect, and train for this many rounds."""
+        tasks = leases(fleet.check_in(*NAMES))
+        for _ in range(rounds):
+            commands: list[object] = []
+            for lease in tasks:
+                commands += self._report(fleet, lease)
+            tasks = leases(commands)  # type: ignore[arg-type]
+
+    def _report(self, fleet: Fleet, lease: Assign) -> list[object]:
+        place, disk = NAMES.index(lease.device), self.disks[lease.device]
+        kept = fleet.run.tied_to(lease.device)
+        own = vector(0.0) if kept is None else disk.get(kept, vector(0.0))
+        model, control = fleet.run.model, fleet.run.vectors["control"]
+        y = model.astype(np.float64)
+        for _ in range(STEPS):
+            y = y - LR * (CURVATURES[place] * (y - MINIMA[place]) + control - own)
+        change = (-control + (model - y) / (STEPS * LR)).astype(np.float32)
+        parts = {"update": (y - model).astype(np.float32), "control": change}
+        fleet.save_parts(lease, parts, lost_tied=kept is not None and kept not in disk)
+        disk[lease.task] = own + change
+        return list(fleet.carry_out(fleet.run.engine.count_report(lease.device, lease.task, 0.0)))
+
+    def mean_kept(self, fleet: Fleet) -> Vector:
+        """Return the mean of what the devices will go on from."""
+        tied = {name: fleet.run.tied_to(name) for name in NAMES}
+        rows = [vector(0.0) if task is None else self.disks[name][task] for name, task in tied.items()]
+        return np.mean(rows, axis=0)
+
+
+def six_devices(folder: Path, count: int = 6, **settings: object) -> Plan:
+    usual = {"server__devices": count, "local__lr": LR, "round__goal": 2, "round__minimum": 2, "stop__rounds": 1000}
+    return scaffold_plan(folder, **(usual | settings))
+
+
+@pytest.mark.parametrize(("first", "then"), [(60, 6), (6, 60), (6, 6)])
+def test_c_is_right_again_after_the_number_of_devices_was_corrected(tmp_path: Path, first: int, then: int) -> None:
+    """The sum of all c_k stays. (With 60 corrected to 6, the model stayed away from it for ever.)"""
+    devices = Quadratics()
+    fleet = Fleet(six_devices(tmp_path, first))
+    devices.train(fleet, 15)
+    before = fleet.run.vectors["control"] * first
+    assert np.abs(before).max() > 0.1
+    fleet.store.close()
+    fleet = Fleet(six_devices(tmp_path, then))
+    fleet.run.resume(NOW)
+    devices.train(fleet, 120 if then == 6 else 1)
+    np.testing.assert_allclose(fleet.run.vectors["control"] * then, 6 * devices.mean_kept(fleet), atol=1e-4)
+    if then == 6:
+        np.testing.assert_allclose(fleet.run.model, vector(LEAST), atol=1e-3)
+    fleet.store.close()
+
+
+def test_a_device_that_lost_its_disk_does_not_count_twice(tmp_path: Path) -> None:
+    """c begins from zeros again, and all devices with it, once; the model goes on. (It stayed 4.5e-2 away for ever.)"""
+    devices = Quadratics()
+    fleet = Fleet(six_devices(tmp_path))
+    devices.train(fleet, 15)
+    devices.disks["a"].clear()
+    devices.train(fleet, 150)
+    state = fleet.run.tied_sum
+    assert state is not None
+    assert state.lost == 0
+    assert 15 < state.since < 15 + 12, "in the first round of the device, and never again"
+    assert load_tied_sum(fleet.store.ledger) == state, "as a restart finds it"
+    np.testing.assert_allclose(fleet.run.vectors["control"], devices.mean_kept(fleet), atol=1e-5)
+    np.testing.assert_allclose(fleet.run.model, vector(LEAST), atol=1e-3)
+    fleet.store.close()
+
+
+def test_what_began_before_c_did_does_not_count_for_it(tmp_path: Path) -> None:
+    """Asynchronously a task goes on while c begins again: its update counts, the change of its c_k does not, and its
+    device goes on from zeros."""
+    plan = scaffold_plan(tmp_path, **BUFFERED, server__devices=1, local__algorithm="scaffold")
+    fleet = Fleet(plan)
+    tasks = leases(fleet.check_in("a", "b", "c"))
+    assert len(tasks) >= 2
+    old = tasks[-1]
+    given = [lease for lease in tasks if lease.device != old.device]
+    commands: list[object] = []
+    while fleet.run.engine.version == 0:
+        lease = given.pop(0)
+        fleet.save_parts(lease, {"update": vector(1.0), "control": vector(0.5)}, lost_tied=True)
+        commands = list(fleet.carry_out(fleet.run.engine.count_report(lease.device, lease.task, 0.0)))
+        given += leases(commands)  # type: ignore[arg-type]
+    assert not fleet.run.vectors["control"].any()
+    assert fleet.run.tied_to(lease.device) is None
+    model = fleet.run.model.copy()
+    fleet.save_parts(old, {"update": vector(1.0), "control": vector(8.0)})
+    given += leases(list(fleet.carry_out(fleet.run.engine.count_report(old.device, old.task, 0.0))))
+    assert fleet.run.tied_to(old.device) is None
+    while fleet.run.engine.version < 3:
+        lease = given.pop(0)
+        fleet.save_parts(lease, {"update": vector(1.0), "control": vector(0.25)})
+        given += leases(list(fleet.carry_out(fleet.run.engine.count_report(lease.device, lease.task, 0.0))))
+    assert (fleet.run.model > model).all()
+    assert 0 < fleet.run.vectors["control"].max() <= 4 * 0.25, "8 is not in it"
+    fleet.store.close()
+
+
+def test_a_device_that_forgets_every_day_does_not_keep_the_others_at_zeros() -> None:
+    """c begins again at most once in N reports; until then what was lost is remembered."""
+    state, told = TiedSum(), [SimpleNamespace(lost_tied=number == 0) for number in range(10)]
+    began = []
+    for round in range(1, 31):
+        state = state.after(100, told, round)  # type: ignore[arg-type]
+        began += [round] if state.since == round else []
+    assert began == [10, 20, 30]
+    assert state.after(100, told[1:], 31) == TiedSum(9, 0, 30)
