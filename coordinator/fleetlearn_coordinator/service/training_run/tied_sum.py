@@ -2,9 +2,9 @@
 
 Both are a sum over what all devices keep, divided by their number N. A device that lost its part, such as with a new
 disk, says so in its report. What it had before is in the sum for ever, and nobody knows it any more: the coordinator
-never has the parts of single devices. So the sum begins again from zeros, and all devices with it, as at the run's first
-round; the model stays. What they keep has to be learnt again then. So this happens at most once in N reports: a device
-that loses everything every day must not keep the others at zeros.
+never has the parts of single devices. So the sum begins again from zeros, and all devices with it, as at the run's
+first round; the model stays. What devices keep has to be learnt again then. So this happens at most once in N reports:
+a device that loses everything every day must not keep the others at zeros.
 """
 
 from __future__ import annotations
