@@ -59,7 +59,12 @@ def script(name: str) -> tuple[str, ...]:
     return *node(), str(built(f"{name}.mjs"))
 
 
+def runtime_file(name: str) -> Path:
+    """One of onnxruntime-web's files."""
+    return FOLDER / "node_modules" / "onnxruntime-web" / "dist" / name
+
+
 def link_runtime(folder: Path, names: tuple[str, ...] = RUNTIME_FILES) -> None:
     """Put these files of onnxruntime-web into a folder that a page is served from."""
     for name in names:
-        (folder / name).symlink_to(FOLDER / "node_modules" / "onnxruntime-web" / "dist" / name)
+        (folder / name).symlink_to(runtime_file(name))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from browser import browsing
 from playwright.sync_api import Page, Route
-from web_sdk import built
+from web_sdk import RUNTIME_FILES, built, runtime_file
 
 ORIGIN = "http://localhost/"
 """A secure context; every request is answered by ``answer``."""
@@ -34,6 +34,9 @@ def answer(route: Route) -> None:
     name = route.request.url.removeprefix(ORIGIN)
     if name in ("sdk.js", "worker.js"):
         route.fulfill(body=built(f"browser/{name}").read_bytes(), content_type="text/javascript")
+    elif name in RUNTIME_FILES:
+        kind = "text/javascript" if name.endswith(".mjs") else "application/wasm"
+        route.fulfill(body=runtime_file(name).read_bytes(), content_type=kind)
     else:
         route.fulfill(body='<!doctype html><input type="file" multiple>', content_type="text/html")
 
@@ -239,7 +242,8 @@ def test_ios_is_asked_for_motion(page: Page, ask: str, words: str | None) -> Non
 
 
 def test_examples_are_collected_in_the_page_for_a_device_in_a_worker(page: Page) -> None:
-    """There is no coordinator: the device tries to connect, with the examples, until it is stopped."""
+    """There is no coordinator: the device loads what computes and tries to connect, with the examples, until it is
+    stopped."""
     found = run(
         page,
         """const start = async (data, store) => {
