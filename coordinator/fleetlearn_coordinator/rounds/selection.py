@@ -229,12 +229,12 @@ class Selection:
             self.had_turn.update(devices)
         return devices
 
-    def choose_again(self, most: int, round: int) -> list[str]:
+    def choose_again(self, most: int, round: int, lost: Collection[str]) -> list[str]:
         """Take up to ``most`` of the devices that failed in this round and checked in again: first those that failed
-        least often."""
+        least often. ``lost``: devices that get back the task that they had, which was counted when it was given."""
         chosen = list[str]()
         for device in sorted(self.again, key=lambda device: (self.failures[device], device)):
-            if len(chosen) < most and self._may_try_again(device, round):
+            if len(chosen) < most and (device in lost or self._may_try_again(device, round)):
                 chosen.append(device)
                 self.again.discard(device)
                 self.resting.discard(device)

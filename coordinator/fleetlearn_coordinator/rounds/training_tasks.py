@@ -130,7 +130,7 @@ class TrainingTasks:
         gets back the task that it had: it may still be at it."""
         commands, others = list[Command](), list[str]()
         had = {device: task for task, (device, _) in self.book.lost.items()}
-        for device in self.selection.choose_again(most, round):
+        for device in self.selection.choose_again(most, round, had):
             task = had.get(device)
             if task is not None and self.book.revive(device, task, ends):
                 self.book.watch(device, now)

@@ -183,3 +183,20 @@ def test_slow_devices_lose_utility() -> None:
     counts = Counter(device for _ in range(40) for device in rounds.round())
     assert sum(counts.values()) == 160
     assert counts["d0"] + counts["d1"] < 160 / 8
+
+
+def test_quotas_count_a_second_chance_as_a_task_and_a_task_that_is_given_back_once() -> None:
+    rules = SelectionRules(quotas={"tier:phone": 0.5})
+    phone = Stated(labels=frozenset({"tier:phone"}))
+    fleet = Rounds(rules, {"a": phone, "b": Stated()}, PLAIN._replace(goal=2, cohort=2, grace=1.0))
+    engine = fleet.engine
+    fleet.tick(2.0)
+    assert set(engine.leases) == {"a", "b"}
+    engine.disconnect("a", fleet.now)
+    fleet.tick(2.0)
+    engine.check_in("a", None, fleet.now)
+    assert engine.leases["a"] in {"t1-1", "t1-2"}, "the phone has its task back"
+    assert ruled(engine).quotas.total == 2
+    engine.end("a", engine.leases["a"], "failed: diverged", fleet.now)
+    engine.disconnect("a", fleet.now)
+    assert engine.check_in("a", None, fleet.now) == [], "another would be the second phone of three tasks"
