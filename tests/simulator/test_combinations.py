@@ -1,0 +1,80 @@
+"""Every combination of recipe, weighting, encoding, participation and model ends where it must, or its plan is refused.
+
+The fast tests read plans without compression, and train a few. The slow ones train every seventh, in which each
+pair of values of two axes is: all 6,000 take hours. Set EVERY to 1 to train them all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from combinations import APART, CORRECTED, Cell, cells, expected_refusals, run, target_of
+from fleetlearn_protocol.encodings import FLOAT32
+
+ALL = list(cells())
+EVERY = 7
+RECIPES = sorted({cell.recipe for cell in ALL})
+
+
+@pytest.fixture(scope="session")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("combinations")
+
+
+def check(folder: Path, bundles: Path, cell: Cell, rounds: int) -> None:
+    """``rounds`` = 0: only the plan is read."""
+    ended, expected = run(folder / "run", bundles, cell, rounds), expected_refusals(cell)
+    if ended.refused is not None:
+        assert any(words in ended.refused for words in expected), (cell.name, ended.refused)
+        return
+    assert not expected, cell.name
+    if not rounds:
+        return
+    assert ended.last is not None
+    np.testing.assert_allclose(ended.last, target_of(cell), atol=tolerance(cell), err_msg=cell.name)
+    minima = np.array([device.minimum for device in APART])
+    for name, values in ended.buffers.items():
+        assert np.isfinite(values).all(), (cell.name, name)
+        low, high = (0.0, 1.0) if name.endswith("var") else (min(0.0, minima.min()), minima.max() + 1)
+        assert (values >= low).all(), (cell.name, name)
+        assert (values <= high).all(), (cell.name, name)
+
+
+def tolerance(cell: Cell) -> float:
+    """Return how far the end may be from where it must be. Rounding of updates is noise in each round; adaptive server
+    steps and mu need longer than these tests take."""
+    slow = cell.recipe in ("fedadagrad", "fedadam", "fedyogi", "fedprox-adaptive")
+    stale = cell.recipe in CORRECTED and cell.participation not in ("all", "some")
+    return 0.06 if slow or stale or cell.encoding != FLOAT32.name else 1e-3
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_plan_that_cannot_end_where_it_must_is_refused_by_name(tmp_path: Path, bundles: Path, recipe: str) -> None:
+    for cell in ALL:
+        plain = cell.weighting == "uniform" and cell.model in ("plain", "personal")
+        if cell.recipe == recipe and cell.encoding == FLOAT32.name and plain:
+            check(tmp_path, bundles, cell, 0)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        Cell("feddyn", "uniform", "int4", "some", "buffers"),
+        Cell("scaffold", "examples", "int8", "some", "buffers"),
+        Cell("fednova", "examples", "float32", "all", "personal"),
+        Cell("fedbuff", "examples", "float32", "buffered", "buffers"),
+        Cell("median", "uniform", "float16", "carried", "buffers"),
+    ],
+    ids=lambda cell: cell.name,
+)
+def test_some_combinations(tmp_path: Path, bundles: Path, cell: Cell) -> None:
+    check(tmp_path, bundles, cell, 80)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_combinations_of_a_recipe(tmp_path: Path, bundles: Path, recipe: str) -> None:
+    for cell in [cell for cell in ALL if cell.recipe == recipe][::EVERY]:
+        check(tmp_path, bundles, cell, 150)
