@@ -197,7 +197,7 @@ class Engine(RoundState):
             task, device = tasks[good], devices[good]
             raise ValueError(f"task {task} of {device} is not wanted in round {self.round} ({self.phase})")
         goes_on = self.book.tasks and self.wanted_reports() > 0 and not self.settings.asynchronous
-        if goes_on and not self.evaluations.chosen:
+        if goes_on and not self.evaluations.has_next:
             return []  # their slots stay taken, and the round goes on
         return self._advance(now)
 

@@ -104,6 +104,11 @@ class Evaluations:
         """Return the model version that is being measured, or None."""
         return self.version if self.is_open else None
 
+    @property
+    def has_next(self) -> bool:
+        """Whether devices are to measure as soon as they are free."""
+        return bool(self.chosen or self._again)
+
     # --- events ---
 
     def restore(self, found: SavedEvaluation, now: float, expires: float) -> None:

@@ -129,7 +129,7 @@ class RoundState:
 
     def reports_together(self) -> int:
         """Return for how many reports ``count_reports`` may be called now."""
-        if self.evaluations.chosen or (self.phase is not Phase.OPEN and self.settings.outlive):
+        if self.evaluations.has_next or (self.phase is not Phase.OPEN and self.settings.outlive):
             return 1
         return self.participation.reports_together(self.book)
 

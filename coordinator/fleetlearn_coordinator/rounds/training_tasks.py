@@ -127,9 +127,11 @@ class TrainingTasks:
         self, most: int, round: int, version: int, deadline: float, ends: float, now: float
     ) -> list[Command]:
         """Give tasks to up to ``most`` devices that failed in this round and checked in again. A device that was lost
-        gets back the task that it had: it may still be at it."""
+        gets back the task that it had: it may still be at it. Where tasks outlive their round it gets another, since
+        the one that it had may be of an older model."""
         commands, others = list[Command](), list[str]()
-        had = {device: task for task, (device, _) in self.book.lost.items()}
+        lost = {} if self.settings.outlive else self.book.lost
+        had = {device: task for task, (device, _) in lost.items()}
         for device in self.selection.choose_again(most, round, had):
             task = had.get(device)
             if task is not None and self.book.revive(device, task, ends):

@@ -776,6 +776,17 @@ def test_a_lost_device_that_returns_without_its_update_gets_its_task_back() -> N
     assert engine.tick(26.0) == [Ended("b", tasks["b"].task, 1, LOST)], "its grace is counted from the beginning"
 
 
+def test_where_tasks_outlive_their_round_a_lost_device_that_returns_gets_another_task() -> None:
+    """The one that it had may become too stale while it goes on."""
+    engine, tasks = started("ab", SETTINGS._replace(minimum=2, carry=True, max_staleness=1))
+    engine.disconnect("b", 10.0)
+    engine.tick(15.0)
+    (given,) = engine.check_in("b", None, 20.0)
+    assert isinstance(given, Assign)
+    assert (given.again, given.task) == (False, "t1-3")
+    assert not engine.has_counted("b", tasks["b"].task)
+
+
 def test_a_restart_gives_a_device_that_failed_before_it_another_task() -> None:
     engine = Engine(SETTINGS._replace(minimum=2))
     engine.restore(restored(3, [], [("t3-1", "a")], [("t3-2", "b", "failed: bad-data")]), 0.0)

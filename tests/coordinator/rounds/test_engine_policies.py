@@ -152,8 +152,7 @@ class AnyOrder(RuleBasedStateMachine):
                     assert device not in devices, "it counts once in an evaluation"
                     failed = sum(device == owner for owner, _ in self.unmeasured.values())
                     assert failed <= SECOND_CHANCES
-                    rule = self.rules.evaluation
-                    assert len(devices) < (rule.minimum if failed else rule.devices)
+                    assert len(devices) < self.rules.evaluation.devices
                     self.measuring[task] = device
                 case MeasurementEnded(device, task, cause):
                     assert self.measuring.pop(task) == device

@@ -161,6 +161,20 @@ def test_an_evaluation_that_needs_a_device_that_failed_asks_it_again_when_it_is_
     ]
 
 
+def test_a_device_that_is_to_measure_again_does_so_when_its_training_is_over() -> None:
+    rules = RULES._replace(goal=3, cohort=3, gather=0.0, evaluation=EvaluationSettings(0, 2, 2, 30.0))
+    engine = Engine(rules)
+    engine.request_evaluation(0.0)
+    engine.evaluations.join("a")
+    (task,) = measuring(engine.check_in("a", None, 0.0)).values()
+    engine.check_in("b", None, 0.0)
+    engine.end("a", task, "failed: diverged", 1.0)
+    assert {"a", "b"} == engine.leases.keys()
+    engine.evaluations.join("a")
+    engine.check_in("a", None, 2.0)
+    assert "a" in measuring(engine.count_report("a", engine.leases["a"], 3.0)), "b's task goes on"
+
+
 def test_a_valid_evaluation_does_not_wait_for_a_device_that_failed() -> None:
     engine, _ = engine_with("ab", RULES._replace(goal=9, minimum=9, evaluation=EvaluationSettings(0, 2, 1, 30.0)))
     given = measuring(engine.request_evaluation(1.0))
