@@ -31,11 +31,11 @@ class WaitingLog:
         elif now >= self._due:
             self._wait = min(2 * self._wait, LONGEST)
             self._due = now + self._wait
-            if text := waits_for(server):
+            if text := _what_is_missing(server):
                 server.run.log.info("nothing has happened for %s: %s", span(now - self._since), text)
 
 
-def waits_for(server: RunServer) -> str:
+def _what_is_missing(server: RunServer) -> str:
     """Return what the run waits for, in sentences; empty if it is paused, drained, finished or makes a model."""
     engine = server.engine
     if engine.phase not in (Phase.GATHERING, Phase.OPEN) or engine.paused or engine.draining:

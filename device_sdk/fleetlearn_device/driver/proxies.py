@@ -104,7 +104,7 @@ def _is_ip_address(host: str) -> bool:
 
 
 async def _is_this_machine(uri: WebSocketURI, found: tuple[str, str]) -> bool:
-    """Return whether a name is of this machine alone, as that of a Raspberry Pi on the Pi itself. It is not looked up
+    """Return whether a name is of this machine alone, such as a Raspberry Pi's own name on the Pi. It is not looked up
     where the proxy is one that looks names up itself: then DNS here is not asked, as the setting says."""
     if found[1].startswith(("socks5h://", "socks4a://")):
         return False

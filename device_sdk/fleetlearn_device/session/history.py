@@ -29,7 +29,7 @@ class History(msgspec.Struct, frozen=True):
     end: str = ""
     """How the task ended, as a sentence without its subject. Empty: it goes on."""
     reason: str = ""
-    """Why a task failed or did not count, the last one of which that is so."""
+    """Why the last task that failed, or did not count, did so."""
 
     def begun(self, task: Task | Evaluate) -> History:
         """Return the history after the device has taken a task."""

@@ -150,7 +150,7 @@ class Session:
         self.error: Exception | None = None
         """Why the device cannot go on at all."""
         self.history = History()
-        """What became of the tasks; the owner may set it to that of an earlier process."""
+        """What became of the tasks. The owner may set the history of an earlier process."""
         self._last_progress = 0.0
         """When the last frame arrived, or the device last began to wait for an answer."""
         self._ended_task_id: str | None = None

@@ -17,7 +17,7 @@ def devices_factor(plan: Plan, ledger: Ledger) -> float:
     """Return what SCAFFOLD's c and FedDyn's h of the newest model are to be multiplied by: N_before / N.
 
     Both are sums over the devices that took part, divided by the number N of all devices (``server.devices``): those
-    that never took part keep zeros. So another N than that of the model's file makes them that many times larger.
+    that never took part keep zeros. So a sum that was divided by N_before is divided by N after this.
     """
     before, devices = ledger.get("devices"), plan.server.devices
     return 1.0 if not before or devices is None else float(before) / devices

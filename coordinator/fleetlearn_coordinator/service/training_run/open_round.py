@@ -64,7 +64,7 @@ class OpenRound:
         self.tied: dict[str, str] = {}
         """Device -> the last of its tasks with an accepted report."""
         self.tied_sum = None if plan.server.devices is None else load_tied_sum(store.ledger)
-        """What the rounds before decide of c or h, the sum of what devices keep."""
+        """The state of c or h, the sum of what devices keep, as the committed rounds left it."""
         self.sums = round_sums.init(self.aggregators, manifest.size)
         """The aggregators' states, with all accepted reports except those that are still to be added. Empty after the
         round was abandoned."""
@@ -182,7 +182,7 @@ class OpenRound:
         reported, stale = accepted.reported, self._plan.staleness_factor(accepted.staleness)
         factor = stale * self.weighing.factor(reported, self.state)
         values = self._values(parts, stale) if BUFFERS in parts else NO_VALUES
-        # Of a task that began before c did, the change of what its device kept then fits nothing here.
+        # The task began before c began again from zeros: the device reports a change of a c_k that is in no sum now.
         aggregators = self.aggregators if self._is_tied(accepted.report.task) else {UPDATE: self.aggregators[UPDATE]}
         round_sums.add(aggregators, sums, parts, reported.weight, accepted.largest, factor, values)
 

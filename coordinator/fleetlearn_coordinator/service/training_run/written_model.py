@@ -44,7 +44,7 @@ class WrittenModel(NamedTuple):
     summary: dict[str, Any]
     """Of its round."""
     tied_sum: TiedSum | None
-    """Of what devices keep together, where they do."""
+    """The state of c or h after the round, where the algorithm has one of them."""
 
 
 def make_model(
