@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from math import inf
 from typing import NamedTuple
 
@@ -107,14 +107,30 @@ class TrainingTasks:
         self.given = len(given)
         if self.settings.asynchronous:
             self.turns.update(device for _, device in given)
-        # Tasks of an open round are surplus only if the run finished during the round, and is resumed now.
-        ended = [device for device, cause in book.dropped.values() if cause not in (STOPPED, SURPLUS)]
         selection.next_round = round + (found.round is None)
         if found.round is not None:
             selection.go_on(device for _, device in given)
+        ended = self._unforgiven()
         selection.failures.update(ended)
         selection.had_turn = {*ended, *(() if self.settings.asynchronous else book.tasks)}
         selection.end_turns(list(book.accepted.values()))
+
+    def _unforgiven(self) -> list[str]:
+        """Return the device of each task that ended without a report that counts, and after the device's last report
+        that does: a report makes up for earlier failures."""
+        book, last = self.book, dict[str, tuple[int, int]]()
+        for task, device in chain(book.accepted.items(), book.early.items()):
+            last[device] = max(self._order(task), last.get(device, (0, 0)))
+        # Tasks of an open round are surplus only if the run finished during the round, and is resumed now.
+        return [
+            device
+            for task, (device, cause) in book.dropped.items()
+            if cause not in (STOPPED, SURPLUS) and self._order(task) > last.get(device, (0, 0))
+        ]
+
+    def _order(self, task: str) -> tuple[int, int]:
+        """Return the round and the number in it of a task. Later tasks have larger ones."""
+        return self.round_of(task), int(task.rpartition("-")[2].partition(".")[0])
 
     # --- how tasks are given ---
 
