@@ -10,6 +10,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from kept_loggers import loggers_kept
 from warm_processes import warm_server
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -30,10 +31,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_said() -> None:
-    """The coordinator's log says some things once in ten minutes: in each test anew."""
+    """The coordinator's log says some things once in ten minutes. Each test begins with nothing said."""
     peer_log = sys.modules.get("fleetlearn_coordinator.network.peer_log")
     if peer_log is not None:
         peer_log._said.clear()
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_before() -> Iterator[None]:
+    """No test finds the log's level that the command of an earlier test of this process chose."""
+    with loggers_kept():
+        yield
 
 
 @pytest.fixture(scope="session")

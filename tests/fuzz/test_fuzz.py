@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -168,16 +167,6 @@ def test_mutations_are_bounded() -> None:
     assert mutate(b"", Random(2), []) == mutate(b"", Random(2), [])
 
 
-@pytest.fixture
-def _levels() -> Iterator[None]:
-    """Set the loggers back that the command makes silent."""
-    before = {name: logging.getLogger(name).level for name in ("fleetlearn", "asyncio")}
-    yield
-    for name, level in before.items():
-        logging.getLogger(name).setLevel(level)
-
-
-@pytest.mark.usefixtures("_levels")
 def test_the_command_says_what_it_did(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

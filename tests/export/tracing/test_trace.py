@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from fleetlearn_export.model.user_model import make_user_model, training_mode
 from fleetlearn_export.tracing.trace import export_loss
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.nn import functional
 
 from tests.support.emission_cases import check_emission
@@ -27,6 +29,11 @@ def test_a_condition_that_holds_for_all_numbers_of_examples_is_none() -> None:
         assert export_loss(user).find_nodes(op="call_function", target=torch.ops.aten.mean.dim)
 
 
-def test_what_torch_compile_compiled_is_traced_as_it_was_before() -> None:
+def test_what_torch_compile_compiled_is_traced_as_it_was_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The first torch.compile of a process switches off the checks of torch.distributions.
+    # They are put back after this test.
+    monkeypatch.setattr(Distribution, "_validate_args", Distribution._validate_args)
     layer = torch.compile(nn.Linear(3, 2), backend="eager")
     check_emission(torch.ops.aten.addmm.default, lambda x: layer(x), torch.randn(3, 3))
