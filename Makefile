@@ -102,7 +102,7 @@ check: $(INSTALLED)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/mypy --package examples
-	@MYPYPATH=benchmarks:tests/support $(BIN)/mypy benchmarks/*.py
+	@MYPYPATH=benchmarks:benchmarks/studies:tests/support $(BIN)/mypy benchmarks/*.py benchmarks/studies/*.py
 	@MYPYPATH=protocol/transcripts $(BIN)/mypy protocol/transcripts/*.py
 	@$(BIN)/lint-imports
 
@@ -128,7 +128,7 @@ soak: $(INSTALLED)
 	@$(BIN)/python benchmarks/soak.py $(ARGS)
 
 studies: $(INSTALLED)
-	@set -e; for name in $(STUDIES); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(ARGS); done
+	@set -e; for name in $(STUDIES); do echo "== $$name"; $(BIN)/python benchmarks/studies/$$name.py $(ARGS); done
 
 clean:
 	rm -rf .venv .fuzz demo-output .demo-web fedprox.runs robust.runs encodings.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache .test-coverage $(WEB)/node_modules $(WEB)/dist $(WEB)/build

@@ -1,4 +1,4 @@
-"""docs/algorithms.md: a row for each recipe, and no row for what is none; what the page names is there."""
+"""docs/algorithms/recipes.md: a row for each recipe, and no row for what is none; what the page names is there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
 from fleetlearn_coordinator.plan.recipes import RECIPES
 
-DOCS = Path(__file__).parents[1] / "docs"
-TEXT = (DOCS / "algorithms.md").read_text("utf-8")
+DOCS = Path(__file__).parents[1] / "docs" / "algorithms"
+TEXT = (DOCS / "recipes.md").read_text("utf-8")
 ROWS = [line.split(" | ") for line in TEXT.splitlines() if line.startswith("| `")]
 
 

@@ -1,4 +1,4 @@
-"""docs/architecture.md names files and what is in them: all of it is there."""
+"""docs/internals/architecture.md names files and what is in them: all of it is there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = [
         ("export", "fleetlearn_export"),
     )
 ]
-TEXT = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+TEXT = (ROOT / "docs" / "internals" / "architecture.md").read_text("utf-8")
 NAMED = sorted({*re.findall(r"`([\w/]+\.py(?:::\w+)?)`", TEXT)})
 
 

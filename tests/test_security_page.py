@@ -1,4 +1,4 @@
-"""docs/security.md: each line of what is protected, and of what is not, names tests, and they are there."""
+"""docs/operate/security.md: each line of what is protected, and of what is not, names tests, and they are there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "security.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "operate" / "security.md").read_text("utf-8")
 HEADER = re.compile(r"\|[^\n]*\| shown by \|\n\|---\|---\|---\|\n((?:\|[^\n]*\|\n)+)")
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]

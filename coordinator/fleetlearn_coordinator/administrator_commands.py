@@ -17,7 +17,7 @@ from fleetlearn_coordinator.identity_commands import ServiceFile, date, identiti
 from fleetlearn_coordinator.network.gate import NAME
 from fleetlearn_coordinator.storage.administrators import Administrators, Role
 
-app = commands_under("administrator", "Who may operate the coordinator over the network: docs/administration.md.")
+app = commands_under("administrator", "Who may operate the coordinator over its administrators' port.")
 Name = Annotated[str, typer.Argument(help="The administrator's name.")]
 
 

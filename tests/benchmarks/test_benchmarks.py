@@ -186,7 +186,7 @@ def test_a_server_that_does_not_start_is_shown_and_nothing_is_left(tmp_path: Pat
 @pytest.mark.slow
 def test_hospitals(tmp_path: Path) -> None:
     sizes = ("--seeds", "2", "--updates", "1", "50", "--setups", "damaged", "--epsilon", "1e-5", "--lr", "0.5")
-    results = figures(tmp_path, "hospitals.py", *sizes)["damaged"]
+    results = figures(tmp_path, "studies/hospitals.py", *sizes)["damaged"]
     one, fifty = results["1"], results["50"]
     assert one["stopped"]["min"] == fifty["stopped"]["min"] == 1
     assert one["fixed_distance"]["max"] < 1e-9 < fifty["fixed_distance"]["min"]
@@ -197,7 +197,7 @@ def test_hospitals(tmp_path: Path) -> None:
 def test_pace(tmp_path: Path) -> None:
     ways, figure = ("pace steering", "as many connected, drawn"), tmp_path / "day.svg"
     sizes = ("--devices", "10000", "--scale", "0.05", "--ways", *ways, "--figure", str(figure))
-    results = figures(tmp_path, "pace.py", *sizes)
+    results = figures(tmp_path, "studies/pace.py", *sizes)
     steered, drawn = results[ways[0]], results[ways[1]]
     assert max(steered["most_connected"], drawn["most_connected"]) <= 30
     assert {*steered["rounds"]} == {*drawn["rounds"]} == {10}
@@ -210,10 +210,10 @@ def test_fedprox(tmp_path: Path) -> None:
     """The second time it goes on with the seed that is missing."""
     keep = tmp_path / "runs"
     sizes = ("--sets", "1,1", "--drops", "0.9", "--rounds", "2", "--workers", "1", "--keep", str(keep))
-    first = figures(tmp_path, "fedprox.py", *sizes, "--seeds", "0")
+    first = figures(tmp_path, "studies/fedprox.py", *sizes, "--seeds", "0")
     times = {file: file.stat().st_mtime_ns for file in keep.iterdir()}
     figure = tmp_path / "figure.png"
-    both = figures(tmp_path, "fedprox.py", *sizes, "--seeds", "0", "1", "--figure", str(figure))
+    both = figures(tmp_path, "studies/fedprox.py", *sizes, "--seeds", "0", "1", "--figure", str(figure))
     assert len(times) == 4
     assert {file: file.stat().st_mtime_ns for file in keep.iterdir()}.items() >= times.items()
     assert figure.read_bytes().startswith(b"\x89PNG")
@@ -286,9 +286,9 @@ def test_asynchronous(tmp_path: Path) -> None:
     keep = tmp_path / "runs"
     sizes = ("--methods", "FedAvg", "FedBuff", "--concurrency", "100", "--dropout", "0.3", "--scale", "0.1")
     sizes += ("--target", "accuracy=0.3", "--keep", str(keep))
-    figures(tmp_path, "asynchronous.py", *sizes, "--seeds", "1")
+    figures(tmp_path, "studies/asynchronous.py", *sizes, "--seeds", "1")
     times = {file: file.stat().st_mtime_ns for file in keep.rglob("summary.json")}
-    found = figures(tmp_path, "asynchronous.py", *sizes, "--seeds", "2", "--figures", str(tmp_path))
+    found = figures(tmp_path, "studies/asynchronous.py", *sizes, "--seeds", "2", "--figures", str(tmp_path))
     assert len(times) == 2 * 9 + 2
     assert {file: file.stat().st_mtime_ns for file in keep.rglob("summary.json")}.items() >= times.items()
     for name in ("target", "tenths"):
@@ -302,7 +302,7 @@ def test_asynchronous(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_selection(tmp_path: Path) -> None:
     sizes = ("--seeds", "2", "--rounds", "3", "--data", "by tier", "--target", "accuracy=0.05")
-    found = figures(tmp_path, "selection.py", *sizes, "--keep", str(tmp_path / "runs"))
+    found = figures(tmp_path, "studies/selection.py", *sizes, "--keep", str(tmp_path / "runs"))
     assert len(found["cells"]) == 4
     for cell in found["cells"]:
         assert [run["committed"] for run in cell["runs"]] == [3, 3]
@@ -327,9 +327,9 @@ def test_dropout(tmp_path: Path) -> None:
         str(keep),
     )
     sizes += ("--over-selection", "1", "--data", "alike", "by tier", "--target", "accuracy=0.2", "--workers", "1")
-    figures(tmp_path, "dropout.py", *sizes, "--seeds", "1")
+    figures(tmp_path, "studies/dropout.py", *sizes, "--seeds", "1")
     times = {file: file.stat().st_mtime_ns for file in keep.rglob("summary.json")}
-    found = figures(tmp_path, "dropout.py", *sizes, "--seeds", "2", "--figures", str(tmp_path))
+    found = figures(tmp_path, "studies/dropout.py", *sizes, "--seeds", "2", "--figures", str(tmp_path))
     assert len(times) == 2 * 4 + 4 + 4 + 2  # tried, usual, other over-selection, all as likely to vanish
     assert {file: file.stat().st_mtime_ns for file in keep.rglob("summary.json")}.items() >= times.items()
     for name in ("recipes", "plans"):
@@ -391,7 +391,7 @@ def test_aggregation(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_robust(tmp_path: Path) -> None:
-    command = ["robust.py", "--keep", str(tmp_path / "kept"), "--seeds", "2", "--rounds", "3", "--workers", "1"]
+    command = ["studies/robust.py", "--keep", str(tmp_path / "kept"), "--seeds", "2", "--rounds", "3", "--workers", "1"]
     command += ["--recipes", "fedavg", "median", "--data", "alike", "--attacks", "a little", "--shares", "0.2"]
     cells = figures(tmp_path, *command, "--figures", str(tmp_path))["cells"]
     assert [(row["recipe"], row["attack"]) for row in cells] == list(product(["fedavg", "median"], ["", "a little"]))
@@ -402,7 +402,7 @@ def test_robust(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_personal(tmp_path: Path) -> None:
     sizes = ("--seeds", "1", "--rounds", "1", "3", "--workers", "1", "--data", "labels")
-    cells = {row["method"]: row["runs"] for row in figures(tmp_path, "personal.py", *sizes)["cells"]}
+    cells = {row["method"]: row["runs"] for row in figures(tmp_path, "studies/personal.py", *sizes)["cells"]}
     assert {"fedper", "fedrep", "fedbn", "ditto, lambda 1"} <= cells.keys()
     for (after_1, after_3), *others in cells.values():
         assert len(after_1) == len(after_3) == 20

@@ -21,7 +21,7 @@ from fleetlearn_device import open_runtime
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.manifest import Hyper, Manifest, Parameter, State
 
-FOLDER = Path(__file__).parents[2] / "docs" / "phones"
+FOLDER = Path(__file__).parents[2] / "docs" / "start" / "phones"
 SKETCHES = {name: (FOLDER / f"TrainingStep.{name}").read_text("utf-8") for name in ("kt", "swift")}
 HYPER = {"lr": 0.05, "mu": 0.3}
 SIZES, SEED = (8, 8, 5, 16), 2**52 + 12345

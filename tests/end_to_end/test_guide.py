@@ -1,4 +1,4 @@
-"""What docs/your-own-model.md tells a reader to type, typed."""
+"""What docs/start/your-own-model.md tells a reader to type, typed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from processes import ROOT, free_port
 from torch import nn
 from torch.nn import functional
 
-PAGE = (ROOT / "docs" / "your-own-model.md").read_text()
+PAGE = (ROOT / "docs" / "start" / "your-own-model.md").read_text()
 SECTIONS = typed.sections(PAGE)
 X, Y = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
 

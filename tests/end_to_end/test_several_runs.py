@@ -1,4 +1,7 @@
-"""Several runs on one coordinator, with the commands of docs/several-runs.md: real processes, one of them killed."""
+"""Several runs on one coordinator, with the commands of docs/operate/several-runs.md.
+
+Real processes, one of them killed.
+"""
 
 from __future__ import annotations
 

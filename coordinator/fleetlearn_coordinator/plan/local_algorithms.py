@@ -1,7 +1,7 @@
 """What devices do beside plain training: what the bundle and the plan must have for it.
 
 The protocol's ``algorithms.py`` says what travels; ``fleetlearn_device/training/algorithms.py`` is the devices' side;
-docs/algorithms.md has the equations.
+docs/algorithms/recipes.md has the equations.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class Aggregation(Section, frozen=True, kw_only=True):
 
 
 class Encoding(Section, frozen=True, kw_only=True):
-    """[encoding]: how updates and models become bytes (docs/encodings.md)."""
+    """[encoding]: how updates and models become bytes (docs/algorithms/encodings.md)."""
 
     up: str = "float32"
     """Of updates: float32, float16, bfloat16, int8, int4, or top-k with its share: topk-0.01, topk-0.01-float16,

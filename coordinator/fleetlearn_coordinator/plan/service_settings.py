@@ -70,7 +70,7 @@ class Limits(Section, frozen=True, kw_only=True):
 
 
 class Admin(Section, frozen=True, kw_only=True):
-    """[admin]: the port of administrators, docs/administration.md. With [tls] it has TLS, too."""
+    """[admin]: the port of administrators, docs/operate/administration.md. With [tls] it has TLS, too."""
 
     host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
     """Address to listen on."""

@@ -36,8 +36,8 @@ ADVICE: Sequence[Advice] = (
     Advice(
         r"found at least two devices, meta and cpu",
         "forward replaces a tensor's values through .data, which a graph does not see. A network that follows the "
-        'trained one (BYOL, a mean teacher) has buffers instead: docs/your-own-model.md, "A network that follows the '
-        'trained one"',
+        "trained one (BYOL, a mean teacher) has buffers instead: docs/start/your-own-model.md, "
+        '"A network that follows the trained one"',
     ),
 )
 

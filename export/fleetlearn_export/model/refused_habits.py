@@ -95,5 +95,6 @@ def refuse_written_frozen(model: nn.Module, written: Sequence[str]) -> None:
         raise ExportError(
             f"forward writes into {frozen[0]}{more}, a frozen parameter, and a graph holds frozen parameters as "
             "constants. A network that follows the trained one (BYOL, a mean teacher) has buffers instead, which "
-            'training may change and which travel: docs/your-own-model.md, "A network that follows the trained one"'
+            "training may change and which travel: docs/start/your-own-model.md, "
+            '"A network that follows the trained one"'
         )

@@ -1,4 +1,4 @@
-// Runs docs/phones/TrainingStep.kt on the JVM: SPEC.json says what to train. test_phones.py writes it, and compares.
+// Runs docs/start/phones/TrainingStep.kt on the JVM: SPEC.json says what to train. test_phones.py writes it, and compares.
 
 import ai.onnxruntime.OnnxTensor
 import java.io.File

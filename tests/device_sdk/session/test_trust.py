@@ -148,7 +148,7 @@ def test_what_the_device_works_on_stays(ours: Signer, name: str) -> None:
 
 
 def test_what_is_not_a_task_is_believed_without_a_signature(ours: Signer) -> None:
-    """TLS is what protects it (docs/security.md)."""
+    """TLS is what protects it (docs/operate/security.md)."""
     session = session_of(ours)
     online(session)
     tell(session, signed(ours, task()))

@@ -74,7 +74,7 @@ export function isToken(text: string): boolean {
 }
 
 /** Return whether the coordinator takes devices from this page; null where page.json does not say. The rule is the
- * coordinator's own (docs/page.md, "Whose page may connect"). */
+ * coordinator's own (docs/operate/page.md, "Whose page may connect"). */
 export function takesPage({ pages, coordinator }: PageSettings, place: Place): boolean | null {
   if (pages === null) return null;
   if (pages.origins.includes(place.origin)) return true;
