@@ -57,8 +57,7 @@ class Aggregator(NamedTuple, Generic[S]):
     """The state, the buffers' values in the present model (B,) -> what becomes of the model. The same bits in whatever
     order the updates were added. Raises ValueError if there are none."""
     to_tensors: Callable[[S], dict[str, NDArray[np.generic]]]
-    """The state -> flat tensors by name, which may share its memory. P and B alone decide their names, dtypes and
-    sizes."""
+    """The state -> flat tensors by name, which may share its memory."""
     from_tensors: Callable[[Tensors], S]
     """Undoes ``to_tensors``, to the last bit, in new memory. Raises ValueError if the tensors are of no state."""
     keeps_updates: bool

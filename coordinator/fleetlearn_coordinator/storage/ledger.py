@@ -75,6 +75,8 @@ class AggregatorSaved(NamedTuple):
     crc32: int
     """CRC-32 of that file's bytes."""
     tasks: Sequence[str]
+    layout: str
+    """What the file holds, for ``Store.load_aggregator``: which tensors there are depends on the updates."""
 
 
 class ModelMade(NamedTuple):

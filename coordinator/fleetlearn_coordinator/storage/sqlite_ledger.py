@@ -158,9 +158,10 @@ class SqliteLedger:
                     (msgspec.json.encode(report), weight, spool_file, staleness, *(norms or (None, None)), report.task),
                 )
                 self._move(report.task, counts_for)
-            case AggregatorSaved(turn, crc32, tasks):
+            case AggregatorSaved(turn, crc32, tasks, layout):
                 self._put("sum", turn)
                 self._put("sum_crc32", crc32)
+                self._put("sum_layout", layout)
                 self._db.executemany("UPDATE tasks SET slot=NULL WHERE task=?", [(task,) for task in tasks])
             case RoundOpened():
                 execute("INSERT INTO rounds(number, opened) VALUES(?, ?)", row)

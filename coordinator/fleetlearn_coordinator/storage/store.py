@@ -10,6 +10,7 @@ before the batch of rows that closes its round.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -17,6 +18,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+import numpy as np
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.vector import Vector, checksum
 from numpy.typing import NDArray
@@ -97,7 +99,9 @@ class Store:
         Call it in any thread while nobody changes the state, once, and hand its result to ``end_save`` before the next
         ``begin_save``. It raises OSError (the disk is full)."""
         turn, tasks = 1 - int(self.ledger.get("sum") or 0), list(self._held)
-        return lambda: AggregatorSaved(turn, self.blobs.save_aggregator(turn, tensors), tasks)
+        layout = json.dumps([[name, each.dtype.str, each.size] for name, each in tensors.items()])
+        save = self.blobs.save_aggregator
+        return lambda: AggregatorSaved(turn, save(turn, tensors), tasks, layout)
 
     def end_save(self, saved: AggregatorSaved) -> None:
         """Record that the aggregator's state was written, and free the spool files of the updates that it contains."""
@@ -107,11 +111,17 @@ class Store:
         for task in saved.tasks:
             self.blobs.free_spool_file(self._held.pop(task))
 
-    def load_aggregator(self, like: Tensors) -> dict[str, NDArray[Any]] | None:
-        """Return the open round's aggregator state as it was last saved, as tensors with the names, types and shapes of
-        ``like``; or None if it was not saved. Raises StoreError (damaged)."""
-        turn = self.ledger.get("sum")
-        return None if turn is None else self.blobs.load_aggregator(int(turn), like, self.ledger.get("sum_crc32"))
+    def load_aggregator(self) -> dict[str, NDArray[Any]] | None:
+        """Return the open round's aggregator state as it was last saved, as flat tensors by name; or None if it was
+        not saved. Raises StoreError (damaged, or saved by an earlier version)."""
+        turn, layout = self.ledger.get("sum"), self.ledger.get("sum_layout")
+        if turn is None:
+            return None
+        if layout is None:
+            text = f"{self.blobs.where_aggregator()}: an earlier version of fleetlearn saved the sum"
+            raise StoreError(Code.WRONG_HASH, text)
+        like = {name: np.empty(size, dtype) for name, dtype, size in json.loads(layout)}
+        return self.blobs.load_aggregator(int(turn), like, self.ledger.get("sum_crc32"))
 
     def take_back_update(self, saved: SavedReport, early: int | None = None) -> bytearray:
         """Return the bytes of an update that an earlier process accepted, and hold its spool file. ``early``: as for

@@ -203,7 +203,7 @@ class OpenRound:
         open round changes. Raises StoreError, ValueError (damaged, or made by an earlier version)."""
         sums = round_sums.init(self.aggregators, self._manifest.size)
         self._present = gather(model, self._manifest.buffers)
-        saved = self._store.load_aggregator(round_sums.to_tensors(self.aggregators, sums))
+        saved = self._store.load_aggregator()
         if saved is not None:
             sums = round_sums.from_tensors(self.aggregators, saved)
         for row in reports:
