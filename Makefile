@@ -38,7 +38,7 @@ FULLY_COVERED := */fleetlearn_protocol/*,*/fleetlearn_coordinator/rounds/*,*/fle
 # The files with tests that need the training build: to collect all the others too takes as long as to run these.
 ORT_TRAINING_TESTS = $(shell grep -lr --include='test_*.py' ort_training tests)
 
-.PHONY: help demo demo-web test test-all browsers test-zoo fuzz check web test-web dist bench soak studies clean
+.PHONY: help demo demo-web test test-all browsers test-zoo fuzz check docs web test-web dist bench soak studies clean
 
 help:
 	@echo 'make demo       a fleet of devices trains a model, some die, the run goes on   (ARGS="--devices 40 --rounds 60")'
@@ -48,6 +48,7 @@ help:
 	@echo 'make test-zoo   models of torchvision, transformers and others: an hour   (ARGS="-k resnet18")'
 	@echo 'make fuzz       any bytes to all that reads bytes, 20 s for each target  (ARGS="--seconds 300 conversations")'
 	@echo 'make check      lint, format, types, import walls'
+	@echo 'make docs       the documentation site, in build/docs/; a warning is an error'
 	@echo 'make web        build, type check and lint of the SDK for browsers, and its page (with Node)'
 	@echo 'make test-web   its tests in Node alone; make test runs them too, and those with Python'
 	@echo 'make dist       the wheel and the source archive, in dist/'
@@ -106,6 +107,10 @@ check: $(INSTALLED)
 	@MYPYPATH=protocol/transcripts $(BIN)/mypy protocol/transcripts/*.py
 	@$(BIN)/lint-imports
 
+docs: .venv/.docs
+	@$(BIN)/sphinx-build -c docs -b html --fail-on-warning --keep-going --quiet $(ARGS) . build/docs
+	@echo 'written: build/docs/index.html'
+
 web: $(WEB_INSTALLED)
 	@cd $(WEB) && npm run --silent types && npm run --silent lint && npm run --silent build && npm run --silent build:page
 
@@ -150,6 +155,11 @@ clean:
 .venv/.zoo: .venv/.installed
 	@echo 'adding torchvision, transformers and PEFT to .venv'
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[all,dev,zoo]'
+	@touch $@
+
+.venv/.docs: .venv/.installed
+	@echo 'adding Sphinx to .venv'
+	@$(BIN)/python $(PIP_INSTALL) --editable '.[all,dev,docs]'
 	@touch $@
 
 .venv/.fuzz: .venv/.installed

@@ -112,45 +112,61 @@ def export_bundle(
 ) -> Exported:
     """Write ``model``, and how it is trained, as a training bundle: a folder at ``path``.
 
-    model: in any mode; the export does not change it. Parameters with ``requires_grad`` (float32) are trained and
-        travel; frozen ones become constants of the graphs, and so do those on which the loss does not depend. Buffers
-        that training changes travel too. Tied weights are one parameter. Dropout and other randomness come from a seed
-        that is an input of the graph.
-    loss: ``loss(outputs, *targets)``, where ``outputs`` is what the model returns: a scalar, the mean over the batch.
-    example: arrays or tensors such as ``(x, y)``: the model's inputs, then the loss's targets. The first axis of each
-        is the examples' and is free in the bundle; the example fixes the other axes and the dtypes. The checks train
-        on these rows, of real data: two are enough, and of more than four, four are used.
-    step: the optimizer step compiled into the bundle; plain SGD unless given. Or a step of your own, a function
-        ``(params, state, batch, hyper) -> params, state, metrics`` in PyTorch; see ``fleetlearn_export.model.steps``.
-    metrics: name -> ``metric(outputs, *targets)``: a scalar, the mean over the batch, or a value for each example.
-    names: the names of the example's arrays; ``x`` and ``y`` unless given, numbered (``x0``, ``x1``) if several.
-    targets: how many of the example's arrays, the last ones, are the loss's targets.
-    hyper: default values of the step's hyper-parameters. A LocalStep's ``lr`` has no default: the plan must give it.
-        A step of your own has exactly these; None means that the plan must give a value.
-    features: for a contrastive step: ``features(outputs)`` returns the features, a float tensor (n, ...).
-    train: what is trained, for this export: a parameter's name, a name with wildcards (``head.*``), a module's name, a
-        list of these, or a function ``(name, parameter) -> bool``. All other parameters are frozen, and a module that
-        has parameters and trains none of them runs in evaluation mode, as for inference: its BatchNorm uses its running
-        statistics and does not change them, its dropout does nothing. Unless given, ``requires_grad`` decides, and
-        all modules run in training mode.
-    frozen: the dtype in which the bundle stores frozen weights. "float16" is half the download, "int8" a quarter, with
-        a scale for each output channel; small tensors, such as biases and norms, stay float32. Devices decode a weight
-        when they need it. ``effect_of_rounding`` of the result says what the rounding changes.
-    cache_features: adds graphs with which a device computes what lies before the first trained layer once for each of
-        its examples, keeps the results, and trains and evaluates from them, in all epochs and rounds. For this the
-        frozen part must do the same with an example each time: no dropout, no statistics of a batch.
-    personal: trained parameters, and buffers that training changes, that never leave the device: names, names with
-        wildcards, or modules' names (FedPer's head). Or "normalisation": those of all normalisation layers (FedBN).
-    state: for a step of your own: the initial values (float32) of what one step passes to the next.
-    kept: names in ``state`` whose values outlive a task: the device's next task begins with them.
-    many: adds train_many.onnx, several steps of a block of devices in one call, for simulating.
-    memory: what a device's process may take at the peak of a step with ``batch`` examples, such as ``"200 MiB"``. The
-        step then takes the batch in micro-batches, or its backward pass computes results of the forward pass again, as
-        little as the budget allows.
-    compute: the dtype that the convolutions and matrix products of a step take. "float16" pays on devices that compute
-        with it, such as GPUs; everything else stays float32, and the loss is scaled.
-    name: the bundle's name, for people; the path's stem unless given.
-    progress: called with a few words at the beginning of each stage.
+    Args:
+        model: In any mode; the export does not change it. Parameters with ``requires_grad``
+            (float32) are trained and travel; frozen ones become constants of the graphs, and so do
+            those on which the loss does not depend. Buffers that training changes travel too. Tied
+            weights are one parameter. Dropout and other randomness come from a seed that is an
+            input of the graph.
+        loss: ``loss(outputs, *targets)``, where ``outputs`` is what the model returns: a scalar,
+            the mean over the batch.
+        example: Arrays or tensors such as ``(x, y)``: the model's inputs, then the loss's targets.
+            The first axis of each is the examples' and is free in the bundle; the example fixes the
+            other axes and the dtypes. The checks train on these rows, of real data: two are enough,
+            and of more than four, four are used.
+        step: The optimizer step compiled into the bundle; plain SGD unless given. Or a step of your
+            own, a function ``(params, state, batch, hyper) -> params, state, metrics`` in PyTorch;
+            see ``fleetlearn_export.model.steps``.
+        metrics: Name -> ``metric(outputs, *targets)``: a scalar, the mean over the batch, or a
+            value for each example.
+        names: The names of the example's arrays; ``x`` and ``y`` unless given, numbered (``x0``,
+            ``x1``) if several.
+        targets: How many of the example's arrays, the last ones, are the loss's targets.
+        hyper: Default values of the step's hyper-parameters. A LocalStep's ``lr`` has no default:
+            the plan must give it. A step of your own has exactly these; None means that the plan
+            must give a value.
+        features: For a contrastive step: ``features(outputs)`` returns the features, a float tensor
+            (n, ...).
+        train: What is trained, for this export: a parameter's name, a name with wildcards
+            (``head.*``), a module's name, a list of these, or a function ``(name, parameter) ->
+            bool``. All other parameters are frozen, and a module that has parameters and trains
+            none of them runs in evaluation mode, as for inference: its BatchNorm uses its running
+            statistics and does not change them, its dropout does nothing. Unless given,
+            ``requires_grad`` decides, and all modules run in training mode.
+        frozen: The dtype in which the bundle stores frozen weights. "float16" is half the download,
+            "int8" a quarter, with a scale for each output channel; small tensors, such as biases
+            and norms, stay float32. Devices decode a weight when they need it.
+            ``effect_of_rounding`` of the result says what the rounding changes.
+        cache_features: Adds graphs with which a device computes what lies before the first trained
+            layer once for each of its examples, keeps the results, and trains and evaluates from
+            them, in all epochs and rounds. For this the frozen part must do the same with an
+            example each time: no dropout, no statistics of a batch.
+        personal: Trained parameters, and buffers that training changes, that never leave the
+            device: names, names with wildcards, or modules' names (FedPer's head). Or
+            "normalisation": those of all normalisation layers (FedBN).
+        state: For a step of your own: the initial values (float32) of what one step passes to the
+            next.
+        kept: Names in ``state`` whose values outlive a task: the device's next task begins with
+            them.
+        many: Adds train_many.onnx, several steps of a block of devices in one call, for simulating.
+        memory: What a device's process may take at the peak of a step with ``batch`` examples, such
+            as ``"200 MiB"``. The step then takes the batch in micro-batches, or its backward pass
+            computes results of the forward pass again, as little as the budget allows.
+        compute: The dtype that the convolutions and matrix products of a step take. "float16" pays
+            on devices that compute with it, such as GPUs; everything else stays float32, and the
+            loss is scaled.
+        name: The bundle's name, for people; the path's stem unless given.
+        progress: Called with a few words at the beginning of each stage.
 
     Before writing, each operator of the graphs, their gradients, a few steps, sums and outputs are compared with
     PyTorch. The folder appears complete or not at all; it replaces an older bundle at ``path``.
