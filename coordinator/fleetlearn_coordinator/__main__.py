@@ -33,7 +33,7 @@ with needs("fleetlearn-coordinator", "coordinator"):
     from fleetlearn_coordinator.service.several_runs import serve_runs
     from fleetlearn_coordinator.service.status import Status, read_model, read_status
     from fleetlearn_coordinator.service.versions import choose_version
-    from fleetlearn_coordinator.storage.requests import write_request
+    from fleetlearn_coordinator.storage.find_storage import find_storage
 
 app = command_app("fleetlearn-coordinator", "Federated learning's coordinator.")
 app.add_typer(identity_commands.app)
@@ -111,9 +111,9 @@ def evaluate(plan: PlanFile) -> None:
     """Ask for an evaluation of the newest model on devices' own data. The coordinator begins it within a second, or at
     its next start."""
     with expected_errors():
-        folder = Plan.load(plan).data_dir
-        write_request(folder)
-        found = read_status(folder)
+        place = Plan.load(plan).data_dir
+        find_storage(place).requests.ask_for_evaluation()
+        found = read_status(place)
     when = "within a second" if found.running and found.finished is None else "when the plan is served again"
     say(f"an evaluation begins {when}; `fleetlearn-coordinator status` shows its result")
 

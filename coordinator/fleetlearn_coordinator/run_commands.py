@@ -22,7 +22,6 @@ from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.several.operations import Operations, operating
 from fleetlearn_coordinator.service.status import read_status
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.lock import LOCK, is_locked
 from fleetlearn_coordinator.storage.runs import Population, WantedRun
 
 app = commands_under("run", "The runs of a host: add, list, pause, resume, drain, stop, roll-back, remove.")
@@ -176,7 +175,7 @@ def describe(population: Population) -> str:
 
 def is_served(operations: Operations) -> bool:
     """Return whether a coordinator serves the runs now."""
-    return is_locked(operations.runs.path.parent / LOCK)
+    return operations.runs.is_locked()
 
 
 def _say(operations: Operations, what: str, then: str) -> None:

@@ -1,10 +1,12 @@
-"""Measures models on held-out data, in a process that another one starts: jobs come in as lines, results go out.
+"""Measures models on held-out data, in a process that another one starts: jobs and models come in,
+results go out.
 
     python -m fleetlearn_device.measure BUNDLE DATA.npz
 
-A line of standard input is a JSON object: ``path`` of a file, ``begin`` (the byte in it at which the parameter vector
-begins), ``elements``, and ``sha256`` of the vector's bytes. The answer is a line of standard output: ``examples``,
-``loss_sum`` and ``metric_sums``, or ``error``. The process ends with its input.
+A job is a line of standard input, a JSON object: ``name`` of the model for people, ``elements``,
+and ``sha256`` of the vector's bytes. The vector follows it, as ``elements`` float32 numbers,
+little-endian. The answer is a line of standard output: ``examples``, ``loss_sum`` and
+``metric_sums``, or ``error``. The process ends with its input.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from fleetlearn_device.training.data import Data, as_data, load_npz
 from fleetlearn_device.training.train import evaluate_data
 
 
-def measure(runtime: Runtime, data: Data, job: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to a job."""
+def measure(runtime: Runtime, data: Data, job: dict[str, Any], content: bytes) -> dict[str, Any]:
+    """Return the answer to a job. ``content``: the vector's bytes."""
     try:
-        vector = np.fromfile(job["path"], "<f4", job["elements"], offset=job["begin"])
+        vector = np.frombuffer(content, "<f4")
         if digest(vector) != job["sha256"]:
-            return {"error": f"{job['path']} does not hold the model with SHA-256 {job['sha256']}"}
+            return {"error": f"{job['name']} does not hold the model with SHA-256 {job['sha256']}"}
         runtime.load(vector)
         found: dict[str, Any] = msgspec.to_builtins(evaluate_data(runtime, data))
     except Exception as error:
@@ -43,8 +45,10 @@ def main(arguments: list[str]) -> int:
     except Exception as error:
         print(json.dumps({"error": " ".join(str(error).split())}), flush=True)
         return 1
-    for line in sys.stdin:
-        print(json.dumps(measure(runtime, data, json.loads(line))), flush=True)
+    for line in sys.stdin.buffer:
+        job = json.loads(line)
+        content = sys.stdin.buffer.read(4 * job["elements"])
+        print(json.dumps(measure(runtime, data, job, content)), flush=True)
     return 0
 
 

@@ -11,8 +11,8 @@ import pytest
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.__main__ import app
 from fleetlearn_coordinator.rounds.commands import Finish
+from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import Metadata, ModelMade, RoundClosed, RoundOpened
-from fleetlearn_coordinator.storage.requests import read_roll_back
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import digest
@@ -70,7 +70,7 @@ def test_roll_back_is_a_request(plan: Path) -> None:
     shown = run("roll-back", plan, 2)
     assert shown.exit_code == 0
     assert "when the plan is served again" in re.sub(r"\s+", " ", shown.stderr)
-    request = read_roll_back(Plan.load(plan).data_dir)
+    request = find_storage(Plan.load(plan).data_dir).requests.roll_back()
     assert request is not None
     assert request[1:] == (2, "command")
     for version in (1, 3, 9):

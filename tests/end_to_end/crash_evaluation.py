@@ -15,8 +15,8 @@ from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.service import server
 from fleetlearn_coordinator.service.training_run import run
 from fleetlearn_coordinator.storage.ledger import (
-    EvaluationClosed,
-    EvaluationOpened,
+    EvaluationBegun,
+    EvaluationEnded,
     MeasurementAccepted,
     MeasurementGiven,
     Row,
@@ -38,14 +38,14 @@ def batch(kind: type, *, after: bool) -> Point:
 
 COORDINATOR: dict[str, Point] = {
     "a model is committed and its evaluation is not opened": Point(Engine, "_begin_evaluation", False),
-    "an evaluation is decided but not recorded": batch(EvaluationOpened, after=False),
-    "an evaluation is recorded and nobody told": batch(EvaluationOpened, after=True),
+    "an evaluation is decided but not recorded": batch(EvaluationBegun, after=False),
+    "an evaluation is recorded and nobody told": batch(EvaluationBegun, after=True),
     "a measurement is given but not sent": batch(MeasurementGiven, after=True),
     "a measurement came and is not recorded": batch(MeasurementAccepted, after=False),
     "a measurement is recorded but not acknowledged": Point(run.Run, "save_measurement", True),
     "a measurement is acknowledged but not counted": Point(server.RunServer, "count_measurement", False),
-    "an evaluation is over but not recorded": batch(EvaluationClosed, after=False),
-    "an evaluation is recorded as over": batch(EvaluationClosed, after=True),
+    "an evaluation is over but not recorded": batch(EvaluationEnded, after=False),
+    "an evaluation is recorded as over": batch(EvaluationEnded, after=True),
 }
 DEVICE: dict[str, Point] = {
     "the device has to evaluate": Point(Trainer, "evaluate", False),

@@ -13,8 +13,8 @@ from typing import Any
 from dying import Point, signal_at
 from fleetlearn_coordinator import Plan, ServiceSettings, serve
 from fleetlearn_coordinator.service.training_run.roll_back import RollBacks
-from fleetlearn_coordinator.storage import requests
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
+from fleetlearn_coordinator.storage.file_requests import FileRequests
 from fleetlearn_coordinator.storage.ledger import Metadata, ModelMade, Row
 from fleetlearn_coordinator.storage.sqlite_ledger import SqliteLedger
 
@@ -34,7 +34,7 @@ POINTS = {
     "the rows are not written": Point(SqliteLedger, "write", False, answers),
     "the rows are half written": Point(SqliteLedger, "_write", True, lambda ledger, row: isinstance(row, ModelMade)),
     "the rows are written": Point(SqliteLedger, "write", True, answers),
-    "the request is removed": Point(requests, "remove_roll_back", True),
+    "the request is removed": Point(FileRequests, "remove_roll_back", True),
 }
 
 

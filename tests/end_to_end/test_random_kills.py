@@ -16,7 +16,8 @@ import pytest
 from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.rounds.strategies.device_memory import DeviceRecord
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
-from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, ROUNDS_KEPT
+from fleetlearn_coordinator.storage.ledger import ROUNDS_KEPT
+from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_protocol.messages import Evaluation
 from peers import BUFFERED, plan_text, write_test_bundle
 from processes import Processes, free_port, service_file

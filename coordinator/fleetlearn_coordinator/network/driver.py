@@ -48,7 +48,7 @@ from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
 from fleetlearn_coordinator.network.gate import confirmed
 from fleetlearn_coordinator.network.peer_log import ConnectionLog, say_seldom
 from fleetlearn_coordinator.network.transfers.contents import Content as Served
-from fleetlearn_coordinator.network.transfers.contents import Contents, FileContent
+from fleetlearn_coordinator.network.transfers.contents import Contents, StoredContent
 from fleetlearn_coordinator.network.transfers.downloads import Download, Downloads
 
 if TYPE_CHECKING:  # few services sign
@@ -313,7 +313,7 @@ class Driver:
             download.task = None
 
     async def _send_content(
-        self, download: Download, content: Served | FileContent, start: StartDownload, port: Port
+        self, download: Download, content: Served | StoredContent, start: StartDownload, port: Port
     ) -> None:
         connection, conversation, loop = self.connection, self.conversation, self._loop
         progress, transport = port.progress, connection.transport

@@ -17,7 +17,7 @@ from fleetlearn_protocol.messages import CheckIn
 from websockets.datastructures import Headers
 
 from fleetlearn_coordinator.network.peer_log import logger
-from fleetlearn_coordinator.storage.database import DatabaseError
+from fleetlearn_coordinator.storage.errors import StoreUnavailableError
 from fleetlearn_coordinator.storage.identities import EnrolmentError, Identities, Known
 
 SECRET = re.compile(r"[A-Za-z0-9_-]{43,128}")
@@ -104,7 +104,7 @@ class Gate:
                 count(known.device)
                 return known
             return self._check(offered, count)
-        except DatabaseError as error:
+        except StoreUnavailableError as error:
             logger.error("nobody can be let in: %s", error.text)
             raise RefusalError(
                 HTTPStatus.SERVICE_UNAVAILABLE, "the coordinator cannot look credentials up now; try again later"

@@ -65,7 +65,8 @@ class Plan(Section, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     """Makes the choice of devices and the order of their examples repeatable."""
     data_dir: Path
-    """Where the run is kept, relative to the plan file. Default: ``<name>.run`` beside it."""
+    """Where the run is kept: a folder, relative to the plan file, or a store's URL. Default:
+    ``<name>.run`` beside it."""
     durable: Literal["process", "power"] = "process"
     """What an acknowledged update survives: the process's death, or also the machine's (an fsync for each update)."""
     local: Local

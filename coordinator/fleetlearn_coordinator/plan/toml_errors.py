@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import repeat
 from pathlib import Path
@@ -28,13 +29,16 @@ Table = TypeVar("Table", bound=Section)
 
 
 def paths_from(base: Path) -> Callable[[type, Any], Path]:
-    """Return ``read_tables``'s ``dec_hook`` for a file whose paths are relative to the folder ``base``."""
+    """Return ``read_tables``'s ``dec_hook`` for a file whose paths are relative to the folder
+    ``base``. A URL stays one: it says what there is at another place, such as a store of runs."""
 
     def place(_: type, given: object) -> Path:
         if isinstance(given, Path):
             return given
         if not isinstance(given, str) or not given:
             raise TypeError("Expected a path")
+        if re.match("[a-z][a-z0-9+.-]+://", given):
+            return Path(given)
         return (base / in_home(given)).absolute()
 
     return place

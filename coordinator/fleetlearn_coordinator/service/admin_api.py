@@ -31,9 +31,9 @@ from fleetlearn_coordinator.service.status import Status, last_rounds, read_stat
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.service.versions import read_versions
 from fleetlearn_coordinator.storage.administrators import Administrator, Administrators, Role
-from fleetlearn_coordinator.storage.database import DatabaseError
+from fleetlearn_coordinator.storage.errors import StoreUnavailableError
+from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.identities import RUN
-from fleetlearn_coordinator.storage.requests import write_request
 from fleetlearn_coordinator.storage.runs import Population, WantedRun
 
 logger = logging.getLogger("fleetlearn.coordinator")
@@ -150,7 +150,7 @@ class AdminApi:
             if route.role == "operate" and who.role != "operate":
                 raise RefusedError(HTTPStatus.FORBIDDEN, f"{who.name} may view; this needs the role operate")
             return route.do(Asked(request, who, names, administrators))
-        except (DatabaseError, OSError) as error:  # busy, or a full disk
+        except (StoreUnavailableError, OSError) as error:  # busy, or a full disk
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, in_words(error, file=True)) from None
         except FleetError as error:
             status = HTTPStatus.NOT_FOUND if error.code == Code.UNKNOWN_CONTENT else HTTPStatus.BAD_REQUEST
@@ -278,7 +278,7 @@ class AdminApi:
         name, plan = self._plan_of(asked)
         read_status(plan.data_dir, since=2**62)  # it has a data directory
         asked.log("evaluation", {"run": name})
-        write_request(plan.data_dir)
+        find_storage(plan.data_dir).requests.ask_for_evaluation()
         return {"name": name}
 
     # Devices

@@ -1,8 +1,8 @@
 """Held-out evaluation: committed models are measured on the user's data, in a process of its own.
 
 The process loads ONNX Runtime, which this one does not. It is given one model after the other over a pipe, and started
-again when it dies. A version's result is a file (storage/held_out.py); a version that has none is measured by the next
-process, whoever died.
+again when it dies. A version's result is stored once (storage/held_out.py); a version that has none
+is measured by the next process, whoever died.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,16 @@ from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.service.run_log import RunLog
-from fleetlearn_coordinator.storage.blobs import Blobs
-from fleetlearn_coordinator.storage.file_blobs import FileBlobs, model_versions
-from fleetlearn_coordinator.storage.held_out import read_results, write_result
-from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
+from fleetlearn_coordinator.storage.blobs import StoredBytes, StoredModels
+from fleetlearn_coordinator.storage.find_storage import find_storage
+from fleetlearn_coordinator.storage.held_out import HeldOutResults
 
 MAX_WAITING = 16
 """Models that are kept for their measurement. Where training is faster, older ones are passed over."""
 MAX_DEATHS = 3
 """Processes that may die while they measure a model. After that this coordinator measures the model no more."""
+PIECE = 2**20
+"""Bytes of a model that are read and sent to the process at a time."""
 PAUSE = 1.0
 """Seconds between looks for new models, and before a process that died is replaced."""
 
@@ -50,25 +51,25 @@ class HeldOut:
     def __init__(
         self,
         bundle: Bundle,
-        folder: Path,
+        results: HeldOutResults,
         data: Path,
-        blobs: Blobs,
+        models: StoredModels,
         digest_of: Callable[[int], str],
         is_due: Callable[[int], bool],
         log: RunLog | None = None,
     ) -> None:
         """``digest_of``: returns the SHA-256 of a version's model. ``is_due``: whether a version is to be measured."""
-        self.bundle, self.folder, self.data, self._blobs = bundle, folder, data, blobs
+        self.bundle, self.data, self._results, self._models = bundle, data, results, models
         self._log = log or RunLog()
         self._digest_of, self._is_due = digest_of, is_due
         self.measured: Callable[[int, dict[str, float]], None] = lambda version, metrics: None
-        self._done = {*read_results(folder)}
+        self._done = {*results.read_all()}
         self._given_up: set[int] = set()
         self._process: Process | None = None
 
     def waiting(self) -> list[int]:
         """Return the versions that are to be measured, the oldest first."""
-        versions = filter(self._is_due, model_versions(self.folder))
+        versions = filter(self._is_due, self._models.model_versions())
         return [version for version in versions if version not in self._done | self._given_up][-MAX_WAITING:]
 
     async def run(self) -> None:
@@ -83,12 +84,14 @@ class HeldOut:
             await self._measure(waiting[0])
 
     async def _measure(self, version: int) -> None:
-        path, begin = self._blobs.find_tensor(version)
+        model = self._models.open_tensor(version)
         job = {
-            "path": path, "begin": begin, "elements": self.bundle.manifest.size, "sha256": self._digest_of(version)
-        }  # fmt: skip
+            "name": self._models.where_model(version),
+            "elements": self.bundle.manifest.size,
+            "sha256": self._digest_of(version),
+        }
         for death in range(1, MAX_DEATHS + 1):
-            found = await self._ask(job)
+            found = await self._ask(job, model)
             if found is not None:
                 break
             self._log.warning("the process for held-out data died (%d) at model version %d", death, version)
@@ -101,14 +104,14 @@ class HeldOut:
             return
         sums = {"loss": found["loss_sum"], **found["metric_sums"]}
         metrics = {name: value / found["examples"] for name, value in sums.items()}
-        write_result(self.folder, version, {"examples": found["examples"], "metrics": metrics})
+        self._results.write(version, {"examples": found["examples"], "metrics": metrics})
         self._done.add(version)
         shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         self._log.info("model version %d on held-out data: %s", version, shown)
         self.measured(version, metrics)
 
-    async def _ask(self, job: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the process's answer, or None if it died."""
+    async def _ask(self, job: dict[str, Any], model: StoredBytes) -> dict[str, Any] | None:
+        """Return the process's answer, or None if it died. Raises OSError."""
         if self._process is None or self._process.returncode is not None:
             command = (sys.executable, "-m", "fleetlearn_device.measure", str(self.bundle.path), str(self.data))
             # In a session of its own, so that Ctrl-C is for the coordinator alone.
@@ -121,7 +124,11 @@ class HeldOut:
         line = b""
         with suppress(ConnectionError):
             process.stdin.write(msgspec.json.encode(job) + b"\n")
-            await process.stdin.drain()
+            for begin in range(0, model.size, PIECE):
+                # In another thread: the store may be elsewhere, or its disk slow.
+                piece = await asyncio.to_thread(model.read, begin, min(PIECE, model.size - begin))
+                process.stdin.write(piece)
+                await process.stdin.drain()
             line = await process.stdout.readline()
         if not line.endswith(b"\n"):
             await process.wait()
@@ -147,17 +154,17 @@ def measure_by_hand(plan: Plan, data: Path) -> dict[int, dict[str, Any]]:
     """Measure every model of a run whose file is kept and that has no result. Returns all results. Raises PlanError,
     StoreError, BundleError."""
     check_installed()
-    folder, bundle = plan.data_dir, open_bundle(plan.bundle)
-    with read_ledger(folder) as ledger:
+    storage, bundle = find_storage(plan.data_dir), open_bundle(plan.bundle)
+    results, models = storage.held_out, storage.models
+    with storage.read_ledger() as ledger:
         known = ledger.models()
-    with closing(FileBlobs(folder)) as blobs:
 
-        async def measure() -> None:
-            held_out = HeldOut(bundle, folder, data, blobs, known.__getitem__, known.__contains__)
-            try:
-                await held_out.measure_all()
-            finally:
-                await held_out.close()
+    async def measure() -> None:
+        held_out = HeldOut(bundle, results, data, models, known.__getitem__, known.__contains__)
+        try:
+            await held_out.measure_all()
+        finally:
+            await held_out.close()
 
-        asyncio.run(measure())
-    return read_results(folder)
+    asyncio.run(measure())
+    return results.read_all()

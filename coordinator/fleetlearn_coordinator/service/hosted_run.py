@@ -72,7 +72,8 @@ def _measurer(run: Run) -> HeldOut | None:
         last = run.finished is not None and version == newest
         return 0 < version <= newest and (version % rule.data_every == 0 or last)
 
-    return HeldOut(run.bundle, plan.data_dir, rule.data, run.store.blobs, run.digests.of_model, is_due, run.log)
+    results, digest_of = run.store.storage.held_out, run.digests.of_model
+    return HeldOut(run.bundle, results, rule.data, run.store.blobs, digest_of, is_due, run.log)
 
 
 class HostedRun:

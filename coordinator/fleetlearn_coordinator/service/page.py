@@ -21,8 +21,8 @@ from fleetlearn_coordinator.network.page_listener import DESCRIPTORS, Document, 
 from fleetlearn_coordinator.network.static_files import StaticFolder
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import Page, ServiceError, ServiceSettings, Tls
+from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.runs import Runs
-from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -66,7 +66,7 @@ class PublicStatus:
 
     def _look(self) -> dict[str, Any]:
         name, plan, paused = self._find_run()
-        with read_ledger(plan.data_dir) as ledger:
+        with find_storage(plan.data_dir).read_ledger() as ledger:
             meta = ledger.metadata()
             if meta.get("run") != self._run:
                 self._run, self._history = meta.get("run"), []

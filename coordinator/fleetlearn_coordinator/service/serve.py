@@ -28,7 +28,7 @@ from fleetlearn_coordinator.service.training_run.run import Clocks
 from fleetlearn_coordinator.storage.identities import Identities, open_identities
 from fleetlearn_coordinator.storage.ledger import ModelMade
 from fleetlearn_coordinator.storage.requests import RollBack
-from fleetlearn_coordinator.storage.store import descriptors
+from fleetlearn_coordinator.storage.store import most_spool_files
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -101,7 +101,7 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
         raise ServiceError(Code.BAD_MESSAGE, text)
     plan.check_service(service)
     bundle = open_bundle(plan.bundle)
-    files = descriptors(service.uploads, updates_kept(plan)) + page_descriptors(service)
+    files = most_spool_files(service.uploads, updates_kept(plan)) + page_descriptors(service)
     places = process_settings.places(service.max_connections, files=files)
     check_places(plan, service, places)
     identities = None if service.identities is None else open_identities(service.identities)

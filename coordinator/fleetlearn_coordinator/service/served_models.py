@@ -16,7 +16,7 @@ from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.network.transfers.contents import Older
 from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.storage.blobs import PARAMETERS
-from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.store import OPTIMIZER_STATE
 
 
@@ -101,19 +101,26 @@ class ServedModels:
         self._host.publish(self._served, newest, self._find_older(sorted(versions), run.plan.vectors))
 
     def _find_older(self, versions: Iterable[int], beside: Collection[str]) -> dict[str, Older]:
-        """Return SHA-256 -> where it is, for each of these models whose file is there and for the vectors ``beside``
-        them. It is not there only where a lost device came back with its work done: that one does not need it."""
+        """Return SHA-256 -> its bytes, for each of these models that is there and for the vectors
+        ``beside`` them. A model is not there only where a lost device came back with its work done:
+        that one does not need it. One that cannot be opened now is not served: whoever fetches it
+        is refused."""
         run, size = self._run, self._run.model.size
         found = {}
         for number in versions:
-            with suppress(StoreError):
+            try:
                 for name, sha256 in run.digests.of_version(number, beside).items():
                     if sha256 in run.vector_digests.values():  # served as the newest
                         continue
-                    where = run.store.blobs.find_tensor(number, PARAMETERS if name == MODEL else OPTIMIZER_STATE + name)
-                    found[sha256] = Older(*where, FLOAT32.size(size))
+                    tensor = PARAMETERS if name == MODEL else OPTIMIZER_STATE + name
+                    content = run.store.blobs.open_tensor(number, tensor)
+                    found[sha256] = Older(content, FLOAT32.size(size))
                     if name == MODEL and (half := self._half_digest(number)) is not None:
-                        found[half] = Older(*where, FLOAT16.size(size), FLOAT16)
+                        found[half] = Older(content, FLOAT16.size(size), FLOAT16)
+            except StoreError:
+                continue
+            except StoreUnavailableError as error:
+                run.log.warning("an older model is not served: %s", error.text)
         return found
 
     def _half_digest(self, version: int) -> str | None:

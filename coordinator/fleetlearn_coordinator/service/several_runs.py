@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, closing, suppress
@@ -28,14 +27,12 @@ from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.operations import log_operations
 from fleetlearn_coordinator.service.several.shared_server import SharedRunServer
 from fleetlearn_coordinator.service.training_run.run import Clocks, Run
-from fleetlearn_coordinator.storage.database import DatabaseError
-from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.identities import Identities, open_identities
 from fleetlearn_coordinator.storage.ledger import ModelMade
-from fleetlearn_coordinator.storage.lock import LOCK, lock
 from fleetlearn_coordinator.storage.requests import RollBack
 from fleetlearn_coordinator.storage.runs import Runs, State, WantedRun
-from fleetlearn_coordinator.storage.store import descriptors
+from fleetlearn_coordinator.storage.store import most_spool_files
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -66,11 +63,11 @@ async def _serve(service: ServiceSettings) -> str:
 async def hosting(service: ServiceSettings) -> AsyncIterator[HostedRuns]:
     """Serve the runs of a service, with their data directories open and the host listening, until the block is left."""
     assert service.runs is not None
-    with closing(Runs(service.runs)) as wanted:
-        descriptor = lock(service.runs / LOCK)
+    with closing(Runs(service.runs)) as wanted, wanted.lock():
         identities = None if service.identities is None else open_identities(service.identities)
         try:
-            files = descriptors(service.uploads) * (len(wanted.runs()) + RUNS_TO_COME) + page_descriptors(service)
+            files = most_spool_files(service.uploads) * (len(wanted.runs()) + RUNS_TO_COME)
+            files += page_descriptors(service)
             places = process_settings.places(service.max_connections, files=files)
             host = Host(service, places, None if identities is None else Gate(identities), several=True)
             runs = HostedRuns(service, host, places, wanted, identities)
@@ -86,7 +83,6 @@ async def hosting(service: ServiceSettings) -> AsyncIterator[HostedRuns]:
         finally:
             if identities is not None:
                 identities.close()
-            os.close(descriptor)
 
 
 class HostedRuns:
@@ -172,7 +168,7 @@ class HostedRuns:
         """Look at what is wanted of the runs, and at how they are, and do what follows."""
         try:
             wanted, changed = self._wanted.runs(), self._wanted.changed()
-        except DatabaseError as error:
+        except StoreUnavailableError as error:
             logger.error("what is wanted of the runs cannot be read: %s", error.text)
             return
         if changed:
@@ -281,7 +277,7 @@ class HostedRuns:
     def _write(self, write: Callable[[], None]) -> None:
         try:
             write()
-        except DatabaseError as error:
+        except StoreUnavailableError as error:
             logger.error("what became of a run cannot be recorded: %s", error.text)
 
     def _log_operations(self) -> None:

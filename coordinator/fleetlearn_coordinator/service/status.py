@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,10 +11,7 @@ from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.storage.blobs import PARAMETERS
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.file_blobs import load_model, model_path, model_versions
-from fleetlearn_coordinator.storage.held_out import read_results
-from fleetlearn_coordinator.storage.lock import LOCK, is_locked
-from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
+from fleetlearn_coordinator.storage.find_storage import find_storage
 
 
 class Closed(msgspec.Struct, frozen=True):
@@ -81,14 +77,15 @@ class Status(msgspec.Struct, frozen=True):
 
 def read_status(folder: str | os.PathLike[str], *, since: int = 0) -> Status:
     """The state of the run in a data directory, with its rounds from number ``since`` on. Raises StoreError."""
-    with read_ledger(Path(folder)) as ledger:
+    storage = find_storage(folder)
+    with storage.read_ledger() as ledger:
         meta, version = ledger.metadata(), max(ledger.models(), default=0)
         rounds = [Closed(*row) for row in ledger.closed_rounds(since)]
         evaluations = [ClosedEvaluation(*row) for row in ledger.evaluations()]
     live = msgspec.json.decode(meta.get("live") or "{}")
     rule = msgspec.json.decode(meta.get("finished_by") or "null")
     # Its process id says nothing: in a container it is often 1, and elsewhere another process may have it by now.
-    running = live.get("pid") is not None and is_locked(Path(folder) / LOCK)
+    running = live.get("pid") is not None and storage.is_locked()
     return Status(
         running,
         meta.get("address"),
@@ -98,13 +95,13 @@ def read_status(folder: str | os.PathLike[str], *, since: int = 0) -> Status:
         live,
         rounds,
         evaluations,
-        read_results(Path(folder)),
+        storage.held_out.read_all(),
     )
 
 
-def last_rounds(folder: Path, most: int) -> list[Closed]:
+def last_rounds(folder: str | os.PathLike[str], most: int) -> list[Closed]:
     """The last rounds of a run that are over, at most this many, the oldest first. Raises StoreError."""
-    with read_ledger(folder) as ledger:
+    with find_storage(folder).read_ledger() as ledger:
         return [Closed(*row) for row in ledger.closed_rounds(ledger.last_round() - most)][-most:]
 
 
@@ -113,15 +110,15 @@ def read_model(folder: str | os.PathLike[str], version: int | None = None) -> tu
 
     Raises StoreError: no run there, or that version's file is not kept any more.
     """
-    folder = Path(folder)
-    with read_ledger(folder) as ledger:
+    storage = find_storage(folder)
+    with storage.read_ledger() as ledger:
         known = ledger.models()
+    there = storage.models.model_versions()
     version = max(known, default=0) if version is None else version
-    path = model_path(folder, version)
-    if version not in known or not path.exists():
-        text = f"{folder} has no model of version {version}; it keeps versions {model_versions(folder)}"
+    if version not in known or version not in there:
+        text = f"{storage.where} has no model of version {version}; it keeps versions {there}"
         raise StoreError(Code.UNKNOWN_CONTENT, text)
-    return version, load_model(path, known[version])[PARAMETERS]
+    return version, storage.models.load_model(version, known[version])[PARAMETERS]
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -135,6 +132,6 @@ class Task(msgspec.Struct, frozen=True):
 
 def read_tasks(folder: str | os.PathLike[str], round: int | None = None) -> tuple[int, list[Task]]:
     """A round's number and its tasks; by default the open round, or (0, []) where none is open. Raises StoreError."""
-    with read_ledger(Path(folder)) as ledger:
+    with find_storage(folder).read_ledger() as ledger:
         round = (ledger.open_round() or 0) if round is None else round
         return round, [Task(*row) for row in ledger.tasks(round)]

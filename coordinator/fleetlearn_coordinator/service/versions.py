@@ -18,8 +18,7 @@ from fleetlearn_coordinator.rounds.settings import MEASURED_ON
 from fleetlearn_coordinator.service.status import read_model, read_status
 from fleetlearn_coordinator.service.training_run.kept_models import best_versions, measured, metrics_of, why_kept
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.file_blobs import model_path, model_versions
-from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
+from fleetlearn_coordinator.storage.find_storage import find_storage
 
 BLOCK = 2**16
 """Elements that are compared at a time, in float64."""
@@ -51,10 +50,11 @@ class Version(msgspec.Struct, frozen=True):
 def read_versions(plan: Plan, *, gone: bool = False, most: int | None = None) -> list[Version]:
     """Return the versions of a run's model that are kept, the oldest first; ``gone``: the others, too. ``most``: the
     newest of them, this many. Raises StoreError."""
-    with read_ledger(plan.data_dir) as ledger:
+    storage = find_storage(plan.data_dir)
+    with storage.read_ledger() as ledger:
         known = ledger.known_models()
         newest = known[-1].version if known else 0
-        there = {version for version in model_versions(plan.data_dir) if version <= newest}
+        there = {version for version in storage.models.model_versions() if version <= newest}
         known = [row for row in known if gone or row.version in there][-(most or 0) :]
         made = ledger.measured_in_rounds(row.version - 1 for row in known)
     numbers = [row.version for row in known]
@@ -63,7 +63,7 @@ def read_versions(plan: Plan, *, gone: bool = False, most: int | None = None) ->
     met_by = read_status(plan.data_dir).met_by
     found = []
     for row in known:
-        number, path = row.version, model_path(plan.data_dir, row.version)
+        number = row.version
         is_there = number in there
         found.append(
             Version(
@@ -74,7 +74,7 @@ def read_versions(plan: Plan, *, gone: bool = False, most: int | None = None) ->
                 row.restores,
                 made[number - 1]["change"] if number - 1 in made else None,
                 _why_kept(plan, number, newest, best, met_by) if is_there else None,
-                path.stat().st_size if is_there else None,
+                storage.models.model_size(number) if is_there else None,
                 {source: rows[number] for source, rows in metrics.items() if number in rows},
             )
         )
@@ -119,7 +119,7 @@ def choose_version(plan: Plan, wanted: str | None) -> Chosen:
     if rule.metric is None:
         text = f"{plan.file}: to know the {wanted} version, models.metric or stop.metric must name a metric"
         raise StoreError(Code.UNKNOWN_CONTENT, text)
-    values = measured(plan, model_versions(plan.data_dir))
+    values = measured(plan, find_storage(plan.data_dir).models.model_versions())
     if not values:
         text = f"{plan.data_dir}: no version that is kept was measured by {rule.metric} ({rule.measured_by}) yet"
         raise StoreError(Code.UNKNOWN_CONTENT, text)

@@ -1,8 +1,9 @@
 """The blobs: the bytes that a run must remember. file_blobs.py keeps them in files.
 
-There are three kinds. A *spool file* holds one update, from its first byte until the aggregator's state has it; it is
-known by its number. The *aggregator's state* is written in turns to two files, so that one of them is always whole. A
-*model* is kept with its server optimizer's state, by its version. Which of these bytes count is for the ledger to say.
+There are three kinds. A *spool file* holds one update, from its first byte until the aggregator's
+state has it; it is known by its number. The *aggregator's state* is written in two places in turns,
+so that one of them is always whole. A *model* is kept with its server optimizer's state, by its
+version. The ledger says which of these bytes count.
 """
 
 from __future__ import annotations
@@ -21,64 +22,126 @@ PART_BYTES = 2**17
 """Bytes of a spool file that are read at a time, by default: they stay in the processor's cache."""
 
 
-class Blobs(Protocol):
-    """The bytes of one run."""
+class StoredBytes(Protocol):
+    """Bytes in the store, open to be read for as long as somebody has this object, also after they
+    are dropped."""
+
+    size: int
+    """How many they are."""
+
+    def read(self, begin: int, size: int) -> bytes:
+        """Return ``size`` bytes from ``begin`` on, or fewer where the stored bytes were cut short.
+        May be called from any thread, by several at a time. Raises OSError."""
+
+
+class StoredModels(Protocol):
+    """The models of one run, to be read in any process and any thread.
+
+    A model is here from ``Blobs.save_model`` until ``Blobs.drop_models``, whole, and never changes.
+    The newest may be one that does not count yet: the ledger says which versions are committed, and
+    with which SHA-256.
+    """
+
+    def model_versions(self) -> list[int]:
+        """Return the versions of the models that are here, in order."""
+
+    def model_size(self, version: int) -> int | None:
+        """Return how many bytes the model takes, with the state beside it. None: it is not here."""
+
+    def load_model(self, version: int, sha256: str) -> dict[str, NDArray[Any]]:
+        """Return a model's tensors, PARAMETERS among them. Raises StoreError where it is missing or
+        damaged, or its parameter vector has another SHA-256 than this."""
+
+    def open_tensor(self, version: int, name: str = PARAMETERS) -> StoredBytes:
+        """Open a tensor of a model, by default the parameter vector, as its little-endian bytes.
+        They are not checked. Raises StoreError where the model or the tensor is missing,
+        StoreUnavailableError where it cannot be opened."""
+
+    def where_model(self, version: int) -> str:
+        """Return where the model is or would be, for messages to people."""
+
+
+class Blobs(StoredModels, Protocol):
+    """The bytes of one run, for the coordinator that holds its lock. No other process writes them.
+
+    One thread calls it, except where a method says otherwise. What was written survives the death
+    of the process as soon as the call returns, and what was only partly written never counts: the
+    ledger's rows, written afterwards, say what does. With ``durable = "power"``,
+    ``settle_spool_file``, ``save_aggregator`` and ``save_model`` make it survive a loss of power
+    too.
+    """
+
+    # Spool files
 
     def has_room(self) -> bool:
-        """Return whether another spool file may be taken."""
+        """Return whether another spool file may be taken. ``take_spool_file`` does not ask."""
 
     def take_spool_file(self) -> int:
-        """Return the number of a free spool file, which may hold old bytes."""
+        """Return the number of a free spool file, which may hold old bytes. It is taken until
+        ``free_spool_file``, in this process alone: a later one takes those back whose updates count
+        (``reserve_spool_file``)."""
 
     def reserve_spool_file(self, number: int) -> None:
-        """Take the spool file of this number, which an earlier process had. Call before ``take_spool_file``."""
+        """Take the spool file of this number, with the bytes that an earlier process wrote. Call it
+        for all such files before the first ``take_spool_file``, once for each."""
 
     def free_spool_file(self, number: int) -> None:
-        """The bytes of the spool file are not needed any more."""
+        """The bytes of the spool file are not needed any more. Call once for each time that it was
+        taken."""
 
     def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
-        """Write at an offset in bytes. Raises OSError."""
+        """Write at an offset in bytes. Bytes may be written again, in any order. Raises OSError."""
 
     def read_spool_file(
         self, number: int, size: int, begin: int = 0, part_bytes: int = PART_BYTES
     ) -> Iterator[memoryview]:
-        """Yield ``size`` bytes from ``begin`` on, in parts of ``part_bytes`` that share one buffer; the last may be
-        shorter. Safe to call from any thread. Raises StoreError (a short file)."""
+        """Yield ``size`` bytes from ``begin`` on, in parts of ``part_bytes`` that share one buffer;
+        the last may be shorter. May be called from any thread. A file that is freed and taken
+        meanwhile yields the other upload's bytes. Raises StoreError (fewer bytes than that were
+        written), OSError."""
 
     def settle_spool_file(self, number: int) -> None:
-        """Make what was written survive as much as the plan asks for (``durable``)."""
+        """Make all that was written survive as much as ``durable`` asks for. Call before the row
+        that makes it count. Raises OSError."""
+
+    def where_spool_file(self, number: int) -> str:
+        """Return where the spool file is, for messages to people."""
+
+    # The aggregator's state
+
+    def has_aggregator(self) -> bool:
+        """Return whether there is a place for the aggregator's state. There is none in a new run,
+        or where somebody removed a damaged one in order to give up the open round."""
+
+    def open_aggregator(self) -> None:
+        """Make the place if it is missing. Call once, before the state is saved."""
 
     def save_aggregator(self, turn: int, tensors: Tensors) -> int:
-        """Write the aggregator's state to the file of this turn, 0 or 1. Returns the CRC-32 of its bytes. Safe to call
-        from any thread, once at a time."""
+        """Write the aggregator's state as the one of this turn, 0 or 1; the other turn's stays as
+        it is. Returns the CRC-32 of its bytes. May be called from any thread, once at a time.
+        Raises OSError."""
 
     def load_aggregator(self, turn: int, like: Tensors, crc32: int | None) -> dict[str, NDArray[Any]]:
-        """Return the saved state: tensors with the names, types and shapes of ``like``. Raises StoreError: a short
-        file, or bytes with another CRC-32 than ``crc32`` (None: an earlier version saved the state without a
-        checksum)."""
+        """Return the saved state of this turn: tensors with the names, types and shapes of
+        ``like``. Raises StoreError: a short file, or bytes with another CRC-32 than ``crc32``
+        (None: an earlier version saved the state without a checksum)."""
+
+    def where_aggregator(self) -> str:
+        """Return what somebody has to remove to give up the open round, for messages to people."""
+
+    # Models
 
     def save_model(self, version: int, tensors: Tensors) -> None:
-        """Write a model's file. Safe to call from any thread. Raises StoreError (the disk is full)."""
-
-    def load_model(self, version: int, sha256: str) -> dict[str, NDArray[Any]]:
-        """Return the tensors of a model's file. Raises StoreError (missing, damaged, or with another hash)."""
-
-    def find_tensor(self, version: int, name: str = PARAMETERS) -> tuple[str, int]:
-        """Return the path of a model's file, and the byte at which a tensor begins: by default the parameter vector.
-        Raises StoreError (missing)."""
-
-    def model_versions(self) -> list[int]:
-        """Return the versions of the models that have a file, in order."""
+        """Write a model: whole when this returns, and not there before. One that is there is
+        replaced: an earlier process died before its rows counted. May be called from any thread.
+        Raises StoreError (the disk is full), OSError."""
 
     def drop_models(self, versions: Iterable[int]) -> None:
-        """Remove the files of these models, if they are there. Safe to call from any thread."""
+        """Remove these models, if they are there. May be called from any thread. Raises OSError."""
 
-    # The paths of these files, for messages to people.
+    def drop_drafts(self) -> None:
+        """Remove what an earlier process left of a model that it did not write to its end. Call at
+        the start."""
 
-    def where_spool_file(self, number: int) -> str: ...
-
-    def where_aggregator(self) -> str: ...
-
-    def where_model(self, version: int) -> str: ...
-
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what it holds. Call once; nothing may be asked afterwards."""

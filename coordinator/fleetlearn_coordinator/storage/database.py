@@ -10,9 +10,9 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple, NoReturn, Self
 
-from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.errors import Code
 
-from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.errors import DuplicateRowError, StoreError, StoreUnavailableError
 
 _ADVICE = {
     sqlite3.SQLITE_FULL: "free some space, and start again",
@@ -26,12 +26,9 @@ _ADVICE = {
 """By SQLite's primary result code."""
 
 
-class DatabaseError(FleetError, sqlite3.OperationalError):
-    """A database cannot be used: the disk is full, read-only or broken, or the file is damaged."""
-
-
 class Database(sqlite3.Connection):
-    """A connection that raises DatabaseError in place of every sqlite3.Error but IntegrityError."""
+    """A connection that raises StoreUnavailableError in place of sqlite3's errors, and
+    DuplicateRowError in place of its IntegrityError."""
 
     path: Path
     """Set by ``connect``."""
@@ -91,14 +88,16 @@ class _Cursor(sqlite3.Cursor):
 
 def _refuse(path: Path, error: sqlite3.Error) -> NoReturn:
     if isinstance(error, sqlite3.IntegrityError):
-        raise error
+        raise DuplicateRowError(Code.DUPLICATE, f"{path}: {error}") from error
     advice = _ADVICE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
-    raise DatabaseError(Code.BUSY, f"{path}: {error}" + (f"; {advice}" if advice else "")) from error
+    text = f"{path}: {error}" + (f"; {advice}" if advice else "")
+    raise StoreUnavailableError(Code.BUSY, text) from error
 
 
 def connect(path: Path, *, timeout: float = 5.0, read_only: bool = False, any_thread: bool = False) -> Database:
     """Open a database, without implicit transactions. ``timeout``: seconds to wait for another process's transaction.
-    ``any_thread``: other threads than this one may use it, one at a time. Raises DatabaseError."""
+    ``any_thread``: other threads than this one may use it, one at a time. Raises
+    StoreUnavailableError."""
     where = f"{path.absolute().as_uri()}?mode=ro" if read_only else str(path)
     try:
         found = sqlite3.connect(
@@ -125,7 +124,7 @@ def open_shared(path: Path, tables: Tables, *, timeout: float, mode: int) -> Dat
     """Open a database that several processes may have open, and whose transactions outlive a power cut.
 
     If there is none, a new one is made. mode: permissions of a new file. Raises StoreError where a newer version made
-    the database or the file is empty, DatabaseError where the disk is full or the file is no database.
+    the database or the file is empty, StoreUnavailableError where the disk is full or the file is no database.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():

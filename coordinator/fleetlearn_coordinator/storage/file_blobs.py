@@ -1,8 +1,9 @@
-"""The blobs of a run in plain files: ``uploads/slot-NNNN`` (spool files), ``sums/a`` and ``b``, ``models/``.
+"""The blobs of a run in plain files: ``uploads/slot-NNNN`` (spool files), ``sums/a`` and ``b``,
+``models/``.
 
-Spool files are used again and again: the first write to a fresh 4 MiB file costs ten times as much CPU as writing it
-again (page allocation). ``kill -9`` loses nothing that was written, because the kernel keeps it. With ``power`` files
-are also fsynced, so that a power cut loses nothing either.
+Spool files are used again and again: the first write to a fresh 4 MiB file costs ten times as much
+CPU as writing it again (page allocation). ``kill -9`` loses nothing that was written, because the
+kernel keeps it. With ``power`` files are also fsynced, so that a power cut loses nothing either.
 """
 
 from __future__ import annotations
@@ -23,17 +24,63 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fleetlearn_coordinator.storage.blobs import PARAMETERS, PART_BYTES, Tensors
-from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
+from fleetlearn_coordinator.storage.file_bytes import FileBytes
 
 MODELS, UPLOADS, SUMS_FOLDER, SUMS = "models", "uploads", "sums", ("a", "b")
 
 
-class FileBlobs:
+class FileModels:
+    """``StoredModels`` in a data directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def model_versions(self) -> list[int]:
+        return model_versions(self.folder)
+
+    def model_size(self, version: int) -> int | None:
+        try:
+            return model_path(self.folder, version).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def load_model(self, version: int, sha256: str) -> dict[str, NDArray[Any]]:
+        return load_model(model_path(self.folder, version), sha256)
+
+    def open_tensor(self, version: int, name: str = PARAMETERS) -> FileBytes:
+        path = model_path(self.folder, version)
+        try:
+            file = FileBytes(path)
+            length = int.from_bytes(file.read(0, 8), "little")
+            header = json.loads(file.read(8, length))
+        except FileNotFoundError:
+            text = f"{path} is missing; put it back from a backup"
+            raise StoreError(Code.UNKNOWN_CONTENT, text) from None
+        except OSError as error:
+            text = f"{path} cannot be opened: {in_words(error)}"
+            raise StoreUnavailableError(Code.BUSY, text) from None
+        except ValueError as error:
+            text = f"{path} is damaged: {error}; put it back from a backup"
+            raise StoreError(Code.WRONG_HASH, text) from None
+        if name not in header:
+            text = f"{path} has no tensor {name}: an earlier version wrote it"
+            raise StoreError(Code.UNKNOWN_CONTENT, text)
+        # The length of the header, the header, and the tensors one after the other.
+        begin, end = header[name]["data_offsets"]
+        return file.narrow(8 + length + begin, end - begin)
+
+    def where_model(self, version: int) -> str:
+        return str(model_path(self.folder, version))
+
+
+class FileBlobs(FileModels):
     """``Blobs`` in a data directory."""
 
     def __init__(self, folder: Path, *, power: bool = False, spool_files: int = 64) -> None:
         """``spool_files``: how many may be in use before there is no room for another."""
-        self.folder, self._power, self._most = folder, power, spool_files
+        super().__init__(folder)
+        self._power, self._most = power, spool_files
         (folder / MODELS).mkdir(exist_ok=True)
         (folder / UPLOADS).mkdir(exist_ok=True)
         self._spool: list[int] = []
@@ -101,13 +148,10 @@ class FileBlobs:
 
     # --- the aggregator's state ---
 
-    def has_aggregator_files(self) -> bool:
-        """Return whether the folder of the sums exists. It does not in a new run, or after somebody removed it to give
-        up the open round."""
+    def has_aggregator(self) -> bool:
         return (self.folder / SUMS_FOLDER).exists()
 
-    def open_aggregator_files(self) -> None:
-        """Open the aggregator's two files, and make those that are missing. Call once, before they are used."""
+    def open_aggregator(self) -> None:
         (self.folder / SUMS_FOLDER).mkdir(exist_ok=True)
         self._sums = [os.open(self._sum_path(turn), os.O_RDWR | os.O_CREAT) for turn in range(len(SUMS))]
         if self._power:
@@ -145,9 +189,6 @@ class FileBlobs:
 
     # --- models ---
 
-    def model_versions(self) -> list[int]:
-        return model_versions(self.folder)
-
     def save_model(self, version: int, tensors: Tensors) -> None:
         path = model_path(self.folder, version)
         draft = path.with_suffix(".draft")
@@ -161,33 +202,14 @@ class FileBlobs:
         if self._power:
             sync(path.parent)
 
-    def remove_drafts(self) -> None:
-        """Remove what a process left that died while it wrote a model: safetensors writes a file of a random name."""
-        for pattern in ("*.draft", ".tmp*"):
+    def drop_drafts(self) -> None:
+        for pattern in ("*.draft", ".tmp*"):  # safetensors writes a file of a random name first
             for path in (self.folder / MODELS).glob(pattern):
                 path.unlink()
-
-    def load_model(self, version: int, sha256: str) -> dict[str, NDArray[Any]]:
-        return load_model(model_path(self.folder, version), sha256)
-
-    def find_tensor(self, version: int, name: str = PARAMETERS) -> tuple[str, int]:
-        path = model_path(self.folder, version)
-        try:
-            with path.open("rb") as file:  # the length of the header, the header, the tensors
-                size = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(size))
-        except FileNotFoundError:
-            raise StoreError(Code.UNKNOWN_CONTENT, f"{path} is missing; put it back from a backup") from None
-        if name not in header:
-            raise StoreError(Code.UNKNOWN_CONTENT, f"{path} has no tensor {name}: an earlier version wrote it")
-        return str(path), 8 + size + header[name]["data_offsets"][0]
 
     def drop_models(self, versions: Iterable[int]) -> None:
         for version in versions:
             model_path(self.folder, version).unlink(missing_ok=True)
-
-    def where_model(self, version: int) -> str:
-        return str(model_path(self.folder, version))
 
 
 def model_path(folder: Path, version: int) -> Path:
@@ -201,8 +223,8 @@ def model_versions(folder: Path) -> list[int]:
 
 
 def load_model(path: Path, sha256: str) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a model's file. Raises StoreError: missing, damaged, or not the model that was
-    committed."""
+    """Return the tensors of a model's file. Raises StoreError: missing, damaged, or not the model
+    that was committed."""
     try:
         tensors = load_file(path)
     except FileNotFoundError:
@@ -225,8 +247,8 @@ def named_errors(path_of: Callable[[int], object], number: int) -> Iterator[None
 
 
 def write_all(descriptor: int, content: Buffer, offset: int) -> None:
-    """Write everything. One call of pwrite may write less: above 2 GiB, or when the disk becomes full. Raises
-    OSError."""
+    """Write everything. One call of pwrite may write less: above 2 GiB, or when the disk becomes
+    full. Raises OSError."""
     written = os.pwrite(descriptor, content, offset)
     while written < len(content):
         written += os.pwrite(descriptor, memoryview(content)[written:], offset + written)

@@ -84,7 +84,7 @@ def open_identities(folder: Path) -> Identities:
 
 class Identities:
     """The database. All calls are synchronous and take well below a millisecond. Raises StoreError when it is made by a
-    newer version, DatabaseError where the disk is full or the file is no database."""
+    newer version, StoreUnavailableError where the disk is full or the file is no database."""
 
     def __init__(self, folder: Path) -> None:
         """Open the folder's database, which is made if there is none, readable by its owner alone."""

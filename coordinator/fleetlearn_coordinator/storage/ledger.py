@@ -1,7 +1,8 @@
 """The ledger: the rows that a run must remember. sqlite_ledger.py keeps them in SQLite.
 
-What happens in a run is a list of the rows below, prepared first and then written by one call of ``Ledger.write``:
-all of them count, or none. Nothing else changes the ledger.
+What happens in a run is a list of the rows below, prepared first and then written by one call of
+``Ledger.write``: all of them count, or none. Nothing else changes the ledger. Other processes read
+it by a ``LedgerReader``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from fleetlearn_protocol.messages import Evaluation, Report
+
+ROUNDS_KEPT = 100
+"""Closed rounds whose tasks and reports are kept. Of older rounds only the summary is kept."""
+EVALUATIONS_KEPT = 100
+"""Evaluations whose measurements are kept. Of older ones only the summary is kept."""
 
 
 class Metadata(NamedTuple):
@@ -53,7 +59,8 @@ class TaskRevived(NamedTuple):
 
 
 class ReportAccepted(NamedTuple):
-    """A report and its update are durable. They count for their round once the engine has counted them."""
+    """A report and its update are durable. They count for their round once the engine has counted
+    them."""
 
     report: Report
     weight: int
@@ -64,11 +71,13 @@ class ReportAccepted(NamedTuple):
     round: int | None = None
     """The round that it counts for, if that is another than the one in which its task was given."""
     norms: tuple[float, float] | None = None
-    """The L2 norms of its update and of the update's trained parameters. None: the plan has no use for them."""
+    """The L2 norms of its update and of the update's trained parameters. None: the plan has no use
+    for them."""
 
 
 class AggregatorSaved(NamedTuple):
-    """The aggregator's state was written to its file. It holds the updates of ``tasks``: their spool files are free."""
+    """The aggregator's state was written to its file. It holds the updates of ``tasks``: their
+    spool files are free."""
 
     turn: int
     """Which of the two files has it."""
@@ -92,7 +101,8 @@ class ModelMade(NamedTuple):
     restores: int | None = None
     """The earlier version that it is the model of, where a roll back made it."""
     optimizer: str | None = None
-    """The server optimizer whose state is beside it. None: an earlier version of this package wrote it."""
+    """The server optimizer whose state is beside it. None: an earlier version of this package wrote
+    it."""
     state_crc32: int | None = None
     """CRC-32 of that state. None: the same."""
 
@@ -139,7 +149,7 @@ class RoundClosed(NamedTuple):
     """Unix time."""
 
 
-class EvaluationOpened(NamedTuple):
+class EvaluationBegun(NamedTuple):
     """An evaluation began."""
 
     number: int
@@ -161,7 +171,7 @@ class MeasurementGiven(NamedTuple):
     """As the device states it."""
 
 
-class MeasurementEnded(NamedTuple):
+class MeasurementDropped(NamedTuple):
     """A measurement ended without a result."""
 
     task: str
@@ -175,7 +185,7 @@ class MeasurementAccepted(NamedTuple):
     result: Evaluation
 
 
-class EvaluationClosed(NamedTuple):
+class EvaluationEnded(NamedTuple):
     """An evaluation ended."""
 
     number: int
@@ -199,11 +209,11 @@ Row: TypeAlias = (
     | TiedVectorsCounted
     | TiedVectorsForgotten
     | RoundClosed
-    | EvaluationOpened
+    | EvaluationBegun
     | MeasurementGiven
-    | MeasurementEnded
+    | MeasurementDropped
     | MeasurementAccepted
-    | EvaluationClosed
+    | EvaluationEnded
 )
 
 
@@ -213,7 +223,8 @@ class SavedTask(NamedTuple):
     task: str
     device: str
     version: int | None
-    """Of the model that it began from. None: an earlier version of this package gave it; its round's model."""
+    """Of the model that it began from. None: an earlier version of this package gave it; its
+    round's model."""
 
 
 class SavedReport(NamedTuple):
@@ -242,7 +253,8 @@ class Unfinished(NamedTuple):
     lost: list[SavedTask]
     """Tasks of earlier rounds that ended because their devices were lost."""
     dropped: list[tuple[str, str, str]]
-    """(task, device, cause) of the tasks that ended without an accepted report, in the open round or since the last."""
+    """(task, device, cause) of the tasks that ended without an accepted report, in the open round
+    or since the last."""
     reports: list[SavedReport]
     """Of the open round, and of the rounds after it."""
 
@@ -270,13 +282,44 @@ class LastEvaluation(NamedTuple):
 
 
 class Ledger(Protocol):
-    """The rows of one run."""
+    """The rows of one run, for the coordinator that holds the run's lock. No other process writes
+    them.
+
+    One thread at a time may call it. Each read returns what all batches so far left, those of
+    earlier processes included. What is returned is the caller's: changing it changes nothing here.
+
+    Every method may raise StoreUnavailableError. What was being written then counts as a whole or
+    not at all, and the caller does not know which: the process has to end, and the next one reads
+    what counts.
+    """
+
+    where: str
+    """Its name in the run's storage, for messages to people."""
+    restore_advice: str
+    """What to do where it is lost, for people: a sentence that says what to put back from a
+    backup."""
+    is_new: bool
+    """Whether there is no ledger yet: ``create`` comes before everything else."""
+
+    def create(self, values: Mapping[str, str]) -> None:
+        """Make the ledger of a new run with these first ``Metadata``, in one batch. Call where
+        ``is_new``, once."""
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write the rows, in their order: all of them, or none if it raises."""
+        """Write one batch of rows, in their order: all of them count, or none if this raises.
+
+        When it returns, the batch survives the death of this process (``durable = "process"``), or
+        of its machine (``"power"``). A batch counts before each later one: where a later batch is
+        found, so are all before it. Rows change what earlier rows of the same batch made. What a
+        row changes must be there: it is not checked, and a row about a task, round or evaluation
+        that is not known changes nothing. Raises DuplicateRowError where a task, round, model
+        version or evaluation of the same name is there already.
+        """
 
     def get(self, key: str) -> Any:
-        """Return the value of a ``Metadata`` row, or None if there is no such row."""
+        """Return the value of the last ``Metadata`` row with this key, or None if there is none.
+        ``AggregatorSaved`` also sets ``sum`` (its turn), ``sum_crc32`` and ``sum_layout``;
+        ``RoundOpened`` and ``RoundClosed`` set ``sum`` to None."""
 
     def newest_model(self) -> tuple[int, str] | None:
         """Return the newest model's version and SHA-256, or None before the first model."""
@@ -285,44 +328,52 @@ class Ledger(Protocol):
         """Return the number of the last round that was opened, or 0 before the first."""
 
     def last_committed(self) -> dict[str, Any] | None:
-        """Return the summary of the last round that was committed, or None before the first. Raises StoreError
-        (damaged)."""
+        """Return the summary of the last round that was committed, or None before the first. Raises
+        StoreError (damaged)."""
 
     def committed_rounds(self, most: int) -> list[tuple[int, dict[str, Any]]]:
-        """Return the last rounds that were committed, at most this many, the oldest first: the model version that each
-        made, and its summary. Raises StoreError (damaged)."""
+        """Return the last rounds that were committed, at most this many, the oldest first: the
+        model version that each made, and its summary. Raises StoreError (damaged)."""
 
     def remembered_devices(self) -> list[DeviceRemembered]:
-        """Return what selection remembers, the device that was given its last task longest ago first."""
+        """Return what selection remembers of each device (the last row of each), the device that
+        was given its last task longest ago first, and by name among those of one round."""
 
     def tied_to(self, device: str) -> str | None:
-        """Return the task whose tied vectors the device's next task goes on from (``TiedVectorsCounted``), or None."""
+        """Return the task whose tied vectors the device's next task goes on from
+        (``TiedVectorsCounted``), or None."""
 
     def model_digest(self, version: int) -> str:
-        """Return the SHA-256 of a version's model."""
+        """Return the SHA-256 of a version's model. The version must be known."""
 
     def model(self, version: int) -> ModelMade | None:
-        """Return what is known of a version's model, or None if there was none of this version."""
+        """Return what is known of a version's model, or None if there was none of this version.
+        Models are known for ever, also where their bytes are gone."""
 
     def rolled_back(self) -> int:
         """Return the newest version that a roll back made, or 0."""
 
     def accepted_updates(self) -> Sequence[tuple[int, str]]:
-        """Return (round, device) of each report that counts, for the open round, for later ones and at least for the
-        last 100 that were closed (``participation_rates.WINDOW``)."""
+        """Return (round, device) of each report that counts, in the order of rounds: for the open
+        round, for later ones and at least for the last ROUNDS_KEPT that were closed
+        (``participation_rates.WINDOW``)."""
 
     def unfinished(self, lost_since: int | None) -> Unfinished:
-        """Return what an earlier process left. Raises StoreError (damaged).
+        """Return what an earlier process left, with tasks in the order of their versions and then
+        of their names. Raises StoreError (damaged).
 
-        ``lost_since``: tasks that run since earlier rounds are among the leases, and tasks of this model version or a
-        newer one among the lost. None: tasks of the open round alone, and no lost ones.
+        ``lost_since``: tasks that run since earlier rounds are among the leases, and tasks of this
+        model version or a newer one among the lost. None: tasks of the open round alone, and no
+        lost ones.
         """
 
     def last_evaluation(self) -> LastEvaluation | None:
-        """Return the evaluation that was opened last, or None before the first. Raises StoreError (damaged)."""
+        """Return the evaluation that was opened last, or None before the first. Raises StoreError
+        (damaged)."""
 
     def last_valid_evaluation(self, since: int = 0) -> tuple[int, dict[str, Any]] | None:
-        """Return the version and the summary of the last evaluation of version ``since`` or a newer one that was valid,
-        or None. Raises StoreError (damaged)."""
+        """Return the version and the summary of the last evaluation of version ``since`` or a newer
+        one that was valid, or None. Raises StoreError (damaged)."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what it holds. Call once; nothing may be asked afterwards."""

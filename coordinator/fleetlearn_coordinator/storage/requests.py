@@ -1,22 +1,9 @@
-"""What people ask of a run: files in its data directory, which its coordinator looks for.
-
-A file is the request as long as it is there. The coordinator writes the request's name into the ledger with what
-answers it, and then removes the file: so a request is carried out once, whoever dies meanwhile.
-"""
+"""What people ask of a run, as another process than its coordinator's sees it. file_requests.py
+keeps it in files."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-from secrets import token_hex
-from typing import NamedTuple
-
-from fleetlearn_protocol.errors import Code
-
-from fleetlearn_coordinator.storage.errors import StoreError
-
-REQUEST = "evaluate.request"
-ROLL_BACK = "roll-back.request"
+from typing import NamedTuple, Protocol
 
 
 class RollBack(NamedTuple):
@@ -30,32 +17,39 @@ class RollBack(NamedTuple):
     """An administrator's name, or ``command``."""
 
 
-def write_request(folder: Path) -> None:
-    """Ask for an evaluation. A request that is there already is replaced: one evaluation answers both. Raises
-    StoreError: there is no data directory."""
-    _write(folder, REQUEST, token_hex(8))
+class Requests(Protocol):
+    """The requests of one run: at most one for an evaluation, and at most one for a roll back.
 
+    Any process may ask, at any time, also while no coordinator runs. The coordinator looks once a
+    second. It writes a request's name into the ledger together with what answers it, and only then
+    removes the request. So a request is carried out once, whoever dies in between: one whose name
+    is in the ledger was carried out and is just removed.
 
-def read_request(folder: Path) -> str | None:
-    """Return the name of the request, or None if there is none."""
-    return _read(folder, REQUEST)
+    Each method is complete when it returns, and survives the process that called it. A reader sees
+    a request whole or not at all. Every method may raise OSError or StoreUnavailableError.
+    """
 
+    def ask_for_evaluation(self) -> None:
+        """Ask for an evaluation, under a new random name. A request that is there is replaced: one
+        evaluation answers both. Raises StoreError where there is no run yet."""
 
-def remove_request(folder: Path) -> None:
-    """The request was carried out."""
-    (folder / REQUEST).unlink(missing_ok=True)
+    def evaluation(self) -> str | None:
+        """Return the name of the request for an evaluation, or None where there is none."""
 
+    def remove_evaluation(self) -> None:
+        """Remove the request for an evaluation. May be called where there is none."""
 
-def write_roll_back(folder: Path, version: int, who: str) -> None:
-    """Ask for a roll back to an earlier model. A request that is there already is replaced: the last one counts. Raises
-    StoreError: there is no data directory."""
-    _write(folder, ROLL_BACK, encode_roll_back(RollBack(token_hex(8), version, who)))
+    def ask_for_roll_back(self, version: int, who: str) -> None:
+        """Ask for a roll back to an earlier version of the model, under a new random name. A
+        request that is there is replaced: the last one counts. Raises StoreError where there is no
+        run yet."""
 
+    def roll_back(self) -> RollBack | None:
+        """Return the request for a roll back, or None where there is none, or one that cannot be
+        read."""
 
-def read_roll_back(folder: Path) -> RollBack | None:
-    """Return the request, or None if there is none, or one that says nothing."""
-    text = _read(folder, ROLL_BACK) or ""
-    return decode_roll_back(text) if re.fullmatch("[^ ]* [0-9]+ .*", text) else None
+    def remove_roll_back(self) -> None:
+        """Remove the request for a roll back. May be called where there is none."""
 
 
 def encode_roll_back(request: RollBack) -> str:
@@ -67,23 +61,3 @@ def decode_roll_back(text: str) -> RollBack:
     """Return the request that ``encode_roll_back`` wrote."""
     name, version, who = text.split(" ", 2)
     return RollBack(name, int(version), who)
-
-
-def remove_roll_back(folder: Path) -> None:
-    """The request was carried out, or cannot be."""
-    (folder / ROLL_BACK).unlink(missing_ok=True)
-
-
-def _write(folder: Path, file: str, text: str) -> None:
-    if not folder.is_dir():
-        raise StoreError(Code.UNKNOWN_CONTENT, f"{folder} does not exist: serve the plan first")
-    draft = folder / f"{file}.draft"
-    draft.write_text(text, encoding="ascii")
-    draft.replace(folder / file)
-
-
-def _read(folder: Path, file: str) -> str | None:
-    try:
-        return (folder / file).read_text(encoding="ascii", errors="replace")
-    except FileNotFoundError:
-        return None

@@ -8,7 +8,6 @@ database: an operation's row of it is written here first, with the operation, an
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,8 @@ import msgspec
 from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.storage.database import Tables, open_shared
-from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.errors import DuplicateRowError, StoreError
+from fleetlearn_coordinator.storage.lock import LOCK, is_locked, lock
 
 DATABASE = "runs.db"
 BUSY_TIMEOUT = 1.0
@@ -79,7 +79,7 @@ class Operation(NamedTuple):
 
 class Runs:
     """The database. All calls are synchronous and take well below a millisecond. Raises StoreError where the database
-    is a newer version's, DatabaseError where the disk is full or the file is no database."""
+    is a newer version's, StoreUnavailableError where the disk is full or the file is no database."""
 
     def __init__(self, folder: Path) -> None:
         """Open the folder's database, which is made if there is none."""
@@ -92,6 +92,22 @@ class Runs:
 
     def close(self) -> None:
         self._db.close()
+
+    # Who serves them
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold these runs as the one host that serves them, until the block is left or this process
+        dies. Raises StoreError where another host does."""
+        descriptor = lock(self.path.parent / LOCK)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def is_locked(self) -> bool:
+        """Return whether a host serves these runs."""
+        return is_locked(self.path.parent / LOCK)
 
     def _kept_path(self, plan: Path) -> str:
         """Return a plan's path as it is written: relative to the folder of runs, if the plan is beside the folder or
@@ -113,7 +129,7 @@ class Runs:
             self._db.execute(
                 "INSERT INTO runs(name, plan, population, wanted, asked, failed) VALUES(?, ?, ?, 'running', 0, '')", row
             )
-        except sqlite3.IntegrityError:
+        except DuplicateRowError:
             text = f"there is a run called {name} already: take another name, or remove that one"
             raise StoreError(Code.DUPLICATE, text) from None
 

@@ -9,18 +9,17 @@ import msgspec
 from fleetlearn_protocol.messages import Evaluation
 
 from fleetlearn_coordinator.storage.ledger import (
-    EvaluationClosed,
-    EvaluationOpened,
+    EVALUATIONS_KEPT,
+    EvaluationBegun,
+    EvaluationEnded,
     LastEvaluation,
     MeasurementAccepted,
-    MeasurementEnded,
+    MeasurementDropped,
     MeasurementGiven,
     SavedMeasurement,
 )
-from fleetlearn_coordinator.storage.sqlite_json import decode
+from fleetlearn_coordinator.storage.stored_json import decode
 
-EVALUATIONS_KEPT = 100
-"""Evaluations whose measurements are kept. Of older ones only the summary is kept."""
 TABLES = (
     """CREATE TABLE evaluations(
     number INTEGER PRIMARY KEY, version INTEGER NOT NULL, request TEXT, opened REAL NOT NULL,
@@ -33,22 +32,22 @@ TABLES = (
 ) WITHOUT ROWID""",
     "CREATE INDEX measurements_of_evaluation ON measurements(evaluation)",
 )
-EvaluationRow = EvaluationOpened | MeasurementGiven | MeasurementEnded | MeasurementAccepted | EvaluationClosed
+EvaluationRow = EvaluationBegun | MeasurementGiven | MeasurementDropped | MeasurementAccepted | EvaluationEnded
 
 
 def write(db: sqlite3.Connection, row: EvaluationRow) -> None:
     """Write a row, in the transaction that is open."""
     match row:
-        case EvaluationOpened():
+        case EvaluationBegun():
             db.execute("INSERT INTO evaluations(number, version, request, opened) VALUES(?, ?, ?, ?)", row)
         case MeasurementGiven():
             db.execute("INSERT INTO measurements VALUES(?, ?, ?, ?, 'assigned', NULL)", row)
-        case MeasurementEnded(task, cause):
+        case MeasurementDropped(task, cause):
             db.execute("UPDATE measurements SET state=? WHERE task=?", (cause, task))
         case MeasurementAccepted(task, result):
             content = msgspec.json.encode(result)
             db.execute("UPDATE measurements SET state='accepted', result=? WHERE task=?", (content, task))
-        case EvaluationClosed(number, outcome, summary, at):
+        case EvaluationEnded(number, outcome, summary, at):
             db.execute(
                 "UPDATE evaluations SET closed=?, outcome=?, summary=? WHERE number=?",
                 (at, outcome, msgspec.json.encode(summary).decode(), number),

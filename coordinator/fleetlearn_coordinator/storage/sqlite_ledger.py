@@ -18,6 +18,7 @@ from fleetlearn_coordinator.storage import sqlite_evaluations
 from fleetlearn_coordinator.storage.database import connect
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import (
+    ROUNDS_KEPT,
     AggregatorSaved,
     DeviceRemembered,
     LastEvaluation,
@@ -36,13 +37,11 @@ from fleetlearn_coordinator.storage.ledger import (
     TiedVectorsForgotten,
     Unfinished,
 )
-from fleetlearn_coordinator.storage.sqlite_json import decode, read_json
+from fleetlearn_coordinator.storage.stored_json import decode, read_json
 from fleetlearn_coordinator.storage.wal_check import check_wal
 
 DATABASE = "coordinator.sqlite3"
 SCHEMA_VERSION = 5
-ROUNDS_KEPT = 100
-"""Closed rounds whose tasks and reports are kept. Of older rounds only the summary is kept."""
 
 DEVICES = """
 CREATE TABLE devices(
@@ -91,8 +90,9 @@ class SqliteLedger:
 
     def __init__(self, path: Path, *, power: bool = False, any_thread: bool = False) -> None:
         """Open the database. ``any_thread``: as for ``connect``. Raises StoreError where a newer version made it or its
-        log is damaged, as every method DatabaseError."""
-        self.path = path
+        log is damaged, and as every method StoreUnavailableError."""
+        self.path, self.where = path, path.name
+        self.restore_advice = f"Put it back from a backup (with {path.name}-wal, if there is one)."
         check_wal(path)
         self._db = connect(path, any_thread=any_thread)
         try:
@@ -111,13 +111,11 @@ class SqliteLedger:
             self._db.close()
             raise
         self.is_new = not version
-        """The database has no tables yet: call ``create`` before anything else."""
 
     def close(self) -> None:
         self._db.close()
 
     def create(self, values: Mapping[str, str]) -> None:
-        """Make the tables and the run's first ``Metadata`` in one transaction."""
         with self._db.transaction():
             for statement in (*SCHEMA.split(";\n"), *sqlite_evaluations.TABLES):
                 self._db.execute(statement)

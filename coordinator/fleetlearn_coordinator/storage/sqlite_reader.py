@@ -14,26 +14,23 @@ from fleetlearn_coordinator.storage import sqlite_evaluations
 from fleetlearn_coordinator.storage.database import connect
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import ModelMade
-from fleetlearn_coordinator.storage.sqlite_json import decode
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
+from fleetlearn_coordinator.storage.stored_json import decode
 
 
-class LedgerReader:
-    """The database of a data directory, to be read. Made by ``read_ledger``."""
+class SqliteReader:
+    """``LedgerReader`` of the database of a data directory. Made by ``read_ledger``."""
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db, self._path = db, path
 
     def metadata(self) -> dict[str, Any]:
-        """Return all small values of the run, by name."""
         return dict(self._db.execute("SELECT key, value FROM meta").fetchall())
 
     def models(self) -> dict[int, str]:
-        """Return version -> SHA-256 of each committed model, also of those whose files are not kept any more."""
         return dict(self._db.execute("SELECT version, sha256 FROM models").fetchall())
 
     def closed_rounds(self, since: int) -> list[tuple[int, str, float, float, dict[str, Any]]]:
-        """Return (number, outcome, opened, closed, summary) of each round that is over, from number ``since`` on."""
         rows = self._db.execute(
             "SELECT number, outcome, opened, closed, summary FROM rounds "
             "WHERE closed IS NOT NULL AND number >= ? ORDER BY number",
@@ -44,17 +41,14 @@ class LedgerReader:
         ]
 
     def evaluations(self) -> list[tuple[int, int, str, float, dict[str, Any]]]:
-        """Return (number, version, outcome, closed, summary) of each evaluation that is over, in order."""
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         return sqlite_evaluations.closed_evaluations(self._db, self._path) if version >= 3 else []
 
     def known_models(self) -> list[ModelMade]:
-        """Return what is known of each committed model, the oldest first, also of those whose files are not kept."""
         rows = self._db.execute("SELECT * FROM models ORDER BY version").fetchall()  # earlier versions: fewer columns
         return [ModelMade(*row) for row in rows]
 
     def measured_in_rounds(self, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """Return version -> the summary of the round that began from it and made the next one, if it is over."""
         found = {}
         for version in versions:
             row = self._db.execute(
@@ -67,30 +61,27 @@ class LedgerReader:
         return found
 
     def evaluations_of(self, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """Return version -> the summary of the last valid evaluation of it."""
         wanted = {*versions}
         rows = [row for row in self.evaluations() if row[1] in wanted and row[2] == "valid"]
         return {row[1]: row[4] for row in rows}
 
     def last_round(self) -> int:
-        """Return the number of the last round that was opened, or 0 before the first."""
         return int(self._db.execute("SELECT COALESCE(MAX(number), 0) FROM rounds").fetchone()[0])
 
     def open_round(self) -> int | None:
-        """Return the number of the open round, if there is one."""
         row = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()
         return row and int(row[0])
 
     def tasks(self, round: int) -> list[tuple[str, str, str]]:
-        """Return (task, device, state) of each of a round's tasks, in order."""
         return self._db.execute(
             "SELECT task, device, state FROM tasks WHERE round=? ORDER BY task", (round,)
         ).fetchall()
 
 
 @contextmanager
-def read_ledger(folder: Path) -> Iterator[LedgerReader]:
-    """Open the database of a data directory. All reads show the same moment. Raises StoreError, DatabaseError."""
+def read_ledger(folder: Path) -> Iterator[SqliteReader]:
+    """Open the database of a data directory. All reads show the same moment. Raises StoreError
+    (there is none, or it is being made), StoreUnavailableError."""
     path = folder / DATABASE
     if not path.is_file():
         text = f"{folder} is not a coordinator's data directory: it has no {DATABASE}"
@@ -101,4 +92,4 @@ def read_ledger(folder: Path) -> Iterator[LedgerReader]:
                 Code.UNKNOWN_CONTENT, f"{folder} is still being made by a coordinator that starts; ask again"
             )
         db.execute("BEGIN")
-        yield LedgerReader(db, path)
+        yield SqliteReader(db, path)

@@ -1,11 +1,12 @@
 """The data directory of a run: its ledger and its blobs, and the order in which both are written.
 
-Bytes come first, and then the rows that make them count. An update's bytes are written to a spool file as they arrive;
-``record_report`` writes one row, which makes the report and its update durable; only then is the device told. The
-aggregator adds accepted updates in memory. After SPOOL_FILES_HELD of them its state is written (``begin_save``) and
-recorded (``end_save``), which frees their spool files. No further upload begins while as many spool files are in use as
-``descriptors`` says, so the disk holds no more updates, however large the cohort is. A new model's file is written
-before the batch of rows that closes its round.
+Bytes come first, and then the rows that make them count. An update's bytes are written to a spool
+file as they arrive; ``record_report`` writes one row, which makes the report and its update
+durable; only then is the device told. The aggregator adds accepted updates in memory. After
+SPOOL_FILES_HELD of them its state is written (``begin_save``) and recorded (``end_save``), which
+frees their spool files. No further upload begins while as many spool files are in use as
+``most_spool_files`` says, so the disk holds no more updates, however large the cohort is. A new
+model's file is written before the batch of rows that closes its round.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fleetlearn_coordinator.storage.blobs import PARAMETERS, Blobs, Tensors
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.file_blobs import FileBlobs
+from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
     Ledger,
@@ -37,22 +37,23 @@ from fleetlearn_coordinator.storage.ledger import (
     Row,
     SavedReport,
 )
-from fleetlearn_coordinator.storage.lock import LOCK, lock
-from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
+from fleetlearn_coordinator.storage.run_storage import RunStorage
 
 SPOOL_FILES_HELD = 32
-"""Accepted updates kept in spool files before the aggregator's state is written and their files are freed."""
+"""Accepted updates kept in spool files before the aggregator's state is written and their files are
+freed."""
 OPTIMIZER_STATE = "state."
 """In a model's file, the names of the server optimizer's state begin with this."""
 
 
 class Store:
-    """What one run remembers. All calls are synchronous; ``write_model`` may be called in any thread, and so may what
-    ``begin_save`` returns."""
+    """What one run remembers. All calls are synchronous; ``write_model`` may be called in any
+    thread, and so may what ``begin_save`` returns."""
 
-    def __init__(self, ledger: Ledger, blobs: Blobs, resources: ExitStack) -> None:
+    def __init__(self, storage: RunStorage, ledger: Ledger, blobs: Blobs, resources: ExitStack) -> None:
         """Made by ``open_store``. ``resources`` are closed with it."""
-        self.ledger, self.blobs, self._resources = ledger, blobs, resources
+        self.storage, self.ledger, self.blobs = storage, ledger, blobs
+        self._resources = resources
         self.run: str = ledger.get("run")
         """The run's name: random, so that no other run has it."""
         self._held: dict[str, int] = {}
@@ -76,8 +77,9 @@ class Store:
     # --- updates ---
 
     def record_report(self, accepted: ReportAccepted, early: int | None = None, also: Sequence[Row] = ()) -> None:
-        """Make the report and its update durable: from here on they survive this process. ``early``: the round that
-        it counts for, if that is not open yet. ``also``: rows that count with it."""
+        """Make the report and its update durable: from here on they survive this process.
+        ``early``: the round that it counts for, if that is not open yet. ``also``: rows that count
+        with it."""
         self.blobs.settle_spool_file(accepted.spool_file)
         self.ledger.write([accepted, *also])
         self._hold(accepted.report.task, accepted.spool_file, early)
@@ -90,21 +92,25 @@ class Store:
 
     @property
     def must_save_aggregator(self) -> bool:
-        """Whether SPOOL_FILES_HELD accepted updates are in spool files, so that the state must be saved now."""
+        """Whether SPOOL_FILES_HELD accepted updates are in spool files, so that the state must be
+        saved now."""
         return len(self._held) >= SPOOL_FILES_HELD
 
     def begin_save(self, tensors: Tensors) -> Callable[[], AggregatorSaved]:
-        """Return the work of writing the aggregator's state, which contains all updates that are accepted now.
+        """Return the work of writing the aggregator's state, which contains all updates that are
+        accepted now.
 
-        Call it in any thread while nobody changes the state, once, and hand its result to ``end_save`` before the next
-        ``begin_save``. It raises OSError (the disk is full)."""
+        Call it in any thread while nobody changes the state, once, and hand its result to
+        ``end_save`` before the next ``begin_save``. It raises OSError (the disk is full).
+        """
         turn, tasks = 1 - int(self.ledger.get("sum") or 0), list(self._held)
         layout = json.dumps([[name, each.dtype.str, each.size] for name, each in tensors.items()])
         save = self.blobs.save_aggregator
         return lambda: AggregatorSaved(turn, save(turn, tensors), tasks, layout)
 
     def end_save(self, saved: AggregatorSaved) -> None:
-        """Record that the aggregator's state was written, and free the spool files of the updates that it contains."""
+        """Record that the aggregator's state was written, and free the spool files of the updates
+        that it contains."""
         if not self._held.keys() >= set(saved.tasks):
             return  # their round was closed meanwhile, and their files are free
         self.ledger.write([saved])
@@ -112,8 +118,8 @@ class Store:
             self.blobs.free_spool_file(self._held.pop(task))
 
     def load_aggregator(self) -> dict[str, NDArray[Any]] | None:
-        """Return the open round's aggregator state as it was last saved, as flat tensors by name; or None if it was
-        not saved. Raises StoreError (damaged, or saved by an earlier version)."""
+        """Return the open round's aggregator state as it was last saved, as flat tensors by name;
+        or None if it was not saved. Raises StoreError (damaged, or saved by an earlier version)."""
         turn, layout = self.ledger.get("sum"), self.ledger.get("sum_layout")
         if turn is None:
             return None
@@ -124,8 +130,8 @@ class Store:
         return self.blobs.load_aggregator(int(turn), like, self.ledger.get("sum_crc32"))
 
     def take_back_update(self, saved: SavedReport, early: int | None = None) -> bytearray:
-        """Return the bytes of an update that an earlier process accepted, and hold its spool file. ``early``: as for
-        ``record_report``. Raises StoreError (damaged)."""
+        """Return the bytes of an update that an earlier process accepted, and hold its spool file.
+        ``early``: as for ``record_report``. Raises StoreError (damaged)."""
         assert saved.spool_file is not None
         self.blobs.reserve_spool_file(saved.spool_file)
         self._hold(saved.task, saved.spool_file, early)
@@ -145,7 +151,8 @@ class Store:
         self._held.clear()
 
     def give_up_early(self) -> None:
-        """Free the spool files of all reports that came before their round: the ledger says that they do not count."""
+        """Free the spool files of all reports that came before their round: the ledger says that
+        they do not count."""
         for _, spool_file in self._early.values():
             self.blobs.free_spool_file(spool_file)
         self._early.clear()
@@ -153,14 +160,14 @@ class Store:
     # --- the open round of an earlier process ---
 
     def is_given_up(self, round: int) -> bool:
-        """Return whether the round is to be abandoned: somebody removed the aggregator's files because they were
-        damaged, or the plan has another algorithm now."""
+        """Return whether the round is to be abandoned: somebody removed the aggregator's files
+        because they were damaged, or the plan has another algorithm now."""
         return bool(self.ledger.get("given_up") == round)
 
     @contextmanager
     def repair_advice(self) -> Iterator[None]:
-        """Add what can be done to an error about damaged files: a StoreError, or a ValueError about the aggregator's
-        state. Raises StoreError."""
+        """Add what can be done to an error about damaged files: a StoreError, or a ValueError about
+        the aggregator's state. Raises StoreError."""
         try:
             yield
         except (StoreError, ValueError) as error:
@@ -175,8 +182,9 @@ class Store:
     # --- models ---
 
     def load_model(self) -> tuple[int, Vector, dict[str, Vector]] | None:
-        """Return the newest committed model: version, float32 vector (P,), server optimizer's state; or None before the
-        first. Raises StoreError (missing, damaged, or not the model that was committed)."""
+        """Return the newest committed model: version, float32 vector (P,), server optimizer's
+        state; or None before the first. Raises StoreError (missing, damaged, or not the model that
+        was committed)."""
         newest = self.ledger.newest_model()
         if newest is None:
             return None
@@ -186,8 +194,8 @@ class Store:
         )
 
     def load_version(self, known: ModelMade) -> tuple[Vector, dict[str, Vector]]:
-        """Return an older model as a float32 vector (P,), and the state beside it. Raises StoreError (missing,
-        damaged)."""
+        """Return an older model as a float32 vector (P,), and the state beside it. Raises
+        StoreError (missing, damaged)."""
         tensors = self.blobs.load_model(known.version, known.sha256)
         vector = tensors.pop(PARAMETERS)
         state = {name.removeprefix(OPTIMIZER_STATE): tensor for name, tensor in tensors.items()}
@@ -200,8 +208,8 @@ class Store:
         return vector, state
 
     def load_vectors(self, version: int, sha256: str, names: Iterable[str]) -> dict[str, Vector]:
-        """Return those vectors of the state beside an older model that have these names and are there. Raises
-        StoreError (missing, damaged)."""
+        """Return those vectors of the state beside an older model that have these names and are
+        there. Raises StoreError (missing, damaged)."""
         tensors = self.blobs.load_model(version, sha256)
         return {name: tensors[OPTIMIZER_STATE + name] for name in names if OPTIMIZER_STATE + name in tensors}
 
@@ -212,11 +220,12 @@ class Store:
     def write_model(
         self, made: ModelMade, vector: Vector, state: Mapping[str, Vector], dropped: Iterable[int] = ()
     ) -> list[Row]:
-        """Write a model's file, and remove those of older versions that are not kept any more, ``dropped``. The newest
-        model so far is none of them: until the rows are written, a start begins with it.
+        """Write a model's file, and remove those of older versions that are not kept any more,
+        ``dropped``. The newest model so far is none of them: until the rows are written, a start
+        begins with it.
 
-        Returns the rows that make this model the newest, once they are written. May be called in any thread. Raises
-        StoreError (the disk is full).
+        Returns the rows that make this model the newest, once they are written. May be called in
+        any thread. Raises StoreError (the disk is full).
         """
         tensors = {PARAMETERS: vector, **{OPTIMIZER_STATE + name: tensor for name, tensor in state.items()}}
         self.blobs.save_model(made.version, tensors)
@@ -226,7 +235,7 @@ class Store:
 
 
 def open_store(
-    folder: Path,
+    place: str | os.PathLike[str],
     bundle: str,
     *,
     durable: str = "process",
@@ -234,56 +243,59 @@ def open_store(
     kept: int = 0,
     any_thread: bool = False,
 ) -> Store:
-    """Open and lock a data directory, which is made if it does not exist. ``bundle`` is the SHA-256 of the run's
-    bundle. ``uploads``, ``kept``: as for ``descriptors``. ``any_thread``: as for ``SqliteLedger``.
+    """Open and lock a run's storage, which is made if it does not exist. ``place``: as for
+    ``find_storage``. ``bundle`` is the SHA-256 of the run's bundle. ``uploads``, ``kept``: as for
+    ``most_spool_files``. ``any_thread``: as for ``RunStorage.open_ledger``.
 
-    Raises StoreError: locked, another bundle's, made by a newer version, or its database is lost.
+    Raises StoreError: locked, another bundle's, made by a newer version, or its ledger is lost.
     """
-    power = durable == "power"
-    folder.mkdir(parents=True, exist_ok=True)
+    storage, power = find_storage(place), durable == "power"
+    most = most_spool_files(uploads, kept)
     with ExitStack() as opened:
-        opened.callback(os.close, lock(folder / LOCK))
-        blobs = opened.enter_context(closing(FileBlobs(folder, power=power, spool_files=descriptors(uploads, kept))))
-        blobs.remove_drafts()
-        ledger = opened.enter_context(closing(SqliteLedger(folder / DATABASE, power=power, any_thread=any_thread)))
-        _refuse_lost(folder, ledger, blobs)
+        opened.enter_context(storage.lock())
+        blobs = opened.enter_context(closing(storage.open_blobs(power=power, spool_files=most)))
+        blobs.drop_drafts()
+        ledger = opened.enter_context(closing(storage.open_ledger(power=power, any_thread=any_thread)))
+        _refuse_lost(storage, ledger, blobs)
         if ledger.is_new:
             ledger.create({"bundle": bundle, "run": token_hex(4)})
-        _check_bundle(folder, ledger.get("bundle"), bundle)
+        _check_bundle(storage, ledger.get("bundle"), bundle)
         rows: list[Row] = [Metadata("live", None)]  # forget the status of an earlier process
-        if not blobs.has_aggregator_files():  # a new run, or somebody removed them to give up the open round
+        # There is none in a new run, or where somebody removed it to give up the open round.
+        if not blobs.has_aggregator():
             rows.append(Metadata("given_up", ledger.last_round()))
         ledger.write(rows)
-        blobs.open_aggregator_files()
+        blobs.open_aggregator()
         resources = opened.pop_all()
-    return Store(ledger, blobs, resources)
+    return Store(storage, ledger, blobs, resources)
 
 
-def _refuse_lost(folder: Path, ledger: SqliteLedger, blobs: FileBlobs) -> None:
-    """Raise StoreError if there are models that the database does not know: training would begin at version 0 beside
-    them. Version 0 alone is no error: the first start may have been killed after it wrote the file."""
+def _refuse_lost(storage: RunStorage, ledger: Ledger, blobs: Blobs) -> None:
+    """Raise StoreError if there are models that the ledger does not know: training would begin at
+    version 0 beside them. Version 0 alone is no error: the first start may have been killed after
+    it wrote the model."""
     versions = blobs.model_versions()
     if versions if ledger.is_new else versions[-1:] > [0] and ledger.newest_model() is None:
         raise StoreError(
             Code.UNKNOWN_CONTENT,
-            f"{folder} has models up to version {versions[-1]}, but {DATABASE} there is lost or empty. Put it "
-            f"back from a backup (with {DATABASE}-wal, if there is one). Or give the plan another data_dir, or "
-            "remove that one: training then begins at version 0.",
+            f"{storage.where} has models up to version {versions[-1]}, "
+            f"but {ledger.where} there is lost or empty. {ledger.restore_advice} "
+            "Or give the plan another data_dir, or remove that one: training then begins at version 0.",
         )
 
 
-def _check_bundle(folder: Path, kept: object, bundle: str) -> None:
+def _check_bundle(storage: RunStorage, kept: object, bundle: str) -> None:
     if kept != bundle:
         raise StoreError(
             Code.WRONG_HASH,
-            f"{folder} holds the run of another bundle ({str(kept)[:12]}..., the plan's is "
+            f"{storage.where} holds the run of another bundle ({str(kept)[:12]}..., the plan's is "
             f"{bundle[:12]}...). Give the plan another data_dir, or remove that one.",
         )
 
 
-def descriptors(uploads: int, kept: int = 0) -> int:
-    """Return how many spool files are open at most, if ``uploads`` uploads may be granted at a time and the aggregator
-    keeps ``kept`` updates of a round."""
+def most_spool_files(uploads: int, kept: int = 0) -> int:
+    """Return how many spool files are open at most, if ``uploads`` uploads may be granted at a time
+    and the aggregator keeps ``kept`` updates of a round."""
     return max(SPOOL_FILES_HELD, kept) + 2 * uploads
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_coordinator.aggregation.participation_rates import FULL_WEIGHT, WINDOW, ParticipationRates
-from fleetlearn_coordinator.storage.sqlite_ledger import ROUNDS_KEPT
+from fleetlearn_coordinator.storage.ledger import ROUNDS_KEPT
 
 
 def test_an_update_weighs_the_less_the_more_of_its_device_count() -> None:

@@ -18,8 +18,8 @@ from fleetlearn_coordinator.network.signing import make_signing_key
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.admin_api import AdminApi
 from fleetlearn_coordinator.storage.administrators import Administrators
+from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.identities import EnrolmentError
-from fleetlearn_coordinator.storage.requests import read_request, read_roll_back
 from fleetlearn_coordinator.storage.runs import Runs
 from peers import plan_text, update_of
 
@@ -181,11 +181,11 @@ def test_one_plan_is_rolled_back_and_evaluated(
 ) -> None:
     olga = short["operate"]
     assert olga.post("runs/test/roll-back", version=1) == {"name": "test", "version": 1}
-    request = read_roll_back(plan.data_dir)
+    request = find_storage(plan.data_dir).requests.roll_back()
     assert request is not None
     assert request[1:] == (1, "olga")
     assert olga.post("runs/test/evaluate") == {"name": "test"}
-    assert read_request(plan.data_dir) is not None
+    assert find_storage(plan.data_dir).requests.evaluation() is not None
     rows = administrators.events()[-1:]  # the run says that it rolled back, when it has
     assert [(row.what, row.about) for row in rows] == [("evaluation", {"run": "test", "who": "olga"})]
     for version in (2, 9):
@@ -210,7 +210,7 @@ def test_runs_of_a_host_are_operated(host: dict[str, Caller], tmp_path: Path, ad
     assert olga.refused("POST", "runs/test/pause")[0] == 400, "it is stopped"
     asked = runs.runs()[0].asked
     assert olga.post("runs/test/roll-back", version=1)["version"] == 1
-    request = read_roll_back(tmp_path / "run")
+    request = find_storage(tmp_path / "run").requests.roll_back()
     assert request is not None
     assert request[1:] == (1, "olga")
     assert runs.runs()[0].asked == asked + 1

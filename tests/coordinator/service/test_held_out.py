@@ -13,7 +13,8 @@ import pytest
 from fleetlearn_coordinator.service import held_out
 from fleetlearn_coordinator.service.held_out import MAX_DEATHS, MAX_WAITING, HeldOut
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs, model_path
-from fleetlearn_coordinator.storage.held_out import read_results
+from fleetlearn_coordinator.storage.file_held_out import FileHeldOutResults
+from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_protocol import open_bundle
 from peers import write_test_bundle
 
@@ -21,6 +22,7 @@ Make = Callable[[], HeldOut]
 DYING = """#!/bin/sh
 echo started >> {folder}/started
 while read job; do
+    head -c 16 > /dev/null  # four elements
     case "$job" in *{deadly}*) exit 1;; esac
     echo '{{"examples": 10, "loss_sum": 5.0, "metric_sums": {{"accuracy": 7.0}}}}'
 done
@@ -38,7 +40,8 @@ def blobs(tmp_path: Path) -> Iterator[FileBlobs]:
 @pytest.fixture
 def make(tmp_path: Path, blobs: FileBlobs) -> Make:
     bundle = open_bundle(write_test_bundle(tmp_path / "test.bundle", size=4))
-    return lambda: HeldOut(bundle, tmp_path, tmp_path / "data.npz", blobs, str, lambda version: version > 0)
+    results, data = FileHeldOutResults(tmp_path), tmp_path / "data.npz"
+    return lambda: HeldOut(bundle, results, data, blobs, str, lambda version: version > 0)
 
 
 def save_models(blobs: FileBlobs, versions: range) -> None:
@@ -78,7 +81,7 @@ def test_a_model_that_so_many_processes_died_of_is_left_out(
         beside = asyncio.run(measure())
     assert beside.waiting() == []
     assert f"model version 2 is not measured on {tmp_path}/data.npz: {MAX_DEATHS} processes died" in caplog.text
-    assert sorted(read_results(tmp_path)) == [1, 3]
+    assert sorted(find_storage(tmp_path).held_out.read_all()) == [1, 3]
     assert measured == [{"loss": 0.5, "accuracy": 0.7}] * 2
     starts = (tmp_path / "started").read_text().split()
     assert len(starts) == MAX_DEATHS + 1, "one measured version 1 and died of 2, the last one measured 3"

@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 from fleetlearn_coordinator import Plan, Result, ServiceSettings, StoreError, read_status, serve, serve_async
 from fleetlearn_coordinator.service.training_run.run import Clocks, Run
+from fleetlearn_coordinator.storage.errors import StoreUnavailableError
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import BundleError, open_bundle
@@ -147,7 +148,7 @@ def test_an_error_ends_a_coordinator_that_stays(make_plan: PlanMaker) -> None:
 
     async def both() -> None:
         async with asyncio.timeout(10) as bound:
-            with pytest.raises(sqlite3.OperationalError, match="no such table"):
+            with pytest.raises(StoreUnavailableError, match="no such table"):
                 await asyncio.gather(serve_async(plan, service=ANY_PORT, stay=True), break_it())
         assert not bound.expired()
 

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan, PlanError, read_model, read_status
-from fleetlearn_coordinator.storage.requests import REQUEST, write_request
+from fleetlearn_coordinator.storage.file_requests import EVALUATION
+from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.messages import (
     Accepted,
@@ -96,7 +97,7 @@ def test_what_was_measured_survives_a_restart_and_counts_once(make_plan: PlanMak
     async def begin() -> str:
         async with fleet(plan) as (coordinator, join):
             a, b = await able(join, "a"), await able(join, "b")
-            write_request(plan.data_dir)
+            find_storage(plan.data_dir).requests.ask_for_evaluation()
             mine, other = await a.expect(Evaluate), await b.expect(Evaluate)
             content = np.frombuffer(await b.fetch(other.vectors[0].sha256), np.float32)
             np.testing.assert_array_equal(content, read_model(plan.data_dir, 0)[1])
@@ -115,7 +116,7 @@ def test_what_was_measured_survives_a_restart_and_counts_once(make_plan: PlanMak
                 assert await b.receive() == Accepted(task)
             assert not coordinator.engine.evaluations.is_open
             coordinator.look_for_request()
-            assert not (plan.data_dir / REQUEST).exists(), "the request was carried out"
+            assert not (plan.data_dir / EVALUATION).exists(), "the request was carried out"
             coordinator.end()
 
     async def test() -> None:
@@ -162,7 +163,7 @@ def test_a_finished_run_is_evaluated_on_request_and_finishes_again(make_plan: Pl
 
     async def test() -> None:
         assert await start() == []
-        write_request(plan.data_dir)
+        find_storage(plan.data_dir).requests.ask_for_evaluation()
         assert len(await start()) == 1
 
     run(test())

@@ -9,10 +9,10 @@ import pytest
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.service.versions import compare, read_versions
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.held_out import write_result
+from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import (
-    EvaluationClosed,
-    EvaluationOpened,
+    EvaluationBegun,
+    EvaluationEnded,
     ModelMade,
     RoundClosed,
     RoundOpened,
@@ -42,8 +42,8 @@ def plan(tmp_path: Path) -> Plan:
     vector = vectors[1]
     store.write(store.write_model(ModelMade(4, digest(vector), 0, 6.0, restores=1), vector, {}, [3]))
     measured = {"metrics": {"loss": 0.25}, "behind": {}}
-    store.write([EvaluationOpened(1, 2, None, 1.0), EvaluationClosed(1, "valid", measured, 2.0)])
-    write_result(plan.data_dir, 1, {"examples": 3, "metrics": {"accuracy": 0.75}})
+    store.write([EvaluationBegun(1, 2, None, 1.0), EvaluationEnded(1, "valid", measured, 2.0)])
+    find_storage(plan.data_dir).held_out.write(1, {"examples": 3, "metrics": {"accuracy": 0.75}})
     store.close()
     return plan
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import stat
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fleetlearn_coordinator.storage.database import DatabaseError, Tables, connect, open_shared
-from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.database import Tables, connect, open_shared
+from fleetlearn_coordinator.storage.errors import DuplicateRowError, StoreError, StoreUnavailableError
 
 
 def test_an_error_names_the_database_and_what_to_do(tmp_path: Path) -> None:
@@ -19,12 +18,12 @@ def test_an_error_names_the_database_and_what_to_do(tmp_path: Path) -> None:
     database.executemany("INSERT INTO numbers VALUES(?)", [(1,), (2,)])
     assert database.execute("SELECT * FROM numbers").fetchall() == [(1,), (2,)]
     assert [*database.execute("SELECT * FROM numbers")] == [(1,), (2,)]
-    with pytest.raises(sqlite3.IntegrityError):  # no fault of the file
+    with pytest.raises(DuplicateRowError):  # no fault of the file
         database.execute("INSERT INTO numbers VALUES(?)", (1,))
-    with pytest.raises(DatabaseError, match=r"a\.db: no such table: letters \[busy\]$"):
+    with pytest.raises(StoreUnavailableError, match=r"a\.db: no such table: letters \[busy\]$"):
         database.execute("SELECT * FROM letters")
     database.execute("PRAGMA query_only=1")
-    with pytest.raises(DatabaseError, match=r"a\.db: attempt to write a readonly database; its file system"):
+    with pytest.raises(StoreUnavailableError, match=r"a\.db: attempt to write a readonly database; its file system"):
         database.executemany("INSERT INTO numbers VALUES(?)", [(3,)])
     database.close()
 
@@ -39,15 +38,15 @@ def test_a_damaged_page_is_found_while_rows_are_read(tmp_path: Path) -> None:
     content[3 * 4096 : 3 * 4096 + 100] = bytes(100)
     path.write_bytes(content)
     database = connect(path, read_only=True)
-    with pytest.raises(DatabaseError, match="malformed; it is damaged: put it back from a backup"):
+    with pytest.raises(StoreUnavailableError, match="malformed; it is damaged: put it back from a backup"):
         [*database.execute("SELECT * FROM texts")]
-    with pytest.raises(DatabaseError, match="malformed; it is damaged: put it back from a backup"):
+    with pytest.raises(StoreUnavailableError, match="malformed; it is damaged: put it back from a backup"):
         database.execute("SELECT * FROM texts").fetchall()
     database.close()
 
 
 def test_a_database_that_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseError, match=r"a\.db: unable to open database file; check its folder"):
+    with pytest.raises(StoreUnavailableError, match=r"a\.db: unable to open database file; check its folder"):
         connect(tmp_path / "missing" / "a.db")
 
 

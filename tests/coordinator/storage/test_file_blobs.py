@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.file_blobs import PARAMETERS, PART_BYTES, FileBlobs, model_path
 from fleetlearn_protocol.vector import digest
 from full_disk import largest_file
@@ -57,3 +57,30 @@ def test_a_model_that_cannot_be_written_or_read_is_named(tmp_path: Path) -> None
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(StoreError, match=r"v00000001.safetensors is damaged"):
         blobs.load_model(1, digest(vector))
+
+
+def test_an_open_tensor_outlives_its_file(tmp_path: Path) -> None:
+    """A commit in another thread may remove the model after it was found."""
+    blobs, vector = FileBlobs(tmp_path), np.arange(1000, dtype=np.float32)
+    blobs.save_model(1, {PARAMETERS: vector, "state.m": vector * 2})
+    found, state = blobs.open_tensor(1), blobs.open_tensor(1, "state.m")
+    blobs.drop_models([1])
+    assert (found.size, state.size) == (4000, 4000)
+    assert found.read(8, 12) == vector[2:5].tobytes()
+    assert state.read(3988, 12) == (2 * vector[-3:]).tobytes()
+    with pytest.raises(StoreError, match=r"v00000001\.safetensors is missing"):
+        blobs.open_tensor(1)
+
+
+def test_a_tensor_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    blobs = FileBlobs(tmp_path)
+    blobs.save_model(1, {PARAMETERS: np.zeros(10, np.float32)})
+    with pytest.raises(StoreError, match=r"has no tensor state\.m: an earlier version wrote it"):
+        blobs.open_tensor(1, "state.m")
+    model_path(tmp_path, 1).write_bytes(b"\x08" + bytes(7) + b'{"x": 1')
+    with pytest.raises(StoreError, match=r"v00000001\.safetensors is damaged"):
+        blobs.open_tensor(1)
+    model_path(tmp_path, 1).unlink()
+    model_path(tmp_path, 1).mkdir()
+    with pytest.raises(StoreUnavailableError, match=r"v00000001\.safetensors cannot be opened"):
+        blobs.open_tensor(1)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import pytest
 from fleetlearn_coordinator.service.status import read_status, read_tasks
 from fleetlearn_coordinator.storage import sqlite_ledger
-from fleetlearn_coordinator.storage.database import DatabaseError
-from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.errors import DuplicateRowError, StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.ledger import Metadata, RoundClosed, RoundOpened, TaskEnded, TaskGiven
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
 
@@ -34,7 +32,7 @@ def test_the_tasks_of_old_rounds_go_and_their_summaries_stay(tmp_path: Path, mon
 
 def test_a_batch_is_all_or_nothing(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
-    with pytest.raises(sqlite3.IntegrityError):
+    with pytest.raises(DuplicateRowError):
         ledger.write([Metadata("a", 1), RoundOpened(1, 0.0), RoundOpened(1, 0.0)])
     assert ledger.get("a") is None
     assert ledger.unfinished(None).round is None
@@ -47,7 +45,7 @@ def test_a_full_database_is_named_as_such(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
     pages = ledger._db.execute("PRAGMA page_count").fetchone()[0]
     ledger._db.execute(f"PRAGMA max_page_count={pages}")
-    with pytest.raises(DatabaseError, match=r"coordinator\.sqlite3: database or disk is full; free some space"):
+    with pytest.raises(StoreUnavailableError, match=r"coordinator\.sqlite3: database or disk is full; free some space"):
         ledger.write([Metadata("a", "x" * 100_000)])
     ledger.write([Metadata("b", 1)])
     assert ledger.get("a") is None

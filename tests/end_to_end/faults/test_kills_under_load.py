@@ -18,7 +18,8 @@ import pytest
 from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.storage.identities import DATABASE as IDENTITIES
 from fleetlearn_coordinator.storage.identities import Identities
-from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, ROUNDS_KEPT
+from fleetlearn_coordinator.storage.ledger import ROUNDS_KEPT
+from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_device.driver.address import Enrolment
 from fleetlearn_device.storage.credential import begin_change, read_credential
 from peers import BUFFERED, plan_text, write_test_bundle

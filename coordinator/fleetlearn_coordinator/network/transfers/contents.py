@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT32, Encoding
-from fleetlearn_protocol.errors import Code, ProtocolError, in_words
+from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunk, pack_chunks
 from fleetlearn_protocol.manifest import MANIFEST
 from websockets.frames import Frame, Opcode
 
-from fleetlearn_coordinator.network.peer_log import logger
+from fleetlearn_coordinator.storage.blobs import StoredBytes
+from fleetlearn_coordinator.storage.file_bytes import FileBytes
 
 LARGE = 2**24
 """From this many bytes on, a file of the bundle is read from the disk for each device, unless the bundle is a zip."""
@@ -43,28 +42,22 @@ class Content:
             yield frame
 
 
-class FileContent:
-    """A large file of the bundle, or an older model in its file. The frames are read from the disk for each device:
-    none of it stays in memory.
-
-    The file stays open, so a bundle that replaces this one on the disk changes nothing of it, and a model's file may be
-    removed.
-    """
+class StoredContent:
+    """A large file of the bundle, or an older model. The frames are read from the store for each
+    device: none of it stays in memory. A bundle that replaces this one on the disk changes nothing
+    of it, and a model may be dropped."""
 
     def __init__(
         self,
         transfer: int,
-        path: str | os.PathLike[str],
-        begin: int = 0,
+        content: StoredBytes,
         size: int | None = None,
         encoding: Encoding = FLOAT32,
     ) -> None:
-        """``begin``: the byte of the file at which the content begins. ``size``: of the content; by default all of the
-        file. ``encoding``: as in ``Older``."""
-        self.transfer, self._begin, self._encoding = transfer, begin, encoding
-        self._file = os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._file)
-        self.size = os.fstat(self._file).st_size if size is None else size
+        """``size``: bytes that travel; None: as many as are stored. ``encoding``: as in
+        ``Older``."""
+        self.transfer, self._content, self._encoding = transfer, content, encoding
+        self.size = content.size if size is None else size
 
     def frames(self, offset: int) -> Iterator[bytes]:
         """Return the content from ``offset`` on as WebSocket frames. Raises OSError if the file has become shorter."""
@@ -78,9 +71,9 @@ class FileContent:
     def _read(self, place: int, size: int) -> Buffer:
         """Return the content's bytes from ``place`` on."""
         if self._encoding == FLOAT32:
-            return os.pread(self._file, size, self._begin + place)
+            return self._content.read(place, size)
         first, end = place // 2, (place + size + 1) // 2  # a device may have half of an element
-        exact = os.pread(self._file, 4 * (end - first), self._begin + 4 * first)
+        exact = self._content.read(4 * first, 4 * (end - first))
         return self._encoding.encode(FLOAT32.decode(exact))[place - 2 * first :][:size]
 
 
@@ -90,11 +83,10 @@ def wire(message: bytes) -> bytes:
 
 
 class Older(NamedTuple):
-    """Where the bytes of an older model are, as they travel."""
+    """The bytes of an older model, as they travel."""
 
-    path: str
-    begin: int
-    """The byte of the file at which the vector begins, in float32."""
+    content: StoredBytes
+    """The vector, in float32."""
     size: int
     """Bytes that travel."""
     encoding: Encoding = FLOAT32
@@ -108,18 +100,18 @@ class Contents:
     def __init__(self, bundle: Bundle) -> None:
         self._files = {bundle.sha256: MANIFEST} | {entry.sha256: path for path, entry in bundle.manifest.files.items()}
         self._bundle = bundle
-        self._contents: dict[str, Content | FileContent] = {}
+        self._contents: dict[str, Content | StoredContent] = {}
         self._newest: set[str] = set()
         self._older: set[str] = set()
         self._count = 0
 
     def publish(self, newest: Mapping[str, Buffer], older: Mapping[str, Older]) -> list[str]:
-        """Serve these bytes as the newest, and the older ones from their files. Returns the SHA-256 of the vectors
-        that were served and are not any more."""
+        """Serve these bytes as the newest, and the older ones from the store. Returns the SHA-256
+        of the vectors that were served and are not any more."""
         if newest.keys() == self._newest:  # their frames are kept
             return []
         gone = (self._older | self._newest) - older.keys() - newest.keys()
-        for before in gone | self._newest | newest.keys():  # the ones before are served from their files, if at all
+        for before in gone | self._newest | newest.keys():  # the ones before are served from the store, if at all
             self._contents.pop(before, None)
         self._newest, self._older = {*newest}, self._older - gone - newest.keys()
         for sha256, content in newest.items():
@@ -129,16 +121,10 @@ class Contents:
         return sorted(gone)
 
     def serve_older(self, sha256: str, where: Older) -> None:
-        """Serve an older vector from its file, until newest ones are published without it. A file that cannot be
-        opened, such as one that was removed since it was found, is not served: whoever fetches it is refused."""
+        """Serve an older vector from the store, until newest ones are published without it."""
         if sha256 not in self._contents:
-            try:
-                content = FileContent(self._count + 1, *where)
-            except OSError as error:
-                logger.warning("an older model is not served: %s", in_words(error, file=True))
-                return
             self._count += 1
-            self._contents[sha256] = content
+            self._contents[sha256] = StoredContent(self._count, *where)
             self._older.add(sha256)
 
     def clear(self) -> None:
@@ -146,7 +132,7 @@ class Contents:
         self._contents.clear()
         self._newest, self._older = set(), set()
 
-    def find(self, sha256: str, offset: int) -> Content | FileContent:
+    def find(self, sha256: str, offset: int) -> Content | StoredContent:
         """Return the content with this hash. Raises ProtocolError (unknown-content, wrong-offset)."""
         if sha256 not in self._contents and sha256 in self._files:
             self._add_file(sha256, self._files[sha256])
@@ -165,7 +151,7 @@ class Contents:
             return
         self._bundle.check(file)
         self._count += 1
-        self._contents[sha256] = FileContent(self._count, self._bundle.path / file)
+        self._contents[sha256] = StoredContent(self._count, FileBytes(self._bundle.path / file))
 
     def _add(self, sha256: str, content: Buffer) -> None:
         self._count += 1

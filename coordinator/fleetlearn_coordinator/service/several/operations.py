@@ -89,7 +89,8 @@ class Operations:
 
 
 def log_operations(runs: Runs, identities: Identities) -> None:
-    """Copy what the database of runs has for the audit log. Raises DatabaseError; nothing is lost then."""
+    """Copy what the database of runs has for the audit log. Raises StoreUnavailableError; nothing
+    is lost then."""
     for operation in runs.to_log():
         identities.log_once(operation.at, operation.what, operation.about)
         runs.is_logged(operation)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from fleetlearn_protocol.messages import CheckIn, Evaluated, Evaluation
@@ -14,8 +13,9 @@ from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds import commands
 from fleetlearn_coordinator.rounds.evaluation import SavedEvaluation
 from fleetlearn_coordinator.service.run_log import RunLog
-from fleetlearn_coordinator.storage import ledger, requests
+from fleetlearn_coordinator.storage import ledger
 from fleetlearn_coordinator.storage.ledger import LastEvaluation
+from fleetlearn_coordinator.storage.requests import Requests
 
 EvaluationCommand = commands.EvaluationOpened | commands.Measure | commands.MeasurementEnded | commands.EvaluationClosed
 
@@ -29,10 +29,15 @@ class EvaluationRecords:
     """What a run knows of its evaluations beside the engine: the tiers of devices, results, requests."""
 
     def __init__(
-        self, plan: Plan, names: Sequence[str], folder: Path, last: LastEvaluation | None, log: RunLog
+        self,
+        plan: Plan,
+        names: Sequence[str],
+        requests: Requests,
+        last: LastEvaluation | None,
+        log: RunLog,
     ) -> None:
-        """``names``: of the metrics. ``folder``: the data directory. ``last``: what an earlier process left."""
-        self.plan, self.names, self._folder, self._log = plan, names, folder, log
+        """``names``: of the metrics. ``requests``: the run's. ``last``: what an earlier process left."""
+        self.plan, self.names, self._requests, self._log = plan, names, requests, log
         self.tiers: dict[str, str] = {}
         """Connected device that can evaluate -> its tier."""
         self._given: dict[str, str] = {}
@@ -51,9 +56,9 @@ class EvaluationRecords:
 
     def look_for_request(self) -> bool:
         """Return whether somebody asked for an evaluation that was not opened yet."""
-        name = requests.read_request(self._folder)
+        name = self._requests.evaluation()
         if name is not None and name == self._answered:
-            requests.remove_request(self._folder)
+            self._requests.remove_evaluation()
             name = None
         self._request = name
         return name is not None
@@ -77,18 +82,18 @@ class EvaluationRecords:
                 self._given, self._results = {}, {}
                 self._answered, self._request = self._request or self._answered, None
                 self._log.info("evaluation %d of model version %d begins", number, version)
-                return ledger.EvaluationOpened(number, version, self._answered, at)
+                return ledger.EvaluationBegun(number, version, self._answered, at)
             case commands.Measure(device, task, number, again=again):
                 if again:
                     return None
                 self._given[task] = self.tiers.get(device, "")
                 return ledger.MeasurementGiven(task, number, device, self._given[task])
             case commands.MeasurementEnded(_, task, cause):
-                return ledger.MeasurementEnded(task, cause)
+                return ledger.MeasurementDropped(task, cause)
             case commands.EvaluationClosed():
                 return self._close(command, at)
 
-    def _close(self, command: commands.EvaluationClosed, at: float) -> ledger.EvaluationClosed:
+    def _close(self, command: commands.EvaluationClosed, at: float) -> ledger.EvaluationEnded:
         number, version, dropped, valid = command
         results = [*self._results.values()]
         tiers = [self._given[task] for task in self._results]
@@ -99,7 +104,7 @@ class EvaluationRecords:
             self.metrics = deciding(summary, plan.evaluation.minimum)
         outcome = "valid" if valid else "invalid"
         self._log.info("evaluation %d of model version %d is %s: %s", number, version, outcome, describe(summary))
-        return ledger.EvaluationClosed(number, outcome, summary, at)
+        return ledger.EvaluationEnded(number, outcome, summary, at)
 
 
 def saved(last: LastEvaluation) -> SavedEvaluation:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.sections import Models
-from fleetlearn_coordinator.storage.held_out import read_result
-from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
+from fleetlearn_coordinator.storage.find_storage import find_storage
 
 
 def why_kept(rule: Models, version: int, newest: int, best: Iterable[int]) -> str | None:
@@ -66,10 +64,11 @@ def measured(plan: Plan, versions: Iterable[int]) -> dict[int, float]:
 def metrics_of(plan: Plan, versions: Iterable[int], source: str) -> dict[int, dict[str, float]]:
     """Return version -> what was measured of it. ``source``: ``round`` (by the devices of the round that began from
     it), ``evaluation`` (the last one of it) or ``held-out``. Raises StoreError (damaged)."""
+    storage = find_storage(plan.data_dir)
     if source == "held-out":
-        results = {version: read_result(plan.data_dir, version) for version in versions}
+        results = {version: storage.held_out.read(version) for version in versions}
         return {version: result["metrics"] for version, result in results.items() if result is not None}
     minimum = plan.round.minimum if source == "round" else plan.evaluation.minimum
-    with read_ledger(Path(plan.data_dir)) as ledger:
+    with storage.read_ledger() as ledger:
         rows = ledger.measured_in_rounds(versions) if source == "round" else ledger.evaluations_of(versions)
     return {version: deciding(summary, minimum) for version, summary in rows.items()}

@@ -9,7 +9,7 @@ import msgspec
 
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.storage.ledger import Ledger, Metadata
-from fleetlearn_coordinator.storage.sqlite_json import decode
+from fleetlearn_coordinator.storage.stored_json import decode
 
 PLAN = "plan"
 """The key of the plan's values in the run's metadata."""

@@ -12,9 +12,9 @@ h), all of it begins from zeros, as after a change of algorithm.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -25,13 +25,11 @@ from fleetlearn_protocol.vector import Vector
 from fleetlearn_coordinator.aggregation.optimizers import State
 from fleetlearn_coordinator.aggregation.sent_models import Forms, make_forms
 from fleetlearn_coordinator.rounds.commands import Command
-from fleetlearn_coordinator.storage import requests
-from fleetlearn_coordinator.storage.database import DatabaseError
-from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.file_blobs import model_versions
+from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
+from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import Metadata, ModelMade, Row, TiedVectorsForgotten
-from fleetlearn_coordinator.storage.requests import RollBack
-from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
+from fleetlearn_coordinator.storage.requests import RollBack, decode_roll_back, encode_roll_back
+from fleetlearn_coordinator.storage.run_storage import RunStorage
 
 if TYPE_CHECKING:
     from fleetlearn_coordinator.service.training_run.run import Clocks, Run
@@ -40,22 +38,26 @@ TO_LOG = "roll_back_to_log"
 """Key of the metadata: the request that was carried out, until the audit log has it."""
 
 
-def ask_to_roll_back(folder: Path, version: int, who: str) -> None:
-    """Ask the run in a data directory to roll back, within a second or at its next start. From now on the run keeps
-    this version. Raises StoreError as ``check_version`` does."""
-    check_version(folder, version)
-    requests.write_roll_back(folder, version, who)
+def ask_to_roll_back(place: str | os.PathLike[str], version: int, who: str) -> None:
+    """Ask the run in a data directory to roll back, within a second or at its next start. From now
+    on the run keeps this version. ``place``: as for ``find_storage``. Raises StoreError as
+    ``check_version`` does."""
+    storage = find_storage(place)
+    check_version(storage, version)
+    storage.requests.ask_for_roll_back(version, who)
 
 
-def check_version(folder: Path, version: int) -> None:
-    """Raise StoreError where a run cannot be rolled back to this version: there is none of this number, its file is not
-    kept, or it is the newest."""
-    with read_ledger(folder) as ledger:
+def check_version(storage: RunStorage, version: int) -> None:
+    """Raise StoreError where a run cannot be rolled back to this version: there is none of this
+    number, it is not kept, or it is the newest."""
+    with storage.read_ledger() as ledger:
         known = ledger.models()
-    newest, there = max(known, default=0), {*model_versions(folder)} & known.keys()
+    newest, there = max(known, default=0), {*storage.models.model_versions()} & known.keys()
     if version not in there or version == newest:
         kept = ", ".join(str(number) for number in sorted(there - {newest})) or "none yet"
-        text = f"{folder} cannot be rolled back to version {version}; the newest is {newest}, and it keeps {kept}"
+        text = (
+            f"{storage.where} cannot be rolled back to version {version}; the newest is {newest}, and it keeps {kept}"
+        )
         raise StoreError(Code.UNKNOWN_CONTENT, text)
 
 
@@ -86,15 +88,15 @@ class RollBacks:
         self.newest = run.store.ledger.rolled_back()
         """The newest version that a roll back made, or 0. What was measured of older ones ends no training."""
         self.log: Callable[[RollBack, ModelMade], None] | None = None
-        """Writes into the audit log that an earlier model has become this one, unless it is there. May raise
-        DatabaseError. None while it is not known."""
+        """Writes into the audit log that an earlier model has become this one, unless it is there.
+        May raise StoreUnavailableError. None while it is not known."""
 
     def look(self, now: Clocks) -> bool:
         """Return whether somebody asked for a roll back that was not carried out yet. The run's next step does it."""
-        folder = self._run.plan.data_dir
-        found = requests.read_roll_back(folder)
+        requests = self._run.store.storage.requests
+        found = requests.roll_back()
         if found is not None and found.name == self._run.store.ledger.get("rolled_back"):
-            requests.remove_roll_back(folder)
+            requests.remove_roll_back()
             found = None
         self._wanted = None if found is None else (found, now.wall)
         return found is not None
@@ -108,15 +110,15 @@ class RollBacks:
         if kept is None or made is None or self.log is None:
             return
         try:
-            self.log(requests.decode_roll_back(kept), made)
-        except DatabaseError as error:
+            self.log(decode_roll_back(kept), made)
+        except StoreUnavailableError as error:
             self._run.log.error("the audit log will have the roll back after the next start: %s", error.text)
         else:
             store.write([Metadata(TO_LOG, None)])
 
     def needed(self) -> list[int]:
         """Return the version that somebody asks for at this moment, if anybody does: its file is still needed."""
-        found = requests.read_roll_back(self._run.plan.data_dir)
+        found = self._run.store.storage.requests.roll_back()
         return [] if found is None else [found.version]
 
     def next_work(
@@ -149,7 +151,7 @@ class RollBacks:
     def _refuse(self, request: RollBack, why: object) -> None:
         self._run.log.error("the run is not rolled back to version %d: %s", request.version, why)
         self._wanted = None
-        requests.remove_roll_back(self._run.plan.data_dir)
+        self._run.store.storage.requests.remove_roll_back()
 
     def _restore(self, known: ModelMade, made: ModelMade, bases: Mapping[int, str]) -> RestoredModel | StoreError:
         run = self._run
@@ -172,7 +174,8 @@ class RollBacks:
             self._refuse(request, new.text)
             return []
         run = self._run
-        rows = [*new.rows, Metadata("rolled_back", request.name), Metadata(TO_LOG, requests.encode_roll_back(request))]
+        answered = Metadata("rolled_back", request.name)
+        rows = [*new.rows, answered, Metadata(TO_LOG, encode_roll_back(request))]
         if run.plan.tied:
             rows.append(TiedVectorsForgotten())
         heard = run.give_up_for(new, rows, now)

@@ -58,7 +58,6 @@ from fleetlearn_coordinator.service.training_run.resume import resume_rounds
 from fleetlearn_coordinator.service.training_run.roll_back import RestoredModel, RollBacks
 from fleetlearn_coordinator.service.training_run.tied_sum import TiedSum
 from fleetlearn_coordinator.service.training_run.written_model import WrittenModel, make_model
-from fleetlearn_coordinator.storage.held_out import read_results
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
     Metadata,
@@ -71,8 +70,8 @@ from fleetlearn_coordinator.storage.ledger import (
     TaskGiven,
     TaskRevived,
 )
-from fleetlearn_coordinator.storage.sqlite_json import decode
 from fleetlearn_coordinator.storage.store import Store
+from fleetlearn_coordinator.storage.stored_json import decode
 
 
 class Clocks(NamedTuple):
@@ -135,7 +134,7 @@ class Run:
                 self._rates.add(number, device)
         last = store.ledger.last_evaluation()
         names = (*bundle.manifest.metrics, "loss")
-        self.evaluations = EvaluationRecords(plan, names, plan.data_dir, last, self.log)
+        self.evaluations = EvaluationRecords(plan, names, store.storage.requests, last, self.log)
         if last is not None:
             self.engine.restore_evaluation(saved(last), now.engine)
         self.engine.evaluations.requested = self.evaluations.look_for_request()
@@ -231,7 +230,8 @@ class Run:
             measured, found = ledger.last_valid_evaluation(since) or (0, {"metrics": {}})
             metrics = deciding(found, plan.evaluation.minimum)
         elif plan.stop.measured_by == "held-out":
-            results = {version: row for version, row in read_results(plan.data_dir).items() if version >= since}
+            results = self.store.storage.held_out.read_all()
+            results = {version: row for version, row in results.items() if version >= since}
             measured, metrics = max(results, default=0), means_of_newest(results)
         else:
             measured, metrics = self.engine.version - 1, deciding(summary, plan.round.minimum)

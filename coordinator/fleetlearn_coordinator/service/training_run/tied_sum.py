@@ -16,7 +16,7 @@ import msgspec
 from fleetlearn_protocol.messages import Report
 
 from fleetlearn_coordinator.storage.ledger import Ledger, Metadata
-from fleetlearn_coordinator.storage.sqlite_json import decode
+from fleetlearn_coordinator.storage.stored_json import decode
 
 TIED_SUM = "tied_sum"
 """The key of its state in the run's metadata."""

@@ -11,8 +11,7 @@ from fleetlearn_coordinator.plan.sections import Models
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service.training_run.kept_models import best_versions, versions_to_drop, why_kept
 from fleetlearn_coordinator.storage.file_blobs import model_versions
-from fleetlearn_coordinator.storage.held_out import write_result
-from fleetlearn_coordinator.storage.requests import write_roll_back
+from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_protocol.messages import Evaluation
 from peers import PlanMaker, update_of
 
@@ -63,7 +62,7 @@ def test_a_run_keeps_the_models_that_were_best_on_held_out_data(make_plan: PlanM
     plan = make_plan(round__goal=1, evaluation__data="held.npz", models__measured_by="held-out", **settings)
     fleet = Fleet(plan)
     for version, loss in ((1, 0.7), (2, 0.3), (3, 0.5)):
-        write_result(plan.data_dir, version, {"examples": 1, "metrics": {"loss": loss}})
+        find_storage(plan.data_dir).held_out.write(version, {"examples": 1, "metrics": {"loss": loss}})
     commit_rounds(fleet, [0.5] * 6)
     assert model_versions(plan.data_dir) == [0, 2, 5, 6]
     fleet.store.close()
@@ -76,7 +75,7 @@ def test_what_is_needed_stays(make_plan: PlanMaker, asked: bool) -> None:
     fleet = Fleet(plan)
     commands = commit_rounds(fleet, [0.5] * 2)
     if asked:
-        write_roll_back(plan.data_dir, 1, "command")
+        find_storage(plan.data_dir).requests.ask_for_roll_back(1, "command")
     commit_rounds(fleet, [0.5] * 3, commands)
     assert model_versions(plan.data_dir) == ([0, 1, 2, 3, 4, 5] if asked else [0, 3, 4, 5])
     fleet.store.close()

@@ -19,11 +19,11 @@ from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service.serve import _log_roll_back
 from fleetlearn_coordinator.service.status import read_tasks
 from fleetlearn_coordinator.storage import file_blobs
+from fleetlearn_coordinator.storage.file_requests import ROLL_BACK
+from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.ledger import Metadata, Row
-from fleetlearn_coordinator.storage.requests import ROLL_BACK, read_roll_back, write_roll_back
 from fleetlearn_coordinator.storage.sqlite_ledger import SqliteLedger
-from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
 from fleetlearn_protocol import ProtocolError, open_bundle, write_bundle
 from fleetlearn_protocol.manifest import LocalStep
 from fleetlearn_protocol.vector import Vector
@@ -36,7 +36,7 @@ class KilledError(Exception):
 
 def roll_back(fleet: Fleet, version: int) -> Any:
     """What the server does within a second of a request."""
-    write_roll_back(fleet.run.plan.data_dir, version, "command")
+    find_storage(fleet.run.plan.data_dir).requests.ask_for_roll_back(version, "command")
     assert fleet.run.roll_backs.look(NOW)
     return fleet.run.do_steps(NOW)
 
@@ -67,14 +67,14 @@ def test_the_next_round_trains_from_the_earlier_model(make_plan: PlanMaker) -> N
     assert {(lease.device, lease.version, lease.round) for lease in tasks} == {("a", 4, 5), ("b", 4, 5)}
     np.testing.assert_array_equal(fleet.run.model, old)
     np.testing.assert_array_equal(fleet.run.state["v"], state["v"])
-    assert read_roll_back(plan.data_dir) is None
+    assert find_storage(plan.data_dir).requests.roll_back() is None
     with pytest.raises(ProtocolError, match=r"task .* is of round 4"):
         fleet.run.engine.announce(second.device, second.task, 4, 0.0)
     for lease in tasks:
         fleet.report(lease, update_of(4.0))
     fleet.store.close()
     np.testing.assert_allclose(read_model(plan.data_dir, 5)[1] - old, 0.9 * state["v"] + 4.0, rtol=1e-5)
-    with read_ledger(plan.data_dir) as ledger:
+    with find_storage(plan.data_dir).read_ledger() as ledger:
         rows = ledger.known_models()
     assert [(row.version, row.round, row.restores) for row in rows] == [
         (0, 0, None), (1, 1, None), (2, 2, None), (3, 3, None), (4, 0, 2), (5, 5, None)
@@ -122,7 +122,7 @@ def test_a_version_that_is_asked_for_during_a_commit_is_kept(make_plan: PlanMake
     fleet.run.begin_commit(commit, NOW)
     step = fleet.run.next_step()
     assert step is not None
-    write_roll_back(plan.data_dir, 2, "command")
+    find_storage(plan.data_dir).requests.ask_for_roll_back(2, "command")
     assert fleet.run.roll_backs.look(NOW)
     step.end(step.work(), NOW)
     fleet.run.do_steps(NOW)
@@ -279,7 +279,7 @@ def test_a_finished_run_goes_on_from_its_next_start(make_plan: PlanMaker) -> Non
     fleet = Fleet(plan)
     assert fleet.run.finished is not None
     fleet.store.close()
-    write_roll_back(plan.data_dir, 0, "command")
+    find_storage(plan.data_dir).requests.ask_for_roll_back(0, "command")
     for _ in range(2):  # and a start after it
         fleet = Fleet(plan)
         fleet.run.resume(NOW)

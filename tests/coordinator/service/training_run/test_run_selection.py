@@ -14,7 +14,7 @@ from fleetlearn_coordinator.plan.selection_section import Oort, Selection
 from fleetlearn_coordinator.rounds.commands import Assign
 from fleetlearn_coordinator.rounds.selection_rules import Stated
 from fleetlearn_coordinator.service.training_run.run import Clocks
-from fleetlearn_coordinator.storage.requests import write_roll_back
+from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from peers import PlanMaker, update_of
 
@@ -106,7 +106,7 @@ def test_oort_s_pacer_goes_on_after_a_roll_back_and_a_restart(make_plan: PlanMak
     tasks = process.begin()
     for loss in (8.0, 4.0, 2.0, 1.0):
         tasks = process.answer(tasks[0], loss)
-    write_roll_back(plan.data_dir, 2, "command")
+    find_storage(plan.data_dir).requests.ask_for_roll_back(2, "command")
     assert process.run.roll_backs.look(NOW)
     process.run.do_steps(NOW)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""JSON from the database, with an error that names what is damaged."""
+"""JSON from a store, with an error that names what is damaged."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 def decode(content: str | bytes, kind: type[T], what: str) -> T:
-    """Decode JSON from the database. Raises StoreError if it is damaged; ``what`` names it for people."""
+    """Decode stored JSON. Raises StoreError if it is damaged; ``what`` names it for people."""
     found: T = read_json(partial(msgspec.json.decode, type=kind), content, what)
     return found
 
 
 def read_json(read: Callable[[Any], T], content: str | bytes, what: str) -> T:
-    """Return what ``read`` makes of JSON from the database. Raises StoreError if it is damaged; ``what`` names it for
-    people."""
+    """Return what ``read`` makes of stored JSON. Raises StoreError if it is damaged; ``what`` names
+    it for people."""
     try:
         return read(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

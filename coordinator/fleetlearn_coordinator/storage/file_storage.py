@@ -1,0 +1,51 @@
+"""A run in a folder, its data directory: rows in SQLite, bytes, requests and results in files, and
+a lock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from fleetlearn_coordinator.storage.blobs import StoredModels
+from fleetlearn_coordinator.storage.file_blobs import FileBlobs, FileModels
+from fleetlearn_coordinator.storage.file_held_out import FileHeldOutResults
+from fleetlearn_coordinator.storage.file_requests import FileRequests
+from fleetlearn_coordinator.storage.held_out import HeldOutResults
+from fleetlearn_coordinator.storage.lock import LOCK, is_locked, lock
+from fleetlearn_coordinator.storage.requests import Requests
+from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
+from fleetlearn_coordinator.storage.sqlite_reader import SqliteReader, read_ledger
+
+
+class FileStorage:
+    """``RunStorage`` in a data directory."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.where = str(self.folder)
+        self.models: StoredModels = FileModels(self.folder)
+        self.requests: Requests = FileRequests(self.folder)
+        self.held_out: HeldOutResults = FileHeldOutResults(self.folder)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        descriptor = lock(self.folder / LOCK)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def is_locked(self) -> bool:
+        return is_locked(self.folder / LOCK)
+
+    def open_ledger(self, *, power: bool, any_thread: bool) -> SqliteLedger:
+        return SqliteLedger(self.folder / DATABASE, power=power, any_thread=any_thread)
+
+    def open_blobs(self, *, power: bool, spool_files: int) -> FileBlobs:
+        return FileBlobs(self.folder, power=power, spool_files=spool_files)
+
+    def read_ledger(self) -> AbstractContextManager[SqliteReader]:
+        return read_ledger(self.folder)

@@ -1,0 +1,59 @@
+"""Reading a run's ledger from outside, also while its coordinator writes it. sqlite_reader.py reads
+SQLite's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from fleetlearn_coordinator.storage.ledger import ModelMade
+
+
+class LedgerReader(Protocol):
+    """A run's ledger at one moment, in any process. Nothing here writes, and no read keeps the
+    coordinator waiting.
+
+    All reads of one reader show the same moment: whole batches, up to some batch. That is a batch
+    which was written when the reader was made, or a later one. One thread at a time may call it,
+    for as long as its context is open.
+
+    Every method may raise StoreUnavailableError.
+    """
+
+    def metadata(self) -> dict[str, Any]:
+        """Return all small values of the run, by name."""
+
+    def models(self) -> dict[int, str]:
+        """Return version -> SHA-256 of each committed model, also of those whose bytes are not kept
+        any more."""
+
+    def known_models(self) -> list[ModelMade]:
+        """Return what is known of each committed model, the oldest first, also of those whose bytes
+        are not kept."""
+
+    def last_round(self) -> int:
+        """Return the number of the last round that was opened, or 0 before the first."""
+
+    def open_round(self) -> int | None:
+        """Return the number of the open round, or None where none is open."""
+
+    def closed_rounds(self, since: int) -> list[tuple[int, str, float, float, dict[str, Any]]]:
+        """Return (number, outcome, opened, closed, summary) of each round that is over, from number
+        ``since`` on, in order. Times are Unix times. Raises StoreError (damaged)."""
+
+    def tasks(self, round: int) -> list[tuple[str, str, str]]:
+        """Return (task, device, state) of each of a round's tasks, by the task's name. state:
+        ``assigned`` while it runs, ``accepted``, or the cause of its end. Empty for a round that
+        was closed long ago."""
+
+    def measured_in_rounds(self, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """Return version -> the summary of the round that began from it and made the next one, for
+        those of these versions of which it is over. Raises StoreError (damaged)."""
+
+    def evaluations(self) -> list[tuple[int, int, str, float, dict[str, Any]]]:
+        """Return (number, version, outcome, closed, summary) of each evaluation that is over, in
+        order. Raises StoreError (damaged)."""
+
+    def evaluations_of(self, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """Return version -> the summary of the last valid evaluation of it, for those of these
+        versions that have one. Raises StoreError (damaged)."""
