@@ -310,10 +310,10 @@ class Ledger(Protocol):
 
         When it returns, the batch survives the death of this process (``durable = "process"``), or
         of its machine (``"power"``). A batch counts before each later one: where a later batch is
-        found, so are all before it. Rows change what earlier rows of the same batch made. What a
-        row changes must be there: it is not checked, and a row about a task, round or evaluation
-        that is not known changes nothing. Raises DuplicateRowError where a task, round, model
-        version or evaluation of the same name is there already.
+        found, so are all before it. Rows change what earlier rows of the same batch made. A row
+        about the end of a task, round, measurement or evaluation that is not known changes nothing.
+        A model's row takes the place of an earlier one of its version. Raises DuplicateRowError
+        where a task is given, or a round, measurement or evaluation begins, that is there already.
         """
 
     def get(self, key: str) -> Any:
