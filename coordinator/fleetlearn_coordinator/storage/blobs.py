@@ -30,8 +30,9 @@ class StoredBytes(Protocol):
     """How many they are."""
 
     def read(self, begin: int, size: int) -> bytes:
-        """Return ``size`` bytes from ``begin`` on, or fewer where the stored bytes were cut short.
-        May be called from any thread, by several at a time. Raises OSError."""
+        """Return ``size`` bytes from ``begin`` on, or fewer where these end before that or were cut
+        short. ``begin`` is at most ``self.size``. May be called from any thread, by several at a
+        time. Raises OSError."""
 
 
 class StoredModels(Protocol):

@@ -26,4 +26,4 @@ class FileBytes:
         return self
 
     def read(self, begin: int, size: int) -> bytes:
-        return os.pread(self._file, size, self._begin + begin)
+        return os.pread(self._file, min(size, self.size - begin), self._begin + begin)

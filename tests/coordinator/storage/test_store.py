@@ -83,8 +83,8 @@ def updates(count: int) -> list[Vector]:
 
 @pytest.mark.parametrize("durable", ["process", "power"])
 @pytest.mark.parametrize("count", [1, SPOOL_FILES_HELD - 1, SPOOL_FILES_HELD, 2 * SPOOL_FILES_HELD + 5])
-def test_an_open_round_is_found_again(tmp_path: Path, count: int, durable: str) -> None:
-    kept, total = open_store(tmp_path, BUNDLE, durable=durable), exact_mean.init(SIZE)
+def test_an_open_round_is_found_again(place: Path, count: int, durable: str) -> None:
+    kept, total = open_store(place, BUNDLE, durable=durable), exact_mean.init(SIZE)
     kept.write([RoundOpened(1, 0.0)])
     for number, update in enumerate(updates(count)):
         kept.write([TaskGiven(f"t1-{number}", 1, f"d{number}", 0)])
@@ -93,7 +93,7 @@ def test_an_open_round_is_found_again(tmp_path: Path, count: int, durable: str) 
     kept.write([TaskGiven("t1-y", 1, "y", 0)])
     kept.write([TaskEnded("t1-y", "lost")])
     kept.close()
-    opened, found = recover(open_store(tmp_path, BUNDLE))
+    opened, found = recover(open_store(place, BUNDLE))
     assert opened.round == 1
     assert opened.leases == [("t1-x", "x", 0)]
     assert opened.dropped == [("t1-y", "y", "lost")]
@@ -129,8 +129,8 @@ def test_a_damaged_update_is_named(tmp_path: Path) -> None:
         recover(open_store(tmp_path, BUNDLE))
 
 
-def test_models_are_kept_with_their_state_until_they_are_dropped(tmp_path: Path) -> None:
-    kept = open_store(tmp_path, BUNDLE)
+def test_models_are_kept_with_their_state_until_they_are_dropped(place: Path) -> None:
+    kept = open_store(place, BUNDLE)
     assert kept.load_model() is None
     vectors = updates(8)
     for version, vector in enumerate(vectors):
@@ -160,27 +160,27 @@ def test_a_changed_model_is_not_used(tmp_path: Path) -> None:
         kept.load_model()
 
 
-def test_a_run_has_a_name_of_its_own_that_stays(tmp_path: Path) -> None:
-    first, other = open_store(tmp_path / "first", BUNDLE), open_store(tmp_path / "other", BUNDLE)
+def test_a_run_has_a_name_of_its_own_that_stays(place: Path) -> None:
+    first, other = open_store(place / "first", BUNDLE), open_store(place / "other", BUNDLE)
     assert first.run != other.run
     name = first.run
     first.close()
-    assert open_store(tmp_path / "first", BUNDLE).run == name
+    assert open_store(place / "first", BUNDLE).run == name
 
 
-def test_two_coordinators_cannot_share_a_directory(tmp_path: Path) -> None:
-    first = open_store(tmp_path, BUNDLE)
+def test_two_coordinators_cannot_share_a_directory(place: Path) -> None:
+    first = open_store(place, BUNDLE)
     with pytest.raises(StoreError, match="in use by another coordinator") as caught:
-        open_store(tmp_path, BUNDLE)
+        open_store(place, BUNDLE)
     assert caught.value.code is Code.BUSY
     first.close()
-    open_store(tmp_path, BUNDLE).close()
+    open_store(place, BUNDLE).close()
 
 
-def test_another_bundle_is_refused(tmp_path: Path) -> None:
-    open_store(tmp_path, BUNDLE).close()
+def test_another_bundle_is_refused(place: Path) -> None:
+    open_store(place, BUNDLE).close()
     with pytest.raises(StoreError, match="holds the run of another bundle"):
-        open_store(tmp_path, "c" * 64)
+        open_store(place, "c" * 64)
 
 
 def test_power_safety_syncs_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,22 +326,22 @@ def test_a_lost_or_an_empty_database_beside_models_is_refused(tmp_path: Path) ->
     assert sorted(path.name for path in (tmp_path / "models").iterdir())[0] == "v00000000.safetensors"
 
 
-def test_a_first_start_that_was_killed_begins_again(tmp_path: Path) -> None:
+def test_a_first_start_that_was_killed_begins_again(place: Path) -> None:
     """Version 0 was written, and not recorded."""
-    kept = open_store(tmp_path, BUNDLE)
+    kept = open_store(place, BUNDLE)
 
     kept.write_model(ModelMade(0, "0" * 64, 0, 0.0), np.zeros(SIZE, np.float32), {})
     kept.close()
-    again = open_store(tmp_path, BUNDLE)
+    again = open_store(place, BUNDLE)
     assert again.load_model() is None
     again.close()
 
 
-def test_a_refused_data_directory_is_not_locked(tmp_path: Path) -> None:
-    open_store(tmp_path, BUNDLE).close()
+def test_a_refused_data_directory_is_not_locked(place: Path) -> None:
+    open_store(place, BUNDLE).close()
     with pytest.raises(StoreError, match="another bundle"):
-        open_store(tmp_path, "c" * 64)
-    open_store(tmp_path, BUNDLE).close()
+        open_store(place, "c" * 64)
+    open_store(place, BUNDLE).close()
 
 
 def test_any_flipped_bit_of_a_model_s_file_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,214 @@
+"""The ledgers of all stores say the same after the same rows: SQLite's, and the one in memory, which is written in
+another way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleetlearn_coordinator.storage import ledger as rows_of
+from fleetlearn_coordinator.storage import sqlite_evaluations, sqlite_ledger
+from fleetlearn_coordinator.storage.errors import DuplicateRowError
+from fleetlearn_coordinator.storage.find_storage import find_storage
+from fleetlearn_coordinator.storage.ledger import (
+    AggregatorSaved,
+    DeviceRemembered,
+    EvaluationBegun,
+    EvaluationEnded,
+    Ledger,
+    MeasurementAccepted,
+    MeasurementDropped,
+    MeasurementGiven,
+    Metadata,
+    ModelMade,
+    ReportAccepted,
+    RoundClosed,
+    RoundOpened,
+    Row,
+    TaskEnded,
+    TaskGiven,
+    TaskRevived,
+    TiedVectorsCounted,
+    TiedVectorsForgotten,
+)
+from fleetlearn_coordinator.storage.ledger_reader import LedgerReader
+from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.messages import Evaluation, Report
+
+
+class Story:
+    """Rows as a run might write them, by chance: rounds, tasks, models and evaluations that go on."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.round = self.version = self.evaluation = self.task = 0
+        self.open = self.evaluating = False
+        self.tasks: list[str] = []
+        self.measurements: list[str] = []
+
+    def batch(self) -> list[Row]:
+        return [row for _ in range(self.random.randrange(1, 4)) for row in self._rows()]
+
+    def _rows(self) -> list[Row]:
+        steps: list[Callable[[], list[Row]]] = [
+            self._begin_round, self._give, self._give, self._give, self._report, self._report,
+            self._end_task, self._revive, self._save_sum, self._close, self._close, self._remember,
+            self._measure, self._evaluate, self._put,
+        ]  # fmt: skip
+        return self.random.choice(steps)()
+
+    def _begin_round(self) -> list[Row]:
+        if self.open:
+            return []
+        self.round, self.open = self.round + 1, True
+        return [RoundOpened(self.round, float(self.round))]
+
+    def _give(self) -> list[Row]:
+        self.task += 1
+        self.tasks.append(f"t{self.task}")
+        device, version = f"d{self.random.randrange(6)}", max(0, self.version - self.random.randrange(3))
+        return [TaskGiven(self.tasks[-1], max(1, self.round), device, version)]
+
+    def _some_task(self) -> str:
+        return self.random.choice(self.tasks[-8:]) if self.tasks else "unknown"
+
+    def _counts_for(self) -> int | None:
+        return self.random.choice((None, None, self.round, self.round + 1))
+
+    def _report(self) -> list[Row]:
+        report = Report(self._some_task(), 1, (FLOAT32.part("update", bytes(8)),), 3, 1, 1.0, True, 0.5)
+        norms = self.random.choice((None, (1.5, 0.5)))
+        number, stale = self.random.randrange(5), self.random.randrange(3)
+        return [ReportAccepted(report, 3, number, stale, self._counts_for(), norms)]
+
+    def _end_task(self) -> list[Row]:
+        cause = self.random.choice(("lost", "lost", "failed: bad-data"))
+        return [TaskEnded(self._some_task(), cause, self._counts_for())]
+
+    def _revive(self) -> list[Row]:
+        return [TaskRevived(self._some_task())]
+
+    def _save_sum(self) -> list[Row]:
+        return [AggregatorSaved(self.random.randrange(2), 99, [self._some_task(), self._some_task()], "[]")]
+
+    def _close(self) -> list[Row]:
+        if not self.open:
+            return []
+        self.open = False
+        if self.random.random() < 0.3:
+            return [RoundClosed(self.round, "abandoned", {"reports": 0}, self.round + 0.5)]
+        self.version += 1
+        restores = self.random.choice((None, None, 0))
+        made = ModelMade(self.version, f"{self.version:064d}", self.round, 1.0, restores, "adam", 5)
+        return [made, RoundClosed(self.round, "committed", {"reports": self.round}, self.round + 0.5)]
+
+    def _remember(self) -> list[Row]:
+        device = f"d{self.random.randrange(6)}"
+        if self.random.random() < 0.1:
+            return [TiedVectorsForgotten()]
+        remembered = DeviceRemembered(device, self.round, 2, ["a", "b"], self.round, 0.5, 10, None)
+        return [remembered, TiedVectorsCounted(device, self._some_task())]
+
+    def _measure(self) -> list[Row]:
+        if not self.evaluating:
+            return []
+        task = f"m{len(self.measurements)}"
+        self.measurements.append(task)
+        other = self.random.choice(self.measurements)
+        end: Row = MeasurementAccepted(other, Evaluation(10, 7.0, {"accuracy": 5.0}))
+        if self.random.random() < 0.4:
+            end = MeasurementDropped(other, "lost")
+        return [MeasurementGiven(task, self.evaluation, f"d{len(task)}", "fast"), end]
+
+    def _evaluate(self) -> list[Row]:
+        self.evaluating = not self.evaluating
+        if self.evaluating:
+            self.evaluation += 1
+            return [EvaluationBegun(self.evaluation, self.version, self.random.choice((None, "x")), 1.0)]
+        outcome = self.random.choice(("valid", "invalid"))
+        return [EvaluationEnded(self.evaluation, outcome, {"devices": self.evaluation}, 2.0)]
+
+    def _put(self) -> list[Row]:
+        return [Metadata(self.random.choice("abc"), self.random.choice((None, 1.5, "text")))]
+
+
+def said_by(ledger: Ledger, story: Story) -> dict[str, Any]:
+    """Everything that a ledger says."""
+    versions = range(story.version + 2)
+    return {
+        "metadata": [ledger.get(key) for key in ("a", "b", "c", "sum", "sum_crc32", "sum_layout", "run")],
+        "newest": ledger.newest_model(),
+        "last": (ledger.last_round(), ledger.last_committed()),
+        "committed": [ledger.committed_rounds(most) for most in (1, 3, 1000)],
+        "remembered": ledger.remembered_devices(),
+        "tied": [ledger.tied_to(f"d{number}") for number in range(7)],
+        "models": [ledger.model(version) for version in versions],
+        "digests": [ledger.model_digest(version) for version in versions if ledger.model(version)],
+        "rolled back": ledger.rolled_back(),
+        "updates": sorted(ledger.accepted_updates()),
+        "rounds of updates": [round for round, _ in ledger.accepted_updates()],
+        "unfinished": [ledger.unfinished(since) for since in (None, 0, story.version - 1)],
+        "evaluation": ledger.last_evaluation(),
+        "valid": [ledger.last_valid_evaluation(since) for since in (0, story.version)],
+    }
+
+
+def read_by(reader: LedgerReader, story: Story) -> dict[str, Any]:
+    """Everything that is read from outside."""
+    versions = range(story.version + 2)
+    return {
+        "metadata": reader.metadata(),
+        "models": reader.models(),
+        "known": reader.known_models(),
+        "rounds": (reader.last_round(), reader.open_round(), reader.closed_rounds(0), reader.closed_rounds(3)),
+        "tasks": [reader.tasks(number) for number in range(story.round + 2)],
+        "in rounds": reader.measured_in_rounds(versions),
+        "evaluations": (reader.evaluations(), reader.evaluations_of(versions)),
+    }
+
+
+@pytest.fixture
+def both(tmp_path: Path, memory: Path) -> Iterator[tuple[Ledger, ...]]:
+    with ExitStack() as opened:
+        ledgers = []
+        for place in (tmp_path, memory):
+            storage = find_storage(place)
+            opened.enter_context(storage.lock())
+            ledger = storage.open_ledger(power=False, any_thread=False)
+            ledgers.append(opened.enter_context(closing(ledger)))
+            ledger.create({"run": "r"})
+        yield tuple(ledgers)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_they_say_the_same(
+    both: tuple[Ledger, ...], tmp_path: Path, memory: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_of, "ROUNDS_KEPT", 3)
+    monkeypatch.setattr(sqlite_ledger, "ROUNDS_KEPT", 3)
+    monkeypatch.setattr(rows_of, "EVALUATIONS_KEPT", 2)
+    monkeypatch.setattr(sqlite_evaluations, "EVALUATIONS_KEPT", 2)
+    story = Story(seed)
+    for step in range(120):
+        rows = story.batch()
+        for ledger in both:
+            ledger.write(rows)
+        if step % 10 == 9:
+            files, memory_ledger = (said_by(ledger, story) for ledger in both)
+            assert files == memory_ledger
+            with find_storage(tmp_path).read_ledger() as one, find_storage(memory).read_ledger() as other:
+                assert read_by(one, story) == read_by(other, story)
+    assert story.round > 5
+    assert story.evaluation > 1
+    for row in (RoundOpened(1, 0.0), TaskGiven("t1", 1, "d", 0), EvaluationBegun(1, 0, None, 0.0)):
+        for ledger in both:
+            if isinstance(row, TaskGiven):  # the first one may be forgotten
+                ledger.write([row._replace(task="again")])
+                row = row._replace(task="again")
+            with pytest.raises(DuplicateRowError):
+                ledger.write([Metadata("a", "of a batch that fails"), row])
+            assert ledger.get("a") != "of a batch that fails"
