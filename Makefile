@@ -111,6 +111,10 @@ docs: .venv/.docs
 	@$(BIN)/sphinx-build -c docs -b html --fail-on-warning --keep-going --quiet $(ARGS) . build/docs
 	@echo 'written: build/docs/index.html'
 
+# The README's picture. Run `make demo` first.
+docs/demo.png: demo-output/progress.png
+	@$(BIN)/python docs/shrink_picture.py $< $@
+
 web: $(WEB_INSTALLED)
 	@cd $(WEB) && npm run --silent types && npm run --silent lint && npm run --silent build && npm run --silent build:page
 

@@ -1,4 +1,4 @@
-"""Enrolment with the commands of coordinator/README.md: real processes, one of them killed in the middle."""
+"""Enrolment with the commands of docs/operate/identities.md: real processes, one of them killed in the middle."""
 
 from __future__ import annotations
 

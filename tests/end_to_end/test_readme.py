@@ -1,4 +1,4 @@
-"""What README.md tells a reader to type, typed."""
+"""What README.md and docs/start/devices.md tell a reader to type, typed."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import typed
 from processes import DIGITS, ROOT, Processes, free_port, processes
 
 README = (ROOT / "README.md").read_text()
+DEVICES = (ROOT / "docs" / "start" / "devices.md").read_text()
 COMMANDS = re.findall(r"^    (fleetlearn-.*)$", README, re.MULTILINE)
 block = functools.partial(typed.block, README)
 
@@ -49,7 +50,7 @@ def test_the_export_command(folder: Path) -> None:
 
 
 def test_the_runtime_block(folder: Path) -> None:
-    text = "from examples import digits\nx, y = digits.data()[:2]\n" + block("python", "open_runtime")
+    text = "from examples import digits\nx, y = digits.data()[:2]\n" + typed.block(DEVICES, "python", "open_runtime")
     words = [sys.executable, "-c", f"{text}\nprint(loss, vector.shape)"]
     shown = subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout
     assert re.fullmatch(r"2\.\d+ \(22602,\)", shown.strip())

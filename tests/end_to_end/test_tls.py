@@ -1,4 +1,7 @@
-"""Two processes and a private CA, with the commands of coordinator/README.md: a round over TLS, and who is kept out."""
+"""Two processes and a private CA, with the commands of docs/operate/identities.md.
+
+A round over TLS, and who is kept out.
+"""
 
 from __future__ import annotations
 
