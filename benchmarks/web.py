@@ -41,7 +41,8 @@ TOLERANCE = 1e-3
 ASK = """message => new Promise((resolve, reject) => {
   self.worker ??= new Worker(message.script, { type: "module" });
   worker.onerror = event => reject(new Error(event.message));
-  worker.onmessage = ({ data }) => data.error ? reject(new Error(data.error)) : resolve(data.found ?? null);
+  worker.onmessage = ({ data }) =>
+    data.error ? reject(new Error(data.error)) : resolve(data.found ?? null);
   worker.postMessage(message);
 })"""
 TYPES = {".wasm": "application/wasm", ".mjs": "text/javascript"}

@@ -167,7 +167,8 @@ def scenarios(bundle: Path, cell: Cell, rounds: int, sweep: Mapping[str, Sequenc
 
 def folder_of(bundle: Path, cell: Cell) -> Path:
     """Return where the cell's runs are kept."""
-    values = f"{cell.hazard}-dropout-{cell.dropout:g}-select-{cell.over_selection:g}-deadline-{cell.deadline:g}"
+    rates = f"dropout-{cell.dropout:g}-select-{cell.over_selection:g}"
+    values = f"{cell.hazard}-{rates}-deadline-{cell.deadline:g}"
     return bundle.with_name(cell.data.replace(" ", "-")) / cell.recipe / values.replace(" ", "-")
 
 

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 
 EXIT = """exit status:
   0    stopped by SIGTERM or SIGHUP, or the training is finished (--until-finished)
-  1    the state directory or the runtime cannot be used, or the coordinator refuses what the device states
+  1    the state directory or the runtime cannot be used, or the coordinator refuses what the
+       device states
   2    wrong usage, or data that do not fit
   3    another process speaks for the same device
-  4    the coordinator does not let the device in: a used or expired token, or none; a revoked credential (*)
+  4    the coordinator does not let the device in: a used or expired token, or none; a revoked
+       credential (*)
   5    TLS: a certificate that is not accepted, or ws:// and wss:// mixed up (*)
   6    the coordinator speaks another version of the protocol (*)
   7    no connection for 15 minutes (*)

@@ -1,6 +1,6 @@
 """Train together in browsers: a coordinator with a page, a few devices, a link, and a QR code.
 
-make demo-web       make demo-web ARGS="--lan"       or       .venv/bin/python -m examples.demo_web --help
+make demo-web, make demo-web ARGS="--lan", or .venv/bin/python -m examples.demo_web --help
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from examples.demo_web import lan, parts
 BUILT = Path(__file__).parents[2] / "device_sdk" / "web" / "build" / "page"
 NOT_BUILT = """\
 there is no page in {folder}.
-`make demo-web` builds it with Node 20.19 or newer, and npm, which are not here: https://nodejs.org, or on Debian 13
-and Ubuntu 25.04 `apt install nodejs npm`. Or name a page that was built elsewhere: --page FOLDER"""
+`make demo-web` builds it with Node 20.19 or newer, and npm, which are not here: https://nodejs.org,
+or on Debian 13 and Ubuntu 25.04 `apt install nodejs npm`. Or name a page that was built elsewhere:
+--page FOLDER"""
 PORTS = 8765, 8767
 """Where the coordinator and the page listen, if nothing else does."""
 

@@ -40,10 +40,13 @@ def certificate_for(folder: Path, address: str) -> Path:
 def words(tls: Path) -> str:
     """Return what is to be done on the phone."""
     return f"""\
-A browser trains only on a page that it trusts. On the phone, once (the certificate is valid for {DAYS} days):
+A browser trains only on a page that it trusts. On the phone, once (the certificate is valid for
+{DAYS} days):
   1. Send yourself the file {tls / CA}: by mail, by cable, or as your system shares files.
   2. Android: Settings, Security, Encryption & credentials, Install a certificate, CA certificate.
-     iPhone: open the file; Settings, General, VPN & Device Management, install it; then Settings, General, About,
-     Certificate Trust Settings, and trust "fleetlearn private CA".
-  3. Scan the code with the phone's camera, in the same network. A firewall here must let both ports through.
-Afterwards you may remove the certificate there. The CA's key is deleted already: it can certify nothing else."""
+     iPhone: open the file; Settings, General, VPN & Device Management, install it; then Settings,
+     General, About, Certificate Trust Settings, and trust "fleetlearn private CA".
+  3. Scan the code with the phone's camera, in the same network. A firewall here must let both ports
+     through.
+Afterwards you may remove the certificate there. The CA's key is deleted already: it can certify
+nothing else."""

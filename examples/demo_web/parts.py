@@ -40,7 +40,7 @@ lr = 0.1
 goal = {goal}            # more than the devices that the demo starts: the others are people's
 minimum = {minimum}
 over_selection = 1.0
-gather = {gather}        # seconds that a round waits for people, before it goes on with the devices that are there
+gather = {gather}        # seconds that a round waits for people before it goes on
 deadline = 60.0
 grace = 5.0
 

@@ -2,18 +2,22 @@
 
 Names inside the graphs (all float32 unless the manifest says otherwise; the first axis of a batch is dynamic):
 
-train.onnx   inputs  ``param.NAME``, ``state.NAME``, ``batch.NAME``, ``hyper.NAME``, and for each of the manifest's
-                     references ``anchor.NAME``, ``correction.NAME``, ``previous.NAME``, of the parameters that
-                     travel; ``seed`` (int64, a scalar from 0) where the step is random
+train.onnx   inputs  ``param.NAME``, ``state.NAME``, ``batch.NAME``, ``hyper.NAME``, and for each of
+                     the manifest's references ``anchor.NAME``, ``correction.NAME``,
+                     ``previous.NAME``, of the parameters that travel; ``seed`` (int64, a scalar
+                     from 0) where the step is random
              outputs ``next.param.NAME``, ``next.state.NAME``, ``loss``, ``metric.NAME`` (means over the batch)
-train_many.onnx  the same names, with a leading axis of devices, and one of steps in the batch; see ``TrainMany``
+train_many.onnx
+                     the same names, with a leading axis of devices, and one of steps in the batch;
+                     see ``TrainMany``
 eval.onnx    inputs  ``param.NAME``, ``batch.NAME``
              outputs ``loss_sum``, ``metric_sum.NAME``, ``examples`` (int64); scalars
 infer.onnx   the user's input names to ``output`` names, parameters as initializers
 features.onnx  inputs  ``batch.NAME``
              outputs ``batch.NAME`` of the manifest's ``features`` that are not arrays of the batch
-train_from_features.onnx, eval_from_features.onnx  the same as train.onnx and eval.onnx, with the manifest's
-                     ``features`` as their batch
+train_from_features.onnx, eval_from_features.onnx
+                     the same as train.onnx and eval.onnx, with the manifest's ``features`` as their
+                     batch
 
 Large constants of all graphs except infer.onnx, such as frozen parameters, may be in graphs/frozen.safetensors, to
 which the graphs refer as ONNX's external data. infer.onnx holds all of its own.

@@ -27,12 +27,14 @@ while time.monotonic() < until:
 """
 SIMULATOR = """
 from fleetlearn_simulator import Options, Scenario, simulate
-assert simulate(Scenario.load("scenario.toml"), "run.sim", Options(backend="bundle", workers=2)) is not None
+options = Options(backend="bundle", workers=2)
+assert simulate(Scenario.load("scenario.toml"), "run.sim", options) is not None
 """
 EXPORT = """
 import torch
 from fleetlearn_export import export_bundle
-export_bundle(torch.nn.Linear(3, 2), torch.nn.functional.mse_loss, (torch.rand(4, 3), torch.rand(4, 2)), "a.bundle")
+example = torch.rand(4, 3), torch.rand(4, 2)
+export_bundle(torch.nn.Linear(3, 2), torch.nn.functional.mse_loss, example, "a.bundle")
 """
 HERE = ["-c", DEVICE, "line.bundle", "0"]
 STRACE = shutil.which("strace")

@@ -244,7 +244,8 @@ from fleetlearn_device import open_runtime
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime
 
 def private():
-    return int(Path("/proc/self/smaps_rollup").read_text().partition("Anonymous:")[2].split()[0]) // 1024
+    text = Path("/proc/self/smaps_rollup").read_text()
+    return int(text.partition("Anonymous:")[2].split()[0]) // 1024
 
 import_onnxruntime()
 before = private()

@@ -79,7 +79,8 @@ Checked in. Send a heartbeat at least every `heartbeat` seconds; wait for a task
 | field | type | default | meaning |
 | --- | --- | --- | --- |
 | `coordinator` | label | required | The coordinator's software and version, for people. |
-| `heartbeat` | number, 0.01 to 86400 | required | Longest pause between two messages of the device, in seconds. |
+| `heartbeat` | number, 0.01 to 86400 | required | \
+Longest pause between two messages of the device, in seconds. |
 | `chunk_bytes` | integer, 4 to 2^17, a multiple of 4 | required | \
 Largest payload of a chunk that the device may send, in bytes. |
 """ in describe.tables()["from-coordinator"]

@@ -115,7 +115,8 @@ def examples(device, seed):
 
 def make(device, seed):
     random = np.random.default_rng([seed, device])
-    x = random.standard_normal((400, 784), np.float32) @ random.standard_normal((784, 30), np.float32) / 28
+    factor = random.standard_normal((784, 30), np.float32)
+    x = random.standard_normal((400, 784), np.float32) @ factor / 28
     return {"x": x[:, :3].copy(), "y": x.sum(1)}
 """
 

@@ -111,7 +111,8 @@ def ask(page: Path, script: str, folder: Path) -> Any:
       addEventListener("error", event => problems.push(event.message));
       </script>"""
     finish = f"""<script>
-      (async () => {{ {script} }})().catch(error => {{ problems.push(String(error)); }}).then(answer => {{
+      const told = error => {{ problems.push(String(error)); }};
+      (async () => {{ {script} }})().catch(told).then(answer => {{
         const place = document.createElement("pre");
         place.id = "answer";
         place.textContent = JSON.stringify({{ answer: answer ?? null, problems }});

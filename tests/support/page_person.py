@@ -69,7 +69,8 @@ def tab_to(page: Page, name: str) -> None:
             """name => {
               const { activeElement } = document;
               const place = document.getElementById(name);
-              return activeElement.textContent.trim() === name || (place !== null && place.contains(activeElement));
+              const within = place !== null && place.contains(activeElement);
+              return activeElement.textContent.trim() === name || within;
             }""",
             name,
         ):

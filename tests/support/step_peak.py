@@ -16,8 +16,9 @@ import numpy as np
 from fleetlearn_device import open_runtime
 runtime, random = open_runtime(sys.argv[1], kind="onnx"), np.random.default_rng(0)
 shapes = [((int(sys.argv[2]), *row.shape), row.dtype) for row in runtime.manifest.batch]
-batch = tuple(random.random(shape, np.float32) if dtype == "float32" else random.integers(0, 2, shape)
-              for shape, dtype in shapes)
+def make(shape, dtype):
+    return random.random(shape, np.float32) if dtype == "float32" else random.integers(0, 2, shape)
+batch = tuple(make(*row) for row in shapes)
 for _ in range(4):
     runtime.step(batch, lr=0.01)
 status = dict(line.split(":") for line in open("/proc/self/status"))

@@ -4,7 +4,8 @@ A fenced block whose first line is ``# NAME.py`` or ``# NAME.toml`` is that file
 ``$ ``, and under each what it prints; ``...`` stands for lines left out. Commands run in the page's order, in bash;
 one with ``&`` at its end runs beside those behind it, until ``wait``.
 
-    python tests/support/typed.py PAGE FOLDER    # types all in the empty FOLDER, writes what is printed into PAGE
+    # types all in the empty FOLDER, writes what is printed into PAGE
+    python tests/support/typed.py PAGE FOLDER
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ REFUSED_LIFE = 0.1
 OTHER_FILES = 64
 """Descriptors for the database, sums, models, the bundle, the log, beside those for updates."""
 
-# --- One address, and one device. `[limits]` of the service file has their rates (plan/service_settings.py).
+# --- One address, and one device. Their rates: `[limits]`, plan/service_settings.py.
 
 ADDRESS_BURST = 4.0
 """Seconds of its rates that an address may use at once."""

@@ -53,10 +53,12 @@ CREATE TABLE tied(device TEXT PRIMARY KEY, task TEXT NOT NULL) WITHOUT ROWID"""
 SCHEMA = f"""
 CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE models(
-    version INTEGER PRIMARY KEY, sha256 TEXT NOT NULL, round INTEGER NOT NULL, created REAL NOT NULL,
-    restores INTEGER, optimizer TEXT, state_crc32 INTEGER
+    version INTEGER PRIMARY KEY, sha256 TEXT NOT NULL, round INTEGER NOT NULL,
+    created REAL NOT NULL, restores INTEGER, optimizer TEXT, state_crc32 INTEGER
 );
-CREATE TABLE rounds(number INTEGER PRIMARY KEY, opened REAL NOT NULL, closed REAL, outcome TEXT, summary TEXT);
+CREATE TABLE rounds(
+    number INTEGER PRIMARY KEY, opened REAL NOT NULL, closed REAL, outcome TEXT, summary TEXT
+);
 CREATE TABLE tasks(
     task TEXT PRIMARY KEY, round INTEGER NOT NULL, device TEXT NOT NULL,
     state TEXT NOT NULL,                    -- assigned, accepted, or the cause of its end

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from functools import partial
 
 from fleetlearn_protocol.errors import clip
 from fleetlearn_protocol.frames import MAX_FRAME_BYTES
@@ -129,7 +130,7 @@ class Connector:
             end = self._end()
             if end is not None:
                 error = end.error()
-                await self._handle(lambda error=error: self._session.abandon(error, "stopping"))  # type: ignore[misc]
+                await self._handle(partial(self._session.abandon, error, "stopping"))
             if self._session.stopping:
                 return
             self._failures = 0 if welcomed else self._failures + 1
@@ -192,8 +193,7 @@ class Connector:
                 self._enrolment.accepted()
                 await self._handle(lambda: session.connected(time.monotonic(), self._state()))
                 async for frame in socket:
-                    received = session.received if isinstance(frame, str) else session.received_chunk
-                    await self._handle(lambda received=received, frame=frame: received(frame, time.monotonic()))  # type: ignore[misc]
+                    await self._handle(partial(_received, session, frame))
                     welcomed = welcomed or isinstance(session.link, Online)
             if not isinstance(session.link, Closing):
                 self.why_not = f"the coordinator closed the connection: {_close_reason(socket)}"
@@ -224,6 +224,11 @@ class Connector:
             self._on_end()
         await self._handle(session.disconnected)
         return welcomed
+
+
+def _received(session: Session, frame: str | bytes) -> Commands:
+    now = time.monotonic()
+    return session.received(frame, now) if isinstance(frame, str) else session.received_chunk(frame, now)
 
 
 class RepeatedLine:

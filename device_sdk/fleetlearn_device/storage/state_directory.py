@@ -3,15 +3,15 @@
 ::
 
     lock                        held while a process uses the directory
-    identity.json               the device's name                                   (identity.py)
-    credential.json             its credential, if it is enrolled                   (credential.py)
-    trusted.json                the public keys that it trusts, if it was given any (trusted_keys.py)
-    bundles/ models/ partial/   what was downloaded                                 (content_cache.py)
-    training.json               which task is in training                           (training_starts.py)
-    pending/                    the update that the coordinator has not acknowledged (outbox.py)
-    kept/                       the kept state and personal model for each bundle   (kept_states.py)
-    tied/                       the tied vectors of the last tasks                  (tied_vectors.py)
-    status.json                 how the device is, for its owner                    (status.py)
+    identity.json               the device's name                              (identity.py)
+    credential.json             its credential, if it is enrolled              (credential.py)
+    trusted.json                the public keys that it trusts, if any         (trusted_keys.py)
+    bundles/ models/ partial/   what was downloaded                            (content_cache.py)
+    training.json               which task is in training                      (training_starts.py)
+    pending/                    the update that nobody acknowledged yet        (outbox.py)
+    kept/                       kept state and personal model, for each bundle (kept_states.py)
+    tied/                       the tied vectors of the last tasks             (tied_vectors.py)
+    status.json                 how the device is, for its owner               (status.py)
 
 Every file is written beside its place and renamed. The update, what is kept with it, the identity, the credential and
 the keys are synced as well.

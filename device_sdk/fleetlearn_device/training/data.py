@@ -35,15 +35,15 @@ class ArrayData:
     """Arrays in the manifest's order, or by the manifest's names. The first axis of each counts the examples."""
 
     def __init__(self, arrays: Batch) -> None:
-        named = isinstance(arrays, Mapping)
-        columns = {str(name): np.asarray(array) for name, array in (arrays.items() if named else enumerate(arrays))}  # type: ignore[union-attr]
+        rows = arrays.items() if isinstance(arrays, Mapping) else enumerate(arrays)
+        columns = {str(name): np.asarray(array) for name, array in rows}
         lengths = {name: array.shape[0] if array.ndim else None for name, array in columns.items()}
         if not lengths or len(set(lengths.values())) > 1 or not all(lengths.values()):
             raise DataError(
                 f"arrays with these numbers of examples were given: {lengths}; expected at least one array, "
                 "all with the same number of examples along their first axes, at least 1"
             )
-        self._arrays: Batch = columns if named else tuple(columns.values())
+        self._arrays: Batch = columns if isinstance(arrays, Mapping) else tuple(columns.values())
         self.columns: Arrays = tuple(columns.values())
         """The arrays, in the order in which they were given."""
         self.examples: int = next(iter(columns.values())).shape[0]

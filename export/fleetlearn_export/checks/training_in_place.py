@@ -96,7 +96,10 @@ def _backward(target: Tensor, rows: Mapping[str, Tensor], gradients: OnDisk) -> 
         gradients.keep(name, row.grad.to_dense())
         row.grad = None
 
-    handles = [row.register_post_accumulate_grad_hook(partial(keep, name)) for name, row in rows.items()]  # type: ignore[no-untyped-call]
+    handles = [
+        row.register_post_accumulate_grad_hook(partial(keep, name))  # type: ignore[no-untyped-call]
+        for name, row in rows.items()
+    ]
     try:
         target.backward()  # type: ignore[no-untyped-call]
     finally:

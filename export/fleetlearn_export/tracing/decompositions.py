@@ -47,7 +47,7 @@ BACKWARD: Decompositions = {
     aten._adaptive_avg_pool2d_backward.default: missing_pooling.adaptive_avg_pool2d_backward,
     aten._adaptive_avg_pool3d_backward.default: missing_pooling.adaptive_avg_pool3d_backward,
     aten._embedding_bag_backward.default: missing.embedding_bag_backward,
-    aten._embedding_bag_per_sample_weights_backward.default: missing.embedding_bag_per_sample_weights_backward,
+    aten._embedding_bag_per_sample_weights_backward.default: missing.embedding_bag_weights_backward,
     aten.adaptive_max_pool2d_backward.default: missing_pooling.adaptive_max_pool2d_backward,
     aten.adaptive_max_pool3d_backward.default: missing_pooling.adaptive_max_pool3d_backward,
     aten.avg_pool2d_backward.default: missing_pooling.avg_pool_backward,

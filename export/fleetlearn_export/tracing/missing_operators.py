@@ -106,7 +106,7 @@ def embedding_bag_backward(
     return _sum_rows(rows, indices, num_weights)
 
 
-def embedding_bag_per_sample_weights_backward(
+def embedding_bag_weights_backward(
     grad: Tensor,
     weight: Tensor,
     indices: Tensor,

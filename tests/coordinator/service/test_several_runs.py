@@ -48,6 +48,7 @@ from websockets.typing import Subprotocol
 
 SIZE = 1000
 UPDATE = update_of(1.0, SIZE)
+EVERYBODY = Population()
 
 
 class Several:
@@ -58,7 +59,7 @@ class Several:
         self.folder, self.hosted, self.wanted = folder, runs, Runs(service.runs)
         self._service, self._peers = service, list[Peer]()
 
-    async def add(self, name: str, population: Population = Population(), /, **settings: Any) -> RunServer:  # noqa: B008
+    async def add(self, name: str, population: Population = EVERYBODY, /, **settings: Any) -> RunServer:
         """Add a run with a plan of its own, and wait until it is served."""
         plan = self.folder / f"{name}.toml"
         rules = {"round__goal": 1, "round__over_selection": 1, "round__minimum": 1, **settings}

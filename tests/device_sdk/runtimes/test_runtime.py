@@ -130,8 +130,9 @@ losses = [
 ]
 evaluation = runtime.evaluate((given["x"], given["y"]))
 np.save(out, runtime.parameters)
+foreign = sorted({"torch", "onnx"} & {name.split(".")[0] for name in sys.modules})
 print(json.dumps({"version": runtime.version, "losses": losses, "loss_sum": evaluation.loss_sum,
-                  "foreign": sorted({"torch", "onnx"} & {name.split(".")[0] for name in sys.modules})}))
+                  "foreign": foreign}))
 """
 
 

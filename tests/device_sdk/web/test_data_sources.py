@@ -46,7 +46,8 @@ def run(page: Page, script: str, given: Any = None) -> Any:
     return page.evaluate(
         """async ([script, given]) => {
           const sdk = await import("/sdk.js");
-          const shown = (columns) => Object.fromEntries(Object.entries(columns).map(([name, { values, shape }]) =>
+          const shown = (columns) =>
+            Object.fromEntries(Object.entries(columns).map(([name, { values, shape }]) =>
             [name, { kind: values.constructor.name, shape, values: Array.from(values, Number) }]));
           const body = new (async () => {}).constructor("sdk", "shown", "given", script);
           try {
@@ -113,7 +114,8 @@ def test_frames_of_the_camera(page: Page) -> None:
         page,
         """const options = { width: 16, height: 12, classes: ["cup", "tin"] };
         const camera = await sdk.openCamera(options);
-        const columns = await sdk.collectExamples(camera.frames({ count: 2, every: 300, label: "tin" }));
+        const frames = camera.frames({ count: 2, every: 300, label: "tin" });
+        const columns = await sdk.collectExamples(frames);
         const on = camera.on;
         camera.stop();
         let after;
@@ -170,7 +172,8 @@ def test_windows_of_motion(page: Page) -> None:
         page,
         MOVE
         + """await sdk.allowMotion();
-        const source = sdk.motionWindows({ seconds: 0.3, length: 3, overlap: 1, rate: 50, label: 4 });
+        const options = { seconds: 0.3, length: 3, overlap: 1, rate: 50, label: 4 };
+        const source = sdk.motionWindows(options);
         const collected = sdk.collectExamples(source);
         await soon();
         for (let n = 0; n <= 8; n++) move(n / 100, n);
@@ -236,7 +239,8 @@ def test_sensors_give_windows(page: Page) -> None:
 )
 def test_ios_is_asked_for_motion(page: Page, ask: str, words: str | None) -> None:
     script = f"""DeviceMotionEvent.requestPermission = {ask};
-      try {{ await sdk.allowMotion(); return null; }} finally {{ delete DeviceMotionEvent.requestPermission; }}"""
+      try {{ await sdk.allowMotion(); return null; }}
+      finally {{ delete DeviceMotionEvent.requestPermission; }}"""
     said = run(page, script)
     assert said == words if words is None else said.startswith(words)
 
@@ -259,8 +263,11 @@ def test_examples_are_collected_in_the_page_for_a_device_in_a_worker(page: Page)
           await served;
           return lines;
         };
-        async function* source(count) { for (let y = 0; y < count; y++) yield { x: Float32Array.of(y), y }; }
-        const none = await start(source(0), "none").catch((error) => `${error.name}: ${error.message}`);
+        async function* source(count) {
+          for (let y = 0; y < count; y++) yield { x: Float32Array.of(y), y };
+        }
+        const words = (error) => `${error.name}: ${error.message}`;
+        const none = await start(source(0), "none").catch(words);
         return { none, lines: await start(source(3), "some") };""",
     )
     assert found["none"] == "DataError: there are no examples; expected at least one"
@@ -272,10 +279,13 @@ def test_signatures_are_checked_as_everywhere(page: Page) -> None:
     found = run(
         page,
         """const verify = await sdk.findVerifier();
-        const bytes = (hex) => Uint8Array.from(hex.match(/../g) ?? [], (pair) => Number.parseInt(pair, 16));
-        const good = (one) => verify(one.key, one.signature, sdk.signedBytes(one.challenge, one.device, one.message));
+        const number = (pair) => Number.parseInt(pair, 16);
+        const bytes = (hex) => Uint8Array.from(hex.match(/../g) ?? [], number);
+        const signed = (one) => sdk.signedBytes(one.challenge, one.device, one.message);
+        const good = (one) => verify(one.key, one.signature, signed(one));
+        const plain = (one) => verify(one.public, one.signature, bytes(one.message));
         return {
-          rfc8032: await Promise.all(given.rfc8032.map((one) => verify(one.public, one.signature, bytes(one.message)))),
+          rfc8032: await Promise.all(given.rfc8032.map(plain)),
           valid: await Promise.all(given.valid.map(good)),
           invalid: await Promise.all(given.invalid.map(good)),
         };""",

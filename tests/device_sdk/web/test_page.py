@@ -134,7 +134,8 @@ def test_it_opens_and_draws_without_a_network_and_takes_a_new_version(tmp_path: 
         expect(page.locator("#count")).to_have_text("2")
         copies = page.evaluate(
             """caches.keys()
-            .then(names => Promise.all(names.map(name => caches.open(name).then(cache => cache.keys()))))
+            .then(names => names.map(name => caches.open(name).then(cache => cache.keys())))
+            .then(keys => Promise.all(keys))
             .then(found => found.flat().map(request => new URL(request.url).pathname).sort())"""
         )
         assert "/page.json" in copies

@@ -13,10 +13,12 @@ import pytest
 from fleetlearn_export.graphs.rewrite import rewrite
 
 HEAD = """<ir_version: 8, opset_import: ["" : 18]>
-main (float[4,3] w, float[5,4] a, float[5,3] b, float[3,5] c, float lr, float[n,6,8] x) => (float[l,m] out)
+main (float[4,3] w, float[5,4] a, float[5,3] b, float[3,5] c, float lr, float[n,6,8] x)
+  => (float[l,m] out)
 """
 BLOCK = """<ir_version: 8, opset_import: ["" : 18]>
-main (float[2,4,3] w, float[2,5,4] a, float[2,5,3] b, float[2,3,5] c, float lr) => (float[2,4,3] out)
+main (float[2,4,3] w, float[2,5,4] a, float[2,5,3] b, float[2,3,5] c, float lr)
+  => (float[2,4,3] out)
 """
 KERNEL = """<ir_version: 8, opset_import: ["" : 18]>
 main (float[256,64,2,2] w, float[5,256] a, float[5,256] b, float lr) => (float[256,64,2,2] out)

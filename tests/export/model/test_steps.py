@@ -253,8 +253,8 @@ def test_named_needs() -> None:
 def test_a_step_with_other_parameters_is_refused(step: Any) -> None:
     with pytest.raises(
         ExportError,
-        match=r"the step takes \(.*\); expected \(params, state, batch, hyper\), and behind a \* any of objective, "
-        "anchor, correction, previous",
+        match=r"the step takes \(.*\); expected \(params, state, batch, hyper\), and "
+        r"behind a \* any of objective, anchor, correction, previous",
     ):
         keyword_needs(step)
 

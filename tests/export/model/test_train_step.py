@@ -323,8 +323,8 @@ class Precise(nn.Linear):
         (Precise(), "buffer sum changes in training and is torch.float64; expected float32"),
         (
             Remembering(persistent=True),
-            r"buffer last of shape \(0,\) has shape \(\d+, 3\) after a training pass; .* register it with "
-            "persistent=False",
+            r"buffer last of shape \(0,\) has shape \(\d+, 3\) after a training pass; .* "
+            "register it with persistent=False",
         ),
     ],
     ids=["batch norm", "counter", "float64", "shape"],

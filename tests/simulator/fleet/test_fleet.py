@@ -788,8 +788,9 @@ SEVERAL = settings(max_examples=12, deadline=None, suppress_health_check=[Health
 
 
 def whatever_happens(
-    line: Path, size: int, seed: int, failures: dict[str, Any], availability: dict[str, Any], over: float,
-    deadline: float, latency: float, crashes: list[float], limits: bool, backend: type[PerDevice], data: st.DataObject,
+    line: Path, size: int, seed: int, failures: dict[str, Any], availability: dict[str, Any],
+    over: float, deadline: float, latency: float, crashes: list[float], limits: bool,
+    backend: type[PerDevice], data: st.DataObject,
 ) -> None:  # fmt: skip
     goal = data.draw(st.integers(1, size))
     minimum = data.draw(st.integers(1, goal))

@@ -182,7 +182,8 @@ def make(device, seed):
         return plain(device, seed)  # the command itself looks at the examples of a few devices
     if device != int((here / "device").read_text()):
         while (here / "once").exists() and not (here / "told").exists():
-            time.sleep(0.01)  # else the other worker could end the run before Ray tells of the death
+            # else the other worker could end the run before Ray tells of the death
+            time.sleep(0.01)
         return plain(device, seed)
     try:
         (here / "once").touch(exist_ok=False)

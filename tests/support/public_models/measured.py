@@ -4,7 +4,7 @@ In a deep network with ReLU and BatchNorm a rounding error that turns one sign m
 tolerance fits. PyTorch trains the model in float64 too: the bundle may be ALLOWED times as far from that as PyTorch's
 own float32 is, from the weights as they are or nudged by a rounding error.
 
-    python tests/support/public_models/measured.py MODEL LIMIT      # what ``measured`` runs; prints JSON
+    python tests/support/public_models/measured.py MODEL LIMIT  # ``measured`` runs it; prints JSON
 """
 
 from __future__ import annotations
