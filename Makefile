@@ -47,7 +47,7 @@ help:
 	@echo 'make test-all   all tests, and what they cover; with Chromium and Firefox, if root of a Debian runs it'
 	@echo 'make test-zoo   models of torchvision, transformers and others: an hour   (ARGS="-k resnet18")'
 	@echo 'make fuzz       any bytes to all that reads bytes, 20 s for each target  (ARGS="--seconds 300 conversations")'
-	@echo 'make check      lint, format, types, import walls'
+	@echo 'make check      lint, format, types, import walls, class names'
 	@echo 'make docs       the documentation site, in build/docs/; a warning is an error'
 	@echo 'make web        build, type check and lint of the SDK for browsers, and its page (with Node)'
 	@echo 'make test-web   its tests in Node alone; make test runs them too, and those with Python'
@@ -106,6 +106,7 @@ check: $(INSTALLED)
 	@MYPYPATH=benchmarks:benchmarks/studies:tests/support $(BIN)/mypy benchmarks/*.py benchmarks/studies/*.py
 	@MYPYPATH=protocol/transcripts $(BIN)/mypy protocol/transcripts/*.py
 	@$(BIN)/lint-imports
+	@$(BIN)/python .ci/class_names.py
 
 docs: .venv/.docs
 	@$(BIN)/sphinx-build -c docs -b html --fail-on-warning --keep-going --quiet $(ARGS) . build/docs

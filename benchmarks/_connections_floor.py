@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from fleetlearn_coordinator.conversation.limits import LARGEST_MESSAGE
 from fleetlearn_coordinator.network import process_settings
-from fleetlearn_coordinator.network.transfers.contents import Content as Frames
+from fleetlearn_coordinator.network.transfers.contents import FramedContent as Frames
 from fleetlearn_protocol.frames import CHUNK_BYTES, unpack_chunk
 from fleetlearn_protocol.messages import (
     Accepted,

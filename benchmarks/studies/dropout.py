@@ -32,7 +32,7 @@ from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.population.failures import TaskFates, sample_task_fates
 from fleetlearn_simulator.population.traits import tiers_of
-from fleetlearn_simulator.results.loaded_run import Floats, Run, read_run, series
+from fleetlearn_simulator.results.loaded_run import Floats, LoadedRun, read_run, series
 from fleetlearn_simulator.results.run_folder import MODEL, SUMMARY
 from fleetlearn_simulator.results.run_statistics import Target, lost_share, participation, reached, wasted_share
 from fleetlearn_simulator.run import Options, simulate
@@ -189,7 +189,7 @@ def rate_of(seconds: Floats, dropout: float) -> float:
     return float(f"{high:.4g}") if dropout else 0.0
 
 
-def kept_run(scenario: Scenario, folder: Path, options: Options = OPTIONS) -> Run:
+def kept_run(scenario: Scenario, folder: Path, options: Options = OPTIONS) -> LoadedRun:
     """Return the scenario's run from its folder. It is simulated first unless the folder has it already."""
     given, kept = json.dumps({"tables": scenario.tables, "setting": scenario.setting}, indent=1), folder / "given.json"
     if not ((folder / SUMMARY).exists() and kept.exists() and kept.read_text("utf-8") == given):
@@ -223,7 +223,7 @@ def carry_out(job: Job) -> dict[str, Any]:
     }
 
 
-def wasted_bytes(run: Run, model: int) -> float:
+def wasted_bytes(run: LoadedRun, model: int) -> float:
     """Return the share of the sent bytes that was wasted: models that led to no accepted report, and reports that were
     refused or whose round was abandoned. The graphs of a device's first task are kept, and so are not wasted."""
     sent = run.total(lambda row: row.bytes)

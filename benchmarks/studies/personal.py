@@ -25,7 +25,7 @@ from fleetlearn_device.runtimes.runtime import Runtime, open_runtime
 from fleetlearn_device.training.algorithms import run_algorithm
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.train import evaluate_data
-from fleetlearn_device.training.work import Inputs, Settings
+from fleetlearn_device.training.work import Inputs, TaskSettings
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import Options, simulate
@@ -115,7 +115,7 @@ class Used(NamedTuple):
     def accuracy(self, data: Device, number: int, model: Vector, kept: Vector | None) -> float:
         """Return the accuracy on the device's test examples. ``kept``: what it has kept, if anything."""
         if self.method.trained_on:
-            settings = Settings({"lr": LR, "mu": 0.0}, EPOCHS, BATCH, seed=number)
+            settings = TaskSettings({"lr": LR, "mu": 0.0}, EPOCHS, BATCH, seed=number)
             run_algorithm("plain", self.runtime, self.bundle, data.train, Inputs(model), settings)
             model = self.runtime.parameters.copy()
         if kept is not None and not kept_state_size(self.bundle.manifest):

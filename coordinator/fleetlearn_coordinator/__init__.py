@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
     from fleetlearn_coordinator.rounds.engine import Engine
     from fleetlearn_coordinator.rounds.settings import Settings
-    from fleetlearn_coordinator.service.serve import Result, serve, serve_async
+    from fleetlearn_coordinator.service.serve import RunResult, serve, serve_async
     from fleetlearn_coordinator.service.status import Status, read_model, read_status
     from fleetlearn_coordinator.storage.errors import StoreError
 
@@ -18,7 +18,7 @@ __all__ = [
     "Engine",
     "Plan",
     "PlanError",
-    "Result",
+    "RunResult",
     "ServiceError",
     "ServiceSettings",
     "Settings",
@@ -35,7 +35,7 @@ _MODULES = {
     "plan.service_settings": ("ServiceError", "ServiceSettings"),
     "rounds.engine": ("Engine",),
     "rounds.settings": ("Settings",),
-    "service.serve": ("Result", "serve", "serve_async"),
+    "service.serve": ("RunResult", "serve", "serve_async"),
     "service.status": ("Status", "read_model", "read_status"),
     "storage.errors": ("StoreError",),
 }

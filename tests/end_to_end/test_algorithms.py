@@ -28,7 +28,7 @@ from fleetlearn_device.storage.kept_states import personal_name
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.algorithms import run_algorithm
 from fleetlearn_device.training.sent_parts import encode_parts
-from fleetlearn_device.training.work import Inputs, Settings
+from fleetlearn_device.training.work import Inputs, TaskSettings
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.messages import CONTROL, UPDATE
@@ -126,7 +126,7 @@ def by_formula(plan: Plan, rounds: int) -> Ended:
     model = bundle.parameters()
     state, control = optimizer.init(model), np.zeros_like(model)
     kept = [Kept({}, None) for _ in DEVICES]
-    settings = Settings(plan.hyper(bundle.manifest), STEPS, 0, 0, personal_epochs=local.personal_epochs)
+    settings = TaskSettings(plan.hyper(bundle.manifest), STEPS, 0, 0, personal_epochs=local.personal_epochs)
     for _ in range(rounds):
         sums = round_sums.init(aggregators, len(model))
         for number, device in enumerate(DEVICES):

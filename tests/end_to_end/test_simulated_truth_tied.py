@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model
 from fleetlearn_device.runtimes.runtime import open_runtime
-from fleetlearn_device.training.algorithms import Inputs, Settings, run_algorithm
+from fleetlearn_device.training.algorithms import Inputs, TaskSettings, run_algorithm
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.frames import pack_chunks
@@ -58,7 +58,7 @@ class ByHand:
         self.went_on += task.kept is not None
         kept = {} if task.kept is None else {"control": own[task.kept]}
         given = Inputs(model, None, vectors, kept)
-        settings = Settings(task.hyper, task.epochs, task.batch_size, task.seed)
+        settings = TaskSettings(task.hyper, task.epochs, task.batch_size, task.seed)
         outcome = run_algorithm(task.algorithm, self.runtime, self.bundle, DEVICES[device].data, given, settings)
         self.tied[device][task.task] = outcome.tied["control"]
 

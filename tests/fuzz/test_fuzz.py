@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 from fleetlearn_coordinator.conversation.uploads import Uploads
-from fleetlearn_coordinator.network.connection import Connection
-from fleetlearn_coordinator.network.driver import Driver
+from fleetlearn_coordinator.network.connection import DeviceConnection
+from fleetlearn_coordinator.network.driver import ConnectionDriver
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_device.session.session import Session
 from fleetlearn_protocol.encodings import Encoding
@@ -119,22 +119,22 @@ def test_an_element_that_is_not_looked_at_is_found(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_connection_that_is_not_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = Driver.closed
+    closed = ConnectionDriver.closed
 
-    def forgetful(driver: Driver) -> None:
+    def forgetful(driver: ConnectionDriver) -> None:
         shared = driver._shared
         closed(driver)
         shared.connections.add(driver)
 
-    monkeypatch.setattr(Driver, "closed", forgetful)
+    monkeypatch.setattr(ConnectionDriver, "closed", forgetful)
     monkeypatch.setattr(sockets, "QUIET", 0.5)
     with pytest.raises(AssertionError):
         sockets.sockets(seeds.corpus("sockets")[0])
 
 
 def test_messages_that_are_cut_wrong_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    handle = Connection._handle
-    monkeypatch.setattr(Connection, "_handle", lambda self, data: handle(self, data.replace(b"heart", b"Heart")))
+    handle = DeviceConnection._handle
+    monkeypatch.setattr(DeviceConnection, "_handle", lambda self, data: handle(self, data.replace(b"heart", b"Heart")))
     assert fails("streams")
 
 

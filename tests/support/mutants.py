@@ -13,7 +13,7 @@ from fleetlearn_export.emission.emitter import Emitter, Handler
 from fleetlearn_export.emission.functional import without_writes
 from fleetlearn_export.emission.table import OPERATORS, decompositions
 from fleetlearn_export.graphs.conversion import IR_VERSION, OPSET
-from fleetlearn_export.model.steps import Evaluated, Objective, Tensors
+from fleetlearn_export.model.steps import BatchEvaluation, Objective, Tensors
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
 from fleetlearn_export.model.user_model import UserModel, make_user_model, training_mode
 from fleetlearn_export.tracing.decompositions import Decompositions
@@ -136,7 +136,7 @@ def blind_objective(
     extra: Callable[[Any], torch.Tensor] | None = None,
     *,
     scale: torch.Tensor | None = None,
-) -> Evaluated:
+) -> BatchEvaluation:
     """Do what ``Objective`` does, with the model's own tensors in the loss and the backward pass, and without hooks."""
     leaves = {name: params[name].detach().requires_grad_() for name in objective.trained}
     arrays = {name: value.clone() for name, value in batch.items()}
@@ -146,4 +146,4 @@ def blind_objective(
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     rows = zip(leaves.items(), found, strict=True)
     gradients = {name: torch.zeros_like(leaf) if row is None else row for (name, leaf), row in rows}
-    return Evaluated(loss.detach(), {}, gradients, {})
+    return BatchEvaluation(loss.detach(), {}, gradients, {})

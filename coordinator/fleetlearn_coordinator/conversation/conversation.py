@@ -42,11 +42,11 @@ from fleetlearn_protocol.messages import (
 from fleetlearn_coordinator.conversation.effects import (
     Allow,
     CheckedIn,
-    Close,
+    CloseConnection,
     End,
-    Note,
+    LogNote,
     Owner,
-    Send,
+    SendMessage,
     StartDownload,
     StopDownload,
 )
@@ -170,13 +170,13 @@ class Conversation:
                 self._owner.perform(Allow(MESSAGES_OF_A_TASK, download, 2 * upload))
             case Cancel():
                 self._stop_upload()
-        self._owner.perform(Send(message))
+        self._owner.perform(SendMessage(message))
         if isinstance(message, ComeBack) and message.reason == "no-task":
             self._close(1000, "come back later")
 
     def replaced(self) -> None:
         """The device has connected again."""
-        self._owner.perform(Send(Refused(Code.REPLACED, f"device {self.device} has connected again")))
+        self._owner.perform(SendMessage(Refused(Code.REPLACED, f"device {self.device} has connected again")))
         self._leave()
         self._close(1008, "replaced")
 
@@ -184,7 +184,7 @@ class Conversation:
         """This content is no longer served."""
         if self.fetching == sha256:  # not a fault of the device: it is not counted
             self._stop_download()
-            self._owner.perform(Send(Refused(Code.UNKNOWN_CONTENT, text, None, sha256)))
+            self._owner.perform(SendMessage(Refused(Code.UNKNOWN_CONTENT, text, None, sha256)))
 
     # Events of the upload: when they come depends on the uploads of other conversations
 
@@ -195,7 +195,7 @@ class Conversation:
 
     def must_wait(self, upload: Upload) -> None:
         """The upload lost its place."""
-        self._owner.perform(Send(Waiting(task=upload.report.task)))
+        self._owner.perform(SendMessage(Waiting(task=upload.report.task)))
 
     def arriving(self) -> int:
         """Return how many bytes are here of a chunk that is not complete."""
@@ -213,7 +213,7 @@ class Conversation:
 
     def _close(self, code: int, reason: str) -> None:
         self.over = True
-        self._owner.perform(Close(code, reason))
+        self._owner.perform(CloseConnection(code, reason))
 
     def _end(self, reason: str) -> None:
         self.over = True
@@ -222,8 +222,8 @@ class Conversation:
     def _refuse(
         self, error: FleetError, task: str | None = None, sha256: str | None = None, *, ends_task: bool = False
     ) -> None:
-        self._owner.perform(Note(f"refused: {error}"))
-        self._owner.perform(Send(Refused(error.code, error.text, task, sha256)))
+        self._owner.perform(LogNote(f"refused: {error}"))
+        self._owner.perform(SendMessage(Refused(error.code, error.text, task, sha256)))
         if ends_task or error.code in LOST_RACES:
             self._races += 1
         else:
@@ -258,18 +258,18 @@ class Conversation:
             text = f"version {message.protocol} of the protocol; this coordinator speaks version {PROTOCOL_VERSION}"
             older = "the device" if message.protocol < PROTOCOL_VERSION else "the coordinator"
             note = f"{message.device} was refused: it speaks {text}. Update the fleetlearn of {older}"
-            self._owner.perform(Note(note, warning=True, seldom=True))
-            self._owner.perform(Send(Refused(Code.BAD_VERSION, text)))
+            self._owner.perform(LogNote(note, warning=True, seldom=True))
+            self._owner.perform(SendMessage(Refused(Code.BAD_VERSION, text)))
             self._close(1008, "protocol version")
             return
         message = self._owner.confirm(message)
         admitted = self._owner.admit(message)
         if isinstance(admitted, ComeBack):
-            self._owner.perform(Send(admitted))
+            self._owner.perform(SendMessage(admitted))
             self._close(1000, "come back later")
             return
         self.device, self._new, self.port = message.device, False, admitted.port
-        self._owner.perform(Send(admitted.welcome))
+        self._owner.perform(SendMessage(admitted.welcome))
         self._owner.perform(CheckedIn(message.device, admitted.download, admitted.upload))
         self.port.join(message, self.seen)
         self._uploads.grant(self.seen)  # the place of an upload that the earlier connection left
@@ -283,14 +283,14 @@ class Conversation:
         except ProtocolError as error:
             self._refuse(error, message.task)
             return
-        self._owner.perform(Send(Accepted(message.task)))
+        self._owner.perform(SendMessage(Accepted(message.task)))
         if counts:
             self.port.count_measurement(device, message.task, self.seen)
 
     def _failed(self, device: str, message: Failed) -> None:
         if self.upload is not None and self.upload.report.task == message.task:
             self._stop_upload()
-        self._owner.perform(Note(f"failed task {message.task}: {message.code} {message.text!r}", warning=True))
+        self._owner.perform(LogNote(f"failed task {message.task}: {message.code} {message.text!r}", warning=True))
         self._end_task(device, message.task, f"failed: {message.code}")
 
     def _end_task(self, device: str, task: str, cause: str) -> None:
@@ -319,7 +319,7 @@ class Conversation:
     def _report(self, device: str, message: Report) -> None:
         try:
             if not self.port.announce(device, message, self.seen):
-                self._owner.perform(Send(Accepted(message.task)))
+                self._owner.perform(SendMessage(Accepted(message.task)))
                 return
         except ProtocolError as error:
             if error.code in (Code.WRONG_PARTS, Code.WRONG_LENGTH, Code.BAD_MESSAGE):
@@ -340,7 +340,7 @@ class Conversation:
 
     def _send_grant(self, upload: Upload) -> None:
         self._transfers.append(upload.transfer)
-        self._owner.perform(Send(Grant(upload.report.task, upload.transfer, upload.offset)))
+        self._owner.perform(SendMessage(Grant(upload.report.task, upload.transfer, upload.offset)))
 
     def _chunk(self, message: bytes) -> None:
         chunk = unpack_chunk(message)
@@ -372,7 +372,7 @@ class Conversation:
         upload = self.upload
         if upload is None or upload.report.task != message.task or not upload.transfer:
             if self.port.has_counted(device, message.task):
-                self._owner.perform(Send(Accepted(message.task)))
+                self._owner.perform(SendMessage(Accepted(message.task)))
             elif not self._transfers:
                 raise ProtocolError(Code.OUT_OF_TURN, f"no upload of task {message.task} was granted")
             return
@@ -388,7 +388,7 @@ class Conversation:
             return
         self._uploads.complete(upload, self.seen)
         self.upload = None
-        self._owner.perform(Send(Accepted(message.task)))
+        self._owner.perform(SendMessage(Accepted(message.task)))
         self.port.count_report(device, message.task, self.seen)
         self._uploads.grant(self.seen)
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from fleetlearn_coordinator.conversation.port import Admitted
 
 
-class Send(Struct, frozen=True, gc=False):
+class SendMessage(Struct, frozen=True, gc=False):
     """Send a message to the device."""
 
     message: FromCoordinator
@@ -50,7 +50,7 @@ class StopDownload(Struct, frozen=True, gc=False):
     """Send no more of the content."""
 
 
-class Close(Struct, frozen=True, gc=False):
+class CloseConnection(Struct, frozen=True, gc=False):
     """Close in an orderly way: what was sent before goes out first. Messages that still arrive are not handled."""
 
     code: int
@@ -64,7 +64,7 @@ class End(Struct, frozen=True, gc=False):
     reason: str
 
 
-class Note(Struct, frozen=True, gc=False):
+class LogNote(Struct, frozen=True, gc=False):
     """A line for the log."""
 
     text: str
@@ -73,7 +73,7 @@ class Note(Struct, frozen=True, gc=False):
     """Devices cause it again and again: it is worth a line once in a while."""
 
 
-Effect = Send | CheckedIn | Allow | StartDownload | StopDownload | Close | End | Note
+Effect = SendMessage | CheckedIn | Allow | StartDownload | StopDownload | CloseConnection | End | LogNote
 
 
 class Owner(Protocol):

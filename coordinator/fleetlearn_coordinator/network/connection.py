@@ -50,13 +50,13 @@ NO_TLS = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\
 class ConnectionOwner(Protocol):
     """The listener that accepted a connection, as the connection sees it."""
 
-    def respond(self, connection: Connection, request: Request) -> Response:
+    def respond(self, connection: DeviceConnection, request: Request) -> Response:
         """Return the answer to the request that opens the connection, and set its ``known``."""
 
-    def speaks_tls(self, connection: Connection) -> None:
+    def speaks_tls(self, connection: DeviceConnection) -> None:
         """The peer begins a TLS handshake, and this port has no TLS. The connection is ended now."""
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: DeviceConnection) -> None:
         """The connection is closed."""
 
 
@@ -76,7 +76,7 @@ class Handler(Protocol):
         """Called last, so that the handler may drop what refers to it."""
 
 
-class Connection(asyncio.Protocol):
+class DeviceConnection(asyncio.Protocol):
     """Hands frames to websockets within the budgets of limits.py, a few in each turn of the event loop."""
 
     driver: Handler

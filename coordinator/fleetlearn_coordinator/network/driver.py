@@ -32,23 +32,23 @@ from fleetlearn_coordinator.conversation.conversation import Conversation
 from fleetlearn_coordinator.conversation.effects import (
     Allow,
     CheckedIn,
-    Close,
+    CloseConnection,
     Effect,
     End,
-    Note,
-    Send,
+    LogNote,
+    SendMessage,
     StartDownload,
     StopDownload,
 )
 from fleetlearn_coordinator.conversation.limits import BYTE_BURST, MESSAGE_BURST, WRITE_LIMIT
 from fleetlearn_coordinator.conversation.port import Admitted, Port, RunPort
 from fleetlearn_coordinator.conversation.uploads import Uploads
-from fleetlearn_coordinator.network.connection import Connection
+from fleetlearn_coordinator.network.connection import DeviceConnection
 from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
 from fleetlearn_coordinator.network.gate import confirmed
 from fleetlearn_coordinator.network.peer_log import ConnectionLog, say_seldom
-from fleetlearn_coordinator.network.transfers.contents import Content as Served
 from fleetlearn_coordinator.network.transfers.contents import Contents, StoredContent
+from fleetlearn_coordinator.network.transfers.contents import FramedContent as Served
 from fleetlearn_coordinator.network.transfers.downloads import Download, Downloads
 
 if TYPE_CHECKING:  # few services sign
@@ -76,25 +76,25 @@ class ServedRun(NamedTuple):
 class Shared:
     """What the drivers of one process have in common."""
 
-    admit: Callable[[Driver, CheckIn], Admitted | ComeBack]
+    admit: Callable[[ConnectionDriver, CheckIn], Admitted | ComeBack]
     """Sets the driver's ``run``, if one run alone is served."""
     uploads: Uploads
     downloads: Downloads
     failed: Callable[[Exception], None]
     """Called with an error that is not a device's fault."""
-    checked_in: Callable[[Connection], None]
+    checked_in: Callable[[DeviceConnection], None]
     """Called when a device has checked in: its connection does not count as a newcomer any more."""
     budgets: DeviceBudgets
     signer: Signer | None = None
     """Signs for devices that trust keys, if the service has some."""
-    connections: set[Driver] = field(default_factory=set)
-    devices: dict[str, Driver] = field(default_factory=dict)
+    connections: set[ConnectionDriver] = field(default_factory=set)
+    devices: dict[str, ConnectionDriver] = field(default_factory=dict)
     """Device -> the driver of its connection, once it has checked in."""
     ended: bool = False
     """Nothing more may be done: the host is being closed, or an error left its only run's memory and disk different."""
 
 
-class Driver:
+class ConnectionDriver:
     """One connection with its conversation and its download."""
 
     __slots__ = (
@@ -111,7 +111,7 @@ class Driver:
         "run",
     )
 
-    def __init__(self, connection: Connection, shared: Shared) -> None:
+    def __init__(self, connection: DeviceConnection, shared: Shared) -> None:
         self.connection, self._shared, self._loop = connection, shared, connection.loop
         self.conversation = Conversation(shared.uploads, self, connection.since)
         shared.connections.add(self)
@@ -218,7 +218,7 @@ class Driver:
     def perform(self, effect: Effect) -> None:
         """Carry out what the conversation asks for."""
         match effect:
-            case Send(message):
+            case SendMessage(message):
                 self.send(message)
             case CheckedIn():
                 self._check_in(effect)
@@ -228,13 +228,13 @@ class Driver:
                 self._start_download(effect)
             case StopDownload():
                 self._stop_download()
-            case Close(code, reason):
+            case CloseConnection(code, reason):
                 self.connection.close(code, reason)
             case End(reason):
                 self.connection.end(1008, reason)
-            case Note(text, warning, seldom=True):
+            case LogNote(text, warning, seldom=True):
                 say_seldom(self._who(), text, logging.WARNING if warning else logging.INFO)
-            case Note(text, warning):
+            case LogNote(text, warning):
                 self.log(text, logging.WARNING if warning else logging.INFO)
 
     def send(self, message: FromCoordinator) -> None:

@@ -22,7 +22,7 @@ from fleetlearn_coordinator.conversation.places import Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted, Port
 from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network import process_settings
-from fleetlearn_coordinator.network.driver import Driver, ServedRun, Shared
+from fleetlearn_coordinator.network.driver import ConnectionDriver, ServedRun, Shared
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.listener import Listener
 from fleetlearn_coordinator.network.several.shared_port import SharedPort
@@ -50,7 +50,7 @@ class Host:
     def __init__(
         self,
         service: ServiceSettings,
-        places: process_settings.Places,
+        places: process_settings.DescriptorShares,
         gate: Gate | None = None,
         *,
         several: bool = False,
@@ -67,7 +67,7 @@ class Host:
         """Where it listens, as a URL."""
         self._certificates = None if service.tls is None else Certificates(service.tls)
         self._listener = Listener(
-            lambda connection: Driver(connection, self.shared),
+            lambda connection: ConnectionDriver(connection, self.shared),
             origins=service.own_origins,
             newcomers=places.newcomers if service.tls is None else min(places.newcomers, TLS_NEWCOMERS),
             speaking=lambda: len(self.devices),
@@ -125,7 +125,7 @@ class Host:
     ) -> None:
         await self._listener.close()
 
-    def admit(self, driver: Driver, check_in: CheckIn) -> Admitted | ComeBack:
+    def admit(self, driver: ConnectionDriver, check_in: CheckIn) -> Admitted | ComeBack:
         """Say what a device is told that checks in, and which port it has."""
         if self.turns is None:
             driver.run = self._run
@@ -137,7 +137,7 @@ class Host:
             answer = ComeBack(spread(30.0), "busy")
         return answer
 
-    def _admit_to(self, turns: Turns, driver: Driver, check_in: CheckIn) -> Admitted | ComeBack:
+    def _admit_to(self, turns: Turns, driver: ConnectionDriver, check_in: CheckIn) -> Admitted | ComeBack:
         unfit = {run: run.port.unfit(check_in) for run in turns.runs}
         fits = {run for run, why in unfit.items() if not why}
         why = "; ".join(f"{run.port.name}: {why}" for run, why in unfit.items()) or "no run is served here now"

@@ -55,7 +55,7 @@ class RefusedError(Exception):
         self.status, self.text, self.silent = status, text, silent
 
 
-class Target(NamedTuple):
+class RequestTarget(NamedTuple):
     """What a request is for."""
 
     path: tuple[str, ...]
@@ -245,10 +245,12 @@ async def read_request(
                 raise EOFError
 
 
-def read_target(request: h11.Request) -> Target:
+def read_target(request: h11.Request) -> RequestTarget:
     """Return what a request is for. Raises RefusedError."""
     with suppress(ValueError):
         target = urlsplit(request.target.decode("ascii"))
         path = tuple(unquote(part, errors="strict") for part in target.path.strip("/").split("/"))
-        return Target(path, dict(parse_qsl(target.query, keep_blank_values=True, errors="strict", max_num_fields=20)))
+        return RequestTarget(
+            path, dict(parse_qsl(target.query, keep_blank_values=True, errors="strict", max_num_fields=20))
+        )
     raise RefusedError(HTTPStatus.BAD_REQUEST, "the request's target is no path that can be read")

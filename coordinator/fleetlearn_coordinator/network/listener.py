@@ -35,7 +35,7 @@ from fleetlearn_coordinator.conversation.limits import (
 )
 from fleetlearn_coordinator.network import process_settings
 from fleetlearn_coordinator.network.addresses import AddressBook, AddressUse, Networks, read_address, retry_after
-from fleetlearn_coordinator.network.connection import Connection, Handler
+from fleetlearn_coordinator.network.connection import DeviceConnection, Handler
 from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
 from fleetlearn_coordinator.network.forwarded import origin_of
 from fleetlearn_coordinator.network.gate import Gate, RefusalError
@@ -54,7 +54,7 @@ class Listener:
 
     def __init__(
         self,
-        handler_of: Callable[[Connection], Handler],
+        handler_of: Callable[[DeviceConnection], Handler],
         *,
         origins: Collection[str] = (),
         newcomers: int = NEWCOMERS,
@@ -86,7 +86,7 @@ class Listener:
         self._retry: asyncio.TimerHandle | None = None
         self._beginning: set[asyncio.Task[None]] = set()
         """One task for each connection that has no transport yet."""
-        self.connections: set[Connection] = set()
+        self.connections: set[DeviceConnection] = set()
         """All whose sockets are accepted and not closed."""
         self._all_lost = asyncio.Event()
         """Set when the last connection is closed."""
@@ -177,7 +177,7 @@ class Listener:
                 self._close_unread(accepted, use)
                 continue
             protocol = ServerProtocol(subprotocols=SUBPROTOCOLS, max_size=LARGEST_MESSAGE, logger=websockets_logger)
-            connection = Connection(protocol, self, self._message_rate)
+            connection = DeviceConnection(protocol, self, self._message_rate)
             connection.driver = self._handler_of(connection)
             self._enter(connection, name[0], use)
             self.connections.add(connection)
@@ -191,7 +191,7 @@ class Listener:
             return None
         return self._book.find(address, self._loop.time())
 
-    def _enter(self, connection: Connection, host: str, use: AddressUse | None) -> None:
+    def _enter(self, connection: DeviceConnection, host: str, use: AddressUse | None) -> None:
         connection.address, connection.use = host, use
         if use is not None:
             self._book.enter(use)
@@ -208,7 +208,7 @@ class Listener:
     def _end_short_life(self, weight: float) -> None:
         self._short_lives.tokens = max(0.0, self._short_lives.tokens - weight)
 
-    async def _begin(self, connection: Connection, accepted: socket.socket) -> None:
+    async def _begin(self, connection: DeviceConnection, accepted: socket.socket) -> None:
         tls: dict[str, Any] = {}
         if self._certificates is not None:
             HELLO.set(hello := Hello(_address_of(accepted)))
@@ -229,7 +229,7 @@ class Listener:
             assert task is not None
             self._beginning.discard(task)
 
-    def speaks_tls(self, connection: Connection) -> None:
+    def speaks_tls(self, connection: DeviceConnection) -> None:
         """Called by a connection without TLS whose peer begins a TLS handshake."""
         say_seldom(
             f"a connection of {connection.address} was refused",
@@ -237,7 +237,7 @@ class Listener:
             "must have [tls]",
         )
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: DeviceConnection) -> None:
         """Called by a connection when it is closed."""
         if connection not in self.connections:
             return
@@ -255,7 +255,7 @@ class Listener:
         connection.cut_cycles()
         self.check()
 
-    def checked_in(self, connection: Connection) -> None:
+    def checked_in(self, connection: DeviceConnection) -> None:
         """A device has checked in on this connection."""
         connection.newcomer = False
         if connection.use is not None:
@@ -264,7 +264,7 @@ class Listener:
 
     # The request that opens a connection
 
-    def respond(self, connection: Connection, request: Request) -> Response:
+    def respond(self, connection: DeviceConnection, request: Request) -> Response:
         """Return the answer to the request that opens the connection."""
         try:
             self._check_address(connection, request)
@@ -291,7 +291,7 @@ class Listener:
             )
         return response
 
-    def _check_address(self, connection: Connection, request: Request) -> None:
+    def _check_address(self, connection: DeviceConnection, request: Request) -> None:
         """Find out which address a proxy connects for, and hold the address to its limits. Raises RefusalError."""
         now, proxy = self._loop.time(), read_address(connection.address)
         if proxy is not None and proxy in self._proxies:
@@ -337,7 +337,7 @@ class Listener:
         port = "" if self.page_port == (443 if tls else 80) else f":{self.page_port}"
         return origin == f"{'https' if tls else 'http'}://{host}{port}"
 
-    def _check_credential(self, connection: Connection, gate: Gate, request: Request) -> None:
+    def _check_credential(self, connection: DeviceConnection, gate: Gate, request: Request) -> None:
         """Find out whose credential or certificate it is, and hold the device to its limit. Raises RefusalError."""
         certificate = connection.transport.get_extra_info("peercert")
         connection.known = gate.check(request.headers, certificate, self._count_check_in)

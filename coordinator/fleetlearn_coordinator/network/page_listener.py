@@ -20,12 +20,12 @@ from fleetlearn_coordinator.network.http_port import (
     MOST_HEADERS,
     HttpPort,
     RefusedError,
-    Target,
+    RequestTarget,
     read_request,
     read_target,
 )
 from fleetlearn_coordinator.network.peer_log import logger
-from fleetlearn_coordinator.network.static_files import CHUNK, Answer, StaticFolder, document
+from fleetlearn_coordinator.network.static_files import CHUNK, FileResponse, StaticFolder, document
 from fleetlearn_coordinator.plan.service_settings import Limits, Tls
 
 MOST_CONNECTIONS = 128
@@ -130,14 +130,14 @@ class PageListener:
             connection.start_next_cycle()
         return useful
 
-    async def _answer(self, request: h11.Request) -> Answer:
+    async def _answer(self, request: h11.Request) -> FileResponse:
         try:
             target = read_target(request)
             return await self._loop.run_in_executor(self._port.pool, self._find, target, dict(request.headers))
         except RefusedError as refused:
             return _refusal(refused)
 
-    def _find(self, target: Target, headers: Mapping[bytes, bytes]) -> Answer:
+    def _find(self, target: RequestTarget, headers: Mapping[bytes, bytes]) -> FileResponse:
         """Return what is asked for. Raises RefusedError."""
         make = self._documents.get("/".join(target.path))
         try:
@@ -149,7 +149,13 @@ class PageListener:
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "this cannot be read now; try again later") from None
 
     async def _send(
-        self, connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer, *, silent: bool, last: bool
+        self,
+        connection: h11.Connection,
+        writer: asyncio.StreamWriter,
+        answer: FileResponse,
+        *,
+        silent: bool,
+        last: bool,
     ) -> None:
         """Send an answer. Raises TimeoutError where the peer does not take it, OSError where the peer is gone."""
         headers = [*answer.headers, *HEADERS, *([("Connection", "close")] if last else [])]
@@ -177,5 +183,5 @@ def _check(head: h11.Request) -> None:
         raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "requests have no body here", silent=silent)
 
 
-def _refusal(refused: RefusedError) -> Answer:
+def _refusal(refused: RefusedError) -> FileResponse:
     return document(f"{refused.text}\n".encode(), refused.status, "text/plain; charset=utf-8")

@@ -65,7 +65,7 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-class Places(NamedTuple):
+class DescriptorShares(NamedTuple):
     """How many connections the process has descriptors for."""
 
     limit: int
@@ -76,13 +76,13 @@ class Places(NamedTuple):
     """Other connections: in the handshake, before the check-in, closing."""
 
 
-def places(devices: int, *, files: int) -> Places:
+def places(devices: int, *, files: int) -> DescriptorShares:
     """Share the process's descriptors between ``files`` files, ``devices`` devices, and newcomers."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
-        return Places(2**31, devices, NEWCOMERS)
+        return DescriptorShares(2**31, devices, NEWCOMERS)
     newcomers = max(1, min(NEWCOMERS, limit // 8))
-    return Places(limit, min(devices, limit - newcomers - files - OTHER_FILES), newcomers)
+    return DescriptorShares(limit, min(devices, limit - newcomers - files - OTHER_FILES), newcomers)
 
 
 async def listening_sockets(host: str, port: int, backlog: int = BACKLOG) -> list[socket.socket]:

@@ -48,7 +48,7 @@ FOR_EVER = "public, max-age=31536000, immutable"
 """How long a file is kept whose name has its hash. Others are asked for again, and answered with 304 while the same."""
 
 
-class Answer(NamedTuple):
+class FileResponse(NamedTuple):
     """What a request is answered. Close its content."""
 
     status: HTTPStatus
@@ -58,10 +58,10 @@ class Answer(NamedTuple):
     content: BinaryIO
 
 
-def document(content: bytes, status: HTTPStatus = HTTPStatus.OK, kind: str = "application/json") -> Answer:
+def document(content: bytes, status: HTTPStatus = HTTPStatus.OK, kind: str = "application/json") -> FileResponse:
     """Return an answer that is made for this request, and kept by nobody."""
     headers = [("Content-Type", kind), ("Content-Length", str(len(content))), ("Cache-Control", "no-store")]
-    return Answer(status, headers, len(content), BytesIO(content))
+    return FileResponse(status, headers, len(content), BytesIO(content))
 
 
 class StaticFolder:
@@ -73,7 +73,7 @@ class StaticFolder:
         if not (self._root / INDEX).is_file():
             raise FleetError(Code.UNKNOWN_CONTENT, f"page.folder = {path} is no folder with a file {INDEX}")
 
-    def find(self, path: tuple[str, ...], headers: Mapping[bytes, bytes]) -> Answer:
+    def find(self, path: tuple[str, ...], headers: Mapping[bytes, bytes]) -> FileResponse:
         """Return the file at a path, or that it is the same as before. ``headers``: the request's, lower case.
 
         Blocks while the file is opened. Raises RefusedError (not found), OSError (it cannot be read)."""
@@ -92,10 +92,10 @@ class StaticFolder:
         tag = f'"{found.st_mtime_ns:x}-{found.st_size:x}"'
         answer.append(("ETag", tag))
         if _is_same(tag, headers.get(b"if-none-match", b"")):
-            return Answer(HTTPStatus.NOT_MODIFIED, answer, 0, content)
+            return FileResponse(HTTPStatus.NOT_MODIFIED, answer, 0, content)
         kind = TYPES.get(Path(name).suffix.lower(), "application/octet-stream")
         answer += [("Content-Type", kind), ("Content-Length", str(found.st_size))]
-        return Answer(HTTPStatus.OK, answer, found.st_size, content)
+        return FileResponse(HTTPStatus.OK, answer, found.st_size, content)
 
     def _below(self, path: Iterable[str]) -> Path | None:
         """Return where a path leads, if that is in the folder, and no part of its name is hidden."""

@@ -11,7 +11,7 @@ from fleetlearn_coordinator.aggregation.robust.rules import RULES, least_updates
 from fleetlearn_coordinator.aggregation.weighing.fair import fair
 from fleetlearn_coordinator.aggregation.weighing.normalised import STEPS, most_alpha, normalised
 from fleetlearn_coordinator.aggregation.weighing.weighing import Rule
-from fleetlearn_coordinator.plan.sections import Aggregation, Round
+from fleetlearn_coordinator.plan.sections import Aggregation, RoundSection
 
 NORMALISE = "aggregation.normalise = true"
 
@@ -49,7 +49,7 @@ def weighing_rule(aggregation: Aggregation, step: LocalStep, hyper: Mapping[str,
 
 
 def contradictions_of_aggregation(
-    aggregation: Aggregation, round_: Round, *, mix: bool, evaluate: bool
+    aggregation: Aggregation, round_: RoundSection, *, mix: bool, evaluate: bool
 ) -> Iterable[str]:
     """Yield what does not fit together. ``mix``: server.mix; ``evaluate``: local.evaluate."""
     name, rule = aggregation.aggregator, RULES.get(aggregation.aggregator)

@@ -12,7 +12,7 @@ from fleetlearn_coordinator.aggregation import aggregators
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES
 from fleetlearn_coordinator.plan.aggregation_rules import contradictions_of_aggregation
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
-from fleetlearn_coordinator.plan.sections import Pace
+from fleetlearn_coordinator.plan.sections import PaceSection
 
 if TYPE_CHECKING:
     from fleetlearn_coordinator.plan.plan import Plan
@@ -75,7 +75,7 @@ def contradictions(plan: Plan) -> Iterable[str]:
         find_encoding(plan.encoding.up)
     except ProtocolError as error:
         yield f'encoding.up = "{plan.encoding.up}": {error.text}'
-    if plan.pace.connected is None and plan.pace != Pace():
+    if plan.pace.connected is None and plan.pace != PaceSection():
         yield "pace.longest and pace.check_ins need pace.connected, how many devices stay connected"
     if plan.pace.connected is not None and plan.pace.connected < round_.cohort:
         what = "round.concurrency" if round_.asynchronous else "the cohort (round.goal * round.over_selection)"

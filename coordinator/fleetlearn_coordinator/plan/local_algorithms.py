@@ -18,7 +18,7 @@ Personal = Literal["some", "normalisation", "in turns", "nothing"]
 with a step that can train them in turns with the others; nothing, since each device has a whole model of its own."""
 
 
-class Algorithm(NamedTuple):
+class LocalAlgorithm(NamedTuple):
     """What an algorithm needs."""
 
     needs: tuple[Need, ...] = ()
@@ -39,13 +39,13 @@ class Algorithm(NamedTuple):
     """Whether each device has a personal model, which it measures beside the round's."""
 
 
-_SCAFFOLD = Algorithm(("correction",), True, (CONTROL,), True)
+_SCAFFOLD = LocalAlgorithm(("correction",), True, (CONTROL,), True)
 
-ALGORITHMS: Mapping[str, Algorithm] = {
-    "plain": Algorithm(),
+ALGORITHMS: Mapping[str, LocalAlgorithm] = {
+    "plain": LocalAlgorithm(),
     "scaffold": _SCAFFOLD,
     "scaffold-gradient": _SCAFFOLD,
-    "feddyn": Algorithm(("proximal", "correction"), tied=("dual",), counts_devices=True, whole_updates=True),
-    "fedrep": Algorithm(personal="in turns", personal_passes=True),
-    "ditto": Algorithm(("proximal",), personal="nothing", personal_passes=True, personal_model=True),
+    "feddyn": LocalAlgorithm(("proximal", "correction"), tied=("dual",), counts_devices=True, whole_updates=True),
+    "fedrep": LocalAlgorithm(personal="in turns", personal_passes=True),
+    "ditto": LocalAlgorithm(("proximal",), personal="nothing", personal_passes=True, personal_model=True),
 }

@@ -27,23 +27,23 @@ from fleetlearn_coordinator.aggregation.weighing.weighing import Weighing
 from fleetlearn_coordinator.plan.aggregation_rules import weighing_rule
 from fleetlearn_coordinator.plan.contradictions import contradictions
 from fleetlearn_coordinator.plan.defaults import fill_defaults
-from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS, Algorithm
+from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS, LocalAlgorithm
 from fleetlearn_coordinator.plan.personal_parameters import personal_misfit
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import (
     SECTIONS,
     Aggregation,
-    Encoding,
-    Evaluation,
+    EncodingSection,
+    EvaluationSection,
     Local,
     Models,
-    Pace,
-    Round,
+    PaceSection,
+    RoundSection,
     Server,
     Staleness,
     Stop,
 )
-from fleetlearn_coordinator.plan.selection_section import NESTED, Selection
+from fleetlearn_coordinator.plan.selection_section import NESTED, SelectionSection
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.plan.toml_errors import Section, near, paths_from, read_tables, refuse_unknown
 from fleetlearn_coordinator.rounds.settings import MEASURED_ON, EvaluationSettings, Settings
@@ -70,15 +70,15 @@ class Plan(Section, frozen=True, kw_only=True):
     durable: Literal["process", "power"] = "process"
     """What an acknowledged update survives: the process's death, or also the machine's (an fsync for each update)."""
     local: Local
-    round: Round
+    round: RoundSection
     staleness: Staleness
     aggregation: Aggregation
-    encoding: Encoding
-    pace: Pace
+    encoding: EncodingSection
+    pace: PaceSection
     server: Server
     stop: Stop
-    selection: Selection
-    evaluation: Evaluation
+    selection: SelectionSection
+    evaluation: EvaluationSection
     models: Models
     file: str
     """Where the plan came from, for messages. Not a key of the file."""
@@ -198,7 +198,7 @@ class Plan(Section, frozen=True, kw_only=True):
         return aggregators.make(self.aggregation.aggregator, self.aggregation.bounds, buffers)
 
     @property
-    def algorithm(self) -> Algorithm:
+    def algorithm(self) -> LocalAlgorithm:
         """What the devices' algorithm needs."""
         return ALGORITHMS[self.local.algorithm]
 

@@ -16,7 +16,7 @@ from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES, MAX_WEIGH
 from fleetlearn_coordinator.aggregation.robust.rules import Bounds
 from fleetlearn_coordinator.aggregation.weighing.fair import MOST_Q
 from fleetlearn_coordinator.aggregation.weighing.norm_bound import NormBound
-from fleetlearn_coordinator.plan.selection_section import Selection
+from fleetlearn_coordinator.plan.selection_section import SelectionSection
 from fleetlearn_coordinator.plan.toml_errors import Positive, Section
 from fleetlearn_coordinator.rounds.settings import PaceSettings
 
@@ -59,7 +59,7 @@ class Local(Section, frozen=True, kw_only=True):
     """Further hyper-parameters of the bundle's step, by name. Default: the bundle's."""
 
 
-class Round(Section, frozen=True, kw_only=True):
+class RoundSection(Section, frozen=True, kw_only=True):
     """[round]: who takes part, and for how long."""
 
     goal: Annotated[int, Meta(ge=1, le=MAX_UPDATES)]
@@ -168,7 +168,7 @@ class Aggregation(Section, frozen=True, kw_only=True):
         return Bounds(**{key: value for key, value in given.items() if value is not None})
 
 
-class Encoding(Section, frozen=True, kw_only=True):
+class EncodingSection(Section, frozen=True, kw_only=True):
     """[encoding]: how updates and models become bytes (docs/algorithms/encodings.md)."""
 
     up: str = "float32"
@@ -179,7 +179,7 @@ class Encoding(Section, frozen=True, kw_only=True):
     earlier model, for devices that still have one of the last two."""
 
 
-class Pace(Section, frozen=True, kw_only=True):
+class PaceSection(Section, frozen=True, kw_only=True):
     """[pace]: pace steering. How many devices stay connected, and when the others come back."""
 
     connected: Positive | None = None
@@ -249,7 +249,7 @@ class Stop(Section, frozen=True, kw_only=True):
     """Stop when a round changes the model by less than this (L2 norm)."""
 
 
-class Evaluation(Section, frozen=True, kw_only=True):
+class EvaluationSection(Section, frozen=True, kw_only=True):
     """[evaluation]: measuring the model on devices' own data, beside the training rounds."""
 
     every: Annotated[int, Meta(ge=1, le=2**31)] | None = None
@@ -289,14 +289,14 @@ class Models(Section, frozen=True, kw_only=True):
 
 SECTIONS: Mapping[str, type[Section]] = {
     "local": Local,
-    "round": Round,
+    "round": RoundSection,
     "staleness": Staleness,
     "aggregation": Aggregation,
-    "encoding": Encoding,
-    "pace": Pace,
+    "encoding": EncodingSection,
+    "pace": PaceSection,
     "server": Server,
     "stop": Stop,
-    "selection": Selection,
-    "evaluation": Evaluation,
+    "selection": SelectionSection,
+    "evaluation": EvaluationSection,
     "models": Models,
 }

@@ -21,7 +21,7 @@ Names = Annotated[tuple[Identifier, ...], Meta(max_length=100)]
 Seconds = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
 
 
-class Oort(Section, frozen=True, kw_only=True):
+class OortSection(Section, frozen=True, kw_only=True):
     """[selection.oort]: the constants of strategy = "oort" (Lai et al., arXiv 2010.06081)."""
 
     preferred_seconds: Seconds | None = None
@@ -46,7 +46,7 @@ class Oort(Section, frozen=True, kw_only=True):
     """A device that was given this many tasks is chosen last."""
 
 
-class Selection(Section, frozen=True, kw_only=True):
+class SelectionSection(Section, frozen=True, kw_only=True):
     """[selection]: which devices are given tasks. Default: any, each with the same probability."""
 
     strategy: Strategy = "uniform"
@@ -83,13 +83,13 @@ class Selection(Section, frozen=True, kw_only=True):
     once_in: Annotated[int, Meta(ge=1, le=10**6)] | None = None
     """A device that is given a task in round r is given the next in round r + this at the earliest. Default: no
     limit."""
-    oort: Oort | None = None
+    oort: OortSection | None = None
 
     def rules(self, deadline: float, max_weight: int) -> SelectionRules | None:
         """Return the engine's rules, or None where there are none."""
-        if self == Selection():
+        if self == SelectionSection():
             return None
-        oort = self.oort or Oort()
+        oort = self.oort or OortSection()
         by_choice = self.strategy == "power-of-choice"
         return SelectionRules(
             strategy=self.strategy,
@@ -173,5 +173,5 @@ def _labelled(tiers: Mapping[str, Any], tags: Mapping[str, Any]) -> dict[str, fl
     return {**{f"tier:{name}": value for name, value in tiers.items()}, **{f"tag:{n}": v for n, v in tags.items()}}
 
 
-NESTED: Mapping[str, type[Section]] = {"selection.oort": Oort}
+NESTED: Mapping[str, type[Section]] = {"selection.oort": OortSection}
 """Tables within [selection]."""

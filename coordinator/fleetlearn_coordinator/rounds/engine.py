@@ -31,7 +31,7 @@ from fleetlearn_coordinator.rounds.commands import (
     Revived,
 )
 from fleetlearn_coordinator.rounds.evaluation import SavedEvaluation
-from fleetlearn_coordinator.rounds.round_state import RoundState
+from fleetlearn_coordinator.rounds.round_state import EngineState
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 
@@ -51,7 +51,7 @@ class Snapshot(NamedTuple):
 
 
 @dataclass(slots=True)
-class Engine(RoundState):
+class Engine(EngineState):
     """The state of a training run's rounds, and the events that change it."""
 
     # --- the state, taken and brought back ---

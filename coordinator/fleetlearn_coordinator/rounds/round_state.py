@@ -20,7 +20,7 @@ from fleetlearn_coordinator.rounds.strategies.ruled_selection import selection_o
 from fleetlearn_coordinator.rounds.training_tasks import TrainingTasks
 
 
-class Counts(NamedTuple):
+class ReportTerms(NamedTuple):
     """How a report counts that comes now."""
 
     round: int
@@ -32,7 +32,7 @@ class Counts(NamedTuple):
 
 
 @dataclass(slots=True)
-class RoundState:
+class EngineState:
     """The state of one training run. ``version`` counts committed rounds and roll backs; ``round`` numbers
     all rounds from 1."""
 
@@ -141,14 +141,14 @@ class RoundState:
         """Return whether the device's report of this task counts, for the open round or a later one."""
         return device in (self.book.accepted.get(task), self.book.early.get(task))
 
-    def counts(self, device: str) -> Counts:
+    def counts(self, device: str) -> ReportTerms:
         """Return how the report of the device's task counts if it comes now. The device has a task."""
         version = self.book.terms[device].version
         if self.phase is Phase.OPEN:
-            return Counts(self.round, self.version - version, False)
+            return ReportTerms(self.round, self.version - version, False)
         ahead = len(self.book.early) // self.settings.goal  # whole rounds
         newest = self.version + (self.phase is Phase.COMMITTING)
-        return Counts(self.round + 1 + ahead, newest + ahead - version, True)
+        return ReportTerms(self.round + 1 + ahead, newest + ahead - version, True)
 
     def check_staleness(self, device: str) -> None:
         """Raise ProtocolError (stale-round) if the update of the device's task is too stale to count now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from heapq import nsmallest
 
-from fleetlearn_coordinator.rounds.round_state import RoundState
+from fleetlearn_coordinator.rounds.round_state import EngineState
 from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES
 from fleetlearn_coordinator.rounds.settings import Phase
 
@@ -13,7 +13,7 @@ NAMED = 5
 """Devices that a sentence names at most."""
 
 
-def waits_for(state: RoundState, now: float) -> str:
+def waits_for(state: EngineState, now: float) -> str:
     """Return what the run waits for. ``now``: seconds on the engine's clock."""
     if state.paused:
         return "the run is paused"
@@ -27,7 +27,7 @@ def waits_for(state: RoundState, now: float) -> str:
     return "the training is over, and its last model is being measured" if state.measures_last else ""
 
 
-def _for_devices(state: RoundState, now: float) -> str:
+def _for_devices(state: EngineState, now: float) -> str:
     if state.draining:
         return "the run is drained: no other round opens"
     rule, until = state.settings, state.participation.gather_until
@@ -40,7 +40,7 @@ def _for_devices(state: RoundState, now: float) -> str:
     return f"a round needs {needed} {devices}, and {there or 'none'} can take part"
 
 
-def _for_reports(state: RoundState, now: float) -> str:
+def _for_reports(state: EngineState, now: float) -> str:
     """Return whose reports the open round waits for, or who could give one."""
     rule, book = state.settings, state.book
     said = f"round {state.round} has {len(book.accepted)} of {rule.goal} reports"

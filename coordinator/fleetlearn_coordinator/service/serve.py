@@ -38,7 +38,7 @@ SWEEP = 1.0
 """Seconds between looks at all connections, and between the records that ``status`` reads."""
 
 
-class Result(NamedTuple):
+class RunResult(NamedTuple):
     """How a run ended, for now or for good."""
 
     reason: str
@@ -50,7 +50,7 @@ class Result(NamedTuple):
     """The version of the model whose metric met the target, where that ended the run."""
 
 
-def serve(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False) -> Result:
+def serve(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False) -> RunResult:
     """Run the plan's training until it is finished, or SIGTERM, SIGINT or SIGHUP ends it. Blocks.
 
     ``service``: the settings of the process; the defaults where there are none. ``stay``: once finished, go on telling
@@ -65,13 +65,13 @@ def serve(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = Fa
     return asyncio.run(serve_async(plan, service=service, stay=stay))
 
 
-async def serve_async(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False) -> Result:
+async def serve_async(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False) -> RunResult:
     """The same in a running event loop. The process's signal handlers are as before when it returns."""
     with process_for_serving() as stopped:
         return await _serve(plan, service or ServiceSettings(), stopped, stay=stay)
 
 
-async def _serve(plan: Plan, service: ServiceSettings, stopped: asyncio.Future[str], *, stay: bool) -> Result:
+async def _serve(plan: Plan, service: ServiceSettings, stopped: asyncio.Future[str], *, stay: bool) -> RunResult:
     async with running(plan, service) as server:
         process_settings.collect_garbage_rarely()
         await asyncio.wait({server.done, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -86,7 +86,7 @@ async def _serve(plan: Plan, service: ServiceSettings, stopped: asyncio.Future[s
         reason = server.done.result()
     run = server.run
     logger.info("%s; the newest model is version %d", reason, run.engine.version)
-    return Result(reason, run.finished is not None, run.engine.version, run.met_by)
+    return RunResult(reason, run.finished is not None, run.engine.version, run.met_by)
 
 
 @asynccontextmanager
@@ -144,7 +144,7 @@ def _log_roll_back(identities: Identities, plan: str, request: RollBack, made: M
     identities.log_once(made.at, "rolled back", about)
 
 
-def check_places(plan: Plan, service: ServiceSettings, places: process_settings.Places) -> None:
+def check_places(plan: Plan, service: ServiceSettings, places: process_settings.DescriptorShares) -> None:
     """Raise PlanError if the process may open too few files for a round; warn if for fewer devices than asked for."""
     wanted = service.max_connections
     if places.devices >= wanted:

@@ -92,7 +92,7 @@ class HostedRuns:
         self,
         service: ServiceSettings,
         host: Host,
-        places: process_settings.Places,
+        places: process_settings.DescriptorShares,
         wanted: Runs,
         identities: Identities | None,
     ) -> None:

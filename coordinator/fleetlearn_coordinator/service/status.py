@@ -121,7 +121,7 @@ def read_model(folder: str | os.PathLike[str], version: int | None = None) -> tu
     return version, storage.models.load_model(version, known[version])[PARAMETERS]
 
 
-class Task(msgspec.Struct, frozen=True):
+class TaskRecord(msgspec.Struct, frozen=True):
     """A device's turn in a round."""
 
     task: str
@@ -130,8 +130,8 @@ class Task(msgspec.Struct, frozen=True):
     """``assigned`` while it runs, ``accepted``, or the cause of its end: ``lost``, ``late``, ``surplus``, ..."""
 
 
-def read_tasks(folder: str | os.PathLike[str], round: int | None = None) -> tuple[int, list[Task]]:
+def read_tasks(folder: str | os.PathLike[str], round: int | None = None) -> tuple[int, list[TaskRecord]]:
     """A round's number and its tasks; by default the open round, or (0, []) where none is open. Raises StoreError."""
     with find_storage(folder).read_ledger() as ledger:
         round = (ledger.open_round() or 0) if round is None else round
-        return round, [Task(*row) for row in ledger.tasks(round)]
+        return round, [TaskRecord(*row) for row in ledger.tasks(round)]

@@ -85,7 +85,7 @@ def _why_kept(plan: Plan, version: int, newest: int, best: Collection[int], met_
     return "target" if version == met_by else why_kept(plan.models, version, newest, best) or "needed"
 
 
-class Chosen(NamedTuple):
+class ChosenVersion(NamedTuple):
     """A version that somebody asks for by what it is."""
 
     version: int
@@ -93,7 +93,7 @@ class Chosen(NamedTuple):
     """For people: what it is."""
 
 
-def choose_version(plan: Plan, wanted: str | None) -> Chosen:
+def choose_version(plan: Plan, wanted: str | None) -> ChosenVersion:
     """Return the version of a run's model that is wanted: its number, or one of these words.
 
     newest: the one that was made last.
@@ -108,11 +108,11 @@ def choose_version(plan: Plan, wanted: str | None) -> Chosen:
     if wanted is None:
         wanted = "newest" if status.met_by is None else "measured"
     if wanted.isdecimal():
-        return Chosen(int(wanted), "as asked")
+        return ChosenVersion(int(wanted), "as asked")
     if wanted == "newest":
-        return Chosen(status.version, "the newest")
+        return ChosenVersion(status.version, "the newest")
     if wanted == "measured" and status.met_by is not None:
-        return Chosen(status.met_by, f"which met the target: {status.finished}")
+        return ChosenVersion(status.met_by, f"which met the target: {status.finished}")
     if wanted not in ("measured", "best"):
         text = f"version {wanted!r}: a version is a number, or one of newest, measured, best"
         raise StoreError(Code.UNKNOWN_CONTENT, text)
@@ -126,7 +126,7 @@ def choose_version(plan: Plan, wanted: str | None) -> Chosen:
     best = max(best_versions(msgspec.structs.replace(rule, best=1), values), default=max(values))
     version = max(values) if wanted == "measured" else best
     what = "the best" if wanted == "best" else "the newest that was measured"
-    return Chosen(version, f"{what}: {rule.metric} {values[version]:.6g} on {MEASURED_ON[rule.measured_by]}")
+    return ChosenVersion(version, f"{what}: {rule.metric} {values[version]:.6g} on {MEASURED_ON[rule.measured_by]}")
 
 
 class ParameterChange(msgspec.Struct, frozen=True):

@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 
 from fleetlearn_device.session.session import Session
-from fleetlearn_device.session.states import Holding, Idle, Measured, Online, Saving, Sent, Training, Uploading
-from fleetlearn_device.storage.status import Status, read_status, write_status
+from fleetlearn_device.session.states import Holding, Idle, MeasurementReady, Online, Saving, Sent, Training, Uploading
+from fleetlearn_device.storage.status import DeviceStatus, read_status, write_status
 
 log = logging.getLogger("fleetlearn.device")
 
 _DOES: dict[type, str] = {
     Training: "is in training",
-    Measured: "is measured, and the result is being sent",
+    MeasurementReady: "is measured, and the result is being sent",
     Saving: "is trained, and its update is being saved",
     Holding: "is trained, and its update waits to be sent",
     Uploading: "is trained, and its update is being sent",
@@ -38,7 +38,7 @@ class StatusFile:
         if found is not None:
             session.history = found.history
         reason = now if found is None else found.reason_since
-        self._status = Status(now, "", now, None, False, "", now, session.history, reason)
+        self._status = DeviceStatus(now, "", now, None, False, "", now, session.history, reason)
         self._warned = False
 
     def update(self, connection: str | None = None, again_at: float | None = None, end: str = "") -> None:

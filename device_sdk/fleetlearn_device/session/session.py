@@ -80,14 +80,14 @@ from fleetlearn_device.session.states import (
     Idle,
     Link,
     Locating,
-    Measured,
+    MeasurementReady,
     Offline,
     Online,
     Saving,
     Sent,
     Storing,
     Training,
-    Unfinished,
+    UnfinishedTask,
     Uploading,
     Work,
 )
@@ -298,7 +298,7 @@ class Session:
         if not isinstance(self.work, Training) or self.work.task_id != message.task:
             return self.ended(message.task)
         self.examples = message.evaluation.examples
-        self.work, self.running_task_id = Measured(message), None
+        self.work, self.running_task_id = MeasurementReady(message), None
         return self._send_if_online(message)
 
     def saved(self, task_id: str) -> Commands:
@@ -357,7 +357,7 @@ class Session:
         """The owner wants to end. An unfinished task is given back; a finished update stays saved."""
         self.stopping = True
         commands: Commands = []
-        if isinstance(self.work, Unfinished):
+        if isinstance(self.work, UnfinishedTask):
             failed = Failed(self.work.task_id, "stopping", "the device is stopping")
             commands = [*self._send_if_online(failed), *self._drop_task("uncounted", "the device was stopped")]
         return [*commands, *self._close("stopping")]
@@ -365,7 +365,7 @@ class Session:
     def abandon(self, error: Exception, code: FailureCode) -> Commands:
         """The device cannot go on at all (its data do not fit, its disk is full): say so and end with ``error``."""
         self.error, self.stopping = error, True
-        if isinstance(self.work, Unfinished | Saving):
+        if isinstance(self.work, UnfinishedTask | Saving):
             return self._fail_task(self.work, code, str(error))
         return self._close(str(error))
 
@@ -402,7 +402,7 @@ class Session:
                 if task_id != self.task_id:
                     return self._ignore(message, task_id)
                 self.faults = 0
-                if isinstance(self.work, Measured):
+                if isinstance(self.work, MeasurementReady):
                     return [Note(f"task {task_id}: measurement accepted"), *self._drop_task("measured")]
                 dropped = self._drop_task("accepted")
                 text = f"task {task_id}: update accepted; the coordinator has it for the next model"
@@ -432,7 +432,7 @@ class Session:
             self._unsent_failure = None
         if isinstance(self.work, Holding):
             commands.append(Send(self.work.report))
-        elif isinstance(self.work, Measured):
+        elif isinstance(self.work, MeasurementReady):
             commands.append(Send(self.work.message))
         elif self.task_id is not None:
             commands.append(Send(Heartbeat(self.task_id, self.steps)))  # so that the lease is known to be alive
@@ -463,7 +463,7 @@ class Session:
     def _assign(self, task: Task | Evaluate, now: float) -> Commands:
         deadline = now + task.deadline
         if task.task in (self.task_id, self._ended_task_id):
-            if isinstance(self.work, Unfinished) and task.task == self.task_id:
+            if isinstance(self.work, UnfinishedTask) and task.task == self.task_id:
                 # A coordinator that was restarted gives the round its time again.
                 self.work = replace(self.work, assignment=replace(self.work.assignment, deadline=deadline))
             return [Note(f"task {task.task} was given again; the device has it")]
@@ -611,7 +611,7 @@ class Session:
         return [*self._drop_unfinished_task(why), *self._close(why)]
 
     def _check_reported(self, message: Accepted | Grant, task_id: str) -> None:
-        if task_id == self.task_id and not isinstance(self.work, Finished | Measured):
+        if task_id == self.task_id and not isinstance(self.work, Finished | MeasurementReady):
             text = f"{_tag(message)} came for task {task_id}, which was not reported (it is {_name(self.work)})"
             raise ProtocolError(Code.OUT_OF_TURN, text)
 
@@ -632,7 +632,7 @@ class Session:
         """Look up what is lacking, if that is the task's next step."""
         return [Locate(self.work.assignment.task)] if isinstance(self.work, Locating) else []
 
-    def _fetch(self, work: Unfinished, wanted: tuple[Wanted, ...], now: float) -> Commands:
+    def _fetch(self, work: UnfinishedTask, wanted: tuple[Wanted, ...], now: float) -> Commands:
         """Ask for the first wanted content."""
         first = wanted[0]
         if work.assignment.arrived.count(first.place) >= MAX_ARRIVALS:
@@ -650,7 +650,7 @@ class Session:
             Send(Fetch(first.sha256, first.have)),
         ]
 
-    def _store(self, work: Unfinished, wanted: tuple[Wanted, ...]) -> Commands:
+    def _store(self, work: UnfinishedTask, wanted: tuple[Wanted, ...]) -> Commands:
         """Have the first wanted content checked, all of whose bytes are there."""
         arrived = (*work.assignment.arrived, wanted[0].place)
         self.work = Storing(replace(work.assignment, arrived=arrived), wanted)
@@ -671,9 +671,9 @@ class Session:
         return []  # an update being saved is dropped by ``saved``, which finds it unwanted
 
     def _drop_unfinished_task(self, why: str) -> Commands:
-        return self._drop_task("uncounted", why) if isinstance(self.work, Unfinished) else []
+        return self._drop_task("uncounted", why) if isinstance(self.work, UnfinishedTask) else []
 
-    def _fail_task(self, work: Unfinished | Saving, code: FailureCode, text: str) -> Commands:
+    def _fail_task(self, work: UnfinishedTask | Saving, code: FailureCode, text: str) -> Commands:
         """Give the task back to the coordinator, now or with the next welcome."""
         failed = Failed(work.task_id, code, clip(text))
         sent = self._send_if_online(failed)

@@ -60,7 +60,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class UnfinishedTask:
     """The task is not trained, or its model is not measured, yet."""
 
     assignment: Assignment
@@ -71,12 +71,12 @@ class Unfinished:
 
 
 @dataclass(frozen=True, slots=True)
-class Locating(Unfinished):
+class Locating(UnfinishedTask):
     """The device waits to know which contents are lacking; or to be online, or for an earlier training to end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fetching(Unfinished):
+class Fetching(UnfinishedTask):
     """The first of the wanted contents was asked for."""
 
     wanted: tuple[Wanted, ...]
@@ -87,19 +87,19 @@ class Fetching(Unfinished):
 
 
 @dataclass(frozen=True, slots=True)
-class Storing(Unfinished):
+class Storing(UnfinishedTask):
     """The first of the wanted contents is complete, and its hash is being checked."""
 
     wanted: tuple[Wanted, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Training(Unfinished):
+class Training(UnfinishedTask):
     """The training, or the evaluation, runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasurementReady:
     """The task's model is measured. The result is sent on each connection until it is answered. It is not durable: a
     device that was restarted is told to evaluate again."""
 
@@ -153,4 +153,4 @@ class Sent(Finished):
     transfer: int
 
 
-Work = Idle | Locating | Fetching | Storing | Training | Measured | Saving | Holding | Uploading | Sent
+Work = Idle | Locating | Fetching | Storing | Training | MeasurementReady | Saving | Holding | Uploading | Sent

@@ -36,7 +36,7 @@ from fleetlearn_device.storage.errors import StateError, os_errors_as_state_erro
 from fleetlearn_device.storage.identity import read_name, read_or_make_name
 from fleetlearn_device.storage.kept_states import KeptStates
 from fleetlearn_device.storage.outbox import Outbox, read_report
-from fleetlearn_device.storage.status import Status, read_status
+from fleetlearn_device.storage.status import DeviceStatus, read_status
 from fleetlearn_device.storage.tied_vectors import TiedSet, TiedVectors, sets_in
 from fleetlearn_device.storage.training_starts import TrainingStarts
 from fleetlearn_device.storage.trusted_keys import read_trusted_keys
@@ -102,7 +102,7 @@ class Summary(NamedTuple):
     """Public keys."""
     running: bool
     """A process uses the directory."""
-    status: Status | None
+    status: DeviceStatus | None
     """How the device is, or was when its process ended. None: it never ran, or not with this version."""
 
 

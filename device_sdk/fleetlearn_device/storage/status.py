@@ -16,7 +16,7 @@ from fleetlearn_device.session.history import History
 FILE = "status.json"
 
 
-class Status(msgspec.Struct, frozen=True):
+class DeviceStatus(msgspec.Struct, frozen=True):
     """The contents of status.json. Times are seconds since 1970."""
 
     started: float
@@ -40,22 +40,22 @@ class Status(msgspec.Struct, frozen=True):
     """When the file was written."""
 
 
-def read_status(folder: Path) -> Status | None:
+def read_status(folder: Path) -> DeviceStatus | None:
     """Return the status in a state directory; None where there is none, or it is damaged."""
     try:
-        return read_json((folder / FILE).read_bytes(), Status)
+        return read_json((folder / FILE).read_bytes(), DeviceStatus)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def write_status(folder: Path, status: Status) -> None:
+def write_status(folder: Path, status: DeviceStatus) -> None:
     """Write the file beside its place and rename it. Raises OSError."""
     draft = folder / f"{FILE}.tmp"
     draft.write_bytes(msgspec.json.encode(status))
     draft.replace(folder / FILE)
 
 
-def in_lines(status: Status, running: bool) -> list[tuple[str, str]]:
+def in_lines(status: DeviceStatus, running: bool) -> list[tuple[str, str]]:
     """Return the status for people: a word for what each line is about, and the line. ``running``: a process holds the
     state directory."""
     history, lines = status.history, []

@@ -35,7 +35,7 @@ from fleetlearn_device.training.train import (
     TrainingError,
     TrainingResult,
 )
-from fleetlearn_device.training.work import Inputs, Outcome, Settings, Work
+from fleetlearn_device.training.work import Inputs, TaskOutcome, TaskSettings, TaskWork
 
 DUAL = "dual"
 """FedDyn's lambda_k: the name of the tied vector."""
@@ -51,7 +51,7 @@ class UnsupportedError(TrainingError):
 class Algorithm(NamedTuple):
     """One way to do a task, and what it needs."""
 
-    function: Callable[[Work], Outcome]
+    function: Callable[[TaskWork], TaskOutcome]
     tied: tuple[str, ...] = ()
     """Names of its tied vectors."""
     optimizer: str | None = None
@@ -74,8 +74,8 @@ def run_algorithm(
     bundle: Bundle,
     data: Data | Batch | Iterable[Batch],
     inputs: Inputs,
-    settings: Settings,
-) -> Outcome:
+    settings: TaskSettings,
+) -> TaskOutcome:
     """Do a task by the algorithm ``name``, a key of ALGORITHMS, and return what it leaves.
 
     ``runtime`` is of ``bundle``; whatever is loaded in it is replaced. Raises UnsupportedError (the bundle's step is
@@ -87,7 +87,7 @@ def run_algorithm(
     for what, vector in (*inputs.vectors.items(), *inputs.tied.items(), *own.items()):
         check_vector(vector, bundle.manifest.size, what=f"the {what}")
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
-        outcome = ALGORITHMS[name].function(Work(runtime, bundle, data, inputs, settings))
+        outcome = ALGORITHMS[name].function(TaskWork(runtime, bundle, data, inputs, settings))
     if bundle.manifest.buffers:
         outcome = outcome._replace(parts={**outcome.parts, BUFFERS: outcome.result.buffers})
     for what, vector in (*outcome.parts.items(), *outcome.tied.items()):
@@ -137,14 +137,14 @@ def check_step(name: str, manifest: Manifest) -> None:
         )
 
 
-def plain(work: Work) -> Outcome:
+def plain(work: TaskWork) -> TaskOutcome:
     """Train, and report the update (McMahan et al. 2017, arXiv 1602.05629, algorithm 1, ClientUpdate)."""
     work.load()
     result = work.train()
-    return Outcome(result, {UPDATE: result.update})
+    return TaskOutcome(result, {UPDATE: result.update})
 
 
-def scaffold(work: Work) -> Outcome:
+def scaffold(work: TaskWork) -> TaskOutcome:
     """Train with c - c_k added to each gradient; c_k becomes the mean of the steps' gradients (option II).
 
     Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", arXiv 1910.06378,
@@ -157,7 +157,7 @@ def scaffold(work: Work) -> Outcome:
     return _with_control(work, result, -server - result.update / np.float32(result.steps * lr))
 
 
-def scaffold_gradient(work: Work) -> Outcome:
+def scaffold_gradient(work: TaskWork) -> TaskOutcome:
     """Train as ``scaffold`` does; c_k becomes the gradient of all the device's data at the round's model (option I)."""
     server, own = work.inputs.vectors[CONTROL], work.tied(CONTROL)
     correction = _without_buffers(server - own, work)
@@ -172,7 +172,7 @@ def scaffold_gradient(work: Work) -> Outcome:
     return _with_control(work, result, gradient - own)
 
 
-def feddyn(work: Work) -> Outcome:
+def feddyn(work: TaskWork) -> TaskOutcome:
     """Train on loss - <lambda_k, w> + mu/2 ||w - x||^2; then lambda_k moves against the update.
 
     Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", arXiv 2111.04263, algorithm 1 and equation
@@ -182,7 +182,7 @@ def feddyn(work: Work) -> Outcome:
     work.load(_without_buffers(-own, work))
     result = work.train()
     change = np.float32(_dual_per_update(work.hyper)) * result.update
-    return Outcome(result, {UPDATE: result.update}, {DUAL: own + _without_buffers(change, work)})
+    return TaskOutcome(result, {UPDATE: result.update}, {DUAL: own + _without_buffers(change, work)})
 
 
 def _dual_per_update(hyper: Mapping[str, float]) -> float:
@@ -205,20 +205,20 @@ def known_algorithms(kind: Kind) -> tuple[str, ...]:
     return () if kind == "ort-training" else tuple(name for name in ALGORITHMS if name != PLAIN)
 
 
-def _with_control(work: Work, result: TrainingResult, change: Vector) -> Outcome:
+def _with_control(work: TaskWork, result: TrainingResult, change: Vector) -> TaskOutcome:
     """Return what SCAFFOLD leaves, where c_k changes by ``change``: the device keeps the sum of what it reports."""
     change = _without_buffers(change, work)
-    return Outcome(result, {UPDATE: result.update, CONTROL: change}, {CONTROL: work.tied(CONTROL) + change})
+    return TaskOutcome(result, {UPDATE: result.update, CONTROL: change}, {CONTROL: work.tied(CONTROL) + change})
 
 
-def _positive_lr(work: Work) -> float:
+def _positive_lr(work: TaskWork) -> float:
     lr = work.hyper["lr"]
     if not lr > 0:
         raise ValueError(f"hyper-parameter lr is {lr}; the algorithm scaffold divides by it: expected more than 0")
     return lr
 
 
-def _gradient(work: Work, data: Data) -> Vector:
+def _gradient(work: TaskWork, data: Data) -> Vector:
     """Return the mean over all examples of the gradient at the round's model: float32, shape (P,).
 
     The gradient is the one that the step makes, without correction. Raises what ``train`` raises.
@@ -238,7 +238,7 @@ def _gradient(work: Work, data: Data) -> Vector:
     return total / np.float32(max(seen, 1))  # ``train`` refuses a pass without batches
 
 
-def _without_buffers(vector: Vector, work: Work) -> Vector:
+def _without_buffers(vector: Vector, work: TaskWork) -> Vector:
     """Set the elements of the manifest's buffers, which take no gradient, to 0. Returns ``vector``."""
     scatter(vector, work.bundle.manifest.buffers, 0.0)
     return vector

@@ -15,13 +15,13 @@ from typing import Any
 from fleetlearn_protocol.messages import UPDATE
 
 from fleetlearn_device.training.train import SEEDS, DivergedError, TrainingResult
-from fleetlearn_device.training.work import Outcome, Work
+from fleetlearn_device.training.work import TaskOutcome, TaskWork
 
 PERSONAL_SEED = 2**52
 """What the personal passes add to the task's seed, modulo 2^53."""
 
 
-def ditto(work: Work) -> Outcome:
+def ditto(work: TaskWork) -> TaskOutcome:
     """Train the round's model as plain training does, then the device's personal model, which is pulled towards it.
 
     Li et al. 2021, "Ditto: Fair and Robust Federated Learning Through Personalization", arXiv 2012.04221, algorithm 1:
@@ -43,10 +43,10 @@ def ditto(work: Work) -> Outcome:
     result = shared._replace(complete=shared.complete and own.complete, seconds=shared.seconds + own.seconds)
     # The first personal model is the round's, and has been measured as such.
     measured = shared.evaluation if first else own.evaluation
-    return Outcome(result, {UPDATE: result.update}, {}, runtime.parameters.copy(), measured)
+    return TaskOutcome(result, {UPDATE: result.update}, {}, runtime.parameters.copy(), measured)
 
 
-def fedrep(work: Work) -> Outcome:
+def fedrep(work: TaskWork) -> TaskOutcome:
     """Train the personal parameters with the others frozen, then the others with the personal ones frozen.
 
     Collins et al. 2021, "Exploiting Shared Representations for Personalized Federated Learning", arXiv 2102.07078,
@@ -72,33 +72,33 @@ def fedrep(work: Work) -> Outcome:
     result = result._replace(
         complete=result.complete and own.complete, seconds=result.seconds + own.seconds, evaluation=own.evaluation
     )
-    return Outcome(result, {UPDATE: result.update})
+    return TaskOutcome(result, {UPDATE: result.update})
 
 
-def _personal_epochs(work: Work) -> int:
+def _personal_epochs(work: TaskWork) -> int:
     return work.settings.personal_epochs or work.settings.epochs
 
 
-def _train_personal(work: Work, **changes: Any) -> TrainingResult:
+def _train_personal(work: TaskWork, **changes: Any) -> TrainingResult:
     """Do the personal passes with the loaded model."""
     seed = (work.settings.seed + PERSONAL_SEED) % SEEDS
     return work.train(epochs=_personal_epochs(work), seed=seed, **changes)
 
 
-def _share_of_time(work: Work, epochs: int) -> float | None:
+def _share_of_time(work: TaskWork, epochs: int) -> float | None:
     """Return the part of the time budget for this many passes."""
     budget = work.settings.time_budget
     return None if budget is None else budget * epochs / (work.settings.epochs + _personal_epochs(work))
 
 
-def _time_left(work: Work, first: TrainingResult) -> float | None:
+def _time_left(work: TaskWork, first: TrainingResult) -> float | None:
     """Return what the first part of the training left of the time budget: enough for one step."""
     budget = work.settings.time_budget
     return None if budget is None else max(budget - first.seconds, sys.float_info.min)
 
 
 def _after_step(
-    work: Work, *, done: int = 0, put_back: Callable[[], None] = lambda: None
+    work: TaskWork, *, done: int = 0, put_back: Callable[[], None] = lambda: None
 ) -> Callable[[int, float], None]:
     """Return what is called after each step. done: steps of the part before."""
 
@@ -110,7 +110,7 @@ def _after_step(
     return after
 
 
-def _keeping(work: Work, rows: slice) -> Callable[[], None]:
+def _keeping(work: TaskWork, rows: slice) -> Callable[[], None]:
     """Return a function that gives these elements of the local model the values that they have now."""
     runtime, values = work.runtime, work.runtime.local[rows].copy()
 

@@ -15,7 +15,7 @@ from fleetlearn_protocol.vector import Vector, scatter
 
 from fleetlearn_device.training.algorithms import ALGORITHMS, UnsupportedError
 from fleetlearn_device.training.train import DivergedError
-from fleetlearn_device.training.work import Outcome
+from fleetlearn_device.training.work import TaskOutcome
 
 
 class SentParts(NamedTuple):
@@ -52,7 +52,7 @@ def tied_as_sent(
     algorithm: str,
     hyper: Mapping[str, float],
     asked: Mapping[str, str],
-    outcome: Outcome,
+    outcome: TaskOutcome,
     contents: Mapping[str, Buffer],
     manifest: Manifest,
 ) -> dict[str, Vector]:

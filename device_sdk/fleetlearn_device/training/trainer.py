@@ -35,7 +35,7 @@ from fleetlearn_device.training.train import (
     TrainingError,
     evaluate_data,
 )
-from fleetlearn_device.training.work import Inputs, Settings
+from fleetlearn_device.training.work import Inputs, TaskSettings
 
 MAX_STARTS = 3
 """The device gives a task back after this many processes died during its training."""
@@ -186,7 +186,7 @@ class Trainer:
                 file_size(names, size),
                 4 * personal_size,
             )
-            settings = Settings(
+            settings = TaskSettings(
                 hyper=task.hyper,
                 epochs=task.epochs,
                 batch_size=task.batch_size,

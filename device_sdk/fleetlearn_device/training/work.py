@@ -33,7 +33,7 @@ class Inputs(NamedTuple):
     """The device's personal model, where the algorithm has one: float32, shape (P,). None at the first task."""
 
 
-class Settings(NamedTuple):
+class TaskSettings(NamedTuple):
     """How the task is done: the arguments of ``train``, and the passes that ``train`` does not know."""
 
     hyper: Mapping[str, float]
@@ -51,7 +51,7 @@ class Settings(NamedTuple):
     """Passes in which the personal model or parameters are trained by themselves. None: as many as ``epochs``."""
 
 
-class Outcome(NamedTuple):
+class TaskOutcome(NamedTuple):
     """What a task leaves."""
 
     result: TrainingResult
@@ -65,14 +65,14 @@ class Outcome(NamedTuple):
     """Sums of the personal model before the task, on all data, where the task evaluates."""
 
 
-class Work(NamedTuple):
+class TaskWork(NamedTuple):
     """All that an algorithm works with."""
 
     runtime: Runtime
     bundle: Bundle
     data: Data | Batch | Iterable[Batch]
     inputs: Inputs
-    settings: Settings
+    settings: TaskSettings
 
     def load(self, correction: Vector | None = None) -> None:
         """Load the round's model and the kept state. correction: shape (P,), added to each step's gradient."""

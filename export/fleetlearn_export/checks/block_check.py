@@ -12,7 +12,7 @@ from fleetlearn_protocol.manifest import TrainMany
 from numpy.typing import NDArray
 
 from fleetlearn_export.checks.comparison import (
-    Session,
+    GraphSession,
     batches,
     compare,
     difference_of_each,
@@ -39,7 +39,7 @@ def check_many(
     return first_passing(partial(_check, user, step, session, many))
 
 
-def _check(user: UserModel, step: TrainStep, session: Session, many: TrainMany, seed: int) -> float:
+def _check(user: UserModel, step: TrainStep, session: GraphSession, many: TrainMany, seed: int) -> float:
     hyper = {name: 0.05 if default is None else default for name, default in step.hyper.items()}
     given = first_inputs(step, hyper, seed)
     random = np.random.default_rng(seed)

@@ -50,13 +50,13 @@ Array = NDArray[Any]
 Result = TypeVar("Result")
 
 
-class Session(NamedTuple):
+class GraphSession(NamedTuple):
     """A graph on ONNX Runtime, one thread."""
 
     inner: Any
     inputs: list[str]
     outputs: list[str]
-    before: Session | None = None
+    before: GraphSession | None = None
     """A graph that runs first, and computes inputs of this one."""
 
     def run(self, feed: Mapping[str, Any]) -> dict[str, Array]:
@@ -74,7 +74,7 @@ def open_session(
     before: bytes | None = None,
     constants: Constants | None = None,
     without: Sequence[str] = (),
-) -> Session:
+) -> GraphSession:
     """Open a graph, given as its bytes or, which takes less memory, as its file.
 
     before: a graph that computes inputs of this one. constants: those that the graphs have kept apart. without:
@@ -98,7 +98,9 @@ def open_session(
         )
     vars(inner).pop("_model_bytes", None)  # kept only to load the graph again on another provider
     first = None if before is None else open_session(before, constants=constants)
-    return Session(inner, [row.name for row in inner.get_inputs()], [row.name for row in inner.get_outputs()], first)
+    return GraphSession(
+        inner, [row.name for row in inner.get_inputs()], [row.name for row in inner.get_outputs()], first
+    )
 
 
 def batches(user: UserModel, seed: int) -> Iterator[Tensors]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fleetlearn_export.checks.comparison import (
     SEEDS,
     Array,
-    Session,
+    GraphSession,
     batches,
     call_in_pytorch,
     compare,
@@ -73,7 +73,7 @@ def check_train_in_float16(
     first_passing(lambda seed: compare_training(user, step, run, features, seed, FLOAT16, "step in float16"))
 
 
-def _runner(session: Session) -> Run:
+def _runner(session: GraphSession) -> Run:
     def run(given: Tensors, take: Take) -> Tensors:
         found = session.run({name: value.numpy() for name, value in given.items()})
         return {name: torch.from_numpy(value) for name, value in found.items()}
@@ -113,7 +113,7 @@ def _check_outputs(
     user: UserModel,
     module: nn.Module,
     inputs: list[str],
-    opened: Callable[[], Session],
+    opened: Callable[[], GraphSession],
     values: Mapping[str, Tensor],
     feed: Mapping[str, Array],
     prefix: str,

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import torch
 
-from fleetlearn_export.checks.comparison import Array, Session, first_passing, open_session
+from fleetlearn_export.checks.comparison import Array, GraphSession, first_passing, open_session
 from fleetlearn_export.checks.emission_check import operator_inputs
 from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.errors import ExportError
@@ -50,11 +50,11 @@ def _with_one_more(batch: Tensors) -> Tensors:
     return {name: torch.cat([value, value[:1]]) for name, value in batch.items()}
 
 
-def _run(session: Session, given: Tensors) -> dict[str, Array]:
+def _run(session: GraphSession, given: Tensors) -> dict[str, Array]:
     return session.run({name: value.numpy() for name, value in given.items()})
 
 
-def _mean_over_parts(whole: Session, given: Tensors, size: int) -> dict[str, Array]:
+def _mean_over_parts(whole: GraphSession, given: Tensors, size: int) -> dict[str, Array]:
     batch = {name: value for name, value in given.items() if name.startswith("batch.")}
     rows = len(next(iter(batch.values())))
     found: dict[str, Array] = {}

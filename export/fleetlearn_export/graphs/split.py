@@ -38,7 +38,7 @@ FILLED: dict[Any, float | None] = {
 """Operators that read only the shape of their input -> the number that all elements get; None: it is an argument."""
 
 
-class Part(NamedTuple):
+class Subgraph(NamedTuple):
     """Some nodes of a graph, with the names of the nodes that they read from outside and of those that they provide."""
 
     graph: Graph
@@ -49,9 +49,9 @@ class Part(NamedTuple):
 class Parts(NamedTuple):
     """``core`` computes the outputs for the next step, then what ``after`` reads. ``after`` computes the others."""
 
-    before: Part
-    core: Part
-    after: Part
+    before: Subgraph
+    core: Subgraph
+    after: Subgraph
 
 
 def remove_copies(module: GraphModule) -> None:
@@ -169,7 +169,7 @@ def _with_ancestors(nodes: Iterable[Node]) -> set[Node]:
     return found
 
 
-def _part(graph: Graph, inside: Collection[Node], outputs: list[Node]) -> Part:
+def _part(graph: Graph, inside: Collection[Node], outputs: list[Node]) -> Subgraph:
     """Return the part of the nodes ``inside`` that computes the outputs."""
     needed = set(outputs)
     for node in reversed(graph.nodes):
@@ -183,4 +183,4 @@ def _part(graph: Graph, inside: Collection[Node], outputs: list[Node]) -> Part:
             copies[node] = part.placeholder(node.name)
             inputs.append(node.name)
     part.output(tuple(copies[node] for node in outputs))
-    return Part(part, inputs, [node.name for node in outputs])
+    return Subgraph(part, inputs, [node.name for node in outputs])

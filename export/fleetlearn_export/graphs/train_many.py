@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.conversion import check_standard
-from fleetlearn_export.graphs.split import Part, remove_copies, result_bytes, split
+from fleetlearn_export.graphs.split import Subgraph, remove_copies, result_bytes, split
 from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.silence import silenced_python
@@ -118,7 +118,7 @@ def trace_many(step: TrainStep, single: GraphModule, many: TrainMany, table: Dec
     before, core, after = split(plain.graph, shared, batch, len(carried), size, room)
     kept = (many.steps + 1) * sum(arguments[name.removeprefix("next.")].nbytes for name in carried) <= MAX_KEPT_BYTES
 
-    def run(part: Part, values: Tensors) -> list[Tensor]:
+    def run(part: Subgraph, values: Tensors) -> list[Tensor]:
         """Run the part for all devices, or all steps of all devices, that are on the values' first axis."""
         if not part.outputs:
             return []

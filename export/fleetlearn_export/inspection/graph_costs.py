@@ -68,7 +68,7 @@ step on those two gave what it gives on 1.31.1, with differences to 2e-6. OPSETS
 the same way."""
 
 
-class Value(NamedTuple):
+class ShapeAndDtype(NamedTuple):
     """The shape and dtype of a tensor of the graph."""
 
     shape: tuple[int, ...]
@@ -79,7 +79,7 @@ class Value(NamedTuple):
         return prod(self.shape) * self.dtype.itemsize
 
 
-Values = Mapping[str, Value]
+Values = Mapping[str, ShapeAndDtype]
 
 
 class Flops(NamedTuple):
@@ -90,7 +90,7 @@ class Flops(NamedTuple):
     """Those in convolutions and matrix products."""
 
 
-def values(model: onnx.ModelProto, batch: int) -> dict[str, Value]:
+def values(model: onnx.ModelProto, batch: int) -> dict[str, ShapeAndDtype]:
     """Return shape and dtype of every tensor at this batch size: inputs, initializers, outputs of all operators.
 
     The graph runs twice, unoptimised, on 2 and on 3 examples of zeros. Each axis is a constant plus a multiple of the
@@ -111,10 +111,10 @@ def values(model: onnx.ModelProto, batch: int) -> dict[str, Value]:
     with as_export_error("ONNX Runtime cannot run the graph to measure it"):
         session = onnxruntime.InferenceSession(shown.SerializeToString(), options, providers=["CPUExecutionProvider"])
         small, larger = (_run(session, names, _zeros(model, size)) for size in MEASURED_BATCHES)
-    found = {row.name: Value(tuple(row.dims), _dtype(row.data_type)) for row in model.graph.initializer}
+    found = {row.name: ShapeAndDtype(tuple(row.dims), _dtype(row.data_type)) for row in model.graph.initializer}
     for name, (shape, dtype) in small.items():
         grown = zip(shape, larger[name].shape, strict=True)
-        found[name] = Value(tuple(a + (b - a) * (batch - MEASURED_BATCHES[0]) for a, b in grown), dtype)
+        found[name] = ShapeAndDtype(tuple(a + (b - a) * (batch - MEASURED_BATCHES[0]) for a, b in grown), dtype)
     return found
 
 
@@ -130,11 +130,11 @@ def _zeros(model: onnx.ModelProto, size: int) -> dict[str, np.ndarray[Any, Any]]
     }
 
 
-def _run(session: Any, names: list[str], feed: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Value]:
+def _run(session: Any, names: list[str], feed: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, ShapeAndDtype]:
     given = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in feed.items()}
     outputs = session.run_with_ort_values(names, given)
-    return {name: Value(array.shape, array.dtype) for name, array in feed.items()} | {
-        name: Value(tuple(value.shape()), _dtype(value.element_type()))
+    return {name: ShapeAndDtype(array.shape, array.dtype) for name, array in feed.items()} | {
+        name: ShapeAndDtype(tuple(value.shape()), _dtype(value.element_type()))
         for name, value in zip(names, outputs, strict=True)
         if value.is_tensor()
     }

@@ -201,7 +201,7 @@ def _features(bundle: Bundle, step: int, batch: int) -> list[Line]:
     ]
 
 
-def _lowest_runtime(graphs: dict[str, onnx.ModelProto], found: dict[str, dict[str, graph_costs.Value]]) -> str:
+def _lowest_runtime(graphs: dict[str, onnx.ModelProto], found: dict[str, dict[str, graph_costs.ShapeAndDtype]]) -> str:
     """Return the lowest ONNX Runtime that runs all of the device's graphs, with the reason."""
     try:
         needs = [(*graph_costs.lowest_runtime(graph, found[name]), name) for name, graph in graphs.items()]

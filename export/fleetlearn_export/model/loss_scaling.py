@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetlearn_export.model.steps import Evaluated, Function, Objective, Tensors
+from fleetlearn_export.model.steps import BatchEvaluation, Function, Objective, Tensors
 
 SCALE, STEPS = "loss_scale", "loss_scale_steps"
 """The state: the scale, and the steps since it last changed. A task begins with the initial ones."""
@@ -66,7 +66,7 @@ class _ScaledObjective(Objective):
         self.sums: list[Tensor] = []
         """The sum of each gradient's absolute values: infinite or NaN where an element is."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Evaluated:
+    def __call__(self, *args: Any, **kwargs: Any) -> BatchEvaluation:
         found = self._inner(*args, **kwargs, scale=self._scale)
         self.sums += [torch.linalg.vector_norm(gradient, 1) for gradient in found.gradients.values()]
         return found

@@ -47,7 +47,7 @@ def read_past_the_model(name: str, location: str = "") -> ExportError:
     )
 
 
-class Evaluated(NamedTuple):
+class BatchEvaluation(NamedTuple):
     """What ``Objective`` returns for a batch."""
 
     loss: Tensor
@@ -85,7 +85,7 @@ class Objective:
         extra: Callable[[Any], Tensor] | None = None,
         *,
         scale: Tensor | None = None,
-    ) -> Evaluated:
+    ) -> BatchEvaluation:
         """Return loss and gradients in training mode. ``extra(outputs)``, a scalar, is added before differentiating.
 
         scale: what is differentiated is multiplied by it, and the gradients are divided by it.
@@ -117,7 +117,7 @@ class Objective:
 
         # The loss and the backward pass may read the model too: they see these tensors, not the model's own.
         loss, metrics, gradients = call_with(self.model, given, evaluate)
-        return Evaluated(loss, metrics, gradients, {name: detached(given[name]) for name in self.buffers})
+        return BatchEvaluation(loss, metrics, gradients, {name: detached(given[name]) for name in self.buffers})
 
     def outputs(self, params: Mapping[str, Tensor], batch: Mapping[str, Tensor], then: Function | None = None) -> Any:
         """Return the model's outputs in evaluation mode, without gradient.
@@ -209,7 +209,7 @@ def adamw(params: Tensors, gradients: Tensors, state: Tensors, hyper: Mapping[st
     return adam(decayed, gradients, state, hyper)
 
 
-class Optimizer(NamedTuple):
+class LocalOptimizer(NamedTuple):
     """An optimizer's step, with the state and hyper-parameters that it needs."""
 
     step: OptimizerStep
@@ -222,12 +222,12 @@ class Optimizer(NamedTuple):
 
 
 _ADAM: Mapping[str, float] = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
-OPTIMIZERS: Mapping[str, Optimizer] = {
-    "sgd": Optimizer(sgd),
-    "momentum": Optimizer(momentum, ("momentum",), hyper={"momentum": 0.9}),
-    "nesterov": Optimizer(nesterov, ("momentum",), hyper={"momentum": 0.9}),
-    "adam": Optimizer(adam, ("m", "v"), True, _ADAM),
-    "adamw": Optimizer(adamw, ("m", "v"), True, _ADAM),
+OPTIMIZERS: Mapping[str, LocalOptimizer] = {
+    "sgd": LocalOptimizer(sgd),
+    "momentum": LocalOptimizer(momentum, ("momentum",), hyper={"momentum": 0.9}),
+    "nesterov": LocalOptimizer(nesterov, ("momentum",), hyper={"momentum": 0.9}),
+    "adam": LocalOptimizer(adam, ("m", "v"), True, _ADAM),
+    "adamw": LocalOptimizer(adamw, ("m", "v"), True, _ADAM),
 }
 
 

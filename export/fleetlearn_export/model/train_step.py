@@ -28,7 +28,7 @@ from fleetlearn_export.model.stateless import functional_call, own_tensors_resto
 from fleetlearn_export.model.steps import (
     OPTIMIZERS,
     REFERENCES,
-    Evaluated,
+    BatchEvaluation,
     Function,
     Objective,
     Tensors,
@@ -54,9 +54,9 @@ class RecordedObjective(Objective):
 
     def __init__(self, inner: Objective) -> None:
         vars(self).update(vars(inner))
-        self.results: list[Evaluated] = []
+        self.results: list[BatchEvaluation] = []
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Evaluated:
+    def __call__(self, *args: Any, **kwargs: Any) -> BatchEvaluation:
         found = super().__call__(*args, **kwargs)
         self.results.append(found._replace(metrics=dict(found.metrics), gradients=dict(found.gradients)))
         return found

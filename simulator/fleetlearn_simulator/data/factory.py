@@ -15,7 +15,7 @@ from fleetlearn_simulator.data.relabelled import RelabelledSource
 from fleetlearn_simulator.data.sources import CachedSource, FunctionSource, GeneratedSource, Source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.scenario.sections import Data
+from fleetlearn_simulator.scenario.sections import DataSection
 
 
 def source_of(scenario: Scenario, bundle: Bundle) -> CachedSource:
@@ -26,7 +26,9 @@ def source_of(scenario: Scenario, bundle: Bundle) -> CachedSource:
     return CachedSource(made)
 
 
-def make_source(settings: Data, seed: int, population: int, manifest: Manifest, base: Path | None = None) -> Source:
+def make_source(
+    settings: DataSection, seed: int, population: int, manifest: Manifest, base: Path | None = None
+) -> Source:
     """Make the source of the data of devices 0 to population - 1, in the arrays that the bundle takes. ``base``: the
     folder that paths are relative to and in which a function's module is looked for. Default: the working directory.
     Raises SimulatorError.
@@ -44,7 +46,7 @@ def make_source(settings: Data, seed: int, population: int, manifest: Manifest, 
     return npz_source(settings, seed, population, manifest.batch, base)
 
 
-def _generator(settings: Data, seed: int, population: int, manifest: Manifest) -> Generator:
+def _generator(settings: DataSection, seed: int, population: int, manifest: Manifest) -> Generator:
     inputs = manifest.batch
     features = prod(inputs[0].shape)
     if len(inputs) != 2 or prod(inputs[1].shape) != 1 or not inputs[0].dtype.startswith("float"):
@@ -77,7 +79,7 @@ def _generator(settings: Data, seed: int, population: int, manifest: Manifest) -
     )
 
 
-def _misfit(settings: Data, made: str, manifest: Manifest) -> SimulatorError:
+def _misfit(settings: DataSection, made: str, manifest: Manifest) -> SimulatorError:
     return SimulatorError(
         f'data.kind = "{settings.kind}" makes {made}; the bundle takes {describe(manifest.batch)} and returns '
         f"{describe(manifest.outputs)}. Export a model for such data, or choose another kind"

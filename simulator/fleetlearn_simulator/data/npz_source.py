@@ -18,7 +18,7 @@ from fleetlearn_simulator.data.generators import Arrays, Ids, power_law
 from fleetlearn_simulator.data.partitions import Groups, Indices
 from fleetlearn_simulator.data.sources import DividedSource, SampledSource, Source
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.scenario.sections import Data
+from fleetlearn_simulator.scenario.sections import DataSection
 
 
 class Pool(NamedTuple):
@@ -34,7 +34,7 @@ class Pool(NamedTuple):
     test: Arrays | None
 
 
-def npz_source(settings: Data, seed: int, population: int, inputs: Sequence[Input], base: Path) -> Source:
+def npz_source(settings: DataSection, seed: int, population: int, inputs: Sequence[Input], base: Path) -> Source:
     """Make the source for the file ``arrays``.
 
     Without ``examples`` the whole file is divided: each example is on one device. With a column, device i then has all
@@ -58,7 +58,7 @@ def npz_source(settings: Data, seed: int, population: int, inputs: Sequence[Inpu
     return _divided(settings, seed, population, pool._replace(training=pool.training[: size and size * population]))
 
 
-def required(settings: Data, key: str) -> Any:
+def required(settings: DataSection, key: str) -> Any:
     """Return a key's value. Raises SimulatorError if it is missing."""
     value = getattr(settings, key)
     if value is None:
@@ -66,7 +66,7 @@ def required(settings: Data, key: str) -> Any:
     return value
 
 
-def _by_value(settings: Data, population: int, pool: Pool) -> Source:
+def _by_value(settings: DataSection, population: int, pool: Pool) -> Source:
     groups = partitions.group(pool.values[pool.training])
     if population > len(groups.sizes):
         raise SimulatorError(
@@ -77,7 +77,7 @@ def _by_value(settings: Data, population: int, pool: Pool) -> Source:
     return DividedSource(pool.arrays, Groups(pool.training[groups.order], groups.starts), pool.test)
 
 
-def _divided(settings: Data, seed: int, population: int, pool: Pool) -> Source:
+def _divided(settings: DataSection, seed: int, population: int, pool: Pool) -> Source:
     random = keyed_random.generator(seed, "data.partition")
     total, values = len(pool.training), pool.values[pool.training]
     pieces = required(settings, "shards") if settings.kind == "shards" else 1
@@ -99,7 +99,7 @@ def _divided(settings: Data, seed: int, population: int, pool: Pool) -> Source:
     return DividedSource(pool.arrays, Groups(pool.training[groups.order], groups.starts), pool.test)
 
 
-def _drawn(settings: Data, seed: int, size: int, pool: Pool) -> Source:
+def _drawn(settings: DataSection, seed: int, size: int, pool: Pool) -> Source:
     values = pool.values[pool.training]
     found = partitions.group(values)
     groups = Groups(pool.training[found.order], found.starts)
@@ -123,7 +123,7 @@ def _drawn(settings: Data, seed: int, size: int, pool: Pool) -> Source:
     return SampledSource(pool.arrays, sizes, draw, pool.test)
 
 
-def _pool(settings: Data, seed: int, inputs: Sequence[Input], base: Path) -> Pool:
+def _pool(settings: DataSection, seed: int, inputs: Sequence[Input], base: Path) -> Pool:
     path = base / required(settings, "arrays")
     label = settings.label or inputs[-1].name
     by: str | None = None
@@ -187,7 +187,7 @@ def _integers(path: Path, name: str, array: NDArray[Any], total: int) -> NDArray
     return array.reshape(total).astype(np.int64)
 
 
-def _concentration(settings: Data) -> float:
+def _concentration(settings: DataSection) -> float:
     alpha: float = required(settings, "alpha")
     if not alpha > 0:
         raise SimulatorError(

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.results import html_page as page
-from fleetlearn_simulator.results.html_page import ABSENT, COLOURS, Chart, Part, chart, numbers
-from fleetlearn_simulator.results.loaded_run import Floats, Run, thinned, traffic
+from fleetlearn_simulator.results.html_page import ABSENT, COLOURS, Chart, PagePart, chart, numbers
+from fleetlearn_simulator.results.loaded_run import Floats, LoadedRun, thinned, traffic
 from fleetlearn_simulator.results.run_groups import Group, kinds_of, read_groups
 from fleetlearn_simulator.results.run_statistics import (
     Participation,
@@ -96,7 +96,7 @@ def _table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
     return headers, rows
 
 
-def _mean(group: Group, value: Callable[[Run], float]) -> str:
+def _mean(group: Group, value: Callable[[LoadedRun], float]) -> str:
     return _count(float(np.mean([value(run) for run in group.runs])))
 
 
@@ -195,30 +195,30 @@ def _tier_bars(groups: Sequence[Group]) -> Chart:
     )
 
 
-def _parts(groups: list[Group], target: Target | None) -> Iterator[Part]:
+def _parts(groups: list[Group], target: Target | None) -> Iterator[PagePart]:
     count = sum(len(group.runs) for group in groups)
-    yield Part("title", "Comparison")
-    yield Part("note", f"{count:,} runs, {len(groups):,} lines")
+    yield PagePart("title", "Comparison")
+    yield PagePart("note", f"{count:,} runs, {len(groups):,} lines")
     several = any(len(group.runs) > 1 for group in groups)
     for title, headers, rows, note in _sections(groups, target):
         if title:
-            yield Part("section", title)
+            yield PagePart("section", title)
         yield page.table(headers, rows)
         if note:
-            yield Part("note", note)
+            yield PagePart("note", note)
         if not title and several:
-            yield Part("note", SEEDS)
-    yield Part("section", "Metrics")
-    yield Part("switch")
-    yield Part("charts", _metrics(groups, target))
-    yield Part("section", "Work")
+            yield PagePart("note", SEEDS)
+    yield PagePart("section", "Metrics")
+    yield PagePart("switch")
+    yield PagePart("charts", _metrics(groups, target))
+    yield PagePart("section", "Work")
     work = [
         _bars(groups, "Tasks lost", lambda run: 100 * lost_share(run), "per cent of the tasks"),
         _bars(groups, "Device time wasted", lambda run: 100 * wasted_share(run), "per cent of the time"),
         *_times(groups),
         *([_tier_bars(groups)] if len(_participation(groups)[0]) > 1 else []),
     ]
-    yield Part("charts", work)
+    yield PagePart("charts", work)
 
 
 def _metrics(groups: Sequence[Group], target: Target | None) -> list[Chart]:
@@ -291,7 +291,7 @@ def _times(groups: Sequence[Group]) -> Iterator[Chart]:
     yield _bars(groups, "Bytes sent", lambda run: run.total(lambda row: row.bytes).total() / scale, word)
 
 
-def _bars(groups: Sequence[Group], title: str, value: Callable[[Run], float], unit: str) -> Chart:
+def _bars(groups: Sequence[Group], title: str, value: Callable[[LoadedRun], float], unit: str) -> Chart:
     values = [[value(run) for run in group.runs] for group in groups]
     bars: dict[str, Any] = {
         "type": "bar",

@@ -22,7 +22,7 @@ ABSENT = "-"
 """Shown instead of a number that is not known."""
 
 
-class Part(NamedTuple):
+class PagePart(NamedTuple):
     """A part of a page. ``page.html`` lays it out, and escapes its texts."""
 
     kind: Literal["title", "section", "text", "note", "switch", "tiles", "table", "charts", "folded"]
@@ -56,7 +56,7 @@ def chart(title: str, data: Sequence[dict[str, Any]], x: str = "", y: str = "", 
     return Chart(title, note, list(data), layout)
 
 
-def write_page(file: Path, title: str, parts: Iterable[Part]) -> Path:
+def write_page(file: Path, title: str, parts: Iterable[PagePart]) -> Path:
     """Write a page. Raises SimulatorError if the extra is not installed, or the file cannot be written."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -70,7 +70,7 @@ def write_page(file: Path, title: str, parts: Iterable[Part]) -> Path:
             charts |= {
                 name: {"data": row.data, "layout": row.layout} for name, row in zip(names, part.content, strict=True)
             }
-            part = Part("charts", list(zip(names, part.content, strict=True)))
+            part = PagePart("charts", list(zip(names, part.content, strict=True)))
         numbered.append(part)
     # "<" could end the script that this is written into.
     content = msgspec.json.encode(charts).decode().replace("<", "\\u003c")
@@ -101,9 +101,11 @@ class Table(NamedTuple):
     """Of each column, whether it is one of words."""
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Part:
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> PagePart:
     """Make a table. A column with a long cell is one of words."""
-    return Part("table", Table(headers, rows, [any(len(row[at]) > 24 for row in rows) for at in range(len(headers))]))
+    return PagePart(
+        "table", Table(headers, rows, [any(len(row[at]) > 24 for row in rows) for at in range(len(headers))])
+    )
 
 
 def numbers(values: NDArray[Any] | Iterable[float]) -> list[float | int | None]:

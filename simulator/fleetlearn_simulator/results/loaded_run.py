@@ -59,7 +59,7 @@ class Round(msgspec.Struct):
         return sum(self.device_seconds.values()) - self.wasted
 
 
-class Run(NamedTuple):
+class LoadedRun(NamedTuple):
     """A run's folder, read."""
 
     folder: Path
@@ -104,7 +104,7 @@ def find_runs(folder: Path) -> list[Path]:
     return sorted(found, key=_natural)
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> LoadedRun:
     """Read a run's folder, of a run that is finished or not. Raises SimulatorError if a file is missing or damaged."""
     try:
         rounds = (folder / ROUNDS).read_bytes()
@@ -115,10 +115,10 @@ def read_run(folder: Path) -> Run:
         scenario = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, msgspec.DecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise SimulatorError(f"{folder} cannot be read as a run's folder: {in_words(error)}") from None
-    return Run(folder, str(scenario.get("name", folder.name)), scenario, rows, summary)
+    return LoadedRun(folder, str(scenario.get("name", folder.name)), scenario, rows, summary)
 
 
-def series(run: Run) -> Metrics:
+def series(run: LoadedRun) -> Metrics:
     """Return the metrics of the committed rounds in which they were measured."""
     points: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for index, row in enumerate(run.rows):
@@ -138,7 +138,7 @@ def series(run: Run) -> Metrics:
     }
 
 
-def traffic(run: Run) -> Floats:
+def traffic(run: LoadedRun) -> Floats:
     """Return the bytes sent in both directions up to the end of each round."""
     return np.cumsum(run.column(lambda row: sum(row.bytes.values())))
 
@@ -174,7 +174,7 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def swept_keys(runs: Iterable[Run]) -> list[str]:
+def swept_keys(runs: Iterable[LoadedRun]) -> list[str]:
     """Return the keys in which the runs of a sweep differ, without seeds and names. A key that follows from another is
     left out: of ``plan.round.goal`` and the cohort that follows from it, the one in the runs' names is returned."""
     runs = list(runs)

@@ -21,7 +21,7 @@ from fleetlearn_simulator.results.html_page import (
     span,
     time_unit,
 )
-from fleetlearn_simulator.results.loaded_run import Floats, Round, Run, binned, series, thinned, traffic
+from fleetlearn_simulator.results.loaded_run import Floats, LoadedRun, Round, binned, series, thinned, traffic
 from fleetlearn_simulator.results.run_folder import SCENARIO
 from fleetlearn_simulator.scenario.scenario import Scenario
 
@@ -49,7 +49,7 @@ MEANINGS = {
 """What the causes on devices mean. Other causes are the coordinator's."""
 
 
-def metric_charts(run: Run) -> list[Chart]:
+def metric_charts(run: LoadedRun) -> list[Chart]:
     """Show each metric, and how much each round changed the model, over the axis that the reader chooses."""
     times, sent = run.column(lambda row: row.time), traffic(run)
     hours, time_name = time_unit(times[-1])
@@ -84,14 +84,14 @@ def metric_charts(run: Run) -> list[Chart]:
     return charts
 
 
-def _causes(run: Run) -> list[str]:
+def _causes(run: LoadedRun) -> list[str]:
     """Return the causes, the most frequent first."""
     return [
         cause for cause, _ in sorted(run.total(lambda row: row.causes).items(), key=lambda item: (-item[1], item[0]))
     ]
 
 
-def lost_chart(run: Run) -> Chart:
+def lost_chart(run: LoadedRun) -> Chart:
     causes = _causes(run)
     rest = causes[COLOURED_CAUSES:]
     stacks = {cause: run.column(partial(_tasks_lost, causes=[cause])) for cause in causes[:COLOURED_CAUSES]}
@@ -105,7 +105,7 @@ def _tasks_lost(row: Round, causes: Iterable[str]) -> int:
     return sum(row.causes.get(cause, 0) for cause in causes)
 
 
-def lost_in_all_chart(run: Run) -> Chart:
+def lost_in_all_chart(run: LoadedRun) -> Chart:
     lost, tasks = run.total(lambda row: row.causes), run.total(lambda row: row.assigned).total()
     causes = _causes(run)
     bars = {
@@ -124,7 +124,7 @@ def lost_in_all_chart(run: Run) -> Chart:
     return chart("In all", [bars], x="tasks", note=note, yaxis={"autorange": "reversed"}, hovermode="closest")
 
 
-def device_time_chart(run: Run) -> Chart:
+def device_time_chart(run: LoadedRun) -> Chart:
     unit, name = time_unit(max((sum(row.device_seconds.values()) for row in run.rows), default=0.0))
     stacks = {
         "useful": run.column(lambda row: row.useful) / unit,
@@ -133,7 +133,7 @@ def device_time_chart(run: Run) -> Chart:
     return _stacked(run, "Device time, useful and wasted", stacks, f"device-{name} a round", (COLOURS[2], COLOURS[3]))
 
 
-def participation_chart(run: Run) -> Chart:
+def participation_chart(run: LoadedRun) -> Chart:
     """Show the tiers' shares of the population, of the tasks and of the accepted reports."""
     tiers: dict[str, Any] = run.scenario.get("tiers", {})
     assigned, accepted = run.total(lambda row: row.assigned), run.total(lambda row: row.accepted)
@@ -159,7 +159,7 @@ def participation_chart(run: Run) -> Chart:
     return chart("Participation by tier", data, y="per cent", barmode="group")
 
 
-def connected_chart(run: Run) -> Chart:
+def connected_chart(run: LoadedRun) -> Chart:
     """Show the devices connected at the end of each round, and the devices online, computed from the availability."""
     times, connected = run.column(lambda row: row.time), run.column(lambda row: row.connected)
     unit, name = time_unit(times[-1])
@@ -185,7 +185,7 @@ def connected_chart(run: Run) -> Chart:
     return chart("Devices online and connected", data, f"virtual time ({name})", "devices", note, yaxis=axis)
 
 
-def reports_chart(run: Run) -> Chart:
+def reports_chart(run: LoadedRun) -> Chart:
     def counted(row: Round, partial: bool) -> float:
         return 0 if row.how != "committed" else row.partial if partial else row.reports - row.partial
 
@@ -197,7 +197,7 @@ def reports_chart(run: Run) -> Chart:
     return _stacked(run, "Reports", stacks, "reports a round", (COLOURS[0], COLOURS[1], COLOURS[7]))
 
 
-def lengths_chart(run: Run) -> Chart:
+def lengths_chart(run: LoadedRun) -> Chart:
     lengths = run.column(lambda row: row.seconds)
     unit, name = time_unit(float(lengths.max()))
     kept = thinned(lengths)
@@ -210,7 +210,7 @@ def _line(name: str, x: Floats, y: Floats, colour: str) -> dict[str, Any]:
     return {"type": "scatter", "mode": mode, "name": name, "x": numbers(x), "y": numbers(y), "line": {"color": colour}}
 
 
-def _stacked(run: Run, title: str, stacks: dict[str, Floats], y: str, colours: tuple[str, ...]) -> Chart:
+def _stacked(run: LoadedRun, title: str, stacks: dict[str, Floats], y: str, colours: tuple[str, ...]) -> Chart:
     """Show stacked bars for each round. If there are many rounds, each bar is a mean over several."""
     rounds, width = binned(run.column(lambda row: row.round))
     data = [

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from fleetlearn_simulator.results.html_page import ABSENT
 from fleetlearn_simulator.results.loaded_run import (
     KINDS,
+    LoadedRun,
     Metrics,
-    Run,
     find_runs,
     flat,
     read_run,
@@ -23,14 +23,14 @@ class Group(NamedTuple):
     """Runs that differ only in their seeds."""
 
     label: str
-    runs: list[Run]
+    runs: list[LoadedRun]
     metrics: list[Metrics]
     """The metrics of each run."""
 
 
 def read_groups(folders: Sequence[Path]) -> list[Group]:
     """Make a group of each run, and of each setting of a sweep."""
-    groups: list[tuple[str, list[Run]]] = []
+    groups: list[tuple[str, list[LoadedRun]]] = []
     for folder in folders:
         found = find_runs(folder)
         runs = list(map(read_run, found))
@@ -40,7 +40,7 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
         keys = swept_keys(runs)
         words = {key: key if _ambiguous(key, keys) else key.rpartition(".")[2] for key in keys}
         prefix = f"{folder.name}: " if len(folders) > 1 else ""
-        settings: dict[str, list[Run]] = {}
+        settings: dict[str, list[LoadedRun]] = {}
         for run in runs:
             table = flat(run.scenario)
             label = ", ".join(f"{words[key]} = {_value(table.get(key))}" for key in keys) or runs[0].name

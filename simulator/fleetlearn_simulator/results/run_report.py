@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fleetlearn_simulator.results import html_page as page
-from fleetlearn_simulator.results.html_page import ABSENT, Part, listed, share, size, span
-from fleetlearn_simulator.results.loaded_run import Run, read_run, series
+from fleetlearn_simulator.results.html_page import ABSENT, PagePart, listed, share, size, span
+from fleetlearn_simulator.results.loaded_run import LoadedRun, read_run, series
 from fleetlearn_simulator.results.run_charts import (
     KIND_STYLES,
     connected_chart,
@@ -38,30 +38,30 @@ def write_report(folder: Path, file: Path | None = None) -> Path:
     return page.write_page(file or folder / REPORT, f"{run.name} · fleetlearn", _parts(run))
 
 
-def _parts(run: Run) -> Iterator[Part]:
-    yield Part("title", run.name)
-    yield from (Part("note", line) for line in _subtitle(run))
+def _parts(run: LoadedRun) -> Iterator[PagePart]:
+    yield PagePart("title", run.name)
+    yield from (PagePart("note", line) for line in _subtitle(run))
     if not run.rows:
-        yield Part("text", f"No round has ended yet: {ROUNDS} is empty.")
+        yield PagePart("text", f"No round has ended yet: {ROUNDS} is empty.")
     else:
-        yield Part("tiles", list(_tiles(run)))
-        yield Part("section", "Metrics")
-        yield Part("switch")
-        yield Part("charts", metric_charts(run))
-        yield Part("section", "Where devices were lost")
-        yield Part("note", f"As the coordinator saw it: {listed(run.total(lambda row: row.dropped))}.")
-        yield Part("charts", [lost_chart(run), lost_in_all_chart(run)])
-        yield Part("section", "Device time and participation")
-        yield Part("charts", [device_time_chart(run), participation_chart(run)])
-        yield Part("section", "Rounds")
-        yield Part("charts", [connected_chart(run), reports_chart(run), lengths_chart(run)])
-        yield Part("section", "The last rounds")
+        yield PagePart("tiles", list(_tiles(run)))
+        yield PagePart("section", "Metrics")
+        yield PagePart("switch")
+        yield PagePart("charts", metric_charts(run))
+        yield PagePart("section", "Where devices were lost")
+        yield PagePart("note", f"As the coordinator saw it: {listed(run.total(lambda row: row.dropped))}.")
+        yield PagePart("charts", [lost_chart(run), lost_in_all_chart(run)])
+        yield PagePart("section", "Device time and participation")
+        yield PagePart("charts", [device_time_chart(run), participation_chart(run)])
+        yield PagePart("section", "Rounds")
+        yield PagePart("charts", [connected_chart(run), reports_chart(run), lengths_chart(run)])
+        yield PagePart("section", "The last rounds")
         yield _last(run)
     if run.scenario:
-        yield Part("folded", ("The scenario, as it was run", (run.folder / SCENARIO).read_text("utf-8")))
+        yield PagePart("folded", ("The scenario, as it was run", (run.folder / SCENARIO).read_text("utf-8")))
 
 
-def _subtitle(run: Run) -> Iterator[str]:
+def _subtitle(run: LoadedRun) -> Iterator[str]:
     tables = run.scenario
     plan = tables.get("plan", {})
     population = tables.get("population", {}).get("size")
@@ -80,7 +80,7 @@ def _subtitle(run: Run) -> Iterator[str]:
     yield from filter(None, (" · ".join(filter(None, line)) for line in (words, (state, backend))))
 
 
-def _tiles(run: Run) -> Iterator[tuple[str, str, str]]:
+def _tiles(run: LoadedRun) -> Iterator[tuple[str, str, str]]:
     committed = run.committed
     yield "rounds", f"{len(committed):,}", f"{len(run.rows) - len(committed):,} abandoned"
     yield (
@@ -110,7 +110,7 @@ def _tiles(run: Run) -> Iterator[tuple[str, str, str]]:
         yield name, f"{kinds[kind][1][-1]:.4g}", KIND_STYLES[kind][0]
 
 
-def _last(run: Run) -> Part:
+def _last(run: LoadedRun) -> PagePart:
     """Return a table of the last rounds."""
     columns = [(name, kind) for name, kinds in series(run).items() for kind in kinds]
     columns = [(name, kind) for name, kind in columns if kind != "train" or (name, "evaluation") not in columns]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.results.loaded_run import Floats, Run, series, traffic
+from fleetlearn_simulator.results.loaded_run import Floats, LoadedRun, series, traffic
 
 
 class Target(NamedTuple):
@@ -57,7 +57,7 @@ class Reached(NamedTuple):
     """Device-seconds that are not in the model."""
 
 
-def reached(run: Run, target: Target, kind: str = "test") -> Reached | None:
+def reached(run: LoadedRun, target: Target, kind: str = "test") -> Reached | None:
     """Return what the run had spent when the metric, measured on ``kind`` (see ``loaded_run.KINDS``), first reached the
     target. None: it never did, or it was not measured. The metric need not stay there."""
     kinds = series(run).get(target.metric, {})
@@ -84,13 +84,13 @@ def median(values: Sequence[float | None]) -> float | None:
     return middle if isfinite(middle) else None
 
 
-def lost_share(run: Run) -> float:
+def lost_share(run: LoadedRun) -> float:
     """Return the share of the tasks that were lost."""
     tasks = run.total(lambda row: row.assigned).total()
     return run.total(lambda row: row.causes).total() / tasks if tasks else 0.0
 
 
-def wasted_share(run: Run) -> float:
+def wasted_share(run: LoadedRun) -> float:
     """Return the share of the devices' time on tasks that is not in the model. Of an abandoned round that is all."""
     seconds = run.total(lambda row: row.device_seconds).total()
     return float(run.column(lambda row: row.wasted).sum() / seconds) if seconds else 0.0
@@ -113,7 +113,7 @@ class Participation(NamedTuple):
         return float(self.heard.min() / self.heard.max()) if len(self.heard) else float("nan")
 
 
-def participation(run: Run) -> Participation:
+def participation(run: LoadedRun) -> Participation:
     """Return the tiers' participation over all rounds. Reports of abandoned rounds are in no model, and do not count.
     The shares of the population are taken from the scenario. A run without a scenario has no tiers."""
     tiers: dict[str, dict[str, float]] = run.scenario.get("tiers", {})

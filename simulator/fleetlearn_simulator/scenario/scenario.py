@@ -29,10 +29,10 @@ from fleetlearn_simulator.scenario.sections import (
     Compute,
     Coordinator,
     Corrupt,
-    Data,
+    DataSection,
     Failures,
     Outage,
-    Population,
+    PopulationSection,
     Seed,
     Tier,
     Weibull,
@@ -55,8 +55,8 @@ class Scenario(Section, frozen=True, kw_only=True):
     to start from."""
     service: ServiceSettings
     """The settings of the coordinator's process: the path of a file, or a table [service] of its keys."""
-    population: Population
-    data: Data
+    population: PopulationSection
+    data: DataSection
     compute: Compute
     tiers: dict[str, Tier]
     """Name -> tier. Default: one tier ``device``, with a tier's defaults."""
@@ -138,8 +138,8 @@ HIDDEN = ("setting", "file", "base", "tables")
 """Fields of a scenario that are not keys of the file."""
 KEYS = tuple(key for key in Scenario.__struct_fields__ if key not in HIDDEN)
 SECTIONS: Mapping[str, type[Section]] = {
-    "population": Population,
-    "data": Data,
+    "population": PopulationSection,
+    "data": DataSection,
     "compute": Compute,
     "availability": Availability,
     "availability.zones": Zone,
@@ -291,7 +291,7 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
         yield f"failures.corrupt: the shares add up to {total:.6g}; it takes at most 1"
 
 
-def _data_contradictions(data: Data) -> Iterator[str]:
+def _data_contradictions(data: DataSection) -> Iterator[str]:
     if data.largest is not None and data.power is None and (data.kind != "synthetic" or data.examples is not None):
         yield f"data.largest = {data.largest} needs sizes that differ: data.power, or synthetic without data.examples"
     if data.power is not None and data.examples is None and data.kind == "synthetic":

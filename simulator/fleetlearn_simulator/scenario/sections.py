@@ -22,7 +22,7 @@ REQUIRED = object()
 """Stands for the default of a key that must be given."""
 
 
-class Population(Section, frozen=True, kw_only=True):
+class PopulationSection(Section, frozen=True, kw_only=True):
     """[population]: how many devices there are. A device costs nothing until it takes part."""
 
     size: Annotated[int, Meta(ge=1, le=MAX_POPULATION)]
@@ -33,7 +33,7 @@ class Population(Section, frozen=True, kw_only=True):
     ``service.max_connections``. Without effect where ``plan.pace.connected`` is given."""
 
 
-class Data(Section, frozen=True, kw_only=True):
+class DataSection(Section, frozen=True, kw_only=True):
     """[data]: what data each device has. ``DATA`` says which keys a kind takes, and their defaults."""
 
     kind: Literal["synthetic", "hospitals", "fcube", "iid", "dirichlet", "shards", "column", "function"] = "synthetic"

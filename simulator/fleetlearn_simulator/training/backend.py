@@ -21,7 +21,7 @@ from fleetlearn_device.training.algorithms import ALGORITHMS, run_algorithm
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.train import DivergedError, evaluate_data
-from fleetlearn_device.training.work import Inputs, Settings
+from fleetlearn_device.training.work import Inputs, TaskSettings
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.algorithms import EXCHANGES
 from fleetlearn_protocol.messages import BUFFERS, PLAIN, UPDATE, Evaluation
@@ -184,7 +184,7 @@ class PerDevice:
             nonlocal done
             done = steps
 
-        settings = Settings(
+        settings = TaskSettings(
             hyper=self.task.hyper if inputs.hyper is None else inputs.hyper,
             epochs=self.task.epochs,
             batch_size=self.task.batch_size,

@@ -27,7 +27,14 @@ from fleetlearn_simulator.interrupts import follow_parent
 from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs, jobs_from_columns
 from fleetlearn_simulator.training.shared_memory import ARRAY_BYTES, SharedArrays, make_shared_arrays
 from fleetlearn_simulator.training.trained_devices import LARGE_UPDATE, PendingResults, TrainedDevices, from_table
-from fleetlearn_simulator.training.worker_pool import MAX_DEATHS, MAX_QUEUED, DivideJobs, MakeBackend, Work, WorkerPool
+from fleetlearn_simulator.training.worker_pool import (
+    MAX_DEATHS,
+    MAX_QUEUED,
+    DivideJobs,
+    MakeBackend,
+    WorkerPool,
+    WorkItem,
+)
 
 NewArray = Callable[[], NDArray[np.float32]]
 """Returns an array in shared memory, of ``ARRAY_ELEMENTS``."""
@@ -97,7 +104,7 @@ class ProcessPool(WorkerPool["_Block", "_Worker"]):
             worker.end()
 
 
-class _Block(Work):
+class _Block(WorkItem):
     """Jobs for one process."""
 
     def __init__(

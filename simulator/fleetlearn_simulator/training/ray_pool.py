@@ -23,7 +23,14 @@ from fleetlearn_simulator.training.kept_rows import NO_ROW, NOTHING_KEPT, KeptRo
 from fleetlearn_simulator.training.process_pool import environment
 from fleetlearn_simulator.training.ray_worker import Answer, Worker, error_of
 from fleetlearn_simulator.training.trained_devices import PendingResults, TrainedDevices
-from fleetlearn_simulator.training.worker_pool import MAX_DEATHS, MAX_QUEUED, DivideJobs, MakeBackend, Work, WorkerPool
+from fleetlearn_simulator.training.worker_pool import (
+    MAX_DEATHS,
+    MAX_QUEUED,
+    DivideJobs,
+    MakeBackend,
+    WorkerPool,
+    WorkItem,
+)
 
 PARTS_PER_WORKER = 4
 """Parts of a round for each worker. With several, no worker waits long for another."""
@@ -44,7 +51,7 @@ OWN_CLUSTER_ENVIRONMENT = {
 logger = logging.getLogger("fleetlearn.simulator")
 
 
-class _Part(Work):
+class _Part(WorkItem):
     """Blocks for one worker."""
 
     def __init__(

@@ -15,7 +15,7 @@ Rows = NDArray[np.float32]
 """Shape (devices, P)."""
 
 
-class Rule(NamedTuple):
+class TiedRule(NamedTuple):
     """What is added to the gradients, and how the tied vector changes. Elements of buffers are set to 0 afterwards."""
 
     correction: Callable[[Rows, Mapping[str, Vector]], Rows]
@@ -38,7 +38,7 @@ def _feddyn_change(
 
 
 RULES = {
-    "scaffold": Rule(lambda own, vectors: vectors[CONTROL] - own, _scaffold_change),
-    "feddyn": Rule(lambda own, vectors: -own, _feddyn_change),
+    "scaffold": TiedRule(lambda own, vectors: vectors[CONTROL] - own, _scaffold_change),
+    "feddyn": TiedRule(lambda own, vectors: -own, _feddyn_change),
 }
 """By the name of the algorithm. Those that are not here train device by device."""

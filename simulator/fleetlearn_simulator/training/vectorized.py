@@ -22,7 +22,7 @@ from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.training.backend import Job, LocalSettings, PerDevice, RoundInputs, steps_of
 from fleetlearn_simulator.training.kept_rows import NOTHING_KEPT, KeptRows, RowReader
-from fleetlearn_simulator.training.tied_rules import RULES, Rule
+from fleetlearn_simulator.training.tied_rules import RULES, TiedRule
 from fleetlearn_simulator.training.trained_devices import (
     KEPT_STATE,
     TIED,
@@ -228,7 +228,7 @@ class Block:
                 own[lane] = vector
         return own
 
-    def _tied_vectors(self, rule: Rule, updates: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    def _tied_vectors(self, rule: TiedRule, updates: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """Return the tied vectors after the training, and the parts that are reported of them."""
         steps = self.done[: len(self.jobs), None]
         change = self._without_buffers(rule.change(self.inputs.vectors, updates, steps, self.hyper))

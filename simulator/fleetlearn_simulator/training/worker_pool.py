@@ -26,7 +26,7 @@ MAX_DEATHS = 3
 """When this many workers died while they did the same piece of work, it is not tried again."""
 
 
-class Work:
+class WorkItem:
     """A piece of work for one worker."""
 
     def __init__(self, pending: PendingResults, indices: Sequence[int]) -> None:
@@ -50,7 +50,7 @@ class Work:
         self.put(self.indices, error)
 
 
-AnyWork = TypeVar("AnyWork", bound=Work)
+AnyWork = TypeVar("AnyWork", bound=WorkItem)
 AnyWorker = TypeVar("AnyWorker")
 
 

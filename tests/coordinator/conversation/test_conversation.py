@@ -12,11 +12,11 @@ from fleetlearn_coordinator.conversation.conversation import LOST_RACES, UPLOAD_
 from fleetlearn_coordinator.conversation.effects import (
     Allow,
     CheckedIn,
-    Close,
+    CloseConnection,
     Effect,
     End,
-    Note,
-    Send,
+    LogNote,
+    SendMessage,
     StartDownload,
     StopDownload,
 )
@@ -182,13 +182,13 @@ class Device:
 
     def did(self) -> list[Effect]:
         """The effects since the last look, without the log's."""
-        effects: list[Effect] = [effect for effect in self.effects if not isinstance(effect, Note)]
+        effects: list[Effect] = [effect for effect in self.effects if not isinstance(effect, LogNote)]
         self.effects = []
         return effects
 
     def heard(self) -> list[FromCoordinator]:
         """The messages since the last look."""
-        return [effect.message for effect in self.did() if isinstance(effect, Send)]
+        return [effect.message for effect in self.did() if isinstance(effect, SendMessage)]
 
     def check_in(self, held: Held | None = None) -> list[FromCoordinator]:
         return self.say(CheckIn(1, self.name, 10, held=held))
@@ -199,7 +199,7 @@ class Device:
     @property
     def task(self) -> Task:
         """The task that it was given last."""
-        (*_, task) = [effect.message for effect in self.effects if isinstance(effect, Send)]
+        (*_, task) = [effect.message for effect in self.effects if isinstance(effect, SendMessage)]
         assert isinstance(task, Task)
         return task
 
@@ -243,9 +243,9 @@ def test_a_round_in_order() -> None:
     a = Device(room)
     a.conversation.received(encode(CheckIn(1, "a", 10)), 0.0)
     welcome, checked_in, more, given = a.did()
-    assert (welcome, checked_in) == (Send(WELCOME), CheckedIn("a", 1000, 2000))
+    assert (welcome, checked_in) == (SendMessage(WELCOME), CheckedIn("a", 1000, 2000))
     assert more == Allow(MESSAGES_OF_A_TASK, 4 * SIZE, 8 * SIZE)
-    assert isinstance(given, Send)
+    assert isinstance(given, SendMessage)
     task = given.message
     assert isinstance(task, Task)
     grant = granted(a, task, UPDATE)
@@ -284,10 +284,10 @@ def test_another_version_is_refused_and_closed() -> None:
     a = Device(Room())
     a.conversation.received(encode(CheckIn(2, "a", 10)), 0.0)
     refused, close = a.did()
-    assert isinstance(refused, Send)
+    assert isinstance(refused, SendMessage)
     assert isinstance(refused.message, Refused)
     assert refused.message.code is Code.BAD_VERSION
-    assert close == Close(1008, "protocol version")
+    assert close == CloseConnection(1008, "protocol version")
 
 
 def test_a_device_that_is_sent_away_is_not_heard_any_more() -> None:
@@ -295,7 +295,7 @@ def test_a_device_that_is_sent_away_is_not_heard_any_more() -> None:
     room.sent_away = ComeBack(5.0, "busy")
     a = Device(room)
     a.conversation.received(encode(CheckIn(1, "a", 10)), 0.0)
-    assert a.did() == [Send(room.sent_away), Close(1000, "come back later")]
+    assert a.did() == [SendMessage(room.sent_away), CloseConnection(1000, "come back later")]
     room.sent_away = None
     assert a.check_in() == []
     assert room.devices == {}
@@ -308,7 +308,7 @@ def test_a_connected_device_that_is_not_needed_is_sent_away() -> None:
     a.did()
     away = ComeBack(600.0, "no-task")
     a.conversation.tell(away)
-    assert a.did() == [Send(away), Close(1000, "come back later")]
+    assert a.did() == [SendMessage(away), CloseConnection(1000, "come back later")]
     a.conversation.received(encode(Heartbeat()), 1.0)
     assert a.did() == []
 
@@ -362,7 +362,7 @@ def test_a_flood_is_answered_once_and_ended() -> None:
     a = Device(Room())
     a.conversation.flooded()
     refused, end = a.did()
-    assert isinstance(refused, Send)
+    assert isinstance(refused, SendMessage)
     assert isinstance(refused.message, Refused)
     assert refused.message.code is Code.BUSY
     assert end == End("too many messages")
@@ -494,7 +494,7 @@ def test_a_failed_task_goes_to_another_device() -> None:
     assert a.say(Failed("t7-7", "diverged")) == []
     assert a.conversation.upload is not None
     a.conversation.received(encode(Failed(task.task, "diverged", "loss is NaN")), 0.0)
-    assert any(isinstance(effect, Note) and effect.warning for effect in a.effects)
+    assert any(isinstance(effect, LogNote) and effect.warning for effect in a.effects)
     assert a.conversation.upload is None
     assert isinstance(one(b.heard(), Task), Task)
 
@@ -542,10 +542,10 @@ def test_a_second_connection_goes_on_with_the_upload_of_the_first() -> None:
     again = Device(room)
     assert again.check_in(Held(task.task, task.round)) == [WELCOME]
     refused, *others = a.did()
-    assert isinstance(refused, Send)
+    assert isinstance(refused, SendMessage)
     assert isinstance(refused.message, Refused)
     assert refused.message.code is Code.REPLACED
-    assert others == [StopDownload(), Close(1008, "replaced")]
+    assert others == [StopDownload(), CloseConnection(1008, "replaced")]
     assert granted(again, task, UPDATE).offset == CHUNK_BYTES
     a.disconnect()
     assert room.devices == {"a": again}
@@ -651,7 +651,7 @@ def test_a_content_that_is_withdrawn_stops_and_is_no_fault() -> None:
         a.conversation.withdrawn(MODEL)
         stop, refused = a.did()
         assert stop == StopDownload()
-        assert isinstance(refused, Send)
+        assert isinstance(refused, SendMessage)
         assert isinstance(refused.message, Refused)
         assert (refused.message.code, refused.message.sha256) == (Code.UNKNOWN_CONTENT, MODEL)
     assert not a.conversation.over

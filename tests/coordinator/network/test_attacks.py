@@ -16,7 +16,7 @@ from secrets import token_urlsafe
 from typing import Any
 
 import pytest
-from fleetlearn_coordinator.network.connection import Connection
+from fleetlearn_coordinator.network.connection import DeviceConnection
 from fleetlearn_coordinator.storage.identities import Identities
 from peers import SIZE, PlanMaker, serving
 
@@ -40,14 +40,14 @@ def test_rounds_go_on(name: str, make_plan: PlanMaker, tmp_path: Path, monkeypat
     attack = attacks.ATTACKS[name]
     attackers = getattr(MODULES[attack.module], name)
     opened = 0
-    connection_made = Connection.connection_made
+    connection_made = DeviceConnection.connection_made
 
-    def count(self: Connection, transport: asyncio.BaseTransport) -> None:
+    def count(self: DeviceConnection, transport: asyncio.BaseTransport) -> None:
         nonlocal opened
         opened += 1
         connection_made(self, transport)
 
-    monkeypatch.setattr(Connection, "connection_made", count)
+    monkeypatch.setattr(DeviceConnection, "connection_made", count)
     service: dict[str, Any] = {"limits": {"exempt": []}}
     headers: dict[str, dict[str, str]] = {name: {} for name in NAMES}
     if attack.identities:

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 from fleetlearn_coordinator.conversation.conversation import Conversation
-from fleetlearn_coordinator.network.connection import Connection
-from fleetlearn_coordinator.network.driver import Driver
+from fleetlearn_coordinator.network.connection import DeviceConnection
+from fleetlearn_coordinator.network.driver import ConnectionDriver
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.frames import pack_chunk, pack_chunks
 from fleetlearn_protocol.messages import MAX_REFUSALS, Accepted, Grant, Refused, Uploaded
@@ -86,7 +86,7 @@ async def test_what_belongs_to_a_connection_is_freed_when_it_ends(make_plan: Pla
             while host.connections:
                 await asyncio.sleep(0)
             await asyncio.sleep(0)  # the transports' last call
-            kinds = (Connection, Driver, Conversation, ServerProtocol)
+            kinds = (DeviceConnection, ConnectionDriver, Conversation, ServerProtocol)
             assert [each for each in gc.get_objects() if type(each) in kinds] == []
         finally:
             gc.enable()

@@ -24,7 +24,7 @@ from fleetlearn_coordinator.conversation.conversation import Conversation
 from fleetlearn_coordinator.conversation.limits import Bucket
 from fleetlearn_coordinator.network import connection as connections
 from fleetlearn_coordinator.network import listener, process_settings
-from fleetlearn_coordinator.network.connection import Connection
+from fleetlearn_coordinator.network.connection import DeviceConnection
 from fleetlearn_coordinator.network.frame_counter import FrameCounter
 from fleetlearn_coordinator.network.peer_log import FewLines
 from fleetlearn_coordinator.service.server import RunServer
@@ -91,7 +91,7 @@ async def send_until_ended(wire: RawPeer, data: bytes) -> None:
             await asyncio.sleep(0)
 
 
-async def attacker(coordinator: RunServer, name: str = "attacker") -> tuple[RawPeer, Connection]:
+async def attacker(coordinator: RunServer, name: str = "attacker") -> tuple[RawPeer, DeviceConnection]:
     """A peer that has checked in, and the coordinator's end of it."""
     wire = await wire_to(coordinator.host.address)
     await wire.check_in(name)
@@ -274,7 +274,7 @@ def test_frames_beyond_the_budget_are_not_read(make_plan: PlanMaker, data: bytes
 class CountingFeed:
     """Counts the frames that websockets is given on a connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: DeviceConnection) -> None:
         self.frames = 0
         receive, counter = connection.protocol.receive_data, FrameCounter()
 
@@ -321,8 +321,8 @@ async def test_who_stays_over_the_budget_is_told_once_and_ended(
 async def test_a_device_at_work_is_never_slowed(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
     """60 rounds of a device that needs no time to train: its budgets never run out, since tasks renew them."""
     waits: list[float] = []
-    budget = Connection._budget
-    patch.setattr(Connection, "_budget", lambda self: waits.append(wait := budget(self)) or wait)
+    budget = DeviceConnection._budget
+    patch.setattr(DeviceConnection, "_budget", lambda self: waits.append(wait := budget(self)) or wait)
     patch.setattr(listener, "MESSAGE_RATE", 1e-9)
     patch.setattr(connections, "BYTE_RATE", 1e-9)
     patch.setattr(connections, "DOWNLOAD_RATE", 1e-9)
@@ -491,14 +491,14 @@ async def test_devices_that_come_after_the_end_are_not_counted(make_plan: PlanMa
 
 
 def test_the_descriptors_are_shared_out() -> None:
-    def places(limit: int, devices: int, files: int) -> process_settings.Places:
+    def places(limit: int, devices: int, files: int) -> process_settings.DescriptorShares:
         code = (
             "import resource as r; from fleetlearn_coordinator.network import process_settings;"
             f"r.setrlimit(r.RLIMIT_NOFILE, ({limit}, {limit}));"
             f"print(*process_settings.places({devices}, files={files}))"
         )
         done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-        return process_settings.Places(*map(int, done.stdout.split()))
+        return process_settings.DescriptorShares(*map(int, done.stdout.split()))
 
     assert places(1024, 20_000, 64) == (1024, 1024 - 128 - 64 - limits.OTHER_FILES, 128)
     assert places(1024, 100, 64) == (1024, 100, 128)

@@ -10,7 +10,7 @@ from contextlib import closing
 from functools import partial
 
 import pytest
-from fleetlearn_coordinator import Plan, Result, ServiceSettings, StoreError, read_status, serve, serve_async
+from fleetlearn_coordinator import Plan, RunResult, ServiceSettings, StoreError, read_status, serve, serve_async
 from fleetlearn_coordinator.service.training_run.run import Clocks, Run
 from fleetlearn_coordinator.storage.errors import StoreUnavailableError
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
@@ -47,13 +47,13 @@ def address_of(plan: Plan) -> str | None:
 def test_serve_returns_when_the_training_is_finished(make_plan: PlanMaker, threaded: bool) -> None:
     plan = make_plan(round__goal=1, stop__rounds=2)
 
-    async def both() -> Result:
+    async def both() -> RunResult:
         async with asyncio.timeout(30):
             function = partial(asyncio.to_thread, serve) if threaded else serve_async
             result, _ = await asyncio.gather(function(plan, service=ANY_PORT), two_rounds(plan))
         return result
 
-    assert asyncio.run(both()) == Result("2 rounds done", True, 2)
+    assert asyncio.run(both()) == RunResult("2 rounds done", True, 2)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
@@ -64,7 +64,7 @@ def test_serve_async_gives_signals_back_when_a_signal_has_ended_it(
     caplog.set_level("INFO")
     own: list[int] = []
 
-    async def stopped_by_a_signal() -> Result:
+    async def stopped_by_a_signal() -> RunResult:
         serving = asyncio.ensure_future(serve_async(plan, service=ANY_PORT))
         while address_of(plan) is None:
             await asyncio.sleep(0.01)
@@ -116,7 +116,7 @@ def test_a_start_that_finishes_the_last_round(make_plan: PlanMaker) -> None:
     run.save_update(lease.device, report_of(lease, update), spool_file, {UPDATE: 1.0})  # type: ignore[arg-type]
     store.close()
     for _ in range(2):
-        assert serve(plan, service=ANY_PORT) == Result("1 rounds done", True, 1)
+        assert serve(plan, service=ANY_PORT) == RunResult("1 rounds done", True, 1)
 
 
 def test_a_missing_bundle_is_named(make_plan: PlanMaker) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model, read_status
-from fleetlearn_coordinator.network.driver import Driver
+from fleetlearn_coordinator.network.driver import ConnectionDriver
 from fleetlearn_coordinator.network.transfers.downloads import Download
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service.server import RunServer
@@ -61,7 +61,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def fetch_until_blocked(coordinator: RunServer, peer: Driver, device: Peer, entry: File) -> int:
+async def fetch_until_blocked(coordinator: RunServer, peer: ConnectionDriver, device: Peer, entry: File) -> int:
     """Have a device that does not read fetch until the coordinator waits for it; how often it fetched.
 
     The kernel takes some megabytes before that.

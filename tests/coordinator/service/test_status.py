@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fleetlearn_coordinator.service.status import Task, read_status, read_tasks
+from fleetlearn_coordinator.service.status import TaskRecord, read_status, read_tasks
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import Metadata, RoundClosed, RoundOpened, TaskEnded, TaskGiven
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
@@ -22,7 +22,7 @@ def test_the_tasks_of_a_round(tmp_path: Path) -> None:
         store.write([TaskGiven("t1-1", 1, "a", 0)])
         store.write([TaskGiven("t1-2", 1, "b", 0)])
         store.write([TaskEnded("t1-2", "lost")])
-        tasks = [Task("t1-1", "a", "assigned"), Task("t1-2", "b", "lost")]
+        tasks = [TaskRecord("t1-1", "a", "assigned"), TaskRecord("t1-2", "b", "lost")]
         assert read_tasks(tmp_path) == (1, tasks)
         store.write([RoundClosed(1, "abandoned", {}, 1.0)])
         store.write([RoundOpened(2, 2.0)])

@@ -16,7 +16,7 @@ from fleetlearn_device.runtimes.runtime import Runtime, open_runtime
 from fleetlearn_device.training.algorithms import ALGORITHMS, DUAL, UnsupportedError, known_algorithms, run_algorithm
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.train import DivergedError, StoppedError
-from fleetlearn_device.training.work import Inputs, Outcome, Settings
+from fleetlearn_device.training.work import Inputs, TaskOutcome, TaskSettings
 from fleetlearn_export import LocalStep
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.algorithms import EXCHANGES
@@ -53,17 +53,17 @@ class Fleet:
         self.control = np.zeros(2)
         self.momentum = np.zeros(2)
 
-    def train(self, device: int) -> Outcome:
+    def train(self, device: int) -> TaskOutcome:
         vectors = {CONTROL: self.control.astype(np.float32)} if CONTROL in EXCHANGES[self.algorithm].vectors else {}
         inputs = Inputs(self.model.astype(np.float32), None, vectors, self.tied[device])
         hyper = {"lr": self.lr, "mu": self.alpha}
-        settings = Settings(hyper, epochs=self.steps, batch_size=0, seed=0)
+        settings = TaskSettings(hyper, epochs=self.steps, batch_size=0, seed=0)
         data = as_data(self.devices[device].data)
         outcome = run_algorithm(self.algorithm, self.runtime, self.bundle, data, inputs, settings)
         self.tied[device] = outcome.tied
         return outcome
 
-    def round(self, chosen: Iterable[int] | None = None) -> list[Outcome]:
+    def round(self, chosen: Iterable[int] | None = None) -> list[TaskOutcome]:
         """SCAFFOLD's algorithm 1 with a server rate of 1; FedDyn's with u = -h / alpha."""
         outcomes = [self.train(device) for device in (range(len(self.devices)) if chosen is None else chosen)]
         part = len(outcomes) / len(self.devices)
@@ -188,7 +188,7 @@ def test_what_a_device_keeps_is_the_sum_of_what_it_reported(bundle: Bundle) -> N
 def test_partial_work_divides_by_the_steps_that_were_done(bundle: Bundle) -> None:
     """A clock that counts steps, and a budget of 3 of the 10."""
     device, ticks = TWO[0], iter([0.0, *map(float, range(100))])
-    settings = Settings({"lr": 0.05, "mu": 0.0}, 10, 0, 0, time_budget=3.0, clock=lambda: next(ticks))
+    settings = TaskSettings({"lr": 0.05, "mu": 0.0}, 10, 0, 0, time_budget=3.0, clock=lambda: next(ticks))
     inputs = Inputs(START, None, {CONTROL: np.zeros(2, np.float32)})
     outcome = run_algorithm("scaffold", open_runtime(bundle), bundle, device.data, inputs, settings)
     assert (outcome.result.steps, outcome.result.complete) == (3, False)
@@ -276,7 +276,7 @@ def test_a_round_against_autograd(network_bundle: Bundle, algorithm: str) -> Non
         own = (0.1 * luck.normal(size=manifest.size)).astype(np.float32)
         own[buffers] = 0
         mu = MU if algorithm == "feddyn" else 0.0
-        settings = Settings({"lr": LR, "mu": mu}, EPOCHS, BATCH, 5)
+        settings = TaskSettings({"lr": LR, "mu": mu}, EPOCHS, BATCH, 5)
         if algorithm == "feddyn":
             inputs, correction = Inputs(start, None, {}, {DUAL: own}), -own
         else:
@@ -320,7 +320,7 @@ def test_a_round_against_autograd(network_bundle: Bundle, algorithm: str) -> Non
 def test_a_bundle_whose_step_is_not_made_for_it(tmp_path: Path, step: LocalStep, algorithm: str, text: str) -> None:
     bundle = quadratics_bundle(tmp_path / "other.bundle", step)
     inputs = Inputs(START, None, {CONTROL: np.zeros(2, np.float32)})
-    settings = Settings({"lr": 0.1}, 1, 0, 0)
+    settings = TaskSettings({"lr": 0.1}, 1, 0, 0)
     with pytest.raises(UnsupportedError, match=text):
         run_algorithm(algorithm, open_runtime(bundle), bundle, TWO[0].data, inputs, settings)
 
@@ -334,13 +334,13 @@ def test_a_step_that_computes_in_float16_may_do_nothing(tmp_path: Path) -> None:
     )  # fmt: skip
     bundle = open_bundle(path)
     zeros = np.zeros(bundle.manifest.size, np.float32)
-    inputs, settings = Inputs(zeros, None, {CONTROL: zeros}), Settings({"lr": 0.1}, 1, 0, 0)
+    inputs, settings = Inputs(zeros, None, {CONTROL: zeros}), TaskSettings({"lr": 0.1}, 1, 0, 0)
     with pytest.raises(UnsupportedError, match="a step whose gradient overflows changes nothing"):
         run_algorithm("scaffold", open_runtime(bundle), bundle, device_data(0), inputs, settings)
 
 
-def scaffold(bundle: Bundle, **changes: Any) -> Outcome:
-    settings = Settings({"lr": 0.1}, 1, 0, 0)._replace(**changes)
+def scaffold(bundle: Bundle, **changes: Any) -> TaskOutcome:
+    settings = TaskSettings({"lr": 0.1}, 1, 0, 0)._replace(**changes)
     inputs = Inputs(START, None, {CONTROL: np.zeros(2, np.float32)})
     return run_algorithm("scaffold-gradient", open_runtime(bundle), bundle, TWO[0].data, inputs, settings)
 
@@ -367,7 +367,7 @@ def test_a_tied_vector_that_is_not_finite_is_not_kept(bundle: Bundle) -> None:
 
 def test_a_vector_of_another_size_is_refused(bundle: Bundle) -> None:
     """numpy would stretch one element to all."""
-    one, settings = np.zeros(1, np.float32), Settings({"lr": 0.1}, 1, 0, 0)
+    one, settings = np.zeros(1, np.float32), TaskSettings({"lr": 0.1}, 1, 0, 0)
     for inputs in (Inputs(START, None, {CONTROL: one}), Inputs(START, None, {CONTROL: START}, {CONTROL: one})):
         with pytest.raises(ValueError, match=r"the control is float32 of shape \(1,\); expected .* \(2,\)"):
             run_algorithm("scaffold", open_runtime(bundle), bundle, TWO[0].data, inputs, settings)

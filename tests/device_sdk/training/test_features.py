@@ -15,7 +15,7 @@ from fleetlearn_device.training.algorithms import run_algorithm
 from fleetlearn_device.training.data import ArrayData
 from fleetlearn_device.training.features import TOGETHER, FeatureCache, graphs_of
 from fleetlearn_device.training.train import BadValuesError, StoppedError, TrainingResult, train
-from fleetlearn_device.training.work import Inputs, Settings
+from fleetlearn_device.training.work import Inputs, TaskSettings
 from fleetlearn_export import LocalStep
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.manifest import FEATURES
@@ -67,7 +67,7 @@ def test_an_algorithm_does_the_same_from_features(tmp_path: Path, algorithm: str
     luck, size = np.random.default_rng(0), bundle.manifest.size
     server, own = luck.normal(size=(2, size)).astype(np.float32)
     inputs = Inputs(bundle.parameters()[:size], None, {CONTROL: server}, {CONTROL: own})
-    settings = Settings({"lr": 0.05}, 2, 8, 5)
+    settings = TaskSettings({"lr": 0.05}, 2, 8, 5)
     whole, kept = (
         run_algorithm(
             algorithm, open_runtime(bundle.path, from_features=cache is not None), bundle,

@@ -16,7 +16,7 @@ from fleetlearn_device.training.algorithms import UnsupportedError, run_algorith
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.personal import PERSONAL_SEED
 from fleetlearn_device.training.train import DivergedError, evaluate_data
-from fleetlearn_device.training.work import Inputs, Outcome, Settings
+from fleetlearn_device.training.work import Inputs, TaskOutcome, TaskSettings
 from fleetlearn_export import LocalStep
 from fleetlearn_protocol import Bundle, Manifest, open_bundle
 from fleetlearn_protocol.messages import BUFFERS, UPDATE
@@ -97,7 +97,7 @@ def everything(name: str) -> bool:
 
 
 class Round(NamedTuple):
-    outcomes: list[Outcome]
+    outcomes: list[TaskOutcome]
     model: Vector
 
 
@@ -108,7 +108,7 @@ def two_rounds(bundle: Bundle, algorithm: str, model: Any, mu: Mapping[str, floa
     for number in range(2):
         outcomes = []
         for device in range(2):
-            settings = Settings(
+            settings = TaskSettings(
                 {"lr": LR, **mu}, EPOCHS, BATCH, SEED + number, evaluate=True, personal_epochs=PERSONAL_EPOCHS
             )
             inputs = kept[device]._replace(model=np.float32(model))
@@ -159,9 +159,9 @@ def test_two_rounds_of_fedrep_by_hand(split: Bundle) -> None:
     assert np.abs(flat(heads[0], manifest, True) - flat(heads[1], manifest, True)).max() > 0.1
 
 
-def task(bundle: Bundle, algorithm: str, inputs: Inputs, **changes: Any) -> Outcome:
+def task(bundle: Bundle, algorithm: str, inputs: Inputs, **changes: Any) -> TaskOutcome:
     hyper = {"lr": LR, "mu": LAMBDA} if bundle.manifest.step.proximal else {"lr": LR}
-    settings = Settings(hyper, EPOCHS, BATCH, 5, evaluate=True, personal_epochs=PERSONAL_EPOCHS)._replace(**changes)
+    settings = TaskSettings(hyper, EPOCHS, BATCH, 5, evaluate=True, personal_epochs=PERSONAL_EPOCHS)._replace(**changes)
     return run_algorithm(algorithm, open_runtime(bundle), bundle, device_data(0), inputs, settings)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from fleetlearn_export.graphs.split import Part, Parts, remove_copies, result_bytes, split
+from fleetlearn_export.graphs.split import Parts, Subgraph, remove_copies, result_bytes, split
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -25,7 +25,7 @@ def parts_of(step: Step, room: int = ROOMY, mode: Literal["real", "symbolic"] = 
     return module, split(module.graph, [lr], [x, y], 1, result_bytes(module, (W, X, Y, LR)), room)
 
 
-def operators(part: Part) -> list[str]:
+def operators(part: Subgraph) -> list[str]:
     return [node.target.__name__.split(".")[0] for node in part.graph.nodes if node.op == "call_function"]
 
 

@@ -118,7 +118,7 @@ def test_convolutions_and_matrix_products_count_as_in_pytorch(cases: Callable[[s
 def test_lowest_runtime() -> None:
     def lowest(nodes: list[onnx.NodeProto], kind: int = FLOAT, **version: int) -> tuple[str, str]:
         model = graph(nodes, {"x": (kind, ["n", 2])}, ["y"], **version)
-        return graph_costs.lowest_runtime(model, {"x": graph_costs.Value((2, 2), np.dtype(np.float64))})
+        return graph_costs.lowest_runtime(model, {"x": graph_costs.ShapeAndDtype((2, 2), np.dtype(np.float64))})
 
     assert lowest([node("Relu", ["x"], ["y"])]) == ("1.14", "opset 18")
     assert lowest([node("Elu", ["x"], ["y"])]) == ("1.17", "Elu over float64")

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 from engine_port import EnginePort, SpoolInMemory
 from fleetlearn_coordinator.conversation.conversation import Conversation
-from fleetlearn_coordinator.conversation.effects import CheckedIn, Close, Effect, End, Send, StartDownload, StopDownload
+from fleetlearn_coordinator.conversation.effects import (
+    CheckedIn,
+    CloseConnection,
+    Effect,
+    End,
+    SendMessage,
+    StartDownload,
+    StopDownload,
+)
 from fleetlearn_coordinator.conversation.limits import RACES_OF_A_TASK, REFUSAL_FORGOTTEN
 from fleetlearn_coordinator.conversation.places import Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted
@@ -235,7 +243,7 @@ class Peer:
 
     def perform(self, effect: Effect) -> None:
         match effect:
-            case Send(message):
+            case SendMessage(message):
                 encode(message)  # what the protocol does not have cannot be sent
                 self.good.hear(message)
                 if isinstance(message, Refused):
@@ -246,7 +254,7 @@ class Peer:
                 if earlier is not None:
                     earlier.conversation.replaced()
                 self.room.devices[device] = self
-            case Close() | End():
+            case CloseConnection() | End():
                 self.ended = True
             case StartDownload():
                 assert not self.downloading

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from fleetlearn_coordinator.conversation.limits import LARGEST_MESSAGE, RECEIVE
-from fleetlearn_coordinator.network.connection import Connection
+from fleetlearn_coordinator.network.connection import DeviceConnection
 from fleetlearn_coordinator.network.listener import SUBPROTOCOLS
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
@@ -60,10 +60,10 @@ class _Peer:
         self.closed_times = self.flooded_times = 0
         self.over = False
 
-    def respond(self, connection: Connection, request: Request) -> Response:
+    def respond(self, connection: DeviceConnection, request: Request) -> Response:
         return connection.protocol.accept(request)
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: DeviceConnection) -> None:
         self.closed_times += 1
 
     def received(self, message: str | bytes) -> None:
@@ -96,7 +96,7 @@ def streams(data: bytes) -> None:
 async def _stream(data: bytes) -> None:
     peer, transport = _Peer(), _Transport()
     protocol = ServerProtocol(subprotocols=SUBPROTOCOLS, max_size=LARGEST_MESSAGE)
-    connection = Connection(protocol, peer)
+    connection = DeviceConnection(protocol, peer)
     connection.driver = peer
     connection.connection_made(transport)
     size = 1 + (data[0] if data else 0) ** 2

@@ -7,7 +7,7 @@ import pytest
 from fleetlearn_protocol.manifest import FORMAT, FORMAT_VERSION, Input, LocalStep, Manifest, Parameter
 from fleetlearn_simulator.data.factory import make_source
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.scenario.sections import Data
+from fleetlearn_simulator.scenario.sections import DataSection
 
 X, Y = Input("x", "float32", (60,)), Input("y", "int64", ())
 
@@ -45,7 +45,7 @@ def test_ten_million_devices_cost_nothing(tmp_path: Path, keys: dict[str, Any]) 
         np.savez(tmp_path / "a.npz", x=np.zeros((100, 3)), y=np.arange(100) % 10)
         keys = {**keys, "arrays": tmp_path / "a.npz"}
     tracemalloc.start()
-    source = make_source(Data(seed=0, **keys), 1, 10**7, bundle)
+    source = make_source(DataSection(seed=0, **keys), 1, 10**7, bundle)
     ids = np.array([0, 9_999_999, 1234], np.int64)
     sizes = source.examples(ids)
     assert sizes.dtype == np.int64
@@ -62,13 +62,13 @@ def test_ten_million_devices_cost_nothing(tmp_path: Path, keys: dict[str, Any]) 
 
 def test_labels_take_the_bundles_shape_and_dtype() -> None:
     bundle = manifest(Input("x", "float32", (2, 3)), Input("y", "float32", (1,)), outputs=(1,))
-    x, y = make_source(Data(kind="hospitals", setup="balanced", seed=0, examples=20), 1, 4, bundle).arrays(2)
+    x, y = make_source(DataSection(kind="hospitals", setup="balanced", seed=0, examples=20), 1, 4, bundle).arrays(2)
     assert (x.shape, y.shape, y.dtype) == ((20, 2, 3), (20, 1), np.float32)
     assert set(y[:, 0].tolist()) == {0.0, 1.0}
 
 
 def test_synthetic_has_the_bundles_classes() -> None:
-    settings = Data(kind="synthetic", alpha=0.0, beta=0.0, seed=0, examples=200)
+    settings = DataSection(kind="synthetic", alpha=0.0, beta=0.0, seed=0, examples=200)
     found = set[int]()
     for device in range(40):
         found |= set(make_source(settings, 1, 40, manifest(X, Y, outputs=(4,))).arrays(device)[1].tolist())
@@ -77,7 +77,7 @@ def test_synthetic_has_the_bundles_classes() -> None:
 
 def test_what_iid_synthetic_devices_share_holds_on_the_test_set() -> None:
     """A linear model of all devices' labels, by least squares, is right on most of the test set."""
-    source = make_source(Data(kind="synthetic", iid=True, seed=0, examples=50), 3, 60, manifest(X, Y))
+    source = make_source(DataSection(kind="synthetic", iid=True, seed=0, examples=50), 3, 60, manifest(X, Y))
     x, y = source.examples_at(range(60), np.tile(np.arange(50), (60, 1)))
     fitted = np.linalg.lstsq(x.reshape(-1, 60), np.eye(10, dtype=np.float32)[y.reshape(-1)])[0]
     test = source.test()
@@ -88,7 +88,7 @@ def test_what_iid_synthetic_devices_share_holds_on_the_test_set() -> None:
 
 
 def test_the_seed_makes_the_data() -> None:
-    settings = Data(kind="synthetic", alpha=1.0, beta=1.0, seed=0, examples=5)
+    settings = DataSection(kind="synthetic", alpha=1.0, beta=1.0, seed=0, examples=5)
     first, same, other = (make_source(settings, seed, 9, manifest(X, Y)).arrays(4)[0] for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, same)
     assert not np.array_equal(first, other)
@@ -98,10 +98,10 @@ def test_a_function_beside_the_scenario(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "import numpy as np\n\ndef f(d, s):\n    return np.full((2, 60), d), np.array([s, s])\n"
     )
-    x, y = make_source(Data(kind="function", function="own:f", seed=0), 3, 9, manifest(X, Y), tmp_path).arrays(4)
+    x, y = make_source(DataSection(kind="function", function="own:f", seed=0), 3, 9, manifest(X, Y), tmp_path).arrays(4)
     assert x.tolist() == [[4.0] * 60] * 2
     assert y.tolist() == [3, 3]
-    settings = Data(kind="function", function="own:f", seed=0, examples=2)
+    settings = DataSection(kind="function", function="own:f", seed=0, examples=2)
     assert make_source(settings, 3, 9, manifest(X, Y), tmp_path).examples(np.arange(2)).tolist() == [2, 2]
 
 
@@ -134,4 +134,4 @@ REFUSED: list[tuple[dict[str, Any], Manifest, str]] = [
 @pytest.mark.parametrize(("keys", "bundle", "why"), REFUSED)
 def test_what_does_not_fit_the_bundle(keys: dict[str, Any], bundle: Manifest, why: str) -> None:
     with pytest.raises(SimulatorError, match=why):
-        make_source(Data(seed=0, **keys), 1, 9, bundle)
+        make_source(DataSection(seed=0, **keys), 1, 9, bundle)

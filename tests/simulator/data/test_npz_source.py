@@ -7,7 +7,7 @@ from fleetlearn_protocol.manifest import Input
 from fleetlearn_simulator.data.npz_source import npz_source
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.scenario.sections import Data
+from fleetlearn_simulator.scenario.sections import DataSection
 
 INPUTS = (Input("x", "float32", (2,)), Input("y", "int64", (), 10))
 TOTAL = 1000
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def made(folder: Path, population: int, kind: Any, seed: int = 1, file: str = "data.npz", **keys: Any) -> Source:
-    return npz_source(Data(kind=kind, seed=0, arrays=Path(file), **keys), seed, population, INPUTS, folder)
+    return npz_source(DataSection(kind=kind, seed=0, arrays=Path(file), **keys), seed, population, INPUTS, folder)
 
 
 def places(source: Source, device: int) -> list[int]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.results.loaded_run import (
-    Run,
+    LoadedRun,
     binned,
     find_runs,
     read_run,
@@ -103,7 +103,7 @@ def test_swept_keys_leave_out_seeds_and_what_follows(tmp_path: Path) -> None:
 
 def test_swept_keys_of_a_grid_are_all_of_its_keys() -> None:
     runs = [
-        Run(Path(), "x", {"seed": a + b, "one": {"a": a}, "b": b, "follows": a * b}, [], {})
+        LoadedRun(Path(), "x", {"seed": a + b, "one": {"a": a}, "b": b, "follows": a * b}, [], {})
         for a in (1, 2)
         for b in (3, 5)
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.results.loaded_run import Run, read_run
+from fleetlearn_simulator.results.loaded_run import LoadedRun, read_run
 from fleetlearn_simulator.results.run_statistics import (
     Reached,
     Target,
@@ -24,7 +24,7 @@ from runs_folder import SCENARIO, row, write_rows
 TEXT = SCENARIO.format(name="small", seed=7, goal=4, connected=9)  # phones 3, boards 1
 
 
-def run_of(folder: Path, rows: list[dict[str, Any]], scenario: str = TEXT) -> Run:
+def run_of(folder: Path, rows: list[dict[str, Any]], scenario: str = TEXT) -> LoadedRun:
     return read_run(write_rows(folder / "run", rows, scenario=scenario))
 
 

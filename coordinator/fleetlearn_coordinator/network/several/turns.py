@@ -20,7 +20,7 @@ from fleetlearn_protocol.errors import MAX_TEXT, Code
 from fleetlearn_protocol.messages import Cancel, CheckIn, ComeBack, FromCoordinator
 
 from fleetlearn_coordinator.conversation.port import RunPort
-from fleetlearn_coordinator.network.driver import Driver, ServedRun
+from fleetlearn_coordinator.network.driver import ConnectionDriver, ServedRun
 
 PLACED_TOGETHER = 256
 """Devices that are offered to the runs before other connections have their turn: some 10 ms."""
@@ -42,7 +42,7 @@ class SharedRun:
 class SharedDevice:
     """A connected device, and which runs it has to do with."""
 
-    driver: Driver
+    driver: ConnectionDriver
     check_in: CheckIn
     """What it says of itself, without the update that it brought."""
     fits: set[SharedRun]

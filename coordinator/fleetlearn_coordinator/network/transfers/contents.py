@@ -19,7 +19,7 @@ LARGE = 2**24
 """From this many bytes on, a file of the bundle is read from the disk for each device, unless the bundle is a zip."""
 
 
-class Content:
+class FramedContent:
     """Bytes that are sent to every device as the same frames. Each frame is made when it is first sent: those of 400 MB
     take 0.9 s together."""
 
@@ -100,7 +100,7 @@ class Contents:
     def __init__(self, bundle: Bundle) -> None:
         self._files = {bundle.sha256: MANIFEST} | {entry.sha256: path for path, entry in bundle.manifest.files.items()}
         self._bundle = bundle
-        self._contents: dict[str, Content | StoredContent] = {}
+        self._contents: dict[str, FramedContent | StoredContent] = {}
         self._newest: set[str] = set()
         self._older: set[str] = set()
         self._count = 0
@@ -132,7 +132,7 @@ class Contents:
         self._contents.clear()
         self._newest, self._older = set(), set()
 
-    def find(self, sha256: str, offset: int) -> Content | StoredContent:
+    def find(self, sha256: str, offset: int) -> FramedContent | StoredContent:
         """Return the content with this hash. Raises ProtocolError (unknown-content, wrong-offset)."""
         if sha256 not in self._contents and sha256 in self._files:
             self._add_file(sha256, self._files[sha256])
@@ -155,4 +155,4 @@ class Contents:
 
     def _add(self, sha256: str, content: Buffer) -> None:
         self._count += 1
-        self._contents[sha256] = Content(self._count, content)
+        self._contents[sha256] = FramedContent(self._count, content)

@@ -18,7 +18,7 @@ from fleetlearn_export.tracing.windows import MANY_TAPS, per_axis
 aten = torch.ops.aten
 
 
-class Pool(NamedTuple):
+class PoolingGeometry(NamedTuple):
     """A max pooling's geometry: one number for each of the image's axes."""
 
     kernel: list[int]
@@ -66,9 +66,9 @@ def _pool(
     padding: Sequence[int],
     dilation: Sequence[int],
     count: int,
-) -> Pool:
+) -> PoolingGeometry:
     kernel = per_axis(kernel_size, count)
-    return Pool(
+    return PoolingGeometry(
         kernel,
         per_axis(stride, count, kernel),
         per_axis(padding, count),
@@ -78,7 +78,7 @@ def _pool(
     )
 
 
-def _max_pool(graph: Emitter, image: Source, pool: Pool, outputs: int) -> list[str]:
+def _max_pool(graph: Emitter, image: Source, pool: PoolingGeometry, outputs: int) -> list[str]:
     """Return the maxima, and with 2 outputs their indices in the whole array."""
     return graph.nodes_outputs(
         "MaxPool",
@@ -91,12 +91,12 @@ def _max_pool(graph: Emitter, image: Source, pool: Pool, outputs: int) -> list[s
     )
 
 
-def _indices(graph: Emitter, x: Value, pool: Pool) -> str:
+def _indices(graph: Emitter, x: Value, pool: PoolingGeometry) -> str:
     """Return the maxima's indices in the whole array."""
     return _max_pool(graph, x if x.rank == len(pool.kernel) + 2 else graph.reshaped(x, [1, *x.shape]), pool, 2)[1]
 
 
-def _maxima(graph: Emitter, x: Source, pool: Pool, channels: int) -> str:
+def _maxima(graph: Emitter, x: Source, pool: PoolingGeometry, channels: int) -> str:
     """Return the maxima of images that have one channel, ``channels`` of them below each other, as (n, 1, ...).
 
     Several channels ONNX Runtime would reorder for this one operator (20 x 64 x 32 x 32: 0.60 CPU-ms, not 0.28).
@@ -159,7 +159,7 @@ def max_pool_backward(
     return graph.node("Reshape", scattered, graph.node("Shape", x))
 
 
-def _at_first_maxima(graph: Emitter, grad: Value, x: Value, pool: Pool) -> str:
+def _at_first_maxima(graph: Emitter, grad: Value, x: Value, pool: PoolingGeometry) -> str:
     """Place each gradient at its window's first maximum, for windows that cover the image."""
     channels = prod(fixed_sizes(x, slice(1, -len(pool.kernel))))
     rows = pool.windows[0] * channels
@@ -175,7 +175,7 @@ def _at_first_maxima(graph: Emitter, grad: Value, x: Value, pool: Pool) -> str:
     return graph.reshaped(spread, x.shape)
 
 
-def _order(graph: Emitter, pool: Pool, channels: int) -> str:
+def _order(graph: Emitter, pool: PoolingGeometry, channels: int) -> str:
     """Return for each element of the image, its channels one below the other, its rank in its window: the first has
     the largest number, none has 0.
 
@@ -185,7 +185,7 @@ def _order(graph: Emitter, pool: Pool, channels: int) -> str:
     return graph.node("Tile", graph.array(order), graph.integers([channels * pool.windows[0], *pool.windows[1:]]))
 
 
-def _axis_by_axis(graph: Emitter, grad: Value, x: Value, pool: Pool) -> str:
+def _axis_by_axis(graph: Emitter, grad: Value, x: Value, pool: PoolingGeometry) -> str:
     """Place each gradient at its window's first maximum, along one axis of the image after the other.
 
     A window's maximum is the greatest of its rows' maxima, and its first maximum is in the first row that has it. So an
@@ -212,7 +212,7 @@ def _axis_by_axis(graph: Emitter, grad: Value, x: Value, pool: Pool) -> str:
     return graph.transposed(share, [*range(channels), x.rank - 1, *range(channels, x.rank - 1)])
 
 
-def _taps(graph: Emitter, image: str, pool: Pool, axis: int, x: Value) -> list[str]:
+def _taps(graph: Emitter, image: str, pool: PoolingGeometry, axis: int, x: Value) -> list[str]:
     """Return what each element along one axis of the kernel sees in the windows of an image with the channels last."""
     place = x.rank - 1 - len(pool.kernel) + axis
     step, gap, windows = pool.stride[axis], pool.dilation[axis], pool.windows[axis]
@@ -222,7 +222,7 @@ def _taps(graph: Emitter, image: str, pool: Pool, axis: int, x: Value) -> list[s
     return [sliced(graph, whole, [place], [begin], [begin + (windows - 1) * step + 1], [step]) for begin in begins]
 
 
-def _spread(graph: Emitter, shares: Sequence[str], pool: Pool, axis: int, x: Value) -> str:
+def _spread(graph: Emitter, shares: Sequence[str], pool: PoolingGeometry, axis: int, x: Value) -> str:
     """Undo ``_taps``: add up, for each element of the image, the shares of the taps that see it."""
     place = x.rank - 1 - len(pool.kernel) + axis
     kernel, step, pad, gap, size, windows = (row[axis] for row in pool)

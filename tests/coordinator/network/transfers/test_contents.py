@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator.network.transfers.contents import Content, Contents, Older, StoredContent
+from fleetlearn_coordinator.network.transfers.contents import Contents, FramedContent, Older, StoredContent
 from fleetlearn_coordinator.storage.file_bytes import FileBytes
 from fleetlearn_protocol import Code, ProtocolError, open_bundle, pack_bundle
 from fleetlearn_protocol.encodings import FLOAT16
@@ -23,7 +23,7 @@ def test_frames_carry_the_content_from_any_offset(offset: int) -> None:
     """Read back by the websockets library's own parser, as a client would."""
     payload = np.random.default_rng(0).bytes(300_001)
     parser = Protocol(Side.CLIENT, state=State.OPEN)
-    for frame in Content(9, payload).frames(offset):
+    for frame in FramedContent(9, payload).frames(offset):
         parser.receive_data(frame)
     received = bytearray()
     for event in parser.events_received():
@@ -75,7 +75,7 @@ def test_an_older_model_is_served_as_float16_from_its_file(bundle_path: Path, tm
     assert received(found, offset) == FLOAT16.encode(old)[offset:]
 
 
-def received(content: Content | StoredContent, offset: int) -> bytes:
+def received(content: FramedContent | StoredContent, offset: int) -> bytes:
     """What a device has after the frames, in whose order there are no gaps."""
     parser = Protocol(Side.CLIENT, state=State.OPEN)
     payload = bytearray()
@@ -114,8 +114,8 @@ def test_a_bundles_large_files_are_not_held(bundle_path: Path, monkeypatch: pyte
     train, evaluation = (bundle.manifest.file(path).sha256 for path in (TRAIN, EVAL))
     contents = Contents(bundle)
     assert isinstance(contents.find(train, 0), StoredContent)
-    assert isinstance(contents.find(evaluation, 0), Content)
+    assert isinstance(contents.find(evaluation, 0), FramedContent)
     assert received(contents.find(train, 7), 7) == bundle.read(TRAIN)[7:]
     packed = Contents(open_bundle(pack_bundle(bundle_path, tmp_path / "packed.zip")))
-    assert isinstance(packed.find(train, 0), Content)
+    assert isinstance(packed.find(train, 0), FramedContent)
     assert received(packed.find(train, 7), 7) == bundle.read(TRAIN)[7:]

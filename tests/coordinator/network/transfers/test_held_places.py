@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan
-from fleetlearn_coordinator.network.driver import Driver
-from fleetlearn_coordinator.network.transfers.contents import Content as Served
+from fleetlearn_coordinator.network.driver import ConnectionDriver
+from fleetlearn_coordinator.network.transfers.contents import FramedContent as Served
 from fleetlearn_coordinator.network.transfers.downloads import Download
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_protocol import Code
@@ -387,7 +387,7 @@ async def test_what_belongs_to_a_download_is_freed_when_it_is_ended(make_large_p
                 await asyncio.sleep(0)  # the transport's last call
                 there = gc.get_objects()
                 assert [each for each in there if type(each) is Download] == []
-                assert {each for each in there if type(each) is Driver} == host.connections
+                assert {each for each in there if type(each) is ConnectionDriver} == host.connections
                 assert len([each for each in there if type(each) is Served and each.size == 4 * LARGE]) == 1
             finally:
                 gc.enable()

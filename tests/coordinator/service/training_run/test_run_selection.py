@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan, read_status
-from fleetlearn_coordinator.plan.selection_section import Oort, Selection
+from fleetlearn_coordinator.plan.selection_section import OortSection, SelectionSection
 from fleetlearn_coordinator.rounds.commands import Assign
 from fleetlearn_coordinator.rounds.selection_rules import Stated
 from fleetlearn_coordinator.service.training_run.run import Clocks
@@ -23,10 +23,11 @@ STATED = {
     for number in range(9)
 }
 SELECTIONS = {
-    "seldom": Selection(once_in=2, tier_quotas={"phone": 0.67}),
-    "power-of-choice": Selection(strategy="power-of-choice", candidates=2.0),
-    "oort": Selection(
-        strategy="oort", oort=Oort(preferred_seconds=2.0, preferred_step=1.0, window=1, exploration=0.4, most_tasks=3)
+    "seldom": SelectionSection(once_in=2, tier_quotas={"phone": 0.67}),
+    "power-of-choice": SelectionSection(strategy="power-of-choice", candidates=2.0),
+    "oort": SelectionSection(
+        strategy="oort",
+        oort=OortSection(preferred_seconds=2.0, preferred_step=1.0, window=1, exploration=0.4, most_tasks=3),
     ),
 }
 
@@ -100,7 +101,9 @@ def test_oort_s_utility_is_in_the_summary_of_a_round(make_plan: PlanMaker) -> No
 
 def test_oort_s_pacer_goes_on_after_a_roll_back_and_a_restart(make_plan: PlanMaker) -> None:
     """The model that a roll back makes is the work of no round."""
-    oort = Selection(strategy="oort", oort=Oort(preferred_seconds=2.0, preferred_step=1.0, window=2, exploration=0.0))
+    oort = SelectionSection(
+        strategy="oort", oort=OortSection(preferred_seconds=2.0, preferred_step=1.0, window=2, exploration=0.0)
+    )
     plan: Plan = msgspec.structs.replace(make_plan(round__goal=1, round__minimum=1), selection=oort)
     process, found = Process(plan), []
     tasks = process.begin()
@@ -123,7 +126,9 @@ def test_oort_s_pacer_goes_on_after_a_roll_back_and_a_restart(make_plan: PlanMak
 
 
 def test_without_rules_that_need_it_nothing_is_remembered(make_plan: PlanMaker) -> None:
-    plan: Plan = msgspec.structs.replace(make_plan(), selection=Selection(least_examples=2, weighting="examples"))
+    plan: Plan = msgspec.structs.replace(
+        make_plan(), selection=SelectionSection(least_examples=2, weighting="examples")
+    )
     process = Process(plan)
     for task in process.begin():
         process.answer(task, loss=1.0)
