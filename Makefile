@@ -38,7 +38,7 @@ FULLY_COVERED := */fleetlearn_protocol/*,*/fleetlearn_coordinator/rounds/*,*/fle
 # The files with tests that need the training build: to collect all the others too takes as long as to run these.
 ORT_TRAINING_TESTS = $(shell grep -lr --include='test_*.py' ort_training tests)
 
-.PHONY: help demo demo-web test test-all browsers test-zoo fuzz check docs web test-web dist bench soak studies clean
+.PHONY: help demo demo-web test test-all browsers test-zoo fuzz check docs web test-web dist release bench soak studies clean
 
 help:
 	@echo 'make demo       a fleet of devices trains a model, some die, the run goes on   (ARGS="--devices 40 --rounds 60")'
@@ -52,6 +52,7 @@ help:
 	@echo 'make web        build, type check and lint of the SDK for browsers, and its page (with Node)'
 	@echo 'make test-web   its tests in Node alone; make test runs them too, and those with Python'
 	@echo 'make dist       the wheel and the source archive, in dist/'
+	@echo 'make release    the dry run of a release: builds, checks, installs; uploads nothing'
 	@echo 'make bench      the benchmarks'
 	@echo 'make soak       an hour of devices that come and go: does anything grow?   (ARGS="--minutes 15")'
 	@echo 'make studies    the studies of docs/ again: more than an hour'
@@ -128,6 +129,10 @@ $(WEB_INSTALLED): $(WEB)/package-lock.json
 	@cd $(WEB) && npm ci --silent --no-fund --no-audit
 	@touch $@
 
+# The dry run of a release; docs/internals/releasing.md.
+release: .venv/release/.installed
+	@.ci/release
+
 dist: .venv/.installed
 	@$(BIN)/python -m build --no-isolation --outdir dist .
 
@@ -165,6 +170,13 @@ clean:
 .venv/.docs: .venv/.installed
 	@echo 'adding Sphinx to .venv'
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[all,dev,docs]'
+	@touch $@
+
+# An environment apart: what it brings is not needed to work on the repository.
+.venv/release/.installed: constraints.txt .venv/.installed
+	@echo 'setting up .venv/release: build, towncrier, twine'
+	@$(BIN)/python -m venv .venv/release
+	@.venv/release/bin/python $(PIP_INSTALL) build hatchling towncrier twine
 	@touch $@
 
 .venv/.fuzz: .venv/.installed
