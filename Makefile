@@ -35,8 +35,16 @@ WEB_INSTALLED := $(WEB)/node_modules/.package-lock.json
 BROWSERS := chromium firefox-esr
 # What has no line and no branch without a test; pyproject.toml has the floor of all together.
 FULLY_COVERED := */fleetlearn_protocol/*,*/fleetlearn_coordinator/rounds/*,*/fleetlearn_device/session/*
-# The files with tests that need the training build: to collect all the others too takes as long as to run these.
-ORT_TRAINING_TESTS = $(shell grep -lr --include='test_*.py' ort_training tests)
+# The files with tests that need the training build, all of them or those that ARGS name. To collect the others too would
+# take as long as to run these, and fail where they import what that environment lacks.
+CHOSEN = $(or $(filter tests%,$(ARGS)),tests)
+ORT_TRAINING_TESTS = $(foreach chosen,$(CHOSEN),$(if $(findstring ::,$(chosen)),$(if $(call ort_files,$(chosen)),$(chosen)),$(call ort_files,$(chosen))))
+ort_files = $(shell grep -lr --include='test_*.py' ort_training $(firstword $(subst ::, ,$(1))))
+# The options among ARGS, such as -x.
+OPTIONS = $(filter-out tests%,$(ARGS))
+# Run the training build's tests of a mark, if there is the environment and there are such tests: none (status 5) is no error.
+ort_training_tests = [ ! -x $(ORT_TRAINING) ] || [ -z "$(ORT_TRAINING_TESTS)" ] || \
+  $(ORT_TRAINING) $(2) $(PYTEST) -m $(1) $(ORT_TRAINING_TESTS) $(OPTIONS) || [ $$? = 5 ]
 
 .PHONY: help demo demo-web test test-all browsers test-zoo fuzz check docs web test-web dist release bench soak studies clean
 
@@ -68,18 +76,18 @@ demo-web: .venv/.installed
 	@! command -v npm >/dev/null || { echo 'building the page'; $(MAKE) --no-print-directory $(WEB_INSTALLED) && cd $(WEB) && npm run --silent build:page; }
 	@$(BIN)/python -m examples.demo_web $(ARGS)
 
-# The tests that need the training build run in its environment first, where there is one: none (status 5) is no error.
+# The tests that need the training build run in its environment first, where there is one.
 test: $(INSTALLED)
-	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) $(PYTEST) -m "ort_training and not slow" $(or $(ARGS),$(ORT_TRAINING_TESTS)) || [ $$? = 5 ]
+	@$(call ort_training_tests,"ort_training and not slow")
 	@$(BIN)/python $(PYTEST) -m "not slow" $(RERUNS) $(ARGS)
 
 # Coverage is measured over the fast tests: it makes the slow ones (kills, exports, long trainings) twice as slow. It is
 # held to its floors where all tests run.
 test-all: $(INSTALLED) browsers
 	@rm -rf .test-coverage
-	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) -m coverage run $(PYTEST) -m "ort_training and not slow" $(or $(ARGS),$(ORT_TRAINING_TESTS)) || [ $$? = 5 ]
+	@$(call ort_training_tests,"ort_training and not slow",-m coverage run)
 	@$(BIN)/python -m coverage run $(PYTEST) -m "not slow" $(ARGS) || [ $$? = 5 ]
-	@[ ! -x $(ORT_TRAINING) ] || $(ORT_TRAINING) $(PYTEST) -m "ort_training and slow" $(or $(ARGS),$(ORT_TRAINING_TESTS)) || [ $$? = 5 ]
+	@$(call ort_training_tests,"ort_training and slow")
 	@$(BIN)/python $(PYTEST) -m "slow and not zoo" $(ARGS) || [ $$? = 5 ]
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report $(if $(ARGS),--fail-under=0)

@@ -193,3 +193,26 @@ def test_the_demo_in_browsers_needs_no_training_build(folder: Path) -> None:
     make(folder, "demo-web")
     assert asked(folder)[:2] == INSTALLED
     assert not any("ort-training" in line for line in asked(folder))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "in_training_build"),
+    [
+        ("tests/coordinator/aggregation/test_staleness.py -k by_hand", ""),
+        ("tests/export/ort_training -x", r"tests/export/ort_training/test_\w+\.py .*-x"),
+        (
+            "tests/device_sdk/runtimes/test_runtime.py::test_name",
+            r"tests/device_sdk/runtimes/test_runtime\.py::test_name ",
+        ),
+    ],
+)
+def test_the_training_build_runs_chosen_tests_that_need_it(chosen: str, in_training_build: str) -> None:
+    """It lacks what the others import, so that to collect them there ended ``make test`` with an error."""
+    shown = subprocess.run(
+        ["make", "-n", "test", f"ARGS={chosen}"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert shown.returncode == 0, shown.stderr
+    (guard,) = re.findall(r'\[ -z "(.*?)" \]', shown.stdout)
+    (command,) = re.findall(r'-m "ort_training and not slow"(.*?)\|\| \[', shown.stdout)
+    assert bool(guard) == bool(in_training_build)
+    assert not in_training_build or re.search(in_training_build, command)
