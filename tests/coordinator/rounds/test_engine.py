@@ -795,6 +795,36 @@ def test_a_restart_gives_a_device_that_failed_before_it_another_task() -> None:
     assert given.task == "t3-3"
 
 
+@pytest.mark.parametrize(
+    "rules",
+    [
+        SETTINGS._replace(minimum=2),
+        SETTINGS._replace(minimum=2, cohort=2, asynchronous=True, max_staleness=5, max_updates=1),
+    ],
+    ids=["synchronous", "asynchronous"],
+)
+def test_a_report_makes_up_for_an_earlier_failure_after_a_restart_too(rules: Settings) -> None:
+    """The device fails, its next report counts, and the coordinator restarts: the device is done
+    with this round."""
+    engine = Engine(rules, round=3)
+    failed, counted = ("t3-1", "b", "failed: bad-data"), ("t3-2.2", "b")
+    engine.restore(restored(3, [], [counted], [failed]), 0.0)
+    assert engine.check_in("b", None, 1.0) == []
+    assert engine.selection.failures == {}
+    (given,) = of_type(engine.check_in("a", None, 2.0), Assign)
+    assert (given.device, given.task) == ("a", "t3-3")
+
+
+def test_a_failure_after_a_report_counts_after_a_restart() -> None:
+    rules = SETTINGS._replace(minimum=2, cohort=2, asynchronous=True, max_staleness=5, max_updates=2)
+    engine = Engine(rules, round=3)
+    failed, counted = ("t3-2.2", "b", "failed: bad-data"), ("t3-1", "b")
+    engine.restore(restored(3, [], [counted], [failed]), 0.0)
+    assert engine.selection.failures == {"b": 1}
+    (again,) = engine.check_in("b", None, 1.0)
+    assert isinstance(again, Assign)
+
+
 def test_a_buffer_that_nobody_else_can_fill_waits_for_no_rest() -> None:
     """Asynchronously a device that failed rests until the round's time is over; here the other is at its limit."""
     rules = SETTINGS._replace(minimum=2, cohort=2, asynchronous=True, max_staleness=5, max_updates=1)
