@@ -257,10 +257,11 @@ def test_a_device_dies_of_something_else(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        demo = run_demo(tmp_path / "out", "--port", str(taken.getsockname()[1]))
+        port = taken.getsockname()[1]
+        demo = run_demo(tmp_path / "out", "--port", str(port))
     assert demo.returncode == 1
     assert "demo: the coordinator ended with exit status 1" in demo.stderr
-    assert "address already in use" in demo.stderr
+    assert f"port {port}: another program listens there, perhaps another coordinator" in demo.stderr
     assert_nothing_runs(tmp_path)
 
 
