@@ -816,7 +816,7 @@ def test_a_report_makes_up_for_an_earlier_failure_after_a_restart_too(rules: Set
 
 
 def test_a_failure_after_a_report_counts_after_a_restart() -> None:
-    rules = SETTINGS._replace(minimum=2, cohort=2, asynchronous=True, max_staleness=5, max_updates=2)
+    rules = SETTINGS._replace(minimum=2, asynchronous=True, max_staleness=5, max_updates=2)
     engine = Engine(rules, round=3)
     failed, counted = ("t3-2.2", "b", "failed: bad-data"), ("t3-1", "b")
     engine.restore(restored(3, [], [counted], [failed]), 0.0)
