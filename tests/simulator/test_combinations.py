@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from combinations import APART, CORRECTED, Cell, cells, expected_refusals, run, target_of
+from combinations import APART, CORRECTED, LR, Cell, cells, expected_refusals, run, target_of
 from fleetlearn_protocol.encodings import FLOAT32
 
 ALL = list(cells())
@@ -42,12 +42,23 @@ def check(folder: Path, bundles: Path, cell: Cell, rounds: int) -> None:
         assert (values <= high).all(), (cell.name, name)
 
 
-def tolerance(cell: Cell) -> float:
-    """Return how far the end may be from where it must be. Rounding of updates is noise in each round; adaptive server
-    steps and mu need longer than these tests take."""
-    slow = cell.recipe in ("fedadagrad", "fedadam", "fedyogi", "fedprox-adaptive")
+def slowly(cell: Cell) -> bool:
+    """Return whether a cell ends where it must, but late: up to 0.032 away after 150 rounds, less
+    than 2e-4 after 1,200. Adam's and Yogi's second moments remember the first rounds' large updates,
+    and keep steps small. With stale updates SCAFFOLD's c lags behind the model."""
     stale = cell.recipe in CORRECTED and cell.participation not in ("all", "some")
-    return 0.06 if slow or stale or cell.encoding != FLOAT32.name else 1e-3
+    return cell.encoding == FLOAT32.name and (cell.recipe in ("fedadam", "fedyogi") or stale)
+
+
+def tolerance(cell: Cell) -> float:
+    """Return how far the end may be from where it must be. Rounding of updates is noise in each
+    round. A mu that follows the loss may be anywhere from 0 to 1 / lr, and devices that want
+    different models balance each other elsewhere with each mu."""
+    found = 1e-3 if cell.encoding == FLOAT32.name else 0.06
+    if cell.recipe != "fedprox-adaptive":
+        return found
+    places = [target_of(cell, mu) for mu in np.linspace(0, 1 / LR, 101)]
+    return found + max(float(abs(place - places[0]).max()) for place in places)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -77,4 +88,4 @@ def test_some_combinations(tmp_path: Path, bundles: Path, cell: Cell) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_combinations_of_a_recipe(tmp_path: Path, bundles: Path, recipe: str) -> None:
     for cell in [cell for cell in ALL if cell.recipe == recipe][::EVERY]:
-        check(tmp_path, bundles, cell, 150)
+        check(tmp_path, bundles, cell, 1200 if slowly(cell) else 150)

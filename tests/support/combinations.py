@@ -188,8 +188,8 @@ def needs_one_minimum(cell: Cell) -> bool:
     return cell.recipe not in CORRECTED and (cell.participation != "all" or cell.recipe in RULES)
 
 
-def target_of(cell: Cell) -> Point:
-    """Return where the model of a cell must end, (2,)."""
+def target_of(cell: Cell, mu: float = 0.0) -> Point:
+    """Return where the model of a cell must end, (2,). mu: where a recipe's mu follows the loss."""
     if needs_one_minimum(cell):
         return np.array(TOGETHER[0].minimum)
     curvatures = np.array([each.curvature for each in APART])
@@ -198,7 +198,7 @@ def target_of(cell: Cell) -> Point:
         return np.asarray((curvatures * minima).sum(0) / curvatures.sum(0))
     shares = weights_of(cell)
     counts = [1 if cell.recipe == "fedsgd" else EPOCHS * each.copies // BATCH for each in APART]
-    pull = MU if cell.recipe == "fedprox" else 0.0
+    pull = MU if cell.recipe == "fedprox" else mu
     maps = [steps_of(each, count, pull) for each, count in zip(APART, counts, strict=True)]
     if cell.recipe == "fednova":
         shares = [share / count for share, count in zip(shares, counts, strict=True)]

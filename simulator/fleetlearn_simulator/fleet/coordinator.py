@@ -95,6 +95,9 @@ class SimulatedCoordinator:
         """Return the open round's mu, where the plan lets mu follow the loss."""
         return adaptive_mu.state_after(self._last_committed(), self._hyper["mu"])
 
+    def _mu_summary(self, loss: float | None) -> dict[str, Any]:
+        return adaptive_mu.summary_of(self._mu(), loss, adaptive_mu.largest(self._hyper))
+
     def measure_before(self, tasks: RunningTasks, rows: slice, found: TrainedDevices) -> list[Measured]:
         """Return what these devices measured before they trained: nothing unless the plan asks for it. A device whose
         loss is not finite then gives its task back: it has diverged."""
@@ -229,7 +232,7 @@ class SimulatedCoordinator:
             "dropped": dropped,
             **self.totals.summary(),
             "change": change,
-            **(adaptive_mu.summary_of(self._mu(), summary["metrics"].get("loss")) if self._adapts_mu else {}),
+            **(self._mu_summary(summary["metrics"].get("loss")) if self._adapts_mu else {}),
             **(selection.committed(self.engine, self.totals.devices) if how == "committed" else {}),
         }
         self.history.append(summary)

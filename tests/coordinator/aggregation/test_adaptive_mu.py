@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from fleetlearn_coordinator.aggregation.adaptive_mu import MuState, next_state, state_after, summary_of
+from math import inf
+
+import pytest
+from fleetlearn_coordinator.aggregation.adaptive_mu import (
+    MuState,
+    largest,
+    next_state,
+    state_after,
+    summary_of,
+)
 
 
-def mus(first: float, losses: list[float | None]) -> list[float]:
+def mus(first: float, losses: list[float | None], most: float = inf) -> list[float]:
     """The mu of each round, and of the one after the last, through the rounds' summaries."""
     state, found = state_after(None, first), [first]
     for loss in losses:
-        state = state_after(summary_of(state, loss), first)
+        state = state_after(summary_of(state, loss, most), first)
         found.append(state.mu)
     return found
 
@@ -39,3 +48,19 @@ def test_a_round_whose_loss_nobody_measured_changes_nothing() -> None:
 def test_a_run_that_had_no_adaptive_mu_begins_with_its_last_loss() -> None:
     assert state_after({"metrics": {"loss": 3.0}}, 0.5) == MuState(0.5, 3.0)
     assert next_state(state_after({"metrics": {"loss": 3.0}}, 0.5), 4.0).mu == 0.6
+
+
+@pytest.mark.parametrize("lr", [0.1, 0.3, 4.0])
+def test_mu_stops_where_a_step_takes_back_all_that_came_before(lr: float) -> None:
+    """Steps on (y - 1)^2 / 2 from y = x = 0: with a larger mu they swing, and at last grow."""
+    mu = mus(0.0, [float(number) for number in range(200)], largest({"lr": lr, "mu": 0.0}))[-1]
+    assert 1 / lr - 0.1 < mu <= 1 / lr
+    y = 0.0
+    for _ in range(100):
+        y -= lr * (0.2 * (y - 1.0) + mu * y)
+        assert 0.0 <= y <= 1.0
+
+
+def test_a_mu_that_began_above_the_limit_stays_and_may_fall() -> None:
+    assert mus(30.0, [1, 2, 1, 0, -1, -2, -3], 10.0) == [30.0] * 7 + [29.9]
+    assert largest({"rate": 0.1, "mu": 1.0}) == inf

@@ -487,7 +487,8 @@ class Run:
         names = (*self.bundle.manifest.metrics, "loss")
         summary = self.open_round.summary(names, dropped, outlives=self.engine.settings.outlive)
         if self.plan.local.adaptive_mu:
-            summary |= adaptive_mu.summary_of(self._mu, summary["metrics"].get("loss"))
+            loss, most = summary["metrics"].get("loss"), adaptive_mu.largest(self.hyper)
+            summary |= adaptive_mu.summary_of(self._mu, loss, most)
         summary |= {
             "dropped": dropped,
             "change": 0.0,

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import pytest
 from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import read_status
 from fleetlearn_protocol.messages import Evaluation
 from peers import BUFFERED, PlanMaker, update_of
 
 
-def test_each_version_s_tasks_have_its_mu_over_restarts(make_plan: PlanMaker) -> None:
-    """The loss is 1, 2, 3, 2: mu begins at 0.5, and rises after the second and the third round."""
-    plan = make_plan(**BUFFERED | {"recipe": "fedprox-adaptive", "local__mu": 0.5, "round__goal": 1,
-                                   "round__participation": "asynchronous", "stop__rounds": 10})  # fmt: skip
+@pytest.mark.parametrize(("lr", "last"), [(0.1, 0.7), (1.6, 0.6)], ids=["far", "at the limit"])
+def test_versions_keep_their_mu_over_restarts(make_plan: PlanMaker, lr: float, last: float) -> None:
+    """The loss is 1, 2, 3, 2: mu begins at 0.5, and rises after the second and the third round.
+    1 / lr is its limit."""
+    plan = make_plan(**BUFFERED | {
+        "recipe": "fedprox-adaptive", "local__mu": 0.5, "local__lr": lr, "round__goal": 1,
+        "round__participation": "asynchronous", "stop__rounds": 10,
+    })  # fmt: skip
     fleet = Fleet(plan)
     fleet.check_in("a", "b")
     for loss in (1.0, 2.0, 3.0, 2.0):
         (lease,) = [each for each in leases(fleet.check_in("a")) if each.device == "a"]
         fleet.report(lease, update_of(0.0), evaluation=Evaluation(10, 10 * loss, {}))
-    expected = [0.5, 0.5, 0.6, 0.7, 0.7]
+    expected = [0.5, 0.5, 0.6, last, last]
     assert [fleet.run.hyper_of(version)["mu"] for version in range(5)] == expected
     fleet.store.close()
     fleet = Fleet(plan)
@@ -26,7 +31,7 @@ def test_each_version_s_tasks_have_its_mu_over_restarts(make_plan: PlanMaker) ->
     assert fleet.run.hyper_of(4)["lr"] == fleet.run.hyper["lr"]
     fleet.store.close()
     rows = [row.summary["mu"] for row in read_status(plan.data_dir).rounds if row.outcome == "committed"]
-    assert sorted(row["used"] for row in rows) == [0.5, 0.5, 0.6, 0.7]
+    assert sorted(row["used"] for row in rows) == [0.5, 0.5, 0.6, last]
 
 
 def test_without_it_all_tasks_have_the_plan_s_mu(make_plan: PlanMaker) -> None:
