@@ -1,43 +1,51 @@
 """The weighted mean of a round's updates, added up as they arrive, with the same bits in every order.
 
-Floating-point addition depends on the order because it rounds. Here no addition rounds. Each product of weight and
-element is split into multiples of two fixed grids, and a sum of multiples of a grid is exact in float64 as long as it
-stays small. This is binned summation (James Demmel and Hong Diep Nguyen, "Parallel Reproducible Summation", IEEE
-Transactions on Computers 64(7), 2015, sections 4 and 5) with two bins whose places are fixed beforehand. The part of a
-product that is finer than both grids is dropped; how much that is depends on the update alone. So the sum is a function
-of the set of updates, and a sum that was saved and restored goes on as if nothing had happened.
+Floating-point addition depends on the order because it rounds. Here no addition rounds. Each product of
+weight and element is split into multiples of fixed grids, powers of two that are 2^36 apart, and a sum of
+multiples of one grid is exact in float64 as long as it stays small. This is binned summation (James Demmel
+and Hong Diep Nguyen, "Parallel Reproducible Summation", IEEE Transactions on Computers 64(7), 2015,
+sections 4 and 5) with bins whose places are fixed beforehand. What is finer than an update's finest grid is
+dropped; where that is depends on the update alone. So the sum is a function of the set of updates, and a
+sum that was saved and restored goes on as if nothing had happened.
 
-Why it is exact, for one element x (float32, 24 significant bits) and its weight w (integer, 1 <= w < 2^29):
+Why it is exact, for one element x (float32, 24 significant bits, |x| <= 2^35) and its weight w (integer,
+1 <= w < 2^29):
 
-* t = w * x has at most 24 + 29 = 53 significant bits: it is exact in float64.
-* hi = (t + ROUND_HI) - ROUND_HI is t rounded to a multiple of 2^-8, where ROUND_HI = 1.5 * 2^44 and |t| <= 2^28
-  (MAX_PRODUCT). rest = t - hi is exact, and |rest| <= 2^-9.
-* lo = (rest + ROUND_LO) - ROUND_LO is the rest rounded to a multiple of 2^-44, where ROUND_LO = 1.5 * 2^8;
-  |lo| <= 2^-9, and |t - hi - lo| <= 2^-45.
-* A sum of multiples of 2^-8 is exact up to 2^(53-8) = 2^45: MAX_UPDATES = 2^17 times |hi| <= 2^28 just reaches it.
-  A sum of multiples of 2^-44 is exact up to 2^(53-44) = 2^9: 2^17 times 2^-9 is 2^8.
+* t = w * x has at most 24 + 29 = 53 significant bits: it is exact in float64, and |t| <= 2^64.
+* (t + R) - R, with R = 1.5 * 2^(52 + g), is t rounded to a multiple of the grid 2^g, if |t| < 2^(g + 51).
+  The rest is exact and at most 2^(g - 1), which is 2^35 times the next grid. So an update puts at most
+  2^35 multiples into a bin, or 2^36 into the coarsest one, whose grid is 2^28.
+* A sum of multiples of 2^g is exact up to 2^(53 + g): that of MAX_UPDATES = 2^17 times 2^36 just is.
 
-A stale update counts with a factor s, 0 < s <= 1: the sum has s * w * x, while its weight in the divisor is still w. So
-that all of the above holds, s * w is rounded to 29 significant bits (``multiplier``), to the nearest, and so has an
-error below one in 500 million. A fresh update has s = 1 and so exactly its weight w.
+A stale update counts with a factor s, 0 < s <= 1: the sum has s * w * x, while its weight in the divisor is
+still w. So that all of the above holds, s * w is rounded to 29 significant bits (``multiplier``), to the
+nearest, and so has an error below one in 500 million. A fresh update has s = 1 and so exactly its weight w.
 
-So 2^17 updates, none with |w * x| above 2^28, can be added in any order. Other updates are refused before they touch
-the sum. Since the weights are at least 1, the dropped parts move the mean by at most 2^-45 (3e-14) in each element.
+Most updates end at the grid 2^-44. As the weights are at least 1, what is dropped there moves the mean by at
+most 2^-45 (3e-14) in each element. An update whose largest product is below 2^-20, since its elements or its
+factor are tiny, goes on to a finer grid: what is dropped is at most 2^-25 of its largest product, half of
+that element's own last bit. That is so down to a largest product of 2^-272; the finest grid is 2^-296.
 
-Most updates are far smaller. Where |t| < 2^7, (t + ROUND_LO) - ROUND_LO is t rounded to a multiple of 2^-44, which is
-hi + lo in one step, because hi is a multiple of 2^-44 too. The sum of multiples of 2^-44 is exact up to 2^9, and the
-lo parts of 2^17 updates take at most 2^8 of this. As long as the small updates stay below the other 2^8, they are added
-to the second sum whole. So the order may decide which of the two sums holds what. It does not change their total, nor
-the mean.
+So 2^17 updates can be added in any order. Updates with larger elements are refused before they touch the
+sum. They are finite, but the server optimizer's float32 state might not hold what they make.
 
-A small update costs a third more than a plain multiply-add in float64 by the same blocks; an update that needs both
-sums costs three times as much.
+Most updates are small. Where |t| < 2^(g + 51) for an update's finest grid g, such as 2^7 for 2^-44, one
+rounding makes t the sum of all of its parts, which are multiples of 2^g too. The bin of 2^g is exact up to
+2^(53 + g), of which the parts of 2^17 updates take at most half. As long as the updates that are in it whole
+stay below the other half, they are added to that bin alone. So the order may decide which bin holds what. It
+does not change their total, nor the mean (``add_up``).
+
+A bin takes 8 bytes for each element, and exists from the first update on that needs it. A usual round has
+the one of 2^-44, or that and the one of 2^-8. No round has more than ten. A small update costs a third more
+than a plain multiply-add in float64 by the same blocks; an update that needs two bins costs three times as
+much.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import frexp, isfinite, ldexp
 from typing import Any, TypeAlias
 
@@ -53,40 +61,53 @@ WEIGHT_BITS = 29
 """Significant bits of what an update's elements are multiplied by."""
 MAX_WEIGHT = 2**WEIGHT_BITS - 1
 """Largest weight of an update."""
-MAX_PRODUCT = 2.0**28
-"""Largest magnitude of weight times element."""
+MAX_ELEMENT = 2.0**35
+"""Largest magnitude of an element, whatever the weight."""
 
-ROUND_HI = 1.5 * 2.0 ** (52 - 8)
-"""Adding and then subtracting this number rounds to a multiple of 2^-8."""
-ROUND_LO = 1.5 * 2.0 ** (52 - 44)
-"""Adding and then subtracting this number rounds to a multiple of 2^-44."""
-SMALL_PRODUCT = 2.0**7
-"""Updates whose products all stay below this are rounded once."""
-MAX_LO_BOUND = 2.0**8
-"""``Sum.lo_bound`` stays below this."""
+STEP = 36
+"""Two neighbouring grids differ by a factor of 2^36."""
+USUAL = -44
+"""The exponent of the grid at which the products of a usual update end."""
+GRIDS = range(28, -297, -STEP)
+"""The exponents of all grids, the coarsest first."""
+BITS_KEPT = 24
+"""An update ends at a grid of at most 2^-24 of its largest product."""
 BLOCK = 32768
 """Elements that are worked on at a time, so that the temporaries stay in the processor's cache."""
+
+_ENDS = [exponent for exponent in GRIDS if exponent <= USUAL][::-1]
+"""The exponents of the grids at which an update may end, the finest first."""
+_LEAST = [ldexp(1.0, exponent + BITS_KEPT) for exponent in _ENDS[1:]]
+"""For each but the first: the least largest product with which an update ends there."""
 
 
 @dataclass(slots=True)
 class Sum:
-    """A round's updates, added up: 16 bytes for each parameter, however many devices report."""
+    """A round's updates, added up: usually 8 or 16 bytes for each element of the model, however many devices
+    report, and at most 80."""
 
-    hi: NDArray[np.float64]
-    """Shape (P,): the sum of the products' parts that are multiples of 2^-8. Small updates are not in it."""
-    lo: NDArray[np.float64]
-    """Shape (P,): the sum of the products' other parts, in multiples of 2^-44. Small updates are in it whole."""
+    size: int
+    """P, the number of the model's elements."""
+    bins: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+    """Exponent of a grid -> the sum, shape (P,), of the products' parts that are multiples of that grid. Grids
+    of which no update has needed a part are not there."""
+    whole: dict[int, float] = field(default_factory=dict)
+    """Exponent of a grid -> upper bound of the sum of the magnitudes of the updates that are in its bin whole."""
     weight: int = 0
     """The sum of the weights."""
     count: int = 0
     """How many updates are in the sum."""
-    lo_bound: float = 0.0
-    """Upper bound of the sum of the small updates' magnitudes in ``lo``."""
+
+    def bin_of(self, exponent: int) -> NDArray[np.float64]:
+        """Return the bin of this grid, which is made if it is not there."""
+        if exponent not in self.bins:
+            self.bins[exponent] = np.zeros(self.size)
+        return self.bins[exponent]
 
 
 def init(size: int) -> Sum:
     """Return the sum of no updates, for a model of ``size`` elements."""
-    return Sum(np.zeros(size), np.zeros(size))
+    return Sum(size)
 
 
 def multiplier(weight: int, factor: float) -> float:
@@ -95,78 +116,91 @@ def multiplier(weight: int, factor: float) -> float:
     return ldexp(round(ldexp(mantissa, WEIGHT_BITS)), exponent - WEIGHT_BITS)
 
 
-def multipliers(weights: NDArray[np.int64], factors: NDArray[np.float64] | None) -> NDArray[np.float64]:
+def multipliers(
+    weights: NDArray[np.int64],
+    factors: NDArray[np.float64] | None,
+) -> NDArray[np.float64]:
     """Return ``multiplier`` for each of n updates, (n,). Without factors they are all 1."""
     if factors is None:
         return weights.astype(np.float64)
     mantissas, exponents = np.frexp(weights * factors)
-    rounded: NDArray[np.float64] = np.ldexp(np.rint(np.ldexp(mantissas, WEIGHT_BITS)), exponents - WEIGHT_BITS)
+    whole = np.rint(np.ldexp(mantissas, WEIGHT_BITS))
+    rounded: NDArray[np.float64] = np.ldexp(whole, exponents - WEIGHT_BITS)
     return rounded
 
 
 def check(largest: float, weight: int) -> None:
-    """Raise ProtocolError (not-finite, out-of-range) if an update with this weight cannot be added exactly.
-
-    A factor makes it smaller: an update that passes can be added with any factor.
+    """Raise ProtocolError (not-finite, out-of-range) if an update with this weight cannot be added.
 
     ``largest`` is the largest magnitude of its elements. NaN or infinity means that one of them is not finite.
     """
     if not 1 <= weight <= MAX_WEIGHT:
-        raise ProtocolError(Code.OUT_OF_RANGE, f"an update of weight {weight} was given; it takes 1 to {MAX_WEIGHT}")
+        text = f"an update of weight {weight} was given; it takes 1 to {MAX_WEIGHT}"
+        raise ProtocolError(Code.OUT_OF_RANGE, text)
     if not isfinite(largest):
-        raise ProtocolError(Code.NOT_FINITE, f"the update's largest element is {largest}; it must be finite")
-    if float(largest) * weight > MAX_PRODUCT:  # the product is exact in float64, as above
+        text = f"the update's largest element is {largest}; it must be finite"
+        raise ProtocolError(Code.NOT_FINITE, text)
+    if largest > MAX_ELEMENT:
         raise ProtocolError(
             Code.OUT_OF_RANGE,
-            f"the update's largest element is {largest:g}; with a weight of {weight} the sum takes up to "
-            f"{MAX_PRODUCT / weight:g}. If the loss grows, training has diverged: lower the learning rate. If it does "
-            "not, a trained parameter is in large units: scale inputs and targets, or let updates weigh less "
-            '(round.max_weight, or round.weighting = "uniform").',
+            f"the update's largest element is {largest:g}; the sum takes up to {MAX_ELEMENT:g}, whatever the "
+            "weight. If the loss grows, training has diverged: lower the learning rate. If it does not, a "
+            "trained parameter is in very large units: scale inputs and targets.",
         )
 
 
 def passes_check(largest: NDArray[np.float64], weights: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which of n updates pass ``check``, (n,), by their largest elements and weights."""
-    passes: NDArray[np.bool_] = (weights >= 1) & (weights <= MAX_WEIGHT) & (largest * weights <= MAX_PRODUCT)
+    passes: NDArray[np.bool_] = (weights >= 1) & (weights <= MAX_WEIGHT) & (largest <= MAX_ELEMENT)
     return passes
 
 
-def add(total: Sum, parts: Iterable[Vector], weight: int, largest: float, factor: float = 1.0) -> None:
+def add(
+    total: Sum,
+    parts: Iterable[Vector],
+    weight: int,
+    largest: float,
+    factor: float = 1.0,
+) -> None:
     """Add an update of this weight to ``total``, in place: ``factor`` times ``weight`` times its elements.
 
-    ``parts`` are the update's elements in order: flat float32 arrays, together of shape (P,). Each part is used before
-    the next is asked for, so that all may share one buffer. Parts of BLOCK elements read from a file stay in the
-    processor's cache, which takes half the CPU of adding a memory map of the file. ``largest`` is the largest magnitude
-    of the elements, or more; with less the sum would not be exact. ``factor`` is above 0 and at most 1.
+    ``parts`` are the update's elements in order: flat float32 arrays, together of shape (P,). Each part is used
+    before the next is asked for, so that all may share one buffer. Parts of BLOCK elements read from a file stay
+    in the processor's cache, which takes half the CPU of adding a memory map of the file. ``largest`` is the
+    largest magnitude of the elements, the same number whoever adds the update, since the finest grid follows
+    from it; with less than the largest the sum would not be exact. ``factor`` is above 0 and at most 1.
 
     Raises ProtocolError (see ``check``; out-of-range also for one update too many) and leaves ``total`` as it was.
     Raises ValueError if the parts have another length; ``total`` is then spoilt.
     """
     if total.count >= MAX_UPDATES:
-        raise ProtocolError(Code.OUT_OF_RANGE, f"the round has {total.count} updates, and its sum can hold no more")
+        text = f"the round has {total.count} updates, and its sum can hold no more"
+        raise ProtocolError(Code.OUT_OF_RANGE, text)
     check(largest, weight)
     times = multiplier(weight, factor)
-    size, bound = len(total.hi), float(largest) * times
-    small = bound < SMALL_PRODUCT and total.lo_bound + bound < MAX_LO_BOUND
-    products, rounded = np.empty((2, min(size, BLOCK)))
+    bound = float(largest) * times
+    finest = _ENDS[bisect_right(_LEAST, bound)] if bound else USUAL
+    room = ldexp(1.0, finest + 52) - total.whole.get(finest, 0.0)
+    fits_whole = bound < min(room, ldexp(1.0, finest + 51))
+    grids = [finest] if fits_whole else _grids(bound, finest)
+    bins = [total.bin_of(exponent) for exponent in grids]
+    products, rounded = np.empty((2, min(total.size, BLOCK)))
     place = 0
     for part in parts:
         for start in range(0, len(part), BLOCK):
             block = part[start : start + BLOCK]
             t, cut = products[: len(block)], rounded[: len(block)]
-            hi, lo = total.hi[place : place + len(block)], total.lo[place : place + len(block)]
             _multiply(block, times, t)
-            if small:
-                np.add(lo, _round(t, ROUND_LO, t), out=lo)
-            else:
-                for into in _split(t, cut, hi, lo):
-                    np.add(into, cut, out=into)
+            for into, found in zip(bins, _split(t, cut, grids), strict=True):
+                here = into[place : place + len(block)]
+                np.add(here, found, out=here)
             place += len(block)
-    if place != size:
-        raise ValueError(f"the update's parts have {place} elements; expected {size}")
+    if place != total.size:
+        raise ValueError(f"the update's parts have {place} elements; expected {total.size}")
     total.weight += weight
     total.count += 1
-    total.lo_bound += bound if small else 0.0
+    if fits_whole:
+        total.whole[finest] = total.whole.get(finest, 0.0) + bound
 
 
 def add_many(
@@ -178,44 +212,79 @@ def add_many(
 ) -> None:
     """Add n updates that have passed ``check``. The mean is the same as by ``add``, to the last bit.
 
-    ``parts`` are float32 arrays of shape (rows, P), n rows together. ``weights`` are int64, (n,). ``largest`` are the
-    largest magnitudes of the updates' elements, or more, float64, (n,). ``factors`` are float64, (n,); None: all are 1.
-    For small models this costs a fraction of n calls of ``add``. Raises ProtocolError (out-of-range: too many updates)
-    and leaves ``total`` as it was."""
-    count, size = sum(map(len, parts)), len(total.hi)
+    ``parts`` are float32 arrays of shape (rows, P), n rows together. ``weights`` are int64, (n,). ``largest`` are
+    the largest magnitudes of the updates' elements, float64, (n,), as for ``add``. ``factors`` are float64, (n,);
+    None: all are 1. For small models this costs a fraction of n calls of ``add``. Raises ProtocolError
+    (out-of-range: too many updates) and leaves ``total`` as it was."""
+    count = sum(map(len, parts))
     if total.count + count > MAX_UPDATES:
-        raise ProtocolError(
-            Code.OUT_OF_RANGE, f"the round has {total.count + count} updates; its sum can hold {MAX_UPDATES}"
-        )
-    rows = max(1, min(count, BLOCK // max(1, size)))
-    products, rounded = np.empty((2, rows, min(size, BLOCK)))
-    ones, done, times = np.ones(rows), 0, multipliers(weights, factors)
+        text = f"the round has {total.count + count} updates; its sum can hold {MAX_UPDATES}"
+        raise ProtocolError(Code.OUT_OF_RANGE, text)
+    rows = max(1, min(count, BLOCK // max(1, total.size)))
+    times = multipliers(weights, factors)
+    bounds = largest * times
+    finest = finest_grids(bounds)
+    ends = np.unique(finest).tolist()  # usually one
+    workspace = np.empty((2, rows, min(total.size, BLOCK)))
+    done = 0
     for part in parts:
         for start in range(0, len(part), rows):
             updates = part[start : start + rows]
             here = slice(done, done + len(updates))
             done += len(updates)
-            weight: Any = times[here, None]
-            bounds = largest[here] * times[here]
-            small = bounds.max() < SMALL_PRODUCT and bounds.sum() < MAX_LO_BOUND
-            if weight.min() == weight.max():  # a number takes a third of the time of a column
-                weight = weight[0, 0]
-            for place in range(0, size, BLOCK):
-                block = updates[:, place : place + BLOCK]
-                t, cut = (array[: block.shape[0], : block.shape[1]] for array in (products, rounded))
-                hi, lo = (array[place : place + BLOCK] for array in (total.hi, total.lo))
-                _multiply(block, weight, t)
-                # Multiples of one grid are exact in whatever order they are added: a product with ones is the quickest.
-                if small:
-                    together = ones[: len(t)] @ _round(t, ROUND_LO, t)
-                    high = _round(together, ROUND_HI, np.empty_like(together))
-                    hi += high
-                    lo += together - high
-                    continue
-                for into in _split(t, cut, hi, lo):
-                    np.add(into, ones[: len(cut)] @ cut, out=into)
+            if len(ends) == 1:
+                _add_rows(total, updates, times[here], bounds[here], ends[0], workspace)
+                continue
+            for end in ends:
+                rows_of = finest[here] == end
+                if rows_of.any():
+                    columns = times[here][rows_of], bounds[here][rows_of]
+                    _add_rows(total, updates[rows_of], *columns, end, workspace)
     total.weight += int(weights.sum())
     total.count += count
+
+
+def _add_rows(
+    total: Sum,
+    updates: NDArray[np.float32],
+    times: NDArray[np.float64],
+    bounds: NDArray[np.float64],
+    finest: int,
+    workspace: NDArray[np.float64],
+) -> None:
+    """Add the elements of updates that end at the same grid, which fit into the workspace by blocks."""
+    # The sum of small updates is cut, instead of each of them: their parts add up to the same.
+    small = bounds.max() < ldexp(1.0, finest + 51) and bounds.sum() < ldexp(1.0, finest + 52)
+    grids = [finest + STEP, finest] if small else _grids(float(bounds.max()), finest)
+    bins, ones = [total.bin_of(exponent) for exponent in grids], np.ones(len(updates))
+    weight: Any = times[:, None]
+    if times.min() == times.max():  # a number takes a third of the time of a column
+        weight = times[0]
+    for place in range(0, total.size, BLOCK):
+        block = updates[:, place : place + BLOCK]
+        t, cut = (array[: block.shape[0], : block.shape[1]] for array in workspace)
+        here = [into[place : place + BLOCK] for into in bins]
+        _multiply(block, weight, t)
+        # Multiples of one grid are exact in whatever order they are added: a product with ones is the quickest.
+        if small:
+            together = ones @ _round(t, finest, t)
+            found = _split(together, np.empty_like(together), grids)
+        else:
+            found = (ones @ part for part in _split(t, cut, grids))
+        for into, part in zip(here, found, strict=True):
+            np.add(into, part, out=into)
+
+
+def finest_grids(bounds: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the exponents of the grids at which updates with these largest products end, (n,)."""
+    ends = np.array(_ENDS)[np.searchsorted(_LEAST, bounds, side="right")]
+    ends[bounds == 0] = USUAL
+    return ends
+
+
+def _grids(bound: float, finest: int) -> list[int]:
+    """Return the exponents of the grids that products up to ``bound`` have parts in, the coarsest first."""
+    return [at for at in GRIDS if at == finest or (at > finest and bound > ldexp(1.0, at - 1))]
 
 
 def _multiply(block: Floats, weight: Any, t: Floats) -> None:
@@ -224,44 +293,79 @@ def _multiply(block: Floats, weight: Any, t: Floats) -> None:
     np.multiply(t, weight, out=t)
 
 
-def _round(t: Floats, grid: float, into: Floats) -> Floats:
-    """Return ``into``, with ``t`` rounded to multiples of the grid (ROUND_HI or ROUND_LO)."""
-    np.add(t, grid, out=into)
-    return np.subtract(into, grid, out=into)
+def _round(t: Floats, exponent: int, into: Floats) -> Floats:
+    """Return ``into``, with ``t`` rounded to multiples of the grid of this exponent."""
+    rounding = ldexp(1.5, 52 + exponent)
+    np.add(t, rounding, out=into)
+    return np.subtract(into, rounding, out=into)
 
 
-def _split(t: Floats, cut: Floats, hi: Floats, lo: Floats) -> Iterator[Floats]:
-    """Yield ``hi``, then ``lo``. ``cut`` then holds the part of ``t`` that is to be added to it."""
-    for grid, into in ((ROUND_HI, hi), (ROUND_LO, lo)):
-        _round(t, grid, cut)
-        yield into
-        if into is hi:
-            np.subtract(t, cut, out=t)
+def _split(t: Floats, cut: Floats, grids: Sequence[int]) -> Iterator[Floats]:
+    """Yield the parts of ``t`` that are multiples of these grids, the coarsest first: in the memory of ``cut``, the
+    last one in that of ``t``."""
+    for exponent in grids[:-1]:
+        yield _round(t, exponent, cut)
+        np.subtract(t, cut, out=t)
+    yield _round(t, grids[-1], t)
 
 
 def mean(total: Sum) -> NDArray[np.float64]:
-    """Return the weighted mean of the updates, float64, shape (P,): one rounding for the sum, one for the division.
+    """Return the weighted mean of the updates, float64, shape (P,): ``add_up`` divided by the sum of weights.
 
-    With factors s_i it is sum(s_i * w_i * x_i) / sum(w_i): a stale update moves the mean less, and does not move the
-    others more.
+    With factors s_i it is sum(s_i * w_i * x_i) / sum(w_i): a stale update moves the mean less, and does not move
+    the others more.
 
     Raises ValueError if there are none.
     """
     if not total.count:
         raise ValueError("the mean of no updates was asked for; add one first")
-    result = total.hi + total.lo
+    result = add_up(total)
     result /= total.weight
+    return result
+
+
+def add_up(total: Sum) -> NDArray[np.float64]:
+    """Return the sum of the products, float64, shape (P,), in new memory: zeros for no updates.
+
+    Usually there are two bins, the usual one and the next, and one rounding. With others the order of the updates
+    could show in the roundings, as it may have decided which bin holds what. So all is carried to the coarsest
+    bins first: then each bin but the first is within half of the next coarser grid, which it can be in one way
+    only, and the error of the additions, the finest bin first, is within a last bit of the result."""
+    if total.bins.keys() <= {USUAL + STEP, USUAL}:
+        result = np.zeros(total.size)
+        for held in total.bins.values():
+            result += held
+        return result
+    result = np.empty(total.size)
+    grids = range(GRIDS[0], min(total.bins) - 1, -STEP)
+    for place in range(0, total.size, BLOCK):
+        here = slice(place, min(place + BLOCK, total.size))
+        digits = np.zeros((len(grids), here.stop - place))
+        for digit, exponent in zip(digits, grids, strict=True):
+            if exponent in total.bins:
+                digit[:] = total.bins[exponent][here]
+        for row in range(len(grids) - 1, 0, -1):
+            coarser = grids[row - 1]
+            carry = np.ldexp(np.floor(np.ldexp(digits[row], -coarser) + 0.5), coarser)
+            digits[row] -= carry
+            digits[row - 1] += carry
+        result[here] = digits[-1]
+        for digit in digits[-2::-1]:
+            result[here] += digit
     return result
 
 
 def to_tensors(total: Sum) -> dict[str, NDArray[np.generic]]:
     """Return the sum as named flat arrays. They share ``total``'s memory: write them before the next ``add``."""
+    numbers = {"size": total.size, "weight": total.weight, "count": total.count}
     return {
-        "hi": total.hi,
-        "lo": total.lo,
-        "weight": np.array([total.weight], np.int64),
-        "count": np.array([total.count], np.int64),
+        **{name: np.array([number], np.int64) for name, number in numbers.items()},
+        **{f"{BIN}{exponent}": held for exponent, held in sorted(total.bins.items())},
     }
+
+
+BIN = "bin 2^"
+"""The names of the bins' tensors begin with this; the grid's exponent follows."""
 
 
 def from_tensors(tensors: Mapping[str, NDArray[np.generic]]) -> Sum:
@@ -269,15 +373,25 @@ def from_tensors(tensors: Mapping[str, NDArray[np.generic]]) -> Sum:
 
     Raises ValueError if the arrays are not those of a sum.
     """
-    expected = {"hi": np.float64, "lo": np.float64, "weight": np.int64, "count": np.int64}
+    expected: dict[str, Any] = {"size": np.int64, "weight": np.int64, "count": np.int64}
+    bins = {f"{BIN}{exponent}": exponent for exponent in GRIDS}
+    expected |= {name: np.float64 for name in tensors if name in bins}
     found = {name: (array.dtype, array.ndim) for name, array in tensors.items()}
     if found != {name: (np.dtype(dtype), 1) for name, dtype in expected.items()}:
-        raise ValueError(f"a saved sum has the flat arrays {sorted(expected)} in 64 bits; these are {found}")
-    hi, lo = tensors["hi"].astype(np.float64), tensors["lo"].astype(np.float64)
-    if hi.shape != lo.shape or tensors["weight"].shape != (1,) or tensors["count"].shape != (1,):
+        raise ValueError(
+            f"a saved sum has the flat arrays size, weight, count and {BIN}..., in 64 bits; these are {found}"
+        )
+    if any(tensors[name].shape != (1,) for name in ("size", "weight", "count")):
         raise ValueError("the arrays of the saved sum have lengths that do not fit together")
-    weight, count = int(tensors["weight"][0]), int(tensors["count"][0])
-    total = Sum(hi, lo, weight, count, lo_bound=float(np.abs(lo).max(initial=0.0)))
-    if not 0 <= total.count <= MAX_UPDATES or not total.count <= total.weight <= total.count * MAX_WEIGHT:
-        raise ValueError(f"the saved sum says {total.count} updates with a weight of {total.weight}: it is damaged")
+    size, weight, count = (int(tensors[name][0]) for name in ("size", "weight", "count"))
+    total = Sum(size, weight=weight, count=count)
+    for name in expected.keys() & bins.keys():
+        held = tensors[name].astype(np.float64)
+        if held.shape != (size,):
+            raise ValueError("the arrays of the saved sum have lengths that do not fit together")
+        total.bins[bins[name]] = held
+        total.whole[bins[name]] = float(np.abs(held).max(initial=0.0))
+    if not 0 <= count <= MAX_UPDATES or not count <= weight <= count * MAX_WEIGHT:
+        text = f"the saved sum says {count} updates with a weight of {weight}: it is damaged"
+        raise ValueError(text)
     return total

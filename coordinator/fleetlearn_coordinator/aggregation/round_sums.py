@@ -16,7 +16,7 @@ from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation.aggregators import Aggregator
-from fleetlearn_coordinator.aggregation.exact_mean import Sum
+from fleetlearn_coordinator.aggregation.exact_mean import Sum, add_up
 from fleetlearn_coordinator.aggregation.updates import NO_VALUES, Update, Values
 
 Aggregators = Mapping[str, Aggregator[Any]]
@@ -88,5 +88,5 @@ def next_control(control: Vector, total: Sum, devices: int) -> Vector:
 
     Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning" (2020), arXiv 1910.06378,
     Algorithm 1, line 17. ``total`` has the round's changes of c_k, each with a weight of 1; ``devices`` is N."""
-    after: Vector = (control + (total.hi + total.lo) / devices).astype(np.float32)
+    after: Vector = (control + add_up(total) / devices).astype(np.float32)
     return after

@@ -69,17 +69,13 @@ def test_its_result_is_the_same_in_every_order_and_division(aggregator: Aggregat
 
 
 def test_its_state_goes_on_from_its_tensors(aggregator: Aggregator[Any]) -> None:
-    """Flat, and of the same dtypes and sizes as those of a state without updates: so the store can read them."""
+    """They are flat: so the store can write and read them."""
     if aggregator.keeps_updates:
         with pytest.raises(ValueError, match="added up by another aggregator"):
             aggregator.from_tensors(make("mean").to_tensors(make("mean").init(SIZE)))
         return
     half = added(aggregator, [4, 5, 6])
     tensors = aggregator.to_tensors(half)
-    empty = aggregator.to_tensors(aggregator.init(SIZE))
-    assert {name: (each.dtype, each.shape) for name, each in tensors.items()} == {
-        name: (each.dtype, each.shape) for name, each in empty.items()
-    }
     assert all(each.ndim == 1 for each in tensors.values())
     restored = aggregator.from_tensors({name: each.copy() for name, each in tensors.items()})
     rest = [0, 1, 2, 3, 7, 8]

@@ -19,6 +19,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 from fleetlearn_coordinator import ServiceSettings, read_model, read_status
+from fleetlearn_coordinator.aggregation.exact_mean import USUAL
 from fleetlearn_coordinator.service import several_runs as module
 from fleetlearn_coordinator.service.held_out import HeldOut
 from fleetlearn_coordinator.service.server import RunServer
@@ -522,8 +523,8 @@ async def test_what_is_as_large_as_the_model_is_freed_when_a_run_ends(folder: Pa
             assert isinstance(await peer.upload(task, UPDATE), Accepted)
             await peer.task()
             sums = server.run.open_round.sums["update"]
-            arrays = [server.run.model, *server.run.state.values(), sums.hi, sums.lo]
-            assert len(arrays) == 5, "Adam's two moments, and two numbers for each element's sum"
+            arrays = [server.run.model, *server.run.state.values(), sums.bin_of(USUAL)]
+            assert len(arrays) == 4, "Adam's two moments, and a number for each element's sum"
             there = [weakref.ref(each) for each in arrays]
             del sums, arrays, task
             await host.want("a", "stopped")
@@ -541,7 +542,7 @@ async def test_what_is_as_large_as_the_model_is_freed_when_a_run_ends(folder: Pa
                 await settled(peer)
                 await host.hosted.look()
             assert "training has diverged" in host.row("b").failed
-            assert len(there) == 6
+            assert len(there) == 5
             assert [each for each in there if each() is not None] == []
         finally:
             gc.enable()

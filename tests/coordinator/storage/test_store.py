@@ -210,7 +210,7 @@ def test_half_a_sum_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
             continue
         spool(kept, f"t1-{number}", update, 1)
         exact_mean.add(total, (update,), 1, check_finite(update))
-    with pytest.raises(OSError, match="File too large"), largest_file(16 * SIZE + 12):
+    with pytest.raises(OSError, match="File too large"), largest_file(8 * SIZE + 12):
         kept.end_save(kept.begin_save(exact_mean.to_tensors(total))())
     kept.close()
     _, found = recover(open_store(tmp_path, BUNDLE))
@@ -231,6 +231,10 @@ def test_a_sum_that_is_cut_short_is_named(tmp_path: Path) -> None:
         recover(open_store(tmp_path, BUNDLE))
 
 
+COUNT = 16
+"""Where a sum's file has the number of its updates: after the model's size and the weight."""
+
+
 def folded(folder: Path) -> tuple[exact_mean.Sum, Path]:
     """A data directory whose open round has its sum on disk and in no spool file; the sum, and its file."""
     kept, total = open_store(folder, BUNDLE), exact_mean.init(SIZE)
@@ -249,9 +253,9 @@ def flip(path: Path, place: int, bit: int = 0) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("place", [0, 7 * SIZE, 8 * SIZE + 3, 16 * SIZE, 16 * SIZE + 8])
+@pytest.mark.parametrize("place", [0, 8, COUNT, 24, 7 * SIZE, 8 * SIZE + 23])
 def test_a_flipped_bit_in_a_sum_is_named(tmp_path: Path, place: int) -> None:
-    """The bit is in the high sum, in the low sum, in the weight, or in the count."""
+    """The bit is in the size, in the weight, in the count, or in a bin."""
     _, path = folded(tmp_path)
     flip(path, place)
     again = open_store(tmp_path, BUNDLE)
@@ -266,13 +270,13 @@ def test_a_flipped_bit_in_a_sum_is_named(tmp_path: Path, place: int) -> None:
 
 def test_a_damaged_report_or_an_old_sum_s_count_is_named(tmp_path: Path) -> None:
     _, path = folded(tmp_path)
-    flip(path, 16 * SIZE + 8, 5)  # 0 updates
+    flip(path, COUNT, 5)  # 0 updates
     kept = open_store(tmp_path, BUNDLE)
     kept.write([Metadata("sum_crc32", None)])
     with pytest.raises(StoreError, match=r"sums: the saved sum says 0 updates .* damaged"):
         recover(kept)
     database(kept).execute("UPDATE tasks SET report=? WHERE task='t1-3'", (b'{"task": "\xff"',))
-    flip(path, 16 * SIZE + 8, 5)
+    flip(path, COUNT, 5)
     with pytest.raises(StoreError, match=r"coordinator\.sqlite3: the report of t1-3 is damaged"):
         recover(kept)
     kept.write([RoundClosed(1, "committed", {}, 1.0)])

@@ -153,12 +153,12 @@ def test_a_round_without_a_model_leaves_all_as_it_was(tmp_path: Path, bundle: Pa
 
 
 def test_a_change_that_no_sum_can_hold_is_refused(tmp_path: Path, bundle: Path) -> None:
-    """Minima of 10^9 give gradients whose sum with others is beyond the exact sum; the updates are small."""
+    """Minima of 10^12 give gradients that are beyond the exact sum; the updates are small."""
     made = scenario(
         tmp_path, bundle, "scaffold", plan__round=UNIFORM | {"deadline": 300.0},
-        plan__local={"epochs": 1, "batch_size": 0, "lr": 1e-9, "evaluate": False},
+        plan__local={"epochs": 1, "batch_size": 0, "lr": 1e-12, "evaluate": False},
     )  # fmt: skip
-    far = (Quadratic((1.0, 2.0), (1e9, 0.0)), TWO[1])
+    far = (Quadratic((1.0, 2.0), (1e12, 0.0)), TWO[1])
     write_quadratics(tmp_path, far)
     fleet = make_fleet(made)
     while not fleet.history:

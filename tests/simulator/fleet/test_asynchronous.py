@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_coordinator.aggregation.exact_mean import multiplier
 from fleetlearn_coordinator.rounds import participation
 from fleetlearn_protocol import open_bundle
@@ -105,6 +106,7 @@ def test_reports_are_counted_together_as_one_by_one(
 ) -> None:
     """Also where an update in between is refused: device 3 diverges."""
     monkeypatch.setattr(participation, "TOGETHER", 2)
+    monkeypatch.setattr(exact_mean, "MAX_ELEMENT", 1e6)
     rules = BUFFERED | {"plan__round": {"goal": 7, "concurrency": 10, "deadline": 1000.0}, "plan__stop__rounds": 20}
     rules |= {"failures": {"corrupt": [{"kind": "scaled", "share": 0.2, "factor": 1e9}]}}
     rules["plan__local"] = BUFFERED["plan__local"] | {"lr": 0.1}

@@ -305,10 +305,16 @@ def test_conspirators_send_the_mean_of_their_updates_less_a_little(tmp_path: Pat
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("factor", [1e8, 1e9])
+@pytest.mark.parametrize("factor", [1.0, 1e9])
 def test_updates_beyond_the_sums_range_are_rejected(tmp_path: Path, line: Path, factor: float) -> None:
-    """``w`` moves by some tenths in a task, weighted with 10 examples and more: times 1e8 it is beyond 2^28."""
-    run = corrupted(tmp_path, line, "scaled", factor, plan__round__deadline=100.0, plan__local__lr=0.2)
+    """``w`` moves by 2 * 0.25e6 * 1e6, which is beyond 2^35."""
+    (tmp_path / "lines.py").write_text("")
+    corrupt = [{"share": 1.0, "kind": "scaled", "factor": factor}]
+    rules = {"plan__round__deadline": 100.0, "plan__local__lr": 1.0}
+    scenario = make_scenario(tmp_path, line, 3, failures__corrupt=corrupt, **rules)
+    module = "import numpy as np\n\ndef make(device, seed):\n    x = np.full((4, 3), 1e6, np.float32)\n"
+    (tmp_path / "lines.py").write_text(f"{module}    return {{'x': x, 'y': x[:, 0]}}\n")
+    run = drive(scenario, most=200)
     row = run.rounds[0]
     assert (row["how"], row["reports"]) == ("abandoned", 0)
     assert row["dropped"] == row["causes"] == {"rejected: out-of-range": 3}
@@ -340,7 +346,7 @@ def make(device, seed):
     if device == DIVERGES:
         x[:] = 1e38
     if device == TOO_LARGE:
-        x *= np.float32(1e12)
+        x *= np.float32(1e14)
     return {"x": x, "y": random.integers(10, size=len(x))}
 """
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_simulator import Options, simulate
 from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.fleet.round_training import RoundTraining
@@ -101,8 +102,13 @@ def test_a_device_keeps_what_a_finished_training_left_and_nothing_else(tmp_path:
     assert last[1] == INITIAL_STATE["t"] + 3
 
 
-def test_what_is_refused_leaves_the_same_as_what_is_accepted(tmp_path: Path, keeping: Path) -> None:
+def test_what_is_refused_leaves_the_same_as_what_is_accepted(
+    tmp_path: Path,
+    keeping: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Devices that send what no model can take have trained as always."""
+    monkeypatch.setattr(exact_mean, "MAX_ELEMENT", 1e6)
     corrupt = [{"share": 1.0, "kind": "scaled", "factor": 1e9}]
     scenario = make_scenario(
         tmp_path, keeping, 2, failures={"corrupt": corrupt}, plan__round__deadline=100.0, plan__local__lr=0.2

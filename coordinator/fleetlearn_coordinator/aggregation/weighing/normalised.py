@@ -65,12 +65,12 @@ def normalised(optimizer: str, rho: float, alpha: float) -> Rule:
     """Return the rule for a local step: its optimizer, one of STEPS, with momentum ``rho`` and ``alpha`` = lr * mu."""
     own = partial(work, optimizer=optimizer, rho=rho, alpha=alpha)
 
-    def scale(reports: Collection[Reported], level: float) -> float:
+    def scale(reports: Collection[Reported], level: float | None) -> float:
         works = [own(each.steps) for each in reports]
         mean = fsum(each.weight * one for each, one in zip(reports, works, strict=True))
         return min(mean / sum(each.weight for each in reports), MOST_SCALE * median(works))
 
-    def factor(reported: Reported, level: float) -> float:
+    def factor(reported: Reported, level: float | None) -> float:
         return 1 / own(reported.steps)
 
     return Rule("normalised", factor, scale, lambda reports, level: level, needs_norms=False, needs_losses=False)

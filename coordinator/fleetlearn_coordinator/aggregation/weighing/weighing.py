@@ -60,19 +60,19 @@ class RoundState(NamedTuple):
 
     bound: float
     """On the norm of its updates."""
-    level: float
-    """The rule's own number."""
+    level: float | None
+    """The rule's own number; None in its first round."""
 
 
 class Rule(NamedTuple):
     """An algorithm's way to weigh. ``level`` is a number that it carries from round to round."""
 
     name: str
-    factor: Callable[[Reported, float], float]
+    factor: Callable[[Reported, float | None], float]
     """The report, level -> f_i, above 0 and at most 1."""
-    scale: Callable[[Collection[Reported], float], float]
+    scale: Callable[[Collection[Reported], float | None], float]
     """The round's reports, their norms after clipping, and the level -> the scale. The same in every order."""
-    next_level: Callable[[Collection[Reported], float], float]
+    next_level: Callable[[Collection[Reported], float | None], float | None]
     """The same -> the level of the next round."""
     needs_norms: bool
     needs_losses: bool
@@ -104,7 +104,7 @@ class Weighing(NamedTuple):
         bound = 0.0 if self.bound is None else self.bound.first
         if self.bound is not None and self.bound.quantile is not None:
             bound = found.get("norm", {}).get("next", bound)
-        return RoundState(bound, found.get("weighing", {}).get("next_level", 1.0))
+        return RoundState(bound, found.get("weighing", {}).get("next_level"))
 
     def check(self, reported: Reported, state: RoundState) -> None:
         """Raise ProtocolError (norm-too-large) if the update must be refused."""

@@ -184,7 +184,7 @@ def test_a_part_beyond_what_the_exact_sum_holds_is_refused(tmp_path: Path) -> No
     fleet = Fleet(scaffold_plan(tmp_path))
     first, _ = leases(fleet.check_in("a", "b"))
     with pytest.raises(ProtocolError, match="largest element is 1e"):
-        fleet.save_parts(first, {"update": vector(1.0), "control": vector(1e10)})
+        fleet.save_parts(first, {"update": vector(1.0), "control": vector(1e11)})
     assert fleet.run.open_round.reports == {}
     fleet.store.close()
 

@@ -32,7 +32,13 @@ PLANS: dict[str, dict[str, Any]] = {
     "clipped": {"aggregation__max_norm": 3.0, "aggregation__norm_quantile": 0.5},
     "both": {"recipe": "q-fedavg", "aggregation__max_norm": 3.0, "aggregation__norm_quantile": 0.5},
     "median": {"recipe": "median", "aggregation__max_norm": 3.0},
+    "tiny losses": {"recipe": "q-fedavg", "aggregation__q": 5.0},
+    "far apart": {"recipe": "fedavg"},
 }
+LOSSES = {"tiny losses": 1e-6}
+"""Plan -> what its losses are multiplied by."""
+MAGNITUDES = {"far apart": 10.0 ** np.array([-12, 9, 0, -3, -30, 4, -2, -7, -12, -14, -16, -16])}
+"""Plan -> what its updates are multiplied by."""
 RANDOM = np.random.default_rng(7)
 UPDATES: list[Vector] = [RANDOM.standard_normal(5).astype(np.float32) * scale for scale in range(1, 13)]
 
@@ -66,8 +72,9 @@ def test_restarts_make_the_same_model_whatever_the_weighing(
                     running.check_in(*names)
                 row, device = begin + number, names[number]
                 lease = next(each for each in leases(running.check_in(device)) if each.device == device)
-                evaluation = Evaluation(10, 10.0 * (row + 1), {})
-                running.report(lease, UPDATES[row], steps=row + 1, examples=row + 5, evaluation=evaluation)
+                evaluation = Evaluation(10, 10.0 * (row + 1) * LOSSES.get(name, 1.0), {})
+                update = UPDATES[row] * np.float32(MAGNITUDES.get(name, np.ones(12))[row])
+                running.report(lease, update, steps=row + 1, examples=row + 5, evaluation=evaluation)
         running.store.close()
         rows = [row.summary for row in read_status(data_dir).rounds if row.outcome == "committed"]
         kept = [{key: row.get(key) for key in ("norm", "weighing", "change", "reports")} for row in rows]
