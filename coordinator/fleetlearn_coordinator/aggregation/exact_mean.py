@@ -1,44 +1,50 @@
-"""The weighted mean of a round's updates, added up as they arrive, with the same bits in every order.
+"""The weighted mean of a round's updates, added up on arrival, with the same bits in every order.
 
-Floating-point addition depends on the order because it rounds. Here no addition rounds. Each product of
-weight and element is split into multiples of fixed grids, powers of two that are 2^36 apart, and a sum of
-multiples of one grid is exact in float64 as long as it stays small. This is binned summation (James Demmel
-and Hong Diep Nguyen, "Parallel Reproducible Summation", IEEE Transactions on Computers 64(7), 2015,
-sections 4 and 5) with bins whose places are fixed beforehand. What is finer than an update's finest grid is
-dropped; where that is depends on the update alone. So the sum is a function of the set of updates, and a
-sum that was saved and restored goes on as if nothing had happened.
+Floating-point addition depends on the order because it rounds. Here no addition rounds. Each
+product of weight and element is split into multiples of fixed grids, powers of two that are 2^36
+apart, and a sum of multiples of one grid is exact in float64 as long as it stays small. This is
+binned summation (James Demmel and Hong Diep Nguyen, "Parallel Reproducible Summation", IEEE
+Transactions on Computers 64(7), 2015, sections 4 and 5) with bins whose places are fixed
+beforehand. What is finer than an update's finest grid is dropped; where that is depends on the
+update alone. So the sum is a function of the set of updates, and a sum that was saved and restored
+goes on as if nothing had happened.
 
-Why it is exact, for one element x (float32, 24 significant bits, |x| <= 2^35) and its weight w (integer,
-1 <= w < 2^29):
+Why it is exact, for one element x (float32, 24 significant bits, |x| <= 2^35) and its weight w
+(integer, 1 <= w < 2^29):
 
 * t = w * x has at most 24 + 29 = 53 significant bits: it is exact in float64, and |t| <= 2^64.
-* (t + R) - R, with R = 1.5 * 2^(52 + g), is t rounded to a multiple of the grid 2^g, if |t| < 2^(g + 51).
-  The rest is exact and at most 2^(g - 1), which is 2^35 times the next grid. So an update puts at most
-  2^35 multiples into a bin, or 2^36 into the coarsest one, whose grid is 2^28.
-* A sum of multiples of 2^g is exact up to 2^(53 + g): that of MAX_UPDATES = 2^17 times 2^36 just is.
+* (t + R) - R, with R = 1.5 * 2^(52 + g), is t rounded to a multiple of the grid 2^g, if
+  |t| < 2^(g + 51). The rest is exact and at most 2^(g - 1), which is 2^35 times the next grid. So
+  an update puts at most 2^35 multiples into a bin, or 2^36 into the coarsest one, whose grid is
+  2^28.
+* A sum of multiples of 2^g is exact up to 2^(53 + g). For MAX_UPDATES = 2^17 times 2^36 multiples
+  this is just enough.
 
-A stale update counts with a factor s, 0 < s <= 1: the sum has s * w * x, while its weight in the divisor is
-still w. So that all of the above holds, s * w is rounded to 29 significant bits (``multiplier``), to the
-nearest, and so has an error below one in 500 million. A fresh update has s = 1 and so exactly its weight w.
+A stale update counts with a factor s, 0 < s <= 1: the sum has s * w * x, while its weight in the
+divisor is still w. So that all of the above holds, s * w is rounded to 29 significant bits
+(``multiplier``), to the nearest, and so has an error below one in 500 million. A fresh update
+has s = 1 and so exactly its weight w.
 
-Most updates end at the grid 2^-44. As the weights are at least 1, what is dropped there moves the mean by at
-most 2^-45 (3e-14) in each element. An update whose largest product is below 2^-20, since its elements or its
-factor are tiny, goes on to a finer grid: what is dropped is at most 2^-25 of its largest product, half of
-that element's own last bit. That is so down to a largest product of 2^-272; the finest grid is 2^-296.
+Most updates end at the grid 2^-44. As the weights are at least 1, what is dropped there moves the
+mean by at most 2^-45 (3e-14) in each element. An update whose largest product is below 2^-20, since
+its elements or its factor are tiny, goes on to a finer grid: what is dropped is at most 2^-25 of
+its largest product, half of that element's own last bit. That is so down to a largest product of
+2^-272; the finest grid is 2^-296.
 
-So 2^17 updates can be added in any order. Updates with larger elements are refused before they touch the
-sum. They are finite, but the server optimizer's float32 state might not hold what they make.
+So 2^17 updates can be added in any order. Updates with larger elements are refused before they
+touch the sum. They are finite, but the server optimizer's float32 state might not hold what they
+make.
 
-Most updates are small. Where |t| < 2^(g + 51) for an update's finest grid g, such as 2^7 for 2^-44, one
-rounding makes t the sum of all of its parts, which are multiples of 2^g too. The bin of 2^g is exact up to
-2^(53 + g), of which the parts of 2^17 updates take at most half. As long as the updates that are in it whole
-stay below the other half, they are added to that bin alone. So the order may decide which bin holds what. It
-does not change their total, nor the mean (``add_up``).
+Most updates are small. Where |t| < 2^(g + 51) for an update's finest grid g, such as 2^7 for 2^-44,
+one rounding makes t the sum of all of its parts, which are multiples of 2^g too. The bin of 2^g is
+exact up to 2^(53 + g), of which the parts of 2^17 updates take at most half. As long as the updates
+that are in it whole stay below the other half, they are added to that bin alone. So the order may
+decide which bin holds what. It does not change their total, nor the mean (``add_up``).
 
-A bin takes 8 bytes for each element, and exists from the first update on that needs it. A usual round has
-the one of 2^-44, or that and the one of 2^-8. No round has more than ten. A small update costs a third more
-than a plain multiply-add in float64 by the same blocks; an update that needs two bins costs three times as
-much.
+A bin takes 8 bytes for each element, and exists from the first update on that needs it. A usual
+round has the one of 2^-44, or that and the one of 2^-8. No round has more than ten. A small update
+costs a third more than a plain multiply-add in float64 by the same blocks; an update that needs two
+bins costs three times as much.
 """
 
 from __future__ import annotations
@@ -83,16 +89,17 @@ _LEAST = [ldexp(1.0, exponent + BITS_KEPT) for exponent in _ENDS[1:]]
 
 @dataclass(slots=True)
 class Sum:
-    """A round's updates, added up: usually 8 or 16 bytes for each element of the model, however many devices
-    report, and at most 80."""
+    """A round's updates, added up: usually 8 or 16 bytes for each element of the model, however
+    many devices report, and at most 80."""
 
     size: int
     """P, the number of the model's elements."""
     bins: dict[int, NDArray[np.float64]] = field(default_factory=dict)
-    """Exponent of a grid -> the sum, shape (P,), of the products' parts that are multiples of that grid. Grids
-    of which no update has needed a part are not there."""
+    """Exponent of a grid -> the sum, shape (P,), of the products' parts that are multiples of that
+    grid. Grids of which no update has needed a part are not there."""
     whole: dict[int, float] = field(default_factory=dict)
-    """Exponent of a grid -> upper bound of the sum of the magnitudes of the updates that are in its bin whole."""
+    """Exponent of a grid -> upper bound of the sum of the magnitudes of the updates that are in its
+    bin whole."""
     weight: int = 0
     """The sum of the weights."""
     count: int = 0
@@ -111,7 +118,8 @@ def init(size: int) -> Sum:
 
 
 def multiplier(weight: int, factor: float) -> float:
-    """Return what an update's elements are multiplied by: weight times factor, to WEIGHT_BITS significant bits."""
+    """Return what an update's elements are multiplied by: weight times factor, to WEIGHT_BITS
+    significant bits."""
     mantissa, exponent = frexp(weight * factor)
     return ldexp(round(ldexp(mantissa, WEIGHT_BITS)), exponent - WEIGHT_BITS)
 
@@ -132,7 +140,8 @@ def multipliers(
 def check(largest: float, weight: int) -> None:
     """Raise ProtocolError (not-finite, out-of-range) if an update with this weight cannot be added.
 
-    ``largest`` is the largest magnitude of its elements. NaN or infinity means that one of them is not finite.
+    ``largest`` is the largest magnitude of its elements. NaN or infinity means that one of them is
+    not finite.
     """
     if not 1 <= weight <= MAX_WEIGHT:
         text = f"an update of weight {weight} was given; it takes 1 to {MAX_WEIGHT}"
@@ -143,9 +152,10 @@ def check(largest: float, weight: int) -> None:
     if largest > MAX_ELEMENT:
         raise ProtocolError(
             Code.OUT_OF_RANGE,
-            f"the update's largest element is {largest:g}; the sum takes up to {MAX_ELEMENT:g}, whatever the "
-            "weight. If the loss grows, training has diverged: lower the learning rate. If it does not, a "
-            "trained parameter is in very large units: scale inputs and targets.",
+            f"the update's largest element is {largest:g}; the sum takes up to {MAX_ELEMENT:g}, "
+            "whatever the weight. If the loss grows, training has diverged: lower the learning "
+            "rate. If it does not, a trained parameter is in very large units: scale inputs and "
+            "targets.",
         )
 
 
@@ -162,16 +172,19 @@ def add(
     largest: float,
     factor: float = 1.0,
 ) -> None:
-    """Add an update of this weight to ``total``, in place: ``factor`` times ``weight`` times its elements.
+    """Add an update of this weight to ``total``, in place: ``factor`` times ``weight`` times its
+    elements.
 
-    ``parts`` are the update's elements in order: flat float32 arrays, together of shape (P,). Each part is used
-    before the next is asked for, so that all may share one buffer. Parts of BLOCK elements read from a file stay
-    in the processor's cache, which takes half the CPU of adding a memory map of the file. ``largest`` is the
-    largest magnitude of the elements, the same number whoever adds the update, since the finest grid follows
-    from it; with less than the largest the sum would not be exact. ``factor`` is above 0 and at most 1.
+    ``parts`` are the update's elements in order: flat float32 arrays, together of shape (P,). Each
+    part is used before the next is asked for, so that all may share one buffer. Parts of BLOCK
+    elements read from a file stay in the processor's cache, which takes half the CPU of adding a
+    memory map of the file. ``largest`` is the largest magnitude of the elements, the same number
+    whoever adds the update, since the finest grid follows from it; with less than the largest the
+    sum would not be exact. ``factor`` is above 0 and at most 1.
 
-    Raises ProtocolError (see ``check``; out-of-range also for one update too many) and leaves ``total`` as it was.
-    Raises ValueError if the parts have another length; ``total`` is then spoilt.
+    Raises ProtocolError (see ``check``; out-of-range also for one update too many) and leaves
+    ``total`` as it was. Raises ValueError if the parts have another length; ``total`` is then
+    spoilt.
     """
     if total.count >= MAX_UPDATES:
         text = f"the round has {total.count} updates, and its sum can hold no more"
@@ -210,12 +223,14 @@ def add_many(
     largest: NDArray[np.float64],
     factors: NDArray[np.float64] | None = None,
 ) -> None:
-    """Add n updates that have passed ``check``. The mean is the same as by ``add``, to the last bit.
+    """Add n updates that have passed ``check``. The mean is the same as by ``add``, to the last
+    bit.
 
-    ``parts`` are float32 arrays of shape (rows, P), n rows together. ``weights`` are int64, (n,). ``largest`` are
-    the largest magnitudes of the updates' elements, float64, (n,), as for ``add``. ``factors`` are float64, (n,);
-    None: all are 1. For small models this costs a fraction of n calls of ``add``. Raises ProtocolError
-    (out-of-range: too many updates) and leaves ``total`` as it was."""
+    ``parts`` are float32 arrays of shape (rows, P), n rows together. ``weights`` are int64, (n,).
+    ``largest`` are the largest magnitudes of the updates' elements, float64, (n,), as for ``add``.
+    ``factors`` are float64, (n,); None: all are 1. For small models this costs a fraction of n
+    calls of ``add``. Raises ProtocolError (out-of-range: too many updates) and leaves ``total`` as
+    it was."""
     count = sum(map(len, parts))
     if total.count + count > MAX_UPDATES:
         text = f"the round has {total.count + count} updates; its sum can hold {MAX_UPDATES}"
@@ -252,7 +267,8 @@ def _add_rows(
     finest: int,
     workspace: NDArray[np.float64],
 ) -> None:
-    """Add the elements of updates that end at the same grid, which fit into the workspace by blocks."""
+    """Add the elements of updates that end at the same grid, which fit into the workspace by
+    blocks."""
     # The sum of small updates is cut, instead of each of them: their parts add up to the same.
     small = bounds.max() < ldexp(1.0, finest + 51) and bounds.sum() < ldexp(1.0, finest + 52)
     grids = [finest + STEP, finest] if small else _grids(float(bounds.max()), finest)
@@ -265,7 +281,8 @@ def _add_rows(
         t, cut = (array[: block.shape[0], : block.shape[1]] for array in workspace)
         here = [into[place : place + BLOCK] for into in bins]
         _multiply(block, weight, t)
-        # Multiples of one grid are exact in whatever order they are added: a product with ones is the quickest.
+        # Multiples of one grid are exact in whatever order they are added: a product with ones
+        # is the quickest way.
         if small:
             together = ones @ _round(t, finest, t)
             found = _split(together, np.empty_like(together), grids)
@@ -283,7 +300,8 @@ def finest_grids(bounds: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _grids(bound: float, finest: int) -> list[int]:
-    """Return the exponents of the grids that products up to ``bound`` have parts in, the coarsest first."""
+    """Return the exponents of the grids that products up to ``bound`` have parts in, the coarsest
+    first."""
     return [at for at in GRIDS if at == finest or (at > finest and bound > ldexp(1.0, at - 1))]
 
 
@@ -301,8 +319,8 @@ def _round(t: Floats, exponent: int, into: Floats) -> Floats:
 
 
 def _split(t: Floats, cut: Floats, grids: Sequence[int]) -> Iterator[Floats]:
-    """Yield the parts of ``t`` that are multiples of these grids, the coarsest first: in the memory of ``cut``, the
-    last one in that of ``t``."""
+    """Yield the parts of ``t`` that are multiples of these grids, the coarsest first: in the memory
+    of ``cut``, the last one in that of ``t``."""
     for exponent in grids[:-1]:
         yield _round(t, exponent, cut)
         np.subtract(t, cut, out=t)
@@ -310,10 +328,11 @@ def _split(t: Floats, cut: Floats, grids: Sequence[int]) -> Iterator[Floats]:
 
 
 def mean(total: Sum) -> NDArray[np.float64]:
-    """Return the weighted mean of the updates, float64, shape (P,): ``add_up`` divided by the sum of weights.
+    """Return the weighted mean of the updates, float64, shape (P,): ``add_up`` divided by the sum
+    of weights.
 
-    With factors s_i it is sum(s_i * w_i * x_i) / sum(w_i): a stale update moves the mean less, and does not move
-    the others more.
+    With factors s_i it is sum(s_i * w_i * x_i) / sum(w_i): a stale update moves the mean less, and
+    does not move the others more.
 
     Raises ValueError if there are none.
     """
@@ -327,10 +346,11 @@ def mean(total: Sum) -> NDArray[np.float64]:
 def add_up(total: Sum) -> NDArray[np.float64]:
     """Return the sum of the products, float64, shape (P,), in new memory: zeros for no updates.
 
-    Usually there are two bins, the usual one and the next, and one rounding. With others the order of the updates
-    could show in the roundings, as it may have decided which bin holds what. So all is carried to the coarsest
-    bins first: then each bin but the first is within half of the next coarser grid, which it can be in one way
-    only, and the error of the additions, the finest bin first, is within a last bit of the result."""
+    Usually there are two bins, the usual one and the next, and one rounding. With others the order
+    of the updates could show in the roundings, as it may have decided which bin holds what. So all
+    is carried to the coarsest bins first: then each bin but the first is within half of the next
+    coarser grid, which it can be in one way only, and the error of the additions, the finest bin
+    first, is within a last bit of the result."""
     if total.bins.keys() <= {USUAL + STEP, USUAL}:
         result = np.zeros(total.size)
         for held in total.bins.values():
@@ -356,7 +376,8 @@ def add_up(total: Sum) -> NDArray[np.float64]:
 
 
 def to_tensors(total: Sum) -> dict[str, NDArray[np.generic]]:
-    """Return the sum as named flat arrays. They share ``total``'s memory: write them before the next ``add``."""
+    """Return the sum as named flat arrays. They share ``total``'s memory: write them before the
+    next ``add``."""
     numbers = {"size": total.size, "weight": total.weight, "count": total.count}
     return {
         **{name: np.array([number], np.int64) for name, number in numbers.items()},
@@ -378,9 +399,8 @@ def from_tensors(tensors: Mapping[str, NDArray[np.generic]]) -> Sum:
     expected |= {name: np.float64 for name in tensors if name in bins}
     found = {name: (array.dtype, array.ndim) for name, array in tensors.items()}
     if found != {name: (np.dtype(dtype), 1) for name, dtype in expected.items()}:
-        raise ValueError(
-            f"a saved sum has the flat arrays size, weight, count and {BIN}..., in 64 bits; these are {found}"
-        )
+        wanted = f"size, weight, count and {BIN}..., in 64 bits"
+        raise ValueError(f"a saved sum has the flat arrays {wanted}; these are {found}")
     if any(tensors[name].shape != (1,) for name in ("size", "weight", "count")):
         raise ValueError("the arrays of the saved sum have lengths that do not fit together")
     size, weight, count = (int(tensors[name][0]) for name in ("size", "weight", "count"))

@@ -312,8 +312,9 @@ def test_updates_beyond_the_sums_range_are_rejected(tmp_path: Path, line: Path, 
     corrupt = [{"share": 1.0, "kind": "scaled", "factor": factor}]
     rules = {"plan__round__deadline": 100.0, "plan__local__lr": 1.0}
     scenario = make_scenario(tmp_path, line, 3, failures__corrupt=corrupt, **rules)
-    module = "import numpy as np\n\ndef make(device, seed):\n    x = np.full((4, 3), 1e6, np.float32)\n"
-    (tmp_path / "lines.py").write_text(f"{module}    return {{'x': x, 'y': x[:, 0]}}\n")
+    made = "    x = np.full((4, 3), 1e6, np.float32)\n    return {'x': x, 'y': x[:, 0]}\n"
+    module = f"import numpy as np\n\ndef make(device, seed):\n{made}"
+    (tmp_path / "lines.py").write_text(module)
     run = drive(scenario, most=200)
     row = run.rounds[0]
     assert (row["how"], row["reports"]) == ("abandoned", 0)

@@ -70,7 +70,8 @@ def test_the_first_round_is_algorithm_2_whatever_the_losses(q: float, size: floa
 
 
 def test_the_first_round_s_losses_count_within_2_to_the_128() -> None:
-    """With q = 10: losses of 1.4e-4 to 7131. Beyond these the round is off, and nothing is lost or overflows."""
+    """With q = 10: losses of 1.4e-4 to 7131. Beyond these the round is off, and nothing is lost or
+    overflows."""
     for q in (0.0, 0.001, 0.128, 1.0, 10.0):
         rule = fair(q, LR)
         losses = (0.0, 1e-300, 1e-10, 1e-4, 1.0, 1e4, 1e300)
@@ -85,7 +86,8 @@ def test_a_first_round_without_a_loss_above_0_leaves_the_next_one_to_find_the_le
     weighing = Weighing(fair(2.0, LR))
     summary = weighing.summary(reports(0 * LOSSES), {}, weighing.state_after(None))
     assert weighing.state_after(summary).level is None
-    assert weighing.state_after(weighing.summary(reports(), {}, weighing.state_after(summary))).level == 1.0
+    next_summary = weighing.summary(reports(), {}, weighing.state_after(summary))
+    assert weighing.state_after(next_summary).level == 1.0
 
 
 def test_three_rounds_by_hand() -> None:
@@ -122,7 +124,8 @@ def test_the_level_is_a_power_of_two_near_the_median_loss() -> None:
 
 
 def test_a_claimed_loss_counts_up_to_a_limit() -> None:
-    """A device that claims 10^30 has 4096 times the say of one at the level, not all of it for ever."""
+    """A device that claims 10^30 has 4096 times the say of one at the level, not all of it for
+    ever."""
     rule = fair(2.0, LR)
     factors = [rule.factor(Reported(1, 1, loss), 1.0) for loss in (1e30, 64.0, 1.0, 0.0, -1.0)]
     assert factors[:3] == [1.0, 1.0, 2.0**-MOST_BITS]

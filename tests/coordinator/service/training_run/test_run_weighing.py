@@ -74,7 +74,8 @@ def test_restarts_make_the_same_model_whatever_the_weighing(
                 lease = next(each for each in leases(running.check_in(device)) if each.device == device)
                 evaluation = Evaluation(10, 10.0 * (row + 1) * LOSSES.get(name, 1.0), {})
                 update = UPDATES[row] * np.float32(MAGNITUDES.get(name, np.ones(12))[row])
-                running.report(lease, update, steps=row + 1, examples=row + 5, evaluation=evaluation)
+                counts = {"steps": row + 1, "examples": row + 5}
+                running.report(lease, update, evaluation=evaluation, **counts)
         running.store.close()
         rows = [row.summary for row in read_status(data_dir).rounds if row.outcome == "committed"]
         kept = [{key: row.get(key) for key in ("norm", "weighing", "change", "reports")} for row in rows]
