@@ -34,6 +34,8 @@ include_patterns = [
 # Folders with thousands of files in which Sphinx need not look.
 exclude_patterns = [".*", "build", "dist", "device_sdk/web/node_modules", "tests", "**/__pycache__"]
 
+highlight_language = "none"  # what a page does not name is shown as it is
+
 myst_heading_anchors = 5
 
 autodoc_default_options = {"members": True}
@@ -72,6 +74,8 @@ def read_arguments(_: Sphinx, what: str, _name: str, _object: object, _options: 
     """
     if what not in ("attribute", "property"):
         lines[:] = GoogleDocstring(lines).lines()
+    elif lines and lines[0].startswith("Alias for field number"):
+        lines.clear()  # what Python itself says of a named tuple's field
 
 
 def hide_fields(_: Sphinx, what: str, _name: str, of: object, *_rest: object) -> tuple[str, None] | None:

