@@ -10,7 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from combinations import APART, CORRECTED, LR, Cell, cells, expected_refusals, run, target_of
+from combinations import (
+    APART,
+    CORRECTED,
+    LR,
+    REFUSED,
+    Cell,
+    cells,
+    expected_refusals,
+    run,
+    target_of,
+)
 from fleetlearn_protocol.encodings import FLOAT32
 
 ALL = list(cells())
@@ -67,6 +77,18 @@ def test_a_plan_that_cannot_end_where_it_must_is_refused_by_name(tmp_path: Path,
         plain = cell.weighting == "uniform" and cell.model in ("plain", "personal")
         if cell.recipe == recipe and cell.encoding == FLOAT32.name and plain:
             check(tmp_path, bundles, cell, 0)
+
+
+def test_the_page_has_a_row_for_each_refusal() -> None:
+    page = Path(__file__).parents[2] / "docs" / "algorithms" / "recipes.md"
+    text = page.read_text("utf-8").partition("These are refused:")[2]
+    rows = [line.strip("| ").split(" | ") for line in text.partition("\n\n## ")[0].splitlines()]
+    expected: dict[str, list[str]] = {}
+    for refusal in REFUSED:
+        with_what = expected.setdefault(refusal.recipes, [])
+        with_what += [refusal.combined_with] * (refusal.combined_with not in with_what)
+    found = {recipes: with_what.split("; ") for recipes, with_what in rows[4:]}
+    assert found == expected
 
 
 @pytest.mark.parametrize(

@@ -224,23 +224,67 @@ class Ended(NamedTuple):
     """Each buffer's values after all rounds, (rounds, 2)."""
 
 
-REFUSED: Sequence[tuple[Callable[[Cell], bool], str]] = (
-    (lambda cell: cell.recipe == "feddyn" and cell.weighting != "uniform", "round.weighting"),
-    (lambda cell: cell.recipe == "feddyn" and cell.participation not in ("all", "some"), "synchronous rounds"),
-    (lambda cell: cell.weighting == "inverse-participation" and cell.participation != "buffered", "inverse-part"),
-    (lambda cell: cell.recipe == "fedasync" and cell.participation != "single", "server.mix"),
-    (lambda cell: cell.recipe in RULES and cell.encoding.startswith("topk"), "encoding.up"),
-    (lambda cell: cell.recipe in KRUMS and cell.participation != "all", "round.minimum"),
-    (lambda cell: cell.recipe in ("fedper", "fedrep") and cell.model in ("plain", "buffers"), "personal parameters"),
-    (lambda cell: cell.recipe == "fedbn" and cell.model != "normalisation", "normalisation"),
-    (lambda cell: cell.recipe == "ditto" and cell.model in ("personal", "normalisation"), "personal"),
-)
-"""Which cells must be refused, and what the reason names. All others must train."""
+class Refusal(NamedTuple):
+    """A kind of cells whose plans are refused."""
+
+    recipes: str
+    combined_with: str
+    """With the recipes: the row of the table in docs/algorithms/recipes.md."""
+    words: str
+    """What the reason names."""
+    holds: Callable[[Cell], bool]
+
+
+REFUSED = (
+    Refusal(
+        "FedDyn", "weights other than uniform", "round.weighting",
+        lambda cell: cell.recipe == "feddyn" and cell.weighting != "uniform",
+    ),
+    Refusal(
+        "FedDyn", "asynchronous or carried updates", "synchronous rounds",
+        lambda cell: cell.recipe == "feddyn" and cell.participation not in ("all", "some"),
+    ),
+    Refusal(
+        "FedAsync", "other participation than asynchronous with `goal = 1`", "server.mix",
+        lambda cell: cell.recipe == "fedasync" and cell.participation != "single",
+    ),
+    Refusal(
+        "any", '`weighting = "inverse-participation"`, except asynchronously with a `goal` above 1',
+        "inverse-participation",
+        lambda cell: (
+            cell.weighting == "inverse-participation" and cell.participation != "buffered"
+        ),
+    ),
+    Refusal(
+        "robust ones", "top-k encodings", "encoding.up",
+        lambda cell: cell.recipe in RULES and cell.encoding.startswith("topk"),
+    ),
+    Refusal(
+        "robust ones", "too small a `minimum` for the rule (three and more for Krum and Bulyan)",
+        "round.minimum",
+        lambda cell: cell.recipe in KRUMS and cell.participation != "all",
+    ),
+    Refusal(
+        "FedPer, FedRep, FedBN", "a bundle without the personal parameters that they need",
+        "personal parameters",
+        lambda cell: cell.recipe in ("fedper", "fedrep") and cell.model in ("plain", "buffers"),
+    ),
+    Refusal(
+        "FedPer, FedRep, FedBN", "a bundle without the personal parameters that they need",
+        "normalisation",
+        lambda cell: cell.recipe == "fedbn" and cell.model != "normalisation",
+    ),
+    Refusal(
+        "Ditto", "a bundle with personal parameters", "personal",
+        lambda cell: cell.recipe == "ditto" and cell.model in ("personal", "normalisation"),
+    ),
+)  # fmt: skip
+"""Which cells must be refused. All others must train."""
 
 
 def expected_refusals(cell: Cell) -> list[str]:
     """Return what the reason may name. Empty: the cell's plan is none to refuse."""
-    return [words for holds, words in REFUSED if holds(cell)]
+    return [refusal.words for refusal in REFUSED if refusal.holds(cell)]
 
 
 def run(folder: Path, bundles: Path, cell: Cell, rounds: int) -> Ended:
