@@ -69,10 +69,8 @@ def serve(
                 raise typer.BadParameter(f"{plan} is a service file with runs: --service and --stay are for a plan")
             serve_runs(ServiceSettings.load(plan))
             return
-        result = serve_plan(Plan.load(plan), service=ServiceSettings.load(service) if service else None, stay=stay)
-    say(f"{result.reason}; the newest model is version {result.version}")
-    if result.met_by is not None:
-        say(f"export-model writes version {result.met_by}, which met the target")
+        settings = ServiceSettings.load(service) if service else None
+        serve_plan(Plan.load(plan), service=settings, stay=stay)  # its last words are in the log
 
 
 @app.command()

@@ -55,7 +55,9 @@ def test_status_of_a_running_and_of_a_stopped_coordinator(
     assert found["version"] == 0
     run.running["coordinator"].send_signal(signal.SIGTERM)
     assert run.wait("coordinator") == 0
-    assert "stopped by SIGTERM; the newest model is version 0" in run.log("coordinator")
+    said = "INFO stopped by SIGTERM; the newest model is version 0\n"
+    assert run.log("coordinator").count(said.removeprefix("INFO ")) == 1
+    assert said in run.log("coordinator")
     shown = command("status", plan, expected=3).stdout
     assert "not finished; not running; model version 0" in shown
     assert re.search(

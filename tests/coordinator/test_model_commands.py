@@ -104,6 +104,17 @@ def exported(plan: Path, tmp_path: Path, *arguments: object) -> tuple[int, str]:
     return int(vector[0]), re.sub(r"\s+", " ", shown.stderr)
 
 
+def test_serve_says_once_how_the_run_ended(plan: Path, tmp_path: Path) -> None:
+    finished_by_accuracy(plan, version=2)
+    service = tmp_path / "service.toml"
+    service.write_text("port = 0\n")
+    shown = run("serve", plan, "--service", service)
+    assert shown.exit_code == 0
+    assert shown.stdout == ""
+    assert shown.stderr.count("the newest model is version 3\n") == 1
+    assert shown.stderr.count("INFO export-model writes version 2, which met the target\n") == 1
+
+
 def test_a_run_that_stopped_at_its_target_exports_the_model_that_met_it(plan: Path, tmp_path: Path) -> None:
     version, said = exported(plan, tmp_path)
     assert (version, "wrote version 3 (the newest)" in said) == (3, True)

@@ -86,6 +86,8 @@ async def _serve(plan: Plan, service: ServiceSettings, stopped: asyncio.Future[s
         reason = server.done.result()
     run = server.run
     logger.info("%s; the newest model is version %d", reason, run.engine.version)
+    if run.met_by is not None:
+        logger.info("export-model writes version %d, which met the target", run.met_by)
     return RunResult(reason, run.finished is not None, run.engine.version, run.met_by)
 
 
