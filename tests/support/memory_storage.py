@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from fleetlearn_coordinator.storage import ledger as rows_of
-from fleetlearn_coordinator.storage.blobs import PARAMETERS, PART_BYTES, Tensors
+from fleetlearn_coordinator.storage.blobs import PARAMETERS, PART_BYTES, StoredModels, Tensors
 from fleetlearn_coordinator.storage.errors import DuplicateRowError, StoreError
+from fleetlearn_coordinator.storage.held_out import HeldOutResults
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
     DeviceRemembered,
@@ -44,7 +45,7 @@ from fleetlearn_coordinator.storage.ledger import (
     TiedVectorsForgotten,
     Unfinished,
 )
-from fleetlearn_coordinator.storage.requests import RollBack
+from fleetlearn_coordinator.storage.requests import Requests, RollBack
 from fleetlearn_coordinator.storage.stored_json import decode, read_json
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.frames import Buffer
@@ -141,9 +142,9 @@ class MemoryStorage:
     def __init__(self, where: str) -> None:
         self.where = where
         self.contents = Contents()
-        self.models: MemoryModels = MemoryModels(self)
-        self.requests: MemoryRequests = MemoryRequests(self)
-        self.held_out: MemoryHeldOutResults = MemoryHeldOutResults(self)
+        self.models: StoredModels = MemoryModels(self)
+        self.requests: Requests = MemoryRequests(self)
+        self.held_out: HeldOutResults = MemoryHeldOutResults(self)
         self.holder: object | None = None
         """Who has the lock."""
         self._guard = threading.Lock()

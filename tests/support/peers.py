@@ -103,7 +103,7 @@ def write_personal_bundle(folder: Path) -> Path:
 PlanMaker = Callable[..., Plan]
 
 
-def plan_text(bundle: Path, data_dir: Path, recipe: str = "fedavg", **settings: Any) -> str:
+def plan_text(bundle: Path, data_dir: Path | str, recipe: str = "fedavg", **settings: Any) -> str:
     """A plan as TOML: ``round__goal=3`` for key goal of table round, and so on. None: the key is left out."""
     lines = ['name = "test"', f'recipe = "{recipe}"', f'bundle = "{bundle}"', f'data_dir = "{data_dir}"']
     tables: dict[str, dict[str, Any]] = {

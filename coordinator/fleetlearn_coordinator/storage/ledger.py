@@ -298,8 +298,10 @@ class Ledger(Protocol):
     restore_advice: str
     """What to do where it is lost, for people: a sentence that says what to put back from a
     backup."""
-    is_new: bool
-    """Whether there is no ledger yet: ``create`` comes before everything else."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there is no ledger yet: ``create`` comes before everything else."""
 
     def create(self, values: Mapping[str, str]) -> None:
         """Make the ledger of a new run with these first ``Metadata``, in one batch. Call where
