@@ -1,7 +1,8 @@
-"""A coordinator whose run is in memory, killed at each point of crash_coordinator.py: what counts is in the store.
+"""A coordinator whose run is in memory, killed at each point of crash_coordinator.py: what counts
+is in the store.
 
-The store is there by its protocols alone. Coordinator, connections and devices are real; the coordinator has an event
-loop of its own, which ends where it is killed.
+The store is there by its protocols alone. Coordinator, connections and devices are real; the
+coordinator has an event loop of its own, which ends where it is killed.
 """
 
 from __future__ import annotations
@@ -44,9 +45,8 @@ FIRST = {
     "a sum is written but not recorded",
     "a sum is recorded",
 }
-"""Points at which the first time kills. At the others it is the second, where a round is over and adam has a state."""
-SECOND_SUM = 6
-"""Which piece of a sum is in the middle of the second one, when the first is what counts."""
+"""Points at which the first time kills. At the others it is the second, where a round is over and
+adam has a state."""
 THREE_ROUNDS = {
     "round__goal": 4, "round__minimum": 4, "round__gather": 30.0, "round__grace": 30.0,
     "stop__rounds": 3, "server__optimizer": "adam", "server__lr": 0.05,
@@ -76,10 +76,16 @@ def in_memory(point: Any) -> Any:
         case owner, _ if owner is FileRequests:
             return point._replace(owner=MemoryRequests)
         case _, "pwrite":
-            return type(point)(MemoryBlobs, "_write_sum", True)
+            return type(point)(MemoryBlobs, "_write_sum", True, lambda blobs, *piece: has_sum(blobs._storage))
         case _, "replace":
             return type(point)(MemoryBlobs, "_put_model", False)
     return point
+
+
+def has_sum(storage: MemoryStorage) -> bool:
+    """Return whether a sum of the open round counts, so that another one must not spoil it."""
+    tables = storage.contents.tables
+    return tables is not None and tables.metadata.get("sum") is not None
 
 
 def plan_of(place: str | Path, bundle: Path, **settings: Any) -> Plan:
@@ -93,19 +99,24 @@ def storage_of(plan: Plan) -> MemoryStorage:
 
 
 async def train(plan: Plan, *, late: bool = False) -> tuple[int, list[HonestDevice]]:
-    """Serve the plan, with a new coordinator where one was killed, until it is over. Returns how many were killed, and
-    the devices. ``late``: the last device reports once a coordinator was killed."""
+    """Serve the plan, with a new coordinator where one was killed, until it is over. Returns how
+    many were killed, and the devices. ``late``: sums are written while the round is open. The third
+    device reports once there is one, and the last device once a coordinator was killed."""
     served, kills = [CoordinatorThread(plan)], 0
     devices = [HonestDevice(name, lambda: served[-1].address) for name in NAMES]
     if late:
-        devices[-1].may_report.clear()
+        devices[2].may_report.clear()
+        devices[3].may_report.clear()
     running = [asyncio.create_task(device.run()) for device in devices]
     async with asyncio.timeout(PATIENCE):
         while not served[-1].is_over() or served[-1].killed:
             if served[-1].is_over():
                 kills += 1
-                devices[-1].may_report.set()
+                devices[2].may_report.set()
+                devices[3].may_report.set()
                 served.append(CoordinatorThread(plan))
+            if late and has_sum(storage_of(plan)):
+                devices[2].may_report.set()
             await asyncio.sleep(0.005)
     # A device that was not connected at the end is not told of it: it would go on asking.
     for task in running:
@@ -133,7 +144,7 @@ def test_the_coordinator_killed_changes_nothing(
     if name not in SMALL:
         monkeypatch.setattr(server, "LARGE_MODEL", 0)
     plan = plan_of(f"{SCHEME}://run", bundle_path)
-    turn = 1 if name in FIRST else SECOND_SUM if "sum is being written" in name else 2
+    turn = 1 if name in FIRST else 2
     has_died = kill_at(monkeypatch, in_memory(POINTS[name]), turn, storage_of(plan))
     kills, devices = asyncio.run(train(plan, late=name.startswith("a sum ")))
     assert has_died()

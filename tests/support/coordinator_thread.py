@@ -1,7 +1,8 @@
-"""For tests: a coordinator with an event loop of its own, in another thread, that can die as by SIGKILL.
+"""For tests: a coordinator with an event loop of its own, in another thread, that can die as by
+SIGKILL.
 
-What dies is all that the coordinator has: its tasks, its connections, its loop. The store (memory_storage.py) stays, as
-a disk does, and nothing that the dead one still tries reaches it.
+What dies is all that the coordinator has: its tasks, its connections, its loop. The store
+(memory_storage.py) stays, as a disk does, and nothing that the dead one still tries reaches it.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def _unless_killed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> 
 
 
 def _end(loop: asyncio.AbstractEventLoop) -> None:
-    """Let the sockets be closed at once, as those of a process that is killed, and give up all tasks."""
+    """Let the sockets be closed at once, as those of a process that is killed, and give up all
+    tasks."""
     for transport in [*getattr(loop, "_transports").values()]:  # noqa: B009
         transport.abort()
     while tasks := asyncio.all_tasks(loop):
@@ -74,8 +76,8 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, point: Any, turn: int, storage: MemoryStorage) -> Callable[[], bool]:
-    """Let the coordinator die at this ``dying.Point``, the ``turn``-th time that it comes by. Returns
-    whether it did."""
+    """Let the coordinator die at this ``dying.Point``, the ``turn``-th time that it comes by.
+    Returns whether it did."""
     original: Callable[..., Any] = getattr(point.owner, point.function)
     calls = 0
 

@@ -1,5 +1,5 @@
-"""For tests: devices in the test's own event loop that do what they are told, through whatever deaths of their
-coordinator, and remember what they were promised."""
+"""For tests: devices in the test's own event loop that do what they are told, through whatever
+deaths of their coordinator, and remember what they were promised."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""For tests: a store in memory, by ``RunStorage``'s protocols alone. It outlives what uses it, as a disk does.
+"""For tests: a store in memory, by ``RunStorage``'s protocols alone. It outlives what uses it, as a
+disk does.
 
-``memory://NAME`` is the storage of that name. ``MemoryStorage.kill`` is what SIGKILL is to a process with a disk: from
-then on nothing that has the storage open changes or reads anything, and the lock is free.
+``memory://NAME`` is the storage of that name. ``MemoryStorage.kill`` is what SIGKILL is to a
+process with a disk: from then on nothing that has the storage open changes or reads anything, and
+the lock is free.
 """
 
 from __future__ import annotations
