@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime
-from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, FeatureData
 from fleetlearn_protocol import open_bundle

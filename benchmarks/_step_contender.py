@@ -69,7 +69,7 @@ def pytorch(kind: str, name: str, lr: float, threads: int, provider: str) -> tup
 def bundle(kind: Any, path: str, lr: float, threads: int, provider: Any) -> tuple[Step, str]:
     """The bundle on a device's runtime."""
     with cost("import"):
-        from fleetlearn_device.runtimes.runtime import open_runtime
+        from fleetlearn_device.runtimes.open_runtime import open_runtime
     with cost("load"):
         runtime = open_runtime(path, kind=kind, threads=threads, provider=provider)
     return lambda *batch: runtime.step(batch, lr=lr), f"onnxruntime {runtime.version}"

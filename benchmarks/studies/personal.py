@@ -21,7 +21,8 @@ import _add_benchmarks_to_path  # noqa: F401
 import _measure as measure
 import numpy as np
 from _personal_data import DEVICES, Device, fleet
-from fleetlearn_device.runtimes.runtime import Runtime, open_runtime
+from fleetlearn_device.runtimes.open_runtime import open_runtime
+from fleetlearn_device.runtimes.runtime import Runtime
 from fleetlearn_device.training.algorithms import run_algorithm
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.train import evaluate_data

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fleetlearn_device.device import Device
-    from fleetlearn_device.runtimes.runtime import open_runtime
+    from fleetlearn_device.runtimes.open_runtime import open_runtime
 
 # ONNX Runtime reads this when it is imported. Without it, wheels from 1.29 on report to their vendor: while a device
 # trains, it looks up the vendor's host again and again, and keeps an identifier of the machine below ~/.cache.
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
         return Device
     if name == "open_runtime":
-        from fleetlearn_device.runtimes.runtime import open_runtime
+        from fleetlearn_device.runtimes.open_runtime import open_runtime
 
         return open_runtime
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,8 +19,9 @@ from fleetlearn_device.driver.signatures import find_verifier
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.runtimes.checks import Batch
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime, import_training_api
+from fleetlearn_device.runtimes.open_runtime import check_choices
 from fleetlearn_device.runtimes.providers import ProviderName, open_provider
-from fleetlearn_device.runtimes.runtime import Kind, check_choices
+from fleetlearn_device.runtimes.runtime import Kind
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.trust import Trusted
 from fleetlearn_device.storage.state_directory import StateDirectory

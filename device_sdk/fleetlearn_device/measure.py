@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 from fleetlearn_protocol.vector import digest
 
-from fleetlearn_device.runtimes.runtime import Runtime, open_runtime
+from fleetlearn_device.runtimes.open_runtime import open_runtime
+from fleetlearn_device.runtimes.runtime import Runtime
 from fleetlearn_device.training.data import Data, as_data, load_npz
 from fleetlearn_device.training.train import evaluate_data
 

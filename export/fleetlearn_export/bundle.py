@@ -47,13 +47,14 @@ from fleetlearn_export.graphs.half_precision import Compute, check_compute
 from fleetlearn_export.graphs.train_many import check_many_settings
 from fleetlearn_export.inspection.memory_budget import memory_budget
 from fleetlearn_export.model.arguments import array_row
+from fleetlearn_export.model.checked_user_model import make_user_model
 from fleetlearn_export.model.fine_tuning import Trained, fine_tuning, freezing
 from fleetlearn_export.model.frozen_weights import Stored, effect_of_rounding, names_of_constants, rounded
 from fleetlearn_export.model.on_disk import on_disk
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
-from fleetlearn_export.model.user_model import UserModel, evaluation_mode, make_user_model, training_mode
+from fleetlearn_export.model.user_model import UserModel, evaluation_mode, training_mode
 from fleetlearn_export.ort_training.artifacts import make_artifacts
 
 

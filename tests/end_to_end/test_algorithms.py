@@ -23,7 +23,7 @@ from fleetlearn_coordinator.aggregation.updates import ArrayUpdate
 from fleetlearn_coordinator.storage.file_blobs import model_path, model_versions
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.store import OPTIMIZER_STATE
-from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.storage.kept_states import personal_name
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.algorithms import run_algorithm

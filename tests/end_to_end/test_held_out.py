@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from fleetlearn_coordinator import read_model, read_status
-from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.training.data import as_data, load_npz
 from fleetlearn_device.training.train import evaluate_data
 from peers import plan_text

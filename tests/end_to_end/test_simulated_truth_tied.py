@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model
-from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.training.algorithms import Inputs, TaskSettings, run_algorithm
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.encodings import FLOAT32

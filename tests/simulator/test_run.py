@@ -167,10 +167,13 @@ def test_a_run_stopped_after_each_round(scenario: Scenario, whole: Path, tmp_pat
     while outcome is None:
         seen: list[int] = []
         outcome = simulate(
-            scenario, folder, ONE, resume=times > 0,
+            scenario,
+            folder,
+            ONE,
+            resume=times > 0,
             progress=lambda fleet, seen=seen: seen.append(1) if fleet.history[-1]["how"] == "committed" else None,  # type: ignore[misc]
             should_stop=lambda seen=seen: bool(seen),  # type: ignore[misc]
-        )  # fmt: skip
+        )
         times += 1
         assert times < 20
     assert times >= 7
@@ -413,9 +416,13 @@ def test_what_devices_keep_is_the_same_on_two_processes_and_after_a_stop(keeping
     while outcome is None:
         begin = len(fleets)
         outcome = simulate(
-            keeping, stopped, ONE, resume=times > 0, progress=fleets.append,
+            keeping,
+            stopped,
+            ONE,
+            resume=times > 0,
+            progress=fleets.append,
             should_stop=lambda begin=begin: any(fleet.history[-1]["how"] == "committed" for fleet in fleets[begin:]),  # type: ignore[misc]
-        )  # fmt: skip
+        )
         times += 1
         assert times < 20
     assert times >= 7

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.training.train import evaluate_data
 from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator.scenario.scenario import Scenario

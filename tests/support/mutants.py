@@ -13,9 +13,10 @@ from fleetlearn_export.emission.emitter import Emitter, Handler
 from fleetlearn_export.emission.functional import without_writes
 from fleetlearn_export.emission.table import OPERATORS, decompositions
 from fleetlearn_export.graphs.conversion import IR_VERSION, OPSET
+from fleetlearn_export.model.checked_user_model import make_user_model
 from fleetlearn_export.model.steps import BatchEvaluation, Objective, Tensors
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
-from fleetlearn_export.model.user_model import UserModel, make_user_model, training_mode
+from fleetlearn_export.model.user_model import UserModel, training_mode
 from fleetlearn_export.tracing.decompositions import Decompositions
 from fleetlearn_export.tracing.fused_operators import fuse_operators
 from fleetlearn_export.tracing.trace import Traced, trace_step

@@ -169,10 +169,13 @@ def simulate_in_parts(scenario: Scenario, folder: Path) -> Outcome:
     while outcome is None:
         seen: list[int] = []
         outcome = simulate(
-            scenario, folder, Options(backend="bundle", workers=1, checkpoint=1), resume=times > 0,
+            scenario,
+            folder,
+            Options(backend="bundle", workers=1, checkpoint=1),
+            resume=times > 0,
             progress=lambda fleet, seen=seen: seen.append(1) if fleet.history[-1]["how"] == "committed" else None,  # type: ignore[misc]
             should_stop=lambda seen=seen: bool(seen),  # type: ignore[misc]
-        )  # fmt: skip
+        )
         times += 1
     assert times == len([row for row in read_rows(folder, ROUNDS) if row["how"] == "committed"])
     return outcome

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
 import tomllib
 from collections.abc import Sequence
-from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 from fleetlearn_protocol.algorithms import EXCHANGES
 from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, leaves_residual
 from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.manifest import Manifest
-from fleetlearn_protocol.messages import BUFFERS, MODEL, UPDATE, Identifier
+from fleetlearn_protocol.messages import BUFFERS, MODEL, UPDATE
 from fleetlearn_protocol.paths import in_home
-from msgspec import Meta
 
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation import staleness as staleness_functions
@@ -27,25 +24,17 @@ from fleetlearn_coordinator.aggregation.weighing.weighing import Weighing
 from fleetlearn_coordinator.plan.aggregation_rules import weighing_rule
 from fleetlearn_coordinator.plan.contradictions import contradictions
 from fleetlearn_coordinator.plan.defaults import fill_defaults
-from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS, LocalAlgorithm
 from fleetlearn_coordinator.plan.personal_parameters import personal_misfit
+from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import (
     SECTIONS,
-    Aggregation,
-    EncodingSection,
-    EvaluationSection,
-    Local,
     Models,
-    PaceSection,
-    RoundSection,
-    Server,
-    Staleness,
     Stop,
 )
-from fleetlearn_coordinator.plan.selection_section import NESTED, SelectionSection
+from fleetlearn_coordinator.plan.selection_section import NESTED
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
-from fleetlearn_coordinator.plan.toml_errors import Section, near, paths_from, read_tables, refuse_unknown
+from fleetlearn_coordinator.plan.toml_errors import near, paths_from, read_tables, refuse_unknown
 from fleetlearn_coordinator.rounds.settings import MEASURED_ON, EvaluationSettings, Settings
 
 
@@ -53,35 +42,8 @@ class PlanError(FleetError):
     """A plan that cannot be run. ``text`` names the file, the key, what was given and what is allowed."""
 
 
-class Plan(Section, frozen=True, kw_only=True):
+class Plan(PlanKeys, frozen=True, kw_only=True):
     """A checked plan with its recipe filled in. ``Plan.load`` reads one."""
-
-    name: Identifier
-    """Of the run: letters, digits, ``._-``."""
-    bundle: Path
-    """The training bundle, relative to the plan file."""
-    recipe: str = "fedavg"
-    """Where the defaults of [local] and [server] come from."""
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
-    """Makes the choice of devices and the order of their examples repeatable."""
-    data_dir: Path
-    """Where the run is kept: a folder, relative to the plan file, or a store's URL. Default:
-    ``<name>.run`` beside it."""
-    durable: Literal["process", "power"] = "process"
-    """What an acknowledged update survives: the process's death, or also the machine's (an fsync for each update)."""
-    local: Local
-    round: RoundSection
-    staleness: Staleness
-    aggregation: Aggregation
-    encoding: EncodingSection
-    pace: PaceSection
-    server: Server
-    stop: Stop
-    selection: SelectionSection
-    evaluation: EvaluationSection
-    models: Models
-    file: str
-    """Where the plan came from, for messages. Not a key of the file."""
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -126,15 +88,6 @@ class Plan(Section, frozen=True, kw_only=True):
             return self.round.stall
         return max(30.0, 4 * heartbeat, min(self.round.deadline / 5, 300.0))
 
-    @property
-    def bounds(self) -> dict[str, tuple[float, float]]:
-        """The metric that may stop the run -> the least and the greatest that a device's mean can be."""
-        stop = self.stop
-        if stop.metric is None:
-            return {}
-        # By default only on the side where one device's word would stop the run.
-        return {stop.metric: stop.bounds or ((0.0, math.inf) if stop.direction == "below" else (-math.inf, 1.0))}
-
     def engine_settings(self, heartbeat: float) -> Settings:
         """What the engine needs of this plan, where devices give a sign of life every ``heartbeat`` seconds."""
         return Settings(
@@ -167,15 +120,6 @@ class Plan(Section, frozen=True, kw_only=True):
         )
 
     @property
-    def most_updates_of_a_device(self) -> int | None:
-        """How many updates of one device count in a round at most. None: any number."""
-        rule = self.round
-        if not rule.asynchronous:
-            return 1
-        # As written: 100 * 0.29 is 29, not 28.
-        return None if rule.max_share is None else int(rule.goal * Decimal(str(rule.max_share)))
-
-    @property
     def largest_weight(self) -> int:
         """The most that an update weighs in the mean."""
         most = {"uniform": 1, "examples": self.round.max_weight, "inverse-participation": FULL_WEIGHT}
@@ -196,11 +140,6 @@ class Plan(Section, frozen=True, kw_only=True):
     def aggregator(self, buffers: Sequence[slice] = ()) -> aggregators.Aggregator[Any]:
         """Return the aggregator of updates. ``buffers``: the model's elements that are no trained parameters."""
         return aggregators.make(self.aggregation.aggregator, self.aggregation.bounds, buffers)
-
-    @property
-    def algorithm(self) -> LocalAlgorithm:
-        """What the devices' algorithm needs."""
-        return ALGORITHMS[self.local.algorithm]
 
     @property
     def tied(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from fleetlearn_protocol.bundle import Bundle
@@ -23,10 +23,8 @@ from fleetlearn_device.runtimes.checks import Arrays, Batch, check_batch, check_
 from fleetlearn_device.runtimes.cuda.recorded_step import RecordedStep, check_read_in, records_two_steps
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime
 from fleetlearn_device.runtimes.providers import PROVIDERS, Tensors, borrow, open_provider
+from fleetlearn_device.runtimes.runtime import Runtime
 from fleetlearn_device.runtimes.sessions import batch_values, make_session, run
-
-if TYPE_CHECKING:
-    from fleetlearn_device.runtimes.runtime import Runtime
 
 
 class OnnxRuntime:

@@ -18,8 +18,9 @@ from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_device.runtimes.checks import check_hyper
 from fleetlearn_device.runtimes.import_onnxruntime import ran_out_of_memory
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.runtimes.providers import ProviderName
-from fleetlearn_device.runtimes.runtime import Kind, Runtime, open_runtime
+from fleetlearn_device.runtimes.runtime import Kind, Runtime
 from fleetlearn_device.storage.kept_states import personal_name
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.tied_vectors import file_size

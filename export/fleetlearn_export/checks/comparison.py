@@ -21,7 +21,7 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.model.train_step import TrainStep
-from fleetlearn_export.model.user_model import FEW, UserModel
+from fleetlearn_export.model.user_model import SMALL_BATCH, UserModel
 
 TOLERANCE = 1e-5
 """Largest difference of a tensor's elements that is allowed; relative to its largest element where that is above 1."""
@@ -106,14 +106,14 @@ def open_session(
 def batches(user: UserModel, seed: int) -> Iterator[Tensors]:
     """Yield random rows of the example in batches of its own size, of another one, and of one.
 
-    FEW examples are enough for the second if the model trains on one; else this size shows what holds for FEW only,
-    with which the step was traced. A row is repeated only if a batch needs more rows than there are: BatchNorm over
-    equal rows divides by almost 0.
+    SMALL_BATCH examples are enough for the second if the model trains on one; else this size shows what holds for
+    SMALL_BATCH only, with which the step was traced. A row is repeated only if a batch needs more rows than there are:
+    BatchNorm over equal rows divides by almost 0.
     """
     rows = len(next(iter(user.batch.values())))
     other = rows - 1 if rows >= ROWS_FOR_FEWER else rows + 1
     random = torch.Generator().manual_seed(seed)
-    for size in (rows, FEW if user.trains_on_one and rows > FEW else other, 1):
+    for size in (rows, SMALL_BATCH if user.trains_on_one and rows > SMALL_BATCH else other, 1):
         chosen = torch.cat([torch.randperm(rows, generator=random), torch.randperm(rows, generator=random)])[:size]
         yield {name: value[chosen].clone() for name, value in user.batch.items()}
 

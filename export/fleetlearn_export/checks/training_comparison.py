@@ -36,7 +36,7 @@ from fleetlearn_export.model.on_disk import on_disk
 from fleetlearn_export.model.stateless import functional_call
 from fleetlearn_export.model.steps import Function, Tensors
 from fleetlearn_export.model.train_step import TrainStep
-from fleetlearn_export.model.user_model import FEW, InferModule, UserModel, evaluation_mode
+from fleetlearn_export.model.user_model import SMALL_BATCH, InferModule, UserModel, evaluation_mode
 
 PROBE = 2.0**20
 """A learning rate so large that the step's result shows the gradient, and hardly the parameter."""
@@ -75,7 +75,8 @@ class Precision(NamedTuple):
     nudge: float = NUDGE
     """Relative noise on the parameters that shows this effect."""
     traced: bool = False
-    """Whether the graph is a traced one, which PyTorch runs: FEW examples do, and nobody needs its new parameters."""
+    """Whether the graph is a traced one, which PyTorch runs: SMALL_BATCH examples do, and nobody needs its new
+    parameters."""
 
 
 FLOAT32 = Precision(torch.float32, TOLERANCE, 1e-3, 1e-5, on_own_results=True)
@@ -187,8 +188,8 @@ def inputs_without_ties(step: TrainStep, hyper: Mapping[str, float], seed: int, 
 def _other_batch(user: UserModel, seed: int, precision: Precision) -> Tensors:
     """Return the batch that has another size than the example has."""
     _, other, _ = batches(user, seed)
-    if precision.traced and len(next(iter(user.batch.values()))) > FEW:
-        return {name: value[:FEW] for name, value in other.items()}
+    if precision.traced and len(next(iter(user.batch.values()))) > SMALL_BATCH:
+        return {name: value[:SMALL_BATCH] for name, value in other.items()}
     return other
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,7 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.refused_habits import refuse_missing_values, refuse_written_frozen
 from fleetlearn_export.model.stateless import holding
 from fleetlearn_export.model.steps import Function
-
-if TYPE_CHECKING:
-    from fleetlearn_export.model.user_model import UserModel
+from fleetlearn_export.model.user_model import UserModel
 
 REPEATABLE = 1e-3
 """How far two runs on the same inputs may be from each other, relative to the loss and to the largest gradient: threads

@@ -283,7 +283,7 @@ def _draws(user: UserModel) -> int:
     buffers = {name: value.detach().clone() for name, value in user.model.named_buffers()}
     tensors = {f"model.{name}": value for name, value in (buffers | user.written()).items()}
     with plain_kernels(), Seeded(torch.tensor(0)) as seeded:
-        functional_call(LossModule(user), tensors, tuple(user.few().values()))
+        functional_call(LossModule(user), tensors, tuple(user.small_batch().values()))
     return seeded.draws
 
 
@@ -428,7 +428,7 @@ def changed_buffers(user: UserModel) -> set[str]:
     no state_dict holds and that change their shape: what a layer keeps of one batch. Raises ExportError if training
     depends on a counter.
     """
-    model, few = user.model, user.few()
+    model, few = user.model, user.small_batch()
     inputs = tuple(few[name] for name in user.inputs())
     if not any(True for _ in model.buffers()):
         return set()

@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.runtimes.providers import ProviderName
-from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.training.algorithms import ALGORITHMS, run_algorithm
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.kept_state import kept_state_size, load_model

@@ -20,8 +20,9 @@ import zoo
 from bundle_cache import cached_export
 from fleetlearn_device.runtimes import providers, runtime_onnx
 from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError, installed, ran_out_of_memory
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.runtimes.providers import CPU, PROVIDERS, Provider, Tensors, open_provider
-from fleetlearn_device.runtimes.runtime import Runtime, open_runtime
+from fleetlearn_device.runtimes.runtime import Runtime
 from fleetlearn_device.runtimes.runtime_onnx import OnnxRuntime
 from fleetlearn_device.runtimes.sessions import StepError
 from fleetlearn_device.training.kept_state import collect_kept_state

@@ -17,7 +17,8 @@ import torch
 from fleetlearn_device.runtimes import import_onnxruntime as ort
 from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
-from fleetlearn_device.runtimes.runtime import Runtime, open_runtime
+from fleetlearn_device.runtimes.open_runtime import open_runtime
+from fleetlearn_device.runtimes.runtime import Runtime
 from fleetlearn_protocol import BundleError, Code, open_bundle, pack_bundle
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector, flatten, views
@@ -116,7 +117,7 @@ class Blocked(MetaPathFinder):
 
 sys.meta_path.insert(0, Blocked())
 import numpy as np
-from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 
 bundle, kind, file, out = sys.argv[1:]
 given = np.load(file)
@@ -379,7 +380,7 @@ def test_momentum_with_a_personal_head_equals_pytorch(cases: Cases) -> None:
 TRAINED_ELSEWHERE = """
 import sys
 import numpy as np
-from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.training.train import train
 
 bundle, file, out = sys.argv[1:]

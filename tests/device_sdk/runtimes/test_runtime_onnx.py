@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.runtimes.providers import borrow
-from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.runtimes.runtime_onnx import OnnxRuntime
 from fleetlearn_device.runtimes.sessions import StepError
 from fleetlearn_protocol import Bundle, BundleError, open_bundle, write_manifest

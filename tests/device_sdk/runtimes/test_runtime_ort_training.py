@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.runtimes.runtime_ort_training import OrtTrainingRuntime
 from fleetlearn_protocol import BundleError, open_bundle, read_manifest, write_manifest
 from fleetlearn_protocol.manifest import File, Manifest

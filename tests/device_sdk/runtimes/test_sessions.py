@@ -13,7 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 from changed_bundle import changed
-from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.runtimes.sessions import NOTHING_TO_FIND, make_session, session_options
 from fleetlearn_protocol import BundleError, open_bundle
 from fleetlearn_protocol.manifest import TRAIN

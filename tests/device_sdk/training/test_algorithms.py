@@ -12,7 +12,8 @@ import pytest
 import torch
 from buffers import trained_model
 from bundle_cache import cached_export
-from fleetlearn_device.runtimes.runtime import Runtime, open_runtime
+from fleetlearn_device.runtimes.open_runtime import open_runtime
+from fleetlearn_device.runtimes.runtime import Runtime
 from fleetlearn_device.training.algorithms import ALGORITHMS, DUAL, UnsupportedError, known_algorithms, run_algorithm
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.train import DivergedError, StoppedError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.training.kept_state import collect_kept_state, kept_state_size, load_model
 from fleetlearn_protocol import Bundle
 from line_bundle import INITIAL, INITIAL_STATE, line_data, write_line_bundle

@@ -11,7 +11,7 @@ import pytest
 import torch
 from buffers import trained_model
 from bundle_cache import cached_export
-from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.training.algorithms import UnsupportedError, run_algorithm
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.personal import PERSONAL_SEED

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from fleetlearn_device.runtimes.checks import DataError
-from fleetlearn_device.runtimes.runtime import Runtime, open_runtime
+from fleetlearn_device.runtimes.open_runtime import open_runtime
+from fleetlearn_device.runtimes.runtime import Runtime
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.train import (
     DivergedError,

@@ -12,7 +12,7 @@ from fleetlearn_export.checks.comparison import (
     in_blocks,
     largest_difference,
 )
-from fleetlearn_export.model.user_model import make_user_model
+from fleetlearn_export.model.checked_user_model import make_user_model
 from torch import nn
 from torch.nn import functional
 

@@ -19,8 +19,9 @@ from fleetlearn_export.checks.pytorch_training import Take
 from fleetlearn_export.checks.tracing_check import run_traced
 from fleetlearn_export.checks.training_comparison import FLOAT32, WIDENED, Precision, compare_training
 from fleetlearn_export.graphs.emitted import emitted
+from fleetlearn_export.model.checked_user_model import make_user_model
 from fleetlearn_export.model.train_step import make_train_step
-from fleetlearn_export.model.user_model import evaluation_mode, make_user_model, training_mode
+from fleetlearn_export.model.user_model import evaluation_mode, training_mode
 from fleetlearn_export.tracing.trace import trace_evaluation
 from fleetlearn_protocol.manifest import LocalStep
 from mutants import TracedStep, mutate, traced_step

@@ -13,8 +13,9 @@ from fleetlearn_export.checks import micro_batch_check
 from fleetlearn_export.checks.micro_batch_check import check_micro_batches
 from fleetlearn_export.graphs.emitted import emitted
 from fleetlearn_export.graphs.micro_batches import split_batch
+from fleetlearn_export.model.checked_user_model import make_user_model
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
-from fleetlearn_export.model.user_model import make_user_model, training_mode
+from fleetlearn_export.model.user_model import training_mode
 from fleetlearn_export.tracing.trace import trace_step
 from onnx import numpy_helper
 from torch import Tensor, nn

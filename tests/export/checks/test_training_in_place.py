@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 from fleetlearn_export.checks.training_in_place import SHARES, SMALLEST, trained_in_place
+from fleetlearn_export.model.checked_user_model import make_user_model
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
-from fleetlearn_export.model.user_model import UserModel, make_user_model, training_mode
+from fleetlearn_export.model.user_model import UserModel, training_mode
 from fleetlearn_protocol.manifest import LocalStep
 from torch import Tensor, nn
 from torch.nn import functional

@@ -14,8 +14,9 @@ from fleetlearn_export.emission.emitter import EmissionError
 from fleetlearn_export.graphs.conversion import check_standard
 from fleetlearn_export.graphs.emitted import emitted
 from fleetlearn_export.graphs.micro_batches import SEED, SEED_STEP, joined, split_batch
+from fleetlearn_export.model.checked_user_model import make_user_model
 from fleetlearn_export.model.train_step import MEAN, TrainStep, make_train_step
-from fleetlearn_export.model.user_model import make_user_model, training_mode
+from fleetlearn_export.model.user_model import training_mode
 from fleetlearn_export.tracing.trace import trace_step
 from torch import nn
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from backbone import classifier, images
 from fleetlearn_export import ExportError
+from fleetlearn_export.model.checked_user_model import make_user_model
 from fleetlearn_export.model.fine_tuning import fine_tuning
 from fleetlearn_export.model.frozen_weights import Stored, effect_of_rounding, encode, find_codes, rounded
-from fleetlearn_export.model.user_model import make_user_model
 from torch.nn import functional
 
 random = np.random.default_rng(0)

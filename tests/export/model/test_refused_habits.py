@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fleetlearn_export import ExportError, export_bundle
-from fleetlearn_export.model.user_model import make_user_model
+from fleetlearn_export.model.checked_user_model import make_user_model
 from torch import Tensor, nn
 from torch.nn import functional
 

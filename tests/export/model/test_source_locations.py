@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from fleetlearn_export import ExportError, export_bundle
+from fleetlearn_export.model.checked_user_model import make_user_model
 from fleetlearn_export.model.source_locations import as_export_error, location_of_error, location_of_operator
-from fleetlearn_export.model.user_model import make_user_model
 from fleetlearn_export.tracing.trace import export_loss
 from torch import nn
 from torch.nn import functional

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from fleetlearn_export import ExportError, LocalStep, export_bundle
+from fleetlearn_export.model.checked_user_model import make_user_model
 from fleetlearn_export.model.train_step import TrainStep, changed_buffers, make_train_step, names_matching
-from fleetlearn_export.model.user_model import UserModel, make_user_model, training_mode
+from fleetlearn_export.model.user_model import UserModel, training_mode
 from fleetlearn_export.tracing.trace import trace
 from torch import Tensor, nn
 from torch.func import functional_call

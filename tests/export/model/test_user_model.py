@@ -11,14 +11,8 @@ import pytest
 import torch
 from fleetlearn_export import ExportError
 from fleetlearn_export.model.arguments import default_array_names
-from fleetlearn_export.model.user_model import (
-    EvalModule,
-    LossModule,
-    evaluation_mode,
-    make_user_model,
-    named_outputs,
-    training_mode,
-)
+from fleetlearn_export.model.checked_user_model import make_user_model
+from fleetlearn_export.model.user_model import EvalModule, LossModule, evaluation_mode, named_outputs, training_mode
 from torch import nn
 from torch.nn import functional
 

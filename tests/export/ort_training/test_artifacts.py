@@ -9,8 +9,9 @@ import pytest
 import torch
 from by_hand import largest_difference, pytorch_training
 from export_cases import Case
+from fleetlearn_export.model.checked_user_model import make_user_model
 from fleetlearn_export.model.train_step import make_train_step
-from fleetlearn_export.model.user_model import UserModel, make_user_model, training_mode
+from fleetlearn_export.model.user_model import UserModel, training_mode
 from fleetlearn_export.ort_training.artifacts import Artifacts, make_artifacts
 from fleetlearn_export.silence import silenced_process
 from fleetlearn_protocol.manifest import LocalStep

@@ -14,7 +14,8 @@ import onnxruntime
 import pytest
 import torch
 from fleetlearn_export import ExportError
-from fleetlearn_export.model.user_model import make_user_model, training_mode
+from fleetlearn_export.model.checked_user_model import make_user_model
+from fleetlearn_export.model.user_model import training_mode
 from fleetlearn_export.ort_training.forward import EXPANSIONS, REPLACEMENTS, ReplacedFunctions, _expanded, forward_model
 from torch import nn
 from torch.nn import functional

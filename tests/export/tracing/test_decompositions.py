@@ -11,8 +11,9 @@ import torch
 from fleetlearn_export import LocalStep, export_bundle
 from fleetlearn_export.checks.graph_checks import CheckedStep, check_train
 from fleetlearn_export.graphs.conversion import serialised, to_onnx
+from fleetlearn_export.model.checked_user_model import make_user_model
 from fleetlearn_export.model.train_step import make_train_step
-from fleetlearn_export.model.user_model import make_user_model, training_mode
+from fleetlearn_export.model.user_model import training_mode
 from fleetlearn_export.tracing.decompositions import training_decompositions
 from fleetlearn_export.tracing.trace import export_loss, train_program
 from torch import nn

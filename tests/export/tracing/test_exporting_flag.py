@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 from fleetlearn_export import export_bundle
-from fleetlearn_export.model.user_model import make_user_model, training_mode
+from fleetlearn_export.model.checked_user_model import make_user_model
+from fleetlearn_export.model.user_model import training_mode
 from fleetlearn_export.tracing.trace import export_loss
 from torch import Tensor, nn
 from torch.nn import functional

@@ -11,8 +11,8 @@ import pytest
 import torch
 from fleetlearn_export.graphs.emitted import written
 from fleetlearn_export.model.arguments import IndexRange
+from fleetlearn_export.model.checked_user_model import make_user_model
 from fleetlearn_export.model.train_step import make_train_step
-from fleetlearn_export.model.user_model import make_user_model
 from fleetlearn_export.tracing.index_ranges import index_ranges
 from fleetlearn_export.tracing.trace import trace_step
 from fleetlearn_protocol.manifest import Input, LocalStep

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fleetlearn_export.model.user_model import make_user_model, training_mode
+from fleetlearn_export.model.checked_user_model import make_user_model
+from fleetlearn_export.model.user_model import training_mode
 from fleetlearn_export.tracing.trace import export_loss
 from torch import Tensor, nn
 from torch.distributions import Distribution

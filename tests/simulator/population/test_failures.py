@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from fleetlearn_device.runtimes.runtime import open_runtime
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.training.train import train
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.population.failures import CAUSES, TaskFates, sample_task_fates

@@ -13,8 +13,8 @@ import pytest
 import torch
 from bundle_cache import cached_export
 from features import features_bundle
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.runtimes.providers import CPU, PROVIDERS, Provider
-from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.kept_state import kept_state_size
 from fleetlearn_device.training.train import train

@@ -14,8 +14,8 @@ import torch
 import zoo
 from bundle_cache import cached_export
 from fleetlearn_device.runtimes.cuda.graphs import LARGEST_MATRIX, for_cuda
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.runtimes.providers import CPU, PROVIDERS, Provider
-from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_protocol import open_bundle, pack_bundle
 from fleetlearn_protocol.manifest import FROZEN, TRAIN
 from onnx import TensorProto, helper, numpy_helper

@@ -18,8 +18,8 @@ from changed_bundle import changed
 from fleetlearn_device.runtimes import runtime_onnx
 from fleetlearn_device.runtimes.cuda import recorded_step
 from fleetlearn_device.runtimes.cuda.recorded_step import RecordedStep, check_read_in
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.runtimes.providers import CPU, PROVIDERS, Provider
-from fleetlearn_device.runtimes.runtime import open_runtime
 from fleetlearn_device.runtimes.runtime_onnx import OnnxRuntime
 from fleetlearn_device.runtimes.sessions import StepError
 from fleetlearn_protocol.errors import BundleError, Code

@@ -1,0 +1,82 @@
+"""The keys of a plan file, with the recipe filled in, and what follows from them alone."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Literal
+
+from fleetlearn_protocol.messages import Identifier
+from msgspec import Meta
+
+from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS, LocalAlgorithm
+from fleetlearn_coordinator.plan.sections import (
+    Aggregation,
+    EncodingSection,
+    EvaluationSection,
+    Local,
+    Models,
+    PaceSection,
+    RoundSection,
+    Server,
+    Staleness,
+    Stop,
+)
+from fleetlearn_coordinator.plan.selection_section import SelectionSection
+from fleetlearn_coordinator.plan.toml_errors import Section
+
+
+class PlanKeys(Section, frozen=True, kw_only=True):
+    """What a plan says. ``contradictions.py`` checks that its keys go together; ``Plan`` adds what the bundle has to
+    do with it."""
+
+    name: Identifier
+    """Of the run: letters, digits, ``._-``."""
+    bundle: Path
+    """The training bundle, relative to the plan file."""
+    recipe: str = "fedavg"
+    """Where the defaults of [local] and [server] come from."""
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    """Makes the choice of devices and the order of their examples repeatable."""
+    data_dir: Path
+    """Where the run is kept: a folder, relative to the plan file, or a store's URL. Default:
+    ``<name>.run`` beside it."""
+    durable: Literal["process", "power"] = "process"
+    """What an acknowledged update survives: the process's death, or also the machine's (an fsync for each update)."""
+    local: Local
+    round: RoundSection
+    staleness: Staleness
+    aggregation: Aggregation
+    encoding: EncodingSection
+    pace: PaceSection
+    server: Server
+    stop: Stop
+    selection: SelectionSection
+    evaluation: EvaluationSection
+    models: Models
+    file: str
+    """Where the plan came from, for messages. Not a key of the file."""
+
+    @property
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        """The metric that may stop the run -> the least and the greatest that a device's mean can be."""
+        stop = self.stop
+        if stop.metric is None:
+            return {}
+        # By default only on the side where one device's word would stop the run.
+        return {stop.metric: stop.bounds or ((0.0, math.inf) if stop.direction == "below" else (-math.inf, 1.0))}
+
+    @property
+    def most_updates_of_a_device(self) -> int | None:
+        """How many updates of one device count in a round at most. None: any number."""
+        rule = self.round
+        if not rule.asynchronous:
+            return 1
+        # As written: 100 * 0.29 is 29, not 28.
+        return None if rule.max_share is None else int(rule.goal * Decimal(str(rule.max_share)))
+
+    @property
+    def algorithm(self) -> LocalAlgorithm:
+        """What the devices' algorithm needs."""
+        return ALGORITHMS[self.local.algorithm]
