@@ -17,12 +17,12 @@ from typing import Any
 
 from dying import Point, signal_at
 from fleetlearn_coordinator import Plan, ServiceSettings, serve
-from fleetlearn_coordinator.aggregation import exact_mean
+from fleetlearn_coordinator.aggregation import exact_mean, open_round
+from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.conversation import uploads
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.service import server
-from fleetlearn_coordinator.service.training_run import run, written_model
-from fleetlearn_coordinator.service.training_run.open_round import OpenRound
+from fleetlearn_coordinator.service.training_run import run
 from fleetlearn_coordinator.storage import store
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_coordinator.storage.ledger import (
@@ -67,10 +67,10 @@ POINTS = {
     "a chunk is spooled": Point(uploads.Upload, "receive", True),
     "an update is complete but not recorded": batch(ReportAccepted, after=False),
     "an update is recorded but not acknowledged": batch(ReportAccepted, after=True),
-    "an update is acknowledged but not summed": Point(OpenRound, "_add", False),
+    "an update is acknowledged but not summed": Point(OpenRound, "add", False),
     "an update is half summed": Point(exact_mean, "_round", True),
-    "an update is summed": Point(OpenRound, "_add", True),
-    "a small update is summed but not acknowledged": Point(run.Run, "do_steps", True),
+    "an update is summed": Point(OpenRound, "add", True),
+    "a small update is summed and counted": Point(run.Run, "do_work", True),
     "a small sum is being written": Point(os, "pwrite", True, is_sum),
     "a small sum is written but not recorded": batch(AggregatorSaved, after=False),
     "a sum is to be written": Point(FileBlobs, "save_aggregator", False),
@@ -78,7 +78,7 @@ POINTS = {
     "a sum is written but not recorded": batch(AggregatorSaved, after=False),
     "a sum is recorded": batch(AggregatorSaved, after=True),
     "a round is closed and its commit not begun": Point(run.Run, "begin_commit", False),
-    "the new model is made but not written": Point(written_model, "next_model", True),
+    "the new model is made but not written": Point(open_round, "next_model", True),
     "the new model is written but not in its place": Point(Path, "replace", False, is_model),
     "the new model is in its place but not recorded": Point(FileBlobs, "save_model", True),
     "the thread has made the new model": batch(ModelMade, after=False),
@@ -91,7 +91,7 @@ SYNCHRONOUS = {
     "an upload is granted",
     "an update is recorded but not acknowledged",
     "an update is acknowledged but not summed",
-    "a small update is summed but not acknowledged",
+    "a small update is summed and counted",
     "a sum is being written",
     "a sum is written but not recorded",
     "a sum is recorded",

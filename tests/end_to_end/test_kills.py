@@ -41,7 +41,7 @@ TURNS = {
     "an update is acknowledged but not summed": 2,
     "an update is half summed": 3,
     "an update is summed": 5,
-    "a small update is summed but not acknowledged": 4,
+    "a small update is summed and counted": 4,
     "a small sum is being written": 2,
     "a small sum is written but not recorded": 2,
     "a sum is to be written": 1,

@@ -41,7 +41,7 @@ TURNS = {
     "an update is acknowledged but not summed": 6,
     "an update is half summed": 20,
     "an update is summed": 7,
-    "a small update is summed but not acknowledged": 4,
+    "a small update is summed and counted": 4,
     "the new model is made but not written": 3,
     "the new model is written but not in its place": 3,
     "the new model is in its place but not recorded": 2,

@@ -44,11 +44,11 @@ class Fleet:
         they moved from the model's values now."""
         parts = {UPDATE: update}
         if places := self.run.bundle.manifest.buffers:
-            parts = {UPDATE: update.copy(), BUFFERS: gather(self.run.model + update, places)}
+            parts = {UPDATE: update.copy(), BUFFERS: gather(self.run.models.newest.model + update, places)}
             scatter(parts[UPDATE], places, 0.0)
         self.save_parts(lease, parts, **fields)
         if steps:
-            assert self.run.do_steps(NOW) == []
+            assert self.run.do_work(NOW) == []
 
     def save_parts(self, lease: Assign, parts: Mapping[str, Vector], **fields: Any) -> Report:
         """Spool all parts of a report and make them durable. Returns the report."""

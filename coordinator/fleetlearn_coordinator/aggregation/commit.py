@@ -19,18 +19,13 @@ from fleetlearn_coordinator.aggregation.optimizers import Optimizer, State, chan
 S = TypeVar("S")
 
 
-def weight_of(examples: int, max_weight: int) -> int:
-    """Return the weight of an update in the mean: its device's examples, up to the plan's limit."""
-    return min(examples, max_weight)
-
-
 def weights_of(examples: NDArray[np.int64], max_weight: int) -> NDArray[np.int64]:
-    """Return ``weight_of`` each of n updates, (n,)."""
+    """Return the weights of n updates in the mean, (n,): their devices' examples, up to the plan's limit."""
     return np.minimum(examples, max_weight)
 
 
-class Began(NamedTuple):
-    """Where the task of a round's only update began, for a server that mixes models as FedAsync does."""
+class TaskBase(NamedTuple):
+    """The model that the task of a round's only update began from, for a server that mixes models as FedAsync does."""
 
     model: Vector
     """float32, shape (P,)."""
@@ -56,7 +51,7 @@ def next_model(
     optimizer: Optimizer,
     optimizer_state: State,
     model: Vector,
-    began: Began | None = None,
+    base: TaskBase | None = None,
     share: float = 1.0,
     scale: float = 1.0,
 ) -> NextModel:
@@ -65,21 +60,21 @@ def next_model(
     ``aggregate`` is the aggregator's state with the round's updates. Raises ValueError if it has none, FleetError
     (not-finite) if the model would not stay finite. ``share``: of all devices, those that took part.
 
-    With ``began`` the model x moves towards the device's model x_i, not by its update. With the optimizer sgd of rate
+    With ``base`` the model x moves towards the device's model x_i, not by its update. With the optimizer sgd of rate
     alpha that is x + alpha * s(tau) * (x_i - x): Xie, Koyejo and Gupta, "Asynchronous Federated Optimization" (2019),
     arXiv 1903.03934, Algorithm 1, where alpha_t = alpha * s(tau) is the mixing rate.
 
     ``scale`` (``Weighing.scale``) multiplies the mean of the trained parameters.
 
-    Buffers take the values that the aggregator found, whatever the optimizer and the scale are. With ``began`` they too
+    Buffers take the values that the aggregator found, whatever the optimizer and the scale are. With ``base`` they too
     are mixed: x + alpha * s(tau) * (v - x), where v is the device's value.
     """
     present = gather(model, optimizer.buffers)
     delta, buffers = aggregator.result(aggregate, present)
     delta *= scale
-    if began is not None:  # x_i - x = update + (model that the task began from - x)
-        delta += multiplier(1, began.factor) * np.subtract(began.model, model, dtype=np.float64)
-        buffers = (1 - began.rate) * present + began.rate * buffers  # s(tau) is in the aggregator's values
+    if base is not None:  # x_i - x = update + (model that the task began from - x)
+        delta += multiplier(1, base.factor) * np.subtract(base.model, model, dtype=np.float64)
+        buffers = (1 - base.rate) * present + base.rate * buffers  # s(tau) is in the aggregator's values
     optimizer_state, after = optimizer.apply(optimizer_state, delta, model, share)
     scatter(after, optimizer.buffers, buffers)
     return NextModel(after, optimizer_state, change_norm(model, after))

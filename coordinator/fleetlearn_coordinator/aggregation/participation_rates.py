@@ -13,6 +13,10 @@ in whatever order the round's updates come. Weights are whole numbers, so that t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 WINDOW = 100
 """Rounds whose updates are counted, before the one for which an update counts. The ledger keeps the reports of as
@@ -41,3 +45,23 @@ class ParticipationRates:
         rows = self.rounds.items()
         count = 1 + sum(counts[device] for number, counts in rows if round - WINDOW <= number < round)
         return max(1, (2 * FULL_WEIGHT + count) // (2 * count))  # rounded to the nearest
+
+
+class UpdateWeights:
+    """What the updates of a run's devices weigh in the mean, and what that depends on."""
+
+    def __init__(self, most: int, rates: ParticipationRates | None = None) -> None:
+        """``most``: the most that an update weighs. ``rates``: weights follow them; None: they follow the examples."""
+        self.most, self.rates = most, rates
+
+    def of(self, round: int, devices: Sequence[str], examples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the weights of n updates that count for this round, (n,). ``examples``: the devices', (n,)."""
+        if self.rates is None:
+            return np.minimum(examples, self.most)
+        return np.array([self.rates.weight(round, device) for device in devices], np.int64)
+
+    def count(self, round: int, devices: Sequence[str]) -> None:
+        """Updates of these devices are accepted, and count for this round."""
+        if self.rates is not None:
+            for device in devices:
+                self.rates.add(round, device)

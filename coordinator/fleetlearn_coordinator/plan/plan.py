@@ -16,9 +16,10 @@ from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import BUFFERS, MODEL, UPDATE
 from fleetlearn_protocol.paths import in_home
 
-from fleetlearn_coordinator.aggregation import aggregators, optimizers
+from fleetlearn_coordinator.aggregation import adaptive_mu, aggregators, optimizers
 from fleetlearn_coordinator.aggregation import staleness as staleness_functions
-from fleetlearn_coordinator.aggregation.participation_rates import FULL_WEIGHT, ParticipationRates
+from fleetlearn_coordinator.aggregation.participation_rates import FULL_WEIGHT, ParticipationRates, UpdateWeights
+from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.aggregation.round_summary import PERSONAL
 from fleetlearn_coordinator.aggregation.weighing.weighing import Weighing
 from fleetlearn_coordinator.plan.aggregation_rules import weighing_rule
@@ -125,9 +126,10 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         most = {"uniform": 1, "examples": self.round.max_weight, "inverse-participation": FULL_WEIGHT}
         return most[self.round.weighting]
 
-    def participation_rates(self) -> ParticipationRates | None:
-        """Return what to count the devices' updates with, if their weights depend on it."""
-        return ParticipationRates() if self.round.weighting == "inverse-participation" else None
+    def update_weights(self) -> UpdateWeights:
+        """Return what updates weigh in the mean of a new run."""
+        follows_rates = self.round.weighting == "inverse-participation"
+        return UpdateWeights(self.largest_weight, ParticipationRates() if follows_rates else None)
 
     def staleness_factor(self, staleness: int) -> float:
         """Return what an update of this staleness counts, as a factor of its weight: above 0, and 1 for a fresh one."""
@@ -178,15 +180,25 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         parts = EXCHANGES[self.local.algorithm].parts
         return {part: self.aggregator(buffers) if part == UPDATE else aggregators.MEAN for part in parts}
 
-    def share(self, updates: int) -> float:
-        """Return the share of all devices that took part in a round with this many updates. 1 where the number of
-        devices is not known."""
-        return 1.0 if self.server.devices is None else updates / self.server.devices
-
-    @property
-    def mixing_rate(self) -> float:
-        """How far a server that mixes models moves towards a device's: FedAsync's alpha."""
-        return {**optimizers.defaults(self.server.optimizer), **self.server.hyper}["lr"]
+    def round_rules(self, manifest: Manifest) -> RoundRules:
+        """Return how a round's reports become the next model. Raises PlanError where the bundle's step does not fit."""
+        hyper = self.hyper(manifest)
+        server_hyper = {**optimizers.defaults(self.server.optimizer), **self.server.hyper}
+        return RoundRules(
+            aggregators=self.aggregators(manifest.buffers),
+            weighing=self.weighing(manifest),
+            optimizer=self.optimizer(manifest),
+            staleness_factor=self.staleness_factor,
+            outlive=self.engine_settings(0.0).outlive,
+            mixing_rate=server_hyper["lr"] if self.server.mix else None,
+            devices=self.server.devices,
+            metrics=(*manifest.metrics, "loss"),
+            bounds=self.bounds,
+            max_weight=self.round.max_weight,
+            first_mu=hyper.get("mu", 0.0),
+            adaptive_mu=self.local.adaptive_mu,
+            most_mu=adaptive_mu.largest(hyper),
+        )
 
     def optimizer(self, manifest: Manifest) -> optimizers.Optimizer:
         """Return the server optimizer with its hyper-parameters, for the bundle's model."""

@@ -72,7 +72,7 @@ def _measurer(run: Run) -> HeldOut | None:
         last = run.finished is not None and version == newest
         return 0 < version <= newest and (version % rule.data_every == 0 or last)
 
-    results, digest_of = run.store.storage.held_out, run.digests.of_model
+    results, digest_of = run.store.storage.held_out, run.models.digest_of
     return HeldOut(run.bundle, results, rule.data, run.store.blobs, digest_of, is_due, run.log)
 
 

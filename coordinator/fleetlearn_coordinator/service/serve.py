@@ -113,7 +113,7 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
         run = HostedRun(open_run(plan, service, now, bundle=bundle), host)
         try:
             if identities is not None:
-                run.server.run.roll_backs.log = partial(_log_roll_back, identities, plan.name)
+                run.server.run.roll_backs.audit = partial(_log_roll_back, identities, plan.name)
             run.begin(run.server.run.resume(run.server.now()))
             async with host, administrators_port(service, plan):
                 await host.listen()

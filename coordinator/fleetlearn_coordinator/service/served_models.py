@@ -40,7 +40,7 @@ class ServedModels:
 
     def join(self, check_in: CheckIn) -> None:
         """The device of this check-in is connected."""
-        device, encoding, forms = check_in.device, self._run.plan.encoding, self._run.forms
+        device, encoding, forms = check_in.device, self._run.plan.encoding, self._run.models.forms
         self.leave(device)
         if family(encoding.up) in check_in.encodings:
             self._know_up.add(device)
@@ -49,8 +49,8 @@ class ServedModels:
         for base in check_in.models:
             if base in forms.deltas:
                 self._last_model[device] = forms.deltas[base].base
-            elif base == self._run.model_digest and encoding.down == "delta":
-                self._last_model[device] = self._run.model_digest
+            elif base == self._run.models.newest.digest and encoding.down == "delta":
+                self._last_model[device] = self._run.models.newest.digest
 
     def leave(self, device: str) -> None:
         """The device is not connected any more. Harmless where it was not."""
@@ -65,9 +65,9 @@ class ServedModels:
 
     def references(self, device: str, version: int, beside: Collection[str] = ()) -> tuple[VectorReference, ...]:
         """Let the device fetch this version's model and the vectors beside it. Returns what a task says of them."""
-        run, size = self._run, self._run.model.size
+        run, size = self._run, self._run.models.newest.model.size
         self.publish()
-        digests = run.digests.of_version(version, beside)
+        digests = run.models.digests_of(version, beside)
         if version != run.engine.version:  # the device came back without its work, and goes on with it
             for sha256, where in self._find_older([version], beside).items():
                 self._served.contents.serve_older(sha256, where)
@@ -78,7 +78,7 @@ class ServedModels:
         elif run.plan.encoding.down == "delta":
             base = self._last_model.get(device)
             if version == run.engine.version and base is not None:
-                found[MODEL] = msgspec.structs.replace(found[MODEL], delta=run.forms.deltas.get(base))
+                found[MODEL] = msgspec.structs.replace(found[MODEL], delta=run.models.forms.deltas.get(base))
             self._last_model[device] = digests[MODEL]
         return tuple(found.values())
 
@@ -86,9 +86,10 @@ class ServedModels:
 
     def publish(self) -> None:
         """Serve the newest model in all its forms, the vectors beside it, and the older ones that tasks began from."""
-        run, engine = self._run, self._run.engine
+        run, engine, state = self._run, self._run.engine, self._run.models.newest
         # A vector may change where the model stays as it is, bit for bit.
-        vectors = {run.model_digest: run.model} | {run.vector_digests[name]: each for name, each in run.vectors.items()}
+        beside = {state.vector_digests[name]: each for name, each in state.vectors.items()}
+        vectors = {state.digest: state.model, **beside}
         if vectors.keys() == self._published:
             return
         self._published = {*vectors}
@@ -96,7 +97,9 @@ class ServedModels:
         if engine.evaluations.is_open:
             versions.add(engine.evaluations.version)
         versions.discard(engine.version)
-        newest = {sha256: FLOAT32.encode(vector) for sha256, vector in vectors.items()} | dict(run.forms.contents)
+        newest = {sha256: FLOAT32.encode(vector) for sha256, vector in vectors.items()} | dict(
+            run.models.forms.contents
+        )
         self._half_digests = {number: self._half_digest(number) for number in (*versions, engine.version)}
         self._host.publish(self._served, newest, self._find_older(sorted(versions), run.plan.vectors))
 
@@ -105,12 +108,12 @@ class ServedModels:
         ``beside`` them. A model is not there only where a lost device came back with its work done:
         that one does not need it. One that cannot be opened now is not served: whoever fetches it
         is refused."""
-        run, size = self._run, self._run.model.size
+        run, size = self._run, self._run.models.newest.model.size
         found = {}
         for number in versions:
             try:
-                for name, sha256 in run.digests.of_version(number, beside).items():
-                    if sha256 in run.vector_digests.values():  # served as the newest
+                for name, sha256 in run.models.digests_of(number, beside).items():
+                    if sha256 in run.models.newest.vector_digests.values():  # served as the newest
                         continue
                     tensor = PARAMETERS if name == MODEL else OPTIMIZER_STATE + name
                     content = run.store.blobs.open_tensor(number, tensor)
@@ -129,10 +132,10 @@ class ServedModels:
         if run.plan.encoding.down != FLOAT16.name:
             return None
         if version == run.engine.version:
-            return run.forms.half
+            return run.models.forms.half
         if version not in self._half_digests:  # its tasks were given by an earlier process
             self._half_digests[version] = None
             with suppress(StoreError):
-                half = half_of(run.store.load_parameters(version, run.digests.of_model(version)))
+                half = half_of(run.models.load_model(version))
                 self._half_digests[version] = None if half is None else digest(half)
         return self._half_digests[version]

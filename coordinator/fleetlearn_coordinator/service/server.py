@@ -59,7 +59,7 @@ class RunServer:
         self._served = host.serve_run(self, run.bundle, self.fail, self.name)
         self.models = ServedModels(run, host, self._served)
         files = run.bundle.manifest.files.values()
-        model = run.model.nbytes
+        model = run.models.newest.model.nbytes
         self.download = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files) + model
         self.upload = 2 * model
         self.loop = asyncio.get_running_loop()
@@ -75,7 +75,7 @@ class RunServer:
         self._planned_before = 0
         """The last round whose tasks may be of an earlier process, with another plan."""
         self._working: asyncio.Task[None] | None = None
-        """The run's steps that are done in another thread."""
+        """The run's background work in another thread."""
 
     def start(self, heard: Sequence[Command]) -> None:
         """Serve the run from now on. ``heard``: what ``Run.resume`` returned."""
@@ -170,11 +170,11 @@ class RunServer:
         if not self.engine.wanted(device, report.task):
             raise ProtocolError(Code.STALE_ROUND, f"round {report.round} ended before the update was here")
         self.run.save_update(device, report, spool, largest, self.clock.now())
-        self._do_steps()
 
     def count_report(self, device: str, task: str, now: float) -> None:
         now = self.clock.read(now)
         self._carry_out(self.engine.count_report(device, task, now), now)
+        self._do_work()
 
     def has_counted(self, device: str, task: str) -> bool:
         return self.engine.has_counted(device, task)
@@ -238,7 +238,7 @@ class RunServer:
                 case Commit():
                     self._forget_uploads()
                     self.run.begin_commit(command, self.now())
-                    self._do_steps()
+                    self._do_work()
                 case Abandon():
                     self._forget_uploads()
                 case Measure():
@@ -275,29 +275,29 @@ class RunServer:
         except Exception as error:
             self.fail(error)
 
-    def _do_steps(self) -> None:
+    def _do_work(self) -> None:
         """Do what is to be done with accepted updates: those of a large model in another thread, while this one answers
         the devices."""
-        if self.run.model.nbytes < LARGE_MODEL:
-            if commands := self.run.do_steps(self.now()):
+        if self.run.models.newest.model.nbytes < LARGE_MODEL:
+            if commands := self.run.do_work(self.now()):
                 self._tell_all(commands)
         elif self._working is None or self._working.done():
-            self._working = self.loop.create_task(self._do_steps_in_thread())
+            self._working = self.loop.create_task(self._work_in_thread())
 
-    async def _do_steps_in_thread(self) -> None:
-        """Do one step after the other. What a stop leaves undone, the next start does."""
+    async def _work_in_thread(self) -> None:
+        """Do one thing after the other. What a stop leaves undone, the next start does."""
         try:
-            while not self.done.done() and (step := self.run.next_step()) is not None:
-                result = await asyncio.to_thread(step.work)
+            while not self.done.done() and (next_work := self.run.next_work()) is not None:
+                result = await asyncio.to_thread(next_work.work)
                 if self.ended:
                     break
-                self._tell_all(step.end(result, self.now()))
+                self._tell_all(next_work.end(result, self.now()))
                 self.host.grant()
         except Exception as error:
             self.fail(error)
 
     async def wait_for_thread(self) -> None:
-        """Wait until no step is under way: its thread cannot be stopped."""
+        """Wait until no background work is under way: its thread cannot be stopped."""
         while self._working is not None and not self._working.done():
             await asyncio.wait({self._working})
 
@@ -315,7 +315,7 @@ class RunServer:
                 bundle=run.bundle.sha256,
                 vectors=self.models.references(lease.device, lease.version, run.plan.vectors),
                 parts=self.models.parts_of(lease.device),
-                hyper=run.hyper_of(lease.version),
+                hyper=run.models.hyper_of(lease.version),
                 epochs=local.epochs,
                 batch_size=local.batch_size,
                 seed=lease.seed,
@@ -343,8 +343,8 @@ class RunServer:
         """Open an evaluation, or roll back, if somebody asked for it. For a finished run its next start does."""
         if self.run.finished is not None or self.done.done():
             return
-        if self.run.roll_backs.look(self.now()):
-            self._do_steps()
+        if self.run.roll_backs.look(time.time()):
+            self._do_work()
         if self.run.evaluations.look_for_request():
             now = self.clock.now()
             self._carry_out(self.engine.request_evaluation(now), now)

@@ -198,7 +198,7 @@ class HostedRuns:
             return
         self._open[number], self._names[number] = run, wanted.name
         try:
-            run.server.run.roll_backs.log = partial(self._log_roll_back, wanted.name)
+            run.server.run.roll_backs.audit = partial(self._log_roll_back, wanted.name)
             run.begin(heard)
             run.listens_at(self.host.address)
         except Exception as error:

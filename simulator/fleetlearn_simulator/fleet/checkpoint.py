@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from fleetlearn_coordinator.rounds.engine import Snapshot
-from fleetlearn_protocol.messages import CONTROL
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet import checkpoint_tasks
@@ -45,9 +44,9 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     }
     for prefix, rows in _kept_rows(fleet):
         tensors |= {f"{prefix}{name}": value for name, value in rows.state().items()}
-    if coordinator.control is not None:
-        tensors[CONTROL] = coordinator.control.vector
-    tensors |= {f"{OPTIMIZER}{name}": np.asarray(value) for name, value in coordinator.optimizer_state.items()}
+    tensors |= coordinator.state.vectors
+    slots = coordinator.state.optimizer_state
+    tensors |= {f"{OPTIMIZER}{name}": np.asarray(value) for name, value in slots.items()}
     of_tasks, tasks = checkpoint_tasks.snapshot(fleet.tasks)
     tensors |= {f"{TASKS}{name}": value for name, value in of_tasks.items()}
     of_returns, returns = ({}, None) if fleet.returns is None else fleet.returns.snapshot()
@@ -77,14 +76,14 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
 
 
 def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any]) -> None:
-    """Bring a new fleet into this state, and let it go on. ``fleet.history`` is not part of the state."""
+    """Bring a new fleet into this state, and let it go on. ``fleet.history`` is not part of the state, and is there
+    already."""
     coordinator, connections, events = fleet.coordinator, fleet.connections, fleet.events
-    coordinator.model, coordinator.earlier = tensors["model"], tensors["earlier"]
-    coordinator.optimizer_state = _named(tensors, OPTIMIZER)
+    vectors = {name: tensors[name] for name in coordinator.state.vectors}
+    slots = _named(tensors, OPTIMIZER)
+    coordinator.restore_model(state["version"], tensors["model"], tensors["earlier"], slots, vectors)
     for prefix, rows in _kept_rows(fleet):
         rows.restore(_named(tensors, prefix))
-    if coordinator.control is not None:
-        coordinator.control.vector = tensors[CONTROL]
     fleet.tasks.has_bundle = set(tensors["has_bundle"].tolist())
     events.now = coordinator.last_end = state["now"]
     connections.connected = {device: inf if end is None else end for device, end in state["connected"]}

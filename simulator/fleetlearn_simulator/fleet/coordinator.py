@@ -1,18 +1,19 @@
-"""The simulated coordinator: the real engine, the model, and the arithmetic of a round."""
+"""The simulated coordinator: the real engine over the real round, and what devices train from."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 import numpy as np
-from fleetlearn_coordinator.aggregation import adaptive_mu
-from fleetlearn_coordinator.aggregation.commit import Began, next_model, weights_of
-from fleetlearn_coordinator.aggregation.round_summary import NOTHING, Measurements, evaluation_of, summarise
+from fleetlearn_coordinator.aggregation.model_state import make_state
+from fleetlearn_coordinator.aggregation.open_round import OpenRound
+from fleetlearn_coordinator.aggregation.optimizers import State
+from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.sent_models import half_of
-from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.rounds.engine import Engine, Snapshot
 from fleetlearn_coordinator.rounds.evaluation import Evaluations, SavedEvaluation
@@ -21,21 +22,21 @@ from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_device.training.algorithms import ALGORITHMS
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT16, find_encoding
-from fleetlearn_protocol.messages import CONTROL, Evaluation
-from fleetlearn_protocol.vector import Vector, gather
-from numpy.typing import NDArray
+from fleetlearn_protocol.messages import BUFFERS, UPDATE, Evaluation
+from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_simulator.fleet import selection
 from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices, rows_of
-from fleetlearn_simulator.fleet.round_totals import Measured, RoundTotals
+from fleetlearn_simulator.fleet.round_costs import RoundCosts
 from fleetlearn_simulator.fleet.round_training import RoundTraining
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from fleetlearn_simulator.fleet.sent_updates import TiedToUpdate
-from fleetlearn_simulator.fleet.server_control import ServerControl
+from fleetlearn_simulator.fleet.trained_reports import Measured, parts_to_add, reports_of
+from fleetlearn_simulator.fleet.update_file import UpdateFile
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs
 from fleetlearn_simulator.training.kept_rows import NO_ROW
-from fleetlearn_simulator.training.trained_devices import TrainedDevices
+from fleetlearn_simulator.training.trained_devices import LARGE_UPDATE, TrainedDevices
 
 
 class SimulatedCoordinator:
@@ -48,13 +49,20 @@ class SimulatedCoordinator:
         self.engine = Engine(self.plan.engine_settings(scenario.service.heartbeat)._replace(stall=inf), prefix="s-")
         self.down = False
         """Whether its process is dead."""
-        self.optimizer, self.weighing = self.plan.optimizer(bundle.manifest), self.plan.weighing(bundle.manifest)
-        self.aggregator = self.plan.aggregator(self.optimizer.buffers)
-        self._hyper, self._adapts_mu = self.plan.hyper(bundle.manifest), self.plan.local.adaptive_mu
-        self._rates = self.plan.participation_rates()
-        self.model: Vector = bundle.parameters()[: bundle.manifest.size].copy()
-        self.optimizer_state = self.optimizer.init(self.model)
-        self.earlier: Vector = self.model
+        rules = self.plan.round_rules(bundle.manifest)
+        self.rules = replace(rules, metrics=("loss", *self.metrics))  # the order of rounds.jsonl
+        self.weights = self.plan.update_weights()
+        model = bundle.parameters()[: bundle.manifest.size].copy()
+        self.state = make_state(
+            self.rules,
+            None,
+            version=0,
+            model=model,
+            optimizer_state=self.rules.optimizer.init(model),
+            vectors={name: np.zeros_like(model) for name in self.plan.vectors},
+        )
+        """At the newest model."""
+        self.earlier: Vector = model
         """The model before this round's."""
         self.history: list[dict[str, Any]] = []
         """The summaries of the rounds."""
@@ -62,14 +70,11 @@ class SimulatedCoordinator:
         """Rounds that were abandoned since the last one that was committed."""
         self.last_end = 0.0
         """When the last round ended, or when the simulation began."""
-        self.control = (
-            ServerControl(len(self.model), self.plan.server.devices)
-            if CONTROL in self.plan.vectors and self.plan.server.devices
-            else None
-        )
-        """What SCAFFOLD's tasks fetch beside the model."""
         self.kept = kept
-        algorithm, buffers = ALGORITHMS[self.plan.local.algorithm], self.optimizer.buffers
+        self._hyper, buffers = self.plan.hyper(bundle.manifest), self.rules.buffers
+        self._beside = [part for part in self.rules.aggregators if part != UPDATE] + ([BUFFERS] if buffers else [])
+        """Names of the parts of a report beside the update."""
+        algorithm = ALGORITHMS[self.plan.local.algorithm]
         factors = tuple(algorithm.per_update[name](self._hyper) for name in algorithm.tied if algorithm.per_update)
         self.training = RoundTraining(
             backend,
@@ -79,26 +84,48 @@ class SimulatedCoordinator:
             buffers,
             TiedToUpdate(factors, buffers),
         )
-        self.totals = self._no_totals()
+        self._begin_round()
 
-    def _no_totals(self) -> RoundTotals:
-        state, buffers = self.weighing.state_after(self._last_committed()), self.optimizer.buffers
-        present = gather(self.model, buffers)
-        size, max_weight = len(self.model), self.plan.round.max_weight
-        return RoundTotals(self.aggregator, size, max_weight, self.weighing, state, buffers, present)
+    def _begin_round(self) -> None:
+        """Begin a round over the newest model."""
+        self.round, self.costs = OpenRound(self.rules, self.state), RoundCosts()
+        self.devices: list[int] = []
+        """Devices whose reports were accepted, in order."""
+        self.given_in: list[int] = []
+        """Where updates may be stale: the rounds in which the tasks of these reports were given."""
+        size, keeps = self.state.model.size, self.rules.aggregators[UPDATE].keeps_updates
+        self._file = UpdateFile(size) if keeps and size >= LARGE_UPDATE else None
 
-    def _last_committed(self) -> dict[str, Any] | None:
-        """Return the summary of the last committed round."""
-        return next((row for row in reversed(self.history) if row["how"] == "committed"), None)
+    @property
+    def model(self) -> Vector:
+        return self.state.model
 
-    def _mu(self) -> adaptive_mu.MuState:
-        """Return the open round's mu, where the plan lets mu follow the loss."""
-        return adaptive_mu.state_after(self._last_committed(), self._hyper["mu"])
+    # Reports
 
-    def _mu_summary(self, loss: float | None) -> dict[str, Any]:
-        return adaptive_mu.summary_of(self._mu(), loss, adaptive_mu.largest(self._hyper))
+    def receive(self, tasks: RunningTasks, rows: slice, found: TrainedDevices) -> tuple[ReportColumns, str | None]:
+        """Return the reports of these tasks that are accepted, from the first on, and why the one after them is not;
+        None: all are."""
+        measured, names = self._measure_before(tasks, rows, found), tasks.name[rows]
+        weights = self.weights.of(self.engine.counts(names[0]).round, names, found.examples)
+        staleness = [self.engine.counts(name).staleness for name in names] if self.outlive else []
+        reports = reports_of(found, self._beside, weights, staleness, measured)
+        trained = int(found.diverged.argmax()) if found.diverged.any() else len(found)
+        accepted, refusal = self.round.receive(reports.first(trained))
+        if refusal is not None:
+            return accepted, f"rejected: {refusal.error.code.value}"
+        return accepted, None if trained == len(found) else "failed: diverged"
 
-    def measure_before(self, tasks: RunningTasks, rows: slice, found: TrainedDevices) -> list[Measured]:
+    def accept(self, tasks: RunningTasks, rows: slice, reports: ReportColumns, times: Sequence[float]) -> None:
+        """Reports of these tasks, which ``receive`` accepted, arrived at these times. The engine is not told."""
+        self.round.accept(reports)
+        self.round.add(replace(reports, parts=parts_to_add(reports, self._file)))
+        self.weights.count(self.engine.counts(tasks.name[rows][0]).round, tasks.name[rows])
+        self.costs.accept(tasks, rows, times)
+        self.devices += tasks.device[rows]
+        if self.outlive:
+            self.given_in += tasks.round[rows]
+
+    def _measure_before(self, tasks: RunningTasks, rows: slice, found: TrainedDevices) -> list[Measured]:
         """Return what these devices measured before they trained: nothing unless the plan asks for it. A device whose
         loss is not finite then gives its task back: it has diverged."""
         if not self.plan.local.evaluate:
@@ -117,46 +144,29 @@ class SimulatedCoordinator:
                 found.diverged[at] = True
         return measured
 
-    def with_losses(self, reported: list[Reported], measured: Sequence[Measured]) -> list[Reported]:
-        """Return what the weighing of accepted updates depends on, with the losses that the devices measured."""
-        if not self.weighing.needs_losses:
-            return reported
-        return [each.measured(row.model) for each, row in zip(reported, measured, strict=True)]
-
-    def weights(self, names: Sequence[str], examples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the weights of the updates of devices with tasks, which have these numbers of examples."""
-        if self._rates is None:
-            return weights_of(examples, self.plan.largest_weight)
-        number = self.engine.counts(names[0]).round
-        return np.array([self._rates.weight(number, name) for name in names], np.int64)
-
-    def count_updates(self, names: Sequence[str]) -> None:
-        """Updates of these devices, which have tasks, are accepted."""
-        if self._rates is not None:
-            number = self.engine.counts(names[0]).round
-            for name in names:
-                self._rates.add(number, name)
-
     def saved_rates(self) -> list[tuple[int, dict[str, int]]] | None:
         """Return the counts on which weights depend, for a checkpoint, if they do."""
-        return None if self._rates is None else [(number, dict(row)) for number, row in self._rates.rounds.items()]
+        rates = self.weights.rates
+        return None if rates is None else [(number, dict(row)) for number, row in rates.rounds.items()]
 
     def restore_rates(self, rows: Iterable[tuple[int, dict[str, int]]] | None) -> None:
         """Go on from what ``saved_rates`` returned."""
-        if self._rates is not None and rows is not None:
-            self._rates.rounds = {number: Counter(row) for number, row in rows}
+        if self.weights.rates is not None and rows is not None:
+            self.weights.rates.rounds = {number: Counter(row) for number, row in rows}
+
+    # Rounds
 
     def begin_round(self, number: int, now: float, running: Callable[[], set[int]]) -> None:
         """A round opens. ``running``: returns the rounds of the tasks that devices have."""
-        self.totals.opened = now
+        self.costs.opened = now
         inputs = RoundInputs(
             self.sent(self.model),
-            {} if self.control is None else {CONTROL: self.control.vector},
-            self._hyper | {"mu": self._mu().mu} if self._adapts_mu else None,
+            self.state.vectors,
+            self._hyper | {"mu": self.state.mu.mu} if self.rules.adaptive_mu else None,
         )
         earlier = self.sent(self.earlier)
         if self.outlive:
-            self.training.add_round(number, inputs, earlier, lambda: running().union(self.totals.given_in))
+            self.training.add_round(number, inputs, earlier, lambda: running().union(self.given_in))
         else:
             self.training.begin_round(number, inputs, earlier)
 
@@ -176,80 +186,40 @@ class SimulatedCoordinator:
 
     def commit(self, number: int, dropped: dict[str, int], now: float, connected: int) -> dict[str, Any]:
         """Make the next model from the accepted updates. Returns the round's summary. The engine is not told."""
-        self.totals.add_up()
-        self.earlier, self.abandoned_in_a_row = self.model, 0
-        self.model, self.optimizer_state, change = next_model(
-            self.aggregator,
-            self.totals.aggregate,
-            self.optimizer,
-            self.optimizer_state,
-            self.model,
-            self._began(),
-            self.plan.share(len(self.totals.devices)),
-            self.weighing.scale(self.totals.reported, self.totals.state),
-        )
-        return self._close("committed", number, dropped, change, now, connected)
-
-    def _began(self) -> Began | None:
-        """Return where the task of the round's only update began, if the server mixes models."""
-        if not self.plan.server.mix:
-            return None
-        ((number, staleness),) = zip(self.totals.given_in, self.totals.staleness, strict=True)
-        model = self.training.given[number].inputs.model
-        return Began(model, self.plan.staleness_factor(staleness), self.plan.mixing_rate)
-
-    def refuse(
-        self, found: TrainedDevices, weights: NDArray[np.int64], reported: list[Reported]
-    ) -> tuple[int, str] | None:
-        """Return the first row that is not accepted, and why. None: all are. The arguments are those of
-        ``RoundTotals.refuse``."""
-        refused = [self.totals.refuse(found, weights, reported)]
-        if self.control is not None:
-            refused.append(self.control.refuse(found))
-        return min((row for row in refused if row is not None), key=lambda row: row[0], default=None)
+        base = None
+        if self.rules.mixing_rate is not None:
+            (given_in,) = self.given_in
+            base = self.training.given[given_in].inputs.model
+        made = self.round.commit(number, self.round.summary(dropped), base)
+        self.earlier, self.state, self.abandoned_in_a_row = self.model, made.state, 0
+        chosen = selection.committed(self.engine, self.devices)
+        return self._close("committed", number, made.summary | chosen, now, connected)
 
     def abandon(self, number: int, dropped: dict[str, int], now: float, connected: int) -> dict[str, Any]:
         """Return the summary of a round that has no model."""
         self.abandoned_in_a_row += 1
-        return self._close("abandoned", number, dropped, 0.0, now, connected)
+        return self._close("abandoned", number, self.round.summary(dropped), now, connected)
 
-    def _close(
-        self, how: str, number: int, dropped: dict[str, int], change: float, now: float, connected: int
-    ) -> dict[str, Any]:
-        evaluation = self._evaluation() if how == "committed" and self.plan.local.evaluate else NOTHING
-        summary = summarise(self.totals.training(), evaluation, self.plan.bounds)
-        del summary["left_out"]
-        if evaluation is NOTHING:
-            del summary["behind"]
-        summary |= {
+    def _close(self, how: str, number: int, summary: dict[str, Any], now: float, connected: int) -> dict[str, Any]:
+        row = {
+            **summary,
             "round": number,
             "how": how,
-            "reports": len(self.totals.devices),
-            "partial": len(self.totals.devices) - self.totals.complete(),
             "time": now,
-            "seconds": now - self.totals.opened,
+            "seconds": now - self.costs.opened,
             "connected": connected,
-            "dropped": dropped,
-            **self.totals.summary(),
-            "change": change,
-            **(self._mu_summary(summary["metrics"].get("loss")) if self._adapts_mu else {}),
-            **(selection.committed(self.engine, self.totals.devices) if how == "committed" else {}),
+            **self.costs.summary(),
         }
-        self.history.append(summary)
+        del row["left_out"]
+        if not self.plan.local.evaluate:
+            del row["behind"]
+        self.history.append(row)
         self.last_end = now
-        self.totals = self._no_totals()
-        if self.control is not None:
-            self.control.end_round(how == "committed")
+        self._begin_round()
         if self.kept is not None:
             self.training.settle()
             self.kept.end_round(how == "committed")
-        return summary
-
-    def _evaluation(self) -> Measurements:
-        """Return what the devices whose reports were accepted measured before they trained, in the reports' order."""
-        measured, names = self.totals.measured, ("loss", *self.metrics)
-        personal = [row.personal for row in measured] if self.plan.algorithm.personal_model else []
-        return evaluation_of([row.model for row in measured], names, self.plan.round.max_weight, personal)
+        return row
 
     def _evaluated(
         self,
@@ -269,13 +239,23 @@ class SimulatedCoordinator:
             found |= zip(own, measure(inputs, jobs), strict=True)
         return [found[key] for key in keys]
 
+    def restore_model(
+        self, version: int, model: Vector, earlier: Vector, optimizer_state: State, vectors: dict[str, Vector]
+    ) -> None:
+        """Go on from a checkpoint's model. What else the rounds before decide is in their summaries (``history``)."""
+        last = next((row for row in reversed(self.history) if row["how"] == "committed"), None)
+        self.earlier = earlier
+        self.state = make_state(
+            self.rules, last, version=version, model=model, optimizer_state=optimizer_state, vectors=vectors
+        )
+
     def resume(
         self, taken: Snapshot, evaluated: tuple[int, int], connected: Collection[str], remembered: dict[str, Any] | None
     ) -> None:
         """Go on with the engine of a checkpoint, to which these devices are connected. It waits for ``committed``.
         ``evaluated``: the number of the last evaluation, and the version that it measured. ``remembered``: by its
         selection (``selection.to_json``)."""
-        self.totals = self._no_totals()
+        self._begin_round()
         self.engine = Engine.from_snapshot(self.engine.settings, self.engine.prefix, taken, connected)
         self.engine.restore_evaluation(SavedEvaluation(*evaluated, False, [], [], []), 0.0)
         self.engine.evaluations.able.update(connected)

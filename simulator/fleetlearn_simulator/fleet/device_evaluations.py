@@ -70,7 +70,7 @@ class DeviceEvaluations:
         rows = rows_of(None if kept is None else kept.states, numbers)
         jobs = [Job(device, kept=row) for device, row in zip(numbers, rows, strict=True)]
         found = self.coordinator.backend.evaluate(self.inputs, jobs)
-        self.coordinator.totals.down += int(down.sum())
+        self.coordinator.costs.down += int(down.sum())
         fates = zip(given, numbers, seconds.tolist(), causes.tolist(), found, strict=True)
         for row, device, taken, cause, result in fates:
             self.running[device] = Running(row.task, now + taken, CAUSES[cause])

@@ -9,12 +9,11 @@ from itertools import count, repeat
 from typing import Any
 
 import numpy as np
-from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
+from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.rounds.commands import Assign, Command
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, find_encoding
 from fleetlearn_protocol.manifest import EVAL, TRAIN
-from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.fleet import selection
@@ -22,7 +21,6 @@ from fleetlearn_simulator.fleet.connections import Connections
 from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
 from fleetlearn_simulator.fleet.device_names import device_of
 from fleetlearn_simulator.fleet.events import AcceptedLine, AssignedLine, Event, EventQueue
-from fleetlearn_simulator.fleet.round_totals import Measured
 from fleetlearn_simulator.fleet.round_training import MOST_GATHERED
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from fleetlearn_simulator.fleet.transfer_limits import DownloadQueue, UploadQueue
@@ -95,7 +93,7 @@ class DeviceTasks:
         """Give devices their tasks, and expect how these end."""
         names, ids, rounds, seeds, *_ = map(list, zip(*assigned, strict=True))
         numbers, size, now = list(map(device_of, names)), len(assigned), self.events.now
-        coordinator, totals = self.coordinator, self.coordinator.totals
+        coordinator, costs = self.coordinator, self.coordinator.costs
         devices = np.array(numbers, np.int64)
         steps = steps_of(self.local, self.source.examples(devices))
         down = np.full(size, self.down_bytes)
@@ -119,8 +117,8 @@ class DeviceTasks:
             rest = dict(zip(ids, (ends - ready).tolist(), strict=True))
             self.uploads.expect({task: seconds for task, seconds in rest.items() if seconds > 0})
             ends = np.minimum(ends, ready)
-        totals.down += int(down.sum())
-        totals.assigned.update(fates.tier.tolist())
+        costs.down += int(down.sum())
+        costs.assigned.update(fates.tier.tolist())
         self.write(list(map(AssignedLine, repeat(now), repeat("assigned"), numbers, ids)))
         tasks = RunningTasks(
             ends=(now + ends).tolist(),
@@ -191,11 +189,11 @@ class DeviceTasks:
         if device not in self.running:
             return
         tasks, row = self.running.pop(device)
-        now, task, totals = self.events.now, tasks.task[row], self.coordinator.totals
+        now, task, costs = self.events.now, tasks.task[row], self.coordinator.costs
         self.coordinator.training.drop(tasks, row, now)
         self._end_uploads([task])
-        totals.causes[cause] += 1
-        totals.wasted += now - tasks.began[row]
+        costs.causes[cause] += 1
+        costs.wasted += now - tasks.began[row]
         self.write([{"time": now, "event": "lost", "device": device, "task": task, "cause": cause}])
 
     def end(self, device: int, task: str, cause: str) -> None:
@@ -239,27 +237,24 @@ class DeviceTasks:
             row, end = 0, len(tasks.task)
         coordinator, refused = self.coordinator, None
         while row < end and refused is None:
-            training, totals = coordinator.training, coordinator.totals
+            training = coordinator.training
             found = training.results_for(tasks.task[row:end])
             last = row + len(found)
-            measured = coordinator.measure_before(tasks, slice(row, last), found)
-            weights = coordinator.weights(tasks.name[row:last], found.examples)
-            reported = totals.measure(found, weights)
-            refused = coordinator.refuse(found, weights, reported)
-            good = len(found) if refused is None else refused[0]
+            reports, refused = coordinator.receive(tasks, slice(row, last), found)
+            good = len(reports)
             if coordinator.kept is not None:
                 made = slice(row, row + good + (refused is not None))
                 coordinator.kept.finished(tasks.device[made], tasks.task[made], found)
-            rows, accepted = slice(row, row + good), found.select(range(good))
-            commands = self._accept(tasks, rows, accepted, weights[:good], reported[:good], measured[:good])
+            rows = slice(row, row + good)
+            commands = self._accept(tasks, rows, found.select(range(good)), reports)
             row += good
             if refused is not None:
                 self.events.now = max(self.events.now, tasks.ends[row])
                 training.put_back(tasks.task[row + 1 : last], found.select(range(good + 1, len(found))))
-                totals.up += self.up_bytes
-                self.lose(tasks.device[row], refused[1])
-                commands = coordinator.engine.end(tasks.name[row], tasks.task[row], refused[1], self.events.now)
-            del found  # its memory must be free when the next round begins
+                coordinator.costs.up += self.up_bytes
+                self.lose(tasks.device[row], refused)
+                commands = coordinator.engine.end(tasks.name[row], tasks.task[row], refused, self.events.now)
+            del found, reports  # their memory must be free when the next round begins
             carry_out(commands)
         if not next_is_expected:
             held, begin, end = runs.pop()
@@ -268,42 +263,24 @@ class DeviceTasks:
             for at in range(begin, end):  # other things may happen before these reports arrive
                 self.expect_alone(held, at, held.ends[at], held.serial[at])
 
-    def _accept(
-        self,
-        tasks: RunningTasks,
-        rows: slice,
-        found: TrainedDevices,
-        weights: NDArray[np.int64],
-        reported: list[Reported],
-        measured: list[Measured],
-    ) -> list[Command]:
+    def _accept(self, tasks: RunningTasks, rows: slice, found: TrainedDevices, reports: ReportColumns) -> list[Command]:
         times = tasks.ends[rows]
         if not times:
             return []
         if times[0] < self.events.now:
             times = [max(self.events.now, time) for time in times]
         self.events.now = times[-1]
-        totals = self.coordinator.totals
-        totals.up += self.up_bytes * len(times)
-        devices, ids = tasks.device[rows], tasks.task[rows]
-        coordinator, staleness = self.coordinator, list[int]()
-        if coordinator.outlive:
-            staleness = [coordinator.engine.counts(name).staleness for name in tasks.name[rows]]
-        factors = list(map(coordinator.plan.staleness_factor, staleness))
-        reported = coordinator.with_losses(reported, measured)
-        totals.measured += measured
-        totals.add_reports(tasks, rows, found, weights, times, staleness, factors, reported)
-        coordinator.count_updates(tasks.name[rows])
+        coordinator, devices, ids = self.coordinator, tasks.device[rows], tasks.task[rows]
+        coordinator.costs.up += self.up_bytes * len(times)
+        coordinator.accept(tasks, rows, reports, times)
         if coordinator.kept is not None:
             coordinator.kept.accepted(devices, found)
-        if coordinator.control is not None:
-            coordinator.control.add(found)
         self.write(list(map(AcceptedLine, times, repeat("accepted"), devices, ids, found.steps.tolist())))
         for device in devices:
             del self.running[device]
         self._end_uploads(ids)
         selection.learn(coordinator.engine, tasks, rows, found, times)
-        return self.coordinator.engine.count_reports(tasks.name[rows], ids, self.events.now)
+        return coordinator.engine.count_reports(tasks.name[rows], ids, self.events.now)
 
     def _due(self, event: Event, until: float) -> tuple[list[tuple[RunningTasks, int, int]], bool]:
         """Return the reports that arrive before anything else can happen: tasks, the first row and the row after the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
-from fleetlearn_coordinator.aggregation.commit import next_model, weight_of, weights_of
+from fleetlearn_coordinator.aggregation.commit import next_model, weights_of
 from fleetlearn_protocol.errors import Code, FleetError
 
 MEAN, MOMENTUM = aggregators.make("mean"), optimizers.make("momentum", lr=1.0, momentum=0.5)
@@ -36,5 +36,4 @@ def test_a_model_that_would_not_stay_finite_is_not_made() -> None:
 
 
 def test_a_weight_is_the_examples_up_to_the_limit() -> None:
-    assert [weight_of(examples, 5) for examples in (1, 5, 6)] == [1, 5, 5]
     assert weights_of(np.array([1, 5, 6]), 5).tolist() == [1, 5, 5]

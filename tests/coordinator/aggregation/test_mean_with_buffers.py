@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation import aggregators, exact_mean, optimizers
-from fleetlearn_coordinator.aggregation.commit import Began, next_model
+from fleetlearn_coordinator.aggregation.commit import TaskBase, next_model
 from fleetlearn_coordinator.aggregation.updates import ALIGNMENT, ArrayUpdate, Values
 from fleetlearn_protocol.manifest import Parameter
 from fleetlearn_protocol.vector import gather
@@ -90,8 +90,8 @@ def test_the_servers_optimizer_leaves_the_buffers_alone(name: str) -> None:
 
 def test_fedasync_mixes_buffers_as_it_mixes_parameters() -> None:
     """alpha .5, s .5: x + .25 (x_i - x). Its task began at 0, so that x_i is 2 and 3."""
-    began = Began(np.array([0.0, 0.0], np.float32), 0.5, 0.5)
-    assert committed(optimizers.make("sgd", TABLE, lr=0.5), share=0.5, began=began) == [1.25, 1.5]
+    base = TaskBase(np.array([0.0, 0.0], np.float32), 0.5, 0.5)
+    assert committed(optimizers.make("sgd", TABLE, lr=0.5), share=0.5, base=base) == [1.25, 1.5]
 
 
 def test_what_a_device_puts_into_the_buffers_places_is_not_used() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_coordinator.aggregation.aggregators import make
-from fleetlearn_coordinator.aggregation.commit import Began, next_model
+from fleetlearn_coordinator.aggregation.commit import TaskBase, next_model
 from fleetlearn_coordinator.aggregation.exact_mean import WEIGHT_BITS, multiplier, multipliers
 from fleetlearn_coordinator.aggregation.optimizers import make as make_optimizer
 from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS, Hyper
@@ -122,6 +122,6 @@ def test_fedasync_mixes_models_by_hand() -> None:
     state = mean.init(1)
     mean.add(state, (np.full(1, 2, np.float32),), 1, 2.0, 0.5)
     model = np.full(1, 4, np.float32)
-    mixed = next_model(mean, state, sgd, {}, model, Began(np.ones(1, np.float32), 0.5, 0.6))
+    mixed = next_model(mean, state, sgd, {}, model, TaskBase(np.ones(1, np.float32), 0.5, 0.6))
     assert mixed.model.tolist() == pytest.approx([3.7])
     assert next_model(mean, state, sgd, {}, model).model.tolist() == pytest.approx([4.6])

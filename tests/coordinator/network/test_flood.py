@@ -341,13 +341,16 @@ async def test_a_device_that_fetches_too_much_waits(make_plan: PlanMaker, patch:
     patch.setattr(connections, "DOWNLOAD_RATE", 1e-9)
     async with fleet(make_plan(round__minimum=2)) as (coordinator, join):
         a = await join("a")
-        size, budget = coordinator.run.model.nbytes, coordinator.host.devices["a"].connection.downloads.tokens
+        size, budget = (
+            coordinator.run.models.newest.model.nbytes,
+            coordinator.host.devices["a"].connection.downloads.tokens,
+        )
         whole = int(budget // size)
         for _ in range(whole):
-            await a.fetch(coordinator.run.model_digest)
+            await a.fetch(coordinator.run.models.newest.digest)
         await until(lambda: coordinator.host.devices["a"].download is None)
         sent = coordinator.run.bytes_down
-        await a.send(Fetch(coordinator.run.model_digest))
+        await a.send(Fetch(coordinator.run.models.newest.digest))
         await a.send("{}")
         await a.expect(Refused)  # the fetch was handled before, and has not begun
         assert coordinator.host.devices["a"].download is not None

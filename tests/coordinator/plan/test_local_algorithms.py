@@ -26,8 +26,6 @@ def test_scaffold_s_recipe_asks_for_two_parts_and_sends_two_vectors() -> None:
     assert [aggregator.name for aggregator in plan.aggregators().values()] == ["mean", "mean"]
     assert plan.vectors == plan.algorithm.tied == ("control",)
     assert plan.round.weighting == "uniform"
-    assert plan.share(3) == 3 / 9
-    assert parse(SMALL).share(3) == 1.0
     gradient = parse(f'recipe = "scaffold"\n{SMALL}[local]\nalgorithm = "scaffold-gradient"\n{DEVICES}')
     assert gradient.parts(PLAIN) == plan.parts(PLAIN)
 

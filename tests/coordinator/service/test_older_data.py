@@ -69,7 +69,7 @@ def test_an_open_round_goes_on(tmp_path: Path, older: Mapping[str, Any]) -> None
     (commit,) = commands
     assert isinstance(commit, Commit)
     run.commit(commit, NOW)
-    assert {slot: values.tobytes() for slot, values in run.state.items()} == {
+    assert {slot: values.tobytes() for slot, values in run.models.newest.optimizer_state.items()} == {
         "m": older["state_m"].tobytes(),
         "v": older["state_v"].tobytes(),
     }

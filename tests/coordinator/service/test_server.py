@@ -90,13 +90,13 @@ def end_download(coordinator: RunServer, download: Download) -> None:
 @run_async
 async def test_a_round_makes_the_weighted_mean(make_plan: PlanMaker) -> None:
     async with fleet(make_plan()) as (coordinator, join):
-        before = coordinator.run.model.copy()
+        before = coordinator.run.models.newest.model.copy()
         a, b = await join("a"), await join("b")
         task = await a.do_round(update_of(1.0), examples=10)
         await b.do_round(update_of(2.0), examples=30)
-        assert await a.fetch((await a.task()).vector("model").sha256) == coordinator.run.model.tobytes()
+        assert await a.fetch((await a.task()).vector("model").sha256) == coordinator.run.models.newest.model.tobytes()
         assert task.round == 1
-        np.testing.assert_array_equal(coordinator.run.model, before + np.float32(1.75))
+        np.testing.assert_array_equal(coordinator.run.models.newest.model, before + np.float32(1.75))
     status = read_status(coordinator.run.plan.data_dir)
     assert status.version == 1
     assert not status.running
@@ -104,7 +104,7 @@ async def test_a_round_makes_the_weighted_mean(make_plan: PlanMaker) -> None:
     assert round_.summary["reports"] == 2
     assert round_.summary["evaluation"] == {"loss": 0.7, "accuracy": 0.5}
     assert round_.summary["change"] == pytest.approx(1.75 * SIZE**0.5)
-    np.testing.assert_array_equal(read_model(coordinator.run.plan.data_dir)[1], coordinator.run.model)
+    np.testing.assert_array_equal(read_model(coordinator.run.plan.data_dir)[1], coordinator.run.models.newest.model)
 
 
 @run_async
@@ -135,7 +135,7 @@ async def test_a_file_that_cannot_be_read_any_more_ends_its_download_alone(make_
             (folder / TRAIN).write_bytes(whole)
             assert (refused.code, refused.sha256) == (Code.UNKNOWN_CONTENT, entry.sha256)
             assert [len(chunk.payload) for chunk in a.chunks] == [CHUNK_BYTES]
-            assert len(await a.fetch(coordinator.run.model_digest)) == 4 * SIZE
+            assert len(await a.fetch(coordinator.run.models.newest.digest)) == 4 * SIZE
 
 
 @run_async
@@ -145,7 +145,7 @@ async def test_fetches_that_are_refused(make_plan: PlanMaker) -> None:
         await a.send(Fetch("0" * 64))
         refused = await a.expect(Refused)
         assert (refused.code, refused.sha256) == (Code.UNKNOWN_CONTENT, "0" * 64)
-        await a.send(Fetch(coordinator.run.model_digest, 4 * SIZE + 1))
+        await a.send(Fetch(coordinator.run.models.newest.digest, 4 * SIZE + 1))
         assert (await a.expect(Refused)).code is Code.WRONG_OFFSET
         manifest = coordinator.run.bundle.manifest
         await a.send(Fetch(manifest.files[TRAIN].sha256, manifest.files[TRAIN].size + 1))
@@ -163,7 +163,7 @@ async def test_a_later_fetch_replaces_an_earlier_one(make_plan: PlanMaker) -> No
         peer = coordinator.host.devices["a"]
         asked = await fetch_until_blocked(coordinator, peer, a, entry)
         stuck = peer.download
-        await a.send(Fetch(coordinator.run.model_digest))
+        await a.send(Fetch(coordinator.run.models.newest.digest))
         await until(lambda: peer.download is not stuck)
         a.connection.transport.resume_reading()
         await a.expect(Welcome)
@@ -172,14 +172,14 @@ async def test_a_later_fetch_replaces_an_earlier_one(make_plan: PlanMaker) -> No
             contents.append(await a.expect(Content))
         assert len(contents) in (asked, asked + 1)  # the last fetch of the file may have waited for the device to read
         assert {content.sha256 for content in contents[:-1]} == {entry.sha256}
-        assert contents[-1].sha256 == coordinator.run.model_digest
+        assert contents[-1].sha256 == coordinator.run.models.newest.digest
         assert sum(len(chunk.payload) for chunk in a.chunks) < asked * entry.size
         received = b""
         while len(received) < contents[-1].size:
             chunk = unpack_chunk(await a.connection.recv(decode=False))
             assert (chunk.transfer, chunk.offset) == (contents[-1].transfer, len(received))
             received += chunk.payload
-        assert received == coordinator.run.model.tobytes()
+        assert received == coordinator.run.models.newest.model.tobytes()
         await until(lambda: peer.download is None)
         await join("b")  # not before: a task would come between the contents
         await a.do_round(update_of(1.0))
@@ -415,10 +415,10 @@ async def test_an_update_that_is_not_finite_ends_the_task_and_not_the_round(make
         for chunk in pack_chunks(grant.transfer, bad.tobytes()):
             await a.send(chunk)
         assert (await a.expect(Refused)).code is Code.NOT_FINITE
-        before = coordinator.run.model.copy()
+        before = coordinator.run.models.newest.model.copy()
         await b.do_round(update_of(0.5))
         assert coordinator.engine.version == 1
-        np.testing.assert_array_equal(coordinator.run.model, before + np.float32(0.5))
+        np.testing.assert_array_equal(coordinator.run.models.newest.model, before + np.float32(0.5))
         assert read_status(coordinator.run.plan.data_dir).rounds[0].summary["dropped"] == {"rejected: not-finite": 1}
 
 
@@ -468,10 +468,10 @@ async def test_a_broken_upload_resumes_where_it_was(make_plan: PlanMaker) -> Non
         await a.send(report_of(task, update))
         grant = await a.expect(Grant)
         assert grant.offset == CHUNK_BYTES
-        before = coordinator.run.model.copy()
+        before = coordinator.run.models.newest.model.copy()
         await a.send_update(grant, update)
         await a.expect(Accepted)
-        np.testing.assert_array_equal(coordinator.run.model, before + update)
+        np.testing.assert_array_equal(coordinator.run.models.newest.model, before + update)
 
 
 @run_async
@@ -553,7 +553,7 @@ async def test_a_failed_device_gives_its_slot_back(make_plan: PlanMaker) -> None
 async def test_a_device_that_failed_and_is_back_saves_the_round_of_a_small_fleet(make_plan: PlanMaker) -> None:
     """Two devices, of which a round needs both. Both sat connected until the deadline, and the update was lost."""
     async with fleet(make_plan(round__goal=2, round__minimum=2, stop__rounds=1)) as (coordinator, join):
-        before = coordinator.run.model.copy()
+        before = coordinator.run.models.newest.model.copy()
         one, other = await join("one"), await join("other")
         await one.do_round(update_of(1.0))
         task = await other.task()
@@ -569,7 +569,7 @@ async def test_a_device_that_failed_and_is_back_saves_the_round_of_a_small_fleet
         again = await join("other")
         assert (await again.do_round(update_of(3.0))).task != task.task
         assert await coordinator.done == "1 rounds done"
-        np.testing.assert_array_equal(coordinator.run.model, before + np.float32(2.0))
+        np.testing.assert_array_equal(coordinator.run.models.newest.model, before + np.float32(2.0))
 
 
 @run_async
@@ -680,10 +680,10 @@ async def test_a_new_process_goes_on_with_the_round(make_plan: PlanMaker) -> Non
         tasks = [await peer.task() for peer in peers]
         for peer, task, update in list(zip(peers, tasks, updates, strict=True))[:2]:
             assert isinstance(await peer.upload(task, update, examples=7), Accepted)
-        expected = coordinator.run.model.copy()
+        expected = coordinator.run.models.newest.model.copy()
     async with fleet(plan) as (coordinator, join):
         assert coordinator.engine.phase is Phase.OPEN
-        assert len(coordinator.run.open_round.reports) == 2
+        assert len(coordinator.run.reports.round) == 2
         a = await join("a", held=Held(tasks[0].task, 1))
         await a.send(report_of(tasks[0], updates[0], examples=7))
         await a.expect(Accepted)  # it counted before, and is told so again
@@ -691,7 +691,7 @@ async def test_a_new_process_goes_on_with_the_round(make_plan: PlanMaker) -> Non
         assert (await c.task()).task == tasks[2].task
         assert isinstance(await c.upload(tasks[2], updates[2], examples=7), Accepted)
         mean = sum(update.astype(np.float64) for update in updates) / 3
-        np.testing.assert_allclose(coordinator.run.model, expected + mean, atol=1e-6)
+        np.testing.assert_allclose(coordinator.run.models.newest.model, expected + mean, atol=1e-6)
         assert coordinator.engine.version == 1
 
 
@@ -721,7 +721,9 @@ def test_many_updates_fold_into_a_written_sum(make_plan: PlanMaker, tmp_path: Pa
     weights = np.arange(1, count + 1)
     expected = sum(weight * update.astype(np.float64) for weight, update in zip(weights, updates, strict=True))
     initial = coordinator.run.bundle.parameters()
-    np.testing.assert_array_equal(coordinator.run.model, (initial + expected / weights.sum()).astype(np.float32))
+    np.testing.assert_array_equal(
+        coordinator.run.models.newest.model, (initial + expected / weights.sum()).astype(np.float32)
+    )
 
 
 @run_async
@@ -785,7 +787,7 @@ async def test_a_full_disk_ends_the_process_and_nothing_is_done_after(make_plan:
         for chunk in pack_chunks(other.transfer, update_of(2.0).tobytes()):
             await b.send(chunk)
         await b.closed()
-        assert coordinator.run.open_round.reports == {}
+        assert coordinator.run.reports.round.accepted == []
     async with fleet(make_plan()) as (coordinator, join):  # with room again
         assert coordinator.engine.phase is Phase.OPEN
         assert len(coordinator.engine.leases) == 2
@@ -797,7 +799,7 @@ async def test_a_device_that_takes_chunks_in_is_not_silent(make_plan: PlanMaker)
         a = await join("a")
         driver = coordinator.host.devices["a"]
         other = take_the_place(coordinator)
-        await a.send(Fetch(coordinator.run.model_digest))
+        await a.send(Fetch(coordinator.run.models.newest.digest))
         await a.expect(Waiting)
         asked = driver.conversation.seen
         end_download(coordinator, other)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.sent_models import make_forms
 from fleetlearn_coordinator.service import server
-from fleetlearn_coordinator.service.training_run import run, written_model
+from fleetlearn_coordinator.service.training_run import run_models
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.deltas import apply_delta
 from fleetlearn_protocol.encodings import FAMILIES, FLOAT16, FLOAT32, Encoding, find_encoding
@@ -81,7 +81,7 @@ async def test_a_round_in_the_plan_s_encoding(make_plan: PlanMaker, name: str) -
     """A device that does not know it is asked for float32. The mean is that of what the bytes mean."""
     encoding = find_encoding(name)
     async with fleet(make_plan(encoding__up=name)) as (coordinator, join):
-        before = coordinator.run.model.copy()
+        before = coordinator.run.models.newest.model.copy()
         new, old = await joined(join, "new"), await join("old")
         asked, exact = await new.task(), await old.task()
         assert (asked.parts, exact.parts) == ({"update": name}, {"update": "float32"})
@@ -91,7 +91,7 @@ async def test_a_round_in_the_plan_s_encoding(make_plan: PlanMaker, name: str) -
         await until(lambda: coordinator.engine.version == 1)
         decoded = encoding.decode(content, SIZE).astype(np.float64)
         np.testing.assert_array_equal(
-            coordinator.run.model, (before + (decoded + VECTOR.astype(np.float64)) / 2).astype(np.float32)
+            coordinator.run.models.newest.model, (before + (decoded + VECTOR.astype(np.float64)) / 2).astype(np.float32)
         )
 
 
@@ -130,14 +130,14 @@ async def test_an_update_outlives_the_coordinator_in_its_encoding(make_plan: Pla
         contents.append(encoding.encode(VECTOR, task.seed))
         assert isinstance(await upload(a, task, contents[0], encoding), Accepted)
     async with fleet(plan) as (coordinator, join):
-        before = coordinator.run.model.copy()
+        before = coordinator.run.models.newest.model.copy()
         b = await joined(join, "b")
         task = await b.task()
         contents.append(encoding.encode(VECTOR, task.seed))
         assert isinstance(await upload(b, task, contents[1], encoding), Accepted)
         await until(lambda: coordinator.engine.version == 1)
         total = sum(encoding.decode(content, SIZE).astype(np.float64) for content in contents)
-        np.testing.assert_array_equal(coordinator.run.model, (before + total / 2).astype(np.float32))
+        np.testing.assert_array_equal(coordinator.run.models.newest.model, (before + total / 2).astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ async def test_the_model_travels_as_float16_to_devices_that_know_it(make_plan: P
         new = await joined(join, "new", evaluates=True)
         await exactly(new, await new.task())
         task = await new.receive()
-        model = coordinator.run.model
+        model = coordinator.run.models.newest.model
         assert not np.equal(FLOAT16.decode(FLOAT16.encode(model)), model).all()
         assert task.vectors == (FLOAT16.reference("model", model),)
         assert await new.fetch(task.vectors[0].sha256) == FLOAT16.encode(model)
@@ -198,7 +198,7 @@ async def test_a_model_that_float16_cannot_hold_travels_as_float32(make_plan: Pl
         task = await a.task()
         assert isinstance(await upload(a, task, FLOAT32.encode(1e5 * VECTOR), FLOAT32), Accepted)
         task = await a.task()
-        assert task.vectors == (FLOAT32.reference("model", coordinator.run.model),)
+        assert task.vectors == (FLOAT32.reference("model", coordinator.run.models.newest.model),)
 
 
 @run_async
@@ -208,7 +208,7 @@ async def test_an_older_model_is_served_as_float16_while_a_task_needs_it(make_pl
     async with fleet(plan) as (coordinator, join):
         a, b, c = [await joined(join, name) for name in "abc"]
         slow, others = await a.task(), [await b.task(), await c.task()]
-        first = coordinator.run.model.copy()
+        first = coordinator.run.models.newest.model.copy()
         await exactly(b, others[0])
         await exactly(c, others[1])
         await until(lambda: coordinator.engine.version == 1)
@@ -241,8 +241,7 @@ def test_forms_of_a_large_model_are_made_in_another_thread(
             await until(lambda: coordinator.engine.version == 3)
 
     monkeypatch.setattr(server, "LARGE_MODEL", 0)
-    for module in (run, written_model):
-        monkeypatch.setattr(module, "make_forms", noting)
+    monkeypatch.setattr(run_models, "make_forms", noting)
     asyncio.run(rounds())
     assert threads == [True, False, False, False], "the first one's at the start"
 
@@ -256,7 +255,7 @@ async def test_a_model_is_offered_as_the_difference_from_the_one_that_the_device
         a = await join("a")
         for version in range(3):
             task = await a.task()
-            (reference,), model = task.vectors, coordinator.run.model
+            (reference,), model = task.vectors, coordinator.run.models.newest.model
             assert reference.sha256 == digest(model)
             if version:
                 assert reference.delta is not None
@@ -278,7 +277,7 @@ async def test_a_model_is_offered_as_the_difference_from_the_one_that_the_device
         (reference,) = (await a.task()).vectors
         assert reference.delta is not None
         content = await a.fetch(reference.delta.sha256)
-        assert apply_delta(models[2].tobytes(), content) == coordinator.run.model.tobytes()
+        assert apply_delta(models[2].tobytes(), content) == coordinator.run.models.newest.model.tobytes()
 
 
 @run_async

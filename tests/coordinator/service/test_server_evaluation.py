@@ -73,7 +73,7 @@ def test_each_model_is_measured_and_the_last_one_before_the_run_finishes(make_pl
             asked = await asyncio.gather(serve(old), serve(new))
             assert asked[0] == []
             assert [given.vectors[0].sha256 for given in asked[1]] == [
-                coordinator.run.digests.of_model(1),
+                coordinator.run.models.digest_of(1),
                 read(plan, 2),
             ]
             assert await coordinator.done == "2 rounds done"

@@ -19,13 +19,13 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 from fleetlearn_coordinator import ServiceSettings, read_model, read_status
+from fleetlearn_coordinator.aggregation import open_round
 from fleetlearn_coordinator.aggregation.exact_mean import USUAL
 from fleetlearn_coordinator.service import several_runs as module
 from fleetlearn_coordinator.service.held_out import HeldOut
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.operations import Operations
 from fleetlearn_coordinator.service.several_runs import HostedRuns, hosting
-from fleetlearn_coordinator.service.training_run import written_model
 from fleetlearn_coordinator.storage.administrators import Administrators
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.runs import Population, Runs, WantedRun
@@ -522,11 +522,12 @@ async def test_what_is_as_large_as_the_model_is_freed_when_a_run_ends(folder: Pa
             await peer.fetch(task.vector("model").sha256)
             assert isinstance(await peer.upload(task, UPDATE), Accepted)
             await peer.task()
-            sums = server.run.open_round.sums["update"]
-            arrays = [server.run.model, *server.run.state.values(), sums.bin_of(USUAL)]
+            sums = server.run.reports.round.sums.states["update"]
+            newest = server.run.models.newest
+            arrays = [newest.model, *newest.optimizer_state.values(), sums.bin_of(USUAL)]
             assert len(arrays) == 4, "Adam's two moments, and a number for each element's sum"
             there = [weakref.ref(each) for each in arrays]
-            del sums, arrays, task
+            del sums, newest, arrays, task
             await host.want("a", "stopped")
             assert [each for each in there if each() is not None] == []
 
@@ -537,7 +538,7 @@ async def test_what_is_as_large_as_the_model_is_freed_when_a_run_ends(folder: Pa
             await host.add("b")
             await peer.expect(Cancel)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(written_model, "next_model", lambda *given: diverge(given[4]))  # the model from before
+                patch.setattr(open_round, "next_model", lambda *given: diverge(given[4]))  # the model from before
                 await peer.do_round(UPDATE)
                 await settled(peer)
                 await host.hosted.look()
@@ -563,7 +564,7 @@ async def test_a_run_that_fails_ends_alone(folder: Path) -> None:
         def diverge(*args: Any) -> Any:
             raise ValueError("the model is not finite")
 
-        bad.run.open_round.scale = diverge  # type: ignore[method-assign]
+        bad.run.reports.round.commit = diverge  # type: ignore[method-assign]
         peer = await host.join("d")
         for _ in range(2):  # one of each
             await peer.do_round(UPDATE)

@@ -84,7 +84,7 @@ def test_devices_are_answered_while_a_commit_is_under_way(
     async def test() -> None:
         async with fleet(make_plan(round__goal=2, round__over_selection=1.5)) as (coordinator, join):
             a, b, c = [await join(name) for name in "abc"]
-            before = coordinator.run.model.copy()
+            before = coordinator.run.models.newest.model.copy()
             late = await c.task()
             with held_up(monkeypatch) as go_on:
                 await a.do_round(update_of(1.0))
@@ -105,10 +105,10 @@ def test_devices_are_answered_while_a_commit_is_under_way(
                 go_on.set()
                 await committed(coordinator)
             assert coordinator.engine.version == 1
-            np.testing.assert_array_equal(coordinator.run.model, before + np.float32(1.0))
+            np.testing.assert_array_equal(coordinator.run.models.newest.model, before + np.float32(1.0))
             task = await again.task()
             assert task.round == 2
-            assert await again.fetch(task.vector("model").sha256) == coordinator.run.model.tobytes()
+            assert await again.fetch(task.vector("model").sha256) == coordinator.run.models.newest.model.tobytes()
             engine = coordinator.engine
             assert len(engine.leases) == 3
             assert sorted([*engine.leases, *engine.selection.idle]) == ["a", "b", "c", "d"], "each is there once"
@@ -164,17 +164,17 @@ def test_updates_are_accepted_while_others_are_added_and_the_commit_waits_for_al
     async def test() -> None:
         async with fleet(make_plan(round__goal=3, stop__rounds=1)) as (coordinator, join):
             devices = [await join(name) for name in "abc"]
-            before = coordinator.run.model.copy()
+            before = coordinator.run.models.newest.model.copy()
             with additions_held_up(monkeypatch) as go_on:
                 for number, device in enumerate(devices):
                     await device.do_round(update_of(float(number)))
                 assert coordinator.engine.phase is Phase.COMMITTING
-                assert coordinator.run.open_round.sums["update"].count == 0
+                assert coordinator.run.reports.round.sums.states["update"].count == 0
                 assert read_status(coordinator.run.plan.data_dir).version == 0
                 go_on.set()
                 await committed(coordinator)
             assert coordinator.engine.version == 1
-            np.testing.assert_array_equal(coordinator.run.model, before + np.float32(1.0))
+            np.testing.assert_array_equal(coordinator.run.models.newest.model, before + np.float32(1.0))
 
     asyncio.run(test())
 
@@ -189,7 +189,7 @@ def test_an_upload_waits_while_all_spool_files_are_in_use(
         plan = make_plan(round__goal=4, stop__rounds=1)
         async with fleet(plan, uploads=1) as (coordinator, join):
             devices = [await join(name) for name in "abcd"]
-            before = coordinator.run.model.copy()
+            before = coordinator.run.models.newest.model.copy()
             with additions_held_up(monkeypatch) as go_on:
                 for device in devices[:3]:
                     await device.do_round(update_of(1.0))
@@ -205,7 +205,7 @@ def test_an_upload_waits_while_all_spool_files_are_in_use(
             await last.expect(Accepted)
             await committed(coordinator)
             assert len(list((plan.data_dir / "uploads").iterdir())) == 3
-            np.testing.assert_array_equal(coordinator.run.model, before + np.float32(1.0))
+            np.testing.assert_array_equal(coordinator.run.models.newest.model, before + np.float32(1.0))
 
     asyncio.run(test())
 
@@ -249,7 +249,7 @@ def test_a_full_disk_ends_the_coordinator_when_the_sum_is_saved(
             assert coordinator.run.store.ledger.get("sum") is None
         async with fleet(plan) as (coordinator, join):
             assert coordinator.run.store.ledger.get("sum") is not None
-            assert len(coordinator.engine.accepted) == coordinator.run.open_round.sums["update"].count == 2
+            assert len(coordinator.engine.accepted) == coordinator.run.reports.round.sums.states["update"].count == 2
 
     asyncio.run(test())
 

@@ -272,7 +272,7 @@ def plans(data: bytes) -> None:
         return
     plan.engine_settings(15.0)
     plan.aggregator()
-    plan.participation_rates()
+    plan.update_weights()
     assert plan.vectors is not None
     assert plan.largest_weight > 0
 

@@ -179,7 +179,7 @@ class Served:
         selection.reliability = Reliability()  # the devices of other inputs are others
         selection.end_rest()
         good = [GoodDevice(device, ELEMENTS, 64) for device in DEVICES]
-        before, saved = (run.model_digest, run.engine.version), mock.Mock(wraps=run.save_update)
+        before, saved = (run.models.newest.digest, run.engine.version), mock.Mock(wraps=run.save_update)
         wires: dict[int, Wire] = {}
         with mock.patch.object(run, "save_update", saved):
             try:
@@ -190,7 +190,7 @@ class Served:
                     wire.close()
                 await self._become_quiet()
         if not saved.call_count:
-            assert (run.model_digest, run.engine.version) == before, "the model changed without an update"
+            assert (run.models.newest.digest, run.engine.version) == before, "the model changed without an update"
 
     async def _do(self, step: Step, wires: dict[int, Wire], good: list[GoodDevice]) -> None:
         actor, sign = step.actor, step.sign

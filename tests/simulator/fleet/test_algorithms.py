@@ -104,13 +104,12 @@ def test_partial_participation_by_hand(tmp_path: Path, bundle: Path) -> None:
     assert len({tuple(sorted(devices)) for devices in accepted.values()}) >= 3
     model, control, own = by_hand([*accepted.values()], 0.05, 10)
     np.testing.assert_allclose(run.model, model, rtol=1e-4)
-    found = run.fleet.coordinator.control
-    assert found is not None
-    np.testing.assert_allclose(found.vector, control, rtol=1e-3, atol=1e-5)
+    found = run.fleet.coordinator.state.vectors["control"]
+    np.testing.assert_allclose(found, control, rtol=1e-3, atol=1e-5)
     for device in range(4):
         np.testing.assert_allclose(kept(run.fleet, device), own[device], rtol=1e-3, atol=1e-4)
     mean = np.mean([kept(run.fleet, device) for device in range(4)], axis=0)
-    np.testing.assert_allclose(found.vector, mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found, mean, rtol=1e-5, atol=1e-6)
 
 
 def test_it_converges_with_two_of_four_devices_in_a_round(tmp_path: Path, bundle: Path) -> None:
@@ -140,15 +139,23 @@ def test_a_round_without_a_model_leaves_all_as_it_was(tmp_path: Path, bundle: Pa
     )  # fmt: skip
     while not fleet.history:
         fleet.advance()
-    control = fleet.coordinator.control
-    assert control is not None
-    before = [fleet.model.tolist(), control.vector.tolist(), *(kept(fleet, device).tolist() for device in range(2))]
+    state = fleet.coordinator.state
+    before = [
+        fleet.model.tolist(),
+        state.vectors["control"].tolist(),
+        *(kept(fleet, device).tolist() for device in range(2)),
+    ]
     assert all(any(values) for values in before)
     while len(fleet.history) < 2:
         fleet.advance()
     assert [row["how"] for row in fleet.history] == ["committed", "abandoned"]
     assert fleet.history[1]["reports"] == 1
-    after = [fleet.model.tolist(), control.vector.tolist(), *(kept(fleet, device).tolist() for device in range(2))]
+    assert fleet.coordinator.state is state
+    after = [
+        fleet.model.tolist(),
+        state.vectors["control"].tolist(),
+        *(kept(fleet, device).tolist() for device in range(2)),
+    ]
     assert after == before
 
 

@@ -15,7 +15,7 @@ report and on the rounds that were committed before, not on the other reports, s
 arrive. The scale depends on the set of the round's reports: sums over them are fsum's, which rounds once, whatever the
 order.
 
-What one round leaves for the next (``RoundState``) is in the round's summary, and so survives the process.
+What one round leaves for the next (``WeighingState``) is in the round's summary, and so survives the process.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def reported_of(report: Report, weight: int, norms: Norms) -> Reported:
     return Reported(weight, report.steps, report.loss, norms).measured(report.evaluation)
 
 
-class RoundState(NamedTuple):
+class WeighingState(NamedTuple):
     """What the committed rounds decide of the open one."""
 
     bound: float
@@ -97,16 +97,16 @@ class Weighing(NamedTuple):
     def needs_losses(self) -> bool:
         return self.rule is not None and self.rule.needs_losses
 
-    def state_after(self, summary: Mapping[str, Any] | None) -> RoundState:
+    def state_after(self, summary: Mapping[str, Any] | None) -> WeighingState:
         """Return the state of the round after the last committed one. summary: that last round's; None before the
         first."""
         found = summary or {}
         bound = 0.0 if self.bound is None else self.bound.first
         if self.bound is not None and self.bound.quantile is not None:
             bound = found.get("norm", {}).get("next", bound)
-        return RoundState(bound, found.get("weighing", {}).get("next_level"))
+        return WeighingState(bound, found.get("weighing", {}).get("next_level"))
 
-    def check(self, reported: Reported, state: RoundState) -> None:
+    def check(self, reported: Reported, state: WeighingState) -> None:
         """Raise ProtocolError (norm-too-large) if the update must be refused."""
         if not self.passes_check(reported, state):
             raise ProtocolError(
@@ -114,30 +114,32 @@ class Weighing(NamedTuple):
                 f"the update's L2 norm is {reported.norms.update:.6g}; the plan's bound is {state.bound:.6g} now",
             )
 
-    def passes_check(self, reported: Reported, state: RoundState) -> bool:
+    def passes_check(self, reported: Reported, state: WeighingState) -> bool:
         """Return whether ``check`` lets the update pass."""
         refuses = self.bound is not None and self.bound.action == "refuse"
         return not refuses or reported.norms.update <= state.bound
 
-    def factor(self, reported: Reported, state: RoundState) -> float:
+    def factor(self, reported: Reported, state: WeighingState) -> float:
         """Return what the update is multiplied by, beside weight and staleness: c_i * f_i."""
         factor = 1.0
         if self.bound is not None and self.bound.action == "clip":
             factor = norm_bound.clip_factor(reported.norms.update, state.bound)
         return factor if self.rule is None else factor * self.rule.factor(reported, state.level)
 
-    def factor_of_values(self, values: Vector, present: Vector, state: RoundState) -> float:
+    def factor_of_values(self, values: Vector, present: Vector, state: WeighingState) -> float:
         """Return how far the values of a report's buffers count, beside weight and staleness. ``present``: those of the
         present model. Both are float32, shape (B,)."""
         if self.bound is None or not values.size:
             return 1.0
         return norm_bound.clip_factor(norm_bound.distance(values, present), state.bound)
 
-    def scale(self, reports: Collection[Reported], state: RoundState) -> float:
+    def scale(self, reports: Collection[Reported], state: WeighingState) -> float:
         """Return what the mean of the round's trained parameters is multiplied by."""
         return 1.0 if self.rule is None else self.rule.scale(self._clipped(reports, state), state.level)
 
-    def summary(self, reports: Collection[Reported], dropped: Mapping[str, int], state: RoundState) -> dict[str, Any]:
+    def summary(
+        self, reports: Collection[Reported], dropped: Mapping[str, int], state: WeighingState
+    ) -> dict[str, Any]:
         """Return what goes into the round's summary. ``dropped``: cause -> tasks that ended so."""
         found: dict[str, Any] = {}
         if self.bound is not None:
@@ -158,7 +160,7 @@ class Weighing(NamedTuple):
             }
         return found
 
-    def _clipped(self, reports: Collection[Reported], state: RoundState) -> Collection[Reported]:
+    def _clipped(self, reports: Collection[Reported], state: WeighingState) -> Collection[Reported]:
         """Return the reports with the norms that their updates count with."""
         if self.bound is None or not self.rule or not self.rule.needs_norms:
             return reports

@@ -3,51 +3,67 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from fleetlearn_coordinator.rounds.commands import LOST, Command, Commit
+from fleetlearn_coordinator.rounds.commands import LOST
 from fleetlearn_coordinator.rounds.training_tasks import Restored
-from fleetlearn_coordinator.storage.ledger import TaskEnded, Unfinished
+from fleetlearn_coordinator.service.run_log import RunLog
+from fleetlearn_coordinator.service.training_run.round_reports import RoundReports
+from fleetlearn_coordinator.storage.ledger import Row, TaskEnded, Unfinished
+from fleetlearn_coordinator.storage.store import Store
 
-if TYPE_CHECKING:
-    from fleetlearn_coordinator.service.training_run.run import Clocks, Run
+
+class GivenUp(NamedTuple):
+    """A round whose reports cannot be added up any more."""
+
+    number: int
+    dropped: dict[str, int]
+    """Cause -> tasks that ended so."""
+    rows: list[Row]
+    """The ends of the tasks that were out."""
 
 
-def resume_rounds(run: Run, now: Clocks) -> list[Command]:
-    """Take over the open round's reports and tasks, and reports that came before their round. Returns what
-    ``Run.record`` does. Raises StoreError (damaged)."""
-    engine = run.engine
-    oldest = engine.version - engine.settings.max_staleness if engine.settings.outlive else None
-    with run.store.repair_advice():
-        found = run.store.ledger.unfinished(oldest)
+class Unended(NamedTuple):
+    """What an earlier process left."""
+
+    restored: Restored | None
+    """What the engine takes over. None: nothing."""
+    given_up: GivenUp | None
+    """The round that is to be abandoned first."""
+
+
+def take_up_rounds(store: Store, reports: RoundReports, oldest: int | None, log: RunLog) -> Unended:
+    """Take over the open round's reports, and reports that came before their round. ``oldest``: the
+    oldest version whose tasks may still count, where tasks outlive their rounds. Raises StoreError
+    (damaged)."""
+    with store.repair_advice():
+        found = store.ledger.unfinished(oldest)
         open_now = [row for row in found.reports if row.round == found.round]
-        later = sorted((row for row in found.reports if row.round != found.round), key=lambda row: row.round)
-        given_up = found.round is not None and run.store.is_given_up(found.round)
+        later = [row for row in found.reports if row.round != found.round]
+        later.sort(key=lambda row: row.round)
+        given_up = found.round is not None and store.is_given_up(found.round)
         if not given_up:
-            run.open_round.load_sums(open_now, run.model)
+            reports.load_sums(open_now)
         for row in later:
-            run.open_round.load_early(row)
-    run.open_round.count_again(open_now)
+            reports.load_early(row)
+    reports.count_again(open_now)
+    abandoned = None
     if given_up:
-        _give_up(run, found, now)
+        abandoned = _give_up(found)
         found = Unfinished(None, [], [], [], later)
     elif found.round is not None:
-        run.log.info(
-            "round %d goes on: %d reports are safe, %d tasks were out",
-            found.round, len(open_now), len(found.leases),
-        )  # fmt: skip
+        text = "round %d goes on: %d reports are safe, %d tasks were out"
+        log.info(text, found.round, len(open_now), len(found.leases))
     if not any(found):
-        return []
-    accepted, early = ([(row.task, row.device) for row in rows] for rows in (open_now, later))
-    restored = Restored(found.round, found.leases, [] if given_up else accepted, found.dropped, found.lost, early)
-    heard: list[Command] = []
-    for command in run.record(engine.restore(restored, now.engine), now):
-        heard += run.commit(command, now) if isinstance(command, Commit) else [command]
-    return heard
+        return Unended(None, abandoned)
+    accepted = [] if given_up else [(row.task, row.device) for row in open_now]
+    early = [(row.task, row.device) for row in later]
+    restored = Restored(found.round, found.leases, accepted, found.dropped, found.lost, early)
+    return Unended(restored, abandoned)
 
 
-def _give_up(run: Run, found: Unfinished, now: Clocks) -> None:
+def _give_up(found: Unfinished) -> GivenUp:
     assert found.round is not None
-    dropped = Counter([*(cause for _, _, cause in found.dropped), *(LOST for _ in found.leases)])
-    closed = run.abandon(found.round, dict(dropped), "its reports cannot be added up any more", now)
-    run.store.write([*(TaskEnded(row.task, LOST) for row in found.leases), closed])
+    dropped = Counter(cause for _, _, cause in found.dropped)
+    dropped[LOST] += len(found.leases)
+    return GivenUp(found.round, dict(+dropped), [TaskEnded(row.task, LOST) for row in found.leases])

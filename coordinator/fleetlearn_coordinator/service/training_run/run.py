@@ -1,30 +1,24 @@
-"""A training run: what the engine decides, made to last in the data directory, and the model. No sockets, no clock.
+"""A training run: what the engine decides, made to last in the data directory. No sockets, no clock.
 
-``Run`` records what the engine decides (leases, rounds) and what the devices sent (updates) in the store. The rest is
-done in steps (``next_step``): each update is added to the round's sum, the sum is saved now and then, and the new model
-is made when the round is closed. A step's work is arithmetic and the writing of files, which may run in another thread;
-its end writes the rows with which the work counts. If the process dies before that, the next one does the work again
-from the accepted updates, with the same bits.
+``Run`` records what the engine decides (leases, rounds) and what the devices sent (updates) in the
+store. The rest is background work (``next_work``): each update is added to the round's sum, the sum
+is saved now and then, and the new model is made when the round is closed. It is arithmetic and the
+writing of files, which may be done in another thread; its end writes the rows with which it counts.
+If the process dies before that, the next one does the work again from the accepted updates, with the
+same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from math import inf
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.messages import CONTROL, Evaluated, Report
-from fleetlearn_protocol.vector import Vector, digest
+from fleetlearn_protocol.messages import Evaluated, Report
 
-from fleetlearn_coordinator.aggregation import adaptive_mu
-from fleetlearn_coordinator.aggregation.commit import Began, weight_of
-from fleetlearn_coordinator.aggregation.optimizers import State
-from fleetlearn_coordinator.aggregation.round_summary import deciding, describe, possible
-from fleetlearn_coordinator.aggregation.sent_models import Forms, make_forms
+from fleetlearn_coordinator.aggregation.round_summary import deciding, describe
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
@@ -45,23 +39,27 @@ from fleetlearn_coordinator.rounds.commands import (
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
-from fleetlearn_coordinator.service.held_out import HeldOut, means_of_newest
+from fleetlearn_coordinator.service.held_out import HeldOut
 from fleetlearn_coordinator.service.run_log import RunLog
-from fleetlearn_coordinator.service.training_run.algorithm_change import begin_algorithm, devices_factor
 from fleetlearn_coordinator.service.training_run.evaluation_records import EvaluationRecords, saved
+from fleetlearn_coordinator.service.training_run.finish import finish_rows, met_before
 from fleetlearn_coordinator.service.training_run.kept_models import dropped_after
-from fleetlearn_coordinator.service.training_run.model_digests import ModelDigests
-from fleetlearn_coordinator.service.training_run.open_round import AcceptedReport, OpenRound
+from fleetlearn_coordinator.service.training_run.load_state import load_or_begin
 from fleetlearn_coordinator.service.training_run.plan_changes import look_at_plan
+from fleetlearn_coordinator.service.training_run.remembered_pace import pace_rows, restore_pace
 from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
-from fleetlearn_coordinator.service.training_run.resume import resume_rounds
+from fleetlearn_coordinator.service.training_run.resume import GivenUp, take_up_rounds
 from fleetlearn_coordinator.service.training_run.roll_back import RestoredModel, RollBacks
-from fleetlearn_coordinator.service.training_run.tied_sum import TiedSum
-from fleetlearn_coordinator.service.training_run.written_model import WrittenModel, make_model
+from fleetlearn_coordinator.service.training_run.round_reports import RoundReports
+from fleetlearn_coordinator.service.training_run.run_models import RunModels
+from fleetlearn_coordinator.service.training_run.written_model import (
+    ModelWriter,
+    RoundToCommit,
+    WrittenRound,
+)
+from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
-    Metadata,
-    ModelMade,
     ReportAccepted,
     RoundClosed,
     RoundOpened,
@@ -70,8 +68,8 @@ from fleetlearn_coordinator.storage.ledger import (
     TaskGiven,
     TaskRevived,
 )
+from fleetlearn_coordinator.storage.requests import RollBack
 from fleetlearn_coordinator.storage.store import Store
-from fleetlearn_coordinator.storage.stored_json import decode
 
 
 class Clocks(NamedTuple):
@@ -83,57 +81,68 @@ class Clocks(NamedTuple):
     """Unix time, for the records."""
 
 
-class Step(NamedTuple):
-    """The next step with a run's accepted updates. Only one step is under way at a time."""
+class BackgroundWork(NamedTuple):
+    """What is to be done next with a run's updates and models. Only one is under way at a time."""
 
     work: Callable[[], Any]
-    """To be called once, in any thread. Raises FleetError (not-finite: training has diverged), StoreError (the disk is
-    full), OSError."""
+    """To be called once, in any thread. Raises FleetError (not-finite: training has diverged),
+    StoreError (the disk is full), OSError."""
     end: Callable[[Any, Clocks], list[Command]]
-    """Takes what ``work`` returned, in the thread of all other calls. Returns the engine's next commands, as
-    ``Run.record`` does."""
+    """Takes what ``work`` returned, in the thread of all other calls. Returns the engine's next
+    commands, as ``Run.record`` does."""
 
 
 class Run:
     """One training run, new or continued from its data directory."""
 
     def __init__(
-        self, plan: Plan, bundle: Bundle, store: Store, now: Clocks, heartbeat: float, log: RunLog | None = None
+        self,
+        plan: Plan,
+        bundle: Bundle,
+        store: Store,
+        now: Clocks,
+        heartbeat: float,
+        log: RunLog | None = None,
     ) -> None:
-        """``heartbeat``: seconds between a device's signs of life. ``log``: what names the run, one of several."""
+        """``heartbeat``: seconds between a device's signs of life. ``log``: what names the run, one
+        of several."""
         self.plan, self.bundle, self.store, self.log = plan, bundle, store, log or RunLog()
         plan.check_against(bundle.manifest)
-        self.hyper = plan.hyper(bundle.manifest)
+        hyper = plan.hyper(bundle.manifest)
         for remark in plan.remarks(bundle.manifest):
             self.log.warning("%s", remark)
         changes, row = look_at_plan(plan, store.ledger)
         if changes:
-            self.log.info("the plan has changed since the run was served last: %s", "; ".join(changes))
-        self.optimizer = plan.optimizer(bundle.manifest)
-        self.open_round = OpenRound(plan, bundle.manifest, store, self.log)
-        self._rates = plan.participation_rates()
-        self._to_commit: Callable[[], WrittenModel] | None = None
+            text = "the plan has changed since the run was served last: %s"
+            self.log.info(text, "; ".join(changes))
+        rules = plan.round_rules(bundle.manifest)
+        newest = load_or_begin(plan, rules, bundle, store, now.wall, self.log)
+        self.models = RunModels(plan, hyper, store, newest)
+        self.reports = RoundReports(rules, bundle.manifest, store, newest)
+        self.roll_backs = RollBacks(plan, rules, store, self.models, self.log)
+        asked_for = self.roll_backs.versions_asked_for
+        self._writer = ModelWriter(rules, store, self.models, asked_for)
+        self._weights = plan.update_weights()
+        for number, device in store.ledger.accepted_updates() if self._weights.rates else ():
+            self._weights.count(number, [device])
+        self._to_commit: Callable[[], WrittenRound] | None = None
         """The work of the commit that was decided and has not begun."""
         self.bytes_up = self.bytes_down = 0
         """Payload of updates received and of content sent, since the last round closed."""
         self._opened = now.engine
-        self.digests = ModelDigests(self)
-        version = self._load_model(now)
-        self.roll_backs = RollBacks(self)
-        self._mu = adaptive_mu.state_after(store.ledger.last_committed(), self.hyper.get("mu", 0.0))
-        """Where the plan lets mu follow the loss."""
         self.engine = Engine(
-            plan.engine_settings(heartbeat), prefix=f"{store.run}-", version=version, round=store.ledger.last_round()
+            plan.engine_settings(heartbeat),
+            prefix=f"{store.run}-",
+            version=newest.version,
+            round=store.ledger.last_round(),
         )
+        restore_pace(self.engine.pace, store.ledger, *now)
         ruled = self.engine.selection
-        self.selection = RememberedSelection(ruled, store.ledger) if isinstance(ruled, RuledSelection) else None
+        self.selection: RememberedSelection | None = None
         """Where the plan has rules for it."""
-        self._restore_pace(now)
-        if self._rates is not None:
-            for number, device in store.ledger.accepted_updates():
-                self._rates.add(number, device)
-        last = store.ledger.last_evaluation()
-        names = (*bundle.manifest.metrics, "loss")
+        if isinstance(ruled, RuledSelection):
+            self.selection = RememberedSelection(ruled, store.ledger)
+        last, names = store.ledger.last_evaluation(), rules.metrics
         self.evaluations = EvaluationRecords(plan, names, store.storage.requests, last, self.log)
         if last is not None:
             self.engine.restore_evaluation(saved(last), now.engine)
@@ -144,7 +153,9 @@ class Run:
         """Why training is over, or None."""
         self.met_by: int | None = None
         """The version of the model whose metric met the target, where that ended training."""
-        finish = None if self.roll_backs.look(now) and self.roll_backs.is_wanted() else self._still_finished()
+        finish = None
+        if not self.roll_backs.look(now.wall) or self.roll_backs.next_work() is None:
+            finish = met_before(plan, self.engine, store, self.roll_backs.newest)
         if finish is not None:
             self.engine.phase, self.engine.finishing = Phase.FINISHED, finish
         self.store.write([row, *self._finish(None if self.engine.measures_last else finish)])
@@ -159,100 +170,49 @@ class Run:
         return f"goes on at model version {self.engine.version}"
 
     def pace_rows(self, now: Clocks) -> list[Row]:
-        """Return what is to be written, now and then, so that the next process knows when devices come that were sent
-        away. It is no loss if the last of them are missing: their times are then given to others, too."""
-        pace = self.engine.pace
-        if pace is None:
-            return []
-        state = {"time": now.wall, **pace.bookings.state(now.engine)}
-        return [Metadata("pace", msgspec.json.encode(state).decode())]
-
-    def _restore_pace(self, now: Clocks) -> None:
-        saved = self.store.ledger.get("pace")
-        if saved is not None and self.engine.pace is not None:
-            state = decode(saved, dict[str, Any], f"{self.plan.data_dir}: what the database says of pace")
-            self.engine.pace.bookings.restore(state, now.engine - max(0.0, now.wall - state["time"]))
+        """Return what is to be written, now and then, of when devices come back."""
+        return pace_rows(self.engine.pace, *now)
 
     def resume(self, now: Clocks) -> list[Command]:
-        """Take up what an earlier process left: its open round, tasks that run, reports that came early, and an
-        evaluation. Call once."""
+        """Take up what an earlier process left: its open round, tasks that run, reports that came
+        early, and an evaluation. Call once."""
         if self.finished is not None:
             return []
-        heard = [] if self.engine.phase is Phase.FINISHED else resume_rounds(self, now)
-        heard += self.do_steps(now)  # an earlier process may have left more spool files than are held now
+        heard = [] if self.engine.phase is Phase.FINISHED else self._resume_rounds(now)
+        # An earlier process may have left more spool files than are held now.
+        heard += self.do_work(now)
         return heard + self.record(self.engine.begin(now.engine), now)
 
-    def _load_model(self, now: Clocks) -> int:
-        found = self.store.load_model()
-        if found is None:
-            vector = self.bundle.parameters()[: self.bundle.manifest.size].copy()  # not what is personal
-            found = 0, vector, self.optimizer.init(vector)
-            beside = {name: np.zeros_like(vector) for name in self.plan.vectors}  # for tasks that outlive the version
-            self.store.write(self.write_model(ModelMade(0, digest(vector), 0, now.wall), vector, found[2] | beside))
-        version, self.model, self.state = found
-        self.vectors = {name: self.state.pop(name) for name in (CONTROL,) if name in self.state}
-        self.vectors, rows = begin_algorithm(self.plan, self.store.ledger, version, self.model, self.vectors)
-        self.store.write(rows)
-        # The name of its optimizer is missing in a data directory of an earlier version; slots say less.
-        before = self.store.ledger.get("optimizer") or self.optimizer.name
-        if before != self.optimizer.name or set(self.state) != set(self.optimizer.init(self.model)):
-            self.log.warning("the server optimizer is now %s: its state starts from the beginning", self.optimizer.name)
-            self.state = self.optimizer.init(self.model)
-        factor = devices_factor(self.plan, self.store.ledger)
-        if factor != 1.0:
-            text = "server.devices is %d now: what the coordinator keeps of all devices is multiplied by %.6g"
-            self.log.warning(text, self.plan.server.devices, factor)
-            for kept in (self.vectors, self.state) if self.optimizer.name == "feddyn" else (self.vectors,):
-                kept |= {name: vector * np.float32(factor) for name, vector in kept.items()}
-        self.model_digest = digest(self.model)
-        self.vector_digests = {name: digest(vector) for name, vector in self.vectors.items()}
-        self.forms = make_forms(self.plan.encoding.down, self.model, self.digests.load(self.digests.bases_of(version)))
-        return version
+    def _resume_rounds(self, now: Clocks) -> list[Command]:
+        settings = self.engine.settings
+        oldest = self.engine.version - settings.max_staleness if settings.outlive else None
+        restored, given_up = take_up_rounds(self.store, self.reports, oldest, self.log)
+        if given_up is not None:
+            self._give_up(given_up, now)
+        if restored is None:
+            return []
+        heard: list[Command] = []
+        for command in self.record(self.engine.restore(restored, now.engine), now):
+            heard += self.commit(command, now) if isinstance(command, Commit) else [command]
+        return heard
 
-    @property
-    def tied_sum(self) -> TiedSum | None:
-        """What is known of c or h at the newest model. None: the plan has neither."""
-        return self.open_round.tied_sum
+    def _give_up(self, given_up: GivenUp, now: Clocks) -> None:
+        why = "its reports cannot be added up any more"
+        closed = self._abandon(given_up.number, given_up.dropped, why, now)
+        self.store.write([*given_up.rows, closed])
 
     def tied_to(self, device: str) -> str | None:
         """Return the task whose tied vectors the device's next task goes on from; None: from zeros."""
         if not self.plan.tied:
             return None
-        return self.open_round.last_task_of(device) or self.store.ledger.tied_to(device)
-
-    def _still_finished(self) -> Finish | None:
-        """The stop rule that the last committed round meets. The plan's rules may be others than at the last start."""
-        ledger, plan = self.store.ledger, self.plan
-        since, summary = self.roll_backs.newest, ledger.last_committed()
-        if summary is None or since == self.engine.version > 0:  # no round has made the newest model
-            summary = {"change": inf, "metrics": {}}
-        if plan.stop.measured_by == "evaluation":
-            measured, found = ledger.last_valid_evaluation(since) or (0, {"metrics": {}})
-            metrics = deciding(found, plan.evaluation.minimum)
-        elif plan.stop.measured_by == "held-out":
-            results = self.store.storage.held_out.read_all()
-            results = {version: row for version, row in results.items() if version >= since}
-            measured, metrics = max(results, default=0), means_of_newest(results)
-        else:
-            measured, metrics = self.engine.version - 1, deciding(summary, plan.round.minimum)
-        # An earlier version let one device's word pass.
-        metrics = {name: mean for name, mean in metrics.items() if possible(plan.bounds, name, mean)}
-        return self.engine.finish(summary["change"], metrics, measured)
+        return self.reports.last_task_of(device) or self.store.ledger.tied_to(device)
 
     def _finish(self, finish: Finish | None) -> list[Row]:
-        self.finished, self.met_by = (None, None) if finish is None else (finish.reason, finish.version)
-        rule = None if finish is None else msgspec.json.encode(finish._asdict()).decode()
-        return [Metadata("finished", self.finished), Metadata("finished_by", rule)]
+        self.finished = None if finish is None else finish.reason
+        self.met_by = None if finish is None else finish.version
+        return finish_rows(finish)
 
-    def hyper_of(self, version: int) -> dict[str, float]:
-        """Return the hyper-parameters of the tasks that begin from this version of the model."""
-        if not self.plan.local.adaptive_mu:
-            return self.hyper
-        if version == self.engine.version:
-            return self.hyper | {"mu": self._mu.mu}
-        rounds = self.store.ledger.committed_rounds(self.engine.version - version + 1)
-        made = next((summary for made, summary in reversed(rounds) if made <= version), None)
-        return self.hyper | {"mu": adaptive_mu.state_after(made, self.hyper["mu"]).mu}
+    # What devices send
 
     def save_update(
         self,
@@ -268,64 +228,34 @@ class Run:
         known. The caller then tells the device and calls ``engine.count_report``. Raises ProtocolError if the update
         must be refused; nothing is saved then.
         """
-        engine, task = self.engine, report.task
+        engine = self.engine
         engine.check_staleness(device)
         number, staleness, early = engine.counts(device)
-        weight = (
-            weight_of(report.examples, self.plan.largest_weight)
-            if self._rates is None
-            else self._rates.weight(number, device)
-        )
-        self.open_round.check(largest, weight)
-        reported = self.open_round.weigh(report, weight, spool_file)
-        moved = None if number == engine.round_of(task) else number
-        also = [] if self.selection is None else self.selection.reported(device, report, number, now)
-        self.store.record_report(
-            ReportAccepted(
-                report,
-                weight,
-                spool_file,
-                staleness,
-                moved,
-                reported.norms if self.open_round.weighing.needs_norms else None,
-            ),
-            number if early else None,
-            also,
-        )
-        if self._rates is not None:
-            self._rates.add(number, device)
-        accepted = AcceptedReport(device, report, reported, staleness, spool_file, largest)
+        (weight,) = self._weights.of(number, [device], np.array([report.examples], np.int64)).tolist()
+        spooled = self.reports.receive(device, report, spool_file, largest, weight, staleness)
+        norms = None
+        if self.reports.rules.weighing.needs_norms:
+            (weighed,) = spooled.columns.weighed
+            norms = weighed.norms
+        moved = None if number == engine.round_of(report.task) else number
+        row = ReportAccepted(report, weight, spool_file, staleness, moved, norms)
+        also = []
+        if self.selection is not None:
+            also = self.selection.reported(device, report, number, now)
+        self.store.record_report(row, number if early else None, also)
+        self._weights.count(number, [device])
         if early:
-            self.open_round.accept_early(number, accepted)
+            self.reports.accept_early(number, spooled)
         else:
-            self.open_round.accept(accepted)
+            self.reports.accept(spooled)
 
-    def next_step(self) -> Step | None:
-        """Return what is to be done next, or None: roll back, if somebody asked for it; add an accepted update; where
-        all are added, make the model if the round is to be committed, or save the aggregator's state if many updates
-        are in spool files."""
-        if self.roll_backs.is_wanted():
-            return Step(*self.roll_backs.next_work())
-        add = self.open_round.next_work()
-        if add is not None:
-            return Step(add, lambda added, now: [])
-        if self._to_commit is not None:
-            work, self._to_commit = self._to_commit, None
-            return Step(work, self._end_commit)
-        if self.store.must_save_aggregator and not self.open_round.keeps_updates:
-            return Step(self.store.begin_save(self.open_round.tensors()), self._end_save)
-        return None
+    def save_measurement(self, message: Evaluated) -> None:
+        """Make what a device measured durable. The caller then tells the device and calls
+        ``engine.count_measurement``."""
+        self.store.write([self.evaluations.result_row(message)])
+        self.evaluations.keep(message)
 
-    def do_steps(self, now: Clocks) -> list[Command]:
-        """Do all steps at once, in this thread. Returns the engine's next commands, as ``record`` does."""
-        heard: list[Command] = []
-        while (step := self.next_step()) is not None:
-            heard += step.end(step.work(), now)
-        return heard
-
-    def _end_save(self, saved: AggregatorSaved, now: Clocks) -> list[Command]:
-        self.store.end_save(saved)
-        return []
+    # What the engine decides
 
     def record(self, commands: Iterable[Command], now: Clocks, also: Iterable[Row] = ()) -> list[Command]:
         """Write what the commands change, in one batch. Returns those that the driver has to act on, in order:
@@ -359,7 +289,7 @@ class Run:
                 case Opened(number):
                     rows.append(self._open(number, now))
                 case Abandon(number, dropped, text):
-                    rows.append(self.abandon(number, dropped, text, now))
+                    rows.append(self._abandon(number, dropped, text, now))
                     heard.append(command)
                 case Finish(reason):
                     rows += self._finish(command)
@@ -374,127 +304,144 @@ class Run:
 
     def _open(self, number: int, now: Clocks) -> Row:
         self._opened = now.engine
-        self.open_round.begin(number, self.model)
+        self.reports.begin(number)
         return RoundOpened(number, now.wall)
 
-    def begin_commit(self, command: Commit, now: Clocks) -> None:
-        """The round is closed: the step after its last update's makes the model.
-
-        Its work changes nothing of the run, and while the engine is committing nothing changes that it reads."""
-        summary, needed = self._summary(command.dropped, now), [self.engine.version]
-        if (oldest := self.engine.oldest_version()) is not None:
-            needed.append(oldest)
-        if self.selection is not None:
-            summary |= self.selection.summary(self.engine.accepted.values())
-        if self.held_out is not None:
-            needed += self.held_out.waiting()[:1]
-        began = None
-        if self.plan.server.mix:
-            (staleness,) = self.open_round.staleness.values()
-            began = self._began(self.engine.version - staleness, staleness)
-            # A report that came early, or may still come of a lost device, needs the model that its task began from.
-            needed.append(self.engine.version - self.engine.settings.max_staleness)
-        bases = self.digests.bases_of(self.engine.version + 1)  # here, since a thread cannot read the ledger
-        there, needed = self.store.blobs.model_versions(), [*needed, *bases, *self.roll_backs.needed()]
-        dropped = dropped_after(self.plan, there, self.engine.version, min(needed), summary)
-        self._to_commit = partial(make_model, self, command.round, summary, now.wall, dropped, began, bases)
-
-    def _began(self, version: int, staleness: int) -> Began:
-        """Return where a task of this version began. Raises StoreError (missing, damaged)."""
-        model = self.model if not staleness else self.store.load_parameters(version, self.digests.of_model(version))
-        return Began(model, self.plan.staleness_factor(staleness), self.plan.mixing_rate)
-
-    def _end_commit(self, new: WrittenModel, now: Clocks) -> list[Command]:
-        """Write the rows with which the new model and its optimizer's state become valid and the round is closed, and
-        tell the engine."""
-        self.store.write(new.rows)
-        self.model, self.state, self.vectors, self.model_digest = new.model, new.state, new.vectors, new.sha256
-        self.vector_digests, self.forms = new.vector_digests, new.forms
-        if self.vectors:
-            self.digests.begin_version(self.engine.version + 1, self.engine.oldest_version())
-        self.open_round.state = self.open_round.weighing.state_after(new.summary)
-        self.open_round.tied_sum = new.tied_sum
-        if new.tied_sum is not None and new.tied_sum.since == new.round:
-            self.log.warning(
-                "a device lost what it kept for %s: the vectors that go with it begin again from zeros, here and on "
-                "all devices; the model stays",
-                self.plan.local.algorithm,
-            )
-        self._mu = adaptive_mu.state_after(new.summary, self._mu.mu)
-        self.log.info("round %d committed: %s", new.round, describe(new.summary))
-        if self.selection is not None:
-            self.selection.selection.committed(self.engine.version + 1, new.summary.get("selection", {}))
-        metrics = deciding(new.summary, self.plan.round.minimum) if self.plan.stop.measured_by == "round" else {}
-        return self.record(self.engine.committed(now.engine, change=new.summary["change"], metrics=metrics), now)
-
-    def save_measurement(self, message: Evaluated) -> None:
-        """Make what a device measured durable. The caller then tells the device and calls
-        ``engine.count_measurement``."""
-        self.store.write([self.evaluations.result_row(message)])
-        self.evaluations.keep(message)
-
-    def end_evaluation(self, command: EvaluationClosed, now: Clocks) -> list[Command]:
-        """An evaluation was recorded: its metrics may stop the run. Returns the engine's next commands, as ``record``
-        does."""
-        if not command.valid or self.plan.stop.measured_by != "evaluation" or command.version < self.roll_backs.newest:
-            return []
-        return self.record(self.engine.measured(self.evaluations.metrics, command.version, now.engine), now)
-
-    def commit(self, command: Commit, now: Clocks) -> list[Command]:
-        """Commit at once, in this thread."""
-        self.begin_commit(command, now)
-        return self.do_steps(now)
-
-    def give_up_for(self, new: RestoredModel, rows: Iterable[Row], now: Clocks) -> list[Command]:
-        """Give up what is open and make this model the newest, with these rows, in one batch. Returns what ``record``
-        does."""
-        self._to_commit = None
-        heard = self.record(self.engine.roll_back(), now, rows)
-        self.store.give_up_early()
-        self.open_round.forget_early()
-        self.model, self.state, self.vectors, self.forms = new.model, new.state, new.vectors, new.forms
-        self.model_digest = new.made.sha256
-        self.vector_digests = {name: digest(vector) for name, vector in new.vectors.items()}
-        self.digests.begin_version(new.made.version, None)
-        return heard
-
-    def free(self) -> None:
-        """Let the model, and all that is as large, be freed now. Nothing may be asked of the run any more.
-
-        The run and its parts refer to each other. Without this they would wait for the garbage collector, which a
-        coordinator runs rarely (``process_settings.collect_garbage_rarely``)."""
-        self._to_commit = None
-        self.model = np.empty(0, np.float32)
-        self.state, self.vectors, self.forms = {}, {}, Forms()
-        self.open_round.abandon()
-
-    def write_model(self, made: ModelMade, model: Vector, state: State, dropped: Iterable[int] = ()) -> list[Row]:
-        """Write the model's file, with the optimizer's state and the vectors beside the model. Returns the rows that
-        make them count."""
-        made = made._replace(optimizer=self.optimizer.name)
-        named = [Metadata("optimizer", self.optimizer.name), Metadata("devices", self.plan.server.devices)]
-        return [*named, *self.store.write_model(made, model, state, dropped)]
-
-    def abandon(self, number: int, dropped: dict[str, int], text: str, now: Clocks) -> Row:
+    def _abandon(self, number: int, dropped: Mapping[str, int], text: str, now: Clocks) -> Row:
         """End the open round without a model. Returns the row that says so. ``text``: why."""
         summary = self._summary(dropped, now)
-        self.open_round.abandon()
+        self.reports.end(self.models.newest)
         self.log.warning("round %d abandoned: %s; %s", number, text, describe(summary))
         return RoundClosed(number, "abandoned", summary, now.wall)
 
-    def _summary(self, dropped: dict[str, int], now: Clocks) -> dict[str, Any]:
-        """Return the summary of a round whose model stays as it is; a commit then states its change."""
-        names = (*self.bundle.manifest.metrics, "loss")
-        summary = self.open_round.summary(names, dropped, outlives=self.engine.settings.outlive)
-        if self.plan.local.adaptive_mu:
-            loss, most = summary["metrics"].get("loss"), adaptive_mu.largest(self.hyper)
-            summary |= adaptive_mu.summary_of(self._mu, loss, most)
-        summary |= {
-            "dropped": dropped,
-            "change": 0.0,
+    def _summary(self, dropped: Mapping[str, int], now: Clocks) -> dict[str, Any]:
+        """Return the summary of the round that closes."""
+        summary = self.reports.round.summary(dropped) | {
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "seconds": round(now.engine - self._opened, 6),
         }
         self.bytes_up = self.bytes_down = 0
+        for name, devices in summary["left_out"].items():
+            low, high = self.plan.bounds[name]
+            text = "%d devices measured a %s beyond its bounds, %g to %g, and are left out of it"
+            self.log.warning(text, devices, name, low, high)
         return summary
+
+    def end_evaluation(self, command: EvaluationClosed, now: Clocks) -> list[Command]:
+        """An evaluation was recorded: its metrics may stop the run. Returns the engine's next
+        commands, as ``record`` does."""
+        decides = command.valid and self.plan.stop.measured_by == "evaluation"
+        if not decides or command.version < self.roll_backs.newest:
+            return []
+        metrics, version = self.evaluations.metrics, command.version
+        return self.record(self.engine.measured(metrics, version, now.engine), now)
+
+    # Background work
+
+    def next_work(self) -> BackgroundWork | None:
+        """Return what is to be done next, or None: roll back, if somebody asked for it; add an
+        accepted update; where all are added, make the model if the round is to be committed, or save
+        the aggregator's state if many updates are in spool files."""
+        if (roll_back := self.roll_backs.next_work()) is not None:
+            restore = partial(self.roll_backs.restore, roll_back)
+            return BackgroundWork(restore, partial(self._end_roll_back, roll_back.request))
+        if (add := self.reports.next_to_add()) is not None:
+            return BackgroundWork(add, lambda added, now: [])
+        if self._to_commit is not None:
+            make, self._to_commit = self._to_commit, None
+            return BackgroundWork(make, self._end_commit)
+        if self.store.must_save_aggregator and not self.reports.keeps_updates:
+            save = self.store.begin_save(self.reports.round.sums.to_tensors())
+            return BackgroundWork(save, self._end_save)
+        return None
+
+    def do_work(self, now: Clocks) -> list[Command]:
+        """Do all that is to be done at once, in this thread. Returns the engine's next commands, as
+        ``record`` does."""
+        heard: list[Command] = []
+        while (next_work := self.next_work()) is not None:
+            heard += next_work.end(next_work.work(), now)
+        return heard
+
+    def commit(self, command: Commit, now: Clocks) -> list[Command]:
+        """Commit at once, in this thread."""
+        self.begin_commit(command, now)
+        return self.do_work(now)
+
+    def begin_commit(self, command: Commit, now: Clocks) -> None:
+        """The round is closed: the work after its last update's makes the model.
+
+        It changes nothing of the run, and while the engine is committing nothing changes that it reads."""
+        engine, models, version = self.engine, self.models, self.engine.version
+        summary = self._summary(command.dropped, now)
+        if self.selection is not None:
+            summary |= self.selection.summary(engine.accepted.values())
+        bases = models.bases_of(version + 1)  # here, since a thread cannot read the ledger
+        needed = [version, *bases, *self.roll_backs.versions_asked_for()]
+        if (oldest := engine.oldest_version()) is not None:
+            needed.append(oldest)
+        if self.held_out is not None:
+            needed += self.held_out.waiting()[:1]
+        base = None
+        if self.reports.rules.mixing_rate is not None:
+            (staleness,) = self.reports.round.staleness()
+            base = models.load_model(version - staleness)
+            # A report that came early, or may still come of a lost device, needs the model that its
+            # task began from.
+            needed.append(version - engine.settings.max_staleness)
+        there = self.store.blobs.model_versions()
+        dropped = dropped_after(self.plan, there, version, min(needed), summary)
+        tied = self.reports.tied if self.plan.tied else {}
+        decided = RoundToCommit(command.round, summary, now.wall, base, bases, dropped, tied)
+        self._to_commit = partial(self._writer.commit, decided, self.reports.round)
+
+    def _end_commit(self, new: WrittenRound, now: Clocks) -> list[Command]:
+        """Write the rows with which the new model and its optimizer's state become valid and the
+        round is closed, and tell the engine."""
+        model, summary, version = new.model, new.summary, new.model.state.version
+        self.store.write(model.rows)
+        self.models.begin_version(model.state, model.forms, self.engine.oldest_version())
+        self.reports.end(model.state)
+        if new.forgets_tied:
+            self.log.warning(
+                "a device lost what it kept for %s: the vectors that go with it begin again from zeros, here and on "
+                "all devices; the model stays",
+                self.plan.local.algorithm,
+            )
+        self.log.info("round %d committed: %s", new.number, describe(summary))
+        if self.selection is not None:
+            self.selection.selection.committed(version, summary.get("selection", {}))
+        metrics = {}
+        if self.plan.stop.measured_by == "round":
+            metrics = deciding(summary, self.plan.round.minimum)
+        commands = self.engine.committed(now.engine, change=summary["change"], metrics=metrics)
+        return self.record(commands, now)
+
+    def _end_save(self, written: AggregatorSaved, now: Clocks) -> list[Command]:
+        self.store.end_save(written)
+        return []
+
+    def _end_roll_back(self, request: RollBack, new: RestoredModel | StoreError, now: Clocks) -> list[Command]:
+        """Give up what is open, and make this model the newest, in one batch; then let the run go on."""
+        if isinstance(new, StoreError):
+            self.roll_backs.refuse(request, new.text)
+            return []
+        self._to_commit = None
+        rows = self.roll_backs.rows_of(request, new)
+        heard = self.record(self.engine.roll_back(), now, rows)
+        self.store.give_up_early()
+        self.models.begin_version(new.model.state, new.model.forms, None)
+        self.reports.forget_early()
+        self.reports.end(new.model.state)
+        self.roll_backs.end(request, new, now.wall)
+        return heard + self.record(self.engine.go_on_from_model(now.engine), now)
+
+    def free(self) -> None:
+        """Let the model, and all that is as large, be freed now. Nothing may be asked of the run any more.
+
+        The run and its parts refer to each other. Without this they would wait for the garbage
+        collector, which a coordinator runs rarely (``process_settings.collect_garbage_rarely``)."""
+        self._to_commit = None
+        self.models.free()
+        self.reports.end(self.models.newest)

@@ -1,97 +1,115 @@
-"""The model of a round that is closed: made and written, before it counts."""
+"""A model in its file, before it counts: what closing a round, or a roll back, makes in any thread."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import numpy as np
-from fleetlearn_protocol.messages import CONTROL, UPDATE
-from fleetlearn_protocol.vector import Vector, digest
+from fleetlearn_protocol.vector import Vector
 
-from fleetlearn_coordinator.aggregation import round_sums
-from fleetlearn_coordinator.aggregation.commit import Began, next_model
-from fleetlearn_coordinator.aggregation.optimizers import State
-from fleetlearn_coordinator.aggregation.sent_models import Forms, make_forms
-from fleetlearn_coordinator.service.training_run.tied_sum import TiedSum
-from fleetlearn_coordinator.storage.ledger import ModelMade, RoundClosed, Row, TiedVectorsCounted, TiedVectorsForgotten
-
-if TYPE_CHECKING:
-    from fleetlearn_coordinator.service.training_run.run import Run
-
-
-H = "h"
-"""The slot of FedDyn's server."""
+from fleetlearn_coordinator.aggregation.model_state import ModelState
+from fleetlearn_coordinator.aggregation.open_round import OpenRound
+from fleetlearn_coordinator.aggregation.round_rules import RoundRules
+from fleetlearn_coordinator.aggregation.sent_models import Forms
+from fleetlearn_coordinator.service.training_run.run_models import RunModels
+from fleetlearn_coordinator.service.training_run.saved_tied_sum import row_of
+from fleetlearn_coordinator.storage.ledger import (
+    Metadata,
+    ModelMade,
+    RoundClosed,
+    Row,
+    TiedVectorsCounted,
+    TiedVectorsForgotten,
+)
+from fleetlearn_coordinator.storage.store import Store
 
 
 class WrittenModel(NamedTuple):
-    """The model that a round made, its file written. It does not count before its step's end."""
+    """A model whose file is written. It does not count before its rows are written."""
 
-    round: int
-    model: Vector
-    state: State
-    """Of the server optimizer."""
-    vectors: dict[str, Vector]
-    """What devices fetch beside the model."""
-    vector_digests: dict[str, str]
-    """Their SHA-256."""
-    sha256: str
-    """Of the model's bytes."""
+    state: ModelState
     forms: Forms
     """In which it travels beside float32."""
     rows: list[Row]
-    """What makes it the newest model, and its round closed."""
+    """What makes it the newest model."""
+
+
+class WrittenRound(NamedTuple):
+    """The model of a round that is closed. Its rows close the round, too."""
+
+    number: int
+    """Of the round."""
+    model: WrittenModel
     summary: dict[str, Any]
-    """Of its round."""
-    tied_sum: TiedSum | None
-    """The state of c or h after the round, where the algorithm has one of them."""
+    forgets_tied: bool
+    """Whether c or h, and what devices keep for it, begin again from zeros."""
 
 
-def make_model(
-    run: Run,
-    round: int,
-    summary: dict[str, Any],
-    at: float,
-    dropped: Iterable[int],
-    began: Began | None,
-    bases: Mapping[int, str],
-) -> WrittenModel:
-    """Make the open round's model and write its file, in any thread; nothing of the run changes.
+@dataclass(frozen=True)
+class RoundToCommit:
+    """What is decided of a round when it closes. Nothing here changes while its model is made."""
 
-    ``dropped``: the versions that are not kept any more. ``began``: where the task of its only update began, if the
-    server mixes. ``bases``: as ``ModelDigests.bases_of`` returns them. Raises FleetError (not-finite: training has
-    diverged), StoreError (the disk is full), OSError.
-    """
-    open_round, devices, tied_sum = run.open_round, run.plan.server.devices, run.tied_sum
-    model, state, summary["change"] = next_model(
-        open_round.aggregators[UPDATE],
-        open_round.sums[UPDATE],
-        run.optimizer,
-        run.state,
-        run.model,
-        began,
-        run.plan.share(len(open_round.reports)),
-        open_round.scale(),
-    )
-    vectors = dict[str, Vector]()
-    tied_rows: list[Row] = [TiedVectorsCounted(*pair) for pair in open_round.tied.items() if run.plan.tied]
-    if tied_sum is not None and devices is not None:
-        if CONTROL in run.plan.vectors:
-            vectors[CONTROL] = round_sums.next_control(run.vectors[CONTROL], open_round.sums[CONTROL], devices)
-        tied_sum = tied_sum.after(devices, open_round.reports.values(), round)
-        if tied_sum.since == round:
-            vectors = {name: np.zeros_like(model) for name in vectors}
-            state = {name: np.zeros_like(model) if name == H else values for name, values in state.items()}
-            tied_rows = [TiedVectorsForgotten()]
-        tied_rows.append(tied_sum.row)
-    digests = {name: digest(vector) for name, vector in vectors.items()}
-    forms = make_forms(run.plan.encoding.down, model, run.digests.load(bases))
-    row = ModelMade(run.engine.version + 1, digest(model), round, at)
-    # Read when the files are removed: somebody may ask for a version while this thread computes.
-    dropped = (version for version in dropped if version not in run.roll_backs.needed())
-    rows = [
-        *run.write_model(row, model, state | vectors, dropped),
-        RoundClosed(round, "committed", summary, at),
-        *tied_rows,
-    ]
-    return WrittenModel(round, model, state, vectors, digests, row.sha256, forms, rows, summary, tied_sum)
+    number: int
+    summary: dict[str, Any]
+    """As ``OpenRound.summary`` returned it, with what the run adds."""
+    at: float
+    """Unix time."""
+    base: Vector | None
+    """The model that the task of the only update began from, if the server mixes models."""
+    bases: Mapping[int, str]
+    """As ``RunModels.bases_of`` returned them."""
+    dropped: Iterable[int]
+    """The versions that are not kept any more."""
+    tied: Mapping[str, str]
+    """Device -> its last task whose report counts, where devices keep tied vectors."""
+
+
+class ModelWriter:
+    """Makes models and writes their files, in any thread; nothing else of the run changes."""
+
+    def __init__(
+        self,
+        rules: RoundRules,
+        store: Store,
+        models: RunModels,
+        asked_for: Callable[[], Iterable[int]],
+    ) -> None:
+        """``asked_for``: returns the versions that somebody asks for at this moment. May be called
+        in any thread."""
+        self._rules, self._store, self._models = rules, store, models
+        self._asked_for = asked_for
+
+    def commit(self, decided: RoundToCommit, round: OpenRound) -> WrittenRound:
+        """Make the round's model and write its file. Raises FleetError (not-finite: training has
+        diverged), StoreError (the disk is full), OSError."""
+        number = decided.number
+        state, summary = round.commit(number, decided.summary, decided.base)
+        made = ModelMade(state.version, state.digest, number, decided.at)
+        forms = self._models.make_forms(state.model, decided.bases)
+        # Asked as each file is removed: somebody may ask for a version while this thread computes.
+        dropped = (each for each in decided.dropped if each not in {*self._asked_for()})
+        rows = [
+            *write_model(self._rules, self._store, made, state, dropped),
+            RoundClosed(number, "committed", summary, decided.at),
+        ]
+        forgets_tied = self._rules.devices is not None and state.tied_sum.since == number
+        if forgets_tied:
+            rows.append(TiedVectorsForgotten())
+        else:
+            rows += [TiedVectorsCounted(*pair) for pair in decided.tied.items()]
+        if self._rules.devices is not None:
+            rows.append(row_of(state.tied_sum))
+        return WrittenRound(number, WrittenModel(state, forms, rows), summary, forgets_tied)
+
+
+def write_model(
+    rules: RoundRules, store: Store, made: ModelMade, state: ModelState, dropped: Iterable[int] = ()
+) -> list[Row]:
+    """Write a model's file, with the optimizer's state and the vectors beside the model. Returns the
+    rows that make them count. Raises StoreError (the disk is full)."""
+    name = rules.optimizer.name
+    beside = {**state.optimizer_state, **state.vectors}
+    named = [Metadata("optimizer", name), Metadata("devices", rules.devices)]
+    made = made._replace(optimizer=name)
+    return [*named, *store.write_model(made, state.model, beside, dropped)]

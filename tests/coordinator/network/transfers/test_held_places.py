@@ -95,7 +95,7 @@ async def test_a_silent_grant_goes_to_the_next_and_is_given_again(make_plan: Pla
     async with fleet(make_plan(), uploads=1) as (coordinator, join):
         a, b = await join("a"), await join("b")
         task, first = await granted(a)
-        before = coordinator.run.model.copy()
+        before = coordinator.run.models.newest.model.copy()
         await b.do_round(update_of(3.0))
         assert await a.expect(Waiting) == Waiting(task=task.task)
         await a.send(report_of(task, update_of(1.0)))
@@ -103,7 +103,7 @@ async def test_a_silent_grant_goes_to_the_next_and_is_given_again(make_plan: Pla
         assert (again.offset, again.transfer != first.transfer) == (0, True)
         await a.send_update(again, update_of(1.0))
         await a.expect(Accepted)
-        np.testing.assert_array_equal(coordinator.run.model, before + np.float32(2.0))
+        np.testing.assert_array_equal(coordinator.run.models.newest.model, before + np.float32(2.0))
 
 
 @run_async
@@ -279,7 +279,7 @@ async def test_downloads_that_are_not_read_give_their_place_to_the_next(make_lar
         model = (await c.task()).vector("model").sha256
         await c.send(Fetch(model))
         assert await c.expect(Waiting) == Waiting(sha256=model)
-        assert await read_content(c) == coordinator.run.model.tobytes()
+        assert await read_content(c) == coordinator.run.models.newest.model.tobytes()
 
 
 @run_async
@@ -292,7 +292,7 @@ async def test_a_download_that_lost_its_place_goes_on_where_it_was(make_large_pl
         assert len(await fetch(b, tasks[1].vector("model").sha256)) == 4 * LARGE
         assert not stuck.turn.is_set()
         a.connection.transport.resume_reading()
-        assert await read_content(a) == coordinator.run.model.tobytes()
+        assert await read_content(a) == coordinator.run.models.newest.model.tobytes()
 
 
 @run_async
@@ -317,7 +317,7 @@ async def test_a_fetch_that_waits_is_told_so_again_and_again(make_plan: PlanMake
             a = await join("a")
             other = Download("nobody", "0" * 64, asyncio.WriteTransport())
             coordinator.host.downloads.places.held[other] = None
-            sha256 = coordinator.run.model_digest
+            sha256 = coordinator.run.models.newest.digest
             await a.send(Fetch(sha256))
             for _ in range(4):
                 assert await a.expect(Waiting) == Waiting(sha256=sha256)
@@ -334,7 +334,7 @@ async def test_a_device_has_one_download_over_all_its_connections(make_large_pla
         for _ in range(5):
             a = await join("a")
             for _ in range(3):
-                await stop_reading(coordinator, a, coordinator.run.model_digest)
+                await stop_reading(coordinator, a, coordinator.run.models.newest.digest)
         await until(lambda: len(coordinator.host.downloads.places.held) == 1)
         assert not list(coordinator.host.downloads.places.waiting)
 
@@ -366,7 +366,7 @@ async def test_what_belongs_to_a_download_is_freed_when_it_is_ended(make_large_p
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fleetlearn_coordinator.conversation.places.WINDOW", 1000.0)  # nobody loses a place
         async with fleet(plan, downloads=2) as (coordinator, join):
-            host, model = coordinator.host, coordinator.run.model_digest
+            host, model = coordinator.host, coordinator.run.models.newest.digest
             gc.collect()
             gc.disable()
             try:
@@ -381,7 +381,7 @@ async def test_what_belongs_to_a_download_is_freed_when_it_is_ended(make_large_p
                 await until(lambda: "w" not in host.devices)
                 await a.do_round(update_of(1.0, LARGE))
                 await until(lambda: coordinator.engine.version == 1)  # the others' downloads are of an old model now
-                await stop_reading(coordinator, a, coordinator.run.model_digest)
+                await stop_reading(coordinator, a, coordinator.run.models.newest.digest)
                 a.connection.transport.abort()
                 await until(lambda: "a" not in host.devices)
                 await asyncio.sleep(0)  # the transport's last call

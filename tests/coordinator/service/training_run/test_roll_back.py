@@ -37,8 +37,8 @@ class KilledError(Exception):
 def roll_back(fleet: Fleet, version: int) -> Any:
     """What the server does within a second of a request."""
     find_storage(fleet.run.plan.data_dir).requests.ask_for_roll_back(version, "command")
-    assert fleet.run.roll_backs.look(NOW)
-    return fleet.run.do_steps(NOW)
+    assert fleet.run.roll_backs.look(NOW.wall)
+    return fleet.run.do_work(NOW)
 
 
 def train(fleet: Fleet, values: Sequence[float], devices: str = "a") -> list[Assign]:
@@ -65,8 +65,8 @@ def test_the_next_round_trains_from_the_earlier_model(make_plan: PlanMaker) -> N
     assert abandoned.round == 4
     tasks = leases(commands)
     assert {(lease.device, lease.version, lease.round) for lease in tasks} == {("a", 4, 5), ("b", 4, 5)}
-    np.testing.assert_array_equal(fleet.run.model, old)
-    np.testing.assert_array_equal(fleet.run.state["v"], state["v"])
+    np.testing.assert_array_equal(fleet.run.models.newest.model, old)
+    np.testing.assert_array_equal(fleet.run.models.newest.optimizer_state["v"], state["v"])
     assert find_storage(plan.data_dir).requests.roll_back() is None
     with pytest.raises(ProtocolError, match=r"task .* is of round 4"):
         fleet.run.engine.announce(second.device, second.task, 4, 0.0)
@@ -102,7 +102,7 @@ def test_a_roll_back_between_rounds(make_plan: PlanMaker, phase: Phase) -> None:
         fleet.carry_out(fleet.run.engine.tick(1000.0))
         assert fleet.run.engine.phase is Phase.GATHERING
     commands = roll_back(fleet, 1)
-    np.testing.assert_array_equal(fleet.run.model, read_model(plan.data_dir, 1)[1])
+    np.testing.assert_array_equal(fleet.run.models.newest.model, read_model(plan.data_dir, 1)[1])
     assert fleet.run.engine.version == 3
     again = leases(commands) or leases(fleet.check_in("a"))
     assert [(row.device, row.version) for row in again] == [("a", 3)]
@@ -120,14 +120,14 @@ def test_a_version_that_is_asked_for_during_a_commit_is_kept(make_plan: PlanMake
     (commit,) = fleet.run.record(fleet.run.engine.count_report(lease.device, lease.task, 0.0), NOW)
     assert isinstance(commit, Commit)
     fleet.run.begin_commit(commit, NOW)
-    step = fleet.run.next_step()
+    step = fleet.run.next_work()
     assert step is not None
     find_storage(plan.data_dir).requests.ask_for_roll_back(2, "command")
-    assert fleet.run.roll_backs.look(NOW)
+    assert fleet.run.roll_backs.look(NOW.wall)
     step.end(step.work(), NOW)
-    fleet.run.do_steps(NOW)
+    fleet.run.do_work(NOW)
     assert fleet.run.engine.version == 5
-    np.testing.assert_array_equal(fleet.run.model, read_model(plan.data_dir, 2)[1])
+    np.testing.assert_array_equal(fleet.run.models.newest.model, read_model(plan.data_dir, 2)[1])
     fleet.store.close()
 
 
@@ -157,7 +157,7 @@ def test_asynchronously_leases_early_reports_and_lost_tasks_end(make_plan: PlanM
     assert len({*files}) == 2
     states = {row.task: row.state for number in (1, 2, 3) for row in read_tasks(plan.data_dir, number)[1]}
     assert states[tasks["b"].task] == states[tasks["d"].task] == "stale"
-    np.testing.assert_array_equal(fleet.run.model, read_model(plan.data_dir, 0)[1])
+    np.testing.assert_array_equal(fleet.run.models.newest.model, read_model(plan.data_dir, 0)[1])
     fleet.store.close()
     fleet = Fleet(plan)
     fleet.run.resume(NOW)
@@ -189,7 +189,7 @@ def test_scaffold_begins_from_zeros_after_a_roll_back(tmp_path: Path) -> None:
             fleet.save_parts(lease, {"update": vector(value), "control": vector(value)})
             commands += fleet.carry_out(fleet.run.engine.count_report(lease.device, lease.task, 0.0))
         tasks = leases(commands)
-    assert fleet.run.vectors["control"][0] > 0
+    assert fleet.run.models.newest.vectors["control"][0] > 0
     assert fleet.run.tied_to("a") is not None
     lease = tasks[0]
     fleet.save_parts(lease, {"update": vector(1.0), "control": vector(1.0)})
@@ -201,9 +201,9 @@ def test_scaffold_begins_from_zeros_after_a_roll_back(tmp_path: Path) -> None:
             fleet.run.resume(NOW)
         else:
             roll_back(fleet, 1)
-        assert not fleet.run.vectors["control"].any()
+        assert not fleet.run.models.newest.vectors["control"].any()
         assert [fleet.run.tied_to(device) for device in "ab"] == [None, None]
-        np.testing.assert_array_equal(fleet.run.model, read_model(plan.data_dir, 1)[1])
+        np.testing.assert_array_equal(fleet.run.models.newest.model, read_model(plan.data_dir, 1)[1])
         assert fleet.run.engine.version == 3
     fleet.store.close()
 
@@ -226,11 +226,11 @@ def test_another_number_of_devices_rescales_feddyn_s_h(tmp_path: Path, now: int)
     bundle = feddyn_bundle(tmp_path)
     fleet = Fleet(feddyn_plan(bundle, 4))
     train(fleet, [1.0], "ab")
-    kept = fleet.run.state["h"].copy()
+    kept = fleet.run.models.newest.optimizer_state["h"].copy()
     assert kept.any()
     fleet.store.close()
     fleet = Fleet(feddyn_plan(bundle, now))
-    np.testing.assert_allclose(fleet.run.state["h"], kept * 4 / now, rtol=1e-6)
+    np.testing.assert_allclose(fleet.run.models.newest.optimizer_state["h"], kept * 4 / now, rtol=1e-6)
     fleet.store.close()
 
 
@@ -238,11 +238,11 @@ def test_feddyn_begins_from_zeros_after_a_roll_back(tmp_path: Path) -> None:
     """Its h on the server, which is the server optimizer's state, with what devices keep."""
     fleet = Fleet(feddyn_plan(feddyn_bundle(tmp_path), 4))
     train(fleet, [1.0, 2.0], "ab")
-    assert fleet.run.state["h"].any()
+    assert fleet.run.models.newest.optimizer_state["h"].any()
     assert fleet.run.tied_to("a") is not None
     roll_back(fleet, 1)
     assert fleet.store.load_version(fleet.store.ledger.model(1))[1]["h"].any()  # type: ignore[arg-type]
-    assert not fleet.run.state["h"].any()
+    assert not fleet.run.models.newest.optimizer_state["h"].any()
     assert [fleet.run.tied_to(device) for device in "ab"] == [None, None]
     fleet.store.close()
 
@@ -260,10 +260,10 @@ def test_a_fresh_optimizer_where_the_version_was_another_one_s(
     with caplog.at_level(logging.WARNING):
         roll_back(fleet, 1)
     assert "version 4 is version 1's model; the server optimizer begins from the beginning" in caplog.text
-    assert not fleet.run.state["m"].any()
+    assert not fleet.run.models.newest.optimizer_state["m"].any()
     roll_back(fleet, 3)
     assert "version 5 is version 3's model; the server optimizer goes on from that version's state" in caplog.text
-    assert fleet.run.state["m"].any()
+    assert fleet.run.models.newest.optimizer_state["m"].any()
     fleet.store.close()
 
 
@@ -340,7 +340,7 @@ def test_a_kill_between_any_two_writes_changes_nothing(
         identities = Identities(tmp_path / f"identities-{killed}")
         log = partial(_log_roll_back, identities, "test")
         fleet = Fleet(plan)
-        fleet.run.roll_backs.log = log
+        fleet.run.roll_backs.audit = log
         fleet.run.resume(NOW)
         fleet.check_in("a", "b")
         if killed:
@@ -350,11 +350,11 @@ def test_a_kill_between_any_two_writes_changes_nothing(
                     roll_back(fleet, 2)
             fleet.store.close()
             fleet = Fleet(plan)
-            fleet.run.roll_backs.log = log
+            fleet.run.roll_backs.audit = log
             fleet.run.roll_backs.log_last()
             fleet.run.resume(NOW)
-            fleet.run.roll_backs.look(NOW)
-            fleet.run.do_steps(NOW)
+            fleet.run.roll_backs.look(NOW.wall)
+            fleet.run.do_work(NOW)
             commands = fleet.check_in("a", "b")
         else:
             commands = roll_back(fleet, 2)

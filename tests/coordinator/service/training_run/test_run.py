@@ -75,10 +75,10 @@ def test_a_save_of_an_abandoned_round_s_sum_does_not_count(
         fleet.save_update(lease, update_of(1.0), steps=False)
         assert fleet.carry_out(fleet.run.engine.count_report(lease.device, lease.task, 0.0)) == []
     for _ in range(2):
-        add = fleet.run.next_step()
+        add = fleet.run.next_work()
         assert add is not None
         assert add.end(add.work(), NOW) == []
-    save = fleet.run.next_step()
+    save = fleet.run.next_work()
     assert save is not None
     written = save.work()
     commands = fleet.carry_out(fleet.run.engine.tick(60.0), Clocks(60.0, 1060.0))
@@ -86,7 +86,7 @@ def test_a_save_of_an_abandoned_round_s_sum_does_not_count(
     assert save.end(written, NOW) == []
     assert fleet.store.ledger.get("sum") is None
     assert sorted(fleet.store.blobs.take_spool_file() for _ in range(3)) == [0, 1, 2]
-    assert fleet.run.next_step() is None
+    assert fleet.run.next_work() is None
     fleet.store.close()
 
 
@@ -95,7 +95,7 @@ def test_updates_of_an_abandoned_round_are_not_added(make_plan: PlanMaker) -> No
     lease, _ = leases(fleet.check_in("a", "b"))
     fleet.save_update(lease, update_of(1.0), steps=False)
     fleet.carry_out(fleet.run.engine.tick(60.0), Clocks(60.0, 1060.0))
-    assert fleet.run.next_step() is None
+    assert fleet.run.next_work() is None
     fleet.store.close()
 
 
@@ -103,10 +103,10 @@ def test_the_optimizer_s_state_goes_on_over_a_restart(make_plan: PlanMaker) -> N
     """Two rounds of momentum in one process, and in two: the same model. By hand: v = 1, then 0.9 + 1 = 1.9."""
     plan = make_plan(round__goal=1, server__optimizer="momentum", server__momentum=0.9, server__lr=1.0)
     fleet = Fleet(plan)
-    initial = fleet.run.model.copy()
+    initial = fleet.run.models.newest.model.copy()
     (first,) = leases(fleet.check_in("a"))
     fleet.report(first, update_of(1.0))
-    np.testing.assert_array_equal(fleet.run.model, initial + np.float32(1.0))
+    np.testing.assert_array_equal(fleet.run.models.newest.model, initial + np.float32(1.0))
     fleet.store.close()
     fleet = Fleet(plan)
     assert fleet.run.engine.version == 1
@@ -114,7 +114,7 @@ def test_the_optimizer_s_state_goes_on_over_a_restart(make_plan: PlanMaker) -> N
     (second,) = leases(fleet.check_in("a"))
     fleet.carry_out(fleet.run.engine.tick(0.0))
     fleet.report(second, update_of(1.0))
-    np.testing.assert_allclose(fleet.run.model, initial + np.float32(2.9), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(fleet.run.models.newest.model, initial + np.float32(2.9), rtol=0, atol=1e-6)
 
 
 def test_the_model_is_what_travels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -123,16 +123,16 @@ def test_the_model_is_what_travels(tmp_path: Path, caplog: pytest.LogCaptureFixt
     fleet = Fleet(plan)
     initial = open_bundle(path).parameters()
     assert "adds a correction to the gradient, and this plan has none" in caplog.text
-    np.testing.assert_array_equal(fleet.run.model, initial[: SIZE - PERSONAL])
+    np.testing.assert_array_equal(fleet.run.models.newest.model, initial[: SIZE - PERSONAL])
     (lease,) = leases(fleet.check_in("a"))
     fleet.report(lease, update_of(1.0, SIZE - PERSONAL))
-    np.testing.assert_array_equal(fleet.run.model, initial[: SIZE - PERSONAL] + np.float32(1))
+    np.testing.assert_array_equal(fleet.run.models.newest.model, initial[: SIZE - PERSONAL] + np.float32(1))
     fleet.store.close()
     version, model = read_model(tmp_path / "run")
     assert (version, model.shape) == (1, (SIZE - PERSONAL,))
     fleet = Fleet(plan)
     fleet.run.resume(NOW)
-    np.testing.assert_array_equal(fleet.run.model, model)
+    np.testing.assert_array_equal(fleet.run.models.newest.model, model)
     fleet.store.close()
 
 
@@ -149,7 +149,7 @@ def test_buffers_take_the_mean_of_the_devices_whatever_the_server_optimizer(tmp_
         commands = leases([*fleet.check_in("a", "b"), *fleet.carry_out(fleet.run.engine.tick(0.0))])
         for lease, seen in zip(commands, (20.0, 40.0), strict=True):
             fleet.report(lease, np.array([0.5, -0.5, 0.25, seen, 0.125], np.float32))
-        assert fleet.run.model[3] == statistic
+        assert fleet.run.models.newest.model[3] == statistic
         fleet.store.close()
 
 
@@ -160,7 +160,9 @@ def test_another_server_optimizer_begins_with_a_fresh_state(
     with caplog.at_level(logging.WARNING):
         fleet = Fleet(make_plan(server__optimizer="adam"))
     assert "the server optimizer is now adam: its state starts from the beginning" in caplog.text
-    assert set(fleet.run.state) == set(fleet.run.optimizer.init(fleet.run.model))
+    assert set(fleet.run.models.newest.optimizer_state) == set(
+        fleet.run.reports.rules.optimizer.init(fleet.run.models.newest.model)
+    )
 
 
 @pytest.mark.parametrize(("before", "after"), [("adagrad", "adam"), ("adam", "yogi"), ("yogi", "adagrad")])
@@ -168,17 +170,17 @@ def test_a_state_is_never_read_as_another_optimizer_s(make_plan: PlanMaker, befo
     """Their slots have the same names. A start that made no model changes no slot."""
     fleet = Fleet(make_plan(round__goal=1, server__optimizer=before))
     fleet.report(leases(fleet.check_in("a"))[0], update_of(1.0))
-    earlier = fleet.run.state["v"].copy()
+    earlier = fleet.run.models.newest.optimizer_state["v"].copy()
     fleet.store.close()
     for _ in range(2):
         fleet = Fleet(make_plan(round__goal=1, server__optimizer=after))
-        fresh = fleet.run.optimizer.init(fleet.run.model)
-        assert {slot: values.tobytes() for slot, values in fleet.run.state.items()} == {
+        fresh = fleet.run.reports.rules.optimizer.init(fleet.run.models.newest.model)
+        assert {slot: values.tobytes() for slot, values in fleet.run.models.newest.optimizer_state.items()} == {
             slot: values.tobytes() for slot, values in fresh.items()
         }
         fleet.store.close()
     fleet = Fleet(make_plan(round__goal=1, server__optimizer=before))
-    np.testing.assert_array_equal(fleet.run.state["v"], earlier)
+    np.testing.assert_array_equal(fleet.run.models.newest.optimizer_state["v"], earlier)
     fleet.store.close()
 
 
@@ -186,12 +188,12 @@ def test_a_data_directory_without_the_optimizer_s_name_goes_on(make_plan: PlanMa
     """The version before left such a directory."""
     fleet = Fleet(make_plan(round__goal=1, server__optimizer="adagrad"))
     fleet.report(leases(fleet.check_in("a"))[0], update_of(1.0))
-    earlier = fleet.run.state["v"].copy()
+    earlier = fleet.run.models.newest.optimizer_state["v"].copy()
     for key in ("optimizer", "state_crc32"):
         fleet.store.write([Metadata(key, None)])
     fleet.store.close()
     fleet = Fleet(make_plan(round__goal=1, server__optimizer="adagrad"))
-    np.testing.assert_array_equal(fleet.run.state["v"], earlier)
+    np.testing.assert_array_equal(fleet.run.models.newest.optimizer_state["v"], earlier)
     fleet.store.close()
 
 
@@ -304,7 +306,7 @@ def test_a_round_whose_files_are_damaged_can_be_given_up(make_plan: PlanMaker) -
     """Refused by name first; with the folder of the sums removed the next start abandons the round, once."""
     plan = make_plan(round__goal=3)
     fleet = Fleet(plan)
-    initial = fleet.run.model.copy()
+    initial = fleet.run.models.newest.model.copy()
     first, _, _ = leases(fleet.check_in("a", "b", "c"))
     fleet.report(first, update_of(1.0))
     fleet.store.close()
@@ -326,7 +328,7 @@ def test_a_round_whose_files_are_damaged_can_be_given_up(make_plan: PlanMaker) -
     for lease in leases(fleet.check_in("a", "b", "c")):
         assert lease.round == 2
         fleet.report(lease, update_of(2.0))
-    np.testing.assert_array_equal(fleet.run.model, initial + np.float32(2.0))
+    np.testing.assert_array_equal(fleet.run.models.newest.model, initial + np.float32(2.0))
     fleet.store.close()
 
 
@@ -377,11 +379,11 @@ def test_a_device_has_no_more_say_in_the_metrics_than_in_the_model(make_plan: Pl
 def test_a_device_s_weight_is_capped(make_plan: PlanMaker) -> None:
     fleet = Fleet(make_plan(round__goal=2, round__max_weight=3))
     commands = leases(fleet.check_in("a", "b"))
-    initial = fleet.run.model.copy()
+    initial = fleet.run.models.newest.model.copy()
     for lease, value in zip(commands, (0.0, 1.0), strict=True):
         fleet.report(lease, update_of(value))  # both claim 10 examples
-    np.testing.assert_array_equal(fleet.run.model, initial + np.float32(0.5))
-    assert fleet.run.model.shape == (SIZE,)
+    np.testing.assert_array_equal(fleet.run.models.newest.model, initial + np.float32(0.5))
+    assert fleet.run.models.newest.model.shape == (SIZE,)
 
 
 def test_a_round_s_length_does_not_follow_the_wall_clock(make_plan: PlanMaker) -> None:

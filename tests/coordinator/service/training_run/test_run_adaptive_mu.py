@@ -23,12 +23,12 @@ def test_versions_keep_their_mu_over_restarts(make_plan: PlanMaker, lr: float, l
         (lease,) = [each for each in leases(fleet.check_in("a")) if each.device == "a"]
         fleet.report(lease, update_of(0.0), evaluation=Evaluation(10, 10 * loss, {}))
     expected = [0.5, 0.5, 0.6, last, last]
-    assert [fleet.run.hyper_of(version)["mu"] for version in range(5)] == expected
+    assert [fleet.run.models.hyper_of(version)["mu"] for version in range(5)] == expected
     fleet.store.close()
     fleet = Fleet(plan)
     fleet.run.resume(NOW)
-    assert [fleet.run.hyper_of(version)["mu"] for version in range(5)] == expected
-    assert fleet.run.hyper_of(4)["lr"] == fleet.run.hyper["lr"]
+    assert [fleet.run.models.hyper_of(version)["mu"] for version in range(5)] == expected
+    assert fleet.run.models.hyper_of(4)["lr"] == plan.hyper(fleet.run.bundle.manifest)["lr"]
     fleet.store.close()
     rows = [row.summary["mu"] for row in read_status(plan.data_dir).rounds if row.outcome == "committed"]
     assert sorted(row["used"] for row in rows) == [0.5, 0.5, 0.6, last]
@@ -38,6 +38,7 @@ def test_without_it_all_tasks_have_the_plan_s_mu(make_plan: PlanMaker) -> None:
     fleet = Fleet(make_plan("fedprox", local__mu=0.5))
     for lease in leases(fleet.check_in("a", "b")):
         fleet.report(lease, update_of(1.0))
-    assert fleet.run.hyper_of(1) == fleet.run.hyper_of(0) == fleet.run.hyper
+    hyper = fleet.run.plan.hyper(fleet.run.bundle.manifest)
+    assert fleet.run.models.hyper_of(1) == fleet.run.models.hyper_of(0) == hyper
     assert "mu" not in read_status(fleet.run.plan.data_dir).rounds[0].summary
     fleet.store.close()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.rounds.commands import Assign, Commit
-from fleetlearn_coordinator.service.training_run.open_round import given_in_order
-from fleetlearn_coordinator.service.training_run.tied_sum import TiedSum, load_tied_sum
+from fleetlearn_coordinator.service.training_run.round_reports import given_in_order
+from fleetlearn_coordinator.service.training_run.saved_tied_sum import load_tied_sum
 from fleetlearn_protocol import ProtocolError
 from fleetlearn_protocol.vector import Vector, digest
 from peers import BUFFERED, PERSONAL, SIZE, plan_text, write_personal_bundle
@@ -49,8 +48,8 @@ def test_the_control_variate_is_what_all_devices_keep_over_their_number(tmp_path
     """c' = c + (0.5 + 2) / 5, whatever the devices' examples; the update is the plain mean."""
     fleet = Fleet(scaffold_plan(tmp_path))
     first, second = leases(fleet.check_in("a", "b"))
-    begin = fleet.run.model.copy()
-    assert fleet.run.vectors["control"].tolist() == [0.0] * P
+    begin = fleet.run.models.newest.model.copy()
+    assert fleet.run.models.newest.vectors["control"].tolist() == [0.0] * P
     assert fleet.run.tied_to("a") is None
     report = fleet.save_parts(first, {"update": vector(1.0), "control": vector(0.5)})
     fleet.run.engine.count_report(first.device, report.task, 0.0)
@@ -59,10 +58,10 @@ def test_the_control_variate_is_what_all_devices_keep_over_their_number(tmp_path
     )
     fleet.save_parts(second, {"update": vector(3.0), "control": vector(2.0)})
     finish(fleet, fleet.run.record(fleet.run.engine.count_report(second.device, second.task, 0.0), NOW))  # type: ignore[arg-type]
-    np.testing.assert_array_equal(fleet.run.vectors["control"], vector(0.5))
-    np.testing.assert_array_equal(fleet.run.model, begin + vector(2.0))
-    assert fleet.run.open_round.tied == {}, "the next round is open"
-    assert fleet.run.digests.of_version(0, ["control"])["control"] == digest(vector(0.0)), (
+    np.testing.assert_array_equal(fleet.run.models.newest.vectors["control"], vector(0.5))
+    np.testing.assert_array_equal(fleet.run.models.newest.model, begin + vector(2.0))
+    assert fleet.run.reports.tied == {}, "the next round is open"
+    assert fleet.run.models.digests_of(0, ["control"])["control"] == digest(vector(0.0)), (
         "for a task of the first version"
     )
     found = [fleet.run.tied_to(device) for device in (first.device, second.device, "c")]
@@ -80,11 +79,11 @@ def test_a_restart_finds_the_sum_of_each_part_and_who_goes_on_from_where(tmp_pat
     def save(fleet: Fleet, lease: Assign) -> list[object]:
         update, control = values[lease.device]
         fleet.save_parts(lease, {"update": vector(update), "control": vector(control)})
-        fleet.run.do_steps(NOW)
+        fleet.run.do_work(NOW)
         return fleet.run.record(fleet.run.engine.count_report(lease.device, lease.task, 0.0), NOW)  # type: ignore
 
     save(fleet, tasks[0])
-    fleet.store.end_save(fleet.store.begin_save(fleet.run.open_round.tensors())())
+    fleet.store.end_save(fleet.store.begin_save(fleet.run.reports.round.sums.to_tensors())())
     save(fleet, tasks[1])
     fleet.store.close()
     shutil.copytree(plan.data_dir, tmp_path / "killed")
@@ -94,10 +93,12 @@ def test_a_restart_finds_the_sum_of_each_part_and_who_goes_on_from_where(tmp_pat
     fleet.run.record(fleet.run.engine.check_in(tasks[2].device, None, 0.0), NOW)
     finish(fleet, save(fleet, tasks[2]))
     expected = np.float32((np.float64(np.float32(0.7)) + 3.0 + np.float64(np.float32(-0.3))) / 5)
-    np.testing.assert_array_equal(fleet.run.vectors["control"], np.full(P, expected))
+    np.testing.assert_array_equal(fleet.run.models.newest.vectors["control"], np.full(P, expected))
     fleet.store.close()
     fleet = Fleet(plan)
-    np.testing.assert_array_equal(fleet.run.vectors["control"], np.full(P, expected), err_msg="the model's file has it")
+    np.testing.assert_array_equal(
+        fleet.run.models.newest.vectors["control"], np.full(P, expected), err_msg="the model's file has it"
+    )
     assert [fleet.run.tied_to(lease.device) for lease in tasks] == [lease.task for lease in tasks]
     fleet.store.close()
 
@@ -110,7 +111,7 @@ def test_what_an_abandoned_round_took_does_not_count(tmp_path: Path) -> None:
     assert fleet.run.tied_to(first.device) == first.task
     fleet.run.record(fleet.run.engine.tick(1000.0), NOW)  # the deadline is over
     assert fleet.run.tied_to(first.device) is None, "the device goes on from what it had before"
-    assert fleet.run.vectors["control"].tolist() == [0.0] * P
+    assert fleet.run.models.newest.vectors["control"].tolist() == [0.0] * P
     fleet.store.close()
 
 
@@ -125,7 +126,7 @@ def test_another_algorithm_lets_all_begin_from_zeros(tmp_path: Path) -> None:
         settings = {} if recipe == "scaffold" else {"server__devices": None}
         fleet = Fleet(scaffold_plan(tmp_path, recipe=recipe, **settings))
         assert (fleet.run.tied_to("a") is None) == zeros
-        controls = fleet.run.vectors.get("control")
+        controls = fleet.run.models.newest.vectors.get("control")
         assert (controls is None) == (recipe == "fedavg")
         assert controls is None or (not controls.any()) == zeros
         fleet.store.close()
@@ -139,7 +140,7 @@ def test_zeros_stay_zeros_until_a_round_is_committed_with_them(tmp_path: Path) -
     for _ in range(2):
         fleet = Fleet(scaffold_plan(tmp_path, encoding__up="topk-0.1"))
         assert fleet.run.tied_to("a") is None
-        assert not fleet.run.vectors["control"].any()
+        assert not fleet.run.models.newest.vectors["control"].any()
         fleet.store.close()
 
 
@@ -158,7 +159,7 @@ def test_another_algorithm_gives_up_the_open_round(tmp_path: Path, before: str) 
     fleet.run.resume(NOW)
     assert fleet.run.tied_to(first.device) is None
     do_round(fleet, leases(fleet.check_in("a", "b")), 1.0, 0.5)
-    assert fleet.run.vectors["control"].tolist() == [np.float32(0.2)] * P
+    assert fleet.run.models.newest.vectors["control"].tolist() == [np.float32(0.2)] * P
     fleet.store.close()
 
 
@@ -176,7 +177,7 @@ def test_another_algorithm_gives_up_reports_that_came_early(tmp_path: Path) -> N
     fleet.run.resume(NOW)
     found = fleet.store.ledger.unfinished(0)
     assert found.reports == found.leases == [], "the running task would report no control"
-    assert fleet.run.do_steps(NOW) == []
+    assert fleet.run.do_work(NOW) == []
     fleet.store.close()
 
 
@@ -185,7 +186,7 @@ def test_a_part_beyond_what_the_exact_sum_holds_is_refused(tmp_path: Path) -> No
     first, _ = leases(fleet.check_in("a", "b"))
     with pytest.raises(ProtocolError, match="largest element is 1e"):
         fleet.save_parts(first, {"update": vector(1.0), "control": vector(1e11)})
-    assert fleet.run.open_round.reports == {}
+    assert fleet.run.reports.round.accepted == []
     fleet.store.close()
 
 
@@ -224,7 +225,7 @@ def test_a_report_that_came_early_is_what_its_device_goes_on_from(tmp_path: Path
     report = fleet.save_parts(second, {"update": vector(2.0), "control": vector(1.0)})
     assert fleet.run.tied_to(second.device) == report.task, "before its round is open"
     fleet.run.record(fleet.run.engine.count_report(second.device, second.task, 0.0), NOW)
-    fleet.run.do_steps(NOW)
+    fleet.run.do_work(NOW)
     assert [fleet.run.tied_to(lease.device) for lease in (first, second)] == [first.task, second.task]
     fleet.store.close()
 
@@ -239,19 +240,19 @@ def test_another_number_of_devices_rescales_what_was_kept_of_all(tmp_path: Path,
     """c is the sum of what devices keep over their number: (0.5 + 2) / N, whenever N is corrected."""
     fleet = Fleet(scaffold_plan(tmp_path, server__devices=before))
     do_round(fleet, leases(fleet.check_in("a", "b")), 1.0, 1.25)
-    np.testing.assert_allclose(fleet.run.vectors["control"], vector(2.5 / before), rtol=1e-6)
+    np.testing.assert_allclose(fleet.run.models.newest.vectors["control"], vector(2.5 / before), rtol=1e-6)
     fleet.store.close()
     for _ in range(2):  # the second start finds the same file of the model as the first
         fleet = Fleet(scaffold_plan(tmp_path, server__devices=now))
-        np.testing.assert_allclose(fleet.run.vectors["control"], vector(2.5 / now), rtol=1e-6)
-        assert fleet.run.vector_digests["control"] == digest(fleet.run.vectors["control"])
+        np.testing.assert_allclose(fleet.run.models.newest.vectors["control"], vector(2.5 / now), rtol=1e-6)
+        assert fleet.run.models.newest.vector_digests["control"] == digest(fleet.run.models.newest.vectors["control"])
         fleet.store.close()
     fleet = Fleet(scaffold_plan(tmp_path, server__devices=now))
     do_round(fleet, leases(fleet.check_in("a", "b")), 1.0, 1.0)
-    np.testing.assert_allclose(fleet.run.vectors["control"], vector(4.5 / now), rtol=1e-6)
+    np.testing.assert_allclose(fleet.run.models.newest.vectors["control"], vector(4.5 / now), rtol=1e-6)
     fleet.store.close()
     fleet = Fleet(scaffold_plan(tmp_path, server__devices=now))
-    np.testing.assert_allclose(fleet.run.vectors["control"], vector(4.5 / now), rtol=1e-6)
+    np.testing.assert_allclose(fleet.run.models.newest.vectors["control"], vector(4.5 / now), rtol=1e-6)
     fleet.store.close()
 
 
@@ -281,7 +282,7 @@ class Quadratics:
         place, disk = NAMES.index(lease.device), self.disks[lease.device]
         kept = fleet.run.tied_to(lease.device)
         own = vector(0.0) if kept is None else disk.get(kept, vector(0.0))
-        model, control = fleet.run.model, fleet.run.vectors["control"]
+        model, control = fleet.run.models.newest.model, fleet.run.models.newest.vectors["control"]
         y = model.astype(np.float64)
         for _ in range(STEPS):
             y = y - LR * (CURVATURES[place] * (y - MINIMA[place]) + control - own)
@@ -309,15 +310,17 @@ def test_c_is_right_again_after_the_number_of_devices_was_corrected(tmp_path: Pa
     devices = Quadratics()
     fleet = Fleet(six_devices(tmp_path, first))
     devices.train(fleet, 15)
-    before = fleet.run.vectors["control"] * first
+    before = fleet.run.models.newest.vectors["control"] * first
     assert np.abs(before).max() > 0.1
     fleet.store.close()
     fleet = Fleet(six_devices(tmp_path, then))
     fleet.run.resume(NOW)
     devices.train(fleet, 120 if then == 6 else 1)
-    np.testing.assert_allclose(fleet.run.vectors["control"] * then, 6 * devices.mean_kept(fleet), atol=1e-4)
+    np.testing.assert_allclose(
+        fleet.run.models.newest.vectors["control"] * then, 6 * devices.mean_kept(fleet), atol=1e-4
+    )
     if then == 6:
-        np.testing.assert_allclose(fleet.run.model, vector(LEAST), atol=1e-3)
+        np.testing.assert_allclose(fleet.run.models.newest.model, vector(LEAST), atol=1e-3)
     fleet.store.close()
 
 
@@ -328,13 +331,13 @@ def test_a_device_that_lost_its_disk_does_not_count_twice(tmp_path: Path) -> Non
     devices.train(fleet, 15)
     devices.disks["a"].clear()
     devices.train(fleet, 150)
-    state = fleet.run.tied_sum
+    state = fleet.run.models.newest.tied_sum
     assert state is not None
     assert state.lost == 0
     assert 15 < state.since < 15 + 12, "in the first round of the device, and never again"
     assert load_tied_sum(fleet.store.ledger) == state, "as a restart finds it"
-    np.testing.assert_allclose(fleet.run.vectors["control"], devices.mean_kept(fleet), atol=1e-5)
-    np.testing.assert_allclose(fleet.run.model, vector(LEAST), atol=1e-3)
+    np.testing.assert_allclose(fleet.run.models.newest.vectors["control"], devices.mean_kept(fleet), atol=1e-5)
+    np.testing.assert_allclose(fleet.run.models.newest.model, vector(LEAST), atol=1e-3)
     fleet.store.close()
 
 
@@ -353,9 +356,9 @@ def test_what_began_before_c_did_does_not_count_for_it(tmp_path: Path) -> None:
         fleet.save_parts(lease, {"update": vector(1.0), "control": vector(0.5)}, lost_tied=True)
         commands = list(fleet.carry_out(fleet.run.engine.count_report(lease.device, lease.task, 0.0)))
         given += leases(commands)  # type: ignore[arg-type]
-    assert not fleet.run.vectors["control"].any()
+    assert not fleet.run.models.newest.vectors["control"].any()
     assert fleet.run.tied_to(lease.device) is None
-    model = fleet.run.model.copy()
+    model = fleet.run.models.newest.model.copy()
     fleet.save_parts(old, {"update": vector(1.0), "control": vector(8.0)})
     given += leases(list(fleet.carry_out(fleet.run.engine.count_report(old.device, old.task, 0.0))))
     assert fleet.run.tied_to(old.device) is None
@@ -363,17 +366,6 @@ def test_what_began_before_c_did_does_not_count_for_it(tmp_path: Path) -> None:
         lease = given.pop(0)
         fleet.save_parts(lease, {"update": vector(1.0), "control": vector(0.25)})
         given += leases(list(fleet.carry_out(fleet.run.engine.count_report(lease.device, lease.task, 0.0))))
-    assert (fleet.run.model > model).all()
-    assert 0 < fleet.run.vectors["control"].max() <= 4 * 0.25, "8 is not in it"
+    assert (fleet.run.models.newest.model > model).all()
+    assert 0 < fleet.run.models.newest.vectors["control"].max() <= 4 * 0.25, "8 is not in it"
     fleet.store.close()
-
-
-def test_a_device_that_forgets_every_day_does_not_keep_the_others_at_zeros() -> None:
-    """c begins again at most once in N reports; until then what was lost is remembered."""
-    state, told = TiedSum(), [SimpleNamespace(lost_tied=number == 0) for number in range(10)]
-    began = []
-    for round in range(1, 31):
-        state = state.after(100, told, round)  # type: ignore[arg-type]
-        began += [round] if state.since == round else []
-    assert began == [10, 20, 30]
-    assert state.after(100, told[1:], 31) == TiedSum(9, 0, 30)

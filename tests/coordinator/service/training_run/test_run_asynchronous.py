@@ -64,12 +64,14 @@ def test_no_model_file_is_read_to_serve_an_older_model(
     """Of a plan whose devices fetch the model alone: each commit would read and hash a whole file for nothing."""
     fleet = Fleet(asynchronous())
     tasks = {lease.device: lease for lease in leases(fleet.check_in("a", "b", "c"))}
-    first = fleet.run.model_digest
+    first = fleet.run.models.newest.digest
     for device in ("a", "b"):
         fleet.report(tasks[device], update_of(1.0))
     monkeypatch.setattr(fleet.store.blobs, "load_model", lambda version, sha256: pytest.fail("a file was read"))
     assert (
-        fleet.run.digests.of_version(0, fleet.run.plan.vectors) == {"model": first} != {"model": fleet.run.model_digest}
+        fleet.run.models.digests_of(0, fleet.run.plan.vectors)
+        == {"model": first}
+        != {"model": fleet.run.models.newest.digest}
     )
     fleet.store.close()
 
@@ -93,7 +95,7 @@ def test_a_restart_keeps_versions_staleness_and_what_was_accepted(asynchronous: 
             if device in tasks:
                 assert (tasks[device].task, tasks[device].version) == (held, version)
             tasks |= {lease.device: lease for lease in leases(fleet.report(tasks[device], update_of(value)))}
-        models.append(fleet.run.model.tobytes())
+        models.append(fleet.run.models.newest.model.tobytes())
         assert fleet.run.engine.version == 2
         assert len(fleet.run.engine.accepted) == 1
         fleet.store.close()
@@ -111,20 +113,20 @@ def test_an_update_that_comes_during_a_commit_counts_for_the_next_round(asynchro
     (commit,) = run.record(run.engine.count_report("b", tasks["b"].task, 0.0), NOW)
     assert isinstance(commit, Commit)
     run.begin_commit(commit, NOW)
-    step = run.next_step()
+    step = run.next_work()
     assert step is not None
     work = step.work()
     fleet.save_update(tasks["c"], update_of(4.0), steps=False)
     assert run.record(run.engine.count_report("c", tasks["c"].task, 0.0), NOW) == []
     assert run.engine.has_counted("c", tasks["c"].task)
-    assert run.next_step() is None, "it is not added to the round that is being committed"
+    assert run.next_work() is None, "it is not added to the round that is being committed"
 
     fleet.store.close()  # killed before the commit is recorded: the next process makes it again
     fleet = Fleet(plan)
     fleet.run.resume(NOW)
     assert fleet.run.engine.version == 1
     assert fleet.run.engine.accepted == {tasks["c"].task: "c"}
-    assert [*fleet.run.open_round.staleness.values()] == [1]
+    assert fleet.run.reports.round.staleness() == [1]
     (lease,) = (row for row in leases(fleet.check_in("d")) if row.device == "d")
     assert (lease.task, lease.version, lease.again) == (tasks["d"].task, 0, True)
     fleet.report(tasks["d"], update_of(8.0))
@@ -256,7 +258,7 @@ def test_a_sum_that_is_saved_leaves_out_what_came_early(
         for command in commands:
             if isinstance(command, Commit):
                 fleet.run.begin_commit(command, NOW)
-    heard = fleet.run.do_steps(NOW)
+    heard = fleet.run.do_work(NOW)
     while commits := [command for command in heard if isinstance(command, Commit)]:
         heard = fleet.run.commit(commits[0], NOW)
     fleet.store.close()

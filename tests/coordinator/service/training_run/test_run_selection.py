@@ -110,8 +110,8 @@ def test_oort_s_pacer_goes_on_after_a_roll_back_and_a_restart(make_plan: PlanMak
     for loss in (8.0, 4.0, 2.0, 1.0):
         tasks = process.answer(tasks[0], loss)
     find_storage(plan.data_dir).requests.ask_for_roll_back(2, "command")
-    assert process.run.roll_backs.look(NOW)
-    process.run.do_steps(NOW)
+    assert process.run.roll_backs.look(NOW.wall)
+    process.run.do_work(NOW)
     for _ in range(2):
         assert process.run.engine.version == 5
         assert process.run.selection is not None

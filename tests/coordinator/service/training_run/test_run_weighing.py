@@ -106,7 +106,7 @@ def test_an_update_that_came_early_has_the_bound_of_its_own_round(make_plan: Pla
         running = Fleet(plan)
         heard = running.run.resume(NOW)
     else:
-        heard = running.run.do_steps(NOW)
+        heard = running.run.do_work(NOW)
     while commits := [command for command in heard if isinstance(command, Commit)]:
         heard = running.run.commit(commits[0], NOW)
     running.store.close()
@@ -123,7 +123,7 @@ def test_a_bound_follows_the_updates_over_restarts(make_plan: PlanMaker) -> None
         running = Fleet(plan)
         running.run.resume(NOW)
         found = {lease.device: lease for lease in leases(running.check_in("a", "b"))}
-        before = running.run.model.copy()
+        before = running.run.models.newest.model.copy()
         for lease, norm in zip(found.values(), norms, strict=True):
             update = update_of(0.0)
             update[0] = norm
@@ -131,7 +131,7 @@ def test_a_bound_follows_the_updates_over_restarts(make_plan: PlanMaker) -> None
         committed = [row for row in read_status(plan.data_dir).rounds if row.outcome == "committed"]
         bounds.append(max(committed, key=lambda row: row.number).summary["norm"])
         counted = [min(norm, bounds[-1]["bound"]) for norm in norms]
-        moved = float(running.run.model[0]) - float(before[0])
+        moved = float(running.run.models.newest.model[0]) - float(before[0])
         assert moved == pytest.approx(sum(counted) / 2, abs=1e-6)
         running.store.close()
     assert [each["bound"] for each in bounds] == [2.0, 2.0, 2.0 * exp(0.5)]
@@ -146,13 +146,13 @@ def test_one_report_of_norm_a_million_changes_nothing(make_plan: PlanMaker) -> N
     async def play() -> None:
         async with asyncio.timeout(30), fleet(plan) as (coordinator, join):
             hostile, honest = await join("a"), await join("b")
-            before = coordinator.run.model.copy()
+            before = coordinator.run.models.newest.model.copy()
             refused = await hostile.upload(await hostile.task(), update_of(1e6 / SIZE**0.5))
             assert isinstance(refused, Refused)
             assert refused.code is Code.NORM_TOO_LARGE
             assert "L2 norm is 1e+06; the plan's bound is 200" in refused.text
             assert isinstance(await honest.upload(await honest.task(), update_of(0.5)), Accepted)
-            np.testing.assert_array_equal(coordinator.run.model, before + np.float32(0.5))
+            np.testing.assert_array_equal(coordinator.run.models.newest.model, before + np.float32(0.5))
 
     asyncio.run(play())
     summary = read_status(plan.data_dir).rounds[0].summary
@@ -162,10 +162,12 @@ def test_one_report_of_norm_a_million_changes_nothing(make_plan: PlanMaker) -> N
 
 def test_a_clipped_report_of_norm_a_million_counts_as_one_of_the_bound(make_plan: PlanMaker) -> None:
     running = Fleet(make_plan(aggregation__max_norm=1.0))
-    before = running.run.model.copy()
+    before = running.run.models.newest.model.copy()
     for lease, value in zip(leases(running.check_in("a", "b")), (1e6 / SIZE**0.5, 0.0), strict=True):
         running.report(lease, update_of(value))
-    assert float(np.linalg.norm(running.run.model.astype(np.float64) - before)) == pytest.approx(0.5, rel=1e-4)
+    assert float(np.linalg.norm(running.run.models.newest.model.astype(np.float64) - before)) == pytest.approx(
+        0.5, rel=1e-4
+    )
     running.store.close()
 
 
@@ -176,8 +178,8 @@ def test_a_refused_report_leaves_no_trace(make_plan: PlanMaker) -> None:
     with pytest.raises(ProtocolError) as refused:
         running.save_update(lease, update_of(1.0))
     assert refused.value.code is Code.NORM_TOO_LARGE
-    assert running.run.open_round.reports == {}
-    assert running.run.next_step() is None
+    assert running.run.reports.round.accepted == []
+    assert running.run.next_work() is None
     running.store.close()
 
 
@@ -218,7 +220,7 @@ def test_buffers_move_no_further_than_the_bound(tmp_path: Path, action: str) -> 
         parts = {"update": np.zeros(5, np.float32), "buffers": np.array([seen], np.float32)}
         running.save_parts(lease, parts)
         running.carry_out(running.run.engine.count_report(lease.device, lease.task, 0.0))
-    assert running.run.model[3] == 6.0
+    assert running.run.models.newest.model[3] == 6.0
     running.store.close()
 
 
@@ -233,7 +235,7 @@ def test_another_rule_goes_on_with_the_saved_sum(tmp_path: Path, monkeypatch: py
         running.run.resume(NOW)
         update = np.array([0.5, 0.5, 0.5, moved, 0.5], np.float32)
         running.report(leases(running.check_in("a", "b"))[-1], update)
-        model = running.run.model
+        model = running.run.models.newest.model
         running.store.close()
     assert model[3] == 11.0
 

@@ -1,0 +1,110 @@
+"""The reports of devices as columns: one report, or as many as came together.
+
+The server has one report at a time, its parts in a spool file; the simulator has blocks of them,
+their parts in arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from fleetlearn_protocol.messages import Evaluation, Report
+from numpy.typing import NDArray
+
+from fleetlearn_coordinator.aggregation.updates import ArrayUpdate, Update
+from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
+
+PartColumn: TypeAlias = NDArray[np.float32] | Sequence[Update]
+"""One part of n reports: an array of shape (n, elements), or n updates that are read where they
+are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReportColumns:
+    """n reports, in the order in which they came."""
+
+    weights: NDArray[np.int64]
+    """Of the updates in the mean, shape (n,)."""
+    examples: NDArray[np.int64]
+    """Of the devices, shape (n,)."""
+    steps: NDArray[np.int64]
+    """Optimizer steps that were done, shape (n,)."""
+    complete: NDArray[np.bool_]
+    """Whether these were all steps of the task, shape (n,)."""
+    loss: NDArray[np.float64]
+    """Means over the examples seen in training, shape (n,)."""
+    metrics: Mapping[str, NDArray[np.float64]]
+    """The same for each metric, shape (n,). NaN: the device does not have the metric."""
+    largest: Mapping[str, NDArray[np.float64]]
+    """Part -> the largest magnitudes of its elements, shape (n,)."""
+    parts: Mapping[str, PartColumn]
+    """Part -> its elements. A part that is not there is not added."""
+    staleness: Sequence[int] = ()
+    """Of each update; empty: all are fresh."""
+    evaluations: Sequence[Evaluation | None] = ()
+    """What each device measured of the model before it trained; empty: nobody did."""
+    personal: Sequence[Evaluation | None] = ()
+    """What each device measured of its personal model; empty: nobody did."""
+    lost_tied: int = 0
+    """How many devices say that they lost what they kept."""
+    weighed: Sequence[Reported] = ()
+    """What the weighing of each update depends on; empty: it is not known yet, or nothing is to be
+    known."""
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def first(self, count: int) -> ReportColumns:
+        """Return the first ``count`` reports. The columns share memory."""
+        if count == len(self):
+            return self
+        return replace(
+            self,
+            weights=self.weights[:count],
+            examples=self.examples[:count],
+            steps=self.steps[:count],
+            complete=self.complete[:count],
+            loss=self.loss[:count],
+            metrics={name: column[:count] for name, column in self.metrics.items()},
+            largest={part: column[:count] for part, column in self.largest.items()},
+            parts={part: column[:count] for part, column in self.parts.items()},
+            staleness=self.staleness[:count],
+            evaluations=self.evaluations[:count],
+            personal=self.personal[:count],
+            weighed=self.weighed[:count],
+        )
+
+    def update(self, part: str, row: int) -> Update:
+        """Return one part of one report."""
+        column = self.parts[part]
+        return ArrayUpdate(column[row]) if isinstance(column, np.ndarray) else column[row]
+
+
+def columns_of(
+    report: Report,
+    metrics: Sequence[str],
+    weight: int,
+    largest: Mapping[str, float],
+    parts: Mapping[str, Update],
+    staleness: int = 0,
+) -> ReportColumns:
+    """Return the columns of one report. ``metrics``: names of the metrics that are kept.
+    ``weight``: of its update in the mean. ``largest``: part -> the largest magnitude of its
+    elements."""
+    return ReportColumns(
+        weights=np.array([weight], np.int64),
+        examples=np.array([report.examples], np.int64),
+        steps=np.array([report.steps], np.int64),
+        complete=np.array([report.complete]),
+        loss=np.array([report.loss]),
+        metrics={name: np.array([report.metrics.get(name, np.nan)]) for name in metrics},
+        largest={part: np.array([value]) for part, value in largest.items()},
+        parts={part: [update] for part, update in parts.items()},
+        staleness=[staleness],
+        evaluations=[report.evaluation],
+        personal=[report.personal],
+        lost_tied=int(report.lost_tied),
+    )

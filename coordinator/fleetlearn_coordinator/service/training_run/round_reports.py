@@ -1,0 +1,211 @@
+"""The open round's reports, their parts in spool files; and reports that are here before their round."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.manifest import Manifest
+from fleetlearn_protocol.messages import BUFFERS, UPDATE, Report
+
+from fleetlearn_coordinator.aggregation.model_state import ModelState
+from fleetlearn_coordinator.aggregation.open_round import OpenRound
+from fleetlearn_coordinator.aggregation.reports import ReportColumns, columns_of
+from fleetlearn_coordinator.aggregation.round_rules import RoundRules
+from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, Norms
+from fleetlearn_coordinator.aggregation.weighing.weighing import reported_of
+from fleetlearn_coordinator.service.training_run.spooled_update import spooled_parts
+from fleetlearn_coordinator.storage.ledger import SavedReport
+from fleetlearn_coordinator.storage.store import Store
+
+
+class SpooledReport(NamedTuple):
+    """A checked report, its parts in its spool file."""
+
+    device: str
+    task: str
+    columns: ReportColumns
+
+
+class RoundReports:
+    """What a run has of the open round so far. Between rounds it has none of the next one's."""
+
+    def __init__(self, rules: RoundRules, manifest: Manifest, store: Store, newest: ModelState) -> None:
+        self.rules, self._manifest, self._store = rules, manifest, store
+        self.round = OpenRound(rules, newest)
+        """The accepted reports and their sums, except for reports that are still to be added."""
+        self.tied: dict[str, str] = {}
+        """Device -> the last of its tasks with an accepted report."""
+        self._to_add: deque[SpooledReport] = deque()
+        self._early: deque[tuple[int, SpooledReport]] = deque()
+        """The rounds that they count for and the reports, in the order in which they count."""
+
+    @property
+    def keeps_updates(self) -> bool:
+        """Whether each update itself is needed at the round's end."""
+        return self.rules.aggregators[UPDATE].keeps_updates
+
+    def receive(
+        self,
+        device: str,
+        report: Report,
+        spool_file: int,
+        largest: Mapping[str, float],
+        weight: int,
+        staleness: int,
+    ) -> SpooledReport:
+        """Return the report, checked and weighed. Raises ProtocolError (not-finite, out-of-range,
+        norm-too-large) if it must be refused."""
+        columns = self._columns(report, spool_file, largest, weight, staleness)
+        accepted, refusal = self.round.receive(columns)
+        if refusal is not None:
+            raise refusal.error
+        return SpooledReport(device, report.task, accepted)
+
+    def _columns(
+        self,
+        report: Report,
+        spool_file: int,
+        largest: Mapping[str, float],
+        weight: int,
+        staleness: int,
+    ) -> ReportColumns:
+        parts = spooled_parts(self._store.blobs, spool_file, report, self._manifest)
+        metrics = self._manifest.metrics
+        return columns_of(report, metrics, weight, largest, parts, staleness)
+
+    def accept(self, report: SpooledReport) -> None:
+        """The report counts for the open round. ``next_to_add`` adds its parts."""
+        self._to_add.append(report)
+        self._count(report)
+
+    def _count(self, report: SpooledReport) -> None:
+        self.round.accept(report.columns)
+        if self._is_tied(report.task):
+            self.tied[report.device] = report.task
+
+    def accept_early(self, number: int, report: SpooledReport) -> None:
+        """The report counts for the round of this number, which is not open yet."""
+        self._early.append((number, report))
+
+    def last_task_of(self, device: str) -> str | None:
+        """Return the last task of the device whose report counts, for this round or a later one, or
+        None."""
+        early = (report.task for _, report in reversed(self._early) if report.device == device)
+        return next(filter(self._is_tied, early), None) or self.tied.get(device)
+
+    def _is_tied(self, task: str) -> bool:
+        """Return whether what a device kept of this task goes with c or h: it does not if they began
+        from zeros since the task was given."""
+        since = self.round.state.tied_sum.since
+        return not since or given_in_order(task)[0] > since
+
+    # Rounds
+
+    def begin(self, number: int) -> None:
+        """The round of this number opens, with the reports that came before it."""
+        while self._early and self._early[0][0] == number:
+            self.accept(self._early.popleft()[1])
+
+    def end(self, newest: ModelState) -> None:
+        """The round is over. What is not added yet is not needed any more. ``newest``: what the next
+        round changes."""
+        self._to_add.clear()
+        self.tied = {}
+        self.round = OpenRound(self.rules, newest)
+
+    def forget_early(self) -> None:
+        """No report counts any more that came before its round."""
+        self._early.clear()
+
+    def next_to_add(self) -> Callable[[], None] | None:
+        """Return the work of adding the next report, for any thread; None if all are added."""
+        if not self._to_add:
+            return None
+        return partial(self._add_if_wanted, self.round, self._to_add.popleft())
+
+    def _add_if_wanted(self, round: OpenRound, report: SpooledReport) -> None:
+        """Add the report. If the round ends meanwhile, the file may be another upload's: then what
+        was added is not used, and bytes that cannot be decoded are no error."""
+        try:
+            self._add(round, report)
+        except Exception:
+            if round is self.round:
+                raise
+
+    def _add(self, round: OpenRound, report: SpooledReport) -> None:
+        columns = report.columns
+        if not self._is_tied(report.task):
+            # The task began before c began again from zeros: the device reports a change of a c_k
+            # that is in no sum now.
+            whole = {part: columns.parts[part] for part in (UPDATE, BUFFERS) if part in columns.parts}
+            columns = replace(columns, parts=whole)
+        round.add(columns)
+
+    # What an earlier process left
+
+    def load_sums(self, reports: Iterable[SavedReport]) -> None:
+        """Take over the sums as they were last saved, with the reports that were accepted since.
+        Raises StoreError, ValueError (damaged, or made by an earlier version)."""
+        saved = self._store.load_aggregator()
+        if saved is not None:
+            self.round.sums.load_tensors(saved)
+        for row in reports:
+            if row.spool_file is not None:
+                self._add(self.round, self._take_back(row))
+
+    def load_early(self, row: SavedReport) -> None:
+        """Take back a report that counts for a later round. Raises StoreError (damaged)."""
+        self.accept_early(row.round, self._take_back(row, early=row.round))
+
+    def count_again(self, reports: Iterable[SavedReport]) -> None:
+        """These reports count for the open round; their parts are in the sums."""
+        for row in sorted(reports, key=lambda row: given_in_order(row.task)):
+            columns = columns_of(row.report, self._manifest.metrics, row.weight, {}, {}, row.staleness)
+            self._count(self._weighed_before(row, columns))
+
+    def _take_back(self, row: SavedReport, early: int | None = None) -> SpooledReport:
+        """Return a report that an earlier process accepted. ``early``: the later round that it
+        counts for. Raises StoreError (damaged)."""
+        assert row.spool_file is not None
+        self._check_parts(row.report)
+        content = memoryview(self._store.take_back_update(row, early=early))
+        begin, largest = 0, {}
+        for part in row.report.parts:
+            encoding = find_encoding(part.encoding)
+            elements = self._manifest.elements_of(part.name)
+            largest[part.name] = encoding.check(content[begin : begin + part.size], elements)
+            begin += part.size
+        columns = self._columns(row.report, row.spool_file, largest, row.weight, row.staleness)
+        return self._weighed_before(row, columns)
+
+    def _weighed_before(self, row: SavedReport, columns: ReportColumns) -> SpooledReport:
+        """Return the report with what an earlier process knew of it. Its plan may have had no use
+        for norms."""
+        norms = NOT_MEASURED if row.norms is None else Norms(*row.norms)
+        weighed = [] if self.rules.weighing.is_plain else [reported_of(row.report, row.weight, norms)]
+        return SpooledReport(row.device, row.task, replace(columns, weighed=weighed))
+
+    def _check_parts(self, report: Report) -> None:
+        """Raise ValueError if an earlier version accepted the report, and it lacks a part that is
+        needed now."""
+        given = [part.name for part in report.parts]
+        needed = [*self.rules.aggregators, *((BUFFERS,) if self.rules.buffers else ())]
+        if {*given} != {*needed}:
+            raise ValueError(
+                f"the report of task {report.task} has the parts {', '.join(given)}; this version "
+                f"needs {', '.join(needed)}. It was accepted by an earlier version of fleetlearn, "
+                "or under another plan"
+            )
+
+
+def given_in_order(task: str) -> tuple[int, int]:
+    """Return a key that sorts a device's tasks as they were given: the round, and which of the
+    device's tasks in that round it is. The engine names tasks RUN-ROUND-NUMBER and, from a device's
+    second task in a round on, .TURN."""
+    round, _, place = task.partition("-")[2].partition("-")
+    return int(round), int(place.partition(".")[2] or 1)

@@ -1,0 +1,111 @@
+"""A run's newest model, and what its tasks name of it and of earlier versions: their SHA-256."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+
+import numpy as np
+from fleetlearn_protocol.messages import MODEL
+from fleetlearn_protocol.vector import Vector, digest
+
+from fleetlearn_coordinator.aggregation import adaptive_mu
+from fleetlearn_coordinator.aggregation.model_state import ModelState
+from fleetlearn_coordinator.aggregation.sent_models import Forms, make_forms
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.store import Store
+
+DELTA_BASES = 2
+"""Models before the newest from which devices are sent differences: their files are kept."""
+
+
+class RunModels:
+    """The newest model of a run, and the digests of earlier ones."""
+
+    def __init__(self, plan: Plan, hyper: dict[str, float], store: Store, newest: ModelState) -> None:
+        """``hyper``: the values that tasks have, except for a mu that follows the loss."""
+        self._plan, self._hyper, self._store = plan, hyper, store
+        self.newest = newest
+        self.forms = self.make_forms(newest.model, self.bases_of(newest.version))
+        """In which the newest model travels beside float32."""
+        self._beside: dict[int, Mapping[str, str]] = {}
+        """Version -> SHA-256 of the vectors beside its model, by name, for some versions from the
+        oldest in use on."""
+
+    def digest_of(self, version: int) -> str:
+        """Return the SHA-256 of a version's model."""
+        if version == self.newest.version:
+            return self.newest.digest
+        return self._store.ledger.model_digest(version)
+
+    def digests_of(self, version: int, beside: Collection[str]) -> dict[str, str]:
+        """Return the SHA-256 of a version's model and of the vectors ``beside`` it, by name. Of a
+        version that has no such vector, because the algorithm was another one then or its file is
+        gone, the newest vector's."""
+        newest = self.newest.vector_digests
+        in_file = beside and version != self.newest.version
+        older = self._in_file(version) if in_file else {}
+        vectors = {name: older.get(name, newest[name]) for name in beside}
+        return {MODEL: self.digest_of(version), **vectors}
+
+    def _in_file(self, version: int) -> Mapping[str, str]:
+        """Return the SHA-256 of the vectors beside an older model, by name, as far as its file is there."""
+        if version not in self._beside:
+            self._beside[version] = {}
+            with suppress(StoreError):
+                sha256 = self.digest_of(version)
+                vectors = self._store.load_vectors(version, sha256, self._plan.vectors)
+                self._beside[version] = {name: digest(vector) for name, vector in vectors.items()}
+        return self._beside[version]
+
+    def load_model(self, version: int) -> Vector:
+        """Return a version's model, float32, shape (P,). Raises StoreError (missing, damaged)."""
+        if version == self.newest.version:
+            return self.newest.model
+        return self._store.load_parameters(version, self.digest_of(version))
+
+    def hyper_of(self, version: int) -> dict[str, float]:
+        """Return the hyper-parameters of the tasks that begin from this version of the model."""
+        if not self._plan.local.adaptive_mu:
+            return self._hyper
+        if version == self.newest.version:
+            return {**self._hyper, "mu": self.newest.mu.mu}
+        rounds = self._store.ledger.committed_rounds(self.newest.version - version + 1)
+        made = next((summary for made, summary in reversed(rounds) if made <= version), None)
+        return {**self._hyper, "mu": adaptive_mu.state_after(made, self._hyper["mu"]).mu}
+
+    def begin_version(self, newest: ModelState, forms: Forms, oldest: int | None) -> None:
+        """This model becomes the newest. ``oldest``: the oldest version that is in use; None: none
+        of the earlier ones is."""
+        self.newest, self.forms = newest, forms
+        kept = dict[int, Mapping[str, str]]()
+        if oldest is not None:
+            kept = {number: each for number, each in self._beside.items() if number >= oldest}
+        self._beside = {**kept, newest.version: newest.vector_digests}
+
+    def free(self) -> None:
+        """Let the newest model, and all that is as large, be freed now."""
+        empty = np.empty(0, np.float32)
+        before = self.newest
+        self.newest = ModelState(before.version, empty, {}, {}, before.weighing, before.mu)
+        self.forms = Forms()
+
+    # Bases of differences
+
+    def bases_of(self, version: int) -> dict[int, str]:
+        """Return version -> SHA-256, for the models before this version from which devices are sent
+        differences."""
+        if self._plan.encoding.down != "delta":
+            return {}
+        numbers = range(max(0, version - DELTA_BASES), version)
+        return {number: self._store.ledger.model_digest(number) for number in numbers}
+
+    def make_forms(self, model: Vector, bases: Mapping[int, str]) -> Forms:
+        """Return the forms in which a model travels beside float32. ``bases``: as ``bases_of``
+        returned them; those whose files are gone are left out. May be called in any thread."""
+        earlier = {}
+        for number, sha256 in bases.items():
+            with suppress(StoreError):
+                earlier[sha256] = self._store.load_parameters(number, sha256)
+        return make_forms(self._plan.encoding.down, model, earlier)
