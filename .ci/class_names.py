@@ -17,7 +17,6 @@ ALLOWED: Mapping[str, str] = {
     "Event": "a row about identities in storage, and an event of the simulated fleet",
     "Hyper": "hyper-parameters of a bundle, and of the staleness factors",
     "Rule": "robust rules and weighing rules, each within its own folder of aggregation",
-    "Waiting": "a message, and the devices of the simulated fleet that wait",
 }
 """Name that may exist twice -> why. The list may only become shorter: one that is not needed fails too."""
 
