@@ -1,4 +1,4 @@
-"""The figure of robust.py, for docs/algorithms/robust.md.
+"""The figure of robust.py, for docs/studies/robust.md.
 
 It shows accuracy against the share of hostile devices, by attack and data.
 """

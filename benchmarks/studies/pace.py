@@ -3,7 +3,7 @@
 A fleet that comes and goes with the time of day, in the four time zones of one continent; a tenth of its tasks is lost.
 First with pace steering, for a day of virtual time, and asynchronously; then without it, with as many devices connected
 and with all that are online. What the devices train does not matter here: their updates are zeros, so that the CPU is
-the engine's and the fleet's. docs/operate/pace.md shows the figures; --figure draws its figure.
+the engine's and the fleet's. docs/studies/pace.md shows the figures; --figure draws its figure.
 """
 
 from __future__ import annotations

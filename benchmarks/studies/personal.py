@@ -2,7 +2,7 @@
 
 Twenty devices have scikit-learn's digits; a round is ten of them. Every run is the simulator's, with the real engine.
 After some rounds every device measures what it would use on examples of its own on which nobody trained.
-docs/algorithms/personal.md says more.
+docs/studies/personal.md says more.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every run is the simulator's, with the real engine and a small network for scikit-learn's digits that trains for real.
 Runs are kept in --keep: started again, the command goes on with those that are missing.
-docs/algorithms/robust.md says more.
+docs/studies/robust.md says more.
 """
 
 from __future__ import annotations

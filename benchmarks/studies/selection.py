@@ -2,7 +2,7 @@
 
 The fleet, the network and the data are those of dropout.py, without dropout: 1,000 devices; 26 are chosen and
 20 count in a round, on scikit-learn's digits. Every run is the simulator's, with the coordinator's own engine. Finished
-runs are kept in --keep. docs/algorithms/selection.md has what came out.
+runs are kept in --keep. docs/studies/selection.md has what came out.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Runs are the simulator's, on scikit-learn's digits (alike and skewed) and on synthetic data; each encoding has the same
 seeds. They are kept in --keep: started again, the command goes on with those that are missing. The coordinator is a
-real process, with devices that send a ready-made update of 2^20 elements. docs/algorithms/encodings.md says more.
+real process, with devices that send a ready-made update of 2^20 elements. docs/studies/encodings.md says more.
 (A file encodings.py in this folder would hide Python's own module of that name.)
 """
 
