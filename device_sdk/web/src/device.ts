@@ -11,9 +11,10 @@ import { lastChosen, type RuntimeOptions, runtimeName } from "./runtimes/choose.
 import { isEngineName } from "./runtimes/engine.ts";
 import { Session, type Statement } from "./session/session.ts";
 import { Contents } from "./storage/contents.ts";
+import type { StoreError } from "./storage/errors.ts";
 import { Enrolment, readOrMakeName, readToken } from "./storage/identity.ts";
 import { Outbox } from "./storage/outbox.ts";
-import { eraseStore, type Store, type StoreError } from "./storage/store.ts";
+import { eraseStore, type Store } from "./storage/store.ts";
 import { checkedKeys, trustFirst, writeTrustedKeys } from "./storage/trusted_keys.ts";
 import { ALGORITHMS } from "./training/algorithms.ts";
 import { type Columns, examplesOf } from "./training/data.ts";

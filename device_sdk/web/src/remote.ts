@@ -5,7 +5,7 @@ import type { DeviceOptions, Stated } from "./device.ts";
 import type { DeviceState } from "./life/state.ts";
 import { type Surroundings, watchSurroundings } from "./life/surroundings.ts";
 import { type Code, ProtocolError } from "./protocol/errors.ts";
-import { StoreError } from "./storage/store.ts";
+import { StoreError } from "./storage/errors.ts";
 import type { Columns } from "./training/data.ts";
 import { DataError } from "./training/errors.ts";
 

@@ -219,7 +219,16 @@ async function leaveUpdate(): Promise<void> {
   const content = new Uint8Array(8);
   const part = { name: "update", encoding: "float32", size: 8, crc32: crc32(content) };
   const numbers = { examples: 2, steps: 1, epochs: 1, complete: true, loss: 0.5, metrics: {}, seconds: 1 };
-  const report = { type: "report", task: "t1", round: 1, parts: [part], ...numbers, evaluation: null, personal: null };
+  const report = {
+    ...numbers,
+    type: "report",
+    task: "t1",
+    round: 1,
+    parts: [part],
+    evaluation: null,
+    personal: null,
+    lost_tied: false,
+  };
   const bundle = "ab".repeat(32);
   const kept = { keptState: new Float32Array(0), tied: {}, personal: null };
   await new Outbox(store).save({ report: report as Report, contents: [content], bundle, ...kept });

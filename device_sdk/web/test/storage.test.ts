@@ -6,10 +6,11 @@ import type { Evaluate, Report } from "../src/protocol/messages.ts";
 import { sha256 } from "../src/protocol/sha256.ts";
 import type { Wanted } from "../src/session/commands.ts";
 import { Contents } from "../src/storage/contents.ts";
+import { StoreError } from "../src/storage/errors.ts";
 import { Enrolment, readOrMakeName } from "../src/storage/identity.ts";
 import { openIndexedDb } from "../src/storage/indexed_db.ts";
 import { Outbox } from "../src/storage/outbox.ts";
-import { MemoryStore, type Store, StoreError } from "../src/storage/store.ts";
+import { MemoryStore, type Store } from "../src/storage/store.ts";
 import { hex, vectors } from "./support/vectors.ts";
 
 const STORES: [string, () => Promise<Store>][] = [
@@ -141,7 +142,15 @@ describe.each(STORES)("a store %s", (_, open) => {
       epochs: 1,
       complete: true,
     } as const;
-    const whole: Report = { ...report, loss: 1, metrics: {}, seconds: 0, evaluation: null, personal: null, lost_tied: false };
+    const whole: Report = {
+      ...report,
+      loss: 1,
+      metrics: {},
+      seconds: 0,
+      evaluation: null,
+      personal: null,
+      lost_tied: false,
+    };
     const finished = { report: whole, contents, bundle: "b", keptState: Float32Array.of(1, 2), personal: null };
 
     test("an update and what is kept are there together, and outlive the process", async () => {

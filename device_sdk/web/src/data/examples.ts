@@ -1,6 +1,7 @@
 /** Examples one by one, from whatever gives them, collected as arrays: training passes over them several times. */
 
-import { type Column, type Columns, dtypeOf, type Numbers, shownNames, shownShape } from "../training/data.ts";
+import type { Column, Numbers } from "../runtimes/columns.ts";
+import { type Columns, dtypeOf, shownNames, shownShape } from "../training/data.ts";
 import { DataError } from "../training/errors.ts";
 
 /** The values of one example in row-major order; its shape has no axis of examples. */

@@ -1,8 +1,8 @@
 /** Which engine trains a bundle on this device: measured once with real steps of it, and remembered. */
 
 import type { Store } from "../storage/store.ts";
-import { StoppedError } from "../training/errors.ts";
 import { type Engine, type EngineName, isEngineName } from "./engine.ts";
+import { StoppedError } from "./errors.ts";
 import { VERSION } from "./files.ts";
 import { startWasm } from "./wasm.ts";
 import { hasGpu, startWebgpu } from "./webgpu.ts";

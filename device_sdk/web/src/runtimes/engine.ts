@@ -1,7 +1,7 @@
 /** What computes graphs: onnxruntime-web on the processor (wasm.ts), or on a GPU (webgpu.ts). */
 
 import type { Input } from "../protocol/manifest.ts";
-import type { Column, Numbers } from "../training/data.ts";
+import type { Column, Numbers } from "./columns.ts";
 
 export type DType = Input["dtype"];
 export type Values = Readonly<Record<string, Value>>;

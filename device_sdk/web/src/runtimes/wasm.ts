@@ -5,7 +5,7 @@
  * Here tensors stay in that memory: a step moves its batch and its loss alone.
  */
 
-import type { Column, Numbers } from "../training/data.ts";
+import type { Column, Numbers } from "./columns.ts";
 import {
   type DType,
   type Engine,

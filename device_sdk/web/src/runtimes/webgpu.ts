@@ -1,7 +1,7 @@
 /** onnxruntime-web on a GPU by WebGPU. What a step leaves stays on the GPU; operators that it lacks run on the processor. */
 
 import type { InferenceSession, Tensor } from "onnxruntime-web";
-import type { Column, Numbers } from "../training/data.ts";
+import type { Column, Numbers } from "./columns.ts";
 import type { DType, Engine, Graph, Opening, Value, Values } from "./engine.ts";
 import { fileAddress, importFile, webgpuFile } from "./files.ts";
 

@@ -1,6 +1,6 @@
 /** One tab or worker at a time works with a store: Web Locks. */
 
-import { StoreError } from "./store.ts";
+import { StoreError } from "./errors.ts";
 
 /** How a store is claimed. */
 export interface Claim {

@@ -2,7 +2,8 @@
 
 import { nullable, object, optional, text } from "../protocol/checks.ts";
 import { checked, identifier } from "../protocol/messages.ts";
-import { json, readJson, type Store, StoreError } from "./store.ts";
+import { StoreError } from "./errors.ts";
+import { json, readJson, type Store } from "./store.ts";
 
 const IDENTITY = object({ device: identifier });
 /** A secret, and behind dots the public keys that its device is to trust. */

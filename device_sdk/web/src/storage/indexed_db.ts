@@ -1,7 +1,8 @@
 /** A store in the browser's IndexedDB. */
 
 import { type Claim, claimLock } from "./claim.ts";
-import { type Store, StoreError } from "./store.ts";
+import { StoreError } from "./errors.ts";
+import type { Store } from "./store.ts";
 
 const VALUES = "values";
 const LOST =

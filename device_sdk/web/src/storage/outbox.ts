@@ -16,7 +16,8 @@ import { joined } from "../protocol/deltas.ts";
 import { findEncoding } from "../protocol/encodings.ts";
 import { packChunk } from "../protocol/frames.ts";
 import { type Report, readFromDevice } from "../protocol/messages.ts";
-import { json, readJson, type Store, StoreError } from "./store.ts";
+import { StoreError } from "./errors.ts";
+import { json, readJson, type Store } from "./store.ts";
 
 /** Bytes that are written under one key to try whether there is room. */
 const PIECE = 1024 * 1024;

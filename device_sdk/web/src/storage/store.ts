@@ -17,18 +17,6 @@ export interface Store {
   close(): void;
 }
 
-/** The store cannot keep what it was given. `full`: there is no room. `refused`: the browser gives the page no store.
- * `lost`: the store was deleted, or taken over by another tab. */
-export class StoreError extends Error {
-  override name = "StoreError";
-  readonly reason: "full" | "refused" | "lost" | "failed";
-
-  constructor(text: string, reason: StoreError["reason"] = "failed") {
-    super(text);
-    this.reason = reason;
-  }
-}
-
 /** A store in memory, for pages that are to leave nothing behind, and for tests. */
 export class MemoryStore implements Store {
   readonly #values = new Map<string, Uint8Array>();

@@ -7,7 +7,8 @@
 
 import { list, object } from "../protocol/checks.ts";
 import { bytes32, checked, MAX_KEYS } from "../protocol/messages.ts";
-import { json, type Store, StoreError } from "./store.ts";
+import { StoreError } from "./errors.ts";
+import { json, type Store } from "./store.ts";
 
 const KEY = "trusted";
 const TRUSTED = object({ keys: list(bytes32, MAX_KEYS, 1) });

@@ -1,26 +1,10 @@
 /** A device's own data: arrays in memory, checked against the bundle's manifest. */
 
 import { elementsOf, type Input } from "../protocol/manifest.ts";
+import type { Column, Numbers } from "../runtimes/columns.ts";
 import { DataError } from "./errors.ts";
 import { permutation } from "./shuffling.ts";
 
-export type Numbers =
-  | Float32Array
-  | Float64Array
-  | Int8Array
-  | Int16Array
-  | Int32Array
-  | Uint8Array
-  | Uint8ClampedArray
-  | Uint16Array
-  | Uint32Array
-  | BigInt64Array;
-
-/** Numbers in row-major order. The first axis counts the examples. */
-export interface Column {
-  readonly values: Numbers;
-  readonly shape: readonly number[];
-}
 /** The arrays by the manifest's names. */
 export type Columns = Readonly<Record<string, Column>>;
 

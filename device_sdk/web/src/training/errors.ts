@@ -2,7 +2,7 @@
 
 import { ProtocolError } from "../protocol/errors.ts";
 import type { FailureCode } from "../protocol/messages.ts";
-import { StoreError } from "../storage/store.ts";
+import { StoreError } from "../storage/errors.ts";
 
 /** `code` is what the coordinator is told. `endsDevice`: the next task would fail as well. */
 export class TrainingError extends Error {
@@ -17,11 +17,6 @@ export class TrainingError extends Error {
   get endsDevice(): boolean {
     return this.code === "bad-data";
   }
-}
-
-/** The owner asked to stop. The work is dropped. */
-export class StoppedError extends Error {
-  override name = "StoppedError";
 }
 
 /** The data do not fit the bundle's batch. The text says what was given and what was expected. */

@@ -5,9 +5,10 @@ import { INFER, MAX_MANIFEST_BYTES, type Manifest, PARAMETERS, readManifest } fr
 import type { Evaluation } from "../protocol/messages.ts";
 import { sha256 } from "../protocol/sha256.ts";
 import { type RuntimeOptions, startEngine } from "../runtimes/choose.ts";
+import type { Column } from "../runtimes/columns.ts";
 import type { Engine } from "../runtimes/engine.ts";
 import { type Bundle, openFiles, type ReadFile, readSafetensors } from "./bundle.ts";
-import { type Column, type Columns, FittedData } from "./data.ts";
+import { type Columns, FittedData } from "./data.ts";
 import { TrainingError } from "./errors.ts";
 import { Predictor } from "./prediction.ts";
 import type { Loading, Runtime } from "./runtime.ts";

@@ -1,8 +1,9 @@
 /** What a model says of examples: a bundle's infer.onnx with a model's parameters in it. */
 
 import { elementsOf, INFER, type Manifest } from "../protocol/manifest.ts";
+import type { Column } from "../runtimes/columns.ts";
 import type { Engine, Graph, Value } from "../runtimes/engine.ts";
-import { type Column, type Columns, FittedData } from "./data.ts";
+import { type Columns, FittedData } from "./data.ts";
 import { TrainingError } from "./errors.ts";
 
 /** Return infer.onnx with the parameters of a vector written into it: a model that any ONNX Runtime runs.

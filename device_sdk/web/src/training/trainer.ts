@@ -8,13 +8,14 @@ import { bufferRows, type Manifest } from "../protocol/manifest.ts";
 import type { Evaluate, Evaluated, Report, Task, VectorReference } from "../protocol/messages.ts";
 import { chooseRuntime, type RuntimeOptions, rememberRuntime, startEngine, type Trial } from "../runtimes/choose.ts";
 import type { Engine, EngineName } from "../runtimes/engine.ts";
+import { StoppedError } from "../runtimes/errors.ts";
 import type { Contents } from "../storage/contents.ts";
 import type { FinishedUpdate, Outbox } from "../storage/outbox.ts";
 import type { Store } from "../storage/store.ts";
 import { ALGORITHMS, checkStep, runAlgorithm, tiedAsSent } from "./algorithms.ts";
 import { type Bundle, openBundle } from "./bundle.ts";
 import { type Columns, FittedData } from "./data.ts";
-import { StoppedError, TrainingError } from "./errors.ts";
+import { TrainingError } from "./errors.ts";
 import { keptStateSize, loadModel } from "./kept_state.ts";
 import { checkHyper, evaluateData } from "./train.ts";
 

@@ -3,7 +3,8 @@
 import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
 import type { Input } from "../../src/protocol/manifest.ts";
-import { type Columns, examplesOf, FittedData, type Numbers } from "../../src/training/data.ts";
+import type { Numbers } from "../../src/runtimes/columns.ts";
+import { type Columns, examplesOf, FittedData } from "../../src/training/data.ts";
 import { DataError } from "../../src/training/errors.ts";
 
 interface Case {

@@ -10,9 +10,9 @@ import {
   type Trial,
 } from "../../src/runtimes/choose.ts";
 import { type Engine, isEngineName, threadsOf } from "../../src/runtimes/engine.ts";
+import { StoppedError } from "../../src/runtimes/errors.ts";
 import { importFile, VERSION } from "../../src/runtimes/files.ts";
 import { MemoryStore } from "../../src/storage/store.ts";
-import { StoppedError } from "../../src/training/errors.ts";
 
 afterEach(() => vi.unstubAllGlobals());
 

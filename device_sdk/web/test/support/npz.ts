@@ -1,7 +1,7 @@
 /** Reads what `numpy.savez` writes: a zip of stored .npy files. */
 
 import { readFileSync } from "node:fs";
-import type { Column, Numbers } from "../../src/training/data.ts";
+import type { Column, Numbers } from "../../src/runtimes/columns.ts";
 
 const KINDS: Record<string, new (buffer: ArrayBuffer) => Numbers> = {
   "<f4": Float32Array,

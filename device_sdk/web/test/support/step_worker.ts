@@ -5,10 +5,11 @@
 
 import { type Manifest, PARAMETERS, readManifest, STATE } from "../../src/protocol/manifest.ts";
 import { candidates, chooseRuntime, startEngine } from "../../src/runtimes/choose.ts";
+import type { Numbers } from "../../src/runtimes/columns.ts";
 import type { Engine, EngineName } from "../../src/runtimes/engine.ts";
 import { MemoryStore } from "../../src/storage/store.ts";
 import { readSafetensors } from "../../src/training/bundle.ts";
-import { type Batch, FittedData, type Numbers } from "../../src/training/data.ts";
+import { type Batch, FittedData } from "../../src/training/data.ts";
 import { Runtime } from "../../src/training/runtime.ts";
 
 interface Model {
