@@ -10,7 +10,7 @@ from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES
 from fleetlearn_coordinator.rounds.settings import Phase
 
 NAMED = 5
-"""Devices that a sentence names at most."""
+"""Devices that a sentence, or a line of the log, names at most."""
 
 
 def waits_for(state: EngineState, now: float) -> str:
@@ -48,15 +48,16 @@ def _for_reports(state: EngineState, now: float) -> str:
     if book.tasks:
         gone = len(book.absent)
         away = f" ({gone} of them not connected)" if gone else ""
-        return f"{said}, and waits for {_names(book.tasks)}{away}, {left}"
+        return f"{said}, and waits for {named(book.tasks)}{away}, {left}"
     failures = state.selection.failures
     back = [device for device, count in failures.items() if count <= SECOND_CHANCES]
     if back:
-        return f"{said}, and waits until another device, or one whose task failed ({_names(back)}), connects, {left}"
-    failed = f"; {_names(failures)} failed {1 + SECOND_CHANCES} times in this round" if failures else ""
+        return f"{said}, and waits until another device, or one whose task failed ({named(back)}), connects, {left}"
+    failed = f"; {named(failures)} failed {1 + SECOND_CHANCES} times in this round" if failures else ""
     return f"{said}, and waits until another device connects, {left}{failed}"
 
 
-def _names(devices: Collection[str]) -> str:
-    named = ", ".join(nsmallest(NAMED, devices))
-    return named if len(devices) <= NAMED else f"{named} and {len(devices) - NAMED} more"
+def named(devices: Collection[str]) -> str:
+    """Return the first devices by name, and how many more there are."""
+    first = ", ".join(nsmallest(NAMED, devices))
+    return first if len(devices) <= NAMED else f"{first} and {len(devices) - NAMED} more"

@@ -10,9 +10,8 @@ from typing import Any
 from fleetlearn_coordinator.conversation.limits import LINE_BURST, LINE_RATE
 from fleetlearn_coordinator.network.peer_log import FewLines
 from fleetlearn_coordinator.rounds.commands import LATE, LOST, STALE, STALLED, SURPLUS, Ended
+from fleetlearn_coordinator.rounds.waiting_words import named
 
-NAMED = 8
-"""Devices that a line names at most."""
 WHY = {
     LOST: "lost: the connection ended, and the device was not back in time",
     LATE: "late: the time was over before the report was here",
@@ -46,6 +45,5 @@ class RunLog(logging.LoggerAdapter[logging.Logger]):
             if cause in WHY:
                 devices[number, cause].append(device)
         for (number, cause), names in devices.items():
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-            who = f"device {names[0]} is" if len(names) == 1 else f"{', '.join(names[:NAMED])}{more} are"
+            who = f"device {names[0]} is" if len(names) == 1 else f"{named(names)} are"
             _tasks.info("%sround %d: %s %s", self.begin, number, who, WHY[cause])
