@@ -27,7 +27,6 @@ def test_each_cause_has_a_line_with_its_devices(caplog: pytest.LogCaptureFixture
     RunLog().say_ended([Ended("c", "t-3-1", 3, "surplus"), Ended("d", "t-3-2", 3, "surplus")])
     assert caplog.messages == [
         "run digits: round 2: device roof-3 is lost: the connection ended, and the device was not back in time",
-        "run digits: round 2: d0, d1, d10, d2, d3 and 6 more are late: the time was over before the report "
-        "was here",
+        "run digits: round 2: d0, d1, d10, d2, d3 and 6 more are late: the time was over before the report was here",
         "round 3: c, d are surplus: the round had its reports without it",
     ], "failures and what is rejected are logged where the devices' messages are read"

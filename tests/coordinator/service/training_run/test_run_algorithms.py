@@ -11,7 +11,6 @@ from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.rounds.commands import Assign, Commit
 from fleetlearn_coordinator.service.training_run.round_reports import given_in_order
-from fleetlearn_coordinator.service.training_run.saved_tied_sum import load_tied_sum
 from fleetlearn_protocol import ProtocolError
 from fleetlearn_protocol.vector import Vector, digest
 from peers import BUFFERED, PERSONAL, SIZE, plan_text, write_personal_bundle
@@ -253,91 +252,6 @@ def test_another_number_of_devices_rescales_what_was_kept_of_all(tmp_path: Path,
     fleet.store.close()
     fleet = Fleet(scaffold_plan(tmp_path, server__devices=now))
     np.testing.assert_allclose(fleet.run.models.newest.vectors["control"], vector(4.5 / now), rtol=1e-6)
-    fleet.store.close()
-
-
-NAMES = "abcdef"
-CURVATURES, MINIMA = np.array([1.0, 2.5, 2.0, 0.5, 1.5, 3.0]), np.array([3.5, 2.0, 2.5, 4.0, -1.0, 1.0])
-"""Of six devices with the losses curvature / 2 * (w - minimum)^2 in each element."""
-LEAST = float(CURVATURES @ MINIMA / CURVATURES.sum())
-LR, STEPS = 0.1, 5
-
-
-class Quadratics:
-    """Six devices that train by SCAFFOLD, and what they keep on their disks."""
-
-    def __init__(self) -> None:
-        self.disks: dict[str, dict[str, Vector]] = {name: {} for name in NAMES}
-
-    def train(self, fleet: Fleet, rounds: int) -> None:
-        """Let them connect, and train for this many rounds."""
-        tasks = leases(fleet.check_in(*NAMES))
-        for _ in range(rounds):
-            commands: list[object] = []
-            for lease in tasks:
-                commands += self._report(fleet, lease)
-            tasks = leases(commands)  # type: ignore[arg-type]
-
-    def _report(self, fleet: Fleet, lease: Assign) -> list[object]:
-        place, disk = NAMES.index(lease.device), self.disks[lease.device]
-        kept = fleet.run.tied_to(lease.device)
-        own = vector(0.0) if kept is None else disk.get(kept, vector(0.0))
-        model, control = fleet.run.models.newest.model, fleet.run.models.newest.vectors["control"]
-        y = model.astype(np.float64)
-        for _ in range(STEPS):
-            y = y - LR * (CURVATURES[place] * (y - MINIMA[place]) + control - own)
-        change = (-control + (model - y) / (STEPS * LR)).astype(np.float32)
-        parts = {"update": (y - model).astype(np.float32), "control": change}
-        fleet.save_parts(lease, parts, lost_tied=kept is not None and kept not in disk)
-        disk[lease.task] = own + change
-        return list(fleet.carry_out(fleet.run.engine.count_report(lease.device, lease.task, 0.0)))
-
-    def mean_kept(self, fleet: Fleet) -> Vector:
-        """Return the mean of what the devices will go on from."""
-        tied = {name: fleet.run.tied_to(name) for name in NAMES}
-        rows = [vector(0.0) if task is None else self.disks[name][task] for name, task in tied.items()]
-        return np.mean(rows, axis=0)
-
-
-def six_devices(folder: Path, count: int = 6, **settings: object) -> Plan:
-    usual = {"server__devices": count, "local__lr": LR, "round__goal": 2, "round__minimum": 2, "stop__rounds": 1000}
-    return scaffold_plan(folder, **(usual | settings))
-
-
-@pytest.mark.parametrize(("first", "then"), [(60, 6), (6, 60), (6, 6)])
-def test_c_is_right_again_after_the_number_of_devices_was_corrected(tmp_path: Path, first: int, then: int) -> None:
-    """The sum of all c_k stays. (With 60 corrected to 6, the model stayed away from it for ever.)"""
-    devices = Quadratics()
-    fleet = Fleet(six_devices(tmp_path, first))
-    devices.train(fleet, 15)
-    before = fleet.run.models.newest.vectors["control"] * first
-    assert np.abs(before).max() > 0.1
-    fleet.store.close()
-    fleet = Fleet(six_devices(tmp_path, then))
-    fleet.run.resume(NOW)
-    devices.train(fleet, 120 if then == 6 else 1)
-    np.testing.assert_allclose(
-        fleet.run.models.newest.vectors["control"] * then, 6 * devices.mean_kept(fleet), atol=1e-4
-    )
-    if then == 6:
-        np.testing.assert_allclose(fleet.run.models.newest.model, vector(LEAST), atol=1e-3)
-    fleet.store.close()
-
-
-def test_a_device_that_lost_its_disk_does_not_count_twice(tmp_path: Path) -> None:
-    """c begins from zeros again, and all devices with it, once; the model goes on. (It stayed 4.5e-2 away for ever.)"""
-    devices = Quadratics()
-    fleet = Fleet(six_devices(tmp_path))
-    devices.train(fleet, 15)
-    devices.disks["a"].clear()
-    devices.train(fleet, 150)
-    state = fleet.run.models.newest.tied_sum
-    assert state is not None
-    assert state.lost == 0
-    assert 15 < state.since < 15 + 12, "in the first round of the device, and never again"
-    assert load_tied_sum(fleet.store.ledger) == state, "as a restart finds it"
-    np.testing.assert_allclose(fleet.run.models.newest.vectors["control"], devices.mean_kept(fleet), atol=1e-5)
-    np.testing.assert_allclose(fleet.run.models.newest.model, vector(LEAST), atol=1e-3)
     fleet.store.close()
 
 
