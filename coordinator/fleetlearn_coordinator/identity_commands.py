@@ -18,7 +18,7 @@ from fleetlearn_protocol.typer_app import expected_errors, fail, plain_table, sa
 from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME, public_keys
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.page import join_link
-from fleetlearn_coordinator.storage.identities import RUN, Event, Identities, open_identities
+from fleetlearn_coordinator.storage.identities import RUN, AuditEvent, Identities, open_identities
 
 app = typer.Typer()
 TIMES = ("until", "certificate")
@@ -143,7 +143,7 @@ def _refuse_broken(broken: int | None) -> None:
         fail("error", text)
 
 
-def _say_newest(events: list[Event]) -> None:
+def _say_newest(events: list[AuditEvent]) -> None:
     if events:
         say(f"{len(events)} rows, none changed; the newest has the hash {events[-1].hash}")
 

@@ -62,7 +62,7 @@ class EnrolmentError(Exception):
     """The device cannot have this credential. The text says why, to people."""
 
 
-class Event(NamedTuple):
+class AuditEvent(NamedTuple):
     """A row of the audit log."""
 
     number: int
@@ -236,19 +236,19 @@ class Identities:
             (number, now, what, text, _chain(before, number, now, what, text)),
         )
 
-    def events(self, end: int | None = None) -> list[Event]:
+    def events(self, end: int | None = None) -> list[AuditEvent]:
         """Return the audit log, the oldest row first, up to the row before ``end``. A row that was changed may be no
-        ``Event`` any more."""
+        ``AuditEvent`` any more."""
         rows = self._db.execute(
             "SELECT number, at, what, about, hash FROM audit WHERE ?1 IS NULL OR number<?1 ORDER BY number", (end,)
         )
-        return [Event(number, at, what, json.loads(about), hash) for number, at, what, about, hash in rows]
+        return [AuditEvent(number, at, what, json.loads(about), hash) for number, at, what, about, hash in rows]
 
-    def last_events(self, most: int) -> list[Event]:
+    def last_events(self, most: int) -> list[AuditEvent]:
         """Return the newest rows of the audit log, at most this many, the oldest of them first. Whether one was changed
         is not checked."""
         rows = self._db.execute("SELECT number, at, what, about, hash FROM audit ORDER BY number DESC LIMIT ?", (most,))
-        found = [Event(number, at, what, json.loads(about), hash) for number, at, what, about, hash in rows]
+        found = [AuditEvent(number, at, what, json.loads(about), hash) for number, at, what, about, hash in rows]
         return found[::-1]
 
     def broken_at(self) -> int | None:
