@@ -28,7 +28,7 @@ def is_model(path: Path, *target: Any) -> bool:
 
 
 POINTS = {
-    "the request is found": Point(RollBacks, "_restore", False),
+    "the request is found": Point(RollBacks, "restore", False),
     "the model is written but not in its place": Point(Path, "replace", False, is_model),
     "the model is in its place": Point(FileBlobs, "save_model", True),
     "the rows are not written": Point(SqliteLedger, "write", False, answers),
