@@ -14,7 +14,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = [ROOT / room for room in ("protocol", "device_sdk", "coordinator", "export", "simulator")]
 ALLOWED: Mapping[str, str] = {
-    "Event": "a row about identities in storage, and an event of the simulated fleet",
     "Hyper": "hyper-parameters of a bundle, and of the staleness factors",
     "Rule": "robust rules and weighing rules, each within its own folder of aggregation",
 }
