@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlearn_coordinator.aggregation.robust.kept_updates import KeptUpdates
+from fleetlearn_coordinator.aggregation.robust.kept_updates import MOST_OF_MEDIAN, KeptUpdates
 
 Floats = NDArray[np.float64]
 SMOOTHING = 1e-6
@@ -88,7 +88,12 @@ def distances_from(shares: Floats, products: Floats) -> Floats:
 def geometric_median(products: Floats, weights: Floats) -> Floats:
     """Return the shares (n,) of the updates in the point with the smallest weighted mean distance from them.
 
-    weights: shape (n,), above 0."""
+    weights: shape (n,), above 0. Updates longer than MOST_OF_MEDIAN times their median length count as
+    if they were as long: a hostile one of 10^10 would take the others' digits from the distances."""
+    lengths = np.sqrt(np.diag(products))
+    most = MOST_OF_MEDIAN * float(np.median(lengths))
+    cut = most / np.maximum(lengths, most) if most else np.ones(len(lengths))
+    products = products * cut[:, None] * cut
     weights = weights / weights.sum()
     shares, before = weights, np.inf
     for _ in range(PASSES):
@@ -99,7 +104,7 @@ def geometric_median(products: Floats, weights: Floats) -> Floats:
         before = objective
         pull = weights / np.maximum(found, SMOOTHING)
         shares = pull / pull.sum()
-    return shares
+    return shares * cut
 
 
 def centred_clipping(products: Floats, radius: float | None) -> Floats:

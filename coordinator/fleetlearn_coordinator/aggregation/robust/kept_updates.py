@@ -26,7 +26,8 @@ with the square."""
 
 
 MOST_OF_MEDIAN = 1e6
-"""How many times the median a buffer's move may be. More than honest devices differ, and with 16 digits no loss."""
+"""How many times the median a buffer's move may be, and the length of an update where distances are
+computed. More than honest devices differ, and with 16 digits no loss."""
 
 
 class KeptUpdate(NamedTuple):

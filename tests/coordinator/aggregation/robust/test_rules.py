@@ -71,3 +71,20 @@ def test_from_how_many_updates_on_a_rule_works() -> None:
     assert least_updates("bulyan", Bounds(0.2), 10) == 11, "not even for its goal"
     assert least_updates("krum", Bounds(0.0), 10) == 3
     assert least_updates("median", Bounds(0.4), 10) == 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_updates_of_the_largest_size_allowed_take_no_digits_from_the_others(rule: str) -> None:
+    """Four attackers of twenty send 3e10 in every element. The result is what it is where they send 3e4."""
+    random = np.random.default_rng(5)
+    honest = (0.005 + 0.01 * random.standard_normal((16, 2000))).astype(np.float32)
+    signs = np.sign(random.standard_normal((4, 2000))).astype(np.float32)
+    found = []
+    for size in (3e4, 3e10):
+        aggregator = make(rule, Bounds(0.2))
+        state = aggregator.init(2000)
+        updates = np.concatenate([honest, np.float32(size) * signs])
+        largest = np.abs(updates).max(axis=1).astype(float)
+        aggregator.add_many(state, [updates], np.ones(20, np.int64), largest, None)
+        found.append(aggregator.result(state).delta)
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-6)
