@@ -38,7 +38,7 @@ def names_in(file: Path) -> set[str]:
 @pytest.mark.parametrize("named", NAMED)
 def test_what_the_page_names_is_there(named: str) -> None:
     path, _, name = named.partition("::")
-    files = [package / path for package in PACKAGES if (package / path).exists()]
+    files = [folder / path for folder in (*PACKAGES, ROOT) if (folder / path).exists()]
     assert files, f"no room has {path}"
     assert not name or any(name in names_in(file) for file in files), f"{path} has no {name}"
 
