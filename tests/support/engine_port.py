@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.rounds.engine import Engine
-from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import CheckIn, Evaluated
 
@@ -80,6 +80,9 @@ class EnginePort:
 
     def end_task(self, device: str, task: str, cause: str, now: float) -> None:
         self.carry_out(self.engine.end(device, task, cause, now))
+
+    def refused(self, device: str, error: FleetError) -> None:
+        pass
 
     def progress(
         self, device: str, task: str | None, what: str, amount: int, now: float, *, received: int = 0, sent: int = 0

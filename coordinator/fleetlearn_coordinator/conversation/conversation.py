@@ -224,6 +224,8 @@ class Conversation:
     ) -> None:
         self._owner.perform(LogNote(f"refused: {error}"))
         self._owner.perform(SendMessage(Refused(error.code, error.text, task, sha256)))
+        if self.device is not None:
+            self.port.refused(self.device, error)
         if ends_task or error.code in LOST_RACES:
             self._races += 1
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import CheckIn, ComeBack, Evaluated, Report, Welcome
 
@@ -76,6 +77,9 @@ class Port(Protocol):
 
     def end_task(self, device: str, task: str, cause: str, now: float) -> None:
         """The device failed its task, or its update was rejected. Harmless where the task is not the device's."""
+
+    def refused(self, device: str, error: FleetError) -> None:
+        """A message of the device was refused, and the device told. Nothing follows from it here."""
 
     # What it does meanwhile
 

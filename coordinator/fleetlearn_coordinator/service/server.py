@@ -38,6 +38,7 @@ from fleetlearn_coordinator.rounds.commands import (
 from fleetlearn_coordinator.rounds.pace import FinishedReturns
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
 from fleetlearn_coordinator.rounds.waiting_words import waits_for
+from fleetlearn_coordinator.service.observers import MessageRefused
 from fleetlearn_coordinator.service.run_clock import RunClock
 from fleetlearn_coordinator.service.served_models import ServedModels
 from fleetlearn_coordinator.service.training_run.run import Clocks, Run
@@ -185,7 +186,7 @@ class RunServer:
             return False
         if not evaluations.wanted(device, message.task):
             raise ProtocolError(Code.UNKNOWN_TASK, f"task {message.task} is not device {device}'s, or not any more")
-        self.run.save_measurement(message)
+        self.run.save_measurement(device, message)
         return True
 
     def count_measurement(self, device: str, task: str, now: float) -> None:
@@ -195,6 +196,9 @@ class RunServer:
     def end_task(self, device: str, task: str, cause: str, now: float) -> None:
         now = self.clock.read(now)
         self._carry_out(self.engine.end(device, task, cause, now), now)
+
+    def refused(self, device: str, error: FleetError) -> None:
+        self.run.observers.tell([MessageRefused(device, error.code, error.text)])
 
     def progress(
         self, device: str, task: str | None, what: str, amount: int, now: float, *, received: int = 0, sent: int = 0

@@ -97,6 +97,11 @@ class SharedPort:
         if run is not None:
             self._turns.attempt(run, lambda: run.port.end_task(device, task, cause, now))
 
+    def refused(self, device: str, error: FleetError) -> None:
+        run = self._device.serves or self._device.last
+        if run is not None:
+            run.port.refused(device, error)
+
     def progress(
         self, device: str, task: str | None, what: str, amount: int, now: float, *, received: int = 0, sent: int = 0
     ) -> None:

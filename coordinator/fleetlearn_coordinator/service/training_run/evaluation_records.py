@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from fleetlearn_protocol.messages import CheckIn, Evaluated, Evaluation
 
@@ -12,7 +11,6 @@ from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds import commands
 from fleetlearn_coordinator.rounds.evaluation import SavedEvaluation
-from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.storage import ledger
 from fleetlearn_coordinator.storage.ledger import LastEvaluation
 from fleetlearn_coordinator.storage.requests import Requests
@@ -34,10 +32,9 @@ class EvaluationRecords:
         names: Sequence[str],
         requests: Requests,
         last: LastEvaluation | None,
-        log: RunLog,
     ) -> None:
         """``names``: of the metrics. ``requests``: the run's. ``last``: what an earlier process left."""
-        self.plan, self.names, self._requests, self._log = plan, names, requests, log
+        self.plan, self.names, self._requests = plan, names, requests
         self.tiers: dict[str, str] = {}
         """Connected device that can evaluate -> its tier."""
         self._given: dict[str, str] = {}
@@ -81,7 +78,6 @@ class EvaluationRecords:
             case commands.EvaluationOpened(number, version):
                 self._given, self._results = {}, {}
                 self._answered, self._request = self._request or self._answered, None
-                self._log.info("evaluation %d of model version %d begins", number, version)
                 return ledger.EvaluationBegun(number, version, self._answered, at)
             case commands.Measure(device, task, number, again=again):
                 if again:
@@ -94,7 +90,7 @@ class EvaluationRecords:
                 return self._close(command, at)
 
     def _close(self, command: commands.EvaluationClosed, at: float) -> ledger.EvaluationEnded:
-        number, version, dropped, valid = command
+        number, _, dropped, valid = command
         results = [*self._results.values()]
         tiers = [self._given[task] for task in self._results]
         plan = self.plan
@@ -102,9 +98,7 @@ class EvaluationRecords:
         summary["dropped"] = dropped
         if valid:
             self.metrics = deciding(summary, plan.evaluation.minimum)
-        outcome = "valid" if valid else "invalid"
-        self._log.info("evaluation %d of model version %d is %s: %s", number, version, outcome, describe(summary))
-        return ledger.EvaluationEnded(number, outcome, summary, at)
+        return ledger.EvaluationEnded(number, "valid" if valid else "invalid", summary, at)
 
 
 def saved(last: LastEvaluation) -> SavedEvaluation:
@@ -118,11 +112,3 @@ def saved(last: LastEvaluation) -> SavedEvaluation:
         else:
             dropped.append((row.task, row.device, row.state))
     return SavedEvaluation(last.number, last.version, last.is_open, leases, accepted, dropped)
-
-
-def describe(summary: Mapping[str, Any]) -> str:
-    """Return an evaluation's summary in one line."""
-    dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(summary["dropped"].items())) or "none"
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in summary["metrics"].items())
-    metrics = f"{metrics} on the devices' training examples" if metrics else "no metrics"
-    return f"{summary['devices']} devices, {summary['examples']} examples, dropped: {dropped}; {metrics}"

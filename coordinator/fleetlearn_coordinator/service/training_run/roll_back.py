@@ -179,13 +179,8 @@ class RollBacks:
         rows = [*new.model.rows, answered, Metadata(TO_LOG, encode_roll_back(request))]
         return [*rows, TiedVectorsForgotten()] if self._plan.tied else rows
 
-    def end(self, request: RollBack, new: RestoredModel, wall: float) -> None:
+    def end(self, new: RestoredModel, wall: float) -> None:
         """The model counts. ``wall``: Unix time."""
         self.newest = new.made.version
-        self._log.warning(
-            "rolled back (%s): version %d is version %d's model; the server optimizer %s",
-            request.who, new.made.version, request.version,
-            "goes on from that version's state" if new.keeps_state else "begins from the beginning",
-        )  # fmt: skip
         self.log_last()
         self.look(wall)

@@ -18,7 +18,7 @@ import numpy as np
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.messages import Evaluated, Report
 
-from fleetlearn_coordinator.aggregation.round_summary import deciding, describe
+from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
@@ -39,7 +39,18 @@ from fleetlearn_coordinator.rounds.commands import (
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
+from fleetlearn_coordinator.service.event_log import EventLog
 from fleetlearn_coordinator.service.held_out import HeldOut
+from fleetlearn_coordinator.service.observers import (
+    EvaluationSummarised,
+    MeasurementSaved,
+    ModelRestored,
+    Observers,
+    RoundEnded,
+    RunEvent,
+    TiedVectorsReset,
+    UpdateSaved,
+)
 from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.training_run.evaluation_records import EvaluationRecords, saved
 from fleetlearn_coordinator.service.training_run.finish import finish_rows, met_before
@@ -60,6 +71,7 @@ from fleetlearn_coordinator.service.training_run.written_model import (
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
+    EvaluationEnded,
     ReportAccepted,
     RoundClosed,
     RoundOpened,
@@ -107,6 +119,9 @@ class Run:
         """``heartbeat``: seconds between a device's signs of life. ``log``: what names the run, one
         of several."""
         self.plan, self.bundle, self.store, self.log = plan, bundle, store, log or RunLog()
+        self.observers = Observers()
+        """Who is told what happens."""
+        self.observers.add(EventLog(self.log, plan))
         plan.check_against(bundle.manifest)
         hyper = plan.hyper(bundle.manifest)
         for remark in plan.remarks(bundle.manifest):
@@ -143,7 +158,7 @@ class Run:
         if isinstance(ruled, RuledSelection):
             self.selection = RememberedSelection(ruled, store.ledger)
         last, names = store.ledger.last_evaluation(), rules.metrics
-        self.evaluations = EvaluationRecords(plan, names, store.storage.requests, last, self.log)
+        self.evaluations = EvaluationRecords(plan, names, store.storage.requests, last)
         if last is not None:
             self.engine.restore_evaluation(saved(last), now.engine)
         self.engine.evaluations.requested = self.evaluations.look_for_request()
@@ -198,8 +213,9 @@ class Run:
 
     def _give_up(self, given_up: GivenUp, now: Clocks) -> None:
         why = "its reports cannot be added up any more"
-        closed = self._abandon(given_up.number, given_up.dropped, why, now)
+        closed, ended = self._abandon(given_up.number, given_up.dropped, why, now)
         self.store.write([*given_up.rows, closed])
+        self.observers.tell([ended])
 
     def tied_to(self, device: str) -> str | None:
         """Return the task whose tied vectors the device's next task goes on from; None: from zeros."""
@@ -248,12 +264,14 @@ class Run:
             self.reports.accept_early(number, spooled)
         else:
             self.reports.accept(spooled)
+        self.observers.tell([UpdateSaved(device, report, number, staleness)])
 
-    def save_measurement(self, message: Evaluated) -> None:
+    def save_measurement(self, device: str, message: Evaluated) -> None:
         """Make what a device measured durable. The caller then tells the device and calls
         ``engine.count_measurement``."""
         self.store.write([self.evaluations.result_row(message)])
         self.evaluations.keep(message)
+        self.observers.tell([MeasurementSaved(device, message)])
 
     # What the engine decides
 
@@ -264,12 +282,16 @@ class Run:
         (``begin_commit``). ``also``: rows that are written with them."""
         heard: list[Command] = []
         rows: list[Row] = []
-        ended: list[Ended] = []
+        events: list[RunEvent] = []
         for command in commands:
+            events.append(command)
             match command:
                 case EvaluationOpened() | Measure() | MeasurementEnded() | EvaluationClosed():
                     if (row := self.evaluations.row_of(command, now.wall)) is not None:
                         rows.append(row)
+                    if isinstance(command, EvaluationClosed) and isinstance(row, EvaluationEnded):
+                        number, version, _, valid = command
+                        events.append(EvaluationSummarised(number, version, valid, row.summary))
                     heard.append(command)
                 case Assign(device, task, number, again=again, version=version):
                     if not again:
@@ -277,8 +299,7 @@ class Run:
                         if self.selection is not None:
                             rows += self.selection.given(device, task, now.engine)
                     heard.append(command)
-                case Ended(_, task, number, cause) as end:
-                    ended.append(end)
+                case Ended(_, task, number, cause):
                     if self.selection is not None:
                         self.selection.ended(task)
                     rows.append(TaskEnded(task, cause, None if number == self.engine.round_of(task) else number))
@@ -289,17 +310,17 @@ class Run:
                 case Opened(number):
                     rows.append(self._open(number, now))
                 case Abandon(number, dropped, text):
-                    rows.append(self._abandon(number, dropped, text, now))
+                    row, round_ended = self._abandon(number, dropped, text, now)
+                    rows.append(row)
+                    events.append(round_ended)
                     heard.append(command)
-                case Finish(reason):
+                case Finish():
                     rows += self._finish(command)
-                    self.log.info("finished: %s", reason)
                     heard.append(command)
         rows += also
         if rows:  # most events of most devices write nothing
             self.store.write(rows)
-        if ended:
-            self.log.say_ended(ended)
+        self.observers.tell(events)
         return heard
 
     def _open(self, number: int, now: Clocks) -> Row:
@@ -307,12 +328,15 @@ class Run:
         self.reports.begin(number)
         return RoundOpened(number, now.wall)
 
-    def _abandon(self, number: int, dropped: Mapping[str, int], text: str, now: Clocks) -> Row:
-        """End the open round without a model. Returns the row that says so. ``text``: why."""
-        summary = self._summary(dropped, now)
-        self.reports.end(self.models.newest)
-        self.log.warning("round %d abandoned: %s; %s", number, text, describe(summary))
-        return RoundClosed(number, "abandoned", summary, now.wall)
+    def _abandon(
+        self, number: int, dropped: Mapping[str, int], text: str, now: Clocks
+    ) -> tuple[RoundClosed, RoundEnded]:
+        """End the open round without a model. Returns the row that says so, and the event for when
+        the row is written. ``text``: why."""
+        summary, newest = self._summary(dropped, now), self.models.newest
+        self.reports.end(newest)
+        closed = RoundClosed(number, "abandoned", summary, now.wall)
+        return closed, RoundEnded(number, "abandoned", newest.version, summary, text)
 
     def _summary(self, dropped: Mapping[str, int], now: Clocks) -> dict[str, Any]:
         """Return the summary of the round that closes."""
@@ -322,10 +346,6 @@ class Run:
             "seconds": round(now.engine - self._opened, 6),
         }
         self.bytes_up = self.bytes_down = 0
-        for name, devices in summary["left_out"].items():
-            low, high = self.plan.bounds[name]
-            text = "%d devices measured a %s beyond its bounds, %g to %g, and are left out of it"
-            self.log.warning(text, devices, name, low, high)
         return summary
 
     def end_evaluation(self, command: EvaluationClosed, now: Clocks) -> list[Command]:
@@ -404,12 +424,8 @@ class Run:
         self.models.begin_version(model.state, model.forms, self.engine.oldest_version())
         self.reports.end(model.state)
         if new.forgets_tied:
-            self.log.warning(
-                "a device lost what it kept for %s: the vectors that go with it begin again from zeros, here and on "
-                "all devices; the model stays",
-                self.plan.local.algorithm,
-            )
-        self.log.info("round %d committed: %s", new.number, describe(summary))
+            self.observers.tell([TiedVectorsReset(self.plan.local.algorithm)])
+        self.observers.tell([RoundEnded(new.number, "committed", version, summary, "")])
         if self.selection is not None:
             self.selection.selection.committed(version, summary.get("selection", {}))
         metrics = {}
@@ -434,7 +450,10 @@ class Run:
         self.models.begin_version(new.model.state, new.model.forms, None)
         self.reports.forget_early()
         self.reports.end(new.model.state)
-        self.roll_backs.end(request, new, now.wall)
+        made = new.made
+        restored = ModelRestored(made.version, request.version, request.who, new.keeps_state)
+        self.observers.tell([restored])
+        self.roll_backs.end(new, now.wall)
         return heard + self.record(self.engine.go_on_from_model(now.engine), now)
 
     def free(self) -> None:

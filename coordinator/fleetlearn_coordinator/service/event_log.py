@@ -1,0 +1,115 @@
+"""The log lines about what happens in one run: an observer (observers.py)."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fleetlearn_coordinator.aggregation.round_summary import describe
+from fleetlearn_coordinator.conversation.limits import LINE_BURST, LINE_RATE
+from fleetlearn_coordinator.network.peer_log import FewLines
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.rounds.commands import (
+    LATE,
+    LOST,
+    STALE,
+    STALLED,
+    SURPLUS,
+    Ended,
+    EvaluationOpened,
+    Finish,
+)
+from fleetlearn_coordinator.rounds.waiting_words import named
+from fleetlearn_coordinator.service.observers import (
+    EvaluationSummarised,
+    ModelRestored,
+    RoundEnded,
+    RunEvent,
+    TiedVectorsReset,
+)
+from fleetlearn_coordinator.service.run_log import RunLog
+
+WHY = {
+    LOST: "lost: the connection ended, and the device was not back in time",
+    LATE: "late: the time was over before the report was here",
+    SURPLUS: "surplus: the round had its reports without it",
+    STALLED: "stalled: no step and no byte for too long (round.stall)",
+    STALE: "stale: the model that the task began from is too old",
+}
+"""The engine's own causes. What devices fail and what is rejected is logged where their messages are read."""
+
+_tasks = logging.getLogger("fleetlearn.coordinator.tasks")
+_tasks.addFilter(FewLines(LINE_RATE, LINE_BURST, "tasks"))
+
+
+class EventLog:
+    """An observer that logs what a person wants to read of one run."""
+
+    def __init__(self, log: RunLog, plan: Plan) -> None:
+        self._log, self._plan = log, plan
+
+    def __call__(self, events: Sequence[RunEvent]) -> None:
+        """Log what happened."""
+        ended: list[Ended] = []
+        for event in events:
+            match event:
+                case Ended():
+                    ended.append(event)
+                case RoundEnded():
+                    self._say_round_ended(event)
+                case EvaluationOpened(number, version):
+                    self._log.info("evaluation %d of model version %d begins", number, version)
+                case EvaluationSummarised(number, version, valid, summary):
+                    text = "evaluation %d of model version %d is %s: %s"
+                    outcome, found = "valid" if valid else "invalid", describe_evaluation(summary)
+                    self._log.info(text, number, version, outcome, found)
+                case TiedVectorsReset(algorithm):
+                    self._log.warning(
+                        "a device lost what it kept for %s: the vectors that go with it begin "
+                        "again from zeros, here and on all devices; the model stays",
+                        algorithm,
+                    )
+                case ModelRestored(version, restores, who, keeps_state):
+                    self._log.warning(
+                        "rolled back (%s): version %d is version %d's model; the server optimizer %s",
+                        who,
+                        version,
+                        restores,
+                        "goes on from that version's state" if keeps_state else "begins from the beginning",
+                    )
+                case Finish(reason):
+                    self._log.info("finished: %s", reason)
+        if ended:
+            self._say_tasks_ended(ended)
+
+    def _say_round_ended(self, event: RoundEnded) -> None:
+        for name, devices in event.summary["left_out"].items():
+            low, high = self._plan.bounds[name]
+            text = "%d devices measured a %s beyond its bounds, %g to %g, and are left out of it"
+            self._log.warning(text, devices, name, low, high)
+        found = describe(event.summary)
+        if event.outcome == "committed":
+            self._log.info("round %d committed: %s", event.number, found)
+        else:
+            self._log.warning("round %d abandoned: %s; %s", event.number, event.why, found)
+
+    def _say_tasks_ended(self, ended: Iterable[Ended]) -> None:
+        """Say which devices' tasks ended without a report that counts, and why: a line for each
+        cause and round."""
+        devices = defaultdict[tuple[int, str], list[str]](list)
+        for device, _, number, cause in ended:
+            if cause in WHY:
+                devices[number, cause].append(device)
+        for (number, cause), names in devices.items():
+            who = f"device {names[0]} is" if len(names) == 1 else f"{named(names)} are"
+            _tasks.info("%sround %d: %s %s", self._log.begin, number, who, WHY[cause])
+
+
+def describe_evaluation(summary: Mapping[str, Any]) -> str:
+    """Return an evaluation's summary in one line."""
+    dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(summary["dropped"].items())) or "none"
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in summary["metrics"].items())
+    metrics = f"{metrics} on the devices' training examples" if metrics else "no metrics"
+    return f"{summary['devices']} devices, {summary['examples']} examples, dropped: {dropped}; {metrics}"

@@ -1,0 +1,131 @@
+"""What happens in a run, as plain events for whoever watches: the log, metrics, a page.
+
+Each event comes once, after what it says is durable, in the order in which things happened and in
+the thread of the run's calls. The engine's commands are events as they are (rounds/commands.py);
+this file adds what no command says. An observer must return soon and must not change the run.
+
+An event that was recorded just before the process died may be lost: an observer that needs each of
+them reads the ledger at its start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.messages import Evaluated, Report
+
+from fleetlearn_coordinator.rounds.commands import Command
+
+logger = logging.getLogger("fleetlearn.coordinator")
+
+
+class UpdateSaved(NamedTuple):
+    """A device's update is durable: its report counts."""
+
+    device: str
+    report: Report
+    round: int
+    """The round that the report counts for."""
+    staleness: int
+    """How many versions that round's model is newer than the one that the task began from."""
+
+
+class MeasurementSaved(NamedTuple):
+    """What a device measured is durable: it counts in the open evaluation."""
+
+    device: str
+    message: Evaluated
+
+
+class MessageRefused(NamedTuple):
+    """A message of a device that serves the run was refused. Nothing is recorded of it; if the
+    device's task ended with it, the command ``Ended`` comes too."""
+
+    device: str
+    code: Code
+    text: str
+    """For people."""
+
+
+class RoundEnded(NamedTuple):
+    """A round was committed or abandoned."""
+
+    number: int
+    outcome: Literal["committed", "abandoned"]
+    version: int
+    """Of the newest model from now on."""
+    summary: Mapping[str, Any]
+    """As ``rounds`` of the status has it."""
+    why: str
+    """Why the round was abandoned, for people. Empty: it was not."""
+
+
+class EvaluationSummarised(NamedTuple):
+    """An evaluation was closed."""
+
+    number: int
+    version: int
+    """Of the model that was measured."""
+    valid: bool
+    """Whether enough devices measured."""
+    summary: Mapping[str, Any]
+    """As ``evaluations`` of the status has it."""
+
+
+class TiedVectorsReset(NamedTuple):
+    """A device lost what it kept, so SCAFFOLD's c or FedDyn's h begin again from zeros."""
+
+    algorithm: str
+
+
+class ModelRestored(NamedTuple):
+    """The run was rolled back: an earlier model is the newest version."""
+
+    version: int
+    restores: int
+    """The version that it was made from."""
+    who: str
+    """Who asked for it."""
+    keeps_state: bool
+    """Whether the server optimizer goes on from that version's state; else it begins again."""
+
+
+RunEvent: TypeAlias = (
+    Command
+    | UpdateSaved
+    | MeasurementSaved
+    | MessageRefused
+    | RoundEnded
+    | EvaluationSummarised
+    | TiedVectorsReset
+    | ModelRestored
+)
+Observer: TypeAlias = Callable[[Sequence[RunEvent]], None]
+"""Takes what was recorded together, at least one event."""
+
+
+class Observers:
+    """Who is told what happens in one run."""
+
+    def __init__(self) -> None:
+        self._observers: list[Observer] = []
+
+    def add(self, observer: Observer) -> None:
+        """Tell this observer what happens from now on. It is called after those added before."""
+        self._observers.append(observer)
+
+    def tell(self, events: Sequence[RunEvent]) -> None:
+        """Tell all observers. One that raises is removed, with an error in the log: the run does not
+        depend on who watches it."""
+        if not events:
+            return
+        for observer in list(self._observers):
+            try:
+                observer(events)
+            except Exception:
+                self._observers.remove(observer)
+                text = "an observer failed and is told nothing more; the run goes on: %r"
+                logger.exception(text, observer)
