@@ -389,11 +389,28 @@ BIN = "bin 2^"
 """The names of the bins' tensors begin with this; the grid's exponent follows."""
 
 
+FIRST_VERSION = {"hi": f"{BIN}-8", "lo": f"{BIN}-44", "weight": "weight", "count": "count"}
+"""What the first version called the tensors of its sum, in their order -> their names now. It had
+two of today's grids."""
+
+
+def first_version_tensors(size: int) -> dict[str, NDArray[np.generic]]:
+    """Return arrays with the names, shapes and dtypes that a sum of the first version was saved
+    with, for a model of ``size`` elements. Their values mean nothing."""
+    one = np.empty(1, np.int64)
+    return {"hi": np.empty(size), "lo": np.empty(size), "weight": one, "count": one}
+
+
 def from_tensors(tensors: Mapping[str, NDArray[np.generic]]) -> Sum:
-    """Return the sum that ``to_tensors`` gave, to the last bit, in memory of its own.
+    """Return the sum that ``to_tensors`` gave, to the last bit, in memory of its own. A sum that
+    the first version saved (``first_version_tensors``) is taken too.
 
     Raises ValueError if the arrays are not those of a sum.
     """
+    if tensors.keys() == FIRST_VERSION.keys():
+        elements = np.array([tensors["hi"].size], np.int64)
+        tensors = {FIRST_VERSION[name]: tensor for name, tensor in tensors.items()}
+        tensors["size"] = elements
     expected: dict[str, Any] = {"size": np.int64, "weight": np.int64, "count": np.int64}
     bins = {f"{BIN}{exponent}": exponent for exponent in GRIDS}
     expected |= {name: np.float64 for name in tensors if name in bins}

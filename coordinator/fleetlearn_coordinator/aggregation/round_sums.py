@@ -18,6 +18,7 @@ from fleetlearn_protocol.messages import UPDATE
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
+from fleetlearn_coordinator.aggregation import exact_mean
 from fleetlearn_coordinator.aggregation.aggregators import Aggregator
 from fleetlearn_coordinator.aggregation.exact_mean import Sum, add_up
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
@@ -124,6 +125,17 @@ class RoundSums:
             _prefix(part) + name: tensor
             for part, aggregator in self.aggregators.items()
             for name, tensor in aggregator.to_tensors(self.states[part]).items()
+        }
+
+    def first_version_tensors(self) -> dict[str, NDArray[np.generic]]:
+        """Return arrays like those that the first version saved these states as: it had sums for
+        the mean alone. Empty: it had no such states."""
+        if any(aggregator.init is not exact_mean.init for aggregator in self.aggregators.values()):
+            return {}
+        return {
+            _prefix(part) + name: tensor
+            for part, total in self.states.items()
+            for name, tensor in exact_mean.first_version_tensors(total.size).items()
         }
 
     def load_tensors(self, tensors: Mapping[str, NDArray[np.generic]]) -> None:

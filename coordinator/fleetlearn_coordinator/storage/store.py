@@ -117,12 +117,16 @@ class Store:
         for task in saved.tasks:
             self.blobs.free_spool_file(self._held.pop(task))
 
-    def load_aggregator(self) -> dict[str, NDArray[Any]] | None:
+    def load_aggregator(self, first_version: Tensors) -> dict[str, NDArray[Any]] | None:
         """Return the open round's aggregator state as it was last saved, as flat tensors by name;
-        or None if it was not saved. Raises StoreError (damaged, or saved by an earlier version)."""
+        or None if it was not saved. ``first_version``: like the tensors that the first version of
+        fleetlearn saved, whose ledger does not say which they are. Raises StoreError (damaged, or
+        saved by an earlier version whose state cannot be read: ``first_version`` is empty)."""
         turn, layout = self.ledger.get("sum"), self.ledger.get("sum_layout")
         if turn is None:
             return None
+        if layout is None and first_version:
+            return self.blobs.load_aggregator(int(turn), first_version, self.ledger.get("sum_crc32"))
         if layout is None:
             text = f"{self.blobs.where_aggregator()}: an earlier version of fleetlearn saved the sum"
             raise StoreError(Code.WRONG_HASH, text)

@@ -58,7 +58,7 @@ def recover(kept: Store) -> tuple[Unfinished, exact_mean.Sum]:
     """Do what a start does with the round that an earlier process left open."""
     with kept.repair_advice():
         opened, total = kept.ledger.unfinished(None), exact_mean.init(SIZE)
-        tensors = kept.load_aggregator()
+        tensors = kept.load_aggregator({})
         if tensors is not None:
             total = exact_mean.from_tensors(tensors)
         for row in opened.reports:

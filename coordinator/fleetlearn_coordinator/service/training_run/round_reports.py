@@ -151,7 +151,7 @@ class RoundReports:
     def load_sums(self, reports: Iterable[SavedReport]) -> None:
         """Take over the sums as they were last saved, with the reports that were accepted since.
         Raises StoreError, ValueError (damaged, or made by an earlier version)."""
-        saved = self._store.load_aggregator()
+        saved = self._store.load_aggregator(self.round.sums.first_version_tensors())
         if saved is not None:
             self.round.sums.load_tensors(saved)
         for row in reports:
