@@ -23,6 +23,7 @@ from fleetlearn_coordinator.conversation import uploads
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.service import server
 from fleetlearn_coordinator.service.training_run import run
+from fleetlearn_coordinator.service.training_run.round_work import RoundWork
 from fleetlearn_coordinator.storage import store
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_coordinator.storage.ledger import (
@@ -70,7 +71,7 @@ POINTS = {
     "an update is acknowledged but not summed": Point(OpenRound, "add", False),
     "an update is half summed": Point(exact_mean, "_round", True),
     "an update is summed": Point(OpenRound, "add", True),
-    "a small update is summed and counted": Point(run.Run, "do_work", True),
+    "a small update is summed and counted": Point(RoundWork, "do_work", True),
     "a small sum is being written": Point(os, "pwrite", True, is_sum),
     "a small sum is written but not recorded": batch(AggregatorSaved, after=False),
     "a sum is to be written": Point(FileBlobs, "save_aggregator", False),
@@ -85,7 +86,7 @@ POINTS = {
     "the new model is half recorded": row(ModelMade),
     "a round is committed but its batch is open": row(RoundClosed),
     "a round is recorded and the engine not told": Point(Engine, "committed", False),
-    "a round is recorded and nobody told": Point(run.Run, "_end_commit", True),
+    "a round is recorded and nobody told": Point(RoundWork, "_end_commit", True),
 }
 SYNCHRONOUS = {
     "an upload is granted",

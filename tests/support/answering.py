@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.rounds.commands import Assign, Command, Commit
-from fleetlearn_coordinator.service.training_run.run import Clocks, Run
+from fleetlearn_coordinator.service.run_clock import Clocks
+from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.encodings import FLOAT32
@@ -48,7 +49,7 @@ class Fleet:
             scatter(parts[UPDATE], places, 0.0)
         self.save_parts(lease, parts, **fields)
         if steps:
-            assert self.run.do_work(NOW) == []
+            assert self.run.work.do_work(NOW) == []
 
     def save_parts(self, lease: Assign, parts: Mapping[str, Vector], **fields: Any) -> Report:
         """Spool all parts of a report and make them durable. Returns the report."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_protocol.errors import Code, ProtocolError
-from fleetlearn_protocol.messages import BUFFERS, CONTROL, UPDATE
+from fleetlearn_protocol.messages import BUFFERS, CONTROL, UPDATE, Evaluation
 from fleetlearn_protocol.vector import Vector, gather
 from numpy.typing import NDArray
 
@@ -56,6 +56,20 @@ class Received(NamedTuple):
     """Why the one after them is refused. None: all are accepted."""
 
 
+class AcceptedReports(NamedTuple):
+    """What a round keeps of reports for its end: columns of ``ReportColumns``."""
+
+    examples: NDArray[np.int64]
+    complete: NDArray[np.bool_]
+    loss: NDArray[np.float64]
+    metrics: Mapping[str, NDArray[np.float64]]
+    staleness: Sequence[int]
+    evaluations: Sequence[Evaluation | None]
+    personal: Sequence[Evaluation | None]
+    lost_tied: int
+    weighed: Sequence[Reported]
+
+
 class CommittedRound(NamedTuple):
     """What a round made."""
 
@@ -70,8 +84,8 @@ class OpenRound:
         """``state``: at the model that the round changes."""
         self.rules, self.state = rules, state
         self.sums = RoundSums(rules.aggregators, state.model.size)
-        self.accepted: list[ReportColumns] = []
-        """The reports that count, without their parts."""
+        self.accepted: list[AcceptedReports] = []
+        """The reports that count, without their elements."""
         self._present = gather(state.model, rules.buffers)
         """The values of the buffers in the model that the round changes, (B,)."""
 
@@ -80,7 +94,9 @@ class OpenRound:
     def receive(self, reports: ReportColumns) -> Received:
         """Weigh and check reports. Nothing of the round changes: ``accept`` counts them, and
         ``add`` adds them."""
-        weighed = replace(reports, weighed=self._weigh(reports))
+        weighed = reports
+        if not self.rules.weighing.is_plain:
+            weighed = replace(reports, weighed=self._weigh(reports))
         row = 0
         if len(reports) != 1:  # columns cost 10 us more than one report's check
             passes = self._passes(weighed)
@@ -98,8 +114,6 @@ class OpenRound:
         """Return what the weighing of these updates depends on; nothing where weight and staleness
         are all."""
         weighing, size, buffers = self.rules.weighing, self.state.model.size, self.rules.buffers
-        if weighing.is_plain:
-            return []
         norms: Sequence[Norms] = [NOT_MEASURED] * len(reports)
         if weighing.needs_norms:
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused
@@ -133,7 +147,19 @@ class OpenRound:
 
     def accept(self, reports: ReportColumns) -> None:
         """Count reports that ``receive`` accepted, for this round or an earlier one."""
-        self.accepted.append(replace(reports, parts={}))
+        self.accepted.append(
+            AcceptedReports(
+                reports.examples,
+                reports.complete,
+                reports.loss,
+                reports.metrics,
+                reports.staleness,
+                reports.evaluations,
+                reports.personal,
+                reports.lost_tied,
+                reports.weighed,
+            )
+        )
 
     def add(self, reports: ReportColumns) -> None:
         """Add the parts of accepted reports to the sums. In any thread, one call at a time."""
@@ -160,7 +186,7 @@ class OpenRound:
 
     def __len__(self) -> int:
         """How many reports count."""
-        return sum(map(len, self.accepted))
+        return sum(len(each.examples) for each in self.accepted)
 
     def summary(self, dropped: Mapping[str, int]) -> dict[str, Any]:
         """Return what is known of the reports and of their weighing, while the model stays as it

@@ -60,6 +60,12 @@ class UpdateWeights:
             return np.minimum(examples, self.most)
         return np.array([self.rates.weight(round, device) for device in devices], np.int64)
 
+    def of_one(self, round: int, device: str, examples: int) -> int:
+        """Return the weight of one update."""
+        if self.rates is None:
+            return min(examples, self.most)
+        return self.rates.weight(round, device)
+
     def count(self, round: int, devices: Sequence[str]) -> None:
         """Updates of these devices are accepted, and count for this round."""
         if self.rates is not None:

@@ -94,14 +94,18 @@ def columns_of(
     """Return the columns of one report. ``metrics``: names of the metrics that are kept.
     ``weight``: of its update in the mean. ``largest``: part -> the largest magnitude of its
     elements."""
+    # One array of each kind, cut into columns: an array for each column takes 5 us more.
+    integers = np.array([[weight], [report.examples], [report.steps]], np.int64)
+    own = [report.metrics.get(name, np.nan) for name in metrics]
+    loss, *floats = np.array([[report.loss], *([each] for each in (*own, *largest.values()))])
     return ReportColumns(
-        weights=np.array([weight], np.int64),
-        examples=np.array([report.examples], np.int64),
-        steps=np.array([report.steps], np.int64),
+        weights=integers[0],
+        examples=integers[1],
+        steps=integers[2],
         complete=np.array([report.complete]),
-        loss=np.array([report.loss]),
-        metrics={name: np.array([report.metrics.get(name, np.nan)]) for name in metrics},
-        largest={part: np.array([value]) for part, value in largest.items()},
+        loss=loss,
+        metrics=dict(zip(metrics, floats, strict=False)),
+        largest=dict(zip(largest, floats[len(metrics) :], strict=True)),
         parts={part: [update] for part, update in parts.items()},
         staleness=[staleness],
         evaluations=[report.evaluation],

@@ -16,11 +16,12 @@ from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service.held_out import HeldOut, check_installed
+from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.population import EVERYBODY
 from fleetlearn_coordinator.service.several.shared_server import SharedRunServer
-from fleetlearn_coordinator.service.training_run.run import Clocks, Run
+from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.service.waiting_log import WaitingLog
 from fleetlearn_coordinator.storage.ledger import Metadata, Row
 from fleetlearn_coordinator.storage.runs import Population
@@ -51,7 +52,7 @@ def open_run(
     )
     try:
         run = Run(plan, bundle, store, now, service.heartbeat, RunLog(name))
-        run.held_out = _measurer(run)
+        run.work.held_out = _measurer(run)
     except BaseException:
         store.close()
         raise
@@ -82,7 +83,7 @@ class HostedRun:
     def __init__(self, run: Run, host: Host, *, name: str = "", population: Population = EVERYBODY) -> None:
         """``run``: from ``open_run``; if this fails it is closed. ``name``, ``population``: of one of a host's several
         runs. Raises BundleError."""
-        self.plan, self._store, self._held_out = run.plan, run.store, run.held_out
+        self.plan, self._store, self._held_out = run.plan, run.store, run.work.held_out
         try:
             self.server = (
                 RunServer(run, host) if host.turns is None else SharedRunServer(run, host, host.turns, name, population)

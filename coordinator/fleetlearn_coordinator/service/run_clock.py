@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Clocks(NamedTuple):
+    """One moment on both clocks, in seconds."""
+
+    engine: float
+    """Never goes back; the engine's."""
+    wall: float
+    """Unix time, for the records."""
 
 
 class RunClock:

@@ -23,8 +23,8 @@ from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSe
 from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run, updates_kept
 from fleetlearn_coordinator.service.page import page_descriptors, page_port
+from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.server import RunServer
-from fleetlearn_coordinator.service.training_run.run import Clocks
 from fleetlearn_coordinator.storage.identities import Identities, open_identities
 from fleetlearn_coordinator.storage.ledger import ModelMade
 from fleetlearn_coordinator.storage.requests import RollBack
@@ -75,8 +75,8 @@ async def _serve(plan: Plan, service: ServiceSettings, stopped: asyncio.Future[s
     async with running(plan, service) as server:
         process_settings.collect_garbage_rarely()
         await asyncio.wait({server.done, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if server.done.done() and server.run.held_out is not None:  # the last models are still to be measured
-            while server.run.held_out.waiting() and not stopped.done() and not server.ended:
+        if server.done.done() and server.run.work.held_out is not None:  # the last models are still to be measured
+            while server.run.work.held_out.waiting() and not stopped.done() and not server.ended:
                 await asyncio.wait({stopped}, timeout=SWEEP)
         if stay and server.done.done() and server.done.exception() is None:
             logger.info("finished; staying until a signal comes")

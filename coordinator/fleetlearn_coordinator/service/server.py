@@ -39,9 +39,9 @@ from fleetlearn_coordinator.rounds.pace import FinishedReturns
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
 from fleetlearn_coordinator.rounds.waiting_words import waits_for
 from fleetlearn_coordinator.service.observers import MessageRefused
-from fleetlearn_coordinator.service.run_clock import RunClock
+from fleetlearn_coordinator.service.run_clock import Clocks, RunClock
 from fleetlearn_coordinator.service.served_models import ServedModels
-from fleetlearn_coordinator.service.training_run.run import Clocks, Run
+from fleetlearn_coordinator.service.training_run.run import Run
 
 LARGE_MODEL = 8 * 2**20
 """Bytes from which on a model's updates are added, saved and committed in another thread. Measured on a busy machine
@@ -283,7 +283,7 @@ class RunServer:
         """Do what is to be done with accepted updates: those of a large model in another thread, while this one answers
         the devices."""
         if self.run.models.newest.model.nbytes < LARGE_MODEL:
-            if commands := self.run.do_work(self.now()):
+            if commands := self.run.work.do_work(self.now()):
                 self._tell_all(commands)
         elif self._working is None or self._working.done():
             self._working = self.loop.create_task(self._work_in_thread())
@@ -291,7 +291,7 @@ class RunServer:
     async def _work_in_thread(self) -> None:
         """Do one thing after the other. What a stop leaves undone, the next start does."""
         try:
-            while not self.done.done() and (next_work := self.run.next_work()) is not None:
+            while not self.done.done() and (next_work := self.run.work.next_work()) is not None:
                 result = await asyncio.to_thread(next_work.work)
                 if self.ended:
                     break

@@ -22,11 +22,12 @@ from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run
 from fleetlearn_coordinator.service.page import page_descriptors, page_port
+from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.serve import SWEEP, check_places, process_for_serving
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.operations import log_operations
 from fleetlearn_coordinator.service.several.shared_server import SharedRunServer
-from fleetlearn_coordinator.service.training_run.run import Clocks, Run
+from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.identities import Identities, open_identities
 from fleetlearn_coordinator.storage.ledger import ModelMade

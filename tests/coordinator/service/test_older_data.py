@@ -20,7 +20,8 @@ import pytest
 from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.rounds.commands import Commit
 from fleetlearn_coordinator.rounds.settings import Phase
-from fleetlearn_coordinator.service.training_run.run import Clocks, Run
+from fleetlearn_coordinator.service.run_clock import Clocks
+from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle

@@ -11,7 +11,8 @@ from functools import partial
 
 import pytest
 from fleetlearn_coordinator import Plan, RunResult, ServiceSettings, StoreError, read_status, serve, serve_async
-from fleetlearn_coordinator.service.training_run.run import Clocks, Run
+from fleetlearn_coordinator.service.run_clock import Clocks
+from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.storage.errors import StoreUnavailableError
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.store import open_store

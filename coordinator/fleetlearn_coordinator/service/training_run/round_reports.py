@@ -35,7 +35,11 @@ class RoundReports:
     """What a run has of the open round so far. Between rounds it has none of the next one's."""
 
     def __init__(self, rules: RoundRules, manifest: Manifest, store: Store, newest: ModelState) -> None:
-        self.rules, self._manifest, self._store = rules, manifest, store
+        self.rules, self._store = rules, store
+        parts = [*rules.aggregators, *((BUFFERS,) if rules.buffers else ())]
+        self._elements = {part: manifest.elements_of(part) for part in parts}
+        """Part of a report -> its elements."""
+        self._metrics = manifest.metrics
         self.round = OpenRound(rules, newest)
         """The accepted reports and their sums, except for reports that are still to be added."""
         self.tied: dict[str, str] = {}
@@ -74,9 +78,8 @@ class RoundReports:
         weight: int,
         staleness: int,
     ) -> ReportColumns:
-        parts = spooled_parts(self._store.blobs, spool_file, report, self._manifest)
-        metrics = self._manifest.metrics
-        return columns_of(report, metrics, weight, largest, parts, staleness)
+        parts = spooled_parts(self._store.blobs, spool_file, report, self._elements)
+        return columns_of(report, self._metrics, weight, largest, parts, staleness)
 
     def accept(self, report: SpooledReport) -> None:
         """The report counts for the open round. ``next_to_add`` adds its parts."""
@@ -165,7 +168,7 @@ class RoundReports:
     def count_again(self, reports: Iterable[SavedReport]) -> None:
         """These reports count for the open round; their parts are in the sums."""
         for row in sorted(reports, key=lambda row: given_in_order(row.task)):
-            columns = columns_of(row.report, self._manifest.metrics, row.weight, {}, {}, row.staleness)
+            columns = columns_of(row.report, self._metrics, row.weight, {}, {}, row.staleness)
             self._count(self._weighed_before(row, columns))
 
     def _take_back(self, row: SavedReport, early: int | None = None) -> SpooledReport:
@@ -177,7 +180,7 @@ class RoundReports:
         begin, largest = 0, {}
         for part in row.report.parts:
             encoding = find_encoding(part.encoding)
-            elements = self._manifest.elements_of(part.name)
+            elements = self._elements[part.name]
             largest[part.name] = encoding.check(content[begin : begin + part.size], elements)
             begin += part.size
         columns = self._columns(row.report, row.spool_file, largest, row.weight, row.staleness)
@@ -194,11 +197,10 @@ class RoundReports:
         """Raise ValueError if an earlier version accepted the report, and it lacks a part that is
         needed now."""
         given = [part.name for part in report.parts]
-        needed = [*self.rules.aggregators, *((BUFFERS,) if self.rules.buffers else ())]
-        if {*given} != {*needed}:
+        if {*given} != self._elements.keys():
             raise ValueError(
                 f"the report of task {report.task} has the parts {', '.join(given)}; this version "
-                f"needs {', '.join(needed)}. It was accepted by an earlier version of fleetlearn, "
+                f"needs {', '.join(self._elements)}. It was accepted by an earlier version of fleetlearn, "
                 "or under another plan"
             )
 

@@ -1,24 +1,19 @@
 """A training run: what the engine decides, made to last in the data directory. No sockets, no clock.
 
 ``Run`` records what the engine decides (leases, rounds) and what the devices sent (updates) in the
-store. The rest is background work (``next_work``): each update is added to the round's sum, the sum
-is saved now and then, and the new model is made when the round is closed. It is arithmetic and the
-writing of files, which may be done in another thread; its end writes the rows with which it counts.
-If the process dies before that, the next one does the work again from the accepted updates, with the
-same bits.
+store. What follows from it is background work (``RoundWork``): each update is added to the round's
+sum, the sum is saved now and then, and the new model is made when the round is closed. If the process
+dies before that, the next one does the work again from the accepted updates, with the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-import numpy as np
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.messages import Evaluated, Report
 
-from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
@@ -40,37 +35,28 @@ from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 from fleetlearn_coordinator.service.event_log import EventLog
-from fleetlearn_coordinator.service.held_out import HeldOut
 from fleetlearn_coordinator.service.observers import (
     EvaluationSummarised,
     MeasurementSaved,
-    ModelRestored,
     Observers,
     RoundEnded,
     RunEvent,
-    TiedVectorsReset,
     UpdateSaved,
 )
+from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.training_run.evaluation_records import EvaluationRecords, saved
 from fleetlearn_coordinator.service.training_run.finish import finish_rows, met_before
-from fleetlearn_coordinator.service.training_run.kept_models import dropped_after
 from fleetlearn_coordinator.service.training_run.load_state import load_or_begin
 from fleetlearn_coordinator.service.training_run.plan_changes import look_at_plan
 from fleetlearn_coordinator.service.training_run.remembered_pace import pace_rows, restore_pace
 from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
 from fleetlearn_coordinator.service.training_run.resume import GivenUp, take_up_rounds
-from fleetlearn_coordinator.service.training_run.roll_back import RestoredModel, RollBacks
+from fleetlearn_coordinator.service.training_run.roll_back import RollBacks
 from fleetlearn_coordinator.service.training_run.round_reports import RoundReports
+from fleetlearn_coordinator.service.training_run.round_work import RoundWork
 from fleetlearn_coordinator.service.training_run.run_models import RunModels
-from fleetlearn_coordinator.service.training_run.written_model import (
-    ModelWriter,
-    RoundToCommit,
-    WrittenRound,
-)
-from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import (
-    AggregatorSaved,
     EvaluationEnded,
     ReportAccepted,
     RoundClosed,
@@ -80,28 +66,7 @@ from fleetlearn_coordinator.storage.ledger import (
     TaskGiven,
     TaskRevived,
 )
-from fleetlearn_coordinator.storage.requests import RollBack
 from fleetlearn_coordinator.storage.store import Store
-
-
-class Clocks(NamedTuple):
-    """One moment on both clocks, in seconds."""
-
-    engine: float
-    """Never goes back; the engine's."""
-    wall: float
-    """Unix time, for the records."""
-
-
-class BackgroundWork(NamedTuple):
-    """What is to be done next with a run's updates and models. Only one is under way at a time."""
-
-    work: Callable[[], Any]
-    """To be called once, in any thread. Raises FleetError (not-finite: training has diverged),
-    StoreError (the disk is full), OSError."""
-    end: Callable[[Any, Clocks], list[Command]]
-    """Takes what ``work`` returned, in the thread of all other calls. Returns the engine's next
-    commands, as ``Run.record`` does."""
 
 
 class Run:
@@ -135,13 +100,9 @@ class Run:
         self.models = RunModels(plan, hyper, store, newest)
         self.reports = RoundReports(rules, bundle.manifest, store, newest)
         self.roll_backs = RollBacks(plan, rules, store, self.models, self.log)
-        asked_for = self.roll_backs.versions_asked_for
-        self._writer = ModelWriter(rules, store, self.models, asked_for)
         self._weights = plan.update_weights()
         for number, device in store.ledger.accepted_updates() if self._weights.rates else ():
             self._weights.count(number, [device])
-        self._to_commit: Callable[[], WrittenRound] | None = None
-        """The work of the commit that was decided and has not begun."""
         self.bytes_up = self.bytes_down = 0
         """Payload of updates received and of content sent, since the last round closed."""
         self._opened = now.engine
@@ -157,13 +118,22 @@ class Run:
         """Where the plan has rules for it."""
         if isinstance(ruled, RuledSelection):
             self.selection = RememberedSelection(ruled, store.ledger)
+        self.work = RoundWork(
+            plan,
+            self.engine,
+            store,
+            self.models,
+            self.reports,
+            self.roll_backs,
+            self.selection,
+            self.observers,
+            self.record,
+        )
         last, names = store.ledger.last_evaluation(), rules.metrics
         self.evaluations = EvaluationRecords(plan, names, store.storage.requests, last)
         if last is not None:
             self.engine.restore_evaluation(saved(last), now.engine)
         self.engine.evaluations.requested = self.evaluations.look_for_request()
-        self.held_out: HeldOut | None = None
-        """What measures the models on held-out data, if the plan names some."""
         self.finished: str | None = None
         """Why training is over, or None."""
         self.met_by: int | None = None
@@ -195,7 +165,7 @@ class Run:
             return []
         heard = [] if self.engine.phase is Phase.FINISHED else self._resume_rounds(now)
         # An earlier process may have left more spool files than are held now.
-        heard += self.do_work(now)
+        heard += self.work.do_work(now)
         return heard + self.record(self.engine.begin(now.engine), now)
 
     def _resume_rounds(self, now: Clocks) -> list[Command]:
@@ -247,7 +217,7 @@ class Run:
         engine = self.engine
         engine.check_staleness(device)
         number, staleness, early = engine.counts(device)
-        (weight,) = self._weights.of(number, [device], np.array([report.examples], np.int64)).tolist()
+        weight = self._weights.of_one(number, device, report.examples)
         spooled = self.reports.receive(device, report, spool_file, largest, weight, staleness)
         norms = None
         if self.reports.rules.weighing.needs_norms:
@@ -323,6 +293,15 @@ class Run:
         self.observers.tell(events)
         return heard
 
+    def begin_commit(self, command: Commit, now: Clocks) -> None:
+        """The round is closed. ``RoundWork`` makes its model."""
+        self.work.begin_commit(command.round, self._summary(command.dropped, now), now)
+
+    def commit(self, command: Commit, now: Clocks) -> list[Command]:
+        """Commit at once, in this thread."""
+        self.begin_commit(command, now)
+        return self.work.do_work(now)
+
     def _open(self, number: int, now: Clocks) -> Row:
         self._opened = now.engine
         self.reports.begin(number)
@@ -357,110 +336,11 @@ class Run:
         metrics, version = self.evaluations.metrics, command.version
         return self.record(self.engine.measured(metrics, version, now.engine), now)
 
-    # Background work
-
-    def next_work(self) -> BackgroundWork | None:
-        """Return what is to be done next, or None: roll back, if somebody asked for it; add an
-        accepted update; where all are added, make the model if the round is to be committed, or save
-        the aggregator's state if many updates are in spool files."""
-        if (roll_back := self.roll_backs.next_work()) is not None:
-            restore = partial(self.roll_backs.restore, roll_back)
-            return BackgroundWork(restore, partial(self._end_roll_back, roll_back.request))
-        if (add := self.reports.next_to_add()) is not None:
-            return BackgroundWork(add, lambda added, now: [])
-        if self._to_commit is not None:
-            make, self._to_commit = self._to_commit, None
-            return BackgroundWork(make, self._end_commit)
-        if self.store.must_save_aggregator and not self.reports.keeps_updates:
-            save = self.store.begin_save(self.reports.round.sums.to_tensors())
-            return BackgroundWork(save, self._end_save)
-        return None
-
-    def do_work(self, now: Clocks) -> list[Command]:
-        """Do all that is to be done at once, in this thread. Returns the engine's next commands, as
-        ``record`` does."""
-        heard: list[Command] = []
-        while (next_work := self.next_work()) is not None:
-            heard += next_work.end(next_work.work(), now)
-        return heard
-
-    def commit(self, command: Commit, now: Clocks) -> list[Command]:
-        """Commit at once, in this thread."""
-        self.begin_commit(command, now)
-        return self.do_work(now)
-
-    def begin_commit(self, command: Commit, now: Clocks) -> None:
-        """The round is closed: the work after its last update's makes the model.
-
-        It changes nothing of the run, and while the engine is committing nothing changes that it reads."""
-        engine, models, version = self.engine, self.models, self.engine.version
-        summary = self._summary(command.dropped, now)
-        if self.selection is not None:
-            summary |= self.selection.summary(engine.accepted.values())
-        bases = models.bases_of(version + 1)  # here, since a thread cannot read the ledger
-        needed = [version, *bases, *self.roll_backs.versions_asked_for()]
-        if (oldest := engine.oldest_version()) is not None:
-            needed.append(oldest)
-        if self.held_out is not None:
-            needed += self.held_out.waiting()[:1]
-        base = None
-        if self.reports.rules.mixing_rate is not None:
-            (staleness,) = self.reports.round.staleness()
-            base = models.load_model(version - staleness)
-            # A report that came early, or may still come of a lost device, needs the model that its
-            # task began from.
-            needed.append(version - engine.settings.max_staleness)
-        there = self.store.blobs.model_versions()
-        dropped = dropped_after(self.plan, there, version, min(needed), summary)
-        tied = self.reports.tied if self.plan.tied else {}
-        decided = RoundToCommit(command.round, summary, now.wall, base, bases, dropped, tied)
-        self._to_commit = partial(self._writer.commit, decided, self.reports.round)
-
-    def _end_commit(self, new: WrittenRound, now: Clocks) -> list[Command]:
-        """Write the rows with which the new model and its optimizer's state become valid and the
-        round is closed, and tell the engine."""
-        model, summary, version = new.model, new.summary, new.model.state.version
-        self.store.write(model.rows)
-        self.models.begin_version(model.state, model.forms, self.engine.oldest_version())
-        self.reports.end(model.state)
-        if new.forgets_tied:
-            self.observers.tell([TiedVectorsReset(self.plan.local.algorithm)])
-        self.observers.tell([RoundEnded(new.number, "committed", version, summary, "")])
-        if self.selection is not None:
-            self.selection.selection.committed(version, summary.get("selection", {}))
-        metrics = {}
-        if self.plan.stop.measured_by == "round":
-            metrics = deciding(summary, self.plan.round.minimum)
-        commands = self.engine.committed(now.engine, change=summary["change"], metrics=metrics)
-        return self.record(commands, now)
-
-    def _end_save(self, written: AggregatorSaved, now: Clocks) -> list[Command]:
-        self.store.end_save(written)
-        return []
-
-    def _end_roll_back(self, request: RollBack, new: RestoredModel | StoreError, now: Clocks) -> list[Command]:
-        """Give up what is open, and make this model the newest, in one batch; then let the run go on."""
-        if isinstance(new, StoreError):
-            self.roll_backs.refuse(request, new.text)
-            return []
-        self._to_commit = None
-        rows = self.roll_backs.rows_of(request, new)
-        heard = self.record(self.engine.roll_back(), now, rows)
-        self.store.give_up_early()
-        self.models.begin_version(new.model.state, new.model.forms, None)
-        self.reports.forget_early()
-        self.reports.end(new.model.state)
-        made = new.made
-        restored = ModelRestored(made.version, request.version, request.who, new.keeps_state)
-        self.observers.tell([restored])
-        self.roll_backs.end(new, now.wall)
-        return heard + self.record(self.engine.go_on_from_model(now.engine), now)
-
     def free(self) -> None:
         """Let the model, and all that is as large, be freed now. Nothing may be asked of the run any more.
 
         The run and its parts refer to each other. Without this they would wait for the garbage
         collector, which a coordinator runs rarely (``process_settings.collect_garbage_rarely``)."""
-        self._to_commit = None
+        self.work.forget()
         self.models.free()
         self.reports.end(self.models.newest)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 
 from fleetlearn_protocol.encodings import find_encoding
-from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import Part, Report
 from fleetlearn_protocol.vector import Vector
 
@@ -43,10 +41,13 @@ class SpooledUpdate:
         return encoding.decode(b"".join(blocks), stop - start)
 
 
-def spooled_parts(blobs: Blobs, spool_file: int, report: Report, manifest: Manifest) -> dict[str, SpooledUpdate]:
-    """Return the report's parts by name. They lie in the spool file one after the other."""
-    begins = accumulate((part.size for part in report.parts), initial=0)
-    return {
-        part.name: SpooledUpdate(blobs, spool_file, part, begin, manifest.elements_of(part.name))
-        for part, begin in zip(report.parts, begins, strict=False)
-    }
+def spooled_parts(
+    blobs: Blobs, spool_file: int, report: Report, elements: Mapping[str, int]
+) -> dict[str, SpooledUpdate]:
+    """Return the report's parts by name. They lie in the spool file one after the other.
+    ``elements``: part -> how many it has."""
+    parts, begin = {}, 0
+    for part in report.parts:
+        parts[part.name] = SpooledUpdate(blobs, spool_file, part, begin, elements[part.name])
+        begin += part.size
+    return parts

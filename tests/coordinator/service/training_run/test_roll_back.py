@@ -38,7 +38,7 @@ def roll_back(fleet: Fleet, version: int) -> Any:
     """What the server does within a second of a request."""
     find_storage(fleet.run.plan.data_dir).requests.ask_for_roll_back(version, "command")
     assert fleet.run.roll_backs.look(NOW.wall)
-    return fleet.run.do_work(NOW)
+    return fleet.run.work.do_work(NOW)
 
 
 def train(fleet: Fleet, values: Sequence[float], devices: str = "a") -> list[Assign]:
@@ -120,12 +120,12 @@ def test_a_version_that_is_asked_for_during_a_commit_is_kept(make_plan: PlanMake
     (commit,) = fleet.run.record(fleet.run.engine.count_report(lease.device, lease.task, 0.0), NOW)
     assert isinstance(commit, Commit)
     fleet.run.begin_commit(commit, NOW)
-    step = fleet.run.next_work()
+    step = fleet.run.work.next_work()
     assert step is not None
     find_storage(plan.data_dir).requests.ask_for_roll_back(2, "command")
     assert fleet.run.roll_backs.look(NOW.wall)
     step.end(step.work(), NOW)
-    fleet.run.do_work(NOW)
+    fleet.run.work.do_work(NOW)
     assert fleet.run.engine.version == 5
     np.testing.assert_array_equal(fleet.run.models.newest.model, read_model(plan.data_dir, 2)[1])
     fleet.store.close()
@@ -354,7 +354,7 @@ def test_a_kill_between_any_two_writes_changes_nothing(
             fleet.run.roll_backs.log_last()
             fleet.run.resume(NOW)
             fleet.run.roll_backs.look(NOW.wall)
-            fleet.run.do_work(NOW)
+            fleet.run.work.do_work(NOW)
             commands = fleet.check_in("a", "b")
         else:
             commands = roll_back(fleet, 2)

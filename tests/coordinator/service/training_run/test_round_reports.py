@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from answering import NOW, Fleet, leases
-from fleetlearn_coordinator.service.training_run.run import BackgroundWork
+from fleetlearn_coordinator.service.training_run.round_work import BackgroundWork
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.messages import UPDATE
 from peers import SIZE, PlanMaker, report_of, update_of
@@ -22,7 +22,7 @@ def adding(fleet: Fleet) -> tuple[BackgroundWork, int]:
     blobs.write_spool_file(spool_file, 0, content)
     report = report_of(first, update_of(1.0), parts=(TOP_K.part(UPDATE, content),))  # type: ignore[arg-type]
     fleet.run.save_update(first.device, report, spool_file, {UPDATE: 1.0})
-    adding_it = fleet.run.next_work()
+    adding_it = fleet.run.work.next_work()
     assert adding_it is not None
     return adding_it, spool_file
 

@@ -13,8 +13,8 @@ from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.rounds.commands import Abandon, Commit, Finish
 from fleetlearn_coordinator.rounds.settings import Phase
+from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.status import read_tasks
-from fleetlearn_coordinator.service.training_run.run import Clocks
 from fleetlearn_coordinator.storage import store
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import Metadata, RoundClosed
@@ -75,10 +75,10 @@ def test_a_save_of_an_abandoned_round_s_sum_does_not_count(
         fleet.save_update(lease, update_of(1.0), steps=False)
         assert fleet.carry_out(fleet.run.engine.count_report(lease.device, lease.task, 0.0)) == []
     for _ in range(2):
-        add = fleet.run.next_work()
+        add = fleet.run.work.next_work()
         assert add is not None
         assert add.end(add.work(), NOW) == []
-    save = fleet.run.next_work()
+    save = fleet.run.work.next_work()
     assert save is not None
     written = save.work()
     commands = fleet.carry_out(fleet.run.engine.tick(60.0), Clocks(60.0, 1060.0))
@@ -86,7 +86,7 @@ def test_a_save_of_an_abandoned_round_s_sum_does_not_count(
     assert save.end(written, NOW) == []
     assert fleet.store.ledger.get("sum") is None
     assert sorted(fleet.store.blobs.take_spool_file() for _ in range(3)) == [0, 1, 2]
-    assert fleet.run.next_work() is None
+    assert fleet.run.work.next_work() is None
     fleet.store.close()
 
 
@@ -95,7 +95,7 @@ def test_updates_of_an_abandoned_round_are_not_added(make_plan: PlanMaker) -> No
     lease, _ = leases(fleet.check_in("a", "b"))
     fleet.save_update(lease, update_of(1.0), steps=False)
     fleet.carry_out(fleet.run.engine.tick(60.0), Clocks(60.0, 1060.0))
-    assert fleet.run.next_work() is None
+    assert fleet.run.work.next_work() is None
     fleet.store.close()
 
 

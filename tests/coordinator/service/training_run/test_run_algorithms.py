@@ -78,7 +78,7 @@ def test_a_restart_finds_the_sum_of_each_part_and_who_goes_on_from_where(tmp_pat
     def save(fleet: Fleet, lease: Assign) -> list[object]:
         update, control = values[lease.device]
         fleet.save_parts(lease, {"update": vector(update), "control": vector(control)})
-        fleet.run.do_work(NOW)
+        fleet.run.work.do_work(NOW)
         return fleet.run.record(fleet.run.engine.count_report(lease.device, lease.task, 0.0), NOW)  # type: ignore
 
     save(fleet, tasks[0])
@@ -176,7 +176,7 @@ def test_another_algorithm_gives_up_reports_that_came_early(tmp_path: Path) -> N
     fleet.run.resume(NOW)
     found = fleet.store.ledger.unfinished(0)
     assert found.reports == found.leases == [], "the running task would report no control"
-    assert fleet.run.do_work(NOW) == []
+    assert fleet.run.work.do_work(NOW) == []
     fleet.store.close()
 
 
@@ -224,7 +224,7 @@ def test_a_report_that_came_early_is_what_its_device_goes_on_from(tmp_path: Path
     report = fleet.save_parts(second, {"update": vector(2.0), "control": vector(1.0)})
     assert fleet.run.tied_to(second.device) == report.task, "before its round is open"
     fleet.run.record(fleet.run.engine.count_report(second.device, second.task, 0.0), NOW)
-    fleet.run.do_work(NOW)
+    fleet.run.work.do_work(NOW)
     assert [fleet.run.tied_to(lease.device) for lease in (first, second)] == [first.task, second.task]
     fleet.store.close()
 

@@ -14,8 +14,8 @@ from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.aggregation.exact_mean import multiplier
 from fleetlearn_coordinator.rounds.commands import Assign, CancelTask, Commit, Ended, Finish
 from fleetlearn_coordinator.rounds.settings import Phase
+from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.status import read_tasks
-from fleetlearn_coordinator.service.training_run.run import Clocks
 from fleetlearn_coordinator.storage import store
 from fleetlearn_protocol import Code, ProtocolError
 from peers import BUFFERED, PlanMaker, update_of
@@ -113,13 +113,13 @@ def test_an_update_that_comes_during_a_commit_counts_for_the_next_round(asynchro
     (commit,) = run.record(run.engine.count_report("b", tasks["b"].task, 0.0), NOW)
     assert isinstance(commit, Commit)
     run.begin_commit(commit, NOW)
-    step = run.next_work()
+    step = run.work.next_work()
     assert step is not None
     work = step.work()
     fleet.save_update(tasks["c"], update_of(4.0), steps=False)
     assert run.record(run.engine.count_report("c", tasks["c"].task, 0.0), NOW) == []
     assert run.engine.has_counted("c", tasks["c"].task)
-    assert run.next_work() is None, "it is not added to the round that is being committed"
+    assert run.work.next_work() is None, "it is not added to the round that is being committed"
 
     fleet.store.close()  # killed before the commit is recorded: the next process makes it again
     fleet = Fleet(plan)
@@ -258,7 +258,7 @@ def test_a_sum_that_is_saved_leaves_out_what_came_early(
         for command in commands:
             if isinstance(command, Commit):
                 fleet.run.begin_commit(command, NOW)
-    heard = fleet.run.do_work(NOW)
+    heard = fleet.run.work.do_work(NOW)
     while commits := [command for command in heard if isinstance(command, Commit)]:
         heard = fleet.run.commit(commits[0], NOW)
     fleet.store.close()

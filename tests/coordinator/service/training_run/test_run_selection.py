@@ -13,7 +13,7 @@ from fleetlearn_coordinator import Plan, read_status
 from fleetlearn_coordinator.plan.selection_section import OortSection, SelectionSection
 from fleetlearn_coordinator.rounds.commands import Assign
 from fleetlearn_coordinator.rounds.selection_rules import Stated
-from fleetlearn_coordinator.service.training_run.run import Clocks
+from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from peers import PlanMaker, update_of
@@ -111,7 +111,7 @@ def test_oort_s_pacer_goes_on_after_a_roll_back_and_a_restart(make_plan: PlanMak
         tasks = process.answer(tasks[0], loss)
     find_storage(plan.data_dir).requests.ask_for_roll_back(2, "command")
     assert process.run.roll_backs.look(NOW.wall)
-    process.run.do_work(NOW)
+    process.run.work.do_work(NOW)
     for _ in range(2):
         assert process.run.engine.version == 5
         assert process.run.selection is not None

@@ -106,7 +106,7 @@ def test_an_update_that_came_early_has_the_bound_of_its_own_round(make_plan: Pla
         running = Fleet(plan)
         heard = running.run.resume(NOW)
     else:
-        heard = running.run.do_work(NOW)
+        heard = running.run.work.do_work(NOW)
     while commits := [command for command in heard if isinstance(command, Commit)]:
         heard = running.run.commit(commits[0], NOW)
     running.store.close()
@@ -179,7 +179,7 @@ def test_a_refused_report_leaves_no_trace(make_plan: PlanMaker) -> None:
         running.save_update(lease, update_of(1.0))
     assert refused.value.code is Code.NORM_TOO_LARGE
     assert running.run.reports.round.accepted == []
-    assert running.run.next_work() is None
+    assert running.run.work.next_work() is None
     running.store.close()
 
 

@@ -1,0 +1,179 @@
+"""What a run does beside answering devices: it adds updates, saves sums, makes models, rolls back.
+
+All of it is arithmetic and the writing of files, and may be done in another thread, one thing at a
+time. Its end, in the thread of all other calls, writes the rows with which it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from fleetlearn_coordinator.aggregation.round_summary import deciding
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.rounds.commands import Command
+from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.service.held_out import HeldOut
+from fleetlearn_coordinator.service.observers import (
+    ModelRestored,
+    Observers,
+    RoundEnded,
+    TiedVectorsReset,
+)
+from fleetlearn_coordinator.service.run_clock import Clocks
+from fleetlearn_coordinator.service.training_run.kept_models import dropped_after
+from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
+from fleetlearn_coordinator.service.training_run.roll_back import RestoredModel, RollBacks
+from fleetlearn_coordinator.service.training_run.round_reports import RoundReports
+from fleetlearn_coordinator.service.training_run.run_models import RunModels
+from fleetlearn_coordinator.service.training_run.written_model import (
+    ModelWriter,
+    RoundToCommit,
+    WrittenRound,
+)
+from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.ledger import AggregatorSaved, Row
+from fleetlearn_coordinator.storage.requests import RollBack
+from fleetlearn_coordinator.storage.store import Store
+
+
+class BackgroundWork(NamedTuple):
+    """What is to be done next with a run's updates and models. Only one is under way at a time."""
+
+    work: Callable[[], Any]
+    """To be called once, in any thread. Raises FleetError (not-finite: training has diverged),
+    StoreError (the disk is full), OSError."""
+    end: Callable[[Any, Clocks], list[Command]]
+    """Takes what ``work`` returned, in the thread of all other calls. Returns the engine's next
+    commands, as ``Run.record`` does."""
+
+
+class Record(Protocol):
+    """Writes what commands change; ``Run.record``."""
+
+    def __call__(self, commands: Iterable[Command], now: Clocks, also: Iterable[Row] = ()) -> list[Command]: ...
+
+
+class RoundWork:
+    """The background work of a run."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        engine: Engine,
+        store: Store,
+        models: RunModels,
+        reports: RoundReports,
+        roll_backs: RollBacks,
+        selection: RememberedSelection | None,
+        observers: Observers,
+        record: Record,
+    ) -> None:
+        """``record``: the run's."""
+        self.plan, self.engine, self.store, self.observers = plan, engine, store, observers
+        self.models, self.reports, self.roll_backs = models, reports, roll_backs
+        self.selection, self.record = selection, record
+        self.held_out: HeldOut | None = None
+        """What measures the models on held-out data, if the plan names some."""
+        asked_for = roll_backs.versions_asked_for
+        self._writer = ModelWriter(reports.rules, store, models, asked_for)
+        self._to_commit: Callable[[], WrittenRound] | None = None
+        """The work of the commit that was decided and has not begun."""
+
+    def next_work(self) -> BackgroundWork | None:
+        """Return what is to be done next, or None: roll back, if somebody asked for it; add an
+        accepted update; where all are added, make the model if the round is to be committed, or save
+        the aggregator's state if many updates are in spool files."""
+        if (roll_back := self.roll_backs.next_work()) is not None:
+            restore = partial(self.roll_backs.restore, roll_back)
+            return BackgroundWork(restore, partial(self._end_roll_back, roll_back.request))
+        if (add := self.reports.next_to_add()) is not None:
+            return BackgroundWork(add, lambda added, now: [])
+        if self._to_commit is not None:
+            make, self._to_commit = self._to_commit, None
+            return BackgroundWork(make, self._end_commit)
+        if self.store.must_save_aggregator and not self.reports.keeps_updates:
+            save = self.store.begin_save(self.reports.round.sums.to_tensors())
+            return BackgroundWork(save, self._end_save)
+        return None
+
+    def do_work(self, now: Clocks) -> list[Command]:
+        """Do all that is to be done at once, in this thread. Returns the engine's next commands, as
+        ``record`` does."""
+        heard: list[Command] = []
+        while (next_work := self.next_work()) is not None:
+            heard += next_work.end(next_work.work(), now)
+        return heard
+
+    def begin_commit(self, number: int, summary: dict[str, Any], now: Clocks) -> None:
+        """The round of this number is closed: the work after its last update's makes the model.
+        ``summary``: the round's, as ``OpenRound.summary`` returned it, with what the run adds.
+
+        The work changes nothing of the run, and while the engine is committing nothing changes that
+        it reads."""
+        engine, models, version = self.engine, self.models, self.engine.version
+        if self.selection is not None:
+            summary |= self.selection.summary(engine.accepted.values())
+        bases = models.bases_of(version + 1)  # here, since a thread cannot read the ledger
+        needed = [version, *bases, *self.roll_backs.versions_asked_for()]
+        if (oldest := engine.oldest_version()) is not None:
+            needed.append(oldest)
+        if self.held_out is not None:
+            needed += self.held_out.waiting()[:1]
+        base = None
+        if self.reports.rules.mixing_rate is not None:
+            (staleness,) = self.reports.round.staleness()
+            base = models.load_model(version - staleness)
+            # A report that came early, or may still come of a lost device, needs the model that its
+            # task began from.
+            needed.append(version - engine.settings.max_staleness)
+        there = self.store.blobs.model_versions()
+        dropped = dropped_after(self.plan, there, version, min(needed), summary)
+        tied = self.reports.tied if self.plan.tied else {}
+        decided = RoundToCommit(number, summary, now.wall, base, bases, dropped, tied)
+        self._to_commit = partial(self._writer.commit, decided, self.reports.round)
+
+    def _end_commit(self, new: WrittenRound, now: Clocks) -> list[Command]:
+        """Write the rows with which the new model and its optimizer's state become valid and the
+        round is closed, and tell the engine."""
+        model, summary, version = new.model, new.summary, new.model.state.version
+        self.store.write(model.rows)
+        self.models.begin_version(model.state, model.forms, self.engine.oldest_version())
+        self.reports.end(model.state)
+        if new.forgets_tied:
+            self.observers.tell([TiedVectorsReset(self.plan.local.algorithm)])
+        self.observers.tell([RoundEnded(new.number, "committed", version, summary, "")])
+        if self.selection is not None:
+            self.selection.selection.committed(version, summary.get("selection", {}))
+        metrics = {}
+        if self.plan.stop.measured_by == "round":
+            metrics = deciding(summary, self.plan.round.minimum)
+        commands = self.engine.committed(now.engine, change=summary["change"], metrics=metrics)
+        return self.record(commands, now)
+
+    def _end_save(self, written: AggregatorSaved, now: Clocks) -> list[Command]:
+        self.store.end_save(written)
+        return []
+
+    def _end_roll_back(self, request: RollBack, new: RestoredModel | StoreError, now: Clocks) -> list[Command]:
+        """Give up what is open, and make this model the newest, in one batch; then let the run go on."""
+        if isinstance(new, StoreError):
+            self.roll_backs.refuse(request, new.text)
+            return []
+        self._to_commit = None
+        rows = self.roll_backs.rows_of(request, new)
+        heard = self.record(self.engine.roll_back(), now, rows)
+        self.store.give_up_early()
+        self.models.begin_version(new.model.state, new.model.forms, None)
+        self.reports.forget_early()
+        self.reports.end(new.model.state)
+        made = new.made
+        restored = ModelRestored(made.version, request.version, request.who, new.keeps_state)
+        self.observers.tell([restored])
+        self.roll_backs.end(new, now.wall)
+        return heard + self.record(self.engine.go_on_from_model(now.engine), now)
+
+    def forget(self) -> None:
+        """Do not make the model of the round that is closed."""
+        self._to_commit = None
