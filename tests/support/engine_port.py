@@ -76,7 +76,7 @@ class EnginePort:
         return True
 
     def count_measurement(self, device: str, task: str, now: float) -> None:
-        self.carry_out(self.engine.count_measurement(device, task, now))
+        self.carry_out(self.engine.count_answer(device, task, now))
 
     def end_task(self, device: str, task: str, cause: str, now: float) -> None:
         self.carry_out(self.engine.end(device, task, cause, now))

@@ -86,43 +86,58 @@ class Abandon(NamedTuple):
     text: str
 
 
-class EvaluationOpened(NamedTuple):
-    """An evaluation of this model version began."""
+class ExchangeOpened(NamedTuple):
+    """An exchange of this kind began (exchange.py)."""
 
     number: int
+    """Of the series."""
     version: int
+    """Of the model that the series is about."""
+    kind: str
+    phase: int = 1
+    """Which exchange of the series, from 1."""
+    members: tuple[str, ...] | None = None
+    """Who alone may answer, sorted. None: every device that can."""
 
 
-class Measure(NamedTuple):
-    """Let the device measure a model version: a new task, or again the one it has, after it came back."""
+class Ask(NamedTuple):
+    """Ask the device what the exchange asks: a new task, or again the one that it has, after it came
+    back."""
 
     device: str
     task: str
     number: int
-    """Of the evaluation."""
+    """Of the series."""
     version: int
     deadline: float
-    """When the evaluation ends, on the engine's clock."""
+    """When the exchange ends, on the engine's clock."""
     again: bool
+    kind: str
+    phase: int = 1
 
 
-class MeasurementEnded(NamedTuple):
-    """A measurement ended without a result that counts."""
+class Unanswered(NamedTuple):
+    """A device's task in an exchange ended without an answer that counts."""
 
     device: str
     task: str
     cause: str
+    kind: str
 
 
-class EvaluationClosed(NamedTuple):
-    """An evaluation is over."""
+class ExchangeClosed(NamedTuple):
+    """An exchange is over. Where another one of its series follows, ``ExchangeOpened`` comes
+    next."""
 
     number: int
+    """Of the series."""
     version: int
     dropped: dict[str, int]
-    """How many of its measurements ended without a result that counts, by cause."""
+    """How many of its tasks ended without an answer that counts, by cause."""
     valid: bool
-    """Whether enough devices measured."""
+    """Whether enough devices answered."""
+    kind: str
+    phase: int = 1
 
 
 class Finish(NamedTuple):
@@ -151,9 +166,9 @@ Command = (
     | SendAway
     | Commit
     | Abandon
-    | EvaluationOpened
-    | Measure
-    | MeasurementEnded
-    | EvaluationClosed
+    | ExchangeOpened
+    | Ask
+    | Unanswered
+    | ExchangeClosed
     | Finish
 )

@@ -30,7 +30,7 @@ from fleetlearn_coordinator.rounds.commands import (
     Opened,
     Revived,
 )
-from fleetlearn_coordinator.rounds.evaluation import SavedEvaluation
+from fleetlearn_coordinator.rounds.exchange import SavedExchange
 from fleetlearn_coordinator.rounds.round_state import EngineState
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_coordinator.rounds.training_tasks import Restored
@@ -88,13 +88,14 @@ class Engine(EngineState):
         self.tasks.restore(found, self.round, self.version, ends, expires)
         return self._advance(now)
 
-    def restore_evaluation(self, found: SavedEvaluation, now: float) -> None:
-        """Go on with the evaluation that an earlier process opened last. ``begin`` follows."""
-        self.evaluations.restore(found, now, now + max(self.settings.grace, RESTART_GRACE))
+    def restore_exchange(self, kind: str, found: SavedExchange, now: float) -> None:
+        """Go on with the exchange of this kind that an earlier process opened last. ``begin``
+        follows."""
+        self.exchanges[kind].restore(found, now, now + max(self.settings.grace, RESTART_GRACE))
 
     def begin(self, now: float) -> list[Command]:
-        """Begin after a start, when all is restored: an evaluation may be due."""
-        return self._advance(now) + self._begin_evaluation(now)
+        """Begin after a start, when all is restored: an exchange may be due."""
+        return self._advance(now) + self._begin_exchanges(now)
 
     # --- events ---
 
@@ -104,18 +105,19 @@ class Engine(EngineState):
         if self.pace is None:
             return commands
         leaving = self.pace.check_in(
-            device, self.book, self.evaluations.book, now,
+            device, self.books, now,
             has_update=held is not None, may_serve=self.selection.may_serve(device),
         )  # fmt: skip
         for command in leaving:
             self.selection.remove(command.device)
-            self.evaluations.leave(command.device, now)
+            self._leave_exchanges(command.device, now)
         return [*leaving, *commands]
 
     def _check_in(self, device: str, held: str | None, now: float) -> list[Command]:
-        measuring = self.evaluations.come_back(device, now)
-        if measuring is not None:
-            return measuring
+        for series in self.exchanges.values():
+            asked = series.come_back(device, now)
+            if asked is not None:
+                return asked
         if self.phase is Phase.FINISHED:
             return self._advance(now)
         task = self.book.tasks.get(device)
@@ -134,13 +136,13 @@ class Engine(EngineState):
         self.book.leave(device, now)
         if self.pace is not None:
             self.pace.disconnect(device)
-        self.evaluations.leave(device, now)
+        self._leave_exchanges(device, now)
         return self._advance(now)
 
     def withdraw(self, device: str, now: float) -> None:
         """The connected device, which has no task here, serves another run from now on."""
         self.selection.remove(device)
-        self.evaluations.leave(device, now)
+        self._leave_exchanges(device, now)
         if self.pace is not None:
             self.pace.withdraw(device)
 
@@ -197,7 +199,7 @@ class Engine(EngineState):
             task, device = tasks[good], devices[good]
             raise ValueError(f"task {task} of {device} is not wanted in round {self.round} ({self.phase})")
         goes_on = self.book.tasks and self.wanted_reports() > 0 and not self.settings.asynchronous
-        if goes_on and not self.evaluations.has_next:
+        if goes_on and not self.asks_next():
             return []  # their slots stay taken, and the round goes on
         return self._advance(now)
 
@@ -206,8 +208,8 @@ class Engine(EngineState):
 
         A device that stops is given nothing more until it checks in again, in this round or later."""
         if not self.wanted(device, task):
-            measured = self.evaluations.end(device, task, cause)
-            return measured and [*measured, *self._advance(now)]
+            series = self.exchange_of(device, task)
+            return [] if series is None else [*series.end(device, task, cause), *self._advance(now)]
         return [self.tasks.stop(device, cause, self.round_of_ends), *self._advance(now)]
 
     def committed(self, now: float, *, change: float, metrics: Mapping[str, float]) -> list[Command]:
@@ -220,7 +222,7 @@ class Engine(EngineState):
         if finish is not None:
             return self._finish(finish, now)
         commands = self.tasks.end_stale(self.round_of_ends, self.version)
-        return commands + self._advance(now) + self._begin_evaluation(now)
+        return commands + self._advance(now) + self._begin_exchanges(now)
 
     def roll_back(self) -> list[Command]:
         """The driver makes an earlier model the next version: give up the open round, or the one that is about to be
@@ -242,15 +244,20 @@ class Engine(EngineState):
         """The earlier model is there. Of the stop rules, the one on the number of versions alone may be met by it."""
         return self.measured({}, self.version, now) or self.begin(now)
 
-    def count_measurement(self, device: str, task: str, now: float) -> list[Command]:
-        """What the device measured is safe: it counts. Call only where ``evaluations.wanted``."""
-        self.evaluations.count(device, task)
+    def count_answer(self, device: str, task: str, now: float) -> list[Command]:
+        """What the device answered in an exchange is safe: it counts. Raises ValueError where the
+        device does not hold the task."""
+        series = self.exchange_of(device, task)
+        if series is None:
+            raise ValueError(f"task {task} of {device} is not wanted in any exchange")
+        series.count(device, task)
         return self._advance(now)
 
-    def request_evaluation(self, now: float) -> list[Command]:
-        """Somebody asks for an evaluation of the newest model. It opens when the one before is over."""
-        self.evaluations.requested = True
-        return self._begin_evaluation(now)
+    def request_exchange(self, kind: str, now: float) -> list[Command]:
+        """Somebody asks for an exchange about the newest model. It opens when the one before is
+        over."""
+        self.exchanges[kind].requested = True
+        return self._begin_exchanges(now)
 
     def measured(self, metrics: Mapping[str, float], version: int, now: float) -> list[Command]:
         """These metrics of the model of this version, which may stop the run, were measured outside of its round. A
@@ -265,7 +272,7 @@ class Engine(EngineState):
 
     def tick(self, now: float) -> list[Command]:
         """Time has passed."""
-        commands = self.evaluations.tick(now)
+        commands = [command for series in self.exchanges.values() for command in series.tick(now)]
         if self.phase is Phase.FINISHED:
             return commands + self._advance(now)
         commands += self.tasks.tick(self.round_of_ends, now)
@@ -280,9 +287,12 @@ class Engine(EngineState):
 
     def _advance(self, now: float) -> list[Command]:
         """Do what the state allows now: open a round, fill its slots, close it."""
-        commands = [] if self.paused else self.evaluations.go_on(now)
+        commands = list[Command]()
+        if not self.paused:
+            for series in self.exchanges.values():
+                commands += series.go_on(now)
         if self.phase is Phase.FINISHED:
-            return commands + self._begin_evaluation(now)
+            return commands + self._begin_exchanges(now)
         waiting, policy, book = self.selection, self.participation, self.book
         there = len(book.tasks) + len(book.early)
         may = self.phase is Phase.GATHERING and not (self.paused or self.draining)
@@ -306,22 +316,27 @@ class Engine(EngineState):
             return commands + self._close(now, by_deadline=False)
         return commands
 
-    def _begin_evaluation(self, now: float) -> list[Command]:
-        """Open the evaluation that is due, if one is. A run that is to finish does so after its last one."""
+    def _begin_exchanges(self, now: float) -> list[Command]:
+        """Open the exchanges that are due. A run that is to finish does so after the last one."""
         if self.paused or self.draining:
             return []
-        last = self.phase is Phase.FINISHED
-        if self.evaluations.due(self.version, last=last):
-            return self.evaluations.open(self.version, now)
-        if not last or self.finishing is None or self.evaluations.is_open:
-            return []
-        finish, self.finishing = self.finishing, None
-        return [finish]
+        commands, last = list[Command](), self.phase is Phase.FINISHED
+        for series in self.exchanges.values():
+            if series.due(self.version, last=last):
+                commands += series.open(self.version, now)
+        if last and self.finishing is not None and not self.exchanges_follow():
+            commands.append(self.finishing)
+            self.finishing = None
+        return commands
+
+    def _leave_exchanges(self, device: str, now: float) -> None:
+        for series in self.exchanges.values():
+            series.leave(device, now)
 
     def _finish(self, finish: Finish, now: float) -> list[Command]:
-        """Training is over. If an evaluation is open or due, its devices are free from now on."""
+        """Training is over. If an exchange is open or due, its devices are free from now on."""
         commands: list[Command] = []
-        if self.evaluations.is_open or self.evaluations.due(self.version, last=True):
+        if self.exchanges_follow():
             for device in list(self.book.tasks):
                 at, text = self.round_of_ends, "training is over"
                 commands += self.tasks.cancel(device, SURPLUS, at, Code.ROUND_OVER, text)

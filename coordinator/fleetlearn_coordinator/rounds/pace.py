@@ -207,34 +207,36 @@ class Pace:
     def check_in(
         self,
         device: str,
-        book: LeaseBook,
-        measuring: LeaseBook,
+        books: Sequence[LeaseBook],
         now: float,
         *,
         has_update: bool = False,
         may_serve: bool = True,
     ) -> list[SendAway]:
-        """The device is connected. Returns who is to leave for it: nobody while there is room, or another device, or
-        itself. ``book``, ``measuring``: the tasks of rounds and of evaluations. ``has_update``: whether the device
-        brings a finished update. ``may_serve``: whether it may be given a task in the next round; if not, it is the
-        first to leave."""
+        """The device is connected. Returns who is to leave for it: nobody while there is room, or
+        another device, or itself. ``books``: the tasks of rounds, then those of each kind of
+        exchange. ``has_update``: whether the device brings a finished update. ``may_serve``:
+        whether it may be given a task in the next round; if not, it is the first to leave."""
         self._forget(device)
         self.present.add(device)
         # It may still be training on a task that was taken from it, and get it back with its update.
-        if has_update or any(owner == device for owner, _ in book.lost.values()):
+        if has_update or any(owner == device for owner, _ in books[0].lost.values()):
             self.with_update.add(device)
         else:
             (self.fresh if may_serve else self.served).add(device)
         self.bookings.need(self.needed, now)
         self.needed = 0
         leaving = list[SendAway]()
-        while len(self.present) > self.rules.connected and (chosen := self._choose(book, measuring)) is not None:
+        while len(self.present) > self.rules.connected:
+            chosen = self._choose(books)
+            if chosen is None:
+                break
             self._forget(chosen)
             self.sent_away += 1
             leaving.append(SendAway(chosen, self.bookings.book(now)))
         return leaving
 
-    def _choose(self, *books: LeaseBook) -> str | None:
+    def _choose(self, books: Sequence[LeaseBook]) -> str | None:
         for names in (self.served, self.fresh):
             while names:
                 self.draws += 1
@@ -262,7 +264,7 @@ class Pace:
         self.measured(devices)
 
     def measured(self, devices: Iterable[str]) -> None:
-        """The measurements of these connected devices ended."""
+        """The tasks of these connected devices ended, of rounds or exchanges."""
         for device in devices:
             if device in self.present and device not in self.with_update:
                 self.fresh.discard(device)

@@ -28,10 +28,10 @@ def task_seeds(seed: int, round: int, devices: Iterable[str]) -> list[int]:
     return [number >> 11 for number in unpack(f"<{len(digests)}Q", b"".join(digests))]
 
 
-def shuffled(seed: int, number: int, devices: Iterable[str]) -> list[str]:
-    """Return the devices in the random order in which evaluation ``number`` takes them. It does not depend on their
-    order here, nor on which others are there."""
-    start, rows = _start(seed, number, "evaluation", 16), []
+def shuffled(seed: int, number: int, devices: Iterable[str], kind: str) -> list[str]:
+    """Return the devices in the random order in which exchange ``number`` of this kind takes them.
+    It does not depend on their order here, nor on which others are there."""
+    start, rows = _start(seed, number, kind, 16), []
     for device in devices:
         drawn = start.copy()
         drawn.update(device.encode())

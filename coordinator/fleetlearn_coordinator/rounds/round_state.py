@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,7 +10,8 @@ from fleetlearn_protocol.errors import Code, ProtocolError
 
 from fleetlearn_coordinator.rounds import stop_rules
 from fleetlearn_coordinator.rounds.commands import Finish
-from fleetlearn_coordinator.rounds.evaluation import Evaluations
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION, EvaluationPolicy
+from fleetlearn_coordinator.rounds.exchange import ExchangePolicy, ExchangeSeries
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.pace import Pace
 from fleetlearn_coordinator.rounds.participation import Participation, participation_of
@@ -18,6 +19,11 @@ from fleetlearn_coordinator.rounds.selection import Selection
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import selection_of
 from fleetlearn_coordinator.rounds.training_tasks import TrainingTasks
+
+EXCHANGE_POLICIES: dict[str, Callable[[Settings], ExchangePolicy]] = {
+    EVALUATION: lambda rule: EvaluationPolicy(rule.evaluation),
+}
+"""Kind of exchange -> its policy under a run's settings. Devices are asked in this order."""
 
 
 class ReportTerms(NamedTuple):
@@ -49,11 +55,15 @@ class EngineState:
     selection: Selection = field(init=False)
     pace: Pace | None = field(init=False)
     tasks: TrainingTasks = field(init=False)
-    evaluations: Evaluations = field(init=False)
+    exchanges: dict[str, ExchangeSeries] = field(init=False)
+    """By kind."""
+    books: list[LeaseBook] = field(init=False)
+    """All leases: those of the rounds, then those of each kind of exchange."""
     paused: bool = False
-    """No task is given, and no round or evaluation opens. The driver stops the engine's clock meanwhile."""
+    """No task is given, and no round or exchange opens. The driver stops the engine's clock
+    meanwhile."""
     draining: bool = False
-    """No other round or evaluation opens."""
+    """No other round or series of exchanges opens."""
     finishing: Finish | None = None
     """The stop rule that is met, while the run does not finish yet: a model is being made, or the last one is being
     measured."""
@@ -66,9 +76,13 @@ class EngineState:
         self.selection.next_round = self.round + 1
         self.pace = Pace(rule.pace, rule.seed) if rule.pace is not None else None
         self.tasks = TrainingTasks(rule, self.prefix, self.book, self.selection, self.pace)
-        self.evaluations = Evaluations(
-            rule.evaluation, rule.seed, self.prefix, self.selection, self.book, self.pace, book=LeaseBook(rule.grace)
-        )
+        self.exchanges, self.books = {}, [self.book]
+        for kind, policy_of in EXCHANGE_POLICIES.items():
+            book = LeaseBook(rule.grace)
+            self.exchanges[kind] = ExchangeSeries(
+                policy_of(rule), rule.seed, self.prefix, self.selection, self.pace, book, self.books
+            )
+            self.books.append(book)
 
     # --- the run ---
 
@@ -87,19 +101,42 @@ class EngineState:
         return self.book.causes()
 
     def has_task(self, device: str) -> bool:
-        """Return whether the device has a task, of a round or of an evaluation."""
-        return device in self.book.tasks or device in self.evaluations.book.tasks
+        """Return whether the device has a task, of a round or of an exchange."""
+        return any(device in book.tasks for book in self.books)
+
+    @property
+    def evaluations(self) -> ExchangeSeries:
+        """The exchanges in which devices measure the model."""
+        return self.exchanges[EVALUATION]
+
+    def exchange_of(self, device: str, task: str) -> ExchangeSeries | None:
+        """Return the exchanges in which the device holds this task, or None."""
+        for series in self.exchanges.values():
+            if series.wanted(device, task):
+                return series
+        return None
 
     def oldest_version(self) -> int | None:
         """Return the oldest model version that a device may still need, or None."""
-        versions = (self.book.oldest_version(), self.evaluations.oldest_version())
+        versions = [self.book.oldest_version()]
+        versions += [series.oldest_version() for series in self.exchanges.values()]
         return min((version for version in versions if version is not None), default=None)
 
     @property
     def measures_last(self) -> bool:
-        """Whether training is over and the run finishes when an evaluation is."""
+        """Whether training is over, and the run finishes when the exchanges about its last model are
+        over."""
         last = self.phase is Phase.FINISHED and self.finishing is not None
-        return last and (self.evaluations.is_open or self.evaluations.due(self.version, last=True))
+        return last and self.exchanges_follow()
+
+    def exchanges_follow(self) -> bool:
+        """Return whether an exchange is open, or due if no newer model follows."""
+        series = self.exchanges.values()
+        return any(each.is_open or each.due(self.version, last=True) for each in series)
+
+    def asks_next(self) -> bool:
+        """Return whether devices are to be asked in an exchange as soon as they are free."""
+        return any(series.has_next for series in self.exchanges.values())
 
     def waiting(self) -> int:
         """Return how many connected devices may be given a task."""
@@ -107,14 +144,12 @@ class EngineState:
 
     def wake_at(self) -> float | None:
         """Return when ``tick`` is next due, or None."""
-        due = self.evaluations.wake_at() if self.evaluations.is_open else None
-        if self.phase is Phase.FINISHED:
-            return due
-        lost = self.book.wake_at()
-        at = self.deadline if self.phase is Phase.OPEN else self.participation.gather_until
-        if lost is not None:
-            at = lost if at is None else min(lost, at)
-        return at if due is None else due if at is None else min(due, at)
+        times = [series.wake_at() for series in self.exchanges.values()]
+        if self.phase is not Phase.FINISHED:
+            is_open = self.phase is Phase.OPEN
+            times.append(self.book.wake_at())
+            times.append(self.deadline if is_open else self.participation.gather_until)
+        return min((time for time in times if time is not None), default=None)
 
     def finish(self, change: float, metrics: Mapping[str, float], measured: int | None = None) -> Finish | None:
         """Return the stop rule that is met at this version, if one is. ``change`` is of the last committed round, as
@@ -129,7 +164,7 @@ class EngineState:
 
     def reports_together(self) -> int:
         """Return for how many reports ``count_reports`` may be called now."""
-        if self.evaluations.has_next or (self.phase is not Phase.OPEN and self.settings.outlive):
+        if self.asks_next() or (self.phase is not Phase.OPEN and self.settings.outlive):
             return 1
         return self.participation.reports_together(self.book)
 

@@ -18,7 +18,7 @@ from fleetlearn_coordinator.rounds.commands import (
     STALLED,
     SURPLUS,
     Ended,
-    EvaluationOpened,
+    ExchangeOpened,
     Finish,
 )
 from fleetlearn_coordinator.rounds.waiting_words import named
@@ -59,8 +59,8 @@ class EventLog:
                     ended.append(event)
                 case RoundEnded():
                     self._say_round_ended(event)
-                case EvaluationOpened(number, version):
-                    self._log.info("evaluation %d of model version %d begins", number, version)
+                case ExchangeOpened(number, version, kind):
+                    self._log.info("%s %d of model version %d begins", kind, number, version)
                 case EvaluationSummarised(number, version, valid, summary):
                     text = "evaluation %d of model version %d is %s: %s"
                     outcome, found = "valid" if valid else "invalid", describe_evaluation(summary)

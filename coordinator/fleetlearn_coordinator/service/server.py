@@ -26,15 +26,16 @@ from fleetlearn_coordinator.conversation.uploads import check_parts, check_work
 from fleetlearn_coordinator.network.host import Host, spread, welcome
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
+    Ask,
     Assign,
     CancelTask,
     Command,
     Commit,
-    EvaluationClosed,
+    ExchangeClosed,
     Finish,
-    Measure,
     SendAway,
 )
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.pace import FinishedReturns
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
 from fleetlearn_coordinator.rounds.waiting_words import waits_for
@@ -191,7 +192,7 @@ class RunServer:
 
     def count_measurement(self, device: str, task: str, now: float) -> None:
         now = self.clock.read(now)
-        self._carry_out(self.engine.count_measurement(device, task, now), now)
+        self._carry_out(self.engine.count_answer(device, task, now), now)
 
     def end_task(self, device: str, task: str, cause: str, now: float) -> None:
         now = self.clock.read(now)
@@ -230,7 +231,7 @@ class RunServer:
 
     def _tell_all(self, commands: Sequence[Command]) -> None:
         """Tell the devices what was decided and recorded; then set the engine's alarm."""
-        closed: EvaluationClosed | None = None
+        closed: ExchangeClosed | None = None
         for command in commands:
             match command:
                 case Assign():
@@ -245,9 +246,9 @@ class RunServer:
                     self._do_work()
                 case Abandon():
                     self._forget_uploads()
-                case Measure():
+                case Ask():
                     self._measure(command)
-                case EvaluationClosed():
+                case ExchangeClosed():
                     closed = command
                 case Finish(reason):
                     self._finish(reason)
@@ -332,7 +333,7 @@ class RunServer:
             ),
         )
 
-    def _measure(self, lease: Measure) -> None:
+    def _measure(self, lease: Ask) -> None:
         vectors, left = self.models.references(lease.device, lease.version), max(0.0, lease.deadline - self.clock.now())
         self.host.tell(lease.device, Evaluate(lease.task, self.run.bundle.sha256, vectors, left))
 
@@ -351,7 +352,7 @@ class RunServer:
             self._do_work()
         if self.run.evaluations.look_for_request():
             now = self.clock.now()
-            self._carry_out(self.engine.request_evaluation(now), now)
+            self._carry_out(self.engine.request_exchange(EVALUATION, now), now)
 
     def _finish(self, reason: str) -> None:
         self._say_to_all(self._finished)
@@ -394,7 +395,7 @@ class RunServer:
         found = self.engine.evaluations
         if not found.is_open:
             return {}
-        measured, wanted = len(found.book.accepted), found.settings.devices
+        measured, wanted = len(found.book.accepted), found.terms.devices
         return {"evaluation": {"number": found.number, "version": found.version, "devices": measured, "of": wanted}}
 
     async def stop(self, reason: str) -> None:

@@ -16,7 +16,8 @@ from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.sent_models import half_of
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.rounds.engine import Engine, Snapshot
-from fleetlearn_coordinator.rounds.evaluation import Evaluations, SavedEvaluation
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
+from fleetlearn_coordinator.rounds.exchange import ExchangeSeries, SavedExchange
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_device.training.algorithms import ALGORITHMS
@@ -257,7 +258,7 @@ class SimulatedCoordinator:
         selection (``selection.to_json``)."""
         self._begin_round()
         self.engine = Engine.from_snapshot(self.engine.settings, self.engine.prefix, taken, connected)
-        self.engine.restore_evaluation(SavedEvaluation(*evaluated, False, [], [], []), 0.0)
+        self.engine.restore_exchange(EVALUATION, SavedExchange(*evaluated, False, [], [], []), 0.0)
         self.engine.evaluations.able.update(connected)
         selection.from_json(self.engine, remembered)
 
@@ -270,7 +271,7 @@ class SimulatedCoordinator:
         selection.hand_over(old, self.engine)
         if old.pace is not None and self.engine.pace is not None:
             self.engine.pace.bookings.restore(old.pace.bookings.state(now), now)
-        self.engine.restore_evaluation(_saved(old.evaluations), now)
+        self.engine.restore_exchange(EVALUATION, _saved(old.evaluations), now)
         if old.phase is Phase.FINISHED:  # its last model is being measured
             self.engine.phase, self.engine.finishing = old.phase, old.finishing
         if old.phase is Phase.FINISHED or (old.phase is not Phase.OPEN and not old.settings.outlive):
@@ -283,9 +284,9 @@ class SimulatedCoordinator:
         return self.engine.restore(restored, now) + self.engine.begin(now)
 
 
-def _saved(found: Evaluations) -> SavedEvaluation:
+def _saved(found: ExchangeSeries) -> SavedExchange:
     """Return what the coordinator's disk has of its evaluations."""
     book = found.book
     leases = [(task, device) for device, task in book.tasks.items()]
     dropped = [(task, device, cause) for task, (device, cause) in book.dropped.items()]
-    return SavedEvaluation(found.number, found.version, found.is_open, leases, [*book.accepted.items()], dropped)
+    return SavedExchange(found.number, found.version, found.is_open, leases, [*book.accepted.items()], dropped)

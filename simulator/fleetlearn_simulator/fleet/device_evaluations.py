@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_coordinator.aggregation.evaluation_summary import summarise_evaluation
-from fleetlearn_coordinator.rounds.commands import EvaluationClosed, EvaluationOpened, Measure
+from fleetlearn_coordinator.rounds.commands import Ask, ExchangeClosed, ExchangeOpened
 from fleetlearn_protocol.messages import Evaluation
 
 from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
@@ -44,12 +44,13 @@ class DeviceEvaluations:
         self.accepted: dict[str, int] = {}
         """Task of the open evaluation -> its device, where the result was accepted."""
 
-    def open(self, command: EvaluationOpened) -> None:
+    def open(self, command: ExchangeOpened) -> None:
         self.inputs, self.opened = RoundInputs(self.coordinator.sent(self.coordinator.model)), self.events.now
         self.results, self.accepted = {}, {}
-        self.tasks.write([{"time": self.opened, "event": "evaluation", **command._asdict()}])
+        about = {"number": command.number, "version": command.version}
+        self.tasks.write([{"time": self.opened, "event": "evaluation", **about}])
 
-    def measure(self, given: Sequence[Measure]) -> None:
+    def measure(self, given: Sequence[Ask]) -> None:
         """Let devices measure, and expect how that ends. A device that measures this already goes on."""
         working = {row.task for row in self.running.values()}
         given = [row for row in given if row.task not in working]
@@ -103,7 +104,7 @@ class DeviceEvaluations:
             self.accepted[task] = device
         return found
 
-    def close(self, command: EvaluationClosed) -> dict[str, Any]:
+    def close(self, command: ExchangeClosed) -> dict[str, Any]:
         """Return the evaluation's summary."""
         coordinator, plan = self.coordinator, self.coordinator.plan
         found = [self.results[task] for task in self.accepted]

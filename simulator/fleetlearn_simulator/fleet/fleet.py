@@ -14,18 +14,18 @@ import numpy as np
 from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
+    Ask,
     Assign,
     CancelTask,
     Command,
     Commit,
     Ended,
-    EvaluationClosed,
-    EvaluationOpened,
+    ExchangeClosed,
+    ExchangeOpened,
     Finish,
-    Measure,
-    MeasurementEnded,
     Opened,
     SendAway,
+    Unanswered,
 )
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_protocol import Bundle
@@ -275,7 +275,7 @@ class Fleet:
                 self.carry_out(self.engine.end(name, running.task, "failed: diverged", self.now))
                 self._connect_again(event.device)
             else:
-                self.carry_out(self.engine.count_measurement(name, running.task, self.now))
+                self.carry_out(self.engine.count_answer(name, running.task, self.now))
 
     def _unreachable(self, event: Event) -> bool:
         """Return whether the device cannot tell the coordinator now. It tells it later then."""
@@ -320,9 +320,9 @@ class Fleet:
         while waiting:
             # A device that was lost, and is given the task that it had, begins it again.
             assigned = [row for row in waiting if isinstance(row, Assign) and not self._is_at(row)]
-            measuring = [row for row in waiting if isinstance(row, Measure)]
-            rest, waiting = [row for row in waiting if not isinstance(row, Assign | Measure)], []
-            closed: EvaluationClosed | None = None
+            measuring = [row for row in waiting if isinstance(row, Ask)]
+            rest, waiting = [row for row in waiting if not isinstance(row, Assign | Ask)], []
+            closed: ExchangeClosed | None = None
             for command in rest:
                 match command:
                     case Opened(number):
@@ -341,11 +341,11 @@ class Fleet:
                         self._abandon(number, dropped, text)
                         if self.finished is not None:
                             return
-                    case EvaluationOpened():
+                    case ExchangeOpened():
                         self.measurements.open(command)
-                    case MeasurementEnded(device, task, _):
+                    case Unanswered(device, task, _):
                         self.measurements.lose(device_of(device), task)
-                    case EvaluationClosed():
+                    case ExchangeClosed():
                         self._close_evaluation(command)
                         closed = command
                     case Finish(reason):
@@ -373,13 +373,13 @@ class Fleet:
         plan = self.scenario.plan
         return deciding(summary, plan.round.minimum) if plan.stop.measured_by == "round" else {}
 
-    def _close_evaluation(self, command: EvaluationClosed) -> None:
+    def _close_evaluation(self, command: ExchangeClosed) -> None:
         summary = self.measurements.close(command)
         self.evaluations.append(summary)
         self.evaluated(summary)
         self._note("evaluated", evaluation=command.number, outcome=summary["outcome"])
 
-    def _end_evaluation(self, command: EvaluationClosed) -> list[Command]:
+    def _end_evaluation(self, command: ExchangeClosed) -> list[Command]:
         """The evaluation that was closed last may stop the run."""
         plan = self.scenario.plan
         if not command.valid or plan.stop.measured_by != "evaluation":

@@ -29,8 +29,9 @@ from fleetlearn_coordinator.conversation.limits import (
 from fleetlearn_coordinator.conversation.places import WINDOW, Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import Uploads, check_parts
-from fleetlearn_coordinator.rounds.commands import STALLED, Assign, CancelTask, Command, Commit, Finish, Measure
+from fleetlearn_coordinator.rounds.commands import STALLED, Ask, Assign, CancelTask, Command, Commit, Finish
 from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, Settings
 from fleetlearn_protocol import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk, pack_chunks
@@ -91,7 +92,7 @@ class Room(EnginePort):
                 case Assign(device, task, round, seed):
                     vectors = (VectorReference("model", MODEL, 4 * SIZE, "float32"),)
                     message: FromCoordinator = Task(task, round, "b" * 64, vectors, ASKED, {}, 1, 10, seed, 600.0)
-                case Measure(device, task):
+                case Ask(device, task):
                     message = Evaluate(task, "b" * 64, (VectorReference("model", MODEL, 4 * SIZE, "float32"),), 600.0)
                 case CancelTask(device, task, code, text):
                     message = Cancel(task, code, text)
@@ -503,7 +504,7 @@ def test_a_measurement_is_accepted_before_what_follows_and_counts_once() -> None
     room = Room(goal=1, cohort=1, evaluation=EvaluationSettings(devices=1))
     a = Device(room)
     task = one(a.say(CheckIn(1, "a", 10, evaluates=True))[1:], Task)
-    room.carry_out(room.engine.request_evaluation(room.now))
+    room.carry_out(room.engine.request_exchange(EVALUATION, room.now))
     assert a.heard() == [], "it trains first"
     grant = granted(a, task, UPDATE)
     accepted, evaluate = a.say(*chunks(grant, UPDATE), Uploaded(task.task))

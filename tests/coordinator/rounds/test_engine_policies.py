@@ -13,21 +13,22 @@ from fleetlearn_coordinator.rounds.commands import (
     LOST,
     STALE,
     Abandon,
+    Ask,
     Assign,
     CancelTask,
     Command,
     Commit,
     Ended,
-    EvaluationClosed,
-    EvaluationOpened,
-    Measure,
-    MeasurementEnded,
+    ExchangeClosed,
+    ExchangeOpened,
     Opened,
     Revived,
     SendAway,
+    Unanswered,
 )
 from fleetlearn_coordinator.rounds.engine import Engine
-from fleetlearn_coordinator.rounds.evaluation import SavedEvaluation
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
+from fleetlearn_coordinator.rounds.exchange import SavedExchange
 from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES
 from fleetlearn_coordinator.rounds.selection_rules import Eligibility, Oort, SelectionRules, Stated
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, PaceSettings, Phase, Settings
@@ -82,7 +83,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.versions = 0
         self.holding: set[str] = set()
         """Devices that checked in with an update, or might get a lost task back, and have had no other since."""
-        self.evaluation = SavedEvaluation(0, 0, False, [], [], [])
+        self.evaluation = SavedExchange(0, 0, False, [], [], [])
         self.measuring: dict[str, str] = {}
         """Task -> device."""
         self.measured: dict[str, str] = {}
@@ -134,13 +135,13 @@ class AnyOrder(RuleBasedStateMachine):
                     assert device not in self.holding, "a device with a finished update was sent away"
                     assert after > 0
                     self.connected.remove(device)
-                case EvaluationOpened(number, version):
+                case ExchangeOpened(number, version):
                     assert not self.evaluation.is_open
                     assert number == self.evaluation.number + 1
                     assert version == self.versions
                     self.evaluation = self.evaluation._replace(number=number, version=version, is_open=True)
                     self.measured, self.unmeasured, self.evaluation_began = {}, {}, self.now
-                case Measure(device, task, number, version, again=again):
+                case Ask(device, task, number, version, again=again):
                     assert device in self.connected & ABLE
                     assert (number, version) == (self.evaluation.number, self.evaluation.version)
                     if again:
@@ -154,10 +155,10 @@ class AnyOrder(RuleBasedStateMachine):
                     assert failed <= SECOND_CHANCES
                     assert len(devices) < self.rules.evaluation.devices
                     self.measuring[task] = device
-                case MeasurementEnded(device, task, cause):
+                case Unanswered(device, task, cause):
                     assert self.measuring.pop(task) == device
                     self.unmeasured[task] = device, cause
-                case EvaluationClosed(number, version, dropped, valid):
+                case ExchangeClosed(number, version, dropped, valid):
                     assert (number, version) == (self.evaluation.number, self.evaluation.version)
                     assert not self.measuring
                     assert valid == (len(self.measured) >= self.rules.evaluation.minimum)
@@ -276,12 +277,12 @@ class AnyOrder(RuleBasedStateMachine):
             return
         assert self.engine.evaluations.wanted(device, task)
         self.measured[task] = self.measuring.pop(task)
-        self.do(self.engine.count_measurement(device, task, self.now))
+        self.do(self.engine.count_answer(device, task, self.now))
 
     @rule()
     @precondition(lambda self: self.rules.evaluation.every)
     def request(self) -> None:
-        self.do(self.engine.request_evaluation(self.now))
+        self.do(self.engine.request_exchange(EVALUATION, self.now))
 
     @rule(seconds=st.floats(0.0, 12.0))
     def time_passes(self, seconds: float) -> None:
@@ -324,7 +325,8 @@ class AnyOrder(RuleBasedStateMachine):
             [(task, self.counted[task][0]) for round, _, task in early if round > (first or self.last)],
         )
         self.evaluation_began = self.now
-        self.engine.restore_evaluation(
+        self.engine.restore_exchange(
+            EVALUATION,
             self.evaluation._replace(
                 leases=list(self.measuring.items()),
                 accepted=list(self.measured.items()),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fleetlearn_coordinator.rounds.commands import STOPPED, Assign, CancelTask, Command, Commit, Measure, Opened
+from fleetlearn_coordinator.rounds.commands import STOPPED, Ask, Assign, CancelTask, Command, Commit, Opened
 from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, PaceSettings, Phase, Settings
 
 SYNCHRONOUS = Settings(goal=2, minimum=2, cohort=2, deadline=100.0, grace=5.0, gather=10.0)
@@ -70,12 +71,12 @@ def test_a_device_of_the_sample_measures_before_others_have_it() -> None:
     for device in ("a", "b"):
         engine.evaluations.join(device)
     given = joined(engine, "a", "b")
-    assert engine.request_evaluation(1.0)
+    assert engine.request_exchange(EVALUATION, 1.0)
     commands = engine.count_report("a", given["a"], 2.0)
-    measure = next(each for each in commands if isinstance(each, Measure))
+    measure = next(each for each in commands if isinstance(each, Ask))
     assert engine.has_task("a")
     engine.selection.freed = []
-    engine.count_measurement("a", measure.task, 3.0)
+    engine.count_answer("a", measure.task, 3.0)
     assert engine.selection.freed == ["a"]
 
 
@@ -85,7 +86,7 @@ def test_a_paused_run_gives_nothing_and_counts_what_is_out() -> None:
         given = joined(engine, "a", "b")
         engine.paused = True
         assert joined(engine, "c") == {}
-        assert engine.request_evaluation(1.0) == []
+        assert engine.request_exchange(EVALUATION, 1.0) == []
         for device in ("a", "b"):
             commands = engine.count_report(device, given[device], 2.0)
         assert any(isinstance(each, Commit) for each in commands)

@@ -8,19 +8,20 @@ import pytest
 from fleetlearn_coordinator.rounds.commands import (
     LATE,
     LOST,
+    Ask,
     Assign,
     CancelTask,
     Command,
     Commit,
     Ended,
-    EvaluationClosed,
-    EvaluationOpened,
+    ExchangeClosed,
+    ExchangeOpened,
     Finish,
-    Measure,
-    MeasurementEnded,
+    Unanswered,
 )
 from fleetlearn_coordinator.rounds.engine import RESTART_GRACE, Engine
-from fleetlearn_coordinator.rounds.evaluation import SavedEvaluation
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
+from fleetlearn_coordinator.rounds.exchange import SavedExchange
 from fleetlearn_coordinator.rounds.random_draws import shuffled
 from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, Phase, Settings
@@ -49,7 +50,7 @@ def assigned(commands: list[Command]) -> dict[str, str]:
 
 
 def measuring(commands: list[Command]) -> dict[str, str]:
-    return {command.device: command.task for command in commands if isinstance(command, Measure)}
+    return {command.device: command.task for command in commands if isinstance(command, Ask)}
 
 
 def of_type(commands: list[Command], kind: type) -> list[Command]:
@@ -75,17 +76,17 @@ def test_training_comes_first_and_devices_of_the_sample_measure_when_their_tasks
     commands = commit_round(engine, tasks, 1.0)
     tasks = assigned(commands)
     assert sorted(tasks) == ["a", "b"], "the next round is open, and has both"
-    assert of_type(commands, EvaluationOpened) == [EvaluationOpened(1, 1)]
+    assert of_type(commands, ExchangeOpened) == [ExchangeOpened(1, 1, EVALUATION)]
     assert not measuring(commands)
     commands = engine.count_report("a", tasks["a"], 2.0)
     assert measuring(commands) == {"a": "te1-1"}, "it rests in the round, and measures meanwhile"
     assert engine.has_task("a")
-    assert not measuring(engine.count_measurement("a", "te1-1", 3.0))
+    assert not measuring(engine.count_answer("a", "te1-1", 3.0))
     assert "a" in engine.selection.resting
     assert measuring(engine.count_report("b", tasks["b"], 4.0)) == {"b": "te1-2"}, "while the model is made"
     assert assigned(engine.committed(4.0, change=1.0, metrics={})) == {}, "the round waits for its minimum"
-    commands = engine.count_measurement("b", "te1-2", 5.0)
-    assert of_type(commands, EvaluationClosed) == [EvaluationClosed(1, 1, {}, True)], "nobody else is there"
+    commands = engine.count_answer("b", "te1-2", 5.0)
+    assert of_type(commands, ExchangeClosed) == [ExchangeClosed(1, 1, {}, True, EVALUATION)], "nobody else is there"
     assert sorted(assigned(commands)) == ["a", "b"]
 
 
@@ -98,18 +99,18 @@ def test_idle_devices_measure_at_once_and_are_given_tasks_afterwards() -> None:
     assert len(free) + len(engine.evaluations.chosen) == 3
     for device, task in free.items():
         assert device not in engine.selection.idle
-        engine.count_measurement(device, task, 2.0)
+        engine.count_answer(device, task, 2.0)
         assert device in engine.selection.idle
 
 
 def test_the_sample_is_drawn_from_all_devices_asynchronously_too() -> None:
     names = [f"d{number}" for number in range(8)]
-    drawn = Counter(device for number in range(2000) for device in shuffled(7, number, names)[:3])
+    drawn = Counter(device for number in range(2000) for device in shuffled(7, number, names, EVALUATION)[:3])
     assert all(abs(count - 750) < 100 for count in drawn.values())
     engine, tasks = engine_with("abcdefgh", BUFFERED)
     assert len(tasks) == 8, "none is ever idle"
     commands = commit_round(engine, {device: tasks[device] for device in "ab"}, 1.0)
-    assert engine.evaluations.chosen | measuring(commands).keys() == {*shuffled(7, 1, "abcdefgh")[:3]}
+    assert engine.evaluations.chosen | measuring(commands).keys() == {*shuffled(7, 1, "abcdefgh", EVALUATION)[:3]}
     for device in sorted(engine.evaluations.chosen - {"a", "b"}):
         commands = engine.count_report(device, tasks[device], 2.0)
         assert [*measuring(commands)] == [device], "it measures before it is given another task"
@@ -127,25 +128,25 @@ def test_a_device_that_fails_or_is_lost_is_replaced_and_not_asked_again() -> Non
     engine.tick(1.0)
     for device, task in dict(engine.leases).items():
         engine.end(device, task, "failed: diverged", 1.0)
-    first = measuring(engine.request_evaluation(1.0))
+    first = measuring(engine.request_exchange(EVALUATION, 1.0))
     while len(first) < 2:
         (busy,) = engine.evaluations.chosen
         first |= measuring(engine.end(busy, engine.leases[busy], "failed: diverged", 1.0))
     (one, one_task), (two, two_task) = first.items()
     commands = engine.end(one, one_task, "failed: diverged", 2.0)
-    assert commands[0] == MeasurementEnded(one, one_task, "failed: diverged")
+    assert commands[0] == Unanswered(one, one_task, "failed: diverged", EVALUATION)
     assert engine.end(one, one_task, "failed: diverged", 2.0) == []
     assert one not in measuring(commands)
     engine.disconnect(two, 3.0)
     commands = engine.tick(8.0)
-    assert MeasurementEnded(two, two_task, LOST) in commands
+    assert Unanswered(two, two_task, LOST, EVALUATION) in commands
     assert not {one, two} & {*measuring(commands), *engine.evaluations.chosen}
 
 
 def test_an_evaluation_that_needs_a_device_that_failed_asks_it_again_when_it_is_back() -> None:
     engine, _ = engine_with("ab", RULES._replace(goal=9, minimum=9, evaluation=EvaluationSettings(0, 2, 2, 30.0)))
-    given = measuring(engine.request_evaluation(1.0))
-    engine.count_measurement("a", given["a"], 2.0)
+    given = measuring(engine.request_exchange(EVALUATION, 1.0))
+    engine.count_answer("a", given["a"], 2.0)
     task = given["b"]
     for turn in range(SECOND_CHANCES):
         assert not measuring(engine.end("b", task, "failed: diverged", 3.0 + turn)), "it has not checked in again"
@@ -156,15 +157,15 @@ def test_an_evaluation_that_needs_a_device_that_failed_asks_it_again_when_it_is_
     engine.disconnect("b", 10.0)
     engine.evaluations.join("b")
     assert not measuring(engine.check_in("b", None, 11.0)), "it fails each time"
-    assert of_type(engine.tick(31.0), EvaluationClosed) == [
-        EvaluationClosed(1, 0, {"failed: diverged": 1 + SECOND_CHANCES}, False)
+    assert of_type(engine.tick(31.0), ExchangeClosed) == [
+        ExchangeClosed(1, 0, {"failed: diverged": 1 + SECOND_CHANCES}, False, EVALUATION)
     ]
 
 
 def test_a_device_that_is_to_measure_again_does_so_when_its_training_is_over() -> None:
     rules = RULES._replace(goal=3, cohort=3, gather=0.0, evaluation=EvaluationSettings(0, 2, 2, 30.0))
     engine = Engine(rules)
-    engine.request_evaluation(0.0)
+    engine.request_exchange(EVALUATION, 0.0)
     engine.evaluations.join("a")
     (task,) = measuring(engine.check_in("a", None, 0.0)).values()
     engine.check_in("b", None, 0.0)
@@ -177,62 +178,62 @@ def test_a_device_that_is_to_measure_again_does_so_when_its_training_is_over() -
 
 def test_a_valid_evaluation_does_not_wait_for_a_device_that_failed() -> None:
     engine, _ = engine_with("ab", RULES._replace(goal=9, minimum=9, evaluation=EvaluationSettings(0, 2, 1, 30.0)))
-    given = measuring(engine.request_evaluation(1.0))
+    given = measuring(engine.request_exchange(EVALUATION, 1.0))
     engine.end("b", given["b"], "failed: diverged", 2.0)
     engine.disconnect("b", 2.0)
     engine.evaluations.join("b")
     assert not measuring(engine.check_in("b", None, 3.0))
-    assert of_type(engine.count_measurement("a", given["a"], 4.0), EvaluationClosed)
+    assert of_type(engine.count_answer("a", given["a"], 4.0), ExchangeClosed)
 
 
 @pytest.mark.parametrize(("counted", "valid"), [(1, False), (2, True)])
 def test_an_evaluation_ends_at_its_deadline_with_what_there_is(counted: int, valid: bool) -> None:
     engine, _ = engine_with("abc", RULES._replace(goal=9, minimum=9))
-    given = measuring(engine.request_evaluation(1.0))
+    given = measuring(engine.request_exchange(EVALUATION, 1.0))
     assert len(given) == 3
     devices = list(given)
     for device in devices[:counted]:
-        engine.count_measurement(device, given[device], 3.0)
+        engine.count_answer(device, given[device], 3.0)
     engine.disconnect(devices[2], 30.5)
     commands = engine.tick(31.0)
-    (closed,) = of_type(commands, EvaluationClosed)
-    assert closed == EvaluationClosed(1, 0, {LOST: 1} if valid else {LOST: 1, LATE: 1}, valid)
+    (closed,) = of_type(commands, ExchangeClosed)
+    assert closed == ExchangeClosed(1, 0, {LOST: 1} if valid else {LOST: 1, LATE: 1}, valid, EVALUATION)
     assert [row.device for row in commands if isinstance(row, CancelTask)] == devices[counted:2]
     assert not engine.evaluations.book.tasks
 
 
 def test_a_device_that_comes_back_is_told_again_and_a_restart_gives_the_time_again() -> None:
     engine, _ = engine_with("abcd", RULES._replace(goal=9, minimum=9))
-    device, task = next(iter(measuring(engine.request_evaluation(1.0)).items()))
+    device, task = next(iter(measuring(engine.request_exchange(EVALUATION, 1.0)).items()))
     engine.disconnect(device, 2.0)
-    assert engine.check_in(device, None, 3.0) == [Measure(device, task, 1, 0, 31.0, True)]
+    assert engine.check_in(device, None, 3.0) == [Ask(device, task, 1, 0, 31.0, True, EVALUATION)]
 
     again = Engine(RULES, version=1, round=1)
-    again.restore_evaluation(SavedEvaluation(1, 1, True, [(task, device)], [("te1-9", "x")], []), 100.0)
+    again.restore_exchange(EVALUATION, SavedExchange(1, 1, True, [(task, device)], [("te1-9", "x")], []), 100.0)
     assert again.begin(100.0) == []
     again.evaluations.join(device)
-    assert again.check_in(device, None, 101.0) == [Measure(device, task, 1, 1, 130.0, True)]
+    assert again.check_in(device, None, 101.0) == [Ask(device, task, 1, 1, 130.0, True, EVALUATION)]
     again.evaluations.join("x")
     assert not measuring(again.check_in("x", None, 101.0)), "it has measured"
     again = Engine(RULES._replace(evaluation=EvaluationSettings(1, 3, 2, 500.0)), version=1, round=1)
-    again.restore_evaluation(SavedEvaluation(1, 1, True, [(task, device)], [], []), 100.0)
-    assert again.tick(100.0 + RESTART_GRACE) == [MeasurementEnded(device, task, LOST)]
+    again.restore_exchange(EVALUATION, SavedExchange(1, 1, True, [(task, device)], [], []), 100.0)
+    assert again.tick(100.0 + RESTART_GRACE) == [Unanswered(device, task, LOST, EVALUATION)]
 
 
 def test_a_request_is_carried_out_when_the_evaluation_before_it_is_over() -> None:
     engine, tasks = engine_with("abc", RULES._replace(evaluation=EvaluationSettings(0, 1, 1, 30.0)))
-    assert not of_type(commit_round(engine, tasks, 1.0), EvaluationOpened), "there is no schedule"
-    assert engine.request_evaluation(2.0)[0] == EvaluationOpened(1, 1)
-    assert engine.request_evaluation(3.0) == []
-    assert of_type(engine.tick(32.0), EvaluationClosed)
-    assert engine.request_evaluation(33.0)[0] == EvaluationOpened(2, 1)
+    assert not of_type(commit_round(engine, tasks, 1.0), ExchangeOpened), "there is no schedule"
+    assert engine.request_exchange(EVALUATION, 2.0)[0] == ExchangeOpened(1, 1, EVALUATION)
+    assert engine.request_exchange(EVALUATION, 3.0) == []
+    assert of_type(engine.tick(32.0), ExchangeClosed)
+    assert engine.request_exchange(EVALUATION, 33.0)[0] == ExchangeOpened(2, 1, EVALUATION)
 
 
 def test_evaluations_are_due_every_few_versions_and_one_that_was_missed_is_made_up_for() -> None:
     found = []
     for last in range(7):
         engine = Engine(RULES._replace(evaluation=EvaluationSettings(every=3)))
-        engine.restore_evaluation(SavedEvaluation(1, last, False, [], [], []), 0.0)
+        engine.restore_exchange(EVALUATION, SavedExchange(1, last, False, [], [], []), 0.0)
         found.append([version for version in range(last, 8) if engine.evaluations.due(version, last=False)])
     assert found == [[3, 4, 5, 6, 7]] * 3 + [[6, 7]] * 3 + [[]]
 
@@ -244,7 +245,7 @@ def test_the_run_finishes_when_its_last_model_is_measured() -> None:
     assert not of_type(commands, Finish)
     assert sorted(measuring(commands)) == ["a", "b", "c"]
     for number, (device, task) in enumerate(measuring(commands).items(), 1):
-        found = engine.count_measurement(device, task, 2.0)
+        found = engine.count_answer(device, task, 2.0)
         assert bool(of_type(found, Finish)) == (number == 3)
     assert engine.wake_at() is None
 
@@ -299,7 +300,7 @@ def test_a_lost_update_gives_no_second_lease_to_a_device_that_measures() -> None
     engine, tasks = engine_with("ab")
     engine.disconnect("a", 1.0)
     engine.tick(6.0)
-    assert measuring(engine.request_evaluation(6.0)) == {}, "b trains, and a is away"
+    assert measuring(engine.request_exchange(EVALUATION, 6.0)) == {}, "b trains, and a is away"
     engine.evaluations.join("a")
     assert measuring(engine.check_in("a", None, 7.0)) == {"a": "te1-1"}
     with pytest.raises(ProtocolError, match="slot was given back"):

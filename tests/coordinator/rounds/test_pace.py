@@ -115,7 +115,7 @@ def test_names_are_a_set(steps: list[tuple[bool, int]]) -> None:
 
 
 def arrive(pace: Pace, device: str, book: LeaseBook, *, has_update: bool = False) -> list[str]:
-    return [row.device for row in pace.check_in(device, book, NO_LEASES, 0.0, has_update=has_update)]
+    return [row.device for row in pace.check_in(device, [book, NO_LEASES], 0.0, has_update=has_update)]
 
 
 def test_who_had_a_task_goes_first() -> None:

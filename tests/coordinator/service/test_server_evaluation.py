@@ -137,7 +137,7 @@ def test_measurements_that_are_refused_failed_or_late(make_plan: PlanMaker) -> N
             refused = await peers[0].expect(Refused)
             assert (refused.code, refused.task) == (Code.UNKNOWN_TASK, "t-e9-1")
             now = coordinator.loop.time()
-            coordinator._carry_out(coordinator.engine.request_evaluation(now), now)
+            coordinator._carry_out(coordinator.engine.request_exchange("evaluation", now), now)
             given = [await peer.expect(Evaluate) for peer in peers]
             await peers[0].send(Evaluated(given[0].task, MEASURED))
             assert isinstance(await peers[0].receive(), Accepted)

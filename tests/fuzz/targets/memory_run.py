@@ -23,12 +23,12 @@ from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import Upload, Uploads, check_parts
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
+    Ask,
     Assign,
     CancelTask,
     Command,
     Commit,
     Finish,
-    Measure,
     SendAway,
 )
 from fleetlearn_coordinator.rounds.engine import Engine
@@ -101,7 +101,7 @@ class Room(EnginePort):
                     vectors = (VectorReference("model", MODEL, 4 * ELEMENTS, "float32"),)
                     left = max(0.0, command.deadline - self.now)
                     self._tell(device, Task(task, round, BUNDLE, vectors, self._asked, {}, 1, 10, seed, left))
-                case Measure(device, task):
+                case Ask(device, task):
                     vectors = (VectorReference("model", MODEL, 4 * ELEMENTS, "float32"),)
                     self._tell(device, Evaluate(task, BUNDLE, vectors, max(0.0, command.deadline - self.now)))
                 case CancelTask(device, task, code, text):

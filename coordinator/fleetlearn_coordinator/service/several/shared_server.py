@@ -9,7 +9,7 @@ from fleetlearn_protocol.messages import CheckIn, ComeBack
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.network.several.guarded_spool import GuardedSpool
 from fleetlearn_coordinator.network.several.turns import Turns
-from fleetlearn_coordinator.rounds.commands import Assign, Command, Measure
+from fleetlearn_coordinator.rounds.commands import Ask, Assign, Command
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.population import why_not
@@ -114,7 +114,7 @@ class SharedRunServer(RunServer):
     # What differs from a run that has its host for itself
 
     def _tell_all(self, commands: Sequence[Command]) -> None:
-        self._turns.claim(self._turn, [each.device for each in commands if isinstance(each, Assign | Measure)])
+        self._turns.claim(self._turn, [each.device for each in commands if isinstance(each, Assign | Ask)])
         self._telling += 1
         super()._tell_all(commands)
         self._telling -= 1

@@ -10,12 +10,12 @@ from fleetlearn_coordinator.aggregation.evaluation_summary import summarise_eval
 from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds import commands
-from fleetlearn_coordinator.rounds.evaluation import SavedEvaluation
+from fleetlearn_coordinator.rounds.exchange import SavedExchange
 from fleetlearn_coordinator.storage import ledger
 from fleetlearn_coordinator.storage.ledger import LastEvaluation
 from fleetlearn_coordinator.storage.requests import Requests
 
-EvaluationCommand = commands.EvaluationOpened | commands.Measure | commands.MeasurementEnded | commands.EvaluationClosed
+EvaluationCommand = commands.ExchangeOpened | commands.Ask | commands.Unanswered | commands.ExchangeClosed
 
 
 def tier_of(check_in: CheckIn) -> str:
@@ -75,22 +75,22 @@ class EvaluationRecords:
     def row_of(self, command: EvaluationCommand, at: float) -> ledger.Row | None:
         """Return the row that a command writes. ``at``: Unix time."""
         match command:
-            case commands.EvaluationOpened(number, version):
+            case commands.ExchangeOpened(number, version):
                 self._given, self._results = {}, {}
                 self._answered, self._request = self._request or self._answered, None
                 return ledger.EvaluationBegun(number, version, self._answered, at)
-            case commands.Measure(device, task, number, again=again):
+            case commands.Ask(device, task, number, again=again):
                 if again:
                     return None
                 self._given[task] = self.tiers.get(device, "")
                 return ledger.MeasurementGiven(task, number, device, self._given[task])
-            case commands.MeasurementEnded(_, task, cause):
+            case commands.Unanswered(_, task, cause):
                 return ledger.MeasurementDropped(task, cause)
-            case commands.EvaluationClosed():
+            case commands.ExchangeClosed():
                 return self._close(command, at)
 
-    def _close(self, command: commands.EvaluationClosed, at: float) -> ledger.EvaluationEnded:
-        number, _, dropped, valid = command
+    def _close(self, command: commands.ExchangeClosed, at: float) -> ledger.EvaluationEnded:
+        number, _, dropped, valid = command[:4]
         results = [*self._results.values()]
         tiers = [self._given[task] for task in self._results]
         plan = self.plan
@@ -101,7 +101,7 @@ class EvaluationRecords:
         return ledger.EvaluationEnded(number, "valid" if valid else "invalid", summary, at)
 
 
-def saved(last: LastEvaluation) -> SavedEvaluation:
+def saved(last: LastEvaluation) -> SavedExchange:
     """Return what the engine is to know of the evaluation that an earlier process opened last."""
     leases, accepted, dropped = [], [], []
     for row in last.measurements:
@@ -111,4 +111,4 @@ def saved(last: LastEvaluation) -> SavedEvaluation:
             accepted.append((row.task, row.device))
         else:
             dropped.append((row.task, row.device, row.state))
-    return SavedEvaluation(last.number, last.version, last.is_open, leases, accepted, dropped)
+    return SavedExchange(last.number, last.version, last.is_open, leases, accepted, dropped)

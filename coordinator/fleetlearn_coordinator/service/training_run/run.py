@@ -17,21 +17,22 @@ from fleetlearn_protocol.messages import Evaluated, Report
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
+    Ask,
     Assign,
     CancelTask,
     Command,
     Commit,
     Ended,
-    EvaluationClosed,
-    EvaluationOpened,
+    ExchangeClosed,
+    ExchangeOpened,
     Finish,
-    Measure,
-    MeasurementEnded,
     Opened,
     Revived,
     SendAway,
+    Unanswered,
 )
 from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 from fleetlearn_coordinator.service.event_log import EventLog
@@ -132,7 +133,7 @@ class Run:
         last, names = store.ledger.last_evaluation(), rules.metrics
         self.evaluations = EvaluationRecords(plan, names, store.storage.requests, last)
         if last is not None:
-            self.engine.restore_evaluation(saved(last), now.engine)
+            self.engine.restore_exchange(EVALUATION, saved(last), now.engine)
         self.engine.evaluations.requested = self.evaluations.look_for_request()
         self.finished: str | None = None
         """Why training is over, or None."""
@@ -238,7 +239,7 @@ class Run:
 
     def save_measurement(self, device: str, message: Evaluated) -> None:
         """Make what a device measured durable. The caller then tells the device and calls
-        ``engine.count_measurement``."""
+        ``engine.count_answer``."""
         self.store.write([self.evaluations.result_row(message)])
         self.evaluations.keep(message)
         self.observers.tell([MeasurementSaved(device, message)])
@@ -247,8 +248,8 @@ class Run:
 
     def record(self, commands: Iterable[Command], now: Clocks, also: Iterable[Row] = ()) -> list[Command]:
         """Write what the commands change, in one batch. Returns those that the driver has to act on, in order:
-        ``Assign``, ``CancelTask``, ``SendAway``, ``Measure`` and ``Finish`` are for the devices to hear, ``Abandon``
-        ends a round; after ``EvaluationClosed`` comes ``end_evaluation``; ``Commit`` is to be begun
+        ``Assign``, ``CancelTask``, ``SendAway``, ``Ask`` and ``Finish`` are for the devices to hear, ``Abandon``
+        ends a round; after ``ExchangeClosed`` comes ``end_evaluation``; ``Commit`` is to be begun
         (``begin_commit``). ``also``: rows that are written with them."""
         heard: list[Command] = []
         rows: list[Row] = []
@@ -256,11 +257,11 @@ class Run:
         for command in commands:
             events.append(command)
             match command:
-                case EvaluationOpened() | Measure() | MeasurementEnded() | EvaluationClosed():
+                case ExchangeOpened() | Ask() | Unanswered() | ExchangeClosed():
                     if (row := self.evaluations.row_of(command, now.wall)) is not None:
                         rows.append(row)
-                    if isinstance(command, EvaluationClosed) and isinstance(row, EvaluationEnded):
-                        number, version, _, valid = command
+                    if isinstance(command, ExchangeClosed) and isinstance(row, EvaluationEnded):
+                        number, version, _, valid = command[:4]
                         events.append(EvaluationSummarised(number, version, valid, row.summary))
                     heard.append(command)
                 case Assign(device, task, number, again=again, version=version):
@@ -327,7 +328,7 @@ class Run:
         self.bytes_up = self.bytes_down = 0
         return summary
 
-    def end_evaluation(self, command: EvaluationClosed, now: Clocks) -> list[Command]:
+    def end_evaluation(self, command: ExchangeClosed, now: Clocks) -> list[Command]:
         """An evaluation was recorded: its metrics may stop the run. Returns the engine's next
         commands, as ``record`` does."""
         decides = command.valid and self.plan.stop.measured_by == "evaluation"
