@@ -24,11 +24,13 @@ from fleetlearn_protocol.vector import digest
 from honest_devices import HonestDevice
 from memory_storage import (
     SCHEME,
+    SLOW_SCHEME,
     MemoryBlobs,
     MemoryLedger,
     MemoryRequests,
     MemoryStorage,
     memory_storage,
+    slow_storage,
 )
 from peers import plan_text
 
@@ -59,6 +61,7 @@ PATIENCE = 60.0
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(find_storage.STORES, SCHEME, memory_storage)
+    monkeypatch.setitem(find_storage.STORES, SLOW_SCHEME, slow_storage)
     monkeypatch.setattr("memory_storage.STORED", {})
     monkeypatch.setattr(store, "SPOOL_FILES_HELD", 1)  # so that a round writes several sums
 
@@ -136,14 +139,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, bundle_path: Path) -> 
     return digest(read_model(plan.data_dir)[1])
 
 
+@pytest.mark.parametrize("scheme", [SCHEME, SLOW_SCHEME])
 @pytest.mark.parametrize("name", POINTS)
 def test_the_coordinator_killed_changes_nothing(
-    bundle_path: Path, undisturbed: str, name: str, monkeypatch: pytest.MonkeyPatch
+    bundle_path: Path, undisturbed: str, scheme: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one goes on from the store: the undisturbed run's model, bit for bit."""
     if name not in SMALL:
         monkeypatch.setattr(server, "LARGE_MODEL", 0)
-    plan = plan_of(f"{SCHEME}://run", bundle_path)
+    plan = plan_of(f"{scheme}://run", bundle_path)
     turn = 1 if name in FIRST else 2
     has_died = kill_at(monkeypatch, in_memory(POINTS[name]), turn, storage_of(plan))
     kills, devices = asyncio.run(train(plan, late=name.startswith("a sum ")))
@@ -177,14 +181,16 @@ def undisturbed_evaluation(tmp_path_factory: pytest.TempPathFactory, bundle_path
     return found
 
 
+@pytest.mark.parametrize("scheme", [SCHEME, SLOW_SCHEME])
 @pytest.mark.parametrize("name", EVALUATION)
 def test_the_coordinator_killed_in_an_evaluation_changes_nothing(
     bundle_path: Path,
     undisturbed_evaluation: tuple[str, list[Any]],
+    scheme: str,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plan = plan_of(f"{SCHEME}://run", bundle_path, **MEASURED)
+    plan = plan_of(f"{scheme}://run", bundle_path, **MEASURED)
     kill_at(monkeypatch, in_memory(EVALUATION[name]), 2, storage_of(plan))
     assert asyncio.run(train(plan))[0] == 1
     assert evaluated(plan) == undisturbed_evaluation
@@ -215,14 +221,16 @@ def undisturbed_roll_back(tmp_path_factory: pytest.TempPathFactory, bundle_path:
     return found
 
 
+@pytest.mark.parametrize("scheme", [SCHEME, SLOW_SCHEME])
 @pytest.mark.parametrize("name", ROLL_BACK)
 def test_the_coordinator_killed_in_a_roll_back_changes_nothing(
     bundle_path: Path,
     undisturbed_roll_back: tuple[str, list[Any]],
+    scheme: str,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plan = roll_back(f"{SCHEME}://run", bundle_path)
+    plan = roll_back(f"{scheme}://run", bundle_path)
     kill_at(monkeypatch, in_memory(ROLL_BACK[name]), 1, storage_of(plan))
     assert asyncio.run(train(plan))[0] == 1
     assert rolled_back(plan) == undisturbed_roll_back

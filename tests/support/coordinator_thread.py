@@ -71,7 +71,11 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
             task.cancel()
         with suppress(KilledError):  # it went on for a step, and asked the store for something
             loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-    loop.run_until_complete(loop.shutdown_default_executor())
+    is_shut = False
+    while not is_shut:
+        with suppress(KilledError):  # the thread of a slow store has died too, and says so
+            loop.run_until_complete(loop.shutdown_default_executor())
+            is_shut = True
     loop.close()
 
 

@@ -9,6 +9,7 @@ the lock is free.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -56,7 +57,7 @@ from fleetlearn_protocol.stored_report import read_report
 from fleetlearn_protocol.vector import checksum, digest
 from numpy.typing import NDArray
 
-SCHEME = "memory"
+SCHEME, SLOW_SCHEME = "memory", "slow-memory"
 STORED: dict[str, MemoryStorage] = {}
 """URL -> its storage."""
 
@@ -141,8 +142,15 @@ class Contents:
 class MemoryStorage:
     """``RunStorage`` in memory. Its parts may be used in any thread."""
 
-    def __init__(self, where: str) -> None:
-        self.where = where
+    def __init__(self, where: str, latency: float | None = None) -> None:
+        """``latency``: seconds that a batch takes at least, as in a store that is elsewhere. None:
+        the ledger is not slow."""
+        self.where, self.latency = where, latency
+        self.may_write = threading.Event()
+        """While this is not set, no batch is written."""
+        self.may_write.set()
+        self.batches: list[list[Row]] = []
+        """All batches that were written."""
         self.contents = Contents()
         self.models: StoredModels = MemoryModels(self)
         self.requests: Requests = MemoryRequests(self)
@@ -191,6 +199,11 @@ class MemoryStorage:
 def memory_storage(url: str) -> MemoryStorage:
     """Return the storage of a URL, for ``find_storage.STORES``."""
     return STORED.setdefault(url, MemoryStorage(url))
+
+
+def slow_storage(url: str) -> MemoryStorage:
+    """The same, of a ledger that is slow. Tests may change its latency."""
+    return STORED.setdefault(url, MemoryStorage(url, 0.001))
 
 
 class MemoryRequests:
@@ -486,7 +499,7 @@ class MemoryLedger(Reads):
 
     def __init__(self, storage: MemoryStorage) -> None:
         self._storage, self._holder = storage, storage.holder
-        self.where = "its ledger"
+        self.where, self.is_slow = "its ledger", storage.latency is not None
 
     @property
     def is_new(self) -> bool:
@@ -511,10 +524,14 @@ class MemoryLedger(Reads):
         self._contents.tables = Tables(metadata={**values})
 
     def write(self, rows: Sequence[Row]) -> None:
+        if self._storage.latency is not None:
+            assert self._storage.may_write.wait(20), "nobody let the batch be written"
+            time.sleep(self._storage.latency)
         draft = self._now().copy()
         for row in rows:
             self._write(draft, row)
         self._contents.tables = draft
+        self._storage.batches.append([*rows])
 
     def _write(self, tables: Tables, row: Row) -> None:
         changed = partial(_change, tables.tasks)

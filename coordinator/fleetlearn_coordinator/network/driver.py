@@ -12,10 +12,11 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetlearn_protocol.errors import in_words
+from fleetlearn_protocol.errors import ProtocolError, in_words
 from fleetlearn_protocol.messages import (
     CheckIn,
     ComeBack,
@@ -46,6 +47,7 @@ from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network.connection import DeviceConnection
 from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
 from fleetlearn_coordinator.network.gate import confirmed
+from fleetlearn_coordinator.network.output_gate import OutputGate
 from fleetlearn_coordinator.network.peer_log import ConnectionLog, say_seldom
 from fleetlearn_coordinator.network.transfers.contents import Contents, StoredContent
 from fleetlearn_coordinator.network.transfers.contents import FramedContent as Served
@@ -90,6 +92,8 @@ class Shared:
     connections: set[ConnectionDriver] = field(default_factory=set)
     devices: dict[str, ConnectionDriver] = field(default_factory=dict)
     """Device -> the driver of its connection, once it has checked in."""
+    gate: OutputGate = field(default_factory=OutputGate)
+    """Holds back what is sent until what it promises is stored."""
     ended: bool = False
     """Nothing more may be done: the host is being closed, or an error left its only run's memory and disk different."""
 
@@ -225,20 +229,44 @@ class ConnectionDriver:
             case Allow(messages, download, upload):
                 self.connection.allow(messages, download, upload)
             case StartDownload():
-                self._start_download(effect)
+                self._in_order(partial(self._start_download, effect))
             case StopDownload():
-                self._stop_download()
+                self._in_order(self._stop_download)
             case CloseConnection(code, reason):
-                self.connection.close(code, reason)
+                self._in_order(partial(self.connection.close, code, reason))
             case End(reason):
-                self.connection.end(1008, reason)
+                self._in_order(partial(self.connection.end, 1008, reason))
             case LogNote(text, warning, seldom=True):
                 say_seldom(self._who(), text, logging.WARNING if warning else logging.INFO)
             case LogNote(text, warning):
                 self.log(text, logging.WARNING if warning else logging.INFO)
 
+    def _in_order(self, action: Callable[[], object]) -> None:
+        """Do what the device notices: at once, or once what was decided before is stored."""
+        gate = self._shared.gate
+        if gate.is_open:
+            action()
+        else:
+            gate.hold(partial(self._unless_closed, action))
+
+    def _unless_closed(self, action: Callable[[], object]) -> None:
+        if self not in self._shared.connections:
+            return
+        try:
+            action()
+        except Exception as error:
+            self._shared.failed(error)
+
     def send(self, message: FromCoordinator) -> None:
-        """Send a control message. A peer that lets more than WRITE_LIMIT bytes pile up is cut off."""
+        """Send a control message, once what was decided before is stored."""
+        if self._shared.gate.is_open:
+            self._send(message)
+        else:
+            self._in_order(partial(self._send, message))
+
+    def _send(self, message: FromCoordinator) -> None:
+        """Send a control message now. A peer that lets more than WRITE_LIMIT bytes pile up is cut
+        off."""
         if isinstance(message, ComeBack):
             self.connection.sent_away = message.reason
         if self._signer is not None and isinstance(message, Task | Evaluate):
@@ -294,10 +322,15 @@ class ConnectionDriver:
 
     def _start_download(self, start: StartDownload) -> None:
         device = self.conversation.device
-        assert device is not None
+        if device is None:  # it has connected again while this was held back
+            return
         assert self.run is not None
+        try:
+            content = self.run.contents.find(start.sha256, start.offset)
+        except ProtocolError as error:  # it is served no more since it was asked for
+            self.conversation.withdrawn(start.sha256, error.text)
+            return
         download = self.download = Download(device, start.sha256, self.connection.transport)
-        content = self.run.contents.find(start.sha256, start.offset)
         download.task = self._loop.create_task(self._send_content(download, content, start, self.run.port))
 
     def _stop_download(self) -> None:
@@ -320,7 +353,7 @@ class ConnectionDriver:
         try:
             await self._wait_for_budget(download, start.size - start.offset)
             await self._take_turn(download, port)
-            self.send(Content(content.transfer, start.sha256, start.size, start.offset))
+            self._send(Content(content.transfer, start.sha256, start.size, start.offset))
             for frame in content.frames(start.offset):
                 if connection.paused:
                     await self._drain()

@@ -104,9 +104,16 @@ class HostedRun:
     def begin(self, heard: Sequence[Command]) -> None:
         """Serve the run. ``heard``: what ``Run.resume`` returned."""
         self.server.run.roll_backs.log_last()
+        loop, gate = self.server.loop, self.server.host.shared.gate
+        self._store.write_beside(loop.call_soon_threadsafe, gate.begin, self._cannot_write)
         self.server.start(heard)
         if self._held_out is not None:
             self._measuring = self.server.loop.create_task(self._measure(self._held_out))
+
+    def _cannot_write(self, error: BaseException) -> None:
+        if not isinstance(error, Exception):
+            raise error
+        self.server.fail(error)
 
     def listens_at(self, address: str) -> None:
         """Devices connect to this URL."""
@@ -121,6 +128,8 @@ class HostedRun:
         failed = self.server.done.done() and self.server.done.exception() is not None
         with suppress(FleetError) if failed else nullcontext():  # the first error says why: such as a full disk
             self.record(ended=True)
+            if not self._store.is_safe:
+                await asyncio.to_thread(self._store.wait_until_safe)
         self.server.end()  # an alarm may still be set, and devices still talk
 
     def close(self) -> None:

@@ -110,8 +110,11 @@ Observer: TypeAlias = Callable[[Sequence[RunEvent]], None]
 class Observers:
     """Who is told what happens in one run."""
 
-    def __init__(self) -> None:
+    def __init__(self, when_safe: Callable[[Callable[[], None]], None] = lambda tell: tell()) -> None:
+        """``when_safe``: calls something once all that was recorded so far is durable
+        (``Store.when_safe``)."""
         self._observers: list[Observer] = []
+        self._when_safe = when_safe
 
     def add(self, observer: Observer) -> None:
         """Tell this observer what happens from now on. It is called after those added before."""
@@ -120,8 +123,10 @@ class Observers:
     def tell(self, events: Sequence[RunEvent]) -> None:
         """Tell all observers. One that raises is removed, with an error in the log: the run does not
         depend on who watches it."""
-        if not events:
-            return
+        if events:
+            self._when_safe(lambda: self._tell(events))
+
+    def _tell(self, events: Sequence[RunEvent]) -> None:
         for observer in list(self._observers):
             try:
                 observer(events)

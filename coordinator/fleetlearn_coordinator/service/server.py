@@ -288,6 +288,20 @@ class RunServer:
                 self._tell_all(commands)
         elif self._working is None or self._working.done():
             self._working = self.loop.create_task(self._work_in_thread())
+        self._go_on_when_safe()
+
+    def _go_on_when_safe(self) -> None:
+        """What waits for rows to be safe is done then."""
+        if not self.run.store.may_replace_bytes:
+            self.run.store.when_safe(self._do_work_when_safe)
+
+    def _do_work_when_safe(self) -> None:
+        if self.ended or self.done.done():
+            return
+        try:
+            self._do_work()
+        except Exception as error:
+            self.fail(error)
 
     async def _work_in_thread(self) -> None:
         """Do one thing after the other. What a stop leaves undone, the next start does."""
@@ -298,6 +312,8 @@ class RunServer:
                     break
                 self._tell_all(next_work.end(result, self.now()))
                 self.host.grant()
+            self._working = None
+            self._go_on_when_safe()
         except Exception as error:
             self.fail(error)
 
@@ -350,7 +366,11 @@ class RunServer:
             return
         if self.run.roll_backs.look(time.time()):
             self._do_work()
-        if self.run.evaluations.look_for_request():
+        # A request is removed once the rows that answer it are safe.
+        self.run.store.when_safe(self._look_for_evaluation)
+
+    def _look_for_evaluation(self) -> None:
+        if not self.done.done() and self.run.evaluations.look_for_request():
             now = self.clock.now()
             self._carry_out(self.engine.request_exchange(EVALUATION, now), now)
 

@@ -85,7 +85,8 @@ class AggregatorSaved(NamedTuple):
     """CRC-32 of that file's bytes."""
     tasks: Sequence[str]
     layout: str
-    """What the file holds, for ``Store.load_aggregator``: which tensors there are depends on the updates."""
+    """What the file holds, for ``Store.load_aggregator``: which tensors there are depends on the
+    updates."""
 
 
 class ModelMade(NamedTuple):
@@ -295,6 +296,10 @@ class Ledger(Protocol):
 
     where: str
     """Its name in the run's storage, for messages to people."""
+    is_slow: bool
+    """Whether a batch may take so long, such as over a network, that the event loop must not wait
+    for it. ``write`` is then called in a thread of its own, and everything else in another; never
+    two calls at a time."""
     restore_advice: str
     """What to do where it is lost, for people: a sentence that says what to put back from a
     backup."""

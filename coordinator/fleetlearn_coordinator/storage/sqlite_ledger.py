@@ -90,6 +90,8 @@ MIGRATIONS = {
 class SqliteLedger:
     """``Ledger`` in one SQLite database."""
 
+    is_slow = False
+
     def __init__(self, path: Path, *, power: bool = False, any_thread: bool = False) -> None:
         """Open the database. ``any_thread``: as for ``connect``. Raises StoreError where a newer version made it or its
         log is damaged, and as every method StoreUnavailableError."""

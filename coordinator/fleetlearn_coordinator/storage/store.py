@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from secrets import token_hex
 from typing import Any
 
@@ -23,6 +24,7 @@ from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.vector import Vector, checksum
 from numpy.typing import NDArray
 
+from fleetlearn_coordinator.storage.batch_writer import BatchWriter
 from fleetlearn_coordinator.storage.blobs import PARAMETERS, Blobs, Tensors
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.find_storage import find_storage
@@ -52,8 +54,13 @@ class Store:
 
     def __init__(self, storage: RunStorage, ledger: Ledger, blobs: Blobs, resources: ExitStack) -> None:
         """Made by ``open_store``. ``resources`` are closed with it."""
-        self.storage, self.ledger, self.blobs = storage, ledger, blobs
+        self.storage, self.blobs, self._ledger = storage, blobs, ledger
         self._resources = resources
+        self._writer: BatchWriter | None = None
+        """Writes a slow ledger's batches while the run is served. None: each is written at once."""
+        self._bytes_changed = 0
+        """The number of the last batch that changed which models or sums count."""
+        self._begun: Callable[[], Callable[[], None]] = lambda: lambda: None
         self.run: str = ledger.get("run")
         """The run's name: random, so that no other run has it."""
         self._held: dict[str, int] = {}
@@ -62,11 +69,74 @@ class Store:
         """Accepted task of a round that is not open yet -> that round, and its spool file."""
 
     def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
         self._resources.close()
 
+    # --- when rows are safe ---
+
+    def write_beside(
+        self,
+        call: Callable[[Callable[[], None]], object],
+        begun: Callable[[], Callable[[], None]],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """From now on let no batch of a slow ledger keep the caller waiting. Harmless where the
+        ledger is not slow.
+
+        ``call``, ``failed``: as for ``BatchWriter``. ``begun``: called when a batch is to be
+        written; what it returns is called once the batch is safe. What a batch promises is told
+        after that.
+        """
+        if self._ledger.is_slow:
+            self._begun = begun
+            self._writer = BatchWriter(self._ledger.write, call, failed)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger, to be read. Where batches are still to be written, this waits for them."""
+        if self._writer is not None:
+            self._writer.wait()
+        return self._ledger
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether all rows so far are safe, and what was to be done then is done."""
+        return self._writer is None or self._writer.is_safe
+
+    @property
+    def may_replace_bytes(self) -> bool:
+        """Whether a sum may be saved or models dropped: rows that are safe do not need them any
+        more."""
+        return self._writer is None or self._writer.safe >= self._bytes_changed
+
+    def when_safe(self, action: Callable[[], None]) -> None:
+        """Do this once all rows so far are safe: now, where they are. It is not done if that
+        fails."""
+        if self._writer is None:
+            action()
+        else:
+            self._writer.when_safe(action)
+
+    def wait_until_safe(self) -> None:
+        """Wait until all rows so far are safe. Safe to call in any thread. Raises what writing them
+        ended with."""
+        if self._writer is not None:
+            self._writer.wait()
+
+    def _write(self, rows: Sequence[Row]) -> None:
+        if self._writer is None:
+            self._ledger.write(rows)
+        else:
+            number = self._writer.submit(rows)
+            self._writer.when_safe(self._begun())
+            if any(isinstance(row, AggregatorSaved | ModelMade | RoundClosed) for row in rows):
+                self._bytes_changed = number
+
     def write(self, rows: Sequence[Row]) -> None:
-        """Write one batch of rows: all of them count, or none."""
-        self.ledger.write(rows)
+        """Write one batch of rows: all of them count, or none. They are safe when this returns, or
+        later (``when_safe``)."""
+        self._write(rows)
         for row in rows:
             if type(row) is RoundClosed:
                 self._free_held()
@@ -77,11 +147,11 @@ class Store:
     # --- updates ---
 
     def record_report(self, accepted: ReportAccepted, early: int | None = None, also: Sequence[Row] = ()) -> None:
-        """Make the report and its update durable: from here on they survive this process.
+        """Make the report and its update durable: once it is safe they survive this process.
         ``early``: the round that it counts for, if that is not open yet. ``also``: rows that count
         with it."""
         self.blobs.settle_spool_file(accepted.spool_file)
-        self.ledger.write([accepted, *also])
+        self._write([accepted, *also])
         self._hold(accepted.report.task, accepted.spool_file, early)
 
     def _hold(self, task: str, spool_file: int, early: int | None) -> None:
@@ -93,8 +163,8 @@ class Store:
     @property
     def must_save_aggregator(self) -> bool:
         """Whether SPOOL_FILES_HELD accepted updates are in spool files, so that the state must be
-        saved now."""
-        return len(self._held) >= SPOOL_FILES_HELD
+        saved now. Not while the last saved one may not be what counts: it must stay whole."""
+        return len(self._held) >= SPOOL_FILES_HELD and self.may_replace_bytes
 
     def begin_save(self, tensors: Tensors) -> Callable[[], AggregatorSaved]:
         """Return the work of writing the aggregator's state, which contains all updates that are
@@ -113,9 +183,8 @@ class Store:
         that it contains."""
         if not self._held.keys() >= set(saved.tasks):
             return  # their round was closed meanwhile, and their files are free
-        self.ledger.write([saved])
-        for task in saved.tasks:
-            self.blobs.free_spool_file(self._held.pop(task))
+        self._write([saved])
+        self._free([self._held.pop(task) for task in saved.tasks])
 
     def load_aggregator(self, first_version: Tensors) -> dict[str, NDArray[Any]] | None:
         """Return the open round's aggregator state as it was last saved, as flat tensors by name;
@@ -150,15 +219,18 @@ class Store:
         return update
 
     def _free_held(self) -> None:
-        for spool_file in self._held.values():
-            self.blobs.free_spool_file(spool_file)
+        self._free([*self._held.values()])
         self._held.clear()
+
+    def _free(self, spool_files: Iterable[int]) -> None:
+        """Let these files be used again once the rows say that their bytes are not needed."""
+        for spool_file in spool_files:
+            self.when_safe(partial(self.blobs.free_spool_file, spool_file))
 
     def give_up_early(self) -> None:
         """Free the spool files of all reports that came before their round: the ledger says that
         they do not count."""
-        for _, spool_file in self._early.values():
-            self.blobs.free_spool_file(spool_file)
+        self._free([spool_file for _, spool_file in self._early.values()])
         self._early.clear()
 
     # --- the open round of an earlier process ---

@@ -90,7 +90,8 @@ class RoundWork:
             return BackgroundWork(restore, partial(self._end_roll_back, roll_back.request))
         if (add := self.reports.next_to_add()) is not None:
             return BackgroundWork(add, lambda added, now: [])
-        if self._to_commit is not None:
+        # The model before must count first: making this one drops older ones.
+        if self._to_commit is not None and self.store.may_replace_bytes:
             make, self._to_commit = self._to_commit, None
             return BackgroundWork(make, self._end_commit)
         if self.store.must_save_aggregator and not self.reports.keeps_updates:

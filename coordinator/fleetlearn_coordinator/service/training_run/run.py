@@ -85,7 +85,7 @@ class Run:
         """``heartbeat``: seconds between a device's signs of life. ``log``: what names the run, one
         of several."""
         self.plan, self.bundle, self.store, self.log = plan, bundle, store, log or RunLog()
-        self.observers = Observers()
+        self.observers = Observers(store.when_safe)
         """Who is told what happens."""
         self.observers.add(EventLog(self.log, plan))
         plan.check_against(bundle.manifest)
