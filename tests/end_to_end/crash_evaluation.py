@@ -37,7 +37,7 @@ def batch(kind: type, *, after: bool) -> Point:
 
 
 COORDINATOR: dict[str, Point] = {
-    "a model is committed and its evaluation is not opened": Point(Engine, "_begin_evaluation", False),
+    "a model is committed and its evaluation is not opened": Point(Engine, "_begin_exchanges", False),
     "an evaluation is decided but not recorded": batch(EvaluationBegun, after=False),
     "an evaluation is recorded and nobody told": batch(EvaluationBegun, after=True),
     "a measurement is given but not sent": batch(MeasurementGiven, after=True),
