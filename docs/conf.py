@@ -42,6 +42,8 @@ autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
+# By their names: what NumPy takes for an array, written out, is five lines.
+autodoc_type_aliases = {name: name for name in ("ArrayLike", "Batch", "Vector")}
 python_maximum_signature_line_length = 100
 python_use_unqualified_type_names = True
 
@@ -53,6 +55,7 @@ html_extra_path = ["front"]  # index.html, which leads to docs/index.html
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 
+ALIAS = re.compile(r"TypeAliasForwardRef\('(\w+)'\)")
 LISTED = re.compile(r"^- \[([^\]]+)\]\(([\w./-]+)\.md\)", re.MULTILINE)
 
 
@@ -78,14 +81,22 @@ def read_arguments(_: Sphinx, what: str, _name: str, _object: object, _options: 
         lines.clear()  # what Python itself says of a named tuple's field
 
 
-def hide_fields(_: Sphinx, what: str, _name: str, of: object, *_rest: object) -> tuple[str, None] | None:
-    """Leave out the signature of classes that are nothing but fields: each field has a line of its own."""
-    fields = getattr(of, "__struct_fields__", None) or getattr(of, "_fields", None)
-    return ("", None) if what == "class" and fields else None
+def plain_signature(
+    _: Sphinx, what: str, _name: str, of: object, _options: object, signature: str | None, returned: str | None
+) -> tuple[str, str | None] | None:
+    """Leave out the signature of classes that are nothing but fields: each field has a line of its own.
+
+    In others, show aliases by their names alone.
+    """
+    if what == "class" and (getattr(of, "__struct_fields__", None) or getattr(of, "_fields", None)):
+        return "", None
+    if not signature:
+        return None
+    return ALIAS.sub(r"\1", signature), returned and ALIAS.sub(r"\1", returned)
 
 
 def setup(app: Sphinx) -> None:
     app.add_lexer("mermaid", TextLexer)  # diagrams are drawn by hosts of repositories; here they are shown as written
     app.connect("source-read", add_table_of_contents)
     app.connect("autodoc-process-docstring", read_arguments)
-    app.connect("autodoc-process-signature", hide_fields)
+    app.connect("autodoc-process-signature", plain_signature)
