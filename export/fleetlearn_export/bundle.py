@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from itertools import accumulate
@@ -35,16 +35,17 @@ from fleetlearn_protocol.paths import in_home
 from safetensors.numpy import save as save_safetensors
 from torch import Tensor, nn
 
-from fleetlearn_export.checked_graphs import evaluation_graphs, training_graphs
+from fleetlearn_export.checked_graphs import CheckedGraphs, evaluation_graphs, training_graphs
 from fleetlearn_export.checks.graph_checks import check_infer
 from fleetlearn_export.checks.memory import give_back_freed_memory
+from fleetlearn_export.checks.training_comparison import CheckedStep
 from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.feature_graphs import feature_graphs
+from fleetlearn_export.export_settings import ExportSettings
+from fleetlearn_export.feature_graphs import FeatureGraphs, feature_graphs
 from fleetlearn_export.graphs.conversion import IR_VERSION, OPSET
 from fleetlearn_export.graphs.frozen_file import with_frozen_file, write_safetensors
-from fleetlearn_export.graphs.half_precision import Compute, check_compute
-from fleetlearn_export.graphs.train_many import check_many_settings
+from fleetlearn_export.graphs.half_precision import Compute
 from fleetlearn_export.inspection.memory_budget import memory_budget
 from fleetlearn_export.model.arguments import array_row
 from fleetlearn_export.model.checked_user_model import make_user_model
@@ -55,7 +56,7 @@ from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
 from fleetlearn_export.model.user_model import UserModel, evaluation_mode, training_mode
-from fleetlearn_export.ort_training.artifacts import make_artifacts
+from fleetlearn_export.ort_training.artifacts import Artifacts, make_artifacts
 
 
 class Exported(NamedTuple):
@@ -175,43 +176,33 @@ def export_bundle(
     Raises ExportError; the text names the operator or parameter, its location in the user's code, and what to do.
     """
     target = _checked_target(path)
-    check_many_settings(many)
-    budget = memory_budget(memory, batch)
-    if compute != "float32":
-        others = {"many": many, "memory": memory, "cache_features": cache_features or None}
-        check_compute(compute, step, [name for name, value in others.items() if value is not None])
-    if cache_features and train is None:
-        raise ExportError(
-            "cache_features needs train=, which keeps frozen modules in evaluation mode. To train what has "
-            "requires_grad, give train=lambda name, value: value.requires_grad"
-        )
+    settings = ExportSettings(
+        step=step if step is not None else LocalStep(),
+        features=features,
+        hyper=hyper,
+        personal=personal,
+        state=state,
+        kept=kept,
+        train=train,
+        frozen=frozen,
+        cache_features=cache_features,
+        many=many,
+        budget=memory_budget(memory, batch),
+        compute=compute,
+        progress=progress,
+    )
+    settings.check()
     with ExitStack() as changed:
+        # What is entered here lasts to the end: the model is then as it was before the export.
         changed.enter_context(fine_tuning(model, train))
         user = make_user_model(model, loss, example, dict(metrics or {}), names, targets, features)
         changed.enter_context(freezing(model, user.without_gradient))
         unrounded = changed.enter_context(rounded(model, frozen))
         elements = sum(value.numel() for value in model.parameters() if not value.requires_grad)
-        constants = Constants() if elements else None
+        settings = settings._replace(constants=Constants() if elements else None)
         outputs, left_out = _outputs(user)
         user = user._replace(outputs_left_out=left_out)
-        with training_mode(model):
-            progress("tracing the model")
-            chosen = step if step is not None else LocalStep()
-            train_step = make_train_step(
-                user,
-                chosen,
-                features=features,
-                personal=personal,
-                state=state,
-                kept=kept,
-                hyper=hyper,
-                scaled=compute == "float16",
-            )
-            training, checked = training_graphs(
-                user, train_step, features, frozen, many, budget, cache_features, compute, constants, progress
-            )
-            progress("making ONNX Runtime's own training artifacts")
-            artifacts = make_artifacts(user, train_step)
+        train_step, training, checked, artifacts = _training(user, settings)
         # Parameters after the check's steps, with which infer.onnx is checked.
         after_steps = changed.enter_context(on_disk())
         for row, value in checked.values.items():
@@ -221,26 +212,16 @@ def export_bundle(
         folder = Path(changed.enter_context(TemporaryDirectory(prefix="fleetlearn-export-")))
         infer = folder / "infer.onnx"
         with evaluation_mode(model):
-            evaluation = evaluation_graphs(
-                user, train_step, outputs, frozen, cache_features, constants, infer, progress
-            )
+            evaluation = evaluation_graphs(user, train_step, outputs, infer, settings)
         rows = zip(user.batch.items(), training.ranges, strict=True)
         table = tuple(array_row(row, value, found) for (row, value), found in rows)
         cached = None
         if training.found is not None and evaluation.evaluation is not None:
             whole = evaluation.evaluation
-            cached = feature_graphs(
-                user, train_step, training.found, whole, table, features, frozen, constants, progress
-            )
+            cached = feature_graphs(user, train_step, training.found, whole, table, settings)
 
-        files = {**training.files, **evaluation.files, **artifacts.files, **(cached.files if cached else {})}
-        if any(bool(value.any()) for value in train_step.state.values()):
-            files[STATE] = save_safetensors({row: value.numpy() for row, value in train_step.state.items()})
-        written: dict[str, bytes | Path] = {**files}
-        if constants is not None:
-            known = names_of_constants(model, frozen)
-            written = with_frozen_file(files, constants, known, folder / "frozen")
-        written |= {INFER: infer, PARAMETERS: write_safetensors(train_step.values, folder / "parameters")}
+        written = _files(user, train_step, settings, folder, [training, evaluation, artifacts, cached])
+        written[INFER] = infer
         manifest = _manifest(
             name or target.stem, user, train_step, table, outputs, many, FROZEN in written, evaluation.infer_offsets
         )
@@ -248,38 +229,98 @@ def export_bundle(
             manifest = msgspec.structs.replace(manifest, features=cached.table)
         if compute == "float16":
             manifest = msgspec.structs.replace(manifest, compute=compute)
-        temporary = _name_beside(target, "part")
-        try:
-            bundle = open_bundle(write_bundle(temporary, manifest, written))
-            with_steps = shutil.copyfile(temporary / INFER, infer)
-            with with_steps.open("r+b") as stream:
-                for row, place in evaluation.infer_offsets.items():
-                    stream.seek(place)
-                    stream.write(after_steps[row].numpy().data)
-            give_back_freed_memory()
-            with evaluation_mode(model):
-                difference = check_infer(user, with_steps, after_steps)
-            _publish(temporary, target)
-        except BundleError as error:
-            raise ExportError(f"the bundle does not fit its own format: {error}") from error
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        difference = max(difference, training.difference, evaluation.difference, cached.difference if cached else 0.0)
-        effect = effect_of_rounding(user, unrounded)
-        by_pytorch = {**training.by_pytorch, **evaluation.by_pytorch}
-        bundle = bundle._replace(path=target)
+        bundle, difference = _publish_checked(target, manifest, written, user, evaluation.infer_offsets, after_steps)
         return Exported(
             bundle,
-            difference,
+            max(
+                difference,
+                training.difference,
+                evaluation.difference,
+                cached.difference if cached else 0.0,
+            ),
             checked.batch_of_one,
             artifacts.reason,
             elements,
-            by_pytorch,
-            effect,
+            {**training.by_pytorch, **evaluation.by_pytorch},
+            effect_of_rounding(user, unrounded),
             training.operators,
             user.without_gradient,
             left_out,
         )
+
+
+def _training(user: UserModel, settings: ExportSettings) -> tuple[TrainStep, CheckedGraphs, CheckedStep, Artifacts]:
+    """Make the training step, its graphs, and ONNX Runtime's own artifacts for it. Raises ExportError."""
+    with training_mode(user.model):
+        settings.progress("tracing the model")
+        step = make_train_step(
+            user,
+            settings.step,
+            features=settings.features,
+            personal=settings.personal,
+            state=settings.state,
+            kept=settings.kept,
+            hyper=settings.hyper,
+            scaled=settings.compute == "float16",
+        )
+        training, checked = training_graphs(user, step, settings)
+        settings.progress("making ONNX Runtime's own training artifacts")
+        return step, training, checked, make_artifacts(user, step)
+
+
+def _files(
+    user: UserModel,
+    step: TrainStep,
+    settings: ExportSettings,
+    folder: Path,
+    made: Iterable[CheckedGraphs | Artifacts | FeatureGraphs | None],
+) -> dict[str, bytes | Path]:
+    """Return the bundle's files, except infer.onnx and the manifest: name -> bytes, or a file in ``folder``."""
+    files: dict[str, bytes] = {}
+    for row in made:
+        files |= row.files if row is not None else {}
+    if any(bool(value.any()) for value in step.state.values()):
+        files[STATE] = save_safetensors({row: value.numpy() for row, value in step.state.items()})
+    written: dict[str, bytes | Path] = {**files}
+    if settings.constants is not None:
+        known = names_of_constants(user.model, settings.frozen)
+        written = with_frozen_file(files, settings.constants, known, folder / "frozen")
+    written[PARAMETERS] = write_safetensors(step.values, folder / "parameters")
+    return written
+
+
+def _publish_checked(
+    target: Path,
+    manifest: Manifest,
+    files: Mapping[str, bytes | Path],
+    user: UserModel,
+    infer_offsets: Mapping[str, int],
+    after_steps: Mapping[str, Tensor],
+) -> tuple[Bundle, float]:
+    """Write the bundle beside its place, check infer.onnx, and put the folder in its place.
+
+    after_steps: parameters with which infer.onnx is checked. Returns the bundle, and the largest
+    difference of infer.onnx from PyTorch. Raises ExportError, and then leaves what was there.
+    """
+    temporary = _name_beside(target, "part")
+    infer = files[INFER]
+    assert isinstance(infer, Path)
+    try:
+        bundle = open_bundle(write_bundle(temporary, manifest, files))
+        with_steps = shutil.copyfile(temporary / INFER, infer)
+        with with_steps.open("r+b") as stream:
+            for row, place in infer_offsets.items():
+                stream.seek(place)
+                stream.write(after_steps[row].numpy().data)
+        give_back_freed_memory()
+        with evaluation_mode(user.model):
+            difference = check_infer(user, with_steps, after_steps)
+        _publish(temporary, target)
+    except BundleError as error:
+        raise ExportError(f"the bundle does not fit its own format: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return bundle._replace(path=target), difference
 
 
 def _manifest(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import onnx
 import torch
-from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN, TRAIN_MANY, Input, TrainMany
+from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN, TRAIN_MANY, Input
 from torch import nn
 
 from fleetlearn_export.checks.block_check import check_many
@@ -25,20 +25,21 @@ from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.emission.emitter import EmissionError
 from fleetlearn_export.emission.functional import without_writes
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.export_settings import ExportSettings
 from fleetlearn_export.feature_graphs import FoundFeatures, find_features
 from fleetlearn_export.graphs.batch_norm_folding import fold_batch_norms
 from fleetlearn_export.graphs.coded_weights import code_weights
 from fleetlearn_export.graphs.conversion import check_standard, copied, serialised, to_onnx, write_with_parameters
 from fleetlearn_export.graphs.emitted import Emitted, emitted, part, written
-from fleetlearn_export.graphs.half_precision import Compute, in_float32, with_every_rounding, with_half_products
+from fleetlearn_export.graphs.half_precision import in_float32, with_every_rounding, with_half_products
 from fleetlearn_export.graphs.micro_batches import part_size
 from fleetlearn_export.graphs.scattered_sums import scatter_into_sums
 from fleetlearn_export.graphs.small_vectors import put_vectors_together
 from fleetlearn_export.graphs.train_many import many_program, skip_selection_when_all_steps_done, trace_many
-from fleetlearn_export.inspection.memory_budget import Budget, train_elements, within_budget
+from fleetlearn_export.inspection.memory_budget import train_elements, within_budget
 from fleetlearn_export.model.arguments import IndexRange
 from fleetlearn_export.model.frozen_weights import Stored
-from fleetlearn_export.model.steps import Function, Tensors
+from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.model.user_model import UserModel
 from fleetlearn_export.tracing.decompositions import Decompositions, inference_decompositions, training_decompositions
@@ -81,22 +82,10 @@ class CheckedGraphs(NamedTuple):
     """Of the evaluation graphs: where each parameter's bytes begin in infer.onnx."""
 
 
-def training_graphs(
-    user: UserModel,
-    step: TrainStep,
-    features: Function | None,
-    frozen: Stored,
-    many: TrainMany | None,
-    budget: Budget | None,
-    cache_features: bool,
-    compute: Compute,
-    constants: Constants | None,
-    progress: Callable[[str], None],
-) -> tuple[CheckedGraphs, CheckedStep]:
-    """Make train.onnx, and train_many.onnx if asked for. The model is in training mode.
-
-    constants: gets the large ones; unless given the graphs have them. Raises ExportError.
-    """
+def training_graphs(user: UserModel, step: TrainStep, settings: ExportSettings) -> tuple[CheckedGraphs, CheckedStep]:
+    """Make train.onnx, and train_many.onnx if asked for. The model is in training mode. Raises ExportError."""
+    features, constants, progress = settings.features, settings.constants, settings.progress
+    budget, compute, many = settings.budget, settings.compute, settings.many
     located = cache(partial(export_loss, user))
     progress("converting the training step to ONNX")
     program = cache(lambda: train_program(step, located()))
@@ -111,13 +100,13 @@ def training_graphs(
     ranges = index_ranges(step_graph, step.inputs())
     graph = scatter_into_sums(fold_batch_norms(graph, constants))
     found = None
-    if cache_features:
+    if settings.cache_features:
         progress("looking for what a device can compute once")
         found = find_features(user, copied(graph), written.emission if written else None, constants)
-    graph = put_vectors_together(code_weights(graph, frozen, constants))
+    graph = put_vectors_together(code_weights(graph, settings.frozen, constants))
     if budget is not None:
         progress("fitting the training step to the memory")
-        means = partial(step_with_means, step, frozen, constants)
+        means = partial(step_with_means, step, settings.frozen, constants)
         smallest = RANDOM_PART if step.random else 1
         graph = within_budget(graph, means, train_elements(step), budget, progress, smallest)
     together = part_size(graph)
@@ -165,7 +154,7 @@ def training_graphs(
     else:
         graph = to_onnx(block(), training_decompositions(block().exported.graph))
         by_pytorch[TRAIN_MANY] = by_pytorch[TRAIN]
-    graph = code_weights(skip_selection_when_all_steps_done(graph, many), frozen, constants)
+    graph = code_weights(skip_selection_when_all_steps_done(graph, many), settings.frozen, constants)
     files[TRAIN_MANY] = serialised(graph, constants)
     difference = max(checked.difference, check_many(user, step, files[TRAIN_MANY], many, constants))
     return CheckedGraphs(files, difference, ranges, by_pytorch, operators, found), checked
@@ -190,16 +179,14 @@ def evaluation_graphs(
     user: UserModel,
     step: TrainStep,
     outputs: Sequence[Input],
-    frozen: Stored,
-    cache_features: bool,
-    constants: Constants | None,
     infer: Path,
-    progress: Callable[[str], None],
+    settings: ExportSettings,
 ) -> CheckedGraphs:
-    """Make eval.onnx and infer.onnx. The model is in evaluation mode. ``constants``: as for ``training_graphs``.
+    """Make eval.onnx and infer.onnx. The model is in evaluation mode.
 
     infer: where infer.onnx is written, which has all weights. Raises ExportError.
     """
+    constants, progress = settings.constants, settings.progress
     progress("converting evaluation and inference")
     graphs, reason = _evaluation_graphs(user, step.values, [row.name for row in outputs], constants)
     files: dict[str, bytes] = {}
@@ -207,9 +194,9 @@ def evaluation_graphs(
     uncoded = None
     for name, make in graphs.items():
         graph = fold_batch_norms(make(), constants)
-        if name == EVAL and cache_features:
+        if name == EVAL and settings.cache_features:
             uncoded = copied(graph)
-        code_weights(graph, frozen, constants, for_people=name == INFER)
+        code_weights(graph, settings.frozen, constants, for_people=name == INFER)
         if name == INFER:
             offsets = write_with_parameters(graph, step.values, constants, infer)
         else:

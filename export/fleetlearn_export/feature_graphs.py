@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +14,7 @@ from fleetlearn_export.checks.graph_checks import check_eval, check_train
 from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.emission.emit import Call, Emission
 from fleetlearn_export.errors import ExportError
+from fleetlearn_export.export_settings import ExportSettings
 from fleetlearn_export.graphs.coded_weights import code_weights
 from fleetlearn_export.graphs.conversion import check_standard, serialised
 from fleetlearn_export.graphs.feature_split import (
@@ -29,9 +30,7 @@ from fleetlearn_export.graphs.feature_split import (
     features_part,
     rest_of_step,
 )
-from fleetlearn_export.model.frozen_weights import Stored
 from fleetlearn_export.model.source_locations import location_of_node
-from fleetlearn_export.model.steps import Function
 from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.model.user_model import UserModel, evaluation_mode, training_mode
 
@@ -78,16 +77,14 @@ def feature_graphs(
     found: FoundFeatures,
     evaluation: onnx.ModelProto,
     batch: Sequence[Input],
-    features: Function | None,
-    frozen: Stored,
-    constants: Constants | None,
-    progress: Callable[[str], None],
+    settings: ExportSettings,
 ) -> FeatureGraphs:
     """Make features.onnx and the graphs that read what it computes. Raises ExportError.
 
     evaluation: the graph of eval.onnx. What it computes of the features is cut off too. batch: the manifest's
     rows. Arrays that are read beside the features are in the manifest's features.
     """
+    constants = settings.constants
     again = find_again(evaluation, candidates(evaluation), found.tried, list(found.values), constants)
     of_evaluation = {again[value]: name for value, name in found.values.items() if value in again}
     computed = [msgspec.structs.replace(found.tried.rows[value], name=name) for value, name in found.values.items()]
@@ -100,11 +97,13 @@ def feature_graphs(
     }
     for graph in graphs.values():
         check_standard(graph)
-    files = {path: serialised(code_weights(graph, frozen, constants), constants) for path, graph in graphs.items()}
-    progress("training and evaluating from features against PyTorch")
+    files = {
+        path: serialised(code_weights(graph, settings.frozen, constants), constants) for path, graph in graphs.items()
+    }
+    settings.progress("training and evaluating from features against PyTorch")
     with training_mode(user.model):
         trained = check_train(
-            user, step, files[TRAIN_FROM_FEATURES], features, before=files[FEATURES], constants=constants
+            user, step, files[TRAIN_FROM_FEATURES], settings.features, before=files[FEATURES], constants=constants
         )
     with evaluation_mode(user.model):
         difference = check_eval(

@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 from fleetlearn_device.runtimes.providers import ProviderName
+from fleetlearn_device.runtimes.runtime import Runtime
 from fleetlearn_device.training.train import DivergedError, evaluate_data
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import Vector, digest, views
 from threadpoolctl import threadpool_limits
 
 from fleetlearn_simulator.data.factory import source_of
+from fleetlearn_simulator.data.generators import Arrays
 from fleetlearn_simulator.data.made_of import VALUES, changed, made_of
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
@@ -137,7 +139,6 @@ def simulate(
     found = read_checkpoint(folder) if resume else None
     if resume and found is None and not (folder / SCENARIO).exists():
         raise SimulatorError(f"{folder} holds no run to resume: run the scenario again")
-    identity = [bundle.sha256, scenario.seed, scenario.population.size]
     if resume and (folder / OPTIONS).exists():
         options = options._replace(**read_json(folder / OPTIONS))
     check_provider(options.provider, options.engine)
@@ -147,18 +148,12 @@ def simulate(
         before = read_json(folder / MADE_OF) if resume and (folder / MADE_OF).exists() else {}
         scenario = with_recorded_step(scenario, before)
         content = made_of(scenario, bundle, source)
-        if before and (changes := changed(before, content)):
-            raise SimulatorError(
-                f"{folder}: since this run, or its sweep, was begun, this has changed: {'; '.join(changes)}. Its "
-                "results would be of both. Put back what there was, or begin again in another folder"
-            )
-        if found and found[1]["of"] != identity:  # of an earlier version, which wrote no ``MADE_OF``
-            raise SimulatorError(f"{folder} is of another bundle, seed or population: resume it with its own scenario")
-        kind, why = (
-            (found[1]["backend"], found[1]["why"])
-            if found
-            else choose_backend(scenario, bundle, options.backend, options.provider)
-        )
+        identity = [bundle.sha256, scenario.seed, scenario.population.size]
+        _refuse_changes(folder, before, content, identity, found)
+        if found:
+            kind, why = found[1]["backend"], found[1]["why"]
+        else:
+            kind, why = choose_backend(scenario, bundle, options.backend, options.provider)
         scenario = with_measured_step(scenario, bundle)
         files = row_files(folder, bundle.manifest, local.algorithm)
         residuals = residual_file(folder, bundle.manifest, scenario.plan.encoding.up)
@@ -181,45 +176,105 @@ def simulate(
         logs = RunLogs(folder, events=options.events, at=found[1]["logs"] if found else None)
         held.callback(logs.close)
         fleet = Fleet(scenario, bundle, source, backend, local, logs.write_events, files, residuals)
-        written, not_before = 0, 0.0
-
-        def round_ended(summary: dict[str, Any]) -> None:
-            version = fleet.engine.version + 1
-            if summary["how"] == "committed" and options.test and version % options.test == 0 and test is not None:
-                summary["test"] = tested(runtime, fleet.model, test)
-            logs.write_round(summary)
-            progress(fleet)
-
-        def before_commit() -> None:
-            nonlocal written, not_before
-            version, now = fleet.engine.version + 1, time.monotonic()
-            if not has_checkpoints(fleet) or fleet.engine.evaluations.is_open:
-                return  # tasks are under way whose state is in no checkpoint
-            if (version - written >= options.checkpoint and now >= not_before) or should_stop():
-                tensors, state = state_of(fleet)
-                logs.write_checkpoint(tensors, state | {"backend": kind, "why": why, "of": identity})
-                written, end = version, time.monotonic()
-                not_before = end + 100 * (end - now)
-
-        test = source.test()
-        runtime = None if test is None else PerDevice(bundle, local, source, options.provider).runtime
-        fleet.round_ended, fleet.before_commit, fleet.evaluated = round_ended, before_commit, logs.write_evaluation
+        about = {"backend": kind, "why": why, "of": identity}
+        checkpoints = CheckpointWriter(fleet, logs, about, options.checkpoint, should_stop)
+        rounds = RoundWriter(fleet, logs, options.test, source.test(), progress)
+        if rounds.test is not None:
+            rounds.runtime = PerDevice(bundle, local, source, options.provider).runtime
+        fleet.round_ended, fleet.before_commit = rounds.round_ended, checkpoints.before_commit
+        fleet.evaluated = logs.write_evaluation
         if found:
             fleet.history.extend(read_rows(folder, ROUNDS))
             fleet.evaluations.extend(read_rows(folder, EVALUATIONS) if (folder / EVALUATIONS).exists() else [])
-            written = found[1]["version"]
+            checkpoints.version = found[1]["version"]
             restore(fleet, *found)
         try:
             while fleet.advance():
-                if should_stop() and (written == fleet.engine.version or not has_checkpoints(fleet)):
+                saved = checkpoints.version == fleet.engine.version or not has_checkpoints(fleet)
+                if should_stop() and saved:
                     return None
-        finally:  # else these functions and the fleet hold each other, and the data, until Python looks for cycles
+        finally:  # else the writers and the fleet hold each other, and the data, until Python looks for cycles
             fleet.round_ended = fleet.evaluated = lambda summary: None
             fleet.before_commit = lambda: None
     save_model(folder, views(fleet.model, bundle.manifest.travelling).items())
     summary = summary_of(fleet) | {"backend": kind, "why": why}
     write_json(folder / SUMMARY, summary)
     return Outcome(folder, summary, fleet.model)
+
+
+def _refuse_changes(
+    folder: Path,
+    before: dict[str, Any],
+    content: dict[str, Any],
+    identity: list[Any],
+    found: tuple[Mapping[str, Any], dict[str, Any]] | None,
+) -> None:
+    """Raise SimulatorError where a resumed run would be of something else than it began with.
+
+    before, content: what the run was made of, empty where it did not say so, and what it is made of now."""
+    if before and (changes := changed(before, content)):
+        raise SimulatorError(
+            f"{folder}: since this run, or its sweep, was begun, this has changed: {'; '.join(changes)}. Its "
+            "results would be of both. Put back what there was, or begin again in another folder"
+        )
+    if found and found[1]["of"] != identity:  # of an earlier version, which wrote no ``MADE_OF``
+        raise SimulatorError(f"{folder} is of another bundle, seed or population: resume it with its own scenario")
+
+
+class RoundWriter:
+    """Tests the model after some rounds, and writes each round's summary."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        logs: RunLogs,
+        every: int,
+        test: Arrays | None,
+        progress: Callable[[Fleet], None],
+    ) -> None:
+        """``every``: versions between two tests; 0: none is tested. ``test``: the test data, if there are any."""
+        self.fleet, self.logs, self.every, self.test, self.progress = fleet, logs, every, test, progress
+        self.runtime: Runtime | None = None
+        """Measures the model. Set where there are test data."""
+
+    def round_ended(self, summary: dict[str, Any]) -> None:
+        version = self.fleet.engine.version + 1
+        due = summary["how"] == "committed" and self.every and version % self.every == 0
+        if due and self.test is not None:
+            assert self.runtime is not None
+            summary["test"] = tested(self.runtime, self.fleet.model, self.test)
+        self.logs.write_round(summary)
+        self.progress(self.fleet)
+
+
+class CheckpointWriter:
+    """Writes checkpoints: after some versions, and when the run is to stop."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        logs: RunLogs,
+        about: dict[str, Any],
+        every: int,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        """``about``: what is written into each beside the fleet's state. ``every``: versions between two."""
+        self.fleet, self.logs, self.about, self.every, self.should_stop = fleet, logs, about, every, should_stop
+        self.version = 0
+        """The version of the newest checkpoint."""
+        self._not_before = 0.0
+
+    def before_commit(self) -> None:
+        if not has_checkpoints(self.fleet) or self.fleet.engine.evaluations.is_open:
+            return  # tasks are under way whose state is in no checkpoint
+        version, now = self.fleet.engine.version + 1, time.monotonic()
+        due = version - self.version >= self.every and now >= self._not_before
+        if due or self.should_stop():
+            tensors, state = state_of(self.fleet)
+            self.logs.write_checkpoint(tensors, state | self.about)
+            self.version, end = version, time.monotonic()
+            # At most a hundredth of the time goes into checkpoints.
+            self._not_before = end + 100 * (end - now)
 
 
 def has_checkpoints(fleet: Fleet) -> bool:

@@ -71,7 +71,7 @@ class EnginePort:
         evaluations = self.engine.evaluations
         if evaluations.book.accepted.get(message.task) == device:
             return False
-        if not evaluations.wanted(device, message.task):
+        if not evaluations.takes_answer(device, message.task):
             raise ProtocolError(Code.UNKNOWN_TASK, "not given")
         return True
 

@@ -179,38 +179,46 @@ class Engine(EngineState):
         return commands
 
     def count_report(self, device: str, task: str, now: float) -> list[Command]:
-        """The device's update is safe: its report counts. Call only where ``wanted``."""
+        """The device's update is safe: its report counts. Call only where ``takes_report`` holds."""
         return self.count_reports([device], [task], now)
 
     def count_reports(self, devices: Sequence[str], tasks: Sequence[str], now: float) -> list[Command]:
         """The updates of these devices' tasks are safe, the last of them now: their reports count.
 
-        Does what ``count_report`` would do for one after the other. Call only where each is ``wanted``, and for no more
-        than ``reports_together``. Raises ValueError at the first that is not wanted; those before it count.
+        Does what ``count_report`` would do for one after the other. Call only where ``takes_report`` holds
+        for each, and for no more than ``reports_together``. Raises ValueError at the first report for
+        which it does not; those before it count.
         """
+        # Where leases outlive their round, a report between two rounds counts for the next one.
         early = self.phase is not Phase.OPEN and self.settings.outlive
-        good = min(len(tasks), self.reports_together())
-        held = list(map(self.book.tasks.get, devices))
-        if held != list(tasks) or len({*devices}) < len(devices):
-            rows = enumerate(zip(devices, tasks, held, strict=True))
-            good = min(good, next(row for row, (device, task, own) in rows if own != task or device in devices[:row]))
+        good = min(self.reports_together(), self._held_tasks(devices, tasks))
         self.tasks.complete(devices[:good], tasks, early=early)
         if good < len(tasks):
-            task, device = tasks[good], devices[good]
+            device, task = devices[good], tasks[good]
             raise ValueError(f"task {task} of {device} is not wanted in round {self.round} ({self.phase})")
         goes_on = self.book.tasks and self.wanted_reports() > 0 and not self.settings.asynchronous
         if goes_on and not self.asks_next():
-            return []  # their slots stay taken, and the round goes on
+            return []  # their slots stay taken: no device can be given a task
         return self._advance(now)
+
+    def _held_tasks(self, devices: Sequence[str], tasks: Sequence[str]) -> int:
+        """Return how many of these tasks, from the first on, are held by their devices."""
+        seen = set[str]()
+        for row, (device, task) in enumerate(zip(devices, tasks, strict=True)):
+            # A device has one task at a time: its second report here cannot count.
+            if device in seen or self.book.tasks.get(device) != task:
+                return row
+            seen.add(device)
+        return len(tasks)
 
     def end(self, device: str, task: str, cause: str, now: float) -> list[Command]:
         """The device failed its task or its update was rejected: its slot comes back. Harmless when repeated.
 
         A device that stops is given nothing more until it checks in again, in this round or later."""
-        if not self.wanted(device, task):
+        if not self.takes_report(device, task):
             series = self.exchange_of(device, task)
             return [] if series is None else [*series.end(device, task, cause), *self._advance(now)]
-        return [self.tasks.stop(device, cause, self.round_of_ends), *self._advance(now)]
+        return [self.tasks.stop(device, cause, self.round_for_ended_tasks), *self._advance(now)]
 
     def committed(self, now: float, *, change: float, metrics: Mapping[str, float]) -> list[Command]:
         """The driver made the round's model: ``change`` is the L2 norm of its difference, ``metrics`` the round's that
@@ -221,7 +229,7 @@ class Engine(EngineState):
         self._end_round()
         if finish is not None:
             return self._finish(finish, now)
-        commands = self.tasks.end_stale(self.round_of_ends, self.version)
+        commands = self.tasks.end_stale(self.round_for_ended_tasks, self.version)
         return commands + self._advance(now) + self._begin_exchanges(now)
 
     def roll_back(self) -> list[Command]:
@@ -230,7 +238,7 @@ class Engine(EngineState):
         model is there."""
         text, commands = "the run goes back to an earlier model", list[Command]()
         for device in list(self.book.tasks):
-            commands += self.tasks.cancel(device, STALE, self.round_of_ends, Code.STALE_ROUND, text)
+            commands += self.tasks.cancel(device, STALE, self.round_for_ended_tasks, Code.STALE_ROUND, text)
         commands += self.tasks.give_up()
         if self.phase in (Phase.OPEN, Phase.COMMITTING):
             commands.append(Abandon(self.round, self.causes(), text))
@@ -275,7 +283,7 @@ class Engine(EngineState):
         commands = [command for series in self.exchanges.values() for command in series.tick(now)]
         if self.phase is Phase.FINISHED:
             return commands + self._advance(now)
-        commands += self.tasks.tick(self.round_of_ends, now)
+        commands += self.tasks.tick(self.round_for_ended_tasks, now)
         if self.phase is Phase.OPEN and now >= self.deadline:
             if not self.participation.goes_on(self.book):
                 return commands + self._close(now, by_deadline=True)
@@ -338,7 +346,7 @@ class Engine(EngineState):
         commands: list[Command] = []
         if self.exchanges_follow():
             for device in list(self.book.tasks):
-                at, text = self.round_of_ends, "training is over"
+                at, text = self.round_for_ended_tasks, "training is over"
                 commands += self.tasks.cancel(device, SURPLUS, at, Code.ROUND_OVER, text)
         self.phase, self.finishing = Phase.FINISHED, finish
         return commands + self._advance(now)
@@ -359,7 +367,7 @@ class Engine(EngineState):
         text = f"round {self.round} is over: {why}"
         for device in self.participation.ends_with_round(book):
             cause = LOST if device in book.absent else LATE if by_deadline else SURPLUS
-            commands += self.tasks.cancel(device, cause, self.round_of_ends, Code.ROUND_OVER, text)
+            commands += self.tasks.cancel(device, cause, self.round_for_ended_tasks, Code.ROUND_OVER, text)
         causes = self.causes()
         if self.settings.outlive:  # what ends from now on counts for the next round
             book.dropped.clear()

@@ -155,7 +155,7 @@ class ExchangeSeries:
         lost = self.book.wake_at()
         return self.deadline if lost is None else min(lost, self.deadline)
 
-    def wanted(self, device: str, task: str) -> bool:
+    def takes_answer(self, device: str, task: str) -> bool:
         """Return whether the device's answer would still count."""
         return self.book.tasks.get(device) == task
 
@@ -231,12 +231,12 @@ class ExchangeSeries:
         self.book.leave(device, now)
 
     def count(self, device: str, task: str) -> None:
-        """The device's answer is safe: it counts. Call only where ``wanted``."""
+        """The device's answer is safe: it counts. Call only where ``takes_answer`` holds."""
         self._put_back(*self.book.complete([device], [task]))
 
     def end(self, device: str, task: str, cause: str) -> list[Command]:
         """The device cannot answer. Harmless when repeated."""
-        return [self._drop(device, cause)] if self.wanted(device, task) else []
+        return [self._drop(device, cause)] if self.takes_answer(device, task) else []
 
     def tick(self, now: float) -> list[Command]:
         """End the leases of devices that were away for too long. ``go_on`` does the rest."""

@@ -27,7 +27,7 @@ EXCHANGE_POLICIES: dict[str, Callable[[Settings], ExchangePolicy]] = {
 
 
 class ReportTerms(NamedTuple):
-    """How a report counts that comes now."""
+    """For which round a report would count if it came now, and how stale it would be."""
 
     round: int
     """The open round, or a later one if none is open."""
@@ -112,7 +112,7 @@ class EngineState:
     def exchange_of(self, device: str, task: str) -> ExchangeSeries | None:
         """Return the exchanges in which the device holds this task, or None."""
         for series in self.exchanges.values():
-            if series.wanted(device, task):
+            if series.takes_answer(device, task):
                 return series
         return None
 
@@ -168,7 +168,7 @@ class EngineState:
             return 1
         return self.participation.reports_together(self.book)
 
-    def wanted(self, device: str, task: str) -> bool:
+    def takes_report(self, device: str, task: str) -> bool:
         """Return whether an update that is on its way would still count."""
         return self.book.tasks.get(device) == task and self.phase is not Phase.FINISHED
 
@@ -176,8 +176,9 @@ class EngineState:
         """Return whether the device's report of this task counts, for the open round or a later one."""
         return device in (self.book.accepted.get(task), self.book.early.get(task))
 
-    def counts(self, device: str) -> ReportTerms:
-        """Return how the report of the device's task counts if it comes now. The device has a task."""
+    def report_terms(self, device: str) -> ReportTerms:
+        """Return for which round the report of the device's task would count now, and how stale it
+        would be. The device has a task."""
         version = self.book.terms[device].version
         if self.phase is Phase.OPEN:
             return ReportTerms(self.round, self.version - version, False)
@@ -187,12 +188,12 @@ class EngineState:
 
     def check_staleness(self, device: str) -> None:
         """Raise ProtocolError (stale-round) if the update of the device's task is too stale to count now."""
-        if self.settings.outlive and (staleness := self.counts(device).staleness) > self.settings.max_staleness:
+        if self.settings.outlive and (staleness := self.report_terms(device).staleness) > self.settings.max_staleness:
             raise ProtocolError(Code.STALE_ROUND, self.tasks.too_stale(self.book.tasks[device], staleness))
 
     def check_wanted(self, device: str, task: str, round: int) -> None:
         """Raise ProtocolError where the device does not hold the task, with the reason."""
-        if self.wanted(device, task):
+        if self.takes_report(device, task):
             return
         ended = self.book.dropped.get(task)
         if ended is not None and ended[0] == device:
@@ -207,6 +208,6 @@ class EngineState:
         return self.tasks.round_of(task)
 
     @property
-    def round_of_ends(self) -> int:
+    def round_for_ended_tasks(self) -> int:
         """The round for which a lease's end counts now: the open round, or the next one to open."""
         return self.round + (self.phase is not Phase.OPEN)

@@ -17,17 +17,20 @@ from fleetlearn_coordinator.rounds.random_draws import picks
 from fleetlearn_coordinator.rounds.reliability import DOUBT, Reliability
 from fleetlearn_coordinator.rounds.settings import Settings
 
-SHORT = 4096
-"""Names are taken from a copy of at most this many as a plain list, which is quicker to take from."""
+MAX_COPIED_NAMES = 4096
+"""Up to this many names are copied into a plain list before some are taken out: a list is quicker to
+take from than a SortedList, and of more names the copy costs more than that saves."""
 SECOND_CHANCES = 3
 """How many more tasks of a round, or measurements of an evaluation, a device may be given whose tasks in it failed. A
 device that fails each time cannot keep a round from ending: it is given one only where the round could not have a model
 without it."""
-FEW = 32
-"""Where there are more than this many times as many names, some are taken out or put back one by one.
+REBUILD_RATIO = 32
+"""A change of more than one name in this many makes the SortedList again as a whole. A smaller change
+takes the names out, or puts them back, one by one.
 
-With both rules the engine takes 1.7 CPU-us for a report with 1,000 devices, 100 of them in a round, and 4.0 us with
-100,000 and 10,000; with SortedList's ``pop`` and ``update`` alone it takes 2.2 and 4.8 us."""
+With MAX_COPIED_NAMES and REBUILD_RATIO the engine takes 1.7 CPU-us for a report with 1,000 devices,
+100 of them in a round, and 4.0 us with 100,000 and 10,000. With SortedList's ``pop`` and ``update``
+alone it takes 2.2 and 4.8 us."""
 
 
 @dataclass(slots=True)
@@ -292,7 +295,7 @@ class Selection:
 def take(names: SortedList[str], draws: Sequence[int]) -> list[str]:
     """Take a name out for each number, one after the other: the one at the number modulo how many are left. Ends when
     no name is left."""
-    copied = len(names) <= SHORT and not _are_few(draws, names)
+    copied = len(names) <= MAX_COPIED_NAMES and not _are_few(draws, names)
     left = list(names) if copied else names
     taken = [left.pop(number % size) for number, size in zip(draws, range(len(left), 0, -1), strict=False)]
     if copied:
@@ -313,4 +316,4 @@ def put_back(names: SortedList[str], others: Collection[str]) -> None:
 
 
 def _are_few(some: Collection[object], names: Collection[str]) -> bool:
-    return FEW * len(some) < len(names)
+    return REBUILD_RATIO * len(some) < len(names)

@@ -101,12 +101,12 @@ class HostedRun:
         """The run's own name, which is random."""
         return self._store.run
 
-    def begin(self, heard: Sequence[Command]) -> None:
-        """Serve the run. ``heard``: what ``Run.resume`` returned."""
+    def begin(self, pending: Sequence[Command]) -> None:
+        """Serve the run. ``pending``: what ``Run.resume`` returned."""
         self.server.run.roll_backs.log_last()
         loop, gate = self.server.loop, self.server.host.shared.gate
         self._store.write_beside(loop.call_soon_threadsafe, gate.begin, self._cannot_write)
-        self.server.start(heard)
+        self.server.start(pending)
         if self._held_out is not None:
             self._measuring = self.server.loop.create_task(self._measure(self._held_out))
 

@@ -79,10 +79,10 @@ class RunServer:
         self._working: asyncio.Task[None] | None = None
         """The run's background work in another thread."""
 
-    def start(self, heard: Sequence[Command]) -> None:
-        """Serve the run from now on. ``heard``: what ``Run.resume`` returned."""
+    def start(self, pending: Sequence[Command]) -> None:
+        """Serve the run from now on. ``pending``: what ``Run.resume`` returned."""
         self.models.publish()
-        self._tell_all(heard)
+        self._tell_all(pending)
         self._planned_before = self.engine.round
         if self.run.finished is not None:  # before, or by the round that was just resumed
             self._finish(self.run.finished)
@@ -169,7 +169,7 @@ class RunServer:
         return self.run.bundle.manifest.elements_of(part)
 
     def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:
-        if not self.engine.wanted(device, report.task):
+        if not self.engine.takes_report(device, report.task):
             raise ProtocolError(Code.STALE_ROUND, f"round {report.round} ended before the update was here")
         self.run.save_update(device, report, spool, largest, self.clock.now())
 
@@ -185,7 +185,7 @@ class RunServer:
         evaluations = self.engine.evaluations
         if evaluations.book.accepted.get(message.task) == device:
             return False
-        if not evaluations.wanted(device, message.task):
+        if not evaluations.takes_answer(device, message.task):
             raise ProtocolError(Code.UNKNOWN_TASK, f"task {message.task} is not device {device}'s, or not any more")
         self.run.save_measurement(device, message)
         return True

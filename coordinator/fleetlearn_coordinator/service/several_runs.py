@@ -192,7 +192,7 @@ class HostedRuns:
             check_places(plan, self._service, self._places)
             begin = partial(self._open_and_resume, wanted.name, plan, wanted.wanted, asyncio.get_running_loop().time)
             # At the start devices wait: each must find the run whose task it has from an earlier process.
-            found, heard = begin() if self._starting else await asyncio.to_thread(begin)
+            found, pending = begin() if self._starting else await asyncio.to_thread(begin)
             run = HostedRun(found, self.host, name=wanted.name, population=wanted.population)
         except Exception as error:
             self._fail(wanted, error)
@@ -200,7 +200,7 @@ class HostedRuns:
         self._open[number], self._names[number] = run, wanted.name
         try:
             run.server.run.roll_backs.audit = partial(self._log_roll_back, wanted.name)
-            run.begin(heard)
+            run.begin(pending)
             run.listens_at(self.host.address)
         except Exception as error:
             run.server.fail(error)
@@ -230,7 +230,7 @@ class HostedRuns:
         assert isinstance(server, SharedRunServer)
         if not server.done.done() and wanted.wanted != "stopped":
             try:
-                _make_so(wanted, server)
+                _bring_into_state(wanted, server)
                 run.look()
             except Exception as error:
                 server.fail(error)
@@ -299,7 +299,7 @@ class HostedRuns:
             self._write(lambda: identities.log(time.time(), what, {"run": name, **more}))
 
 
-def _make_so(wanted: WantedRun, server: SharedRunServer) -> None:
+def _bring_into_state(wanted: WantedRun, server: SharedRunServer) -> None:
     """Bring a run that is served into the state that is wanted. Harmless where it is in it."""
     match wanted.wanted:
         case "running":

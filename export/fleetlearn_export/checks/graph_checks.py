@@ -22,7 +22,7 @@ from fleetlearn_export.checks.comparison import (
     open_session,
 )
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
-from fleetlearn_export.checks.pytorch_training import Take
+from fleetlearn_export.checks.pytorch_training import ReceiveTensor
 from fleetlearn_export.checks.training_comparison import (
     FLOAT16,
     FLOAT32,
@@ -74,7 +74,7 @@ def check_train_in_float16(
 
 
 def _runner(session: GraphSession) -> Run:
-    def run(given: Tensors, take: Take) -> Tensors:
+    def run(given: Tensors, receive: ReceiveTensor) -> Tensors:
         found = session.run({name: value.numpy() for name, value in given.items()})
         return {name: torch.from_numpy(value) for name, value in found.items()}
 

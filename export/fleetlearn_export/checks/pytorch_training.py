@@ -26,7 +26,7 @@ from fleetlearn_export.model.steps import Function, Tensors
 from fleetlearn_export.model.train_step import TrainStep, plain_kernels
 from fleetlearn_export.model.user_model import UserModel, evaluation_mode
 
-Take = Callable[[str, Tensor], None]
+ReceiveTensor = Callable[[str, Tensor], None]
 """What gets a tensor with its name as soon as the tensor is computed."""
 
 
@@ -86,17 +86,18 @@ class PyTorchTraining:
         after = {name.removeprefix("next."): value for name, value in results.items() if name.startswith("next.")}
         return PyTorchStep({name: after[name] if name in after else rest[name] for name in given}, results)
 
-    def gradients(self, given: Tensors, take: Take) -> Tensors:
+    def gradients(self, given: Tensors, receive: ReceiveTensor) -> Tensors:
         """Compute the gradients of the loss with its penalties, neither clipped nor corrected, one after the other.
 
-        take: gets each with its parameter's name. A gradient that it does not keep is freed before the next is made.
+        receive: gets each with its parameter's name. A gradient that it does not keep is freed before the next is made.
         Returns the loss, the metrics and the buffers after the step. Not for a step of the user's own. It changes
         nothing in ``given``.
         """
-        return self._each_gradient(given, lambda name, _, gradient: take(name, gradient))
+        return self._each_gradient(given, lambda name, _, gradient: receive(name, gradient))
 
-    def _each_gradient(self, given: Tensors, take: Callable[[str, Tensor, Tensor], None]) -> Tensors:
-        """Do what ``gradients`` does. take: gets each name, the parameter as the model leaves it, and the gradient."""
+    def _each_gradient(self, given: Tensors, receive: Callable[[str, Tensor, Tensor], None]) -> Tensors:
+        """Do what ``gradients`` does. receive: gets each name, the parameter as the model leaves it,
+        and the gradient."""
 
         def pass_on(name: str, leaf: Tensor) -> None:
             gradient, leaf.grad = leaf.grad, None
@@ -105,7 +106,7 @@ class PyTorchTraining:
                 give_back_freed_memory()
             self._add_penalty(name, leaf, gradient, given)
             self.sizes[name] = largest(gradient)
-            take(name, leaf.detach(), gradient)
+            receive(name, leaf.detach(), gradient)
 
         self.sizes = {}
         with self._precision(), right_for_one_example(given):
@@ -123,10 +124,10 @@ class PyTorchTraining:
                     for handle in handles:
                         handle.remove()
 
-    def plain_step(self, given: Tensors, take: Take) -> Tensors:
+    def plain_step(self, given: Tensors, receive: ReceiveTensor) -> Tensors:
         """Do a step of plain SGD on each parameter as soon as its gradient is there.
 
-        take: gets each new parameter with its name. Returns the same as ``gradients``.
+        receive: gets each new parameter with its name. Returns the same as ``gradients``.
         """
 
         # One optimizer for all: Python frees an optimizer, and what it refers to, long after its last use.
@@ -139,11 +140,11 @@ class PyTorchTraining:
             optimizer.param_groups[0]["params"] = [leaf]
             optimizer.step()
             optimizer.param_groups[0]["params"] = []
-            take(name, leaf.detach())
+            receive(name, leaf.detach())
 
         results = self._each_gradient(given, move)
         for name in self.leaves.keys() - self.sizes.keys():
-            take(name, given[f"param.{name}"].to(self.dtype))
+            receive(name, given[f"param.{name}"].to(self.dtype))
         return results
 
     @property

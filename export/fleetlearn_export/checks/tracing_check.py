@@ -19,7 +19,7 @@ from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
 from fleetlearn_export.checks.early_results import early_results
 from fleetlearn_export.checks.memory import LARGE, give_back_freed_memory
 from fleetlearn_export.checks.one_example import right_for_one_example
-from fleetlearn_export.checks.pytorch_training import Take
+from fleetlearn_export.checks.pytorch_training import ReceiveTensor
 from fleetlearn_export.checks.training_comparison import (
     FLOAT32,
     FLOAT64,
@@ -54,9 +54,9 @@ def _check(
     user: UserModel, step: TrainStep, module: fx.GraphModule, features: Function | None, seed: int
 ) -> CheckedStep:
     def compared(precision: Precision) -> CheckedStep:
-        def run(given: Tensors, take: Take) -> Tensors:
+        def run(given: Tensors, receive: ReceiveTensor) -> Tensors:
             with as_export_error("the traced step fails in PyTorch"):
-                return run_traced(step, module, given, precision.dtype, take)
+                return run_traced(step, module, given, precision.dtype, receive)
 
         return compare_training(user, step, run, features, seed, precision, "traced step")
 
@@ -72,16 +72,16 @@ def _check(
 
 
 def run_traced(
-    step: TrainStep, module: fx.GraphModule, given: Tensors, dtype: torch.dtype, take: Take | None = None
+    step: TrainStep, module: fx.GraphModule, given: Tensors, dtype: torch.dtype, receive: ReceiveTensor | None = None
 ) -> Tensors:
     """Run the traced step, which writes into no tensor, in PyTorch. Returns the graph's named outputs.
 
-    take: gets each output as soon as it is computed. What it takes is not returned, and so not kept.
+    receive: gets each output as soon as it is computed. What it takes is not returned, and so not kept.
     """
     rows = [given[name] for name in step.inputs()]
     double = dtype == torch.float64
     precision = DoublePrecision(views_stay=True) if double else nullcontext()
-    interpreter = _Interpreter(module, step.outputs(), take)
+    interpreter = _Interpreter(module, step.outputs(), receive)
     with torch.no_grad(), plain_kernels(), precision, right_for_one_example(given):
         results = interpreter.run(*rows)
     found = zip(step.outputs(), as_double(results) if double else results, strict=True)
@@ -118,9 +118,9 @@ class _AnyLayout(fx.Interpreter):
 class _Interpreter(_AnyLayout):
     """Runs a graph that writes into no tensor: the copies that a step makes of its arguments are not needed."""
 
-    def __init__(self, module: fx.GraphModule, outputs: list[str], take: Take | None) -> None:
+    def __init__(self, module: fx.GraphModule, outputs: list[str], receive: ReceiveTensor | None) -> None:
         super().__init__(module, graph=_with_early_results(module.graph))
-        self._take, self.taken = take, set[str]()
+        self._receive, self.taken = receive, set[str]()
         self._names: dict[fx.Node, list[str]] = defaultdict(list)
         returned: Any = self.graph.output_node().args[0]
         for node, name in zip(returned, outputs, strict=True):
@@ -133,10 +133,10 @@ class _Interpreter(_AnyLayout):
         if _is_large(n.meta.get("val")):
             give_back_freed_memory()
         value = super().run_node(n)
-        if self._take is None or n not in self._names or len(n.users) > 1:
+        if self._receive is None or n not in self._names or len(n.users) > 1:
             return value
         for name in self._names[n]:
-            self._take(name, value)
+            self._receive(name, value)
             self.taken.add(name)
         return None
 

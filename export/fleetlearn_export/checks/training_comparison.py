@@ -30,7 +30,7 @@ from fleetlearn_export.checks.comparison import (
     without_zeros,
 )
 from fleetlearn_export.checks.memory import give_back_freed_memory
-from fleetlearn_export.checks.pytorch_training import PyTorchTraining, Take
+from fleetlearn_export.checks.pytorch_training import PyTorchTraining, ReceiveTensor
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.on_disk import on_disk
 from fleetlearn_export.model.stateless import functional_call
@@ -44,7 +44,7 @@ USUAL = {"mu": 0.25, "max_norm": 0.5, "weight_decay": 0.1, "temperature": 0.5, "
 # A large epsilon: a gradient that is rounding errors alone would make a whole step of lr under Adam.
 USUAL |= {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-2}
 """The hyper-parameters of the compared steps."""
-Run = Callable[[Tensors, Take], Tensors]
+Run = Callable[[Tensors, ReceiveTensor], Tensors]
 """A graph: named inputs -> named outputs. It may pass an output on to its second argument instead, when it has it."""
 
 
@@ -290,7 +290,7 @@ def _compare_plain_step(
         of_gradients: dict[str, float] = {}
         values: Tensors = {}
 
-        def take(name: str, value: Tensor) -> None:
+        def receive(name: str, value: Tensor) -> None:
             exact, parameter = expected(name), name.removeprefix("next.param.")
             if double and parameter in reference.sizes:
                 of_gradients[parameter] = largest_difference(value, exact) / float(given["hyper.lr"])
@@ -301,8 +301,8 @@ def _compare_plain_step(
             if parameter in step.values and not precision.traced:
                 values[parameter] = value
 
-        for name, value in run(given, take).items():
-            take(name, value)
+        for name, value in run(given, receive).items():
+            receive(name, value)
         if double:
             _refuse_other_gradients(what_on if one else f"the {what}", of_gradients, reference.sizes, precision, {})
         worst = refuse_larger({_described(name): row for name, row in differences.items()}, what_on)
@@ -383,7 +383,7 @@ def _compare_gradients(
             got.keep(*found.popitem())
         give_back_freed_memory()
 
-        def take(name: str, gradient: Tensor) -> None:
+        def receive(name: str, gradient: Tensor) -> None:
             if precision.widened:
                 gradients[name] = gradient
             slots = (f"{row}.{name}" for row in ("momentum", "m"))
@@ -394,7 +394,7 @@ def _compare_gradients(
                 else _difference_of_move(given[f"param.{name}"], got[f"next.param.{name}"], gradient)
             )
 
-        results = training.gradients(given, take)
+        results = training.gradients(given, receive)
         rows = {_described(name): (got[name].numpy(), value) for name, value in results.items()}
     for inputs in inputs_to_widen(given, precision.nudge) if precision.widened else ():
         others = PyTorchTraining(user, step, features, torch.float64).gradients(inputs, keep_effect)

@@ -107,8 +107,8 @@ class SimulatedCoordinator:
         """Return the reports of these tasks that are accepted, from the first on, and why the one after them is not;
         None: all are."""
         measured, names = self._measure_before(tasks, rows, found), tasks.name[rows]
-        weights = self.weights.of(self.engine.counts(names[0]).round, names, found.examples)
-        staleness = [self.engine.counts(name).staleness for name in names] if self.outlive else []
+        weights = self.weights.of(self.engine.report_terms(names[0]).round, names, found.examples)
+        staleness = [self.engine.report_terms(name).staleness for name in names] if self.outlive else []
         reports = reports_of(found, self._beside, weights, staleness, measured)
         trained = int(found.diverged.argmax()) if found.diverged.any() else len(found)
         accepted, refusal = self.round.receive(reports.first(trained))
@@ -120,7 +120,7 @@ class SimulatedCoordinator:
         """Reports of these tasks, which ``receive`` accepted, arrived at these times. The engine is not told."""
         self.round.accept(reports)
         self.round.add(replace(reports, parts=parts_to_add(reports, self._file)))
-        self.weights.count(self.engine.counts(tasks.name[rows][0]).round, tasks.name[rows])
+        self.weights.count(self.engine.report_terms(tasks.name[rows][0]).round, tasks.name[rows])
         self.costs.accept(tasks, rows, times)
         self.devices += tasks.device[rows]
         if self.outlive:

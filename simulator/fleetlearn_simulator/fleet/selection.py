@@ -47,7 +47,7 @@ def learn(engine: Engine, tasks: RunningTasks, rows: slice, found: TrainedDevice
         return
     columns = tasks.name[rows], found.loss.tolist(), found.examples.tolist(), times, tasks.began[rows]
     for name, loss, examples, time, began in zip(*columns, strict=True):
-        selection.learn(name, engine.counts(name).round, loss, examples, time - began)
+        selection.learn(name, engine.report_terms(name).round, loss, examples, time - began)
 
 
 def committed(engine: Engine, devices: Iterable[int]) -> dict[str, Any]:

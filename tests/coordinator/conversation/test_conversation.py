@@ -131,7 +131,7 @@ class Room(EnginePort):
         return True
 
     def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:
-        if not self.engine.wanted(device, report.task):
+        if not self.engine.takes_report(device, report.task):
             raise ProtocolError(Code.STALE_ROUND, "too late")
         self.saved[report.task] = np.frombuffer(self.spool.files[spool], np.float32)
         assert largest == {"update": np.abs(self.saved[report.task]).max()}

@@ -240,7 +240,7 @@ def test_reports_that_are_refused(device: str, task: str, round: int, code: Code
 def test_a_report_counts_once() -> None:
     engine, tasks = started()
     engine.count_report("a", tasks["a"].task, 10.0)
-    assert not engine.wanted("a", tasks["a"].task)
+    assert not engine.takes_report("a", tasks["a"].task)
     with pytest.raises(ValueError, match="not wanted"):
         engine.count_report("a", tasks["a"].task, 11.0)
 

@@ -337,25 +337,25 @@ class Fleet:
                 self.later(0.5, lambda: self.flap(device, task))
 
     def report(self, device: str, task: str) -> list[Command]:
-        if not self.engine.wanted(device, task):
+        if not self.engine.takes_report(device, task):
             return []
         self.heard[device] += 1
         return self.engine.count_report(device, task, self.now)
 
     def lie(self, device: str, task: str, steps: int) -> list[Command]:
-        if self.engine.wanted(device, task):
+        if self.engine.takes_report(device, task):
             self.engine.progress(device, task, "steps", steps, self.now)
             self.later(10.0, lambda: self.lie(device, task, steps + 1))
         return []
 
     def flap(self, device: str, task: str) -> list[Command]:
-        if not self.engine.wanted(device, task):
+        if not self.engine.takes_report(device, task):
             return []
         self.later(0.5, lambda: self.back(device, task))
         return self.engine.disconnect(device, self.now)
 
     def back(self, device: str, task: str) -> list[Command]:
-        if self.engine.wanted(device, task):
+        if self.engine.takes_report(device, task):
             self.later(0.5, lambda: self.flap(device, task))
         return self.engine.check_in(device, None, self.now)
 

@@ -234,7 +234,7 @@ class AnyOrder(RuleBasedStateMachine):
                 assert self.versions + 1 - self.began[task][0] > self.rules.max_staleness
             return
         assert task not in self.counted, "a report counted twice"
-        counts = self.engine.counts(device)
+        counts = self.engine.report_terms(device)
         ahead = sum(round > self.last for _, round in self.counted.values()) // self.rules.goal
         assert counts.early == (self.open is None)
         assert counts.round == (self.open or self.last + 1 + ahead)
@@ -275,7 +275,7 @@ class AnyOrder(RuleBasedStateMachine):
         if fails:
             self.do(self.engine.end(device, task, "failed: diverged", self.now))
             return
-        assert self.engine.evaluations.wanted(device, task)
+        assert self.engine.evaluations.takes_answer(device, task)
         self.measured[task] = self.measuring.pop(task)
         self.do(self.engine.count_answer(device, task, self.now))
 
@@ -548,7 +548,7 @@ class SelectedInAnyOrder(AnyOrder):
 
     def report_of(self, device: str, task: str, number: int) -> None:
         if device in self.connected and self.engine.leases.get(device) == task:
-            counts = self.engine.counts(device)
+            counts = self.engine.report_terms(device)
             if counts.staleness <= self.rules.max_staleness:  # else it is refused, and nothing is learnt
                 self.selection.learn(device, counts.round, float(len(self.counted) % 5), 10, self.now % 7)
         super().report_of(device, task, number)

@@ -51,7 +51,7 @@ class Rounds:
         given = sorted(engine.leases)
         for device in given:
             loss = self.losses.get(device, 1.0)
-            ruled(engine).learn(device, engine.counts(device).round, loss, 10, self.seconds.get(device, 1.0))
+            ruled(engine).learn(device, engine.report_terms(device).round, loss, 10, self.seconds.get(device, 1.0))
             commands = engine.count_report(device, engine.leases[device], self.now)
             if any(isinstance(row, Commit) for row in commands):
                 selection = ruled(engine)

@@ -60,7 +60,7 @@ def of_type(commands: list[Command], kind: type) -> list[Command]:
 def report_all(engine: Engine, tasks: dict[str, str], now: float) -> list[Command]:
     commands: list[Command] = []
     for device, task in tasks.items():
-        if engine.wanted(device, task):
+        if engine.takes_report(device, task):
             commands += engine.count_report(device, task, now)
     return commands
 

@@ -247,7 +247,7 @@ class Population:
                 self.returns.append(self.now)
                 self.do(self.engine.check_in(device, None, self.now))
                 self.most = max(self.most, len(self.connected))
-            elif self.engine.wanted(device, task):
+            elif self.engine.takes_report(device, task):
                 self.do(self.engine.count_report(device, task, self.now))
 
 

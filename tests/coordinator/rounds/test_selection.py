@@ -6,7 +6,7 @@ import pytest
 from fleetlearn_coordinator.rounds.commands import LATE, LOST, SURPLUS
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.reliability import DOUBT
-from fleetlearn_coordinator.rounds.selection import FEW, SHORT, Selection, put_back, take
+from fleetlearn_coordinator.rounds.selection import MAX_COPIED_NAMES, REBUILD_RATIO, Selection, put_back, take
 from fleetlearn_coordinator.rounds.settings import Settings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +32,9 @@ def test_names_are_taken_by_their_place(names: set[str], draws: list[int]) -> No
     assert [*sorted_names] == plain
 
 
-@pytest.mark.parametrize("size", [1, 40, FEW * 10, FEW * 10 + 1, SHORT, SHORT + 1])
+@pytest.mark.parametrize(
+    "size", [1, 40, REBUILD_RATIO * 10, REBUILD_RATIO * 10 + 1, MAX_COPIED_NAMES, MAX_COPIED_NAMES + 1]
+)
 def test_however_many_wait_ten_are_taken_and_put_back(size: int) -> None:
     plain = [f"d{number:05d}" for number in range(size)]
     names, draws = SortedList(plain), [7**number for number in range(10, 20)]

@@ -147,7 +147,7 @@ class Room(EnginePort):
         return True
 
     def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:
-        if not self.engine.wanted(device, report.task):
+        if not self.engine.takes_report(device, report.task):
             raise ProtocolError(Code.STALE_ROUND, "too late")
         assert (device, report.task) not in self.saved, "an update was saved twice"
         begin = 0

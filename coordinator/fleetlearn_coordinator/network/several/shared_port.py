@@ -75,7 +75,7 @@ class SharedPort:
 
     def count_report(self, device: str, task: str, now: float) -> None:
         run = self._serves()
-        self._turns.attempt(run, lambda: run.port.count_report(device, task, now))
+        self._turns.ask_run(run, lambda: run.port.count_report(device, task, now))
 
     def has_counted(self, device: str, task: str) -> bool:
         run = self._turns.of_task(task)
@@ -90,12 +90,12 @@ class SharedPort:
     def count_measurement(self, device: str, task: str, now: float) -> None:
         run = self._turns.of_task(task)
         assert run is not None  # it has just saved the measurement
-        self._turns.attempt(run, lambda: run.port.count_measurement(device, task, now))
+        self._turns.ask_run(run, lambda: run.port.count_measurement(device, task, now))
 
     def end_task(self, device: str, task: str, cause: str, now: float) -> None:
         run = self._turns.of_task(task)
         if run is not None:
-            self._turns.attempt(run, lambda: run.port.end_task(device, task, cause, now))
+            self._turns.ask_run(run, lambda: run.port.end_task(device, task, cause, now))
 
     def refused(self, device: str, error: FleetError) -> None:
         run = self._device.serves or self._device.last

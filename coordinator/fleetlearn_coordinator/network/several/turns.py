@@ -1,9 +1,9 @@
 """Which run each device serves, on a host with several: one task at a time, of whichever run wants the device, in turn.
 
-A device that has no task waits in all runs that it fits. The first one that gives it a task takes it out of the others
-before anything else happens (``Turns.claim``), so no two runs give a device a task. When the task ends, the device is
-offered to the other runs first (``Turns.settle``). What is done for a task depends on the number of runs, not of
-devices.
+A device that has no task waits in all runs that it fits. The first one that gives it a task takes it
+out of the others before anything else happens (``Turns.claim``), so no two runs give a device a task.
+When the task ends, the device is offered to the other runs first (``Turns.offer_freed_devices``).
+What is done for a task depends on the number of runs, not of devices.
 
 A synchronous run needs many devices at a time. So that the others do not take them away one by one, a device that
 becomes free is kept for the run that has been gathering for longest, if enough devices are connected that fit that run.
@@ -72,8 +72,8 @@ class Turns:
         self.runs: list[SharedRun] = []
         self.devices: dict[str, SharedDevice] = {}
         self._gathering: dict[SharedRun, float] = {}
-        """Run that needs more devices to open a round -> since when devices are kept for it, or from when on they are.
-        The first comes first."""
+        """Run that needs more devices to open a round -> when the host began, or will begin, to keep
+        devices for it. Devices are kept for the first of these runs whose time has come."""
         self._free: deque[str] = deque()
         """Devices that are to be offered to the runs."""
         self._placing = False
@@ -109,7 +109,7 @@ class Turns:
             device.allowed.discard(run)
             if device.last is run:
                 device.last = None
-        self._let_go(run)
+        self._offer_kept_devices(run)
         self._place_some()
 
     def close(self, run: SharedRun) -> None:
@@ -119,13 +119,13 @@ class Turns:
             if run in device.waits and device.serves is not run:
                 self._withdraw(run, device, forget=False)
                 self._stop_waiting(run, device)
-        self._let_go(run)
+        self._offer_kept_devices(run)
         self._place_some()
 
     def reopen(self, run: SharedRun) -> None:
         """The run wants devices from now on."""
         self._free.extend(device.name for device in self.devices.values() if device.serves is None)
-        self.settle(run)
+        self.offer_freed_devices(run)
 
     def of_task(self, task: str) -> SharedRun | None:
         """Return the run that gave this task, if it is served here."""
@@ -164,7 +164,7 @@ class Turns:
             del self.devices[device.name]
             self._forget(device)
             for run in list(device.waits):
-                self.attempt(run, lambda run=run: run.port.leave(device.name, now))  # type: ignore[misc]
+                self.ask_run(run, lambda run=run: run.port.leave(device.name, now))  # type: ignore[misc]
 
     def _forget(self, device: SharedDevice) -> None:
         for run in device.fits:
@@ -192,9 +192,9 @@ class Turns:
                     self._withdraw(other, device)
             run.kept.pop(name, None)
 
-    def settle(self, run: SharedRun) -> None:
-        """Something has happened in the run, and its devices have been told: offer those whose tasks ended to the other
-        runs, and see whether it gathers devices."""
+    def offer_freed_devices(self, run: SharedRun) -> None:
+        """Offer the devices whose tasks of this run ended to the other runs, and keep devices for the
+        run if it gathers them. Called after each event of the run, once its devices were told."""
         for name in run.port.take_freed():
             device = self.devices.get(name)
             if device is None or device.serves is not run or run.port.task_of(name) is not None:
@@ -205,7 +205,7 @@ class Turns:
         if run.port.gathers:
             self._gathering.setdefault(run, self._loop.time())
         elif self._gathering.pop(run, None) is not None:
-            self._let_go(run)
+            self._offer_kept_devices(run)
         self._place_some()
 
     def decline(self, run: SharedRun, name: str, after: float) -> None:
@@ -226,7 +226,7 @@ class Turns:
             if now - since > longest:
                 del self._gathering[run]  # behind the others
                 self._gathering[run] = now + longest
-                self._let_go(run)
+                self._offer_kept_devices(run)
         for device in self.devices.values():
             if device.declined and device.waits and device.serves is None:
                 past = [run for run, until in device.declined.items() if until <= now]
@@ -236,8 +236,8 @@ class Turns:
                     self._free.append(device.name)
         self._place_some()
 
-    def attempt(self, run: SharedRun, act: Callable[[], None]) -> None:
-        """Ask something of the run. An error ends the run, and nothing else."""
+    def ask_run(self, run: SharedRun, act: Callable[[], None]) -> None:
+        """Ask something of the run. An exception ends this run; the others go on."""
         try:
             act()
         except Exception as error:
@@ -299,13 +299,13 @@ class Turns:
             return
         device.waits[run] = None
         now = self._loop.time()
-        self.attempt(run, lambda: run.port.join(check_in or device.check_in, now))
+        self.ask_run(run, lambda: run.port.join(check_in or device.check_in, now))
         if run in device.waits and run.port.task_of(device.name) is not None:
             self.claim(run, [device.name])  # it goes on with the task that it has
 
     def _withdraw(self, run: SharedRun, device: SharedDevice, *, forget: bool = True) -> None:
         now = self._loop.time()
-        self.attempt(run, lambda: run.port.withdraw(device.name, now))
+        self.ask_run(run, lambda: run.port.withdraw(device.name, now))
         if forget:
             device.waits.pop(run, None)
             run.kept.pop(device.name, None)
@@ -319,7 +319,7 @@ class Turns:
                 run.kept.pop(device.name, None)
                 self._free.append(device.name)
 
-    def _let_go(self, run: SharedRun) -> None:
+    def _offer_kept_devices(self, run: SharedRun) -> None:
         """Offer the devices that were kept for the run to the others."""
         self._free.extend(run.kept)
         run.kept.clear()

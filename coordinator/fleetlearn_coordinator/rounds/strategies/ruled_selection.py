@@ -93,7 +93,7 @@ class RuledSelection(Selection):
 
     def add(self, device: str) -> None:
         self.idle.discard(device)  # what it states may have changed since it came
-        self._let_go(device)
+        self._forget_exclusion(device)
         if failed := self.rules.eligibility.refusals(self.stated.get(device, NOTHING_STATED)):
             Selection.remove(self, device)
             self.ineligible[device] = tuple(failed)
@@ -110,7 +110,7 @@ class RuledSelection(Selection):
             return 0
         return record.given + self.rules.once_in
 
-    def _let_go(self, device: str) -> None:
+    def _forget_exclusion(self, device: str) -> None:
         self.ineligible.pop(device, None)
         self.barred.pop(device, None)
 
@@ -118,7 +118,7 @@ class RuledSelection(Selection):
         return device not in self.ineligible and device not in self.barred
 
     def remove(self, device: str) -> None:
-        self._let_go(device)
+        self._forget_exclusion(device)
         Selection.remove(self, device)
 
     def _waits(self, device: str) -> bool:

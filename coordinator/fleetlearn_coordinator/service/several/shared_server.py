@@ -36,11 +36,11 @@ class SharedRunServer(RunServer):
 
     # What people want of it
 
-    def start(self, heard: Sequence[Command]) -> None:
+    def start(self, pending: Sequence[Command]) -> None:
         if self.engine.paused:
             self.clock.stop()
         self._started = True
-        super().start(heard)
+        super().start(pending)
         if not self.engine.paused:
             self._turns.reopen(self._turn)
 
@@ -119,7 +119,7 @@ class SharedRunServer(RunServer):
         super()._tell_all(commands)
         self._telling -= 1
         if not self._telling and not self.ended:
-            self._turns.settle(self._turn)
+            self._turns.offer_freed_devices(self._turn)
 
     def _send_away(self, device: str, after: float) -> None:
         self._forget(device)

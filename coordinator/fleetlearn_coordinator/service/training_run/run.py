@@ -217,7 +217,7 @@ class Run:
         """
         engine = self.engine
         engine.check_staleness(device)
-        number, staleness, early = engine.counts(device)
+        number, staleness, early = engine.report_terms(device)
         weight = self._weights.of_one(number, device, report.examples)
         spooled = self.reports.receive(device, report, spool_file, largest, weight, staleness)
         norms = None

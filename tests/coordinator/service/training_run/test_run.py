@@ -49,7 +49,7 @@ def test_a_lease_that_is_revived_is_running_in_the_data_directory_too(make_plan:
     fleet.store.close()
     fleet = Fleet(plan)
     fleet.run.resume(NOW)
-    assert fleet.run.engine.wanted(first.device, first.task)
+    assert fleet.run.engine.takes_report(first.device, first.task)
     fleet.store.close()
 
 

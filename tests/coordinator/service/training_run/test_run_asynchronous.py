@@ -169,7 +169,7 @@ def test_a_lost_device_s_update_counts_with_its_staleness_when_it_is_back(asynch
     assert len(fleet.run.engine.leases) == 2
     fleet.carry_out(fleet.run.engine.check_in("b", tasks["b"].task, 0.0))
     fleet.carry_out(fleet.run.engine.announce("b", tasks["b"].task, tasks["b"].round, 0.0))
-    assert fleet.run.engine.counts("b").staleness == 2
+    assert fleet.run.engine.report_terms("b").staleness == 2
     fleet.report(tasks["b"], update_of(1.0))
     assert read_status(plan.data_dir).rounds[-1].summary["staleness"]["max"] == 2
     fleet.store.close()
@@ -235,7 +235,7 @@ def test_a_finished_run_goes_on_with_what_was_under_way(asynchronous: PlanMaker)
     fleet.report(tasks["a"], update_of(1.0))
     (finish,) = fleet.report(tasks["b"], update_of(1.0))
     assert isinstance(finish, Finish)
-    assert not fleet.run.engine.wanted("c", tasks["c"].task)
+    assert not fleet.run.engine.takes_report("c", tasks["c"].task)
     assert fleet.run.engine.tick(1e6) == []
     fleet.store.close()
     fleet = Fleet(asynchronous(stop__rounds=2))
