@@ -103,6 +103,25 @@ class CheckedStep(NamedTuple):
     """Whether the model can train on a single example (BatchNorm may not)."""
 
 
+class Compared(NamedTuple):
+    """What is compared: a step's graph with the same step in PyTorch."""
+
+    user: UserModel
+    step: TrainStep
+    run: Run
+    """Runs the graph."""
+    features: Function | None
+    seed: int
+    """Of the batches and of the step's random numbers."""
+    precision: Precision
+    what: str
+    """What the graph is, for messages."""
+
+    def in_pytorch(self, dtype: torch.dtype | None = None) -> PyTorchTraining:
+        """Return the step in PyTorch, in the precision's dtype unless another is given."""
+        return PyTorchTraining(self.user, self.step, self.features, dtype or self.precision.dtype)
+
+
 def compare_training(
     user: UserModel,
     step: TrainStep,
@@ -116,20 +135,21 @@ def compare_training(
 
     A plain step passes no state on, so besides the one that shows the gradients it is done once, on one example.
     """
-    rule = step.rule
+    compared = Compared(user, step, run, features, seed, precision, what)
     if _is_plain(step):
-        return _compare_plain_steps(user, step, run, features, seed, precision, what)
+        return _compare_plain_steps(compared)
+    custom = step.rule.optimizer == "custom"
     hyper = {name: 0.5 if default is None else default for name, default in step.hyper.items()}
-    hyper |= {name: USUAL[name] for name in hyper if rule.optimizer != "custom" and name in USUAL}
+    hyper |= {name: USUAL[name] for name in hyper if not custom and name in USUAL}
     rate = 0.01
-    if rule.optimizer != "custom":
-        rate = _compare_gradients(user, step, run, features, seed, precision, what)
+    if not custom:
+        rate = _compare_gradients(compared)
         give_back_freed_memory()
     if "lr" in hyper:
         hyper["lr"] = rate
 
-    reference = PyTorchTraining(user, step, features, precision.dtype)
-    precise = [PyTorchTraining(user, step, features, torch.float64) for _ in range(2)] if precision.widened else []
+    reference = compared.in_pytorch()
+    precise = [compared.in_pytorch(torch.float64) for _ in range(2)] if precision.widened else []
     given = inputs_without_ties(step, hyper, seed, precision)
     fed = given
     worst, steps, batch_of_one = 0.0, 0, True
@@ -140,8 +160,8 @@ def compare_training(
         arrays = {f"batch.{name}": value for name, value in batch.items()}
         arrays |= {"seed": torch.tensor(seed + number)} if step.random else {}
         given, fed = given | arrays, fed | arrays
-        if len(next(iter(batch.values()))) == 1:
-            attempt = reference if rule.optimizer == "custom" else partial(_gradients, reference)
+        if _examples(batch) == 1:
+            attempt = reference if custom else partial(_gradients, reference)
             if call_in_pytorch(partial(attempt, given), batch) is None:
                 batch_of_one = False
                 continue
@@ -153,22 +173,44 @@ def compare_training(
         effect: dict[str, float] = {}
         for training, inputs in zip(precise, inputs_to_widen(given, precision.nudge), strict=False):
             keep_larger(effect, difference_of_each(expected.results, training(inputs).results))
-        rows = {_described(name): (got[name].numpy(), value) for name, value in expected.results.items()}
-        where = f"the {what}, on a batch of {len(next(iter(batch.values())))},"
-        effect = {_described(name): value for name, value in effect.items()}
-        worst = max(worst, compare(rows, where, precision.values, effect, precision.widest))
+        worst = max(worst, _compare_results(compared, batch, got, expected.results, effect))
         given = expected.given
-        own = {name.removeprefix("next."): value for name, value in got.items() if name.startswith("next.")}
-        if precision.on_own_results:
-            fed = fed | own
-        elif rule.optimizer == "custom":
-            fed = given
-        else:  # torch.optim has the optimizer's state in itself
-            fed = given | {name: value for name, value in own.items() if name.startswith("state.")}
-        del expected, got, own, rows  # before the next step: each is as large as the model
+        fed = _next_inputs(compared, fed, given, got)
+        del expected, got  # before the next step: each is as large as the model
         give_back_freed_memory()
     values = {name: given[f"param.{name}"] for name in step.values}
-    return CheckedStep(worst, values if _gives_numbers(user, step, values) else dict(step.values), batch_of_one)
+    if not _gives_numbers(user, step, values):
+        values = dict(step.values)
+    return CheckedStep(worst, values, batch_of_one)
+
+
+def _examples(batch: Tensors) -> int:
+    return len(next(iter(batch.values())))
+
+
+def _compare_results(
+    compared: Compared, batch: Tensors, got: Tensors, expected: Tensors, effect: Mapping[str, float]
+) -> float:
+    """Compare the graph's results with PyTorch's. effect: of rounding in PyTorch, which is allowed besides.
+
+    Returns the largest difference. Raises ExportError."""
+    precision = compared.precision
+    rows = {_described(name): (got[name].numpy(), value) for name, value in expected.items()}
+    described = {_described(name): value for name, value in effect.items()}
+    where = f"the {compared.what}, on a batch of {_examples(batch)},"
+    return compare(rows, where, precision.values, described, precision.widest)
+
+
+def _next_inputs(compared: Compared, fed: Tensors, given: Tensors, got: Tensors) -> Tensors:
+    """Return what the graph's next step begins with. fed: what this one began with. given: what PyTorch's next step
+    begins with. got: the graph's results."""
+    own = {name.removeprefix("next."): value for name, value in got.items() if name.startswith("next.")}
+    if compared.precision.on_own_results:
+        return fed | own
+    if compared.step.rule.optimizer == "custom":
+        return given
+    # torch.optim has the optimizer's state in itself
+    return given | {name: value for name, value in own.items() if name.startswith("state.")}
 
 
 def inputs_without_ties(step: TrainStep, hyper: Mapping[str, float], seed: int, precision: Precision) -> Tensors:
@@ -199,25 +241,18 @@ def _is_plain(step: TrainStep) -> bool:
     return rule.optimizer == "sgd" and not (step.state or rule.clip or rule.weight_decay or rule.correction)
 
 
-def _compare_plain_steps(
-    user: UserModel,
-    step: TrainStep,
-    run: Run,
-    features: Function | None,
-    seed: int,
-    precision: Precision,
-    what: str,
-) -> CheckedStep:
+def _compare_plain_steps(compared: Compared) -> CheckedStep:
     """Do the same for a plain step, of which no state goes from one to the next, so that each begins with the step's
     own parameters: in an export those of the module trained in place, not the first ones.
 
     In float64 a step shows gradients so exactly that they need no runs of their own.
     """
+    user, step, seed, precision = compared.user, compared.step, compared.seed, compared.precision
     hyper = {name: USUAL.get(name, 0.5 if default is None else default) for name, default in step.hyper.items()}
     double = precision.dtype == torch.float64
     hyper["lr"] = min(0.1, 0.1 / max(user.largest_gradient, 1e-30))
     if not double:
-        hyper["lr"] = _compare_gradients(user, step, run, features, seed, precision, what)
+        hyper["lr"] = _compare_gradients(compared)
         give_back_freed_memory()
     given = inputs_without_ties(step, hyper, seed, precision)
     worst, steps, batch_of_one, values = 0.0, 0, True, dict(step.values)
@@ -228,7 +263,7 @@ def _compare_plain_steps(
             break
         given |= {f"batch.{name}": value for name, value in batch.items()}
         given |= {"seed": torch.tensor(seed + number)} if step.random else {}
-        found = _compare_plain_step(user, step, run, features, given, precision, what)
+        found = _compare_plain_step(compared, given)
         if found is None:
             batch_of_one = False
             continue
@@ -240,27 +275,20 @@ def _compare_plain_steps(
     return CheckedStep(worst, values, batch_of_one)
 
 
-def _compare_plain_step(
-    user: UserModel,
-    step: TrainStep,
-    run: Run,
-    features: Function | None,
-    given: Tensors,
-    precision: Precision,
-    what: str,
-) -> tuple[float, Tensors] | None:
+def _compare_plain_step(compared: Compared, given: Tensors) -> tuple[float, Tensors] | None:
     """Compare one plain step. PyTorch's parameters wait on disk, and each is compared as soon as the graph has its own.
 
     Returns the largest difference, and the parameters and buffers after the step unless the graph is a traced one; None
     if the model takes no batch of one. Raises ExportError.
     """
+    step, precision, what = compared.step, compared.precision, compared.what
     batch = {name: value for name, value in given.items() if name.startswith("batch.")}
-    count = len(next(iter(batch.values())))
+    count = _examples(batch)
     # Tracing takes any number from two for granted.
     one = " example (if your model asks for that number, leave the question out)" if count == 1 else ""
     what_on = f"the {what}, on a batch of {count}{one},"
     double = precision.dtype == torch.float64
-    reference = PyTorchTraining(user, step, features, precision.dtype)
+    reference = compared.in_pytorch()
     with on_disk() as parameters:
 
         def in_pytorch() -> tuple[Tensors, list[Tensor]]:
@@ -281,7 +309,7 @@ def _compare_plain_step(
             keep_larger(effect, difference_of_each({name: expected(name)}, {name: value}))
 
         for inputs in inputs_to_widen(given, precision.nudge) if precision.widened else ():
-            training = PyTorchTraining(user, step, features, torch.float64)
+            training = compared.in_pytorch(torch.float64)
             results = training.plain_step(inputs, lambda name, value: keep_effect(f"next.param.{name}", value))
             for name, value in results.items():
                 keep_effect(name, value)
@@ -301,7 +329,7 @@ def _compare_plain_step(
             if parameter in step.values and not precision.traced:
                 values[parameter] = value
 
-        for name, value in run(given, receive).items():
+        for name, value in compared.run(given, receive).items():
             receive(name, value)
         if double:
             _refuse_other_gradients(what_on if one else f"the {what}", of_gradients, reference.sizes, precision, {})
@@ -349,27 +377,20 @@ def _described(name: str) -> str:
     return {"param": "parameter", "loss": "the loss"}.get(kind, kind) + (f" {rest}" if rest else "")
 
 
-def _compare_gradients(
-    user: UserModel,
-    step: TrainStep,
-    run: Run,
-    features: Function | None,
-    seed: int,
-    precision: Precision,
-    what: str,
-) -> float:
+def _compare_gradients(compared: Compared) -> float:
     """Compare the gradients, loss, metrics and buffers of a first step. Returns a learning rate that suits them.
 
     A step returns no gradients. They are read from the parameters after a step with a huge learning rate, or from a
     state (momentum, Adam's m) that equals the gradient with these hyper-parameters. Raises ExportError.
     """
+    step, precision, seed = compared.step, compared.precision, compared.seed
     hyper = dict.fromkeys(step.hyper, 0.0) | {"lr": PROBE, "max_norm": 1e30, "temperature": 0.5, "mu": 0.25}
     hyper = {name: value for name, value in hyper.items() if name in step.hyper}
     given = first_inputs(step, hyper | ({"epsilon": 1.0} if "epsilon" in hyper else {}), seed)
     given = {name: torch.zeros_like(v) if name.startswith("correction.") else v for name, v in given.items()}
-    batch = _other_batch(user, seed, precision)
+    batch = _other_batch(compared.user, seed, precision)
     given |= {f"batch.{name}": value for name, value in batch.items()}
-    training = PyTorchTraining(user, step, features, precision.dtype)
+    training = compared.in_pytorch()
     differences: dict[str, float] = {}
     gradients: Tensors = {}
     effect: dict[str, float] = {}
@@ -378,7 +399,7 @@ def _compare_gradients(
         keep_larger(effect, difference_of_each({name: gradients[name]}, {name: gradient}))
 
     with on_disk() as got:  # while PyTorch computes: together they took 1.8 GiB for ViT-B at 224 x 224, not 1.5
-        found = run(given, got.keep)
+        found = compared.run(given, got.keep)
         while found:
             got.keep(*found.popitem())
         give_back_freed_memory()
@@ -395,14 +416,12 @@ def _compare_gradients(
             )
 
         results = training.gradients(given, receive)
-        rows = {_described(name): (got[name].numpy(), value) for name, value in results.items()}
+        kept = {name: got[name] for name in results}
     for inputs in inputs_to_widen(given, precision.nudge) if precision.widened else ():
-        others = PyTorchTraining(user, step, features, torch.float64).gradients(inputs, keep_effect)
+        others = compared.in_pytorch(torch.float64).gradients(inputs, keep_effect)
         keep_larger(effect, difference_of_each(results, others))
-    _refuse_other_gradients(f"the {what}", differences, training.sizes, precision, effect)
-    where = f"the {what}, on a batch of {len(next(iter(batch.values())))},"
-    effect = {_described(name): value for name, value in effect.items()}
-    compare(rows, where, precision.values, effect, precision.widest)
+    _refuse_other_gradients(f"the {compared.what}", differences, training.sizes, precision, effect)
+    _compare_results(compared, batch, kept, results, effect)
     return min(0.1, 0.1 / max(*training.sizes.values(), 1e-30))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.conversion import check_standard
-from fleetlearn_export.graphs.split import Subgraph, remove_copies, result_bytes, split
+from fleetlearn_export.graphs.split import Parts, Subgraph, remove_copies, result_bytes, split
 from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.silence import silenced_python
@@ -85,6 +85,78 @@ def check_many_settings(many: TrainMany | None) -> None:
         raise ExportError(f"many={many!r}; expected TrainMany(devices, steps) of at least 2 devices and 1 step")
 
 
+class _Block(NamedTuple):
+    """One step of one device, in parts, and how they are run for a block of devices."""
+
+    step: GraphModule
+    """The step, whose nodes the parts have."""
+    many: TrainMany
+    inputs: dict[str, str]
+    """Input of the step -> its node."""
+    shared: list[str]
+    """Nodes of the inputs that are the same for all devices."""
+    batch: list[str]
+    """Nodes of the inputs that each step of each device has of its own."""
+    outputs: list[str]
+    """Names of the step's outputs: first those that the next step takes, then what is measured."""
+    carried: dict[str, str]
+    """Output that the next step takes -> the node of the input that it becomes."""
+    parts: Parts
+    keeps_versions: bool
+    """Whether what all steps made stays in memory until the end, where it fits: then a device that
+    has fewer steps takes an earlier version. Else each step leaves such a device's values as they are."""
+
+    def run(self, part: Subgraph, values: Tensors) -> list[Tensor]:
+        """Run the part for all devices, or all steps of all devices, that are on the values' first axis."""
+        if not part.outputs:
+            return []
+        over = tuple(None if node in self.shared else 0 for node in part.inputs)
+        block = vmap(Vectorizable(self.step, graph=part.graph).run, in_dims=over)
+        return list(block(*(values[node] for node in part.inputs)))
+
+    def train(self, given: Tensors) -> Tensors:
+        """Return the results of all steps of all devices. This is what is traced."""
+        now = {node: given[name] for name, node in self.inputs.items()}
+        versions = {node: [now[node]] for node in self.carried.values()}
+        before, core, after = self.parts
+        # Batches of all steps on one axis: the first step of all devices, then the second, and so on.
+        whole = now | {node: now[node].transpose(0, 1).flatten(0, 1) for node in self.batch}
+        made = dict(zip(before.outputs, self.run(before, whole), strict=True))
+        slices = {node: torch.split(value, self.many.devices) for node, value in made.items()}
+        slices |= {node: now[node].unbind(1) for node in self.batch}
+        crossing = []  # for each step, what ``after`` reads of it
+        for number in range(self.many.steps):
+            now |= {node: values[number] for node, values in slices.items()}
+            found = self.run(core, now)
+            crossing.append(found[len(self.carried) :])
+            self._carry(now, versions, found, given["steps"] > number)
+        joined = [torch.cat(values) for values in zip(*crossing, strict=True)]
+        read = dict(zip(core.outputs[len(self.carried) :], joined, strict=True))
+        measured = self._measured(self.run(after, whole | made | read), given["steps"])
+        last = {
+            name: _version_after(versions[node], given["steps"]) if self.keeps_versions else now[node]
+            for name, node in self.carried.items()
+        }
+        return last | measured
+
+    def _carry(self, now: Tensors, versions: dict[str, list[Tensor]], found: list[Tensor], takes: Tensor) -> None:
+        """Put what a step made in the places of the next step's inputs. takes: whether each device has this step."""
+        for node, value in zip(self.carried.values(), found, strict=False):
+            if not self.keeps_versions:
+                value = torch.where(takes.reshape(-1, *[1] * (value.dim() - 1)), value, now[node])
+            now[node] = value
+            versions[node].append(value)
+        if "seed" in self.inputs:
+            now[self.inputs["seed"]] = now[self.inputs["seed"]] + 1
+
+    def _measured(self, values: list[Tensor], steps: Tensor) -> Tensors:
+        """Return what each step measured, shape (devices, steps), 0 where a device had no such step."""
+        shape = (self.many.steps, self.many.devices)
+        done = steps > torch.arange(self.many.steps)[:, None]
+        rows = [torch.where(done, value.view(shape), 0.0).t() for value in values]
+        return dict(zip(self.outputs[len(self.carried) :], rows, strict=True))
+
+
 def trace_many(step: TrainStep, single: GraphModule, many: TrainMany, table: Decompositions) -> Traced:
     """Trace ``many.steps`` steps of ``many.devices`` devices. ``table`` as for ``trace``. Raises ExportError.
 
@@ -95,69 +167,17 @@ def trace_many(step: TrainStep, single: GraphModule, many: TrainMany, table: Dec
         # Here the number of examples is fixed, so it may be 1, which PyTorch treats as a constant.
         rows = torch.arange(many.batch) % len(next(iter(step.batch.values())))
         given |= {name: value[rows] for name, value in given.items() if name.startswith("batch.")}
-
-    def spread(name: str, value: Tensor) -> Tensor:
-        if name.startswith(SHARED):
-            return value
-        axes = (many.devices, many.steps) if name.startswith("batch.") else (many.devices,)
-        return value.expand(*axes, *value.shape).clone()
-
-    arguments = {name: spread(name, value) for name, value in given.items()}
-    arguments["steps"] = torch.full((many.devices,), many.steps)
     free = {} if many.batch is not None else {name: 0 for name in given if name.startswith("batch.")}
     plain = trace(
         lambda row: dict(zip(step.outputs(), Vectorizable(single).run(*row.values()), strict=True)), given, free, table
     )
     remove_copies(plain)
-    names = step.outputs()
-    node_names = {name: node.name for name, node in zip(given, plain.graph.find_nodes(op="placeholder"), strict=True)}
-    shared = [node for name, node in node_names.items() if name.startswith(SHARED)]
-    batch = [node for name, node in node_names.items() if name.startswith("batch.")]
-    carried = {name: node_names[name.removeprefix("next.")] for name in names if name.startswith("next.")}
-    size, room = result_bytes(plain, given.values()), MAX_TOGETHER_BYTES // (many.devices * many.steps)
-    before, core, after = split(plain.graph, shared, batch, len(carried), size, room)
-    kept = (many.steps + 1) * sum(arguments[name.removeprefix("next.")].nbytes for name in carried) <= MAX_KEPT_BYTES
-
-    def run(part: Subgraph, values: Tensors) -> list[Tensor]:
-        """Run the part for all devices, or all steps of all devices, that are on the values' first axis."""
-        if not part.outputs:
-            return []
-        over = tuple(None if node in shared else 0 for node in part.inputs)
-        block = vmap(Vectorizable(plain, graph=part.graph).run, in_dims=over)
-        return list(block(*(values[node] for node in part.inputs)))
-
-    def function(given: Tensors) -> Tensors:
-        now = {node: given[name] for name, node in node_names.items()}
-        versions = {node: [now[node]] for node in carried.values()}
-        # Batches of all steps on one axis: the first step of all devices, then the second, and so on.
-        whole = now | {node: now[node].transpose(0, 1).flatten(0, 1) for node in batch}
-        made = dict(zip(before.outputs, run(before, whole), strict=True))
-        slices = {node: torch.split(value, many.devices) for node, value in made.items()}
-        slices |= {node: now[node].unbind(1) for node in batch}
-        crossing = []
-        for number in range(many.steps):
-            now |= {node: values[number] for node, values in slices.items()}
-            found = run(core, now)
-            crossing.append(found[len(carried) :])
-            done = given["steps"] > number
-            for node, value in zip(carried.values(), found, strict=False):
-                if not kept:
-                    value = torch.where(done.reshape(-1, *[1] * (value.dim() - 1)), value, now[node])
-                now[node] = value
-                versions[node].append(value)
-            if "seed" in node_names:
-                now[node_names["seed"]] = now[node_names["seed"]] + 1
-        joined = [torch.cat(values) for values in zip(*crossing, strict=True)]
-        measured = run(after, whole | made | dict(zip(core.outputs[len(carried) :], joined, strict=True)))
-        done = given["steps"] > torch.arange(many.steps)[:, None]
-        values = [torch.where(done, value.view(many.steps, many.devices), 0.0).t() for value in measured]
-        steps = given["steps"]
-        last = {name: _version_after(versions[node], steps) if kept else now[node] for name, node in carried.items()}
-        return last | dict(zip(names[len(carried) :], values, strict=True))
-
+    arguments = {name: _for_all(name, value, many) for name, value in given.items()}
+    arguments["steps"] = torch.full((many.devices,), many.steps)
+    block = _block(step, plain, many, given, arguments)
     free = dict.fromkeys(free, 2)
     try:
-        return Traced(trace(function, arguments, free, table), arguments, free, names)
+        return Traced(trace(block.train, arguments, free, table), arguments, free, block.outputs)
     except ExportError as error:
         if many.batch is not None:
             raise
@@ -165,6 +185,29 @@ def trace_many(step: TrainStep, single: GraphModule, many: TrainMany, table: Dec
             f"the step cannot be made for many devices and any number of examples ({error}). Fix the number: "
             f"TrainMany({many.devices}, {many.steps}, batch=...)"
         ) from error
+
+
+def _for_all(name: str, value: Tensor, many: TrainMany) -> Tensor:
+    """Return an input of one step of one device as one of all devices, or of all their steps."""
+    if name.startswith(SHARED):
+        return value
+    axes = (many.devices, many.steps) if name.startswith("batch.") else (many.devices,)
+    return value.expand(*axes, *value.shape).clone()
+
+
+def _block(step: TrainStep, plain: GraphModule, many: TrainMany, given: Tensors, arguments: Tensors) -> _Block:
+    """Split one step. given: its inputs. arguments: those of all devices, whose sizes say what may be kept."""
+    nodes = plain.graph.find_nodes(op="placeholder")
+    inputs = {name: node.name for name, node in zip(given, nodes, strict=True)}
+    shared = [node for name, node in inputs.items() if name.startswith(SHARED)]
+    batch = [node for name, node in inputs.items() if name.startswith("batch.")]
+    outputs = step.outputs()
+    carried = {name: inputs[name.removeprefix("next.")] for name in outputs if name.startswith("next.")}
+    size = result_bytes(plain, given.values())
+    room = MAX_TOGETHER_BYTES // (many.devices * many.steps)
+    parts = split(plain.graph, shared, batch, len(carried), size, room)
+    versions = (many.steps + 1) * sum(arguments[name.removeprefix("next.")].nbytes for name in carried)
+    return _Block(plain, many, inputs, shared, batch, outputs, carried, parts, versions <= MAX_KEPT_BYTES)
 
 
 def many_program(step: TrainStep, exported: ExportedProgram, many: TrainMany, located: torch.fx.Graph) -> Program:

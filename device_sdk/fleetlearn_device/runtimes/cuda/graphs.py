@@ -8,7 +8,7 @@ Col2Im runs on the CPU, and its images are copied there and back. Bundles have i
 (fleetlearn_export/emission/operators/small_images.py): the sum of each place's taps is then a product with a matrix of
 zeros and ones.
 
-Bitwise operators run on the CPU too. They make the random numbers of dropout: see words.py.
+Bitwise operators run on the CPU too. They make the random numbers of dropout: see bitwise.py.
 
 A session without operators on the CPU can be recorded and replayed as a whole (recorded_step.py).
 """
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetlearn_device.runtimes.cuda.bitwise import BitwiseRewriter
 from fleetlearn_device.runtimes.cuda.encoding import (
     Field,
     Node,
@@ -32,7 +33,6 @@ from fleetlearn_device.runtimes.cuda.encoding import (
     node,
     tensor,
 )
-from fleetlearn_device.runtimes.cuda.words import Words
 
 LARGEST_MATRIX = 2**20
 """Elements of a matrix in Col2Im's place, at most."""
@@ -46,7 +46,7 @@ def for_cuda(model: bytes) -> bytes | None:
     """
     if not any(word in model for word in (b"training_mode", b"Col2Im", b"Bitwise")):
         return None
-    return b"".join(_graph(field, {}, "words") if field.number == 7 else field.whole for field in fields(model))
+    return b"".join(_graph(field, {}, "bitwise") if field.number == 7 else field.whole for field in fields(model))
 
 
 def _graph(field: Field, outer: Constants, prefix: str) -> bytes:
@@ -54,9 +54,9 @@ def _graph(field: Field, outer: Constants, prefix: str) -> bytes:
     rows = list(fields(field.value))
     constants = {**outer, **dict(_constants(row.value for row in rows if row.number == 5))}
     seeded = any(row.number == 11 and b"seed" in [part.value for part in fields(row.value)] for row in rows)
-    words = Words(constants, prefix, seeded)
-    parts = [_nodes(Node(row), constants, words, prefix) if row.number == 1 else row.whole for row in rows]
-    return framed(field.number, words.constants() + b"".join(parts))
+    bitwise = BitwiseRewriter(constants, prefix, seeded)
+    parts = [_nodes(Node(row), constants, bitwise, prefix) if row.number == 1 else row.whole for row in rows]
+    return framed(field.number, bitwise.constants() + b"".join(parts))
 
 
 def _constants(initializers: Iterable[bytes]) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -66,7 +66,7 @@ def _constants(initializers: Iterable[bytes]) -> Iterator[tuple[str, NDArray[Any
             yield name, values
 
 
-def _nodes(found: Node, constants: Constants, words: Words, prefix: str) -> bytes:
+def _nodes(found: Node, constants: Constants, bitwise: BitwiseRewriter, prefix: str) -> bytes:
     """Return a node, or the nodes in its place."""
     if found.operator == "BatchNormalization":
         return b"".join(_batch_norm(found))
@@ -76,7 +76,7 @@ def _nodes(found: Node, constants: Constants, words: Words, prefix: str) -> byte
         inner = f"{prefix}.inner"
         rows = (row.whole if row.number != 5 else _with_other_graphs(row, constants, inner) for row in found.rows)
         return framed(1, b"".join(rows))
-    return words.rewritten(found) or found.field.whole
+    return bitwise.rewritten(found) or found.field.whole
 
 
 def _with_other_graphs(attribute: Field, outer: Constants, prefix: str) -> bytes:

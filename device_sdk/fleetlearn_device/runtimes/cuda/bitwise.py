@@ -1,9 +1,15 @@
 """Bitwise operators in arithmetic, for ONNX Runtime's CUDA provider (1.31), which has none.
 
-A graph's random numbers are hashes of 32-bit words (fleetlearn_export/model/seeded_random.py) in int64: ``&`` with
-2^32 - 1, ``^`` with a constant, and ``^`` of a word and the same word shifted right (a product in float64 shifts it).
-``x & 2^k - 1`` is the remainder of a division by 2^k, and ``x & -2^k`` is x without that remainder. ``^`` is looked up
-in a table, for 9 bits of both operands at a time.
+What is rewritten is known by its form alone, whoever made the graph:
+
+- ``x & (2^k - 1)`` is the remainder of a division by 2^k.
+- ``x & -2^k`` is x without that remainder.
+- ``x ^ y`` of numbers that are known to be from 0 to 2^36 - 1 is looked up in a table, PIECE bits of
+  both at a time. Such numbers are constants, the input ``seed``, what a mask or an exclusive or left,
+  and any of these shifted right: a product with 2^-k in float64, rounded down.
+
+Other bitwise operators stay. The random numbers of the bundles that fleetlearn exports, hashes of
+32-bit words, need no others.
 """
 
 from __future__ import annotations
@@ -19,14 +25,15 @@ from fleetlearn_device.runtimes.cuda.encoding import Node, constant, node
 
 PIECE = 9
 """Bits of an operand that are looked up at a time: the table has 2^18 integers (2 MiB)."""
-MOST = 4 * PIECE
+MOST_BITS = 4 * PIECE
+"""Operands of an exclusive or have at most this many bits."""
 EXACT_BITS = 53
 """float64 has integers below 2^53 without rounding. And every runtime checks that the seed is below 2^53."""
 DOUBLE, INT64 = 11, 7
 """TensorProto's data types."""
 
 
-class Words:
+class BitwiseRewriter:
     """Rewrites the bitwise operators of one graph, whose nodes it is given in their order."""
 
     def __init__(self, constants: Mapping[str, NDArray[Any]], prefix: str, seeded: bool) -> None:
@@ -92,38 +99,50 @@ class Words:
         return None
 
     def _xor(self, found: Node) -> bytes | None:
-        bits = [self._bits.get(name, MOST + 1) for name in found.inputs]
-        if max(bits) > MOST:
+        bits = [self._bits.get(name, MOST_BITS + 1) for name in found.inputs]
+        if max(bits) > MOST_BITS:
             return None
         (result,) = found.outputs
         self._bits[result] = max(bits)
         wide, narrow = sorted(found.inputs, key=lambda name: -self._bits[name])
-        return b"".join(self._looked_up(wide, narrow, result, max(bits), min(bits)))
+        return b"".join(self._exclusive_or(wide, narrow, result, max(bits), min(bits)))
 
-    def _looked_up(self, wide: str, narrow: str, result: str, more: int, bits: int) -> Iterator[bytes]:
-        """Yield nodes for ``wide ^ narrow``, which have this many bits at most."""
+    def _exclusive_or(self, wide: str, narrow: str, result: str, more: int, bits: int) -> Iterator[bytes]:
+        """Yield nodes for ``wide ^ narrow``, which have at most ``more`` and ``bits`` bits."""
         inner = f"{result}.{bits}."
-        if more > bits:  # the highest bits stay
-            low, high, xored = inner + "low", inner + "high", inner + "xored"
-            yield node("Mod", [wide, self._constant(2**bits)], [low])
-            yield node("Sub", [wide, low], [high])
-            yield from self._looked_up(low, narrow, xored, bits, bits)
-            yield node("Add", [high, xored], [result])
+        if more > bits:
+            yield from self._with_high_bits(wide, narrow, result, bits, inner)
         elif bits > PIECE:
-            part = PIECE * (2 if bits > 2 * PIECE else 1)
-            unit, low, high, above = self._constant(2**part), inner + "low", inner + "high", inner + "above"
-            for name, value in (("wide", wide), ("narrow", narrow)):
-                yield node("Mod", [value, unit], [f"{low}.{name}"])
-                yield node("Div", [value, unit], [f"{high}.{name}"])
-            yield from self._looked_up(f"{low}.wide", f"{low}.narrow", low, part, part)
-            yield from self._looked_up(f"{high}.wide", f"{high}.narrow", high, bits - part, bits - part)
-            yield node("Mul", [high, unit], [above])
-            yield node("Add", [above, low], [result])
+            yield from self._in_two_parts(wide, narrow, result, bits, inner)
         else:
-            row, place = inner + "row", inner + "place"
-            yield node("Mul", [wide, self._constant(2**PIECE)], [row])
-            yield node("Add", [row, narrow], [place])
-            yield node("Gather", [self._table(), place], [result])
+            yield from self._from_table(wide, narrow, result, inner)
+
+    def _with_high_bits(self, wide: str, narrow: str, result: str, bits: int, inner: str) -> Iterator[bytes]:
+        """``narrow`` ends before ``wide``: the highest bits of ``wide`` stay as they are."""
+        low, high, xored = inner + "low", inner + "high", inner + "xored"
+        yield node("Mod", [wide, self._constant(2**bits)], [low])
+        yield node("Sub", [wide, low], [high])
+        yield from self._exclusive_or(low, narrow, xored, bits, bits)
+        yield node("Add", [high, xored], [result])
+
+    def _in_two_parts(self, wide: str, narrow: str, result: str, bits: int, inner: str) -> Iterator[bytes]:
+        """Both have too many bits for the table: their low and their high bits are worked apart."""
+        part = PIECE * (2 if bits > 2 * PIECE else 1)
+        unit, low, high, above = self._constant(2**part), inner + "low", inner + "high", inner + "above"
+        for name, value in (("wide", wide), ("narrow", narrow)):
+            yield node("Mod", [value, unit], [f"{low}.{name}"])
+            yield node("Div", [value, unit], [f"{high}.{name}"])
+        yield from self._exclusive_or(f"{low}.wide", f"{low}.narrow", low, part, part)
+        yield from self._exclusive_or(f"{high}.wide", f"{high}.narrow", high, bits - part, bits - part)
+        yield node("Mul", [high, unit], [above])
+        yield node("Add", [above, low], [result])
+
+    def _from_table(self, wide: str, narrow: str, result: str, inner: str) -> Iterator[bytes]:
+        """The table has the results in rows: ``wide`` says which row, ``narrow`` where in the row."""
+        row, place = inner + "row", inner + "place"
+        yield node("Mul", [wide, self._constant(2**PIECE)], [row])
+        yield node("Add", [row, narrow], [place])
+        yield node("Gather", [self._table(), place], [result])
 
     def _constant(self, value: int, dtype: Any = np.int64) -> str:
         name = f"{self._prefix}.{np.dtype(dtype)}.{value}"
