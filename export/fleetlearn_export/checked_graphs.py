@@ -69,17 +69,19 @@ class CheckedGraphs(NamedTuple):
     difference: float
     """The largest difference."""
     ranges: Sequence[IndexRange | None] = ()
-    """Of the training graphs: the integers that each array of the batch may hold, where the loss tells it."""
+    """The integers that each array of the batch may hold, where the loss tells it. Training graphs have
+    this."""
     by_pytorch: Mapping[str, str] = {}
     """Graph that PyTorch's ONNX exporter wrote -> why it was not written straight from the traced graph."""
     operators: str | None = None
     """What the comparison of train.onnx's operators found."""
     found: FoundFeatures | None = None
-    """Of the training graphs: the features that a device may keep, if they are asked for."""
+    """The features that a device may keep, if they are asked for. Training graphs have this."""
     evaluation: onnx.ModelProto | None = None
-    """Of the evaluation graphs: eval.onnx before its weights were coded, if features are asked for."""
+    """eval.onnx before its weights were coded, if features are asked for. Evaluation graphs have
+    this."""
     infer_offsets: Mapping[str, int] = {}
-    """Of the evaluation graphs: where each parameter's bytes begin in infer.onnx."""
+    """Where each parameter's bytes begin in infer.onnx. Evaluation graphs have this."""
 
 
 def training_graphs(user: UserModel, step: TrainStep, settings: ExportSettings) -> tuple[CheckedGraphs, CheckedStep]:

@@ -91,7 +91,7 @@ class Conversation:
         """``uploads``: of all conversations. ``since``: when the peer connected."""
         self._uploads, self._owner, self._since = uploads, owner, since
         self.port: Port
-        """Of the run that admitted the device. Not set before."""
+        """The port of the run that admitted the device. Not set before the check-in."""
         self.device: str | None = None
         """The device at the other end; None before the check-in, and after another connection took over."""
         self.seen = since

@@ -63,7 +63,7 @@ NEWCOMERS = 4096
 """Connections that speak for no device: in the handshake, before the check-in, closing. Each takes some 10 KiB. More
 wait in the queue of the system; where that is full, the systems of the devices try again after 1 and after 3 s."""
 TLS_NEWCOMERS = 1024
-"""The same with TLS: each takes some 50 KiB."""
+"""Most newcomers at a time with TLS, where each takes some 50 KiB."""
 CHECK_IN_TIMEOUT = 10.0
 """Seconds from the connection to the check-in."""
 HANDSHAKE_BYTES = 16 * KIB

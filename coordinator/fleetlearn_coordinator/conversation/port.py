@@ -18,7 +18,7 @@ class Admitted(NamedTuple):
     """The device may stay."""
 
     port: Port
-    """Of the run that it serves from now on."""
+    """The port of the run that the device serves from now on."""
     welcome: Welcome
     download: int
     """Bytes that the device may have to fetch for its first task: the bundle and the model."""

@@ -31,7 +31,7 @@ from fleetlearn_coordinator.plan.service_settings import Limits, Tls
 MOST_CONNECTIONS = 128
 """Connections at a time; an address that has limits gets at most half of those that are free."""
 DESCRIPTORS = 2 * MOST_CONNECTIONS
-"""Of a connection's socket, and of the file that it is sent."""
+"""File descriptors that the page needs: for each connection its socket, and the file that is sent."""
 THREADS = 4
 """Files that are opened or read, and documents that are made, at a time."""
 REQUEST_TIMEOUT = 10.0
@@ -60,7 +60,7 @@ HEADERS = (
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
 )
-"""Of every answer. The first two make threads possible: the page is "cross-origin isolated" (HTML, 7.1.3)."""
+"""Headers of every answer. The first two make threads possible: the page is "cross-origin isolated" (HTML, 7.1.3)."""
 
 Document = Callable[[], bytes]
 """Returns a document's JSON. Called in other threads. Raises FleetError, OSError where it cannot be had now."""

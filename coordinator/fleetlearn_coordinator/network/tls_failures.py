@@ -31,7 +31,8 @@ class Hello:
 
 
 HELLO: ContextVar[Hello | None] = ContextVar("HELLO", default=None)
-"""Of the connection whose handshake is under way. asyncio hands the context of the task that began it on."""
+"""The greeting of the connection whose handshake is under way. Callbacks see it: asyncio runs them in
+the context of the task that began the handshake."""
 
 
 def note_hello(_: object, name: str | None, __: ssl.SSLContext) -> None:

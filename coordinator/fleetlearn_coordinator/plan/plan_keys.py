@@ -32,7 +32,7 @@ class PlanKeys(Section, frozen=True, kw_only=True):
     do with it."""
 
     name: Identifier
-    """Of the run: letters, digits, ``._-``."""
+    """The run's name: letters, digits, ``._-``."""
     bundle: Path
     """The training bundle, relative to the plan file."""
     recipe: str = "fedavg"

@@ -120,7 +120,7 @@ class Staleness(Section, frozen=True, kw_only=True):
     a: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     """Default: polynomial 0.5, hinge 10."""
     b: Annotated[float, Meta(ge=0, le=1e6)] | None = None
-    """Of hinge alone. Default: 4."""
+    """The b of the function hinge. Default: 4."""
     max: Annotated[int, Meta(ge=0, le=2**31)] | None = None
     """The largest staleness that counts. A task whose update would be older is cancelled. Default: asynchronous ten
     times the mean that is to be expected, concurrency / goal rounded up; else 1."""
@@ -133,10 +133,11 @@ class Aggregation(Section, frozen=True, kw_only=True):
     """mean, or one that bounds what hostile devices can do: median, trimmed-mean, krum, multi-krum, bulyan,
     geometric-median, centred-clipping. Default: the recipe's."""
     hostile: Annotated[float, Meta(ge=0, lt=0.5)] | None = None
-    """Of trimmed-mean, krum, multi-krum and bulyan: the largest share of the devices that may send anything. Default:
-    0.2."""
+    """For trimmed-mean, krum, multi-krum and bulyan: the largest share of the devices that may be
+    hostile, and send anything. Default: 0.2."""
     radius: Annotated[float, Meta(gt=0, le=1e30)] | None = None
-    """Of centred-clipping: the longest difference of an update from the centre that counts whole (L2 norm)."""
+    """For centred-clipping: the longest difference of an update from the centre that counts whole (L2
+    norm)."""
     max_norm: Annotated[float, Meta(gt=0, le=1e30)] | None = None
     """The longest update that counts whole (L2 norm of all of its elements), with any aggregator. Default: any."""
     norm_action: Literal["clip", "refuse"] | None = None
@@ -172,11 +173,12 @@ class EncodingSection(Section, frozen=True, kw_only=True):
     """[encoding]: how updates and models become bytes (docs/algorithms/encodings.md)."""
 
     up: str = "float32"
-    """Of updates: float32, float16, bfloat16, int8, int4, or top-k with its share: topk-0.01, topk-0.01-float16,
-    topk-0.01-int8. Devices that do not know it send float32."""
+    """How updates are encoded: float32, float16, bfloat16, int8, int4, or top-k with its share:
+    topk-0.01, topk-0.01-float16, topk-0.01-int8. Devices that do not know it send float32."""
     down: Literal["float32", "float16", "delta"] = "float32"
-    """Of the model: float32, float16 (devices train from the rounded model), or float32 as the difference from an
-    earlier model, for devices that still have one of the last two."""
+    """How the model is encoded: float32, float16 (devices train from the rounded model), or "delta":
+    float32 as the difference from an earlier model, for devices that still have one of the last
+    two."""
 
 
 class PaceSection(Section, frozen=True, kw_only=True):
@@ -212,7 +214,7 @@ class Server(Section, frozen=True, kw_only=True):
     """scaffold and feddyn: how many devices may take part at all, N. A larger number makes both of them more careful;
     with one that is too small they overshoot."""
     momentum: Decay | None = None
-    """Of the optimizer momentum."""
+    """For the optimizer momentum: the part of the last step that goes into the next."""
     beta1: Decay | None = None
     """Decay of the mean update (adagrad, adam, yogi)."""
     beta2: Decay | None = None
@@ -258,7 +260,8 @@ class EvaluationSection(Section, frozen=True, kw_only=True):
     devices: Annotated[int, Meta(ge=1, le=MAX_UPDATES)]
     """Devices that measure. Default: round.goal."""
     minimum: Annotated[int, Meta(ge=1)]
-    """With fewer at its end, an evaluation is not valid. Default: half of the devices, rounded up."""
+    """An evaluation is valid if at least this many devices measured. Default: half of the devices,
+    rounded up."""
     deadline: Duration
     """Seconds after which an evaluation ends with what there is. Default: round.deadline."""
     data: Path | None = None

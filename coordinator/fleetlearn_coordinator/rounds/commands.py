@@ -32,7 +32,7 @@ class Assign(NamedTuple):
     """When the lease ends at the latest, on the engine's clock."""
     again: bool
     version: int
-    """Of the model that the task begins from."""
+    """Version of the model that the task begins from."""
 
 
 class Ended(NamedTuple):
@@ -90,7 +90,7 @@ class ExchangeOpened(NamedTuple):
     """An exchange of this kind began (exchange.py)."""
 
     number: int
-    """Of the series."""
+    """The number of the exchange in its series."""
     version: int
     """Of the model that the series is about."""
     kind: str
@@ -107,7 +107,7 @@ class Ask(NamedTuple):
     device: str
     task: str
     number: int
-    """Of the series."""
+    """The number of the exchange in its series."""
     version: int
     deadline: float
     """When the exchange ends, on the engine's clock."""
@@ -130,7 +130,7 @@ class ExchangeClosed(NamedTuple):
     next."""
 
     number: int
-    """Of the series."""
+    """The number of the exchange in its series."""
     version: int
     dropped: dict[str, int]
     """How many of its tasks ended without an answer that counts, by cause."""
@@ -153,8 +153,8 @@ class Finish(NamedTuple):
     metric: str | None = None
     """The metric's name, where the rule is one of a metric."""
     version: int | None = None
-    """Of the model that the metric was measured of, where the rule is one of a metric. It may be older than the newest:
-    devices measure the model with which a round begins, and the round makes one more."""
+    """For a rule about a metric: the version of the model that was measured. It may be older than the
+    newest: devices measure the model with which a round begins, and the round makes one more."""
 
 
 Command = (

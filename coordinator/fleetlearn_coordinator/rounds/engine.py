@@ -47,7 +47,7 @@ class Snapshot(NamedTuple):
     book: dict[str, Any] | None = None
     """Tasks that go on, as ``LeaseBook.snapshot`` returned them. None: no task does."""
     pace: dict[str, Any] | None = None
-    """As ``Pace.snapshot`` returned it."""
+    """What ``Pace.snapshot`` returned."""
 
 
 @dataclass(slots=True)

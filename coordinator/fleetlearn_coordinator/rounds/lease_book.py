@@ -52,7 +52,8 @@ class LeaseBook:
     accepted: dict[str, str] = field(default_factory=dict)
     """Task -> device, of leases that ended with a report that counts."""
     early: dict[str, str] = field(default_factory=dict)
-    """The same, of leases that ended while no round was open. They count for the next round, or for those after it."""
+    """Task -> device, for reports that came while no round was open. They count for the next round, or
+    for a later one."""
     dropped: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Task -> (device, cause), of leases that ended otherwise."""
     lost: dict[str, tuple[str, Terms]] = field(default_factory=dict)

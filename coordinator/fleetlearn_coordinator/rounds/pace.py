@@ -62,7 +62,7 @@ class Bookings:
         self._needed = self.rules.check_ins * MEMORY / MARGIN
 
     def need(self, devices: int, now: float) -> None:
-        """So many devices are needed in the place of others."""
+        """Note that this many devices are needed, in the place of others."""
         self._needed = self._needed_at(now) + devices
         self._counted_at = now
 

@@ -57,7 +57,7 @@ class Selection:
     failures: Counter[str] = field(default_factory=Counter)
     """Device -> its tasks that ended in this round without a report that counts."""
     again: set[str] = field(default_factory=set)
-    """Those of ``resting`` that have checked in again since their task failed, and may have another."""
+    """Devices in ``resting`` that checked in again after their task failed: they may have another."""
     updates: Counter[str] = field(default_factory=Counter)
     """Device -> its updates that count in this round. Empty unless they are limited."""
     reliability: Reliability = field(default_factory=Reliability)

@@ -44,13 +44,15 @@ class Restored(NamedTuple):
     round: int | None
     """The open round, or None."""
     leases: Iterable[tuple[str, str, int | None]]
-    """With the version of the model that the task began from, if it is known: by default the newest."""
+    """Task, device, and the version of the model that the task began from. None: the newest
+    version."""
     accepted: Iterable[tuple[str, str]]
-    """Of the open round."""
+    """Task and device of each report that counts in the open round."""
     dropped: Iterable[tuple[str, str, str]]
-    """With the cause. Of the open round, or since the last one."""
+    """Task, device and cause of each task that ended in the open round, or since the last one."""
     lost: Iterable[tuple[str, str, int | None]] = ()
-    """As ``leases``: tasks that ended because their devices were lost, and may go on."""
+    """Tasks that ended because their devices were lost, and may go on: the same columns as
+    ``leases``."""
     early: Iterable[tuple[str, str]] = ()
     """Reports that count for rounds after the open one, or after the last one."""
 

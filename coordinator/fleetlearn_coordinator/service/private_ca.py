@@ -157,7 +157,7 @@ def _begun(
 
 
 def _key_usage(*, signs: bool) -> x509.KeyUsage:
-    """Of a CA that signs certificates, or of a server or device."""
+    """Return the key usage of a CA (``signs``), or of a server or device."""
     return x509.KeyUsage(
         digital_signature=not signs,
         key_cert_sign=signs,

@@ -45,7 +45,7 @@ class RunResult(NamedTuple):
     finished: bool
     """False: it was stopped and can be started again."""
     version: int
-    """Of the newest model."""
+    """Version of the newest model."""
     met_by: int | None = None
     """The version of the model whose metric met the target, where that ended the run."""
 
@@ -66,7 +66,7 @@ def serve(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = Fa
 
 
 async def serve_async(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False) -> RunResult:
-    """The same in a running event loop. The process's signal handlers are as before when it returns."""
+    """Do what ``serve`` does, in a running event loop. The process's signal handlers are as before when it returns."""
     with process_for_serving() as stopped:
         return await _serve(plan, service or ServiceSettings(), stopped, stay=stay)
 

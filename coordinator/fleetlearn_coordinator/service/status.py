@@ -33,7 +33,7 @@ class ClosedEvaluation(msgspec.Struct, frozen=True):
 
     number: int
     version: int
-    """Of the model that was measured."""
+    """Version of the model that was measured."""
     outcome: str
     """``valid``, or ``invalid`` where too few devices measured."""
     closed: float
@@ -49,7 +49,7 @@ class Status(msgspec.Struct, frozen=True):
     """Whether its coordinator holds the data directory and answers devices."""
     address: str | None
     version: int
-    """Of the newest model."""
+    """Version of the newest model."""
     finished: str | None
     """Why training is over, or None."""
     finished_by: dict[str, Any] | None

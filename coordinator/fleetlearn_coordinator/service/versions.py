@@ -29,7 +29,7 @@ class Version(msgspec.Struct, frozen=True):
 
     version: int
     sha256: str
-    """Of the parameter vector's bytes."""
+    """SHA-256 of the parameter vector's bytes."""
     made: float
     """Unix time."""
     round: int | None
@@ -149,7 +149,7 @@ class Comparison(msgspec.Struct, frozen=True):
     distance: float
     """L2 norm of the difference."""
     cosine: float | None
-    """Of the angle between the two parameter vectors. None: one of them is zeros."""
+    """Cosine of the angle between the two parameter vectors. None: one of them is zeros."""
     norms: tuple[float, float]
     parameters: list[ParameterChange]
     """The parameter that changed most first."""

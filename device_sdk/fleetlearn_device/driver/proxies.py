@@ -33,7 +33,7 @@ class Proxy(NamedTuple):
     url: str
     """Its address, which may have a password: not for people's eyes."""
     shown: str
-    """The same without name and password."""
+    """The address without name and password."""
     setting: str
     """What names it, such as HTTPS_PROXY."""
     has_name: bool

@@ -22,7 +22,8 @@ class Timing(NamedTuple):
     cap: float = 60.0
     """Longest wait before any connection."""
     slow_cap: float = 900.0
-    """The same where trying again alone will not help, as with a certificate that is not accepted."""
+    """Longest wait between attempts where trying again alone will not help, as with a certificate that
+    is not accepted."""
     give_up: float = 900.0
     """How long a device that runs until the training is finished tries to connect, without one connection."""
 

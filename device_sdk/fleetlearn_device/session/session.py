@@ -456,7 +456,7 @@ class Session:
     def _distrust(self, task: Task | Evaluate, why: str) -> Commands:
         """Give back a task that is not to be believed. What the device works on stays as it is."""
         text = clip(f"task {task.task} is not trained: {why}")
-        named = task.task in (self.task_id, self._ended_task_id)  # nobody shall end the real task of this name
+        named = task.task in (self.task_id, self._ended_task_id)  # a forged message must not end the real task
         failed: Commands = [] if named else [Send(Failed(task.task, "untrusted", text))]
         return [Note(text, True), *failed, *self._close_for_fault("a task is not trusted")]
 

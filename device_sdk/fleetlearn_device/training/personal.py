@@ -52,7 +52,8 @@ def fedrep(work: TaskWork) -> TaskOutcome:
     Collins et al. 2021, "Exploiting Shared Representations for Personalized Federated Learning", arXiv 2102.07078,
     algorithm 1: the personal parameters are the head, what travels is the body. After each step the frozen rows,
     statistics included, are overwritten with what they were. For the other rows the step is the same as if these had
-    been frozen, as long as the optimizer treats each element by itself. Its state begins anew in both phases.
+    been frozen, as long as the optimizer treats each element by itself. Both phases begin with a
+    fresh state of the optimizer.
     """
     runtime, size = work.runtime, work.bundle.manifest.size
     work.load()

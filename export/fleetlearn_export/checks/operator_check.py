@@ -24,10 +24,11 @@ from fleetlearn_export.model.source_locations import first_line, location_of_nod
 from fleetlearn_export.model.steps import Tensors
 
 RELATIVE = 1e-4
-"""Largest difference that is allowed, relative to the result's largest element,"""
+"""Difference that is always allowed, relative to the result's largest element."""
 TIMES_OWN_ERROR = 16
-"""and, added to it, so many times the operator's own error: that of PyTorch in float32, or the effect of nudged inputs.
-These tell how large the error is of a sum that is mathematically 0."""
+"""The operator's own error times this is allowed in addition. Its own error is that of PyTorch in
+float32, or the effect of nudged inputs: they show how large the error of a sum is that is
+mathematically 0."""
 SMALL = 0.1
 """A difference below this part of what RELATIVE allows is small. It passes without float64 and without the operator's
 own error, which would only allow more."""

@@ -60,18 +60,18 @@ class Precision(NamedTuple):
     values: float
     """Largest difference of parameters, state and metrics that is allowed; see ``comparison.TOLERANCE``."""
     gradients: float
-    """Largest difference of a gradient that is allowed, relative to the tensor's largest gradient,"""
+    """Difference of a gradient that is allowed, relative to the tensor's largest gradient."""
     floor: float
-    """and, added to it, relative to the model's: a bias before a normalisation has a gradient of rounding errors
-    alone."""
+    """Difference of a gradient that is allowed in addition, relative to the model's largest gradient: a
+    bias before a normalisation has a gradient of rounding errors alone."""
     on_own_results: bool = False
     """Whether each step of the graph starts from the graph's own results. In a deep network with BatchNorm an error of
     rounding grows some 100 times in each step, so there a step starts from PyTorch's results."""
     widened: bool = False
-    """Whether ``TIMES_ROUNDING`` times the effect of rounding in PyTorch itself is allowed besides,"""
+    """Whether ``TIMES_ROUNDING`` times the effect of rounding in PyTorch itself is allowed in addition."""
     widest: float = WIDEST
-    """and at most this for values, on the scale of TOLERANCE; ten times as much for gradients, on theirs: one sign that
-    flips under a ReLU changes a gradient by percents."""
+    """Most that the effect of rounding may add: for values on the scale of TOLERANCE; for gradients ten
+    times as much, on their scale. One sign that flips under a ReLU changes a gradient by percents."""
     nudge: float = NUDGE
     """Relative noise on the parameters that shows this effect."""
     traced: bool = False
@@ -112,7 +112,7 @@ class Compared(NamedTuple):
     """Runs the graph."""
     features: Function | None
     seed: int
-    """Of the batches and of the step's random numbers."""
+    """Seed of the batches and of the step's random numbers."""
     precision: Precision
     what: str
     """What the graph is, for messages."""
@@ -217,7 +217,7 @@ def inputs_without_ties(step: TrainStep, hyper: Mapping[str, float], seed: int, 
     """Return the inputs of a first step but the batch. In float64, with all seeds but the first, no parameter is 0.
 
     Where a batch norm's bias is 0, its output for one example has the mean 0. If the model takes that mean and applies
-    a ReLU, rounding decides the sign, and thereby the gradient. The comparison in float64 does not allow for that.
+    a ReLU, rounding decides the sign, and so the gradient. The comparison in float64 does not allow for that.
     """
     given = first_inputs(step, hyper, seed)
     if precision.dtype != torch.float64 or seed == SEEDS[0]:

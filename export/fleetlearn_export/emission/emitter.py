@@ -239,7 +239,7 @@ class Emitter:
     def padded(
         self, x: Source, rank: int, counts: Mapping[int, tuple[Size, Size]], mode: str | None = None, value: Any = None
     ) -> str:
-        """Return ``x`` with so many elements more before and after, axis by axis; a negative number cuts.
+        """Return ``x`` with elements added before and after: ``counts`` of each axis. A negative number cuts.
 
         mode: edge or reflect; a constant else. value: the name of that constant, 0 else.
         """

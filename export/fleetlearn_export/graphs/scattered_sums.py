@@ -20,7 +20,7 @@ Shapes = Mapping[str, list[int | str]]
 
 
 class _Rows(NamedTuple):
-    """A tensor of zeros, but for the rows that operators add to it."""
+    """A tensor of zeros, to which operators add rows."""
 
     scatters: list[NodeProto]
     factor: str = ""
@@ -72,7 +72,7 @@ def _shapes(model: onnx.ModelProto) -> Shapes:
 
 
 def _rows(node: NodeProto, rows: Mapping[str, _Rows], shapes: Shapes) -> _Rows | None:
-    """Return what a node makes, if that is zeros but for added rows."""
+    """Return what a node makes, if it is zeros to which rows are added."""
     if _adds_rows(node) and node.input[0] in rows and not rows[node.input[0]].factor:
         return _Rows([*rows[node.input[0]].scatters, node])
     if node.op_type == "Mul":

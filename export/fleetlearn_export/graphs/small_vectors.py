@@ -33,7 +33,7 @@ class Chain(NamedTuple):
 
     nodes: list[NodeProto]
     vectors: list[str]
-    """Those that the operators read and do not make."""
+    """Vectors that the operators read and do not make."""
     form: Form
     """The operators, each with what it reads: the result of an operator of the chain (its place), one of the vectors
     (its place), or a scalar (its name). Chains of one form can become one."""

@@ -87,7 +87,7 @@ class Flops(NamedTuple):
 
     total: int
     products: int
-    """Those in convolutions and matrix products."""
+    """Floating-point operations in convolutions and matrix products."""
 
 
 def values(model: onnx.ModelProto, batch: int) -> dict[str, ShapeAndDtype]:

@@ -29,7 +29,8 @@ from fleetlearn_export.model.steps import Function
 from fleetlearn_export.model.user_model import SMALL_BATCH, UserModel, evaluation_mode, named_outputs, training_mode
 
 RUNS = 8
-"""With how many seeds a model is run to see whether it depends on chance; layers are skipped once in ten times."""
+"""A model is run with this many seeds to see whether it depends on chance, as where a layer is skipped
+once in ten times."""
 
 
 def make_user_model(

@@ -16,7 +16,7 @@ from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_export.model.source_locations import location_of_running_line
 
 SEED = 0
-"""Of all numbers that eval.onnx and infer.onnx draw."""
+"""The seed of all random numbers that eval.onnx and infer.onnx draw."""
 
 
 def drawn_from_fixed_seed() -> Seeded:

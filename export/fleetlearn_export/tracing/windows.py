@@ -7,7 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 FEW_CHANNELS = 8
-"""With fewer, one matrix product for all taps costs less than a product for each tap."""
+"""With fewer channels, one matrix product for all taps costs less than a product for each tap."""
 MANY_TAPS = 64
 """With more elements in a kernel, a graph with a few operators for each would be too long."""
 LONG_ROW = 16

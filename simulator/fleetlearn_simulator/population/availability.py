@@ -84,7 +84,7 @@ def _online(scenario: Scenario, ids: Ids, t: float) -> Flags:
 
 
 def _until(scenario: Scenario, ids: Ids, t: float) -> Floats:
-    """As ``until``, for devices that are online."""
+    """Do what ``until`` does, for devices that are online."""
     rule = scenario.availability
     match rule.kind:
         case "bernoulli" | "diurnal":
@@ -97,7 +97,7 @@ def _until(scenario: Scenario, ids: Ids, t: float) -> Floats:
 
 
 def _next_online(scenario: Scenario, ids: Ids, t: float) -> Floats:
-    """As ``next_online``, for devices that are offline, and without outages."""
+    """Do what ``next_online`` does, for devices that are offline, and without outages."""
     rule = scenario.availability
     match rule.kind:
         case "markov":

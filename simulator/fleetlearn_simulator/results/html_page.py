@@ -98,7 +98,7 @@ class Table(NamedTuple):
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
     words: Sequence[bool]
-    """Of each column, whether it is one of words."""
+    """Whether each column holds words."""
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> PagePart:

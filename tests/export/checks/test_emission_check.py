@@ -15,7 +15,7 @@ from fleetlearn_export.checks.comparison import nudged
 from fleetlearn_export.checks.emission_check import check_emission, check_evaluation
 from fleetlearn_export.checks.graph_checks import check_train
 from fleetlearn_export.checks.operator_check import OperatorsChecked
-from fleetlearn_export.checks.pytorch_training import Take
+from fleetlearn_export.checks.pytorch_training import ReceiveTensor
 from fleetlearn_export.checks.tracing_check import run_traced
 from fleetlearn_export.checks.training_comparison import FLOAT32, WIDENED, Precision, compare_training
 from fleetlearn_export.graphs.emitted import emitted
@@ -111,7 +111,7 @@ def test_the_effect_of_rounding_is_allowed_in_deep_networks(steps: Callable[[str
     such are allowed."""
     step = steps("resnet18")
 
-    def run(given: dict[str, Tensor], take: Take) -> dict[str, Tensor]:
+    def run(given: dict[str, Tensor], take: ReceiveTensor) -> dict[str, Tensor]:
         random = torch.Generator().manual_seed(5)
         near = {name: nudged(value, random) for name, value in given.items() if name.startswith("param.")}
         return run_traced(step.step, step.module, given | near, torch.float32, take)

@@ -12,7 +12,7 @@ from fleetlearn_export import ExportError
 from fleetlearn_export.checks import tracing_check
 from fleetlearn_export.checks.comparison import SEEDS
 from fleetlearn_export.checks.double_precision import Doubled
-from fleetlearn_export.checks.pytorch_training import Take
+from fleetlearn_export.checks.pytorch_training import ReceiveTensor
 from fleetlearn_export.checks.tracing_check import check_tracing, run_traced
 from fleetlearn_export.checks.training_comparison import (
     FLOAT32,
@@ -45,7 +45,7 @@ def test_a_traced_step_is_autograds_in_float64(name: str) -> None:
     step = traced_step(zoo.make(name))
     with training_mode(step.user.model):
 
-        def run(given: dict[str, Tensor], take: Take) -> dict[str, Tensor]:
+        def run(given: dict[str, Tensor], take: ReceiveTensor) -> dict[str, Tensor]:
             return run_traced(step.step, step.module, given, torch.float64, take)
 
         found = compare_training(step.user, step.step, run, None, 1, FLOAT64)
@@ -115,7 +115,7 @@ def test_code_that_depends_on_its_tensors_dtype_is_compared_in_float32() -> None
     step = traced_step(zoo.classifier(Rounded(), zoo.numbers(6), 4))
     with training_mode(step.user.model):
 
-        def run(given: dict[str, Tensor], take: Take) -> dict[str, Tensor]:
+        def run(given: dict[str, Tensor], take: ReceiveTensor) -> dict[str, Tensor]:
             return run_traced(step.step, step.module, given, torch.float64, take)
 
         with pytest.raises(ExportError, match=r"differs|another gradient"):

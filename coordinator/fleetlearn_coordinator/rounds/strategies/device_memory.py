@@ -22,7 +22,7 @@ class DeviceRecord(NamedTuple):
     tasks: int
     """How many tasks it was given."""
     labels: tuple[str, ...] = ()
-    """Those of its labels with a quota that it had then."""
+    """The labels with a quota that the device had then."""
     reported: int | None = None
     """The round for which its last report counted. None, here and below: no report counted yet."""
     loss: float | None = None

@@ -46,7 +46,7 @@ class BitwiseRewriter:
             if values.dtype == np.int64 and values.size and values.min() >= 0:
                 self._bits[name] = int(values.max()).bit_length()
         self._doubles: dict[str, int] = {}
-        """The same for values in float64, which are rounded down when they become integers."""
+        """Values in float64 that, rounded down to integers, are from 0 to 2^bits - 1."""
         self._used: dict[str, NDArray[Any]] = {}
         """Constants that the new nodes read."""
 

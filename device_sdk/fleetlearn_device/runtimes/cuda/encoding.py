@@ -26,7 +26,7 @@ DTYPES: dict[int, Any] = {1: np.float32, 6: np.int32, 7: np.int64, 11: np.float6
 class Field(NamedTuple):
     number: int
     value: bytes
-    """Of a varint: its bytes."""
+    """The field's content; the bytes of the number itself for a varint."""
     whole: bytes
     """The field with its key, as it stands in the message."""
 
