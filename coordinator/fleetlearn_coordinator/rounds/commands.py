@@ -90,9 +90,9 @@ class ExchangeOpened(NamedTuple):
     """An exchange of this kind began (exchange.py)."""
 
     number: int
-    """The number of the exchange in its series."""
+    """The series' number."""
     version: int
-    """Of the model that the series is about."""
+    """Version of the model that the series is about."""
     kind: str
     phase: int = 1
     """Which exchange of the series, from 1."""
@@ -107,7 +107,7 @@ class Ask(NamedTuple):
     device: str
     task: str
     number: int
-    """The number of the exchange in its series."""
+    """The series' number."""
     version: int
     deadline: float
     """When the exchange ends, on the engine's clock."""
@@ -130,7 +130,7 @@ class ExchangeClosed(NamedTuple):
     next."""
 
     number: int
-    """The number of the exchange in its series."""
+    """The series' number."""
     version: int
     dropped: dict[str, int]
     """How many of its tasks ended without an answer that counts, by cause."""
