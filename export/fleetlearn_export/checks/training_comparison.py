@@ -103,7 +103,7 @@ class CheckedStep(NamedTuple):
     """Whether the model can train on a single example (BatchNorm may not)."""
 
 
-class Compared(NamedTuple):
+class ComparedSteps(NamedTuple):
     """What is compared: a step's graph with the same step in PyTorch."""
 
     user: UserModel
@@ -135,7 +135,7 @@ def compare_training(
 
     A plain step passes no state on, so besides the one that shows the gradients it is done once, on one example.
     """
-    compared = Compared(user, step, run, features, seed, precision, what)
+    compared = ComparedSteps(user, step, run, features, seed, precision, what)
     if _is_plain(step):
         return _compare_plain_steps(compared)
     custom = step.rule.optimizer == "custom"
@@ -189,7 +189,7 @@ def _examples(batch: Tensors) -> int:
 
 
 def _compare_results(
-    compared: Compared, batch: Tensors, got: Tensors, expected: Tensors, effect: Mapping[str, float]
+    compared: ComparedSteps, batch: Tensors, got: Tensors, expected: Tensors, effect: Mapping[str, float]
 ) -> float:
     """Compare the graph's results with PyTorch's. effect: of rounding in PyTorch, which is allowed besides.
 
@@ -201,7 +201,7 @@ def _compare_results(
     return compare(rows, where, precision.values, described, precision.widest)
 
 
-def _next_inputs(compared: Compared, fed: Tensors, given: Tensors, got: Tensors) -> Tensors:
+def _next_inputs(compared: ComparedSteps, fed: Tensors, given: Tensors, got: Tensors) -> Tensors:
     """Return what the graph's next step begins with. fed: what this one began with. given: what PyTorch's next step
     begins with. got: the graph's results."""
     own = {name.removeprefix("next."): value for name, value in got.items() if name.startswith("next.")}
@@ -241,7 +241,7 @@ def _is_plain(step: TrainStep) -> bool:
     return rule.optimizer == "sgd" and not (step.state or rule.clip or rule.weight_decay or rule.correction)
 
 
-def _compare_plain_steps(compared: Compared) -> CheckedStep:
+def _compare_plain_steps(compared: ComparedSteps) -> CheckedStep:
     """Do the same for a plain step, of which no state goes from one to the next, so that each begins with the step's
     own parameters: in an export those of the module trained in place, not the first ones.
 
@@ -275,7 +275,7 @@ def _compare_plain_steps(compared: Compared) -> CheckedStep:
     return CheckedStep(worst, values, batch_of_one)
 
 
-def _compare_plain_step(compared: Compared, given: Tensors) -> tuple[float, Tensors] | None:
+def _compare_plain_step(compared: ComparedSteps, given: Tensors) -> tuple[float, Tensors] | None:
     """Compare one plain step. PyTorch's parameters wait on disk, and each is compared as soon as the graph has its own.
 
     Returns the largest difference, and the parameters and buffers after the step unless the graph is a traced one; None
@@ -377,7 +377,7 @@ def _described(name: str) -> str:
     return {"param": "parameter", "loss": "the loss"}.get(kind, kind) + (f" {rest}" if rest else "")
 
 
-def _compare_gradients(compared: Compared) -> float:
+def _compare_gradients(compared: ComparedSteps) -> float:
     """Compare the gradients, loss, metrics and buffers of a first step. Returns a learning rate that suits them.
 
     A step returns no gradients. They are read from the parameters after a step with a huge learning rate, or from a
