@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fleetlearn_coordinator import Plan, PlanError
-from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS, Function, Hyper
+from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS, Function, StalenessConstants
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("## A first change")[2].partition("\n## ")[0]
@@ -17,7 +17,7 @@ TEST, CHANGE = (textwrap.dedent(block) for block in re.findall(r"```python\n(.*?
 
 
 def factor(function: str, tau: int, a: float = 0.0, b: float = 0.0) -> float:
-    return FUNCTIONS[function].of(tau, Hyper(a, b))
+    return FUNCTIONS[function].of(tau, StalenessConstants(a, b))
 
 
 def run_the_test() -> None:
@@ -42,7 +42,7 @@ def test_a_test_that_fails_a_change_and_a_plan(monkeypatch: pytest.MonkeyPatch) 
         run_the_test()
     with pytest.raises(PlanError, match="exponential"):
         plan()
-    names: dict[str, object] = {"exp": exp, "Function": Function, "Hyper": Hyper}
+    names: dict[str, object] = {"exp": exp, "Function": Function, "StalenessConstants": StalenessConstants}
     exec(CHANGE, names)
     (name, row) = re.findall(r'`"(\w+)": (Function\(.*?\))`', PAGE)[0]
     assert isinstance(FUNCTIONS, dict)

@@ -15,34 +15,34 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 
-class Hyper(NamedTuple):
-    """The hyper-parameters, by the names of the paper."""
+class StalenessConstants(NamedTuple):
+    """The constants of a staleness function, by the names of the paper."""
 
     a: float
     b: float
 
 
-def constant(tau: int, hyper: Hyper) -> float:
+def constant(tau: int, constants: StalenessConstants) -> float:
     """Return 1: staleness takes nothing."""
     return 1.0
 
 
-def polynomial(tau: int, hyper: Hyper) -> float:
+def polynomial(tau: int, constants: StalenessConstants) -> float:
     """Return (1 + tau)^-a."""
-    return float((1 + tau) ** -hyper.a)
+    return float((1 + tau) ** -constants.a)
 
 
-def hinge(tau: int, hyper: Hyper) -> float:
+def hinge(tau: int, constants: StalenessConstants) -> float:
     """Return 1 up to tau = b, and 1 / (a * (tau - b) + 1) beyond."""
-    return 1.0 if tau <= hyper.b else 1.0 / (hyper.a * (tau - hyper.b) + 1.0)
+    return 1.0 if tau <= constants.b else 1.0 / (constants.a * (tau - constants.b) + 1.0)
 
 
 class Function(NamedTuple):
     """A function of the staleness."""
 
-    of: Callable[[int, Hyper], float]
+    of: Callable[[int, StalenessConstants], float]
     defaults: Mapping[str, float]
-    """The hyper-parameters that it takes -> where the paper's experiments have them."""
+    """Constants that the function takes -> where the paper's experiments have them."""
 
 
 FUNCTIONS: Mapping[str, Function] = {

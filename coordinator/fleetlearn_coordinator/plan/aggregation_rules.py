@@ -10,13 +10,13 @@ from fleetlearn_coordinator.aggregation.robust.kept_updates import MAX_KEPT
 from fleetlearn_coordinator.aggregation.robust.rules import RULES, least_updates
 from fleetlearn_coordinator.aggregation.weighing.fair import fair
 from fleetlearn_coordinator.aggregation.weighing.normalised import STEPS, most_alpha, normalised
-from fleetlearn_coordinator.aggregation.weighing.weighing import Rule
+from fleetlearn_coordinator.aggregation.weighing.weighing import WeighingRule
 from fleetlearn_coordinator.plan.sections import Aggregation, RoundSection
 
 NORMALISE = "aggregation.normalise = true"
 
 
-def weighing_rule(aggregation: Aggregation, step: LocalStep, hyper: Mapping[str, float]) -> Rule | None:
+def weighing_rule(aggregation: Aggregation, step: LocalStep, hyper: Mapping[str, float]) -> WeighingRule | None:
     """Return the rule by which updates are weighed, if there is one. ``hyper``: the step's hyper-parameters.
 
     Raises ValueError, in words, where the step does not fit."""

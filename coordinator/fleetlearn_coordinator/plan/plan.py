@@ -136,7 +136,7 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         rule = self.staleness
         if rule.function is None:  # no update is stale
             return 1.0
-        hyper = staleness_functions.Hyper(rule.a or 0.0, rule.b or 0.0)
+        hyper = staleness_functions.StalenessConstants(rule.a or 0.0, rule.b or 0.0)
         return staleness_functions.FUNCTIONS[rule.function].of(staleness, hyper)
 
     def aggregator(self, buffers: Sequence[slice] = ()) -> aggregators.Aggregator[Any]:

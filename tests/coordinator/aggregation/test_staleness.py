@@ -12,7 +12,7 @@ from fleetlearn_coordinator.aggregation.aggregators import make
 from fleetlearn_coordinator.aggregation.commit import TaskBase, next_model
 from fleetlearn_coordinator.aggregation.exact_mean import WEIGHT_BITS, multiplier, multipliers
 from fleetlearn_coordinator.aggregation.optimizers import make as make_optimizer
-from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS, Hyper
+from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS, StalenessConstants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +20,7 @@ POLYNOMIAL = [1.0, 1 / sqrt(2), 1 / sqrt(3), 0.5, 1 / sqrt(5)]
 
 
 def factor(function: str, tau: int, a: float = 0.0, b: float = 0.0) -> float:
-    return FUNCTIONS[function].of(tau, Hyper(a, b))
+    return FUNCTIONS[function].of(tau, StalenessConstants(a, b))
 
 
 def test_the_papers_functions_by_hand() -> None:
@@ -33,7 +33,7 @@ def test_the_papers_functions_by_hand() -> None:
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_fresh_update_weighs_one(function: str) -> None:
     """Not s(1) = 1 / 2: the version is not counted up before the update is weighed."""
-    hyper = Hyper(**{"a": 0.0, "b": 0.0, **FUNCTIONS[function].defaults})
+    hyper = StalenessConstants(**{"a": 0.0, "b": 0.0, **FUNCTIONS[function].defaults})
     assert FUNCTIONS[function].of(0, hyper) == 1.0
     assert multiplier(123, FUNCTIONS[function].of(0, hyper)) == 123
 

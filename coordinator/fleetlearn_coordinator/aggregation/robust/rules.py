@@ -32,7 +32,7 @@ class Bounds(NamedTuple):
 DEFAULTS = Bounds()
 
 
-class Rule(NamedTuple):
+class RobustRule(NamedTuple):
     """A robust aggregator."""
 
     result: Callable[[KeptUpdates, Bounds], Floats]
@@ -82,14 +82,14 @@ def _centred_clipping(kept: KeptUpdates, bounds: Bounds) -> Floats:
     return distances.combine(kept, distances.centred_clipping(distances.inner_products(kept), bounds.radius))
 
 
-RULES: Mapping[str, Rule] = {
-    "median": Rule(_median, lambda hostile: 1, None),
-    "trimmed-mean": Rule(_trimmed_mean, lambda hostile: 2 * hostile + 1, "hostile"),
-    "krum": Rule(_krum, lambda hostile: 2 * hostile + 3, "hostile"),
-    "multi-krum": Rule(_multi_krum, lambda hostile: 2 * hostile + 3, "hostile"),
-    "bulyan": Rule(_bulyan, lambda hostile: 4 * hostile + 3, "hostile"),
-    "geometric-median": Rule(_geometric_median, lambda hostile: 1, None),
-    "centred-clipping": Rule(_centred_clipping, lambda hostile: 1, "radius"),
+RULES: Mapping[str, RobustRule] = {
+    "median": RobustRule(_median, lambda hostile: 1, None),
+    "trimmed-mean": RobustRule(_trimmed_mean, lambda hostile: 2 * hostile + 1, "hostile"),
+    "krum": RobustRule(_krum, lambda hostile: 2 * hostile + 3, "hostile"),
+    "multi-krum": RobustRule(_multi_krum, lambda hostile: 2 * hostile + 3, "hostile"),
+    "bulyan": RobustRule(_bulyan, lambda hostile: 4 * hostile + 3, "hostile"),
+    "geometric-median": RobustRule(_geometric_median, lambda hostile: 1, None),
+    "centred-clipping": RobustRule(_centred_clipping, lambda hostile: 1, "radius"),
 }
 
 

@@ -28,7 +28,7 @@ from functools import partial
 from math import fsum, log2
 from statistics import median
 
-from fleetlearn_coordinator.aggregation.weighing.weighing import Reported, Rule
+from fleetlearn_coordinator.aggregation.weighing.weighing import Reported, WeighingRule
 
 MOST_BITS = 12
 """F^q counts as at most 2^12 times level^q."""
@@ -83,6 +83,6 @@ def next_level(reports: Collection[Reported], level: float | None) -> float | No
     return float(2.0 ** round(min(max(log2(loss), -300), 300))) if loss > 0 else level
 
 
-def fair(q: float, lr: float) -> Rule:
+def fair(q: float, lr: float) -> WeighingRule:
     """Return the rule for this q, and the learning rate ``lr`` of the local step."""
-    return Rule("fair", partial(factor, q=q), partial(scale, q=q, lr=lr), next_level, True, True)
+    return WeighingRule("fair", partial(factor, q=q), partial(scale, q=q, lr=lr), next_level, True, True)

@@ -25,7 +25,7 @@ from functools import lru_cache, partial
 from math import fsum
 from statistics import median
 
-from fleetlearn_coordinator.aggregation.weighing.weighing import Reported, Rule
+from fleetlearn_coordinator.aggregation.weighing.weighing import Reported, WeighingRule
 
 Matrix = tuple[tuple[float, ...], ...]
 STEPS = ("sgd", "momentum", "nesterov")
@@ -61,7 +61,7 @@ def _product(left: Matrix, right: Matrix) -> Matrix:
     return tuple(tuple(sum(a * b for a, b in zip(row, column, strict=True)) for column in columns) for row in left)
 
 
-def normalised(optimizer: str, rho: float, alpha: float) -> Rule:
+def normalised(optimizer: str, rho: float, alpha: float) -> WeighingRule:
     """Return the rule for a local step: its optimizer, one of STEPS, with momentum ``rho`` and ``alpha`` = lr * mu."""
     own = partial(work, optimizer=optimizer, rho=rho, alpha=alpha)
 
@@ -73,4 +73,6 @@ def normalised(optimizer: str, rho: float, alpha: float) -> Rule:
     def factor(reported: Reported, level: float | None) -> float:
         return 1 / own(reported.steps)
 
-    return Rule("normalised", factor, scale, lambda reports, level: level, needs_norms=False, needs_losses=False)
+    return WeighingRule(
+        "normalised", factor, scale, lambda reports, level: level, needs_norms=False, needs_losses=False
+    )

@@ -64,7 +64,7 @@ class WeighingState(NamedTuple):
     """The rule's own number; None in its first round."""
 
 
-class Rule(NamedTuple):
+class WeighingRule(NamedTuple):
     """An algorithm's way to weigh. ``level`` is a number that it carries from round to round."""
 
     name: str
@@ -81,7 +81,7 @@ class Rule(NamedTuple):
 class Weighing(NamedTuple):
     """What a plan says of how updates are weighed."""
 
-    rule: Rule | None = None
+    rule: WeighingRule | None = None
     bound: NormBound | None = None
 
     @property
