@@ -66,7 +66,7 @@ class AcceptedReports(NamedTuple):
     staleness: Sequence[int]
     evaluations: Sequence[Evaluation | None]
     personal: Sequence[Evaluation | None]
-    lost_tied: int
+    lost_tied: Sequence[bool]
     weighed: Sequence[Reported]
 
 
@@ -221,7 +221,7 @@ class OpenRound:
             if CONTROL in state.vectors:
                 total = self.sums.states[CONTROL]
                 vectors[CONTROL] = next_control(state.vectors[CONTROL], total, rules.devices)
-            lost = sum(each.lost_tied for each in self.accepted)
+            lost = sum(sum(each.lost_tied) for each in self.accepted)
             tied_sum = tied_sum.after(rules.devices, len(self), lost, number)
             if tied_sum.since == number:
                 vectors = {name: np.zeros_like(vector) for name, vector in vectors.items()}

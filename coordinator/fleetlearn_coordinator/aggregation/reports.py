@@ -7,8 +7,8 @@ their parts in arrays.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
 
 import numpy as np
 from fleetlearn_protocol.messages import Evaluation, Report
@@ -48,8 +48,8 @@ class ReportColumns:
     """What each device measured of the model before it trained; empty: nobody did."""
     personal: Sequence[Evaluation | None] = ()
     """What each device measured of its personal model; empty: nobody did."""
-    lost_tied: int = 0
-    """How many devices say that they lost what they kept."""
+    lost_tied: Sequence[bool] = ()
+    """Whether each device lost what it kept; empty: nobody did."""
     weighed: Sequence[Reported] = ()
     """What the weighing of each update depends on; empty: it is not known yet, or nothing is to be
     known."""
@@ -61,26 +61,20 @@ class ReportColumns:
         """Return the first ``count`` reports. The columns share memory."""
         if count == len(self):
             return self
-        return replace(
-            self,
-            weights=self.weights[:count],
-            examples=self.examples[:count],
-            steps=self.steps[:count],
-            complete=self.complete[:count],
-            loss=self.loss[:count],
-            metrics={name: column[:count] for name, column in self.metrics.items()},
-            largest={part: column[:count] for part, column in self.largest.items()},
-            parts={part: column[:count] for part, column in self.parts.items()},
-            staleness=self.staleness[:count],
-            evaluations=self.evaluations[:count],
-            personal=self.personal[:count],
-            weighed=self.weighed[:count],
-        )
+        cut = {field.name: _first(getattr(self, field.name), count) for field in fields(self)}
+        return ReportColumns(**cut)
 
     def update(self, part: str, row: int) -> Update:
         """Return one part of one report."""
         column = self.parts[part]
         return ArrayUpdate(column[row]) if isinstance(column, np.ndarray) else column[row]
+
+
+def _first(column: Any, count: int) -> Any:
+    """Return the first elements of a column, or of each column of a mapping."""
+    if isinstance(column, Mapping):
+        return {name: each[:count] for name, each in column.items()}
+    return column[:count]
 
 
 def columns_of(
@@ -110,5 +104,5 @@ def columns_of(
         staleness=[staleness],
         evaluations=[report.evaluation],
         personal=[report.personal],
-        lost_tied=int(report.lost_tied),
+        lost_tied=[report.lost_tied],
     )

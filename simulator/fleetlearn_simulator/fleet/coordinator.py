@@ -218,7 +218,7 @@ class SimulatedCoordinator:
         self.last_end = now
         self._begin_round()
         if self.kept is not None:
-            self.training.settle()
+            self.training.keep_finished()
             self.kept.end_round(how == "committed")
         return row
 

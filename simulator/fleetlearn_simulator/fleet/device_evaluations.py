@@ -67,7 +67,7 @@ class DeviceEvaluations:
         turns = np.array([row.number + (failures(row.device) << 32) for row in given], np.int64)
         seconds, causes = sample_evaluation_fates(self.scenario, devices, turns, steps=steps, down=down)
         kept = self.coordinator.kept
-        self.coordinator.training.settle()
+        self.coordinator.training.keep_finished()
         rows = rows_of(None if kept is None else kept.states, numbers)
         jobs = [Job(device, kept=row) for device, row in zip(numbers, rows, strict=True)]
         found = self.coordinator.backend.evaluate(self.inputs, jobs)

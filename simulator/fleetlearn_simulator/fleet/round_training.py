@@ -105,7 +105,7 @@ class RoundTraining:
         """Devices were given these tasks, in the order in which they end. A round's first tasks begin to train at once,
         as many as there is ``room`` for; tasks that are given later train together when one of them is due."""
         if self.kept is not None and self.kept.is_owed(tasks.device):
-            self.settle()
+            self.keep_finished()
         due = [row for row, cause in enumerate(tasks.cause) if not cause]
         if not self.started:
             self.started, most = True, self.most(room)
@@ -177,7 +177,7 @@ class RoundTraining:
 
     def snapshot(self, running: RunningTasks) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Return what these tasks train from, as tensors and plain values, for ``take_up``. Call it when no device owes
-        what its training left it (``settle``)."""
+        what its training left it (``keep_finished``)."""
         tensors, hyper = dict[str, NDArray[Any]](), dict[str, Mapping[str, float] | None]()
         stale = {round for round, corrupt in zip(running.round, running.corrupt, strict=True) if corrupt == "stale"}
         for round in sorted({*running.round}):
@@ -202,7 +202,7 @@ class RoundTraining:
         self.untrained = {running.task[row]: (running, row) for row in rows if running.task[row] not in begun}
         self._begin(running.select([row for row in rows if running.task[row] in begun]))
 
-    def settle(self) -> None:
+    def keep_finished(self) -> None:
         """Let the devices keep what their training left that was finished and has not been reported."""
         while self._finished:
             most = self.most(len(self._finished))

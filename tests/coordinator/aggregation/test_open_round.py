@@ -223,7 +223,7 @@ def test_c_and_h_begin_again_when_a_device_lost_its_part() -> None:
         optimizer_state={"h": np.ones(1, np.float32)},
     )
     round = OpenRound(rules, state)
-    take(round, reports_of_rows([[1.0], [1.0]], [1, 1], parts={CONTROL: [[2.0], [4.0]]}, lost_tied=1))
+    take(round, reports_of_rows([[1.0], [1.0]], [1, 1], parts={CONTROL: [[2.0], [4.0]]}, lost_tied=[True, False]))
     after = round.commit(5, round.summary({})).state
     assert after.vectors[CONTROL].tolist() == after.optimizer_state["h"].tolist() == [0.0]
     assert after.tied_sum == TiedSum(since=5)
