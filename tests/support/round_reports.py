@@ -54,8 +54,8 @@ def reports_of_rows(
     one_by_one: bool = False,
     **more: Any,
 ) -> ReportColumns:
-    """Return reports with these updates, whose weights are their examples. ``parts``: beside the update.
-    ``one_by_one``: the parts are to be read where they are, as from files."""
+    """Return reports with these updates, whose weights are their examples. ``parts``: beside the
+    update. ``one_by_one``: the parts are to be read where they are, as from files."""
     rows = {UPDATE: updates, **(parts or {})}
     arrays = {part: np.array(column, np.float32) for part, column in rows.items()}
     columns: dict[str, PartColumn] = dict(arrays)

@@ -15,7 +15,8 @@ from fleetlearn_simulator.training.trained_devices import LARGE_UPDATE, TrainedD
 
 
 class Measured(NamedTuple):
-    """What a device measured on its own data before it trained. None: it has not, or its loss was not finite."""
+    """What a device measured on its own data before it trained. None: it has not, or its loss was
+    not finite."""
 
     model: Evaluation | None
     """Of the model that its task began from."""
@@ -30,9 +31,9 @@ def reports_of(
     staleness: Sequence[int] = (),
     measured: Sequence[Measured] = (),
 ) -> ReportColumns:
-    """Return the reports of these devices. ``beside``: names of the parts beside the update. ``weights``: of the
-    updates in the mean, (n,). ``staleness``: nothing where no update is stale. ``measured``: nothing where devices do
-    not evaluate."""
+    """Return the reports of these devices. ``beside``: names of the parts beside the update.
+    ``weights``: of the updates in the mean, (n,). ``staleness``: nothing where no update is stale.
+    ``measured``: nothing where devices do not evaluate."""
     parts = {UPDATE: found.updates, **{part: found.vectors[part] for part in beside}}
     return ReportColumns(
         weights=weights,
@@ -56,8 +57,9 @@ def _largest(rows: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def parts_to_add(reports: ReportColumns, kept: UpdateFile | None) -> dict[str, PartColumn]:
-    """Return the parts in the form in which they are added. Large ones are added at once: to collect them would only
-    cost memory. ``kept``: where updates are kept until the round ends, if the aggregator needs each of them."""
+    """Return the parts in the form in which they are added. Large ones are added at once: to
+    collect them would only cost memory. ``kept``: where updates are kept until the round ends, if
+    the aggregator needs each of them."""
     updates = reports.parts[UPDATE]
     if isinstance(updates, np.ndarray) and updates.shape[1] < LARGE_UPDATE:
         return dict(reports.parts)

@@ -1,5 +1,6 @@
-"""A round by hand: what it refuses, what it adds up to, its summary and the next model. The server's
-way (one report, read where it is) and the simulator's (blocks in arrays) give the same bits."""
+"""A round by hand: what it refuses, what it adds up to, its summary and the next model. The
+server's way (one report, read where it is) and the simulator's (blocks in arrays) give the same
+bits."""
 
 from __future__ import annotations
 
@@ -231,7 +232,8 @@ def test_c_and_h_begin_again_when_a_device_lost_its_part() -> None:
 
 
 def test_mu_follows_the_loss_from_state_to_state() -> None:
-    """It rises by 0.1 in the second round, whose loss is larger, and not beyond 0.6 in the third."""
+    """It rises by 0.1 in the second round, whose loss is larger, and not beyond 0.6 in the
+    third."""
     rules = rules_of(adaptive_mu=True, first_mu=0.5, most_mu=0.6)
     state, used = state_of(rules, [0.0]), []
     for loss in (1.0, 2.0, 3.0, 3.0):

@@ -17,7 +17,8 @@ from fleetlearn_coordinator.storage.store import Store
 
 def met_before(plan: Plan, engine: Engine, store: Store, rolled_back: int) -> Finish | None:
     """Return the stop rule that the last committed round meets, or None. The plan's rules may be
-    others than at the last start. ``rolled_back``: the newest version that a roll back made, or 0."""
+    others than at the last start. ``rolled_back``: the newest version that a roll back made, or
+    0."""
     ledger = store.ledger
     summary = ledger.last_committed()
     if summary is None or rolled_back == engine.version > 0:  # no round has made the newest model

@@ -22,9 +22,9 @@ from fleetlearn_coordinator.storage.store import Store
 
 
 def load_or_begin(plan: Plan, rules: RoundRules, bundle: Bundle, store: Store, wall: float, log: RunLog) -> ModelState:
-    """Return the state at the newest model. A new run begins with the bundle's parameters. What goes
-    with another algorithm or another server optimizer than the plan's begins from the beginning.
-    ``wall``: Unix time. Raises StoreError (missing, damaged)."""
+    """Return the state at the newest model. A new run begins with the bundle's parameters. What
+    goes with another algorithm or another server optimizer than the plan's begins from the
+    beginning. ``wall``: Unix time. Raises StoreError (missing, damaged)."""
     found = store.load_model()
     if found is None:
         begin(plan, rules, bundle, store, wall)

@@ -1,14 +1,15 @@
 """Rolling a run back: the model of an earlier version becomes the next version.
 
-The open round is given up, and so is all that devices were doing for it. Versions keep rising and history is kept; the
-row of the new model says which version it restores. The model's file is written first, and then one batch of rows makes
-it the newest, ends the round and says that the request is answered: a process that is killed before that finds the
-request again, one that is killed afterwards finds it answered, and says in the audit log what the batch kept for it.
+The open round is given up, and so is all that devices were doing for it. Versions keep rising and
+history is kept; the row of the new model says which version it restores. The model's file is
+written first, and then one batch of rows makes it the newest, ends the round and says that the
+request is answered: a process that is killed before that finds the request again, one that is
+killed afterwards finds it answered, and says in the audit log what the batch kept for it.
 
-The server optimizer goes on from the state that is kept with the earlier version. What devices keep cannot go back with
-the model. So with an algorithm that ties a part of the coordinator's state to what devices keep (SCAFFOLD's c, FedDyn's
-h), all of it begins from zeros, as after a change of algorithm.
-"""
+The server optimizer goes on from the state that is kept with the earlier version. What devices keep
+cannot go back with the model. So with an algorithm that ties a part of the coordinator's state to
+what devices keep (SCAFFOLD's c, FedDyn's h), all of it begins from zeros, as after a change of
+algorithm."""
 
 from __future__ import annotations
 
@@ -90,14 +91,15 @@ class RollBacks:
         self._asked: tuple[RollBack, float] | None = None
         """What was asked for and is not done, and when it was found (Unix time)."""
         self.newest = store.ledger.rolled_back()
-        """The newest version that a roll back made, or 0. What was measured of older ones ends no training."""
+        """The newest version that a roll back made, or 0. What was measured of older ones ends no
+        training."""
         self.audit: Callable[[RollBack, ModelMade], None] | None = None
-        """Writes into the audit log that an earlier model has become this one, unless it is there. May raise
-        StoreUnavailableError. None while it is not known."""
+        """Writes into the audit log that an earlier model has become this one, unless it is there.
+        May raise StoreUnavailableError. None while it is not known."""
 
     def look(self, wall: float) -> bool:
-        """Return whether somebody asked for a roll back that was not carried out yet. ``wall``: Unix
-        time."""
+        """Return whether somebody asked for a roll back that was not carried out yet. ``wall``:
+        Unix time."""
         found = self._requests.roll_back()
         if found is not None and found.name == self._store.ledger.get("rolled_back"):
             self._requests.remove_roll_back()
@@ -106,8 +108,8 @@ class RollBacks:
         return found is not None
 
     def log_last(self) -> None:
-        """Let the audit log have the last roll back, if it does not yet: the process that carried it out may have died
-        before."""
+        """Let the audit log have the last roll back, if it does not yet: the process that carried
+        it out may have died before."""
         kept = self._store.ledger.get(TO_LOG)
         made = self._store.ledger.model(self.newest)
         if kept is None or made is None or self.audit is None:
@@ -152,7 +154,8 @@ class RollBacks:
         self._requests.remove_roll_back()
 
     def restore(self, work: RollBackWork) -> RestoredModel | StoreError:
-        """Write the earlier model as the next version, in any thread. Returns why that cannot be."""
+        """Write the earlier model as the next version, in any thread. Returns why that cannot
+        be."""
         optimizer, known = self._rules.optimizer, work.known
         try:
             model, before = self._store.load_version(known)

@@ -1,4 +1,5 @@
-"""The open round's reports, their parts in spool files; and reports that are here before their round."""
+"""The open round's reports, their parts in spool files; and reports that are here before their
+round."""
 
 from __future__ import annotations
 
@@ -102,8 +103,8 @@ class RoundReports:
         return next(filter(self._is_tied, early), None) or self.tied.get(device)
 
     def _is_tied(self, task: str) -> bool:
-        """Return whether what a device kept of this task goes with c or h: it does not if they began
-        from zeros since the task was given."""
+        """Return whether what a device kept of this task goes with c or h: it does not if they
+        began from zeros since the task was given."""
         since = self.round.state.tied_sum.since
         return not since or given_in_order(task)[0] > since
 
@@ -115,8 +116,8 @@ class RoundReports:
             self.accept(self._early.popleft()[1])
 
     def end(self, newest: ModelState) -> None:
-        """The round is over. What is not added yet is not needed any more. ``newest``: what the next
-        round changes."""
+        """The round is over. What is not added yet is not needed any more. ``newest``: what the
+        next round changes."""
         self._to_add.clear()
         self.tied = {}
         self.round = OpenRound(self.rules, newest)

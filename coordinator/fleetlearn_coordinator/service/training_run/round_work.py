@@ -83,8 +83,8 @@ class RoundWork:
 
     def next_work(self) -> BackgroundWork | None:
         """Return what is to be done next, or None: roll back, if somebody asked for it; add an
-        accepted update; where all are added, make the model if the round is to be committed, or save
-        the aggregator's state if many updates are in spool files."""
+        accepted update; where all are added, make the model if the round is to be committed, or
+        save the aggregator's state if many updates are in spool files."""
         if (roll_back := self.roll_backs.next_work()) is not None:
             restore = partial(self.roll_backs.restore, roll_back)
             return BackgroundWork(restore, partial(self._end_roll_back, roll_back.request))
@@ -158,7 +158,8 @@ class RoundWork:
         return []
 
     def _end_roll_back(self, request: RollBack, new: RestoredModel | StoreError, now: Clocks) -> list[Command]:
-        """Give up what is open, and make this model the newest, in one batch; then let the run go on."""
+        """Give up what is open, and make this model the newest, in one batch; then let the run go
+        on."""
         if isinstance(new, StoreError):
             self.roll_backs.refuse(request, new.text)
             return []

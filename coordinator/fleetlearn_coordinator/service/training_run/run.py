@@ -1,10 +1,11 @@
-"""A training run: what the engine decides, made to last in the data directory. No sockets, no clock.
+"""A training run: what the engine decides, made to last in the data directory. No sockets, no
+clock.
 
 ``Run`` records what the engine decides (leases, rounds) and what the devices sent (updates) in the
 store. What follows from it is background work (``RoundWork``): each update is added to the round's
-sum, the sum is saved now and then, and the new model is made when the round is closed. If the process
-dies before that, the next one does the work again from the accepted updates, with the same bits.
-"""
+sum, the sum is saved now and then, and the new model is made when the round is closed. If the
+process dies before that, the next one does the work again from the accepted updates, with the same
+bits."""
 
 from __future__ import annotations
 
@@ -189,7 +190,8 @@ class Run:
         self.observers.tell([ended])
 
     def tied_to(self, device: str) -> str | None:
-        """Return the task whose tied vectors the device's next task goes on from; None: from zeros."""
+        """Return the task whose tied vectors the device's next task goes on from; None: from
+        zeros."""
         if not self.plan.tied:
             return None
         return self.reports.last_task_of(device) or self.store.ledger.tied_to(device)
@@ -209,12 +211,13 @@ class Run:
         largest: Mapping[str, float],
         now: float | None = None,
     ) -> None:
-        """Make a spooled and checked update durable. A later step adds it to the round's other updates.
+        """Make a spooled and checked update durable. A later step adds it to the round's other
+        updates.
 
-        ``largest``: name of each part -> the largest magnitude of its elements. ``now``: the engine's time if it is
-        known. The caller then tells the device and calls ``engine.count_report``. Raises ProtocolError if the update
-        must be refused; nothing is saved then.
-        """
+        ``largest``: name of each part -> the largest magnitude of its elements. ``now``: the
+        engine's time if it is known. The caller then tells the device and calls
+        ``engine.count_report``. Raises ProtocolError if the update must be refused; nothing is
+        saved then."""
         engine = self.engine
         engine.check_staleness(device)
         number, staleness, early = engine.report_terms(device)
@@ -247,10 +250,11 @@ class Run:
     # What the engine decides
 
     def record(self, commands: Iterable[Command], now: Clocks, also: Iterable[Row] = ()) -> list[Command]:
-        """Write what the commands change, in one batch. Returns those that the driver has to act on, in order:
-        ``Assign``, ``CancelTask``, ``SendAway``, ``Ask`` and ``Finish`` are for the devices to hear, ``Abandon``
-        ends a round; after ``ExchangeClosed`` comes ``end_evaluation``; ``Commit`` is to be begun
-        (``begin_commit``). ``also``: rows that are written with them."""
+        """Write what the commands change, in one batch. Returns those that the driver has to act
+        on, in order: ``Assign``, ``CancelTask``, ``SendAway``, ``Ask`` and ``Finish`` are for the
+        devices to hear, ``Abandon`` ends a round; after ``ExchangeClosed`` comes
+        ``end_evaluation``; ``Commit`` is to be begun (``begin_commit``). ``also``: rows that are
+        written with them."""
         heard: list[Command] = []
         rows: list[Row] = []
         events: list[RunEvent] = []
@@ -338,7 +342,8 @@ class Run:
         return self.record(self.engine.measured(metrics, version, now.engine), now)
 
     def free(self) -> None:
-        """Let the model, and all that is as large, be freed now. Nothing may be asked of the run any more.
+        """Let the model, and all that is as large, be freed now. Nothing may be asked of the run
+        any more.
 
         The run and its parts refer to each other. Without this they would wait for the garbage
         collector, which a coordinator runs rarely (``process_settings.collect_garbage_rarely``)."""

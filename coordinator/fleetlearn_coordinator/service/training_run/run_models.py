@@ -50,7 +50,8 @@ class RunModels:
         return {MODEL: self.digest_of(version), **vectors}
 
     def _in_file(self, version: int) -> Mapping[str, str]:
-        """Return the SHA-256 of the vectors beside an older model, by name, as far as its file is there."""
+        """Return the SHA-256 of the vectors beside an older model, by name, as far as its file is
+        there."""
         if version not in self._beside:
             self._beside[version] = {}
             with suppress(StoreError):

@@ -17,8 +17,8 @@ PART = 32768
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpooledUpdate:
-    """``aggregation.updates.Update``, one part of a report: read for as long as the spool file is not another
-    upload's."""
+    """``aggregation.updates.Update``, one part of a report: read for as long as the spool file is
+    not another upload's."""
 
     blobs: Blobs
     spool_file: int

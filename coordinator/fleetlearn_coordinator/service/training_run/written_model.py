@@ -1,4 +1,5 @@
-"""A model in its file, before it counts: what closing a round, or a roll back, makes in any thread."""
+"""A model in its file, before it counts: what closing a round, or a roll back, makes in any
+thread."""
 
 from __future__ import annotations
 
@@ -106,8 +107,8 @@ class ModelWriter:
 def write_model(
     rules: RoundRules, store: Store, made: ModelMade, state: ModelState, dropped: Iterable[int] = ()
 ) -> list[Row]:
-    """Write a model's file, with the optimizer's state and the vectors beside the model. Returns the
-    rows that make them count. Raises StoreError (the disk is full)."""
+    """Write a model's file, with the optimizer's state and the vectors beside the model. Returns
+    the rows that make them count. Raises StoreError (the disk is full)."""
     name = rules.optimizer.name
     beside = {**state.optimizer_state, **state.vectors}
     named = [Metadata("optimizer", name), Metadata("devices", rules.devices)]
