@@ -22,7 +22,7 @@ PartColumn: TypeAlias = NDArray[np.float32] | Sequence[Update]
 are."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # nobody changes it; frozen, each would take longer to make
 class ReportColumns:
     """n reports, in the order in which they came."""
 
@@ -89,17 +89,18 @@ def columns_of(
     ``weight``: of its update in the mean. ``largest``: part -> the largest magnitude of its
     elements."""
     # One array of each kind, cut into columns: an array for each column takes 5 us more.
-    integers = np.array([[weight], [report.examples], [report.steps]], np.int64)
+    integers = np.array([weight, report.examples, report.steps], np.int64)
     own = [report.metrics.get(name, np.nan) for name in metrics]
-    loss, *floats = np.array([[report.loss], *([each] for each in (*own, *largest.values()))])
+    floats = np.array([report.loss, *own, *largest.values()])
+    loss, *columns = [floats[place : place + 1] for place in range(len(floats))]
     return ReportColumns(
-        weights=integers[0],
-        examples=integers[1],
-        steps=integers[2],
+        weights=integers[:1],
+        examples=integers[1:2],
+        steps=integers[2:],
         complete=np.array([report.complete]),
         loss=loss,
-        metrics=dict(zip(metrics, floats, strict=False)),
-        largest=dict(zip(largest, floats[len(metrics) :], strict=True)),
+        metrics=dict(zip(metrics, columns, strict=False)),
+        largest=dict(zip(largest, columns[len(metrics) :], strict=True)),
         parts={part: [update] for part, update in parts.items()},
         staleness=[staleness],
         evaluations=[report.evaluation],
