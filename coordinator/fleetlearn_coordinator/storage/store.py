@@ -67,6 +67,8 @@ class Store:
         """Accepted task -> its spool file, until the aggregator's saved state has its update."""
         self._early: dict[str, tuple[int, int]] = {}
         """Accepted task of a round that is not open yet -> that round, and its spool file."""
+        self._turn: int | None = ledger.get("sum")
+        """Which of the two saved sums of the open round counts. None: neither."""
 
     def close(self) -> None:
         if self._writer is not None:
@@ -139,6 +141,7 @@ class Store:
         self._write(rows)
         for row in rows:
             if type(row) is RoundClosed:
+                self._turn = None
                 self._free_held()
             elif type(row) is RoundOpened and self._early:
                 self._held |= {task: file for task, (round, file) in self._early.items() if round == row.number}
@@ -173,7 +176,7 @@ class Store:
         Call it in any thread while nobody changes the state, once, and hand its result to
         ``end_save`` before the next ``begin_save``. It raises OSError (the disk is full).
         """
-        turn, tasks = 1 - int(self.ledger.get("sum") or 0), list(self._held)
+        turn, tasks = 1 - (self._turn or 0), list(self._held)
         layout = json.dumps([[name, each.dtype.str, each.size] for name, each in tensors.items()])
         save = self.blobs.save_aggregator
         return lambda: AggregatorSaved(turn, save(turn, tensors), tasks, layout)
@@ -184,6 +187,7 @@ class Store:
         if not self._held.keys() >= set(saved.tasks):
             return  # their round was closed meanwhile, and their files are free
         self._write([saved])
+        self._turn = saved.turn
         self._free([self._held.pop(task) for task in saved.tasks])
 
     def load_aggregator(self, first_version: Tensors) -> dict[str, NDArray[Any]] | None:
