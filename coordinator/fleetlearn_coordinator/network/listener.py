@@ -115,6 +115,7 @@ class Listener:
             self._retry.cancel()
         for one in self._listening:
             one.close()
+        await asyncio.sleep(0)  # a handshake that is cancelled before it begins could not clean up
         for task in self._beginning:  # handshakes
             task.cancel()
         if self._beginning:

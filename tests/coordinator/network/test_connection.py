@@ -7,6 +7,7 @@ import socket
 import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.messages import PROTOCOL_NAME, PROTOCOL_VERSION, CheckIn, Refused, Welcome
@@ -151,3 +152,20 @@ def test_a_connection_that_comes_while_the_coordinator_stops_is_closed(make_plan
 
     asyncio.run(asyncio.wait_for(test(), 30))
     assert errors == []
+
+
+def test_a_connection_that_comes_as_the_coordinator_stops_is_closed(make_plan: PlanMaker) -> None:
+    """It is accepted, and its handshake has not begun."""
+
+    async def run() -> None:
+        async with serving(make_plan()) as coordinator:
+            listener, address = coordinator.host._listener, urlsplit(coordinator.host.address)
+            with socket.create_connection((address.hostname, address.port)) as peer:
+                listener._accept(listener._listening[0])
+                assert listener.connections
+                await listener.close()
+                assert not listener.connections
+                peer.settimeout(10)
+                assert await asyncio.to_thread(peer.recv, 1) == b"", "it was closed"
+
+    asyncio.run(run())
