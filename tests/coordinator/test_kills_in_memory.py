@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ SCRIPTS = Path(__file__).parents[1] / "end_to_end"
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(SCRIPTS))
     _names = runpy.run_path(str(SCRIPTS / "crash_coordinator.py"))
-    POINTS, SMALL = _names["POINTS"], _names["SMALL"]
+    POINTS, SMALL, USUAL = (_names[name] for name in ("POINTS", "SMALL", "SYNCHRONOUS"))
     ROLL_BACK = runpy.run_path(str(SCRIPTS / "crash_roll_back.py"))["POINTS"]
     EVALUATION = runpy.run_path(str(SCRIPTS / "crash_evaluation.py"))["COORDINATOR"]
 FIRST = {
@@ -139,8 +140,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, bundle_path: Path) -> 
     return digest(read_model(plan.data_dir)[1])
 
 
-@pytest.mark.parametrize("scheme", [SCHEME, SLOW_SCHEME])
-@pytest.mark.parametrize("name", POINTS)
+def tried() -> Iterator[Any]:
+    """Yield each point with each store. The slow tests try a slow store at all points."""
+    for name in POINTS:
+        yield pytest.param(name, SCHEME, id=name)
+        marks = () if name in USUAL else pytest.mark.slow
+        yield pytest.param(name, SLOW_SCHEME, id=f"{name}, slow store", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "scheme"), [*tried()])
 def test_the_coordinator_killed_changes_nothing(
     bundle_path: Path, undisturbed: str, scheme: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
