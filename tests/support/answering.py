@@ -40,15 +40,15 @@ class Fleet:
             heard += self.run.commit(command, now) if isinstance(command, Commit) else [command]
         return heard
 
-    def save_update(self, lease: Assign, update: Vector, *, steps: bool = True, **fields: Any) -> None:
-        """Spool the update and make it durable; ``steps``: then add it. In the buffers' places the update says how far
+    def save_update(self, lease: Assign, update: Vector, *, add: bool = True, **fields: Any) -> None:
+        """Spool the update and make it durable; ``add``: then add it. In the buffers' places the update says how far
         they moved from the model's values now."""
         parts = {UPDATE: update}
         if places := self.run.bundle.manifest.buffers:
             parts = {UPDATE: update.copy(), BUFFERS: gather(self.run.models.newest.model + update, places)}
             scatter(parts[UPDATE], places, 0.0)
         self.save_parts(lease, parts, **fields)
-        if steps:
+        if add:
             assert self.run.work.do_work(NOW) == []
 
     def save_parts(self, lease: Assign, parts: Mapping[str, Vector], **fields: Any) -> Report:

@@ -211,7 +211,7 @@ class Run:
         largest: Mapping[str, float],
         now: float | None = None,
     ) -> None:
-        """Make a spooled and checked update durable. A later step adds it to the round's other
+        """Make a spooled and checked update durable. Background work adds it to the round's other
         updates.
 
         ``largest``: name of each part -> the largest magnitude of its elements. ``now``: the

@@ -147,7 +147,7 @@ def test_asynchronously_leases_early_reports_and_lost_tasks_end(make_plan: PlanM
         if isinstance(command, Commit)
     )
     fleet.run.begin_commit(commit, NOW)
-    fleet.save_update(tasks["d"], update_of(4.0), steps=False)  # while the commit is under way
+    fleet.save_update(tasks["d"], update_of(4.0), add=False)  # while the commit is under way
     fleet.run.record(fleet.run.engine.count_report("d", tasks["d"].task, 0.0), NOW)
     assert tasks["d"].task in fleet.run.engine.book.early
     commands = roll_back(fleet, 0)

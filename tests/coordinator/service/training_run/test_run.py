@@ -72,7 +72,7 @@ def test_a_save_of_an_abandoned_round_s_sum_does_not_count(
     fleet = Fleet(make_plan(round__goal=3, round__minimum=3, round__deadline=60.0))
     first, second, _ = leases(fleet.check_in("a", "b", "c"))
     for lease in (first, second):
-        fleet.save_update(lease, update_of(1.0), steps=False)
+        fleet.save_update(lease, update_of(1.0), add=False)
         assert fleet.carry_out(fleet.run.engine.count_report(lease.device, lease.task, 0.0)) == []
     for _ in range(2):
         add = fleet.run.work.next_work()
@@ -93,7 +93,7 @@ def test_a_save_of_an_abandoned_round_s_sum_does_not_count(
 def test_updates_of_an_abandoned_round_are_not_added(make_plan: PlanMaker) -> None:
     fleet = Fleet(make_plan(round__goal=2, round__minimum=2, round__deadline=60.0))
     lease, _ = leases(fleet.check_in("a", "b"))
-    fleet.save_update(lease, update_of(1.0), steps=False)
+    fleet.save_update(lease, update_of(1.0), add=False)
     fleet.carry_out(fleet.run.engine.tick(60.0), Clocks(60.0, 1060.0))
     assert fleet.run.work.next_work() is None
     fleet.store.close()

@@ -116,7 +116,7 @@ def test_an_update_that_comes_during_a_commit_counts_for_the_next_round(asynchro
     step = run.work.next_work()
     assert step is not None
     work = step.work()
-    fleet.save_update(tasks["c"], update_of(4.0), steps=False)
+    fleet.save_update(tasks["c"], update_of(4.0), add=False)
     assert run.record(run.engine.count_report("c", tasks["c"].task, 0.0), NOW) == []
     assert run.engine.has_counted("c", tasks["c"].task)
     assert run.work.next_work() is None, "it is not added to the round that is being committed"
@@ -253,7 +253,7 @@ def test_a_sum_that_is_saved_leaves_out_what_came_early(
     tasks = {lease.device: lease for lease in leases(fleet.check_in("a", "b", "c", "d"))}
     order = ["a", "b", "c", "d"]
     for device in order:
-        fleet.save_update(tasks[device], update_of(float(ord(device))), steps=False)
+        fleet.save_update(tasks[device], update_of(float(ord(device))), add=False)
         commands = fleet.run.record(fleet.run.engine.count_report(device, tasks[device].task, 0.0), NOW)
         for command in commands:
             if isinstance(command, Commit):
@@ -322,7 +322,7 @@ def test_a_round_that_is_given_up_takes_nothing_of_the_next_along(asynchronous: 
     fleet = Fleet(plan)
     tasks = {lease.device: lease for lease in leases(fleet.check_in("a", "b", "c"))}
     for device in "abc":
-        fleet.save_update(tasks[device], update_of(1.0), steps=False)
+        fleet.save_update(tasks[device], update_of(1.0), add=False)
         fleet.run.record(fleet.run.engine.count_report(device, tasks[device].task, 0.0), NOW)
     fleet.store.close()
     shutil.rmtree(plan.data_dir / "sums")

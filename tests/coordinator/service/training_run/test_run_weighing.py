@@ -95,7 +95,7 @@ def test_an_update_that_came_early_has_the_bound_of_its_own_round(make_plan: Pla
     update = update_of(0.0)
     update[0] = 100.0
     for device in "abcd":
-        running.save_update(tasks[device], update, steps=False)
+        running.save_update(tasks[device], update, add=False)
         commands = running.run.record(running.run.engine.count_report(device, tasks[device].task, 0.0), NOW)
         if not dies:
             for command in commands:
