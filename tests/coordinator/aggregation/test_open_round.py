@@ -12,7 +12,9 @@ from fleetlearn_coordinator.aggregation import aggregators, optimizers, round_su
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.tied_sum import TiedSum
+from fleetlearn_coordinator.aggregation.weighing.fair import fair
 from fleetlearn_coordinator.aggregation.weighing.norm_bound import NormBound
+from fleetlearn_coordinator.aggregation.weighing.normalised import normalised
 from fleetlearn_coordinator.aggregation.weighing.weighing import REFUSED, Weighing
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.messages import BUFFERS, CONTROL, UPDATE, Evaluation
@@ -185,6 +187,56 @@ def test_a_norm_bound_clips_or_refuses() -> None:
     assert made.state.weighing.bound == 5.0, "one of two was within: the quantile is met"
 
 
+def test_buffers_that_are_far_from_the_model_s_count_less() -> None:
+    """A value 10 away from the model's, with a bound of 5, counts half: 2 + 10 / 2."""
+    places = [slice(1, 2)]
+    optimizer = optimizers.make("sgd")._replace(buffers=places)
+    sums = {UPDATE: aggregators.make("mean", buffers=places)}
+    rules = rules_of(aggregators=sums, weighing=CLIP, optimizer=optimizer)
+    round = OpenRound(rules, state_of(rules, [1.0, 2.0]))
+    take(round, reports_of_rows([[3.0, 0.0]], [1], parts={BUFFERS: [[12.0]]}))
+    assert round.commit(1, round.summary({})).state.model.tolist() == [4.0, 7.0]
+
+
+def test_a_rule_weighs_by_steps_and_scales_the_mean() -> None:
+    """FedNova with SGD: 2 by one step and 4 by two are 2 for each step; 1.5 steps on average."""
+    rules = rules_of(weighing=Weighing(normalised("sgd", 0.0, 0.0)))
+    round = OpenRound(rules, state_of(rules, [0.0]))
+    take(round, reports_of_rows([[2.0], [4.0]], [1, 1], steps=np.array([1, 2])))
+    made = round.commit(1, round.summary({}))
+    assert made.state.model.tolist() == [3.0]
+    assert made.summary["weighing"]["scale"] == 1.5
+
+
+def test_the_loss_before_training_is_what_weighing_knows() -> None:
+    """And training's own where a device has not evaluated."""
+    rules = rules_of(weighing=Weighing(fair(1.0, 0.1)))
+    round = OpenRound(rules, state_of(rules, [0.0]))
+    evaluations = [Evaluation(4, 8.0, {}), None]
+    received = round.receive(reports_of_rows([[2.0], [4.0]], [1, 1], evaluations=evaluations))
+    assert [each.loss for each in received.accepted.weighed] == [2.0, 0.5]
+
+
+def test_personal_models_have_metrics_of_their_own() -> None:
+    round = OpenRound(rules_of(), state_of(rules_of(), [0.0]))
+    evaluations, personal = [Evaluation(4, 8.0, {})], [Evaluation(4, 2.0, {})]
+    reports = reports_of_rows([[2.0]], [4], evaluations=evaluations, personal=personal)
+    take(round, reports)
+    assert round.summary({})["evaluation"] == {"loss": 2.0, "personal.loss": 0.5}
+
+
+def test_the_optimizer_knows_which_share_of_the_devices_took_part() -> None:
+    """FedDyn's h follows the share: here a quarter."""
+    rules = rules_of(devices=4, optimizer=optimizers.make("feddyn"))
+    state = state_of(rules, [1.0])
+    round = OpenRound(rules, state)
+    take(round, reports_of_rows([[2.0]], [1]))
+    slots, model = rules.optimizer.apply(state.optimizer_state, np.array([2.0]), state.model, 1 / 4)
+    after = round.commit(1, round.summary({})).state
+    assert after.model.tolist() == model.tolist() != [3.0]
+    assert after.optimizer_state["h"].tolist() == slots["h"].tolist()
+
+
 def test_staleness_takes_from_an_update_and_a_mixing_server_moves_from_the_task_s_model() -> None:
     """s(1) is 1/2. The mean is 1/2 * 4. Mixed: from 10 by 1/2 * 1/2 * (6 + 4 - 10)."""
     rules = rules_of(outlive=True)
@@ -201,11 +253,11 @@ def test_staleness_takes_from_an_update_and_a_mixing_server_moves_from_the_task_
 
 
 def test_scaffold_s_c_moves_by_the_sum_of_changes_over_all_devices() -> None:
-    """c = 1 + (2 + 4) / 8; a report without the part does not change it."""
+    """c = 1 + (2 + 4) / 8, whatever the updates weigh; a report without the part does not change it."""
     rules = rules_of(aggregators=SCAFFOLD, devices=8)
     state = state_of(rules, [0.0], vectors={CONTROL: np.ones(1, np.float32)})
     round = OpenRound(rules, state)
-    take(round, reports_of_rows([[1.0], [1.0]], [1, 1], parts={CONTROL: [[2.0], [4.0]]}))
+    take(round, reports_of_rows([[1.0], [1.0]], [3, 5], parts={CONTROL: [[2.0], [4.0]]}))
     late = round.receive(reports_of_rows([[1.0]], [1], parts={CONTROL: [[8.0]]})).accepted
     round.accept(late)
     round.add(reports_of_rows([[1.0]], [1]))

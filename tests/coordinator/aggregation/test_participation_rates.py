@@ -7,7 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation import exact_mean
-from fleetlearn_coordinator.aggregation.participation_rates import FULL_WEIGHT, WINDOW, ParticipationRates
+from fleetlearn_coordinator.aggregation.participation_rates import (
+    FULL_WEIGHT,
+    WINDOW,
+    ParticipationRates,
+    UpdateWeights,
+)
 from fleetlearn_coordinator.storage.ledger import ROUNDS_KEPT
 
 
@@ -63,3 +68,14 @@ def test_where_two_groups_with_speeds_of_one_to_ten_take_the_model(inverse: bool
     left = (10 / (10 * WINDOW + 1) - 1 / (WINDOW + 1)) / (10 / (10 * WINDOW + 1) + 1 / (WINDOW + 1)) if inverse else 0.0
     assert x == pytest.approx(expected + left, abs=5e-4)  # weights are whole numbers
     assert abs(left) < 0.005
+
+
+def test_weights_are_the_examples_up_to_the_limit_or_follow_the_rates() -> None:
+    """One report, and many."""
+    names, examples = ["a", "b", "a"], np.array([1, 5, 6])
+    assert UpdateWeights(5).of(1, names, examples).tolist() == [1, 5, 5]
+    assert [UpdateWeights(5).of_one(1, "a", count) for count in (1, 5, 6)] == [1, 5, 5]
+    weights = UpdateWeights(FULL_WEIGHT, ParticipationRates())
+    weights.count(1, ["a", "a"])
+    assert weights.of(2, names, examples).tolist() == [FULL_WEIGHT // 3, FULL_WEIGHT, FULL_WEIGHT // 3]
+    assert weights.of_one(2, "a", 6) == FULL_WEIGHT // 3
