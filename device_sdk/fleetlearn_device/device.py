@@ -28,7 +28,7 @@ from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.trusted_keys import checked_keys, trust_first
 from fleetlearn_device.training.algorithms import known_algorithms
 from fleetlearn_device.training.data import Data, as_data, load_npz
-from fleetlearn_device.training.trainer import Trainer
+from fleetlearn_device.training.trainer import ANSWERS, Trainer
 
 FEATURE_CACHE = 128
 """MiB of memory for features, unless the user says otherwise: 58,000 examples of a MobileNetV3-small's 576 numbers."""
@@ -166,6 +166,7 @@ class Device:
                 runtime=f"{self.runtime} {runtime_version}{where}",
                 software=f"fleetlearn {version('fleetlearn')}",
                 algorithms=known_algorithms(self.runtime),
+                exchanges=(*ANSWERS,),
                 held=directory.outbox.load(),
                 trusted=Trusted(keys, find_verifier()) if keys else None,
                 until_finished=self.until_finished,

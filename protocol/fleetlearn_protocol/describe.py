@@ -152,6 +152,8 @@ def _kind(kind: types.Type, alias: bool = True) -> str:
             return " or ".join(f'`"{value}"`' for value in values)
         case types.EnumType():
             return "code"
+        case types.DictType(key_type=key, value_type=types.AnyType(), max_length=high):
+            return f"object, {_within(key)} to any value" + _bounds(None, high, " entries")
         case types.DictType(key_type=key, value_type=value, min_length=low, max_length=high):
             return f"object, {_within(key)} to {_within(value)}" + _bounds(low, high, " entries")
         case types.VarTupleType(item_type=item, min_length=low, max_length=high):

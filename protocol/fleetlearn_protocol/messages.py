@@ -9,7 +9,7 @@ Fields that a receiver does not know are ignored, so that a later version may ad
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -79,6 +79,8 @@ RoundNumber = Annotated[int, Meta(ge=0, le=2**31)]
 Transfer = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 Numbers = Annotated[dict[Name, Number], Meta(max_length=64)]
 """Numbers by name."""
+Fields = Annotated[dict[Name, Any], Meta(max_length=64)]
+"""An object whose fields are those of a kind of exchange (section 4, "Exchanges")."""
 Tags = Annotated[tuple[Identifier, ...], Meta(max_length=16)]
 FailureCode = Literal[
     "diverged",
@@ -187,8 +189,9 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     """Whether it is charging, or has mains power, now."""
     network: Literal["metered", "unmetered"] | None = None
     """Whether its connection is paid for by the byte."""
-    evaluates: bool = False
-    """Whether the device knows `evaluate`. It is not sent to others."""
+    exchanges: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ()
+    """The kinds of exchanges that the device can answer (section 4). It is sent a `question` of no
+    other."""
     algorithms: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ()
     """The algorithms that it knows beside `plain` (section 4). A device is given no task of another."""
     encodings: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ("float32",)
@@ -268,15 +271,17 @@ class Uploaded(Message, frozen=True, tag="uploaded"):
     """The task whose update it is."""
 
 
-class Evaluated(Message, frozen=True, tag="evaluated"):
-    """The result of an `evaluate`. Nothing is uploaded."""
+class Reply(Message, frozen=True, tag="reply"):
+    """The answer to a `question`. Nothing is uploaded."""
 
     task: Identifier
     """The task that was given."""
-    evaluation: Evaluation
-    """The measurement."""
+    kind: Identifier
+    """The question's kind."""
+    content: Fields = {}
+    """What the device answers, as the kind says."""
     seconds: Seconds = 0.0
-    """Wall-clock seconds spent measuring."""
+    """Wall-clock seconds spent on the answer."""
 
 
 class Failed(Message, frozen=True, tag="failed"):
@@ -347,18 +352,25 @@ class Task(Message, frozen=True, tag="task"):
         return {vector.name: vector for vector in self.vectors}[name]
 
 
-class Evaluate(Message, frozen=True, tag="evaluate"):
-    """Measure a model on the device's own data, and answer with `evaluated` before ``deadline`` seconds are over. The
-    device trains nothing."""
+class Question(Message, frozen=True, tag="question"):
+    """Answer with `reply` before ``deadline`` seconds are over (section 4, "Exchanges"). The device
+    trains nothing."""
 
     task: Identifier
-    """Names this lease in every later message about it. No other lease has it, in this run or another."""
-    bundle: Digest
-    """SHA-256 of the bundle's manifest.json."""
-    vectors: Annotated[tuple[VectorReference, ...], Meta(min_length=1, max_length=MAX_VECTORS)]
-    """The vectors that are needed, each under another name; the model to be measured is always one of them."""
+    """Names this lease in every later message about it. No other lease has it, in this run or
+    another."""
+    kind: Identifier
+    """What is asked."""
     deadline: Seconds
-    """Seconds from now until the evaluation ends."""
+    """Seconds from now until the exchange ends."""
+    phase: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """Which exchange of a series it is."""
+    content: Fields = {}
+    """What the device must know to answer, as the kind says."""
+    bundle: Digest | None = None
+    """SHA-256 of the bundle's manifest.json. null: the answer needs none."""
+    vectors: Annotated[tuple[VectorReference, ...], Meta(max_length=MAX_VECTORS)] = ()
+    """The vectors that the answer needs, each under another name. With vectors comes a bundle."""
 
     def vector(self, name: str) -> VectorReference:
         """Return the vector of this name. Raises KeyError."""
@@ -373,7 +385,7 @@ class Trust(Message, frozen=True, tag="trust"):
 
 
 class Signed(Message, frozen=True, tag="signed"):
-    """A `task`, an `evaluate` or a `trust` for a device that trusts keys, signed (section 4, "Signed tasks")."""
+    """A `task`, a `question` or a `trust` for a device that trusts keys, signed (section 4, "Signed tasks")."""
 
     message: Annotated[str, Meta(max_length=MAX_SIGNED)]
     """The message's own JSON. What is signed is this text, byte for byte."""
@@ -427,7 +439,7 @@ class Waiting(Message, frozen=True, tag="waiting"):
 
 
 class Accepted(Message, frozen=True, tag="accepted"):
-    """The update, or the measurement, is safe on the coordinator; forget it."""
+    """The update, or the reply, is safe on the coordinator; forget it."""
 
     task: Identifier
     """The task whose result it is."""
@@ -457,9 +469,9 @@ class Refused(Message, frozen=True, tag="refused"):
     """The content of a refused `fetch`."""
 
 
-FromDevice = CheckIn | Heartbeat | Fetch | Report | Uploaded | Evaluated | Failed
+FromDevice = CheckIn | Heartbeat | Fetch | Report | Uploaded | Reply | Failed
 FromCoordinator = (
-    Welcome | Task | Evaluate | Trust | Signed | ComeBack | Content | Grant | Waiting | Accepted | Cancel | Refused
+    Welcome | Task | Question | Trust | Signed | ComeBack | Content | Grant | Waiting | Accepted | Cancel | Refused
 )
 
 Decoded = TypeVar("Decoded")

@@ -38,9 +38,10 @@ def task_fields(bundle: Bundle, model: bytes) -> dict[str, Any]:
     }
 
 
-def evaluate_fields(bundle: Bundle, model: bytes) -> dict[str, Any]:
-    """Return the fields of an ``evaluate`` that a transcript may leave out."""
-    return {key: value for key, value in task_fields(bundle, model).items() if key in ("bundle", "vectors", "deadline")}
+def question_fields(bundle: Bundle, model: bytes) -> dict[str, Any]:
+    """Return the fields of a ``question`` that a transcript may leave out: those of an evaluation."""
+    task = task_fields(bundle, model)
+    return {"kind": "evaluation", **{key: task[key] for key in ("bundle", "vectors", "deadline")}}
 
 
 def upload_size(report: dict[str, Any]) -> int:
@@ -191,18 +192,18 @@ class Coordinator:
 
     async def _say(self, message: dict[str, Any], model: int = 0, signed: str | None = None) -> None:
         kind = message["type"]
-        fields = self._task(kind, model) if kind in ("task", "evaluate") else DEFAULTS.get(kind, {})
+        fields = self._task(kind, model) if kind in ("task", "question") else DEFAULTS.get(kind, {})
         filled = fill({**fields, **message}, self.bound)
         text = json.dumps(filled)
         decode_from_coordinator(text)  # what a transcript says must be in the protocol, too
         if filled["type"] == "grant":
             self._granted.setdefault(filled["transfer"], filled["offset"])
-        if self.signer is not None and kind in ("task", "evaluate", "trust") and signed != "not at all":
+        if self.signer is not None and kind in ("task", "question", "trust") and signed != "not at all":
             text = self.signer.sign(text, self.check_in, signed)
         await self._open().send(text)
 
     def _task(self, kind: str, number: int) -> dict[str, Any]:
-        """Return the fields of a task or an ``evaluate``, with the bundle's model or, where ``number`` is not 0,
+        """Return the fields of a task or a ``question``, with the bundle's model or, where ``number`` is not 0,
         with another one."""
         values = self.bundle.parameters()[: self.bundle.manifest.size].copy()
         values[0] += number
@@ -210,7 +211,7 @@ class Coordinator:
         sha256 = hashlib.sha256(model).hexdigest()
         self.contents[sha256] = model
         self.bound["$model"] = sha256
-        return (task_fields if kind == "task" else evaluate_fields)(self.bundle, model)
+        return (task_fields if kind == "task" else question_fields)(self.bundle, model)
 
     async def _hear(self) -> dict[str, Any] | Chunk:
         """The device's next message, which by itself is as the protocol says, or its next chunk."""

@@ -74,6 +74,9 @@ def allowed(kind: types.Type) -> list[Any]:
             return [code.value for code in Code]
         case types.DictType(value_type=types.FloatType()):
             return [{}, {f"n{i}": 0.5 for i in range(64)}, {"_": 1e30, "type": -1e30}]
+        case types.DictType(value_type=types.AnyType(), max_length=int(most)):
+            nested = {"a": [1, {"b": None}], "type": "x", "c": 1.5, "d": True}
+            return [{}, nested, {f"n{i}": i for i in range(most)}]
         case types.DictType(key_type=key, value_type=value, max_length=int(most)):
             return [dict(zip(allowed(key), allowed(value), strict=True)), {f"n{i}": f"e{i}" for i in range(most)}]
         case types.VarTupleType(item_type=item, min_length=least, max_length=int(most)):
@@ -110,6 +113,8 @@ def forbidden(kind: types.Type) -> list[Any]:
             good = allowed(item)[0]
             few: list[Any] = [[]] if least else []
             return [{}, None, good, *few, [good] * (most + 1), *([good, bad] for bad in forbidden(item))]
+        case types.DictType(value_type=types.AnyType()):
+            return [[], None, "x", {f"n{i}": 0 for i in range(65)}, {"1": 1}, {"": 1}, {"a\n": 1}]
         case types.DictType():
             many = {f"n{i}": 0 for i in range(65)}
             return [[], None, many, {"a": "1"}, {"a": None}, {"a": True}, {"a": 1.1e30}, {"1": 1}, {"": 1}, {"a\n": 1}]

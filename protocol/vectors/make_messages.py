@@ -6,15 +6,17 @@ import json
 from typing import Any, get_args
 
 import msgspec
-from bounds import inside, outside
+from bounds import allowed, inside, outside
 from fleetlearn_protocol import messages as m
 from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, fields_of
 from msgspec import inspect as types
 
 DEVICE, COORDINATOR = "from-device", "from-coordinator"
 A, B = "a" * 64, "0123456789abcdef" * 4
 KEY = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
 
+MEASURED = m.Evaluation(1200, 412.5, {"accuracy": 1000.0})
 EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
     "check-in": m.CheckIn(
         protocol=1,
@@ -28,7 +30,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         tier="pi-5",
         charging=True,
         network="unmetered",
-        evaluates=True,
+        exchanges=("evaluation",),
         algorithms=("scaffold", "feddyn"),
         encodings=("float32", "float16", "int8", "topk"),
         models=(A, B),
@@ -52,7 +54,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         personal=m.Evaluation(1200, 206.25, {"accuracy": 1100.0}),
     ),
     "uploaded": m.Uploaded("t4-11"),
-    "evaluated": m.Evaluated("t-e2-7", m.Evaluation(1200, 412.5, {"accuracy": 1000.0}), 1.5),
+    "reply": m.Reply("t-e2-7", "evaluation", fields_of(MEASURED), 1.5),
     "failed": m.Failed("t4-11", "diverged", "step 7's loss is nan: a smaller lr may help"),
     "welcome": m.Welcome("fleetlearn 0.1.0", 15.0, 131072, "120 examples; selection.least_examples is 500"),
     "task": m.Task(
@@ -75,7 +77,15 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         kept="t2-7",
         personal_epochs=1,
     ),
-    "evaluate": m.Evaluate("t-e2-7", A, (m.VectorReference("model", B, 6653480, "float32"),), 120.0),
+    "question": m.Question(
+        task="t-e2-7",
+        kind="evaluation",
+        deadline=120.0,
+        phase=2,
+        content={"later": [1, None]},
+        bundle=A,
+        vectors=(m.VectorReference("model", B, 6653480, "float32"),),
+    ),
     "trust": m.Trust((KEY,)),
     "signed": m.Signed('{"type":"trust","keys":[]}', KEY, "a0" * 64),
     "come-back": m.ComeBack(300.0, "no-task"),
@@ -124,7 +134,34 @@ def messages() -> dict[str, Any]:
         invalid.append(
             {"name": f"{tag}: the wrong way", "direction": other, "text": dumps(full), "code": "unknown-type"}
         )
-    return {"valid": valid + by_hand_valid(), "invalid": invalid + by_hand_invalid()}
+    return {
+        "valid": valid + by_hand_valid(),
+        "invalid": invalid + by_hand_invalid(),
+        "contents": contents(),
+    }
+
+
+def contents() -> list[dict[str, Any]]:
+    """Contents of each kind of exchange: ``good`` ones, and others that are refused with
+    bad-message."""
+    rows = []
+    for kind, (question, reply, _) in EXCHANGE_KINDS.items():
+        for tag, struct in (("question", question), ("reply", reply)):
+            about = {"kind": kind, "of": tag}
+            info = types.type_info(struct)
+            assert isinstance(info, types.StructType)
+            full = allowed(info)[0]
+            rows.append({**about, "name": "every field", "content": full, "good": True})
+            for good, changes in ((True, inside(info)), (False, outside(info))):
+                for name, change in changes:
+                    row = {"name": name, "content": full | change, "good": good}
+                    rows.append(about | row)
+            for field in info.fields:
+                if field.required:
+                    content = {k: v for k, v in full.items() if k != field.name}
+                    row = {"name": f"without {field.name}", "content": content, "good": False}
+                    rows.append(about | row)
+    return rows
 
 
 def by_hand_valid() -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ def signing() -> dict[str, Any]:
         fields = {"challenge": challenge, "device": device, "message": message, "key": key}
         return {"name": name, **fields, "bytes": content.hex(), "signature": secret.sign(content).hex()}
 
-    tags = ("task", "evaluate", "trust")
+    tags = ("task", "question", "trust")
     valid = [case(tag, dumps(plain(tag))) for tag in tags]
     valid += [case("not ASCII, with line ends", '{"type":"trust",\n"keys":[],"later":"\u00e9\\n"}')]
     good = {name: value for name, value in valid[0].items() if name != "bytes"}

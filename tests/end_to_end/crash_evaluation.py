@@ -42,15 +42,15 @@ COORDINATOR: dict[str, Point] = {
     "an evaluation is recorded and nobody told": batch(EvaluationBegun, after=True),
     "a measurement is given but not sent": batch(MeasurementGiven, after=True),
     "a measurement came and is not recorded": batch(MeasurementAccepted, after=False),
-    "a measurement is recorded but not acknowledged": Point(run.Run, "save_measurement", True),
-    "a measurement is acknowledged but not counted": Point(server.RunServer, "count_measurement", False),
+    "a measurement is recorded but not acknowledged": Point(run.Run, "save_answer", True),
+    "a measurement is acknowledged but not counted": Point(server.RunServer, "count_answer", False),
     "an evaluation is over but not recorded": batch(EvaluationEnded, after=False),
     "an evaluation is recorded as over": batch(EvaluationEnded, after=True),
 }
 DEVICE: dict[str, Point] = {
-    "the device has to evaluate": Point(Trainer, "evaluate", False),
-    "the device has measured and told nobody": Point(Trainer, "evaluate", True),
-    "the device has told what it measured": Point(Session, "measured", True),
+    "the device has to evaluate": Point(Trainer, "answer", False),
+    "the device has measured and told nobody": Point(Trainer, "answer", True),
+    "the device has told what it measured": Point(Session, "answered", True),
 }
 
 if __name__ == "__main__":

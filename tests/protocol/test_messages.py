@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from fleetlearn_protocol import messages as m
 from fleetlearn_protocol.errors import MAX_TEXT, Code, FleetError, ProtocolError, clip
+from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, content_of, fields_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,7 +54,7 @@ def test_the_error_names_the_types_that_are_known() -> None:
     error = refused('{"type":"gossip"}')
     assert error.code is Code.UNKNOWN_TYPE
     assert error.text == (
-        "a message of type 'gossip' was sent; here go check-in, evaluated, failed, fetch, heartbeat, report, uploaded"
+        "a message of type 'gossip' was sent; here go check-in, failed, fetch, heartbeat, reply, report, uploaded"
     )
 
 
@@ -239,3 +240,26 @@ def test_clip() -> None:
     assert clip("x" * MAX_TEXT) == "x" * MAX_TEXT
     assert clip("x" * (MAX_TEXT + 1)) == "x" * (MAX_TEXT - 1) + "…"
     assert clip("a\ud800b") == "a?b"
+
+
+@pytest.mark.parametrize("kind", EXCHANGE_KINDS)
+def test_what_an_exchange_sends_is_what_the_table_says(kind: str) -> None:
+    row = EXCHANGE_KINDS[kind]
+    question = m.Question("t-e1-1", kind, 9.0, bundle="0" * 64)
+    assert m.decode_from_coordinator(m.encode(question)) == question
+    assert isinstance(content_of(question), row.question)
+
+
+def test_a_content_comes_back_as_its_kind_and_is_checked() -> None:
+    found = m.Evaluation(5, 2.5, {"accuracy": 3.0})
+    reply = m.Reply("t-e1-1", "evaluation", fields_of(found))
+    assert content_of(m.decode_from_device(m.encode(reply))) == found
+    nan = m.Reply("t-e1-1", "evaluation", fields_of(m.Evaluation(5, math.nan)))
+    for bad, text in [
+        (nan, "loss_sum"),
+        (m.Reply("t-e1-1", "evaluation", {"examples": 5}), "loss_sum"),
+        (m.Reply("t-e1-1", "gossip"), "the kind gossip came; known are evaluation"),
+    ]:
+        with pytest.raises(ProtocolError, match=text) as caught:
+            content_of(bad)
+        assert caught.value.code is Code.BAD_MESSAGE

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from fleetlearn_protocol.deltas import apply_delta, encode_delta
 from fleetlearn_protocol.encodings import FLOAT32, find_encoding
-from fleetlearn_protocol.errors import BundleError, ProtocolError
+from fleetlearn_protocol.errors import BundleError, Code, ProtocolError
+from fleetlearn_protocol.exchanges import content_of
 from fleetlearn_protocol.frames import pack_chunk, unpack_chunk
 from fleetlearn_protocol.manifest import Parameter, read_manifest, write_manifest
-from fleetlearn_protocol.messages import decode_from_coordinator, decode_from_device, encode
+from fleetlearn_protocol.messages import Question, Reply, decode_from_coordinator, decode_from_device, encode
 from fleetlearn_protocol.vector import checksum, digest, flatten, gather, scatter, views
 
 FOLDER = Path(__file__).parents[2] / "protocol" / "vectors"
@@ -52,6 +53,18 @@ def test_the_files_are_what_their_script_makes(tmp_path: Path) -> None:
     subprocess.run([sys.executable, FOLDER / "make.py", tmp_path], check=True, timeout=60)
     made = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert made == {path.name: path.read_text() for path in FOLDER.glob("*.json")}
+
+
+@pytest.mark.parametrize("case", MESSAGES["contents"], ids=lambda case: f"{case['of']} {case['name']}")
+def test_the_content_of_an_exchange(case: Case) -> None:
+    kind, given = case["kind"], case["content"]
+    questions = {"question": Question("t", kind, 9.0, content=given), "reply": Reply("t", kind, given)}
+    if case["good"]:
+        content_of(questions[case["of"]])
+    else:
+        with pytest.raises(ProtocolError) as caught:
+            content_of(questions[case["of"]])
+        assert caught.value.code is Code.BAD_MESSAGE
 
 
 @named(MESSAGES["valid"])

@@ -8,7 +8,7 @@ from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.frames import Buffer
-from fleetlearn_protocol.messages import CheckIn, Evaluated
+from fleetlearn_protocol.messages import CheckIn, Reply
 
 
 class SpoolInMemory:
@@ -54,8 +54,8 @@ class EnginePort:
 
     def join(self, check_in: CheckIn, now: float) -> None:
         device, held = check_in.device, check_in.held
-        if check_in.evaluates:
-            self.engine.evaluations.join(device)
+        for kind in check_in.exchanges:
+            self.engine.exchanges[kind].join(device)
         self.carry_out(self.engine.check_in(device, None if held is None else held.task, now))
 
     def leave(self, device: str, now: float) -> None:
@@ -67,7 +67,7 @@ class EnginePort:
     def has_counted(self, device: str, task: str) -> bool:
         return self.engine.has_counted(device, task)
 
-    def save_measurement(self, device: str, message: Evaluated) -> bool:
+    def save_answer(self, device: str, message: Reply) -> bool:
         evaluations = self.engine.evaluations
         if evaluations.book.accepted.get(message.task) == device:
             return False
@@ -75,7 +75,7 @@ class EnginePort:
             raise ProtocolError(Code.UNKNOWN_TASK, "not given")
         return True
 
-    def count_measurement(self, device: str, task: str, now: float) -> None:
+    def count_answer(self, device: str, task: str, now: float) -> None:
         self.carry_out(self.engine.count_answer(device, task, now))
 
     def end_task(self, device: str, task: str, cause: str, now: float) -> None:

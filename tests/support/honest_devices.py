@@ -10,18 +10,19 @@ from contextlib import suppress
 
 import numpy as np
 from fleetlearn_protocol import Code
+from fleetlearn_protocol.exchanges import fields_of
 from fleetlearn_protocol.messages import (
     PROTOCOL_NAME,
     Accepted,
     Cancel,
     CheckIn,
     ComeBack,
-    Evaluate,
-    Evaluated,
     Evaluation,
     Grant,
     Held,
+    Question,
     Refused,
+    Reply,
     Task,
     Welcome,
 )
@@ -66,7 +67,7 @@ class HonestDevice:
         async with connect(address, subprotocols=[protocol], compression=None) as connection:
             peer = Peer(self.name, connection)
             held = None if self.task is None else Held(self.task.task, self.task.round)
-            await peer.send(CheckIn(1, self.name, 10, held=held, evaluates=True))
+            await peer.send(CheckIn(1, self.name, 10, held=held, exchanges=("evaluation",)))
             while not isinstance(message := await peer.receive(), ComeBack):
                 await self._hear(peer, message)
             return message.reason == "finished"
@@ -90,10 +91,10 @@ class HonestDevice:
                 self.task = None
             case Refused():
                 raise AssertionError(message)
-            case Evaluate(task):
+            case Question(task):
                 score = float(len(self.name))
                 result = Evaluation(10, score, {"accuracy": score})
-                await peer.send(Evaluated(task, result))
+                await peer.send(Reply(task, "evaluation", fields_of(result)))
 
     async def _report(self, peer: Peer) -> None:
         await self.may_report.wait()

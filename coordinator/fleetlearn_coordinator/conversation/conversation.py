@@ -24,14 +24,14 @@ from fleetlearn_protocol.messages import (
     Cancel,
     CheckIn,
     ComeBack,
-    Evaluate,
-    Evaluated,
     Failed,
     Fetch,
     FromCoordinator,
     Grant,
     Heartbeat,
+    Question,
     Refused,
+    Reply,
     Report,
     Task,
     Uploaded,
@@ -161,7 +161,7 @@ class Conversation:
     def tell(self, message: FromCoordinator) -> None:
         """The coordinator has something to say to the device. The caller grants the places that come free."""
         match message:
-            case Task() | Evaluate():  # first, so that a device may do at once what its task needs
+            case Task() | Question():  # first, so that a device may do at once what its task needs
                 deltas = (vector.delta.size for vector in message.vectors if vector.delta is not None)
                 download = sum(vector.size for vector in message.vectors) + sum(deltas)
                 parts = message.parts if isinstance(message, Task) else (UPDATE,)
@@ -279,15 +279,18 @@ class Conversation:
     def _heartbeat(self, device: str, message: Heartbeat) -> None:
         self.port.progress(device, message.task, "steps", message.steps, self.seen)
 
-    def _evaluated(self, device: str, message: Evaluated) -> None:
+    def _reply(self, device: str, message: Reply) -> None:
         try:
-            counts = self.port.save_measurement(device, message)
+            counts = self.port.save_answer(device, message)
         except ProtocolError as error:
-            self._refuse(error, message.task)
+            if error.code is Code.BAD_MESSAGE:  # the device would say the same again
+                self._reject(device, message.task, error)
+            else:
+                self._refuse(error, message.task)
             return
         self._owner.perform(SendMessage(Accepted(message.task)))
         if counts:
-            self.port.count_measurement(device, message.task, self.seen)
+            self.port.count_answer(device, message.task, self.seen)
 
     def _failed(self, device: str, message: Failed) -> None:
         if self.upload is not None and self.upload.report.task == message.task:
@@ -420,7 +423,7 @@ HANDLERS: dict[type, Callable[[Conversation, str, Any], None]] = {
     Fetch: Conversation._fetch,
     Report: Conversation._report,
     Uploaded: Conversation._uploaded,
-    Evaluated: Conversation._evaluated,
+    Reply: Conversation._reply,
     Failed: Conversation._failed,
 }
 """What a device may say once it has checked in; each takes the conversation, the device and the message."""

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.frames import Buffer
-from fleetlearn_protocol.messages import CheckIn, ComeBack, Evaluated, Report, Welcome
+from fleetlearn_protocol.messages import CheckIn, ComeBack, Reply, Report, Welcome
 
 
 class Admitted(NamedTuple):
@@ -68,12 +68,13 @@ class Port(Protocol):
     def has_counted(self, device: str, task: str) -> bool:
         """Return whether the device's report of this task counts for the open round."""
 
-    def save_measurement(self, device: str, message: Evaluated) -> bool:
-        """Make what the device measured durable. Returns False if it has counted already. Raises ProtocolError:
-        unknown-task."""
+    def save_answer(self, device: str, message: Reply) -> bool:
+        """Make what the device answered in an exchange durable. Returns False if it has counted
+        already. Raises ProtocolError: unknown-task, and nothing has changed; or bad-message, after
+        which the caller ends the task."""
 
-    def count_measurement(self, device: str, task: str, now: float) -> None:
-        """Count the measurement that was just saved. The device has been told."""
+    def count_answer(self, device: str, task: str, now: float) -> None:
+        """Count the answer that was just saved. The device has been told."""
 
     def end_task(self, device: str, task: str, cause: str, now: float) -> None:
         """The device failed its task, or its update was rejected. Harmless where the task is not the device's."""

@@ -21,8 +21,8 @@ from fleetlearn_protocol.messages import (
     CheckIn,
     ComeBack,
     Content,
-    Evaluate,
     FromCoordinator,
+    Question,
     Task,
     Waiting,
     encode,
@@ -269,7 +269,7 @@ class ConnectionDriver:
         off."""
         if isinstance(message, ComeBack):
             self.connection.sent_away = message.reason
-        if self._signer is not None and isinstance(message, Task | Evaluate):
+        if self._signer is not None and isinstance(message, Task | Question):
             message = self._signer.sign(message)
         self.connection.send(encode(message))
         if self.connection.transport.get_write_buffer_size() > WRITE_LIMIT:

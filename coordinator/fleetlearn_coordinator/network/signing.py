@@ -13,7 +13,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fleetlearn_protocol.errors import Code, FleetError, in_words
-from fleetlearn_protocol.messages import MAX_KEYS, CheckIn, Evaluate, Signed, Task, Trust, encode
+from fleetlearn_protocol.messages import MAX_KEYS, CheckIn, Question, Signed, Task, Trust, encode
 from fleetlearn_protocol.signing import signed_bytes
 
 
@@ -49,7 +49,7 @@ class DeviceSigner:
         """``new``: the keys that the device is to trust from now on. Empty: it trusts them already."""
         self._key, self._secret, self._challenge, self._device, self._new = key, secret, challenge, device, new
 
-    def sign(self, message: Task | Evaluate | Trust) -> Signed:
+    def sign(self, message: Task | Question | Trust) -> Signed:
         """Return the message, signed."""
         text = encode(message)
         signature = self._secret.sign(signed_bytes(self._challenge, self._device, text))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fleetlearn_protocol.errors import Code
-from fleetlearn_protocol.messages import Evaluated, Report
+from fleetlearn_protocol.messages import Reply, Report
 
 from fleetlearn_coordinator.rounds.commands import Command
 
@@ -33,11 +33,11 @@ class UpdateSaved(NamedTuple):
     """How many versions that round's model is newer than the one that the task began from."""
 
 
-class MeasurementSaved(NamedTuple):
-    """What a device measured is durable: it counts in the open evaluation."""
+class AnswerSaved(NamedTuple):
+    """What a device answered is durable: it counts in the open exchange of its kind."""
 
     device: str
-    message: Evaluated
+    message: Reply
 
 
 class MessageRefused(NamedTuple):
@@ -96,7 +96,7 @@ class ModelRestored(NamedTuple):
 RunEvent: TypeAlias = (
     Command
     | UpdateSaved
-    | MeasurementSaved
+    | AnswerSaved
     | MessageRefused
     | RoundEnded
     | EvaluationSummarised

@@ -94,8 +94,7 @@ class ServedModels:
             return
         self._published = {*vectors}
         versions = {terms.version for terms in engine.book.terms.values()}
-        if engine.evaluations.is_open:
-            versions.add(engine.evaluations.version)
+        versions |= {series.version for series in engine.exchanges.values() if series.is_open}
         versions.discard(engine.version)
         newest = {sha256: FLOAT32.encode(vector) for sha256, vector in vectors.items()} | dict(
             run.models.forms.contents

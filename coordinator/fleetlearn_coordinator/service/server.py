@@ -9,14 +9,15 @@ from typing import Any
 
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import MAX_TEXT, Code, FleetError, ProtocolError, in_words
+from fleetlearn_protocol.exchanges import EXCHANGE_KINDS
 from fleetlearn_protocol.manifest import MANIFEST
 from fleetlearn_protocol.messages import (
     PLAIN,
     Cancel,
     CheckIn,
     ComeBack,
-    Evaluate,
-    Evaluated,
+    Question,
+    Reply,
     Report,
     Task,
 )
@@ -134,9 +135,9 @@ class RunServer:
         self.models.join(check_in)
         if self.run.selection is not None:
             self.run.selection.selection.stated[device] = stated_in(check_in)
-        if check_in.evaluates:
-            self.run.evaluations.join(check_in)
-            self.engine.evaluations.join(device)
+        for kind in {*check_in.exchanges} & self.run.exchanges.keys():
+            self.run.exchanges[kind].join(check_in)
+            self.engine.exchanges[kind].join(device)
         self._carry_out(self.engine.check_in(device, None if held is None else held.task, now), now)
 
     def leave(self, device: str, now: float) -> None:
@@ -148,7 +149,8 @@ class RunServer:
     def _forget(self, device: str) -> None:
         """The device is not connected to this run any more."""
         self._idle.discard(device)
-        self.run.evaluations.tiers.pop(device, None)
+        for records in self.run.exchanges.values():
+            records.leave(device)
         self.models.leave(device)
         if self.run.selection is not None:
             self.run.selection.selection.stated.pop(device, None)
@@ -181,16 +183,17 @@ class RunServer:
     def has_counted(self, device: str, task: str) -> bool:
         return self.engine.has_counted(device, task)
 
-    def save_measurement(self, device: str, message: Evaluated) -> bool:
-        evaluations = self.engine.evaluations
-        if evaluations.book.accepted.get(message.task) == device:
+    def save_answer(self, device: str, message: Reply) -> bool:
+        series = self.engine.exchanges.get(message.kind)
+        if series is not None and series.has_counted(device, message.task):
             return False
-        if not evaluations.takes_answer(device, message.task):
-            raise ProtocolError(Code.UNKNOWN_TASK, f"task {message.task} is not device {device}'s, or not any more")
-        self.run.save_measurement(device, message)
+        if series is None or not series.takes_answer(device, message.task):
+            text = f"task {message.task} is not device {device}'s, or not any more"
+            raise ProtocolError(Code.UNKNOWN_TASK, text)
+        self.run.save_answer(device, message)
         return True
 
-    def count_measurement(self, device: str, task: str, now: float) -> None:
+    def count_answer(self, device: str, task: str, now: float) -> None:
         now = self.clock.read(now)
         self._carry_out(self.engine.count_answer(device, task, now), now)
 
@@ -231,7 +234,7 @@ class RunServer:
 
     def _tell_all(self, commands: Sequence[Command]) -> None:
         """Tell the devices what was decided and recorded; then set the engine's alarm."""
-        closed: ExchangeClosed | None = None
+        closed: list[ExchangeClosed] = []
         for command in commands:
             match command:
                 case Assign():
@@ -247,13 +250,13 @@ class RunServer:
                 case Abandon():
                     self._forget_uploads()
                 case Ask():
-                    self._measure(command)
+                    self._ask(command)
                 case ExchangeClosed():
-                    closed = command
+                    closed.append(command)
                 case Finish(reason):
                     self._finish(reason)
-        if closed is not None:  # after all else is told: it may end tasks that were just given
-            self._tell_all(self.run.end_evaluation(closed, self.now()))
+        for each in closed:  # after all else is told: it may end tasks that were just given
+            self._tell_all(self.run.end_exchange(each, self.now()))
         self._set_alarm()
 
     def _send_away(self, device: str, after: float) -> None:
@@ -349,9 +352,20 @@ class RunServer:
             ),
         )
 
-    def _measure(self, lease: Ask) -> None:
-        vectors, left = self.models.references(lease.device, lease.version), max(0.0, lease.deadline - self.clock.now())
-        self.host.tell(lease.device, Evaluate(lease.task, self.run.bundle.sha256, vectors, left))
+    def _ask(self, lease: Ask) -> None:
+        with_model = bool(EXCHANGE_KINDS[lease.kind].vectors)
+        self.host.tell(
+            lease.device,
+            Question(
+                task=lease.task,
+                kind=lease.kind,
+                deadline=max(0.0, lease.deadline - self.clock.now()),
+                phase=lease.phase,
+                content=self.run.exchanges[lease.kind].content(lease),
+                bundle=self.run.bundle.sha256 if with_model else None,
+                vectors=self.models.references(lease.device, lease.version) if with_model else (),
+            ),
+        )
 
     def held_out_measured(self, version: int, metrics: dict[str, float]) -> None:
         """A model was measured on held-out data: its metrics may stop the run."""

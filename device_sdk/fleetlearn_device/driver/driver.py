@@ -12,7 +12,7 @@ from secrets import token_hex
 from typing import Any
 
 from fleetlearn_protocol.errors import BundleError
-from fleetlearn_protocol.messages import Evaluate, Task, encode
+from fleetlearn_protocol.messages import Question, Task, encode
 from fleetlearn_protocol.user_errors import in_one_line, is_expected, traceback_lines
 
 from fleetlearn_device.driver.address import Address, Enrolment
@@ -33,7 +33,7 @@ from fleetlearn_device.session.commands import (
     SaveTrusted,
     Send,
     SendUpdate,
-    StartEvaluation,
+    StartAnswer,
     StartTraining,
     StopTraining,
     StopUpdate,
@@ -164,9 +164,9 @@ class Driver:
             case StartTraining(task=task, seconds=seconds):
                 self._trainer.halt.clear()
                 self._start(self._train(task, seconds))
-            case StartEvaluation(task=task, seconds=seconds):
+            case StartAnswer(task=task, seconds=seconds):
                 self._trainer.halt.clear()
-                self._start(self._evaluate(task, seconds))
+                self._start(self._answer(task, seconds))
             case StopTraining():
                 self._trainer.halt.set()
             case SaveTrusted(keys=keys):
@@ -219,7 +219,7 @@ class Driver:
 
         self.post(event)
 
-    async def _locate(self, task: Task | Evaluate) -> None:
+    async def _locate(self, task: Task | Question) -> None:
         try:
             async with self._cache_lock:
                 trainer, look = self._trainer, self._contents.lacking
@@ -243,20 +243,19 @@ class Driver:
         else:
             self.post(lambda: self._session.stored(wanted.sha256, good, time.monotonic()))
 
-    async def _evaluate(self, task: Evaluate, seconds: float) -> None:
-        log.info("task %s: evaluating", task.task)
+    async def _answer(self, task: Question, seconds: float) -> None:
+        log.info("task %s: working on the answer (%s)", task.task, task.kind)
         try:
-            message = await asyncio.to_thread(self._trainer.evaluate, task, seconds)
+            message = await asyncio.to_thread(self._trainer.answer, task, seconds)
         except Exception as error:
             self._end_failed(task.task, error)
         else:
-            log.info(
-                "task %s: evaluated %d examples in %.2f s", task.task, message.evaluation.examples, message.seconds
-            )
-            self.post(lambda: self._session.measured(message))
+            log.info("task %s: answered in %.2f s", task.task, message.seconds)
+            examples = self._trainer.counted
+            self.post(lambda: self._session.answered(message, examples))
 
     def _end_failed(self, task_id: str, error: Exception) -> None:
-        """Tell the session that a training or an evaluation ended without a result."""
+        """Tell the session that a training, or the work on an answer, ended without a result."""
         session, failure, text = self._session, failure_of(error), in_one_line(error)
         if isinstance(error, StoppedError):
             log.info("task %s: stopped after %d batches", task_id, self._trainer.batches)

@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 
 from fleetlearn_device.session.session import Session
-from fleetlearn_device.session.states import Holding, Idle, MeasurementReady, Online, Saving, Sent, Training, Uploading
+from fleetlearn_device.session.states import AnswerReady, Holding, Idle, Online, Saving, Sent, Training, Uploading
 from fleetlearn_device.storage.status import DeviceStatus, read_status, write_status
 
 log = logging.getLogger("fleetlearn.device")
 
 _DOES: dict[type, str] = {
     Training: "is in training",
-    MeasurementReady: "is measured, and the result is being sent",
+    AnswerReady: "is answered, and the reply is being sent",
     Saving: "is trained, and its update is being saved",
     Holding: "is trained, and its update waits to be sent",
     Uploading: "is trained, and its update is being sent",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleetlearn_protocol.messages import Evaluate, FromDevice, Report, Task
+from fleetlearn_protocol.messages import FromDevice, Question, Report, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Send:
 class Locate:
     """Look up what the task lacks; answer with ``located``."""
 
-    task: Task | Evaluate
+    task: Task | Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +68,17 @@ class StartTraining:
 
 
 @dataclass(frozen=True, slots=True)
-class StartEvaluation:
-    """Measure the task's model; answer with ``measured`` or ``ended``."""
+class StartAnswer:
+    """Work out what is asked; answer with ``answered`` or ``ended``."""
 
-    task: Evaluate
+    task: Question
     seconds: float
     """The time budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopTraining:
-    """Stop the task's training or evaluation before its next batch; answer with ``ended``."""
+    """Stop the task's training, or the work on an answer, before its next batch; answer with ``ended``."""
 
     task_id: str
 
@@ -145,7 +145,7 @@ Command = (
     | StoreChunk
     | FinishContent
     | StartTraining
-    | StartEvaluation
+    | StartAnswer
     | StopTraining
     | SaveTrusted
     | SavePending

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
-from fleetlearn_protocol.messages import Evaluate, Task
+from fleetlearn_protocol.messages import Question, Task
 
-Outcome = Literal["accepted", "measured", "uncounted", "failed"]
-"""How a task ended: its update was accepted, its measurement was; it does not count; the device gave it back."""
+Outcome = Literal["accepted", "answered", "uncounted", "failed"]
+"""How a task ended: its update was accepted, its answer was; it does not count; the device gave it
+back."""
 
 
 class History(msgspec.Struct, frozen=True):
@@ -16,8 +17,8 @@ class History(msgspec.Struct, frozen=True):
 
     accepted: int = 0
     """Updates that the coordinator accepted."""
-    measured: int = 0
-    """Measurements that the coordinator accepted."""
+    answered: int = 0
+    """Answers in exchanges, such as measurements, that the coordinator accepted."""
     uncounted: int = 0
     """Tasks whose work does not count: the round was over, or the update was refused."""
     failed: int = 0
@@ -25,22 +26,22 @@ class History(msgspec.Struct, frozen=True):
     task: str = ""
     """The last task. Empty: there was none."""
     what: str = ""
-    """What the task was: ``round 3``, or ``an evaluation``."""
+    """What the task was: ``round 3``, or a kind of exchange, such as ``evaluation``."""
     end: str = ""
     """How the task ended, as a sentence without its subject. Empty: it goes on."""
     reason: str = ""
     """Why the last task that failed, or did not count, did so."""
 
-    def begun(self, task: Task | Evaluate) -> History:
+    def begun(self, task: Task | Question) -> History:
         """Return the history after the device has taken a task."""
-        what = f"round {task.round}" if isinstance(task, Task) else "an evaluation"
+        what = f"round {task.round}" if isinstance(task, Task) else task.kind
         return msgspec.structs.replace(self, task=task.task, what=what, end="")
 
     def ended(self, task_id: str, outcome: Outcome, why: str) -> History:
         """Return the history after the task has ended. ``why``: for tasks that failed or do not count."""
         ends = {
             "accepted": "its update was accepted",
-            "measured": "its measurement was accepted",
+            "answered": "its answer was accepted",
             "uncounted": f"does not count: {why}",
             "failed": f"failed: {why}",
         }

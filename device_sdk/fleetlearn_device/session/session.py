@@ -19,6 +19,7 @@ from dataclasses import replace
 from fleetlearn_protocol.algorithms import EXCHANGES
 from fleetlearn_protocol.encodings import FAMILIES, FLOATS, is_known
 from fleetlearn_protocol.errors import Code, ProtocolError, clip
+from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, content_of
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, unpack_chunk
 from fleetlearn_protocol.messages import (
     BUFFERS,
@@ -29,8 +30,6 @@ from fleetlearn_protocol.messages import (
     CheckIn,
     ComeBack,
     Content,
-    Evaluate,
-    Evaluated,
     Failed,
     FailureCode,
     Fetch,
@@ -39,7 +38,9 @@ from fleetlearn_protocol.messages import (
     Grant,
     Heartbeat,
     Held,
+    Question,
     Refused,
+    Reply,
     Report,
     Signed,
     Task,
@@ -61,7 +62,7 @@ from fleetlearn_device.session.commands import (
     SaveTrusted,
     Send,
     SendUpdate,
-    StartEvaluation,
+    StartAnswer,
     StartTraining,
     StopTraining,
     StopUpdate,
@@ -71,6 +72,7 @@ from fleetlearn_device.session.commands import (
 from fleetlearn_device.session.history import History, Outcome
 from fleetlearn_device.session.statement import NOTHING_STATED, Statement
 from fleetlearn_device.session.states import (
+    AnswerReady,
     Assignment,
     CheckingIn,
     Closing,
@@ -80,7 +82,6 @@ from fleetlearn_device.session.states import (
     Idle,
     Link,
     Locating,
-    MeasurementReady,
     Offline,
     Online,
     Saving,
@@ -117,8 +118,9 @@ MAX_ARRIVALS = 2
 class Session:
     """One device's conversation, over any number of connections.
 
-    held: an update saved by an earlier process. algorithms: those that the device can do beside ``plain``. trusted: the
-    device's keys, where it does only what one of them signed.
+    held: an update saved by an earlier process. algorithms: those that the device can do beside
+    ``plain``. exchanges: the kinds of questions that it can answer. trusted: the device's keys, where
+    it does only what one of them signed.
     """
 
     def __init__(
@@ -129,12 +131,13 @@ class Session:
         runtime: str = "",
         software: str = "",
         algorithms: tuple[str, ...] = (),
+        exchanges: tuple[str, ...] = (),
         held: Report | None = None,
         trusted: Trusted | None = None,
         until_finished: bool = False,
     ) -> None:
         self.device, self.examples, self.runtime, self.software = device, examples, runtime, software
-        self.algorithms, self.trusted = algorithms, trusted
+        self.algorithms, self.exchanges, self.trusted = algorithms, exchanges, trusted
         self.until_finished = until_finished
         self.link: Link = Offline()
         self.work: Work = Idle() if held is None else Holding(held, reported_again=False)
@@ -190,7 +193,7 @@ class Session:
             *known,
             held,
             **stated._asdict(),
-            evaluates=True,
+            exchanges=self.exchanges,
             algorithms=self.algorithms,
             encodings=FAMILIES,
             trusts=() if self.trusted is None else self.trusted.keys,
@@ -260,7 +263,9 @@ class Session:
             text = "the bundle and the model came too late to train before the deadline"
             return self._fail_task(work, "out-of-time", text)
         self.work, self.running_task_id, self.steps = Training(work.assignment), task_id, 0
-        return [StartTraining(task, seconds) if isinstance(task, Task) else StartEvaluation(task, seconds)]
+        if isinstance(task, Question):
+            return [StartAnswer(task, seconds)]
+        return [StartTraining(task, seconds)]
 
     def unusable(self, task_id: str, text: str, code: FailureCode = "bad-bundle") -> Commands:
         """The task's bundle cannot be used here."""
@@ -293,12 +298,14 @@ class Session:
         self.work = Saving(report)
         return [SavePending(report)]
 
-    def measured(self, message: Evaluated) -> Commands:
-        """The evaluation ended well."""
+    def answered(self, message: Reply, examples: int | None = None) -> Commands:
+        """The question is answered. ``examples``: how many the device's data gave, if they were
+        counted."""
         if not isinstance(self.work, Training) or self.work.task_id != message.task:
             return self.ended(message.task)
-        self.examples = message.evaluation.examples
-        self.work, self.running_task_id = MeasurementReady(message), None
+        if examples is not None:
+            self.examples = examples
+        self.work, self.running_task_id = AnswerReady(message), None
         return self._send_if_online(message)
 
     def saved(self, task_id: str) -> Commands:
@@ -383,7 +390,7 @@ class Session:
                     dropped = self._drop_unfinished_task("the training is finished")
                     return [*dropped, *self._close("the training is finished", after)]
                 return self._close(f"{COME_BACK[reason]}; the device comes back in about {after:g} s ({reason})", after)
-            case Task() | Evaluate():
+            case Task() | Question():
                 if self.trusted is not None:
                     return self._distrust(message, "it is not signed, and this device does only what is")
                 return self._assign(message, now)
@@ -402,8 +409,9 @@ class Session:
                 if task_id != self.task_id:
                     return self._ignore(message, task_id)
                 self.faults = 0
-                if isinstance(self.work, MeasurementReady):
-                    return [Note(f"task {task_id}: measurement accepted"), *self._drop_task("measured")]
+                if isinstance(self.work, AnswerReady):
+                    note = Note(f"task {task_id}: answer accepted ({self.work.message.kind})")
+                    return [note, *self._drop_task("answered")]
                 dropped = self._drop_task("accepted")
                 text = f"task {task_id}: update accepted; the coordinator has it for the next model"
                 return [Note(f"{text} ({self.history.accepted} accepted so far)"), *dropped]
@@ -432,7 +440,7 @@ class Session:
             self._unsent_failure = None
         if isinstance(self.work, Holding):
             commands.append(Send(self.work.report))
-        elif isinstance(self.work, MeasurementReady):
+        elif isinstance(self.work, AnswerReady):
             commands.append(Send(self.work.message))
         elif self.task_id is not None:
             commands.append(Send(Heartbeat(self.task_id, self.steps)))  # so that the lease is known to be alive
@@ -445,7 +453,7 @@ class Session:
         message = message_in(signed)
         why = trusted.why_not(signed, self._challenge, self.device)
         match message:
-            case Task() | Evaluate():
+            case Task() | Question():
                 return self._assign(message, now) if why is None else self._distrust(message, why)
             case Trust(keys=keys):
                 if why is not None:
@@ -453,14 +461,14 @@ class Session:
                 self.trusted = trusted._replace(keys=keys)
                 return [Note(f"the coordinator's keys are now {', '.join(keys)}"), SaveTrusted(keys)]
 
-    def _distrust(self, task: Task | Evaluate, why: str) -> Commands:
+    def _distrust(self, task: Task | Question, why: str) -> Commands:
         """Give back a task that is not to be believed. What the device works on stays as it is."""
         text = clip(f"task {task.task} is not trained: {why}")
         named = task.task in (self.task_id, self._ended_task_id)  # a forged message must not end the real task
         failed: Commands = [] if named else [Send(Failed(task.task, "untrusted", text))]
         return [Note(text, True), *failed, *self._close_for_fault("a task is not trusted")]
 
-    def _assign(self, task: Task | Evaluate, now: float) -> Commands:
+    def _assign(self, task: Task | Question, now: float) -> Commands:
         deadline = now + task.deadline
         if task.task in (self.task_id, self._ended_task_id):
             if isinstance(self.work, UnfinishedTask) and task.task == self.task_id:
@@ -473,32 +481,36 @@ class Session:
             why = f"the coordinator gave task {task.task} in its place"
             commands = [Note(f"task {self.task_id} is dropped: {why}", True), *self._drop_task("uncounted", why)]
         self.work, self.history = Locating(Assignment(task, deadline)), self.history.begun(task)
-        what = f"round {task.round}, {task.epochs} epochs" if isinstance(task, Task) else "evaluation of a model"
+        what = f"round {task.round}, {task.epochs} epochs" if isinstance(task, Task) else task.kind
         text = f"task {task.task}: {what}, {task.deadline:.4g} s to the deadline"
         unsupported = self._unsupported(task)
         if unsupported is not None:
             return [*commands, Note(text), *self._fail_task(self.work, "unsupported", unsupported)]
         return [*commands, Note(text), *self._locate()]
 
-    def _unsupported(self, task: Task | Evaluate) -> str | None:
-        """Return what of the task this device cannot do, for people."""
-        algorithm = task.algorithm if isinstance(task, Task) else PLAIN
-        known = (PLAIN, *self.algorithms)
-        if algorithm not in known:
-            return f"the task asks for the algorithm {algorithm}; this device knows {', '.join(known)}"
-        exchange = EXCHANGES[algorithm]
+    def _unsupported(self, task: Task | Question) -> str | None:
+        """Return what of the task this device cannot do, for people. Raises ProtocolError (bad-message)
+        on a question whose content is not as its kind says."""
         sent = [(vector.name, vector.encoding) for vector in task.vectors]
-        asked = [("sends the vectors", sent, exchange.vectors, FLOATS)]
-        if isinstance(task, Task):
-            # Whether the bundle has buffers is known once it is here.
-            parts = (*exchange.parts, BUFFERS) if BUFFERS in task.parts else exchange.parts
-            asked.append(("asks for the parts", [*task.parts.items()], parts, FAMILIES))
-        for what, given, names, families in asked:
-            same = sorted(name for name, _ in given) == sorted(names)
-            if not same or not all(is_known(encoding, families) for _, encoding in given):
-                listed = ", ".join(f"{name} ({encoding})" for name, encoding in given)
-                return f"the task {what} {listed}; this device knows {', '.join(names)} ({', '.join(families)})"
-        return None
+        if isinstance(task, Question):
+            if task.kind not in self.exchanges:
+                known = ", ".join(self.exchanges) or "none"
+                return f"the question is of the kind {task.kind}; this device knows {known}"
+            content_of(task)
+            vectors = EXCHANGE_KINDS[task.kind].vectors
+            if vectors and task.bundle is None:
+                return f"the question of the kind {task.kind} names no bundle"
+            return _differing("sends the vectors", sent, vectors, FLOATS)
+        known_algorithms = (PLAIN, *self.algorithms)
+        if task.algorithm not in known_algorithms:
+            known = ", ".join(known_algorithms)
+            return f"the task asks for the algorithm {task.algorithm}; this device knows {known}"
+        exchange = EXCHANGES[task.algorithm]
+        # Whether the bundle has buffers is known once it is here.
+        parts = (*exchange.parts, BUFFERS) if BUFFERS in task.parts else exchange.parts
+        return _differing("sends the vectors", sent, exchange.vectors, FLOATS) or _differing(
+            "asks for the parts", [*task.parts.items()], parts, FAMILIES
+        )
 
     def _receive(self, content: Content) -> Commands:
         """Expect the chunks of the content that was asked for."""
@@ -611,7 +623,7 @@ class Session:
         return [*self._drop_unfinished_task(why), *self._close(why)]
 
     def _check_reported(self, message: Accepted | Grant, task_id: str) -> None:
-        if task_id == self.task_id and not isinstance(self.work, Finished | MeasurementReady):
+        if task_id == self.task_id and not isinstance(self.work, Finished | AnswerReady):
             text = f"{_tag(message)} came for task {task_id}, which was not reported (it is {_name(self.work)})"
             raise ProtocolError(Code.OUT_OF_TURN, text)
 
@@ -706,6 +718,18 @@ class Session:
 
     def _awaits_answer(self) -> bool:
         return isinstance(self.link, CheckingIn) or isinstance(self.work, Fetching | Sent)
+
+
+def _differing(
+    what: str, given: Sequence[tuple[str, str]], names: Sequence[str], families: Sequence[str]
+) -> str | None:
+    """Return how these vectors or parts, with their encodings, are not those that are known here."""
+    same = sorted(name for name, _ in given) == sorted(names)
+    if same and all(is_known(encoding, families) for _, encoding in given):
+        return None
+    listed = ", ".join(f"{name} ({encoding})" for name, encoding in given)
+    known = f"{', '.join(names)} ({', '.join(families)})"
+    return f"the task {what} {listed}; this device knows {known}"
 
 
 def _tag(message: FromCoordinator) -> str:

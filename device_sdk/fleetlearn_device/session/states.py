@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleetlearn_protocol.messages import Content, Evaluate, Evaluated, Report, Task
+from fleetlearn_protocol.messages import Content, Question, Reply, Report, Task
 
 from fleetlearn_device.session.commands import Wanted
 
@@ -50,9 +50,9 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A task that is not trained, or whose model is not measured, yet."""
+    """A task that is not trained, or a question that is not answered, yet."""
 
-    task: Task | Evaluate
+    task: Task | Question
     deadline: float
     """When the result must have arrived, by the owner's clock."""
     arrived: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedTask:
-    """The task is not trained, or its model is not measured, yet."""
+    """The task is not trained, or the question is not answered, yet."""
 
     assignment: Assignment
 
@@ -95,15 +95,15 @@ class Storing(UnfinishedTask):
 
 @dataclass(frozen=True, slots=True)
 class Training(UnfinishedTask):
-    """The training, or the evaluation, runs."""
+    """The training runs, or the work on an answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class MeasurementReady:
-    """The task's model is measured. The result is sent on each connection until it is answered. It is not durable: a
-    device that was restarted is told to evaluate again."""
+class AnswerReady:
+    """The question is answered. The reply is sent on each connection until the coordinator says that
+    it has it. The reply is not durable: a device that was restarted is asked again."""
 
-    message: Evaluated
+    message: Reply
 
     @property
     def task_id(self) -> str:
@@ -153,4 +153,4 @@ class Sent(Finished):
     transfer: int
 
 
-Work = Idle | Locating | Fetching | Storing | Training | MeasurementReady | Saving | Holding | Uploading | Sent
+Work = Idle | Locating | Fetching | Storing | Training | AnswerReady | Saving | Holding | Uploading | Sent

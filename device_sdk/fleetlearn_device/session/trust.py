@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fleetlearn_protocol.errors import Code, ProtocolError
-from fleetlearn_protocol.messages import Evaluate, Signed, Task, Trust, decode_from_coordinator
+from fleetlearn_protocol.messages import Question, Signed, Task, Trust, decode_from_coordinator
 from fleetlearn_protocol.signing import signed_bytes
 
 Verify = Callable[[str, str, bytes], bool]
@@ -29,9 +29,9 @@ class Trusted(NamedTuple):
         return None
 
 
-def message_in(signed: Signed) -> Task | Evaluate | Trust:
+def message_in(signed: Signed) -> Task | Question | Trust:
     """Return the message. Raises ProtocolError where it is none, or none that is signed."""
     message = decode_from_coordinator(signed.message)
-    if not isinstance(message, Task | Evaluate | Trust):
-        raise ProtocolError(Code.OUT_OF_TURN, "a message was signed that is no task, evaluate or trust")
+    if not isinstance(message, Task | Question | Trust):
+        raise ProtocolError(Code.OUT_OF_TURN, "a message was signed that is no task, question or trust")
     return message

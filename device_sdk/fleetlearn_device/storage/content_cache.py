@@ -37,7 +37,7 @@ from fleetlearn_protocol.manifest import (
     Manifest,
     read_manifest,
 )
-from fleetlearn_protocol.messages import MAX_VECTORS, Delta, Evaluate, Task
+from fleetlearn_protocol.messages import MAX_VECTORS, Delta, Question, Task
 from fleetlearn_protocol.vector import digest
 
 from fleetlearn_device.session.commands import Wanted
@@ -68,7 +68,7 @@ class ContentCache:
         return self._path / "models" / sha256
 
     def lacking(
-        self, task: Task | Evaluate, kind: str, from_features: bool = False, infer: bool = False
+        self, task: Task | Question, kind: str, from_features: bool = False, infer: bool = False
     ) -> list[Wanted]:
         """Return what the task needs and the cache lacks, the manifest first: only the manifest names the other files.
 
@@ -80,8 +80,10 @@ class ContentCache:
         of this runtime, StateError.
         """
         with os_errors_as_state_errors(self._path):
+            if task.bundle is None:  # a question that is answered without a model
+                return []
             folder = f"bundles/{task.bundle}"
-            self._make_room(task)
+            self._make_room(task, self.bundle_path(task.bundle))
             wanted = [Wanted(task.bundle, MANIFEST, f"{folder}/{MANIFEST}", None, MAX_MANIFEST_BYTES)]
             if self._has(wanted[0]):
                 manifest = read_manifest((self._path / wanted[0].place).read_bytes())
@@ -202,8 +204,7 @@ class ContentCache:
             found.append(replace(wanted, have=size) if size <= wanted.limit else wanted)
         return found
 
-    def _make_room(self, task: Task | Evaluate) -> None:
-        folder = self.bundle_path(task.bundle)
+    def _make_room(self, task: Task | Question, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         os.utime(folder)
         for old in bundles_by_use(self._path)[MAX_BUNDLES:]:

@@ -75,7 +75,7 @@ def in_lines(status: DeviceStatus, running: bool) -> list[tuple[str, str]]:
         lines.append(("task", f"{what} {was}{status.task}, since {_at(status.task_since)}"))
     else:
         lines.append(("task", "none was given to this device yet"))
-    counts = [(history.accepted, "accepted"), (history.measured, "measured for an evaluation")]
+    counts = [(history.accepted, "accepted"), (history.answered, "questions answered")]
     counts += [(history.uncounted, "not counted"), (history.failed, "failed")]
     lines.append(("tasks", ", ".join(f"{number} {what}" for number, what in counts)))
     if history.reason:

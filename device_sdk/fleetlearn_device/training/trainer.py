@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 from fleetlearn_protocol.bundle import Bundle, open_bundle
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.errors import BundleError
-from fleetlearn_protocol.messages import MODEL, Evaluate, Evaluated, Report, Task, VectorReference, encode
+from fleetlearn_protocol.exchanges import EVALUATION, content_of, fields_of
+from fleetlearn_protocol.messages import MODEL, Evaluation, Question, Reply, Report, Task, VectorReference, encode
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_device.runtimes.checks import check_hyper
@@ -99,7 +101,7 @@ class Trainer:
         self._starts = directory.training_starts
         self._data, self._threads = data, threads
         self._provider: ProviderName = provider
-        self._counted: int | None = None
+        self.counted: int | None = None
         """Examples that the last complete pass gave, or several passes in the mean."""
         self._noted: tuple[int, int] | None = None
         """The last (found, stated) numbers of examples of which the log has a line."""
@@ -119,17 +121,29 @@ class Trainer:
         with self._counted_start(task.task):
             return self._train(task, end)
 
-    def evaluate(self, task: Evaluate, seconds: float) -> Evaluated:
-        """Measure the task's model with the device's own parameters, if the bundle has any, for at most ``seconds``.
+    def answer(self, task: Question, seconds: float) -> Reply:
+        """Work out what is asked (``ANSWERS``), for at most ``seconds``.
 
         Changes nothing that the next training builds on. Raises what ``train`` raises.
         """
         begin = time.monotonic()
+        with self._counted_start(task.task):
+            content = ANSWERS[task.kind](self, task, seconds)
+        message = Reply(task.task, task.kind, fields_of(content), time.monotonic() - begin)
+        encode(message)  # raises here what the coordinator would refuse
+        content_of(message)
+        return message
+
+    def evaluate(self, task: Question, seconds: float) -> Evaluation:
+        """Return the question's model measured on the device's data, with the device's own parameters
+        if the bundle has any, in at most ``seconds``."""
+        assert task.bundle is not None  # the session has seen to that
+        end = time.monotonic() + seconds
 
         def must_stop() -> bool:
-            return self.halt.is_set() or time.monotonic() > begin + seconds
+            return self.halt.is_set() or time.monotonic() > end
 
-        with self._counted_start(task.task), self._bundle_rechecked(task.bundle):
+        with self._bundle_rechecked(task.bundle):
             model = self._read_vector(task.vector(MODEL))
             bundle, runtime = self._open(task, model)
             load_model(runtime, bundle, model, self._kept_state(bundle))
@@ -140,10 +154,8 @@ class Trainer:
                 if self.halt.is_set():
                     raise
                 raise OutOfTimeError(f"the evaluation took longer than the {seconds:.3g} s that were left") from error
-            self._counted = evaluation.examples
-            message = Evaluated(task.task, evaluation, time.monotonic() - begin)
-            encode(message)  # raises here what the coordinator would refuse
-        return message
+            self.counted = evaluation.examples
+        return evaluation
 
     @contextmanager
     def _counted_start(self, task_id: str) -> Iterator[None]:
@@ -194,7 +206,7 @@ class Trainer:
                 seed=task.seed,
                 time_budget=end - time.monotonic(),
                 evaluate=task.evaluate,
-                counted=self._counted,
+                counted=self.counted,
                 should_stop=self.halt.is_set,
                 on_step=self._count,
                 on_evaluated=self._count_batch,
@@ -211,7 +223,7 @@ class Trainer:
         own_tied = tied_as_sent(task.algorithm, hyper, task.parts, outcome, contents, bundle.manifest)
         result = outcome.result
         if result.epochs >= 1 or result.evaluation is not None:
-            self._counted = result.examples
+            self.counted = result.examples
         self._note_examples(result.examples)
         report = Report(
             task=task.task,
@@ -252,10 +264,11 @@ class Trainer:
             self._contents.recheck_bundle(sha256)
             raise
 
-    def _open(self, task: Task | Evaluate, model: Vector) -> tuple[Bundle, Runtime]:
+    def _open(self, task: Task | Question, model: Vector) -> tuple[Bundle, Runtime]:
         """Return the task's bundle and its runtime: the open one, if it is of the same bundle."""
         if self._opened is None or self._opened[0].sha256 != task.bundle:
             self._opened = None  # two models at a time may be more than the memory holds
+            assert task.bundle is not None
             path = self._contents.bundle_path(task.bundle)
             bundle = open_bundle(path, files=())
             self._open_features(bundle)
@@ -303,3 +316,10 @@ class Trainer:
 
     def _count_batch(self) -> None:
         self.batches += 1
+
+
+ANSWERS: dict[str, Callable[[Trainer, Question, float], msgspec.Struct]] = {
+    EVALUATION: Trainer.evaluate,
+}
+"""Kind of question -> the function that works out the reply's content, in at most this many seconds.
+Where that takes long, the function looks at ``Trainer.halt`` meanwhile."""

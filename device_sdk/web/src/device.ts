@@ -18,7 +18,7 @@ import { eraseStore, type Store } from "./storage/store.ts";
 import { checkedKeys, trustFirst, writeTrustedKeys } from "./storage/trusted_keys.ts";
 import { ALGORITHMS } from "./training/algorithms.ts";
 import { type Columns, examplesOf } from "./training/data.ts";
-import { Trainer } from "./training/trainer.ts";
+import { ANSWERS, Trainer } from "./training/trainer.ts";
 
 const SOFTWARE = "fleetlearn-web 0.1.0";
 /** Milliseconds between two changes that tell of a training's progress alone. */
@@ -349,6 +349,7 @@ export class Device {
     this.#session = new Session(device, examples, {
       software: SOFTWARE,
       algorithms: Object.keys(ALGORITHMS).filter((algorithm) => algorithm !== "plain"),
+      exchanges: Object.keys(ANSWERS),
       held: await outbox.load(),
       trusted,
       untilFinished,

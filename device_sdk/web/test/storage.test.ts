@@ -2,7 +2,7 @@ import "fake-indexeddb/auto";
 import { IDBFactory } from "fake-indexeddb";
 import { beforeEach, describe, expect, test } from "vitest";
 import { crc32 } from "../src/protocol/crc32.ts";
-import type { Evaluate, Report } from "../src/protocol/messages.ts";
+import type { Question, Report } from "../src/protocol/messages.ts";
 import { sha256 } from "../src/protocol/sha256.ts";
 import type { Wanted } from "../src/session/commands.ts";
 import { Contents } from "../src/storage/contents.ts";
@@ -54,9 +54,18 @@ describe.each(STORES)("a store %s", (_, open) => {
       limit: 8,
       have: 0,
     };
-    const task = (manifest: string, changes: object = {}): Evaluate => {
+    const task = (manifest: string, changes: object = {}): Question => {
       const model = { name: "model", sha256: wanted.sha256, size: 8, encoding: "float32", delta: null, ...changes };
-      return { type: "evaluate", task: "e", bundle: manifest, vectors: [model], deadline: 1 };
+      return {
+        type: "question",
+        task: "e",
+        kind: "evaluation",
+        deadline: 1,
+        phase: 1,
+        content: {},
+        bundle: manifest,
+        vectors: [model],
+      };
     };
 
     test("a download goes on where it stopped, and begins again at 0", async () => {

@@ -34,6 +34,7 @@ from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, Settings
 from fleetlearn_protocol import Code, ProtocolError
+from fleetlearn_protocol.exchanges import content_of, fields_of
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk, pack_chunks
 from fleetlearn_protocol.messages import (
     MAX_REFUSALS,
@@ -41,8 +42,6 @@ from fleetlearn_protocol.messages import (
     Cancel,
     CheckIn,
     ComeBack,
-    Evaluate,
-    Evaluated,
     Evaluation,
     Failed,
     Fetch,
@@ -51,7 +50,9 @@ from fleetlearn_protocol.messages import (
     Grant,
     Heartbeat,
     Held,
+    Question,
     Refused,
+    Reply,
     Report,
     Task,
     Uploaded,
@@ -93,7 +94,8 @@ class Room(EnginePort):
                     vectors = (VectorReference("model", MODEL, 4 * SIZE, "float32"),)
                     message: FromCoordinator = Task(task, round, "b" * 64, vectors, ASKED, {}, 1, 10, seed, 600.0)
                 case Ask(device, task):
-                    message = Evaluate(task, "b" * 64, (VectorReference("model", MODEL, 4 * SIZE, "float32"),), 600.0)
+                    model = VectorReference("model", MODEL, 4 * SIZE, "float32")
+                    message = Question(task, "evaluation", 600.0, bundle="b" * 64, vectors=(model,))
                 case CancelTask(device, task, code, text):
                     message = Cancel(task, code, text)
                 case Commit():
@@ -136,10 +138,10 @@ class Room(EnginePort):
         self.saved[report.task] = np.frombuffer(self.spool.files[spool], np.float32)
         assert largest == {"update": np.abs(self.saved[report.task]).max()}
 
-    def save_measurement(self, device: str, message: Evaluated) -> bool:
-        new = super().save_measurement(device, message)
+    def save_answer(self, device: str, message: Reply) -> bool:
+        new = super().save_answer(device, message)
         if new:
-            self.measured[message.task] = message.evaluation
+            self.measured[message.task] = content_of(message)
         return new
 
     def progress(
@@ -503,22 +505,36 @@ def test_a_failed_task_goes_to_another_device() -> None:
 def test_a_measurement_is_accepted_before_what_follows_and_counts_once() -> None:
     room = Room(goal=1, cohort=1, evaluation=EvaluationSettings(devices=1))
     a = Device(room)
-    task = one(a.say(CheckIn(1, "a", 10, evaluates=True))[1:], Task)
+    task = one(a.say(CheckIn(1, "a", 10, exchanges=("evaluation",)))[1:], Task)
     room.carry_out(room.engine.request_exchange(EVALUATION, room.now))
     assert a.heard() == [], "it trains first"
     grant = granted(a, task, UPDATE)
     accepted, evaluate = a.say(*chunks(grant, UPDATE), Uploaded(task.task))
     assert accepted == Accepted(task.task)
-    assert isinstance(evaluate, Evaluate)
-    found = Evaluated(evaluate.task, Evaluation(10, 7.0, {}))
-    assert one(a.say(Evaluated("t7-7", found.evaluation)), Refused).code is Code.UNKNOWN_TASK
+    assert isinstance(evaluate, Question)
+    found = Reply(evaluate.task, "evaluation", fields_of(Evaluation(10, 7.0, {})))
+    assert one(a.say(Reply("t7-7", "evaluation", found.content)), Refused).code is Code.UNKNOWN_TASK
     accepted, following = a.say(found)
     assert accepted == Accepted(evaluate.task)
     assert isinstance(following, Task)
-    assert room.measured == {evaluate.task: found.evaluation}
+    assert room.measured == {evaluate.task: content_of(found)}
     assert not room.engine.evaluations.is_open
     assert a.say(found) == [Accepted(evaluate.task)], "its `accepted` may have got lost"
     assert len(room.engine.evaluations.book.accepted) == 1
+
+
+def test_an_answer_that_is_none_of_its_kind_is_refused_and_ends_the_task() -> None:
+    """The device would say the same again; another one is asked in its place."""
+    room = Room(goal=2, cohort=2, minimum=2, evaluation=EvaluationSettings(devices=1))
+    a = Device(room)
+    a.say(CheckIn(1, "a", 10, exchanges=("evaluation",)))
+    room.carry_out(room.engine.request_exchange(EVALUATION, room.now))
+    (question,) = a.heard()
+    assert isinstance(question, Question)
+    bad = Reply(question.task, "evaluation", {"examples": 10, "loss_sum": "7"})
+    assert one(a.say(bad), Refused).code is Code.BAD_MESSAGE
+    assert not room.engine.evaluations.book.tasks
+    assert [*room.engine.evaluations.book.causes()] == ["rejected: bad-message"]
 
 
 def test_the_end_of_training_is_told_after_the_last_accepted() -> None:

@@ -17,15 +17,16 @@ from fleetlearn_coordinator.service.training_run import run_models
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.deltas import apply_delta
 from fleetlearn_protocol.encodings import FAMILIES, FLOAT16, FLOAT32, Encoding, find_encoding
+from fleetlearn_protocol.exchanges import fields_of
 from fleetlearn_protocol.frames import pack_chunk
 from fleetlearn_protocol.messages import (
     Accepted,
-    Evaluated,
     Evaluation,
     Failed,
     Grant,
     Held,
     Refused,
+    Reply,
     Task,
     Uploaded,
 )
@@ -173,7 +174,7 @@ async def test_bytes_that_no_encoder_writes_end_the_task(
 async def test_the_model_travels_as_float16_to_devices_that_know_it(make_plan: PlanMaker) -> None:
     """Evaluations too. The coordinator's own model stays float32."""
     async with fleet(make_plan(encoding__down="float16", round__goal=1, evaluation__every=1)) as (coordinator, join):
-        new = await joined(join, "new", evaluates=True)
+        new = await joined(join, "new", exchanges=("evaluation",))
         await exactly(new, await new.task())
         task = await new.receive()
         model = coordinator.run.models.newest.model
@@ -182,7 +183,7 @@ async def test_the_model_travels_as_float16_to_devices_that_know_it(make_plan: P
         assert await new.fetch(task.vectors[0].sha256) == FLOAT16.encode(model)
         old = await join("old")
         while not isinstance(task, Task):
-            await new.send(Evaluated(task.task, Evaluation(10, 1.0, {"accuracy": 5.0})))
+            await new.send(Reply(task.task, "evaluation", fields_of(Evaluation(10, 1.0, {"accuracy": 5.0}))))
             await new.expect(Accepted)
             task = await new.task()
         await new.send(Failed(task.task, "stopping"))

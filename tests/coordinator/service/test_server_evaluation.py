@@ -13,17 +13,18 @@ from fleetlearn_coordinator import Plan, PlanError, read_model, read_status
 from fleetlearn_coordinator.storage.file_requests import EVALUATION
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_protocol import Code
+from fleetlearn_protocol.exchanges import fields_of
 from fleetlearn_protocol.messages import (
     Accepted,
     Cancel,
     CheckIn,
     ComeBack,
-    Evaluate,
-    Evaluated,
     Evaluation,
     Failed,
     Grant,
+    Question,
     Refused,
+    Reply,
     Task,
     Welcome,
 )
@@ -43,12 +44,12 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 async def able(join: Any, name: str) -> Peer:
     peer: Peer = await join(name, check_in=False)
-    await peer.send(CheckIn(1, name, 10, evaluates=True))
+    await peer.send(CheckIn(1, name, 10, exchanges=("evaluation",)))
     await peer.expect(Welcome)
     return peer
 
 
-async def serve(peer: Peer, evaluation: Evaluation = MEASURED) -> list[Evaluate]:
+async def serve(peer: Peer, evaluation: Evaluation = MEASURED) -> list[Question]:
     """Do what is asked until training is finished. Returns the evaluations."""
     found = []
     while True:
@@ -57,9 +58,9 @@ async def serve(peer: Peer, evaluation: Evaluation = MEASURED) -> list[Evaluate]
                 await peer.send(report_of(task, update_of(1.0)))
             case Grant() as grant:
                 await peer.send_update(grant, update_of(1.0))
-            case Evaluate() as given:
+            case Question() as given:
                 found.append(given)
-                await peer.send(Evaluated(given.task, evaluation))
+                await peer.send(Reply(given.task, "evaluation", fields_of(evaluation)))
             case ComeBack():
                 return found
 
@@ -98,10 +99,10 @@ def test_what_was_measured_survives_a_restart_and_counts_once(make_plan: PlanMak
         async with fleet(plan) as (coordinator, join):
             a, b = await able(join, "a"), await able(join, "b")
             find_storage(plan.data_dir).requests.ask_for_evaluation()
-            mine, other = await a.expect(Evaluate), await b.expect(Evaluate)
+            mine, other = await a.expect(Question), await b.expect(Question)
             content = np.frombuffer(await b.fetch(other.vectors[0].sha256), np.float32)
             np.testing.assert_array_equal(content, read_model(plan.data_dir, 0)[1])
-            await a.send(Evaluated(mine.task, MEASURED))
+            await a.send(Reply(mine.task, "evaluation", fields_of(MEASURED)))
             assert await a.receive() == Accepted(mine.task)
             assert coordinator.live()["evaluation"]["devices"] == 1
             coordinator.end()  # as if killed
@@ -110,9 +111,9 @@ def test_what_was_measured_survives_a_restart_and_counts_once(make_plan: PlanMak
     async def go_on(task: str) -> None:
         async with fleet(plan) as (coordinator, join):
             b = await able(join, "b")
-            assert (await b.expect(Evaluate)).task == task
+            assert (await b.expect(Question)).task == task
             for _ in range(2):
-                await b.send(Evaluated(task, Evaluation(30, 3.0, {"accuracy": 15.0})))
+                await b.send(Reply(task, "evaluation", fields_of(Evaluation(30, 3.0, {"accuracy": 15.0}))))
                 assert await b.receive() == Accepted(task)
             assert not coordinator.engine.evaluations.is_open
             coordinator.look_for_request()
@@ -133,13 +134,13 @@ def test_measurements_that_are_refused_failed_or_late(make_plan: PlanMaker) -> N
     async def test() -> None:
         async with fleet(plan) as (coordinator, join):
             peers = [await able(join, name) for name in "abc"]
-            await peers[0].send(Evaluated("t-e9-1", MEASURED))
+            await peers[0].send(Reply("t-e9-1", "evaluation", fields_of(MEASURED)))
             refused = await peers[0].expect(Refused)
             assert (refused.code, refused.task) == (Code.UNKNOWN_TASK, "t-e9-1")
             now = coordinator.loop.time()
             coordinator._carry_out(coordinator.engine.request_exchange("evaluation", now), now)
-            given = [await peer.expect(Evaluate) for peer in peers]
-            await peers[0].send(Evaluated(given[0].task, MEASURED))
+            given = [await peer.expect(Question) for peer in peers]
+            await peers[0].send(Reply(given[0].task, "evaluation", fields_of(MEASURED)))
             assert isinstance(await peers[0].receive(), Accepted)
             await peers[1].send(Failed(given[1].task, "diverged", "the loss is nan"))
             cancelled = await peers[2].expect(Cancel)
@@ -155,7 +156,7 @@ def test_measurements_that_are_refused_failed_or_late(make_plan: PlanMaker) -> N
 def test_a_finished_run_is_evaluated_on_request_and_finishes_again(make_plan: PlanMaker) -> None:
     plan = make_plan(round__goal=1, evaluation__devices=1, stop__rounds=1)
 
-    async def start() -> list[Evaluate]:
+    async def start() -> list[Question]:
         async with fleet(plan) as (coordinator, join):
             found = await serve(await able(join, "a"))
             assert await coordinator.done == "1 rounds done"

@@ -55,7 +55,7 @@ def test_the_file_says_what_the_device_does(tmp_path: Path) -> None:
         "process": f"runs since {at(1)}",
         "link": f"not connected (no network), since {at(2)}; it connects again at {at(9)}",
         "task": "none was given to this device yet",
-        "tasks": "0 accepted, 0 measured for an evaluation, 0 not counted, 0 failed",
+        "tasks": "0 accepted, 0 questions answered, 0 not counted, 0 failed",
     }
     status.update("connected to ws://x (127.0.0.1 port 1)")
     session.connected(0.0)
@@ -67,7 +67,7 @@ def test_the_file_says_what_the_device_does(tmp_path: Path) -> None:
     shown = lines(tmp_path)
     assert shown["link"] == f"connected to ws://x (127.0.0.1 port 1), since {at(3)}, waiting for a task"
     assert shown["task"] == f"t2 (round 4) failed: KeyError: 3, since {at(4)}"
-    assert shown["tasks"] == "2 accepted, 0 measured for an evaluation, 0 not counted, 1 failed"
+    assert shown["tasks"] == "2 accepted, 0 questions answered, 0 not counted, 1 failed"
     assert shown["reason"] == f"task t2 failed: KeyError: 3 ({at(4)})"
 
 

@@ -11,16 +11,17 @@ from fleetlearn_device.session.commands import Commands, Note
 from fleetlearn_device.session.history import History
 from fleetlearn_device.session.session import QUIET, Session
 from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.exchanges import fields_of
 from fleetlearn_protocol.messages import (
     Accepted,
     Cancel,
     ComeBack,
-    Evaluate,
-    Evaluated,
     Evaluation,
     FromCoordinator,
     Part,
+    Question,
     Refused,
+    Reply,
     Report,
     Task,
     VectorReference,
@@ -50,7 +51,7 @@ def notes(commands: Commands) -> list[str]:
 
 
 def online(welcome: Welcome = WELCOME, now: float = 0.0) -> Session:
-    session = Session("dev", 7)
+    session = Session("dev", 7, exchanges=("evaluation",))
     session.connected(now)
     tell(session, welcome, now)
     return session
@@ -65,7 +66,7 @@ def holding(session: Session, name: str) -> None:
 
 
 def test_a_device_that_checked_in_says_what_it_does_next() -> None:
-    session = Session("dev", 7)
+    session = Session("dev", 7, exchanges=("evaluation",))
     session.connected(0.0)
     assert tell(session, WELCOME) == ["checked in with the coordinator of a test as dev; waiting for a task"]
     tell(session, task("A"))
@@ -101,7 +102,7 @@ def test_each_end_of_a_task_is_counted_and_said() -> None:
     said = notes(session.ended("E", "diverged", "the loss is nan"))
     assert said == ["task E failed: the loss is nan"]
     assert msgspec.structs.asdict(session.history) == {
-        "accepted": 1, "measured": 0, "uncounted": 3, "failed": 1, "task": "E", "what": "round 7",
+        "accepted": 1, "answered": 0, "uncounted": 3, "failed": 1, "task": "E", "what": "round 7",
         "end": "failed: the loss is nan", "reason": "task E failed: the loss is nan",
     }  # fmt: skip
 
@@ -117,16 +118,16 @@ def test_an_accepted_update_leaves_the_reason_of_the_task_before() -> None:
 
 def test_a_measurement_is_counted_by_itself() -> None:
     session = online()
-    tell(session, Evaluate("A", "b" * 64, VECTORS, 100.0))
-    assert session.history.what == "an evaluation"
+    tell(session, Question("A", "evaluation", 100.0, bundle="b" * 64, vectors=VECTORS))
+    assert session.history.what == "evaluation"
     session.located("A", [], 0.0)
-    session.measured(Evaluated("A", Evaluation(7, 3.5, {}), 1.0))
-    assert tell(session, Accepted("A")) == ["task A: measurement accepted"]
-    assert (session.history.measured, session.history.accepted) == (1, 0)
+    session.answered(Reply("A", "evaluation", fields_of(Evaluation(7, 3.5, {})), 1.0))
+    assert tell(session, Accepted("A")) == ["task A: answer accepted (evaluation)"]
+    assert (session.history.answered, session.history.accepted) == (1, 0)
 
 
 def test_an_update_of_the_process_before_has_no_round_here() -> None:
-    session = Session("dev", 7, held=report("A"))
+    session = Session("dev", 7, exchanges=("evaluation",), held=report("A"))
     session.history = History(accepted=3, task="Z", what="round 2", end="its update was accepted")
     session.connected(0.0)
     tell(session, WELCOME)

@@ -21,7 +21,7 @@ from fleetlearn_device.session.commands import (
     SavePending,
     Send,
     SendUpdate,
-    StartEvaluation,
+    StartAnswer,
     StartTraining,
     StopTraining,
     StopUpdate,
@@ -33,6 +33,7 @@ from fleetlearn_device.session.statement import Statement
 from fleetlearn_device.session.states import Closing, Fetching, Holding, Idle, Link, Locating, Online, Work
 from fleetlearn_protocol.encodings import FAMILIES
 from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, ExchangeKind, NoContent, fields_of
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk
 from fleetlearn_protocol.messages import (
     Accepted,
@@ -40,8 +41,6 @@ from fleetlearn_protocol.messages import (
     CheckIn,
     ComeBack,
     Content,
-    Evaluate,
-    Evaluated,
     Evaluation,
     Failed,
     Fetch,
@@ -50,7 +49,9 @@ from fleetlearn_protocol.messages import (
     Heartbeat,
     Held,
     Part,
+    Question,
     Refused,
+    Reply,
     Report,
     Task,
     Uploaded,
@@ -100,7 +101,7 @@ def name_of(state: Link | Work) -> str:
 
 def brought_to(state: str, name: str = "A", *, until_finished: bool = False) -> Session:
     """A session that is online, in this state of work with the task ``name``."""
-    session = Session("dev", 7, until_finished=until_finished)
+    session = Session("dev", 7, exchanges=("evaluation",), until_finished=until_finished)
     session.connected(0.0)
     tell(session, WELCOME)
     steps: dict[str, Callable[[], object]] = {
@@ -306,7 +307,7 @@ def test_nothing_is_heard_without_a_connection_or_while_it_closes(name: str) -> 
 @pytest.mark.parametrize("name", TABLE)
 def test_before_the_welcome_only_three_messages_are_in_turn(name: str) -> None:
     message, _ = TABLE[name]
-    session = Session("dev", 7)
+    session = Session("dev", 7, exchanges=("evaluation",))
     session.connected(0.0)
     commands = deliver(session, message)
     if isinstance(message, Welcome):
@@ -317,7 +318,7 @@ def test_before_the_welcome_only_three_messages_are_in_turn(name: str) -> None:
 
 
 def test_a_check_in_states_what_the_device_is_and_the_welcome_says_why_it_waits() -> None:
-    session = Session("dev", 7)
+    session = Session("dev", 7, exchanges=("evaluation",))
     stated = Statement(2**30, ("eu", "roof"), "pi-5", False, "metered")
     (sent,) = session.connected(0.0, stated)
     assert isinstance(sent, Send)
@@ -330,7 +331,7 @@ def test_a_check_in_states_what_the_device_is_and_the_welcome_says_why_it_waits(
         tier="pi-5",
         charging=False,
         network="metered",
-        evaluates=True,
+        exchanges=("evaluation",),
         encodings=FAMILIES,
     )
     notes = tell(session, Welcome("test", 10.0, 8, "not charging (the plan's selection.charging)"))
@@ -356,9 +357,9 @@ def test_a_difference_that_cannot_be_had_is_replaced_by_the_whole(how: str) -> N
 
 
 def test_a_round_from_the_check_in_to_the_acknowledgement() -> None:
-    session = Session("dev", 7, runtime="onnx 1", software="fleetlearn 0")
+    session = Session("dev", 7, exchanges=("evaluation",), runtime="onnx 1", software="fleetlearn 0")
     assert session.connected(0.0) == [
-        Send(CheckIn(1, "dev", 7, "onnx 1", "fleetlearn 0", None, evaluates=True, encodings=FAMILIES))
+        Send(CheckIn(1, "dev", 7, "onnx 1", "fleetlearn 0", None, exchanges=("evaluation",), encodings=FAMILIES))
     ]
     assert acts(tell(session, WELCOME)) == []
     assert acts(tell(session, task())) == [Locate(task())]
@@ -389,7 +390,7 @@ def test_the_next_check_in_states_what_the_passes_gave() -> None:
     assert isinstance(sent.message, CheckIn)
     assert sent.message.examples == 3
     session = brought_to("training")
-    session.measured(Evaluated("A", Evaluation(4, 1.0, {}), 1.0))
+    session.answered(Reply("A", "evaluation", fields_of(Evaluation(4, 1.0, {})), 1.0), 4)
     assert session.examples == 4
 
 
@@ -401,9 +402,9 @@ def test_the_update_is_saved_before_it_is_reported() -> None:
 
 
 def test_a_held_update_is_checked_in_and_reported_again() -> None:
-    session = Session("dev", 7, held=report())
+    session = Session("dev", 7, exchanges=("evaluation",), held=report())
     check_in = session.connected(0.0)
-    assert check_in == [Send(CheckIn(1, "dev", 7, "", "", Held("A", 1), evaluates=True, encodings=FAMILIES))]
+    assert check_in == [Send(CheckIn(1, "dev", 7, "", "", Held("A", 1), exchanges=("evaluation",), encodings=FAMILIES))]
     assert acts(tell(session, WELCOME)) == [Send(report())]
     assert acts(tell(session, task("A"))) == []  # the coordinator did not look at ``held``
     assert acts(tell(session, Refused(Code.STALE_ROUND, "over", "A"))) == [DropPending("A")]
@@ -415,7 +416,7 @@ def test_a_broken_upload_begins_again_at_its_report(state: str) -> None:
     session.disconnected()
     assert session.update_sent(9, 1.0) == []
     assert session.connected(1.0) == [
-        Send(CheckIn(1, "dev", 7, "", "", Held("A", 1), evaluates=True, encodings=FAMILIES))
+        Send(CheckIn(1, "dev", 7, "", "", Held("A", 1), exchanges=("evaluation",), encodings=FAMILIES))
     ]
     assert acts(tell(session, WELCOME)) == [Send(report())]
     assert acts(tell(session, Grant("A", 11, 24))) == [SendUpdate("A", 11, 24, 8)]
@@ -459,7 +460,7 @@ def test_a_repeated_task_does_not_disturb_a_held_update() -> None:
 
 
 def test_another_task_than_the_held_one_replaces_it() -> None:
-    session = Session("dev", 7, held=report())
+    session = Session("dev", 7, exchanges=("evaluation",), held=report())
     session.connected(0.0)
     tell(session, WELCOME)
     assert acts(tell(session, task("B"))) == [DropPending("A"), Locate(task("B"))]
@@ -763,7 +764,7 @@ def test_a_coordinator_that_does_not_answer_is_left(state: str) -> None:
 
 
 def test_a_check_in_without_an_answer_is_left() -> None:
-    session = Session("dev", 7)
+    session = Session("dev", 7, exchanges=("evaluation",))
     session.connected(5.0)
     assert session.due() == 65.0
     assert session.tick(65.0) == [Close("no answer for 60 s")]
@@ -775,7 +776,7 @@ def test_waiting_for_a_grant_has_no_limit() -> None:
 
 
 def test_chunks_are_as_small_as_the_welcome_says() -> None:
-    session = Session("dev", 7, held=report())
+    session = Session("dev", 7, exchanges=("evaluation",), held=report())
     session.connected(0.0)
     tell(session, Welcome("test", 10.0, CHUNK_BYTES))
     assert acts(tell(session, Grant("A", 9, 0))) == [SendUpdate("A", 9, 0, CHUNK_BYTES)]
@@ -783,7 +784,7 @@ def test_chunks_are_as_small_as_the_welcome_says() -> None:
 
 @pytest.mark.parametrize(("code", "until_finished"), [(Code.BAD_VERSION, True), (Code.BAD_MESSAGE, False)])
 def test_a_refused_check_in_ends_the_device(code: Code, until_finished: bool) -> None:
-    session = Session("dev", 7, until_finished=until_finished)
+    session = Session("dev", 7, exchanges=("evaluation",), until_finished=until_finished)
     session.connected(0.0)
     assert isinstance(tell(session, Refused(code, "version 9 is spoken here"))[-1], Close)
     session.disconnected()
@@ -793,7 +794,7 @@ def test_a_refused_check_in_ends_the_device(code: Code, until_finished: bool) ->
 
 
 def test_an_unattended_device_waits_for_a_coordinator_of_its_version() -> None:
-    session = Session("dev", 7, held=report())
+    session = Session("dev", 7, exchanges=("evaluation",), held=report())
     session.connected(0.0)
     note, close = tell(session, Refused(Code.BAD_VERSION, "version 9 is spoken here"))
     assert note == Note("the coordinator speaks another version of the protocol: version 9 is spoken here", True)
@@ -803,7 +804,7 @@ def test_an_unattended_device_waits_for_a_coordinator_of_its_version() -> None:
 
 
 def test_a_check_in_refused_for_now_is_tried_again() -> None:
-    session = Session("dev", 7)
+    session = Session("dev", 7, exchanges=("evaluation",))
     session.connected(0.0)
     tell(session, Refused(Code.BUSY, "full"))
     session.disconnected()
@@ -832,7 +833,7 @@ def test_stopping_gives_unfinished_work_back_and_keeps_finished(state: str) -> N
 
 
 def test_a_connection_that_opens_while_stopping_is_closed() -> None:
-    session = Session("dev", 7)
+    session = Session("dev", 7, exchanges=("evaluation",))
     session.stop()
     assert session.connected(0.0) == [Close("stopping")]
 
@@ -912,24 +913,25 @@ def test_answers_to_commands_of_another_task_change_nothing(state: str) -> None:
     assert session.work is before
 
 
-EVALUATE = Evaluate("E", "b" * 64, (VectorReference("model", SHA, 40, "float32"),), 100.0)
-EVALUATED = Evaluated("E", Evaluation(7, 3.5, {"accuracy": 6.0}), 1.0)
+MODEL_SENT = (VectorReference("model", SHA, 40, "float32"),)
+EVALUATE = Question("E", "evaluation", 100.0, bundle="b" * 64, vectors=MODEL_SENT)
+EVALUATED = Reply("E", "evaluation", fields_of(Evaluation(7, 3.5, {"accuracy": 6.0})), 1.0)
 
 
 def evaluating() -> Session:
     """A session whose evaluation runs."""
-    session = Session("dev", 7)
+    session = Session("dev", 7, exchanges=("evaluation",))
     session.connected(0.0)
     tell(session, WELCOME)
     assert acts(tell(session, EVALUATE)) == [Locate(EVALUATE)]
-    assert session.located("E", [], 2.0) == [StartEvaluation(EVALUATE, 88.0)]
+    assert session.located("E", [], 2.0) == [StartAnswer(EVALUATE, 88.0)]
     return session
 
 
 def test_an_evaluation_is_answered_and_forgotten_when_it_is_accepted() -> None:
     session = evaluating()
     assert session.tick(50.0, 3) == [Send(Heartbeat("E", 3))]
-    assert session.measured(EVALUATED) == [Send(EVALUATED)]
+    assert session.answered(EVALUATED) == [Send(EVALUATED)]
     assert session.running_task_id is None
     assert acts(tell(session, EVALUATE)) == [], "the coordinator's restart crossed with it"
     assert acts(tell(session, Accepted("E"))) == []
@@ -940,8 +942,10 @@ def test_an_evaluation_is_answered_and_forgotten_when_it_is_accepted() -> None:
 def test_a_measurement_is_sent_again_on_the_next_connection() -> None:
     session = evaluating()
     session.disconnected()
-    assert session.measured(EVALUATED) == []
-    assert session.connected(3.0) == [Send(CheckIn(1, "dev", 7, "", "", None, evaluates=True, encodings=FAMILIES))]
+    assert session.answered(EVALUATED) == []
+    assert session.connected(3.0) == [
+        Send(CheckIn(1, "dev", 7, "", "", None, exchanges=("evaluation",), encodings=FAMILIES))
+    ]
     assert acts(tell(session, WELCOME)) == [Send(EVALUATED)]
     assert acts(tell(session, Refused(Code.UNKNOWN_TASK, "over", "E"))) == []
     assert isinstance(session.work, Idle)
@@ -950,7 +954,7 @@ def test_a_measurement_is_sent_again_on_the_next_connection() -> None:
 def test_an_evaluation_that_is_cancelled_stops_and_one_that_fails_is_given_back() -> None:
     session = evaluating()
     assert acts(tell(session, Cancel("E", Code.ROUND_OVER))) == [StopTraining("E")]
-    assert session.measured(EVALUATED) == []
+    assert session.answered(EVALUATED) == []
     session = evaluating()
     assert Send(Failed("E", "diverged", "the loss is nan")) in session.ended("E", "diverged", "the loss is nan")
     assert isinstance(session.work, Idle)
@@ -958,13 +962,13 @@ def test_an_evaluation_that_is_cancelled_stops_and_one_that_fails_is_given_back(
 
 def test_a_task_takes_the_place_of_a_measurement() -> None:
     session = evaluating()
-    session.measured(EVALUATED)
+    session.answered(EVALUATED)
     assert acts(tell(session, task())) == [Locate(task())]
     assert acts(tell(session, Accepted("E"))) == []
 
 
 def test_an_evaluation_of_what_the_device_does_not_know_is_given_back() -> None:
-    session = Session("dev", 7)
+    session = Session("dev", 7, exchanges=("evaluation",))
     session.connected(0.0)
     tell(session, WELCOME)
     other = msgspec.structs.replace(EVALUATE, vectors=(VectorReference("control", SHA, 40, "int8"),))
@@ -983,7 +987,7 @@ SCAFFOLD = msgspec.structs.replace(
 
 
 def test_the_check_in_says_which_algorithms_the_device_knows() -> None:
-    session = Session("dev", 7, algorithms=("scaffold", "feddyn"))
+    session = Session("dev", 7, exchanges=("evaluation",), algorithms=("scaffold", "feddyn"))
     (sent,) = session.connected(0.0)
     assert isinstance(sent, Send)
     assert isinstance(sent.message, CheckIn)
@@ -991,7 +995,7 @@ def test_the_check_in_says_which_algorithms_the_device_knows() -> None:
 
 
 def test_a_task_of_an_algorithm_that_the_device_knows_is_begun() -> None:
-    session = Session("dev", 7, algorithms=("scaffold",))
+    session = Session("dev", 7, exchanges=("evaluation",), algorithms=("scaffold",))
     session.connected(0.0)
     tell(session, WELCOME)
     assert acts(tell(session, SCAFFOLD)) == [Locate(SCAFFOLD)]
@@ -1018,9 +1022,50 @@ def test_a_task_of_an_algorithm_that_the_device_knows_is_begun() -> None:
     ],
 )
 def test_a_task_that_does_not_fit_its_algorithm_is_given_back(changes: dict[str, Any], text: str) -> None:
-    session = Session("dev", 7, algorithms=("scaffold",))
+    session = Session("dev", 7, exchanges=("evaluation",), algorithms=("scaffold",))
     session.connected(0.0)
     tell(session, WELCOME)
     send, close = acts(tell(session, msgspec.structs.replace(SCAFFOLD, **changes)))
     assert send == Send(Failed("A", "unsupported", text))
     assert isinstance(close, Close)
+
+
+def test_a_question_that_names_no_bundle_is_answered_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as one of secure aggregation's: the device looks up what is lacking, and nothing is."""
+    monkeypatch.setitem(EXCHANGE_KINDS, "count", ExchangeKind(NoContent, NoContent))
+    session = Session("dev", 7, exchanges=("count",))
+    session.connected(0.0)
+    tell(session, WELCOME)
+    question = Question("Q", "count", 100.0, phase=2)
+    assert acts(tell(session, question)) == [Locate(question)]
+    assert session.located("Q", [], 2.0) == [StartAnswer(question, 88.0)]
+    assert session.answered(Reply("Q", "count")) == [Send(Reply("Q", "count"))]
+    assert acts(tell(session, Accepted("Q"))) == []
+    assert (session.history.answered, session.examples, session.task_id) == (1, 7, None)
+
+
+@pytest.mark.parametrize(
+    ("question", "text"),
+    [
+        (msgspec.structs.replace(EVALUATE, kind="gossip"), "the kind gossip; this device knows evaluation"),
+        (msgspec.structs.replace(EVALUATE, bundle=None), "the kind evaluation names no bundle"),
+        (msgspec.structs.replace(EVALUATE, vectors=()), "sends the vectors ; this device knows model"),
+    ],
+)
+def test_a_question_that_the_device_does_not_know_is_given_back(question: Question, text: str) -> None:
+    session = brought_to("idle")
+    sent = [row for row in tell(session, question) if isinstance(row, Send)]
+    assert [row.message.code for row in sent if isinstance(row.message, Failed)] == ["unsupported"]
+    assert text in session.history.reason
+
+
+def test_a_question_whose_content_is_not_as_its_kind_says_breaks_the_protocol(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(EXCHANGE_KINDS, "evaluation", ExchangeKind(Evaluation, Evaluation))
+    session = brought_to("idle")
+    closed = [row for row in tell(session, EVALUATE) if isinstance(row, Close)]
+    assert closed[0].code == 1002
+    assert "content of a question of the kind evaluation does not fit" in closed[0].reason

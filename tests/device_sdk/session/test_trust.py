@@ -18,11 +18,11 @@ from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.messages import (
     Cancel,
     CheckIn,
-    Evaluate,
     Failed,
     FromCoordinator,
     Grant,
     Part,
+    Question,
     Report,
     Signed,
     Task,
@@ -53,7 +53,7 @@ def task(name: str = "A") -> Task:
 
 
 def session_of(keys: Signer) -> Session:
-    return Session("dev", 7, trusted=Trusted(keys.keys, find_verifier()))
+    return Session("dev", 7, exchanges=("evaluation",), trusted=Trusted(keys.keys, find_verifier()))
 
 
 def online(session: Session, challenge: str = CHALLENGE) -> CheckIn:
@@ -69,7 +69,7 @@ def tell(session: Session, message: FromCoordinator) -> Commands:
     return session.received(encode(message), 0.0)
 
 
-def signed(keys: Signer, message: Task | Evaluate | Trust, challenge: str = CHALLENGE, device: str = "dev") -> Signed:
+def signed(keys: Signer, message: Task | Question | Trust, challenge: str = CHALLENGE, device: str = "dev") -> Signed:
     found = keys.for_device(CheckIn(1, device, 7, trusts=keys.keys, challenge=challenge))
     assert found is not None
     return found.sign(message)
@@ -93,7 +93,7 @@ def test_a_signed_task_is_begun(ours: Signer) -> None:
     assert (check_in.trusts, check_in.challenge) == (ours.keys, CHALLENGE)
     commands = tell(session, signed(ours, task()))
     assert commands[-1] == Locate(task())
-    evaluate = Evaluate("E", "b" * 64, task().vectors, 100.0)
+    evaluate = Question("E", "evaluation", 100.0, bundle="b" * 64, vectors=task().vectors)
     assert tell(session, signed(ours, evaluate))[-1] == Locate(evaluate)
 
 
@@ -162,7 +162,7 @@ def test_only_tasks_are_signed(ours: Signer) -> None:
     inner = encode(Grant("A", 1, 0))
     [closed] = tell(session, msgspec.structs.replace(signed(ours, task()), message=inner))
     assert isinstance(closed, Close)
-    assert "a message was signed that is no task, evaluate or trust" in closed.reason
+    assert "a message was signed that is no task, question or trust" in closed.reason
 
 
 def test_a_device_without_keys_cannot_be_sent_what_is_signed(ours: Signer) -> None:

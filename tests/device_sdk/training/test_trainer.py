@@ -24,8 +24,9 @@ from fleetlearn_device.training.train import DivergedError, OutOfTimeError, Stop
 from fleetlearn_device.training.trainer import MAX_STARTS, FinishedUpdate, KilledError, Trainer
 from fleetlearn_protocol import Bundle, BundleError, open_bundle, write_bundle
 from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, find_encoding
+from fleetlearn_protocol.exchanges import EVALUATION, content_of
 from fleetlearn_protocol.manifest import EVAL, FROZEN, OF_FEATURES, PARAMETERS, STATE, TRAIN
-from fleetlearn_protocol.messages import Evaluate, Task
+from fleetlearn_protocol.messages import Question, Task
 from fleetlearn_protocol.vector import checksum, digest
 from line_bundle import INITIAL, INITIAL_STATE, flat, line_data, line_step, write_line_bundle
 
@@ -61,7 +62,12 @@ def task(bundle: Bundle, number: int, **changes: Any) -> Task:
     return Task(f"t{number}", bundle=bundle.sha256, vectors=(FLOAT32.reference("model", model),), **settings)
 
 
-def bring(state: StateDirectory, bundle: Bundle, given: Task | Evaluate) -> list[str]:
+def question(bundle: Bundle, model: Any) -> Question:
+    vectors = (FLOAT32.reference("model", model),)
+    return Question("e1", EVALUATION, 100.0, bundle=bundle.sha256, vectors=vectors)
+
+
+def bring(state: StateDirectory, bundle: Bundle, given: Task | Question) -> list[str]:
     """Fetch what the task lacks. Returns its names."""
     contents = {entry.sha256: bundle.read(path) for path, entry in bundle.manifest.files.items()}
     contents |= {bundle.sha256: bundle.read("manifest.json")} | {digest(model): model.tobytes() for model in MODELS}
@@ -489,9 +495,9 @@ def test_what_a_pass_gave_counts_in_later_tasks(
     monkeypatch.setattr(trainer_module, "run_algorithm", run)
     trainer = Trainer(state, as_data([*DATA.batches(5, 0)], 100), "onnx", 1)
     if first == "evaluation":
-        given = Evaluate("e1", full.sha256, (FLOAT32.reference("model", MODELS[1]),), 100.0)
+        given = question(full, MODELS[1])
         bring(state, full, given)
-        trainer.evaluate(given, 100.0)
+        trainer.answer(given, 100.0)
     assert do(trainer, state, full, 0).report.examples == 12
     assert do(trainer, state, full, 1).report.examples == 12
     assert asked == [12 if first == "evaluation" else None, 12]
@@ -502,20 +508,21 @@ def test_an_evaluation_measures_with_what_is_the_device_s_own_and_changes_nothin
 ) -> None:
     trainer = Trainer(state, DATA, "onnx", 1)
     do(trainer, state, full, 0)
-    given = Evaluate("e1", full.sha256, (FLOAT32.reference("model", MODELS[1]),), 100.0)
+    given = question(full, MODELS[1])
     assert bring(state, full, given) == ["the model"]
-    message = trainer.evaluate(given, 100.0)
-    assert (message.task, message.evaluation.examples) == ("e1", 12)
+    message = trainer.answer(given, 100.0)
+    measured = content_of(message)
+    assert (message.task, measured.examples) == ("e1", 12)
     trained = trainer.train(task(full, 1, evaluate=True), 100.0)
     assert trained.report.evaluation is not None
     assert trained.report.evaluation.examples == 12
-    assert trained.report.evaluation.loss_sum == pytest.approx(message.evaluation.loss_sum)
+    assert trained.report.evaluation.loss_sum == pytest.approx(measured.loss_sum)
     with pytest.raises(OutOfTimeError, match="longer than the 0 s"):
-        trainer.evaluate(given, 0.0)
+        trainer.answer(given, 0.0)
     trainer.halt.set()
     with pytest.raises(StoppedError):
-        trainer.evaluate(given, 100.0)
+        trainer.answer(given, 100.0)
     for _ in range(MAX_STARTS):
         state.training_starts.add("e1")
     with pytest.raises(KilledError):
-        trainer.evaluate(given, 100.0)
+        trainer.answer(given, 100.0)

@@ -9,13 +9,12 @@ from contextlib import suppress
 import numpy as np
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_protocol.exchanges import fields_of
 from fleetlearn_protocol.frames import pack_chunk
 from fleetlearn_protocol.messages import (
     Accepted,
     Cancel,
     CheckIn,
-    Evaluate,
-    Evaluated,
     Evaluation,
     FromCoordinator,
     FromDevice,
@@ -23,7 +22,9 @@ from fleetlearn_protocol.messages import (
     Heartbeat,
     Held,
     Part,
+    Question,
     Refused,
+    Reply,
     Report,
     Task,
     Uploaded,
@@ -39,7 +40,7 @@ class GoodDevice:
     def __init__(self, name: str, elements: int, chunk: int = 16) -> None:
         """``chunk``: bytes of a chunk that it sends, or a block where that is more."""
         self.name, self._elements, self._chunk = name, elements, chunk
-        self.lease: Task | Evaluate | None = None
+        self.lease: Task | Question | None = None
         self._content = b""
         self.report: Report | None = None
         self._reported = False
@@ -53,7 +54,7 @@ class GoodDevice:
     def hear(self, message: FromCoordinator) -> None:
         """The coordinator said this."""
         match message:
-            case Task() | Evaluate():
+            case Task() | Question():
                 self.lease, self.report, self._reported, self.transfer = message, None, False, 0
             case Grant():
                 self.transfer, self.offset = message.transfer, message.offset
@@ -102,15 +103,19 @@ class GoodDevice:
         if not self.checked_in:
             self.checked_in = True
             held = None if self.report is None else Held(self.report.task, self.report.round)
-            known = {"evaluates": True, "algorithms": ("scaffold",), "encodings": ("float32", "int8", "topk")}
+            known = {
+                "exchanges": ("evaluation",),
+                "algorithms": ("scaffold",),
+                "encodings": ("float32", "int8", "topk"),
+            }
             return encode(CheckIn(1, self.name, 5, held=held, **known))  # type: ignore[arg-type]
         return self._send() if self.transfer and self.report is not None else encode(self._say())
 
     def _say(self) -> FromDevice:
         if self.lease is None or self._reported:
             return Heartbeat(None if self.lease is None else self.lease.task, 1)
-        if isinstance(self.lease, Evaluate):
-            return Evaluated(self.lease.task, Evaluation(5, 2.5, {"accuracy": 3.0}))
+        if isinstance(self.lease, Question):
+            return Reply(self.lease.task, "evaluation", fields_of(Evaluation(5, 2.5, {"accuracy": 3.0})))
         self._reported = True
         self.report = self.report or self._train(self.lease)
         return self.report

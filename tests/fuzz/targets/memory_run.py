@@ -40,8 +40,8 @@ from fleetlearn_protocol.messages import (
     Cancel,
     CheckIn,
     ComeBack,
-    Evaluate,
     FromCoordinator,
+    Question,
     Refused,
     Report,
     Task,
@@ -103,7 +103,8 @@ class Room(EnginePort):
                     self._tell(device, Task(task, round, BUNDLE, vectors, self._asked, {}, 1, 10, seed, left))
                 case Ask(device, task):
                     vectors = (VectorReference("model", MODEL, 4 * ELEMENTS, "float32"),)
-                    self._tell(device, Evaluate(task, BUNDLE, vectors, max(0.0, command.deadline - self.now)))
+                    left = max(0.0, command.deadline - self.now)
+                    self._tell(device, Question(task, "evaluation", left, bundle=BUNDLE, vectors=vectors))
                 case CancelTask(device, task, code, text):
                     self._tell(device, Cancel(task, code, text))
                 case SendAway(device, after):
@@ -248,7 +249,7 @@ class Peer:
                 self.good.hear(message)
                 if isinstance(message, Refused):
                     self.refusals.append(message)
-                self.tasks += isinstance(message, Task | Evaluate)
+                self.tasks += isinstance(message, Task | Question)
             case CheckedIn(device):
                 earlier = self.room.devices.get(device)
                 if earlier is not None:

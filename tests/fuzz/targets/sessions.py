@@ -24,7 +24,7 @@ from fleetlearn_device.session.commands import (
     SavePending,
     Send,
     SendUpdate,
-    StartEvaluation,
+    StartAnswer,
     StartTraining,
     StopTraining,
     StopUpdate,
@@ -35,15 +35,16 @@ from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.states import Closing, Idle, Offline, Online, Saving
 from fleetlearn_protocol import ProtocolError
 from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.exchanges import fields_of
 from fleetlearn_protocol.frames import pack_chunk
 from fleetlearn_protocol.messages import (
     Accepted,
     Cancel,
-    Evaluate,
-    Evaluated,
     Evaluation,
     Fetch,
+    Question,
     Refused,
+    Reply,
     Report,
     Task,
     Uploaded,
@@ -80,7 +81,7 @@ class Owner:
         """Begin as a new process."""
         self.session = Session("dev", 7, algorithms=ALGORITHMS, held=self.pending)
         self.jobs: list[Callable[[], None]] = []
-        self.running: Task | Evaluate | None = None
+        self.running: Task | Question | None = None
         self.stop_asked = False
         self.upload: SendUpdate | None = None
         self.fetch = None
@@ -108,7 +109,7 @@ class Owner:
                 self.partial[wanted.sha256] = offset + len(payload)
             case FinishContent(wanted):
                 self._later(lambda: self._finish(wanted))
-            case StartTraining(task, seconds) | StartEvaluation(task, seconds):
+            case StartTraining(task, seconds) | StartAnswer(task, seconds):
                 assert self.running is None, "two trainings at once"
                 assert seconds > 0
                 assert all(vector.sha256 in self.complete for vector in task.vectors), "begun without its model"
@@ -140,7 +141,7 @@ class Owner:
     def _later(self, job: Callable[[], None]) -> None:
         self.jobs.append(job)
 
-    def _locate(self, task: Task | Evaluate) -> None:
+    def _locate(self, task: Task | Question) -> None:
         lacking = []
         for name, sha256, size in ((vector.name, vector.sha256, vector.size) for vector in task.vectors):
             if sha256 not in self.complete:
@@ -190,7 +191,7 @@ class Owner:
             pass
         else:
             if isinstance(self.session.link, Online) or isinstance(message, Refused):
-                if isinstance(message, Task | Evaluate) and task_id not in (None, message.task):
+                if isinstance(message, Task | Question) and task_id not in (None, message.task):
                     self.settled.add(str(task_id))
                 if isinstance(message, Accepted | Cancel | Refused) and message.task is not None:
                     self.settled.add(message.task)
@@ -211,9 +212,9 @@ class Owner:
         if how != 0:
             self.running = None
             self.perform(self.session.ended(task.task, None if how == 1 else "diverged", "nan"))
-        elif isinstance(task, Evaluate):
+        elif isinstance(task, Question):
             self.running = None
-            self.perform(self.session.measured(Evaluated(task.task, Evaluation(7, 3.5))))
+            self.perform(self.session.answered(Reply(task.task, "evaluation", fields_of(Evaluation(7, 3.5)))))
         else:
             sizes = {name: find_encoding(encoding).size(ELEMENTS) for name, encoding in task.parts.items()}
             parts = tuple(find_encoding(task.parts[name]).part(name, bytes(size)) for name, size in sizes.items())

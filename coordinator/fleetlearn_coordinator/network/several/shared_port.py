@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
-from fleetlearn_protocol.messages import CheckIn, ComeBack, Evaluated, Report
+from fleetlearn_protocol.messages import CheckIn, ComeBack, Reply, Report
 
 from fleetlearn_coordinator.conversation.port import Admitted, Spool
 from fleetlearn_coordinator.network.several.turns import SharedDevice, SharedRun, Turns
@@ -81,16 +81,16 @@ class SharedPort:
         run = self._turns.of_task(task)
         return run is not None and run.port.has_counted(device, task)
 
-    def save_measurement(self, device: str, message: Evaluated) -> bool:
+    def save_answer(self, device: str, message: Reply) -> bool:
         run = self._turns.of_task(message.task)
         if run is None:
             raise ProtocolError(Code.UNKNOWN_TASK, f"the run of task {message.task} is not served here now")
-        return self._ask(run, run.port.save_measurement, device, message)
+        return self._ask(run, run.port.save_answer, device, message)
 
-    def count_measurement(self, device: str, task: str, now: float) -> None:
+    def count_answer(self, device: str, task: str, now: float) -> None:
         run = self._turns.of_task(task)
-        assert run is not None  # it has just saved the measurement
-        self._turns.ask_run(run, lambda: run.port.count_measurement(device, task, now))
+        assert run is not None  # it has just saved the answer
+        self._turns.ask_run(run, lambda: run.port.count_answer(device, task, now))
 
     def end_task(self, device: str, task: str, cause: str, now: float) -> None:
         run = self._turns.of_task(task)

@@ -66,8 +66,9 @@ class SharedRunServer(RunServer):
 
     @property
     def is_drained(self) -> bool:
-        """Whether the run has come to an end where it may be stopped: no round and no evaluation is open."""
-        return self.engine.phase in (Phase.GATHERING, Phase.FINISHED) and not self.engine.evaluations.is_open
+        """Whether the run has come to an end where it may be stopped: no round and no exchange is open."""
+        is_between = self.engine.phase in (Phase.GATHERING, Phase.FINISHED)
+        return is_between and not any(each.is_open for each in self.engine.exchanges.values())
 
     def end(self, why: str = "the run was stopped") -> None:
         """Do nothing more for this run. The devices serve the others; ``why`` is for the people of those with tasks."""
@@ -100,7 +101,7 @@ class SharedRunServer(RunServer):
         return self.engine.selection.may_serve(device)
 
     def task_of(self, device: str) -> str | None:
-        return self.engine.leases.get(device) or self.engine.evaluations.book.tasks.get(device)
+        return next((book.tasks[device] for book in self.engine.books if device in book.tasks), None)
 
     def take_freed(self) -> list[str]:
         freed, self.engine.selection.freed = self.engine.selection.freed, []

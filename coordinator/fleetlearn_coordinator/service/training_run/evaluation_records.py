@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from fleetlearn_protocol.messages import CheckIn, Evaluated, Evaluation
+from fleetlearn_protocol.exchanges import content_of
+from fleetlearn_protocol.messages import CheckIn, Evaluation, Reply
 
 from fleetlearn_coordinator.aggregation.evaluation_summary import summarise_evaluation
 from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds import commands
 from fleetlearn_coordinator.rounds.exchange import SavedExchange
+from fleetlearn_coordinator.service.training_run.exchange_records import ExchangeCommand
 from fleetlearn_coordinator.storage import ledger
 from fleetlearn_coordinator.storage.ledger import LastEvaluation
 from fleetlearn_coordinator.storage.requests import Requests
-
-EvaluationCommand = commands.ExchangeOpened | commands.Ask | commands.Unanswered | commands.ExchangeClosed
 
 
 def tier_of(check_in: CheckIn) -> str:
@@ -64,15 +65,24 @@ class EvaluationRecords:
         """A device that can evaluate checks in."""
         self.tiers[check_in.device] = tier_of(check_in)
 
-    def result_row(self, message: Evaluated) -> ledger.Row:
-        """Return the row that makes a measurement durable. ``keep`` follows."""
-        return ledger.MeasurementAccepted(message.task, message.evaluation)
+    def leave(self, device: str) -> None:
+        """A device is not connected any more."""
+        self.tiers.pop(device, None)
 
-    def keep(self, message: Evaluated) -> None:
+    def content(self, lease: commands.Ask) -> dict[str, Any]:
+        """Return the content of the question: none. The model comes as a vector."""
+        return {}
+
+    def answer_row(self, message: Reply) -> ledger.Row:
+        """Return the row that makes a measurement durable. ``keep`` follows. Raises ProtocolError
+        (bad-message)."""
+        return ledger.MeasurementAccepted(message.task, content_of(message))
+
+    def keep(self, message: Reply) -> None:
         """The measurement is durable."""
-        self._results[message.task] = message.evaluation
+        self._results[message.task] = content_of(message)
 
-    def row_of(self, command: EvaluationCommand, at: float) -> ledger.Row | None:
+    def row_of(self, command: ExchangeCommand, at: float) -> ledger.Row | None:
         """Return the row that a command writes. ``at``: Unix time."""
         match command:
             case commands.ExchangeOpened(number, version):

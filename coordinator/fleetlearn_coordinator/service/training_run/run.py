@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.messages import Evaluated, Report
+from fleetlearn_protocol.messages import Reply, Report
 
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import (
@@ -38,8 +38,8 @@ from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 from fleetlearn_coordinator.service.event_log import EventLog
 from fleetlearn_coordinator.service.observers import (
+    AnswerSaved,
     EvaluationSummarised,
-    MeasurementSaved,
     Observers,
     RoundEnded,
     RunEvent,
@@ -48,6 +48,7 @@ from fleetlearn_coordinator.service.observers import (
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.training_run.evaluation_records import EvaluationRecords, saved
+from fleetlearn_coordinator.service.training_run.exchange_records import ExchangeRecords
 from fleetlearn_coordinator.service.training_run.finish import finish_rows, met_before
 from fleetlearn_coordinator.service.training_run.load_state import load_or_begin
 from fleetlearn_coordinator.service.training_run.plan_changes import look_at_plan
@@ -135,6 +136,8 @@ class Run:
         self.evaluations = EvaluationRecords(plan, names, store.storage.requests, last)
         if last is not None:
             self.engine.restore_exchange(EVALUATION, saved(last), now.engine)
+        self.exchanges: dict[str, ExchangeRecords] = {EVALUATION: self.evaluations}
+        """Kind of exchange -> what is recorded of it."""
         self.engine.evaluations.requested = self.evaluations.look_for_request()
         self.finished: str | None = None
         """Why training is over, or None."""
@@ -240,12 +243,13 @@ class Run:
             self.reports.accept(spooled)
         self.observers.tell([UpdateSaved(device, report, number, staleness)])
 
-    def save_measurement(self, device: str, message: Evaluated) -> None:
-        """Make what a device measured durable. The caller then tells the device and calls
-        ``engine.count_answer``."""
-        self.store.write([self.evaluations.result_row(message)])
-        self.evaluations.keep(message)
-        self.observers.tell([MeasurementSaved(device, message)])
+    def save_answer(self, device: str, message: Reply) -> None:
+        """Make what a device answered in an exchange durable. The caller then tells the device and
+        calls ``engine.count_answer``. Raises ProtocolError (bad-message)."""
+        records = self.exchanges[message.kind]
+        self.store.write([records.answer_row(message)])
+        records.keep(message)
+        self.observers.tell([AnswerSaved(device, message)])
 
     # What the engine decides
 
@@ -253,7 +257,7 @@ class Run:
         """Write what the commands change, in one batch. Returns those that the driver has to act
         on, in order: ``Assign``, ``CancelTask``, ``SendAway``, ``Ask`` and ``Finish`` are for the
         devices to hear, ``Abandon`` ends a round; after ``ExchangeClosed`` comes
-        ``end_evaluation``; ``Commit`` is to be begun (``begin_commit``). ``also``: rows that are
+        ``end_exchange``; ``Commit`` is to be begun (``begin_commit``). ``also``: rows that are
         written with them."""
         heard: list[Command] = []
         rows: list[Row] = []
@@ -262,7 +266,8 @@ class Run:
             events.append(command)
             match command:
                 case ExchangeOpened() | Ask() | Unanswered() | ExchangeClosed():
-                    if (row := self.evaluations.row_of(command, now.wall)) is not None:
+                    row = self.exchanges[command.kind].row_of(command, now.wall)
+                    if row is not None:
                         rows.append(row)
                     if isinstance(command, ExchangeClosed) and isinstance(row, EvaluationEnded):
                         number, version, _, valid = command[:4]
@@ -332,10 +337,11 @@ class Run:
         self.bytes_up = self.bytes_down = 0
         return summary
 
-    def end_evaluation(self, command: ExchangeClosed, now: Clocks) -> list[Command]:
-        """An evaluation was recorded: its metrics may stop the run. Returns the engine's next
-        commands, as ``record`` does."""
-        decides = command.valid and self.plan.stop.measured_by == "evaluation"
+    def end_exchange(self, command: ExchangeClosed, now: Clocks) -> list[Command]:
+        """The end of an exchange was recorded: an evaluation's metrics may stop the run. Returns the
+        engine's next commands, as ``record`` does."""
+        is_valid = command.valid and command.kind == EVALUATION
+        decides = is_valid and self.plan.stop.measured_by == "evaluation"
         if not decides or command.version < self.roll_backs.newest:
             return []
         metrics, version = self.evaluations.metrics, command.version

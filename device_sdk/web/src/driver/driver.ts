@@ -3,7 +3,8 @@
 import { isOffline, onNetwork } from "../life/network.ts";
 import { activityOf, type DeviceState } from "../life/state.ts";
 import { ProtocolError } from "../protocol/errors.ts";
-import { type Evaluate, encode, type FailureCode, type Task } from "../protocol/messages.ts";
+import { contentOf } from "../protocol/exchanges.ts";
+import { encode, type FailureCode, type Question, type Task } from "../protocol/messages.ts";
 import { StoppedError } from "../runtimes/errors.ts";
 import type { Command, Wanted } from "../session/commands.ts";
 import type { Session, Statement } from "../session/session.ts";
@@ -21,7 +22,7 @@ import { secondsToWait, type Timing } from "./timing.ts";
 const SUSPENDED = 5;
 
 /** Messages that bring the coordinator a result of the device's data, or complete one. */
-const RESULTS: ReadonlySet<string> = new Set(["report", "evaluated", "uploaded"]);
+const RESULTS: ReadonlySet<string> = new Set(["report", "reply", "uploaded"]);
 
 /** Tells the session what happened. Returns its commands. */
 type Event = () => Command[];
@@ -245,12 +246,12 @@ export class Driver {
       case "finish-content":
         return this.#start(this.#finish(command.wanted));
       case "start-training":
-      case "start-evaluation":
+      case "start-answer":
         if (!(await this.#parts.allowed())) return this.post(() => session.ended(command.task.task));
         return this.#start(
           command.do === "start-training"
             ? this.#train(command.task, command.seconds)
-            : this.#evaluate(command.task, command.seconds),
+            : this.#answer(command.task, command.seconds),
         );
       case "stop-training":
         trainer.halt = true;
@@ -296,7 +297,7 @@ export class Driver {
     return done;
   }
 
-  async #locate(task: Task | Evaluate): Promise<void> {
+  async #locate(task: Task | Question): Promise<void> {
     const { contents, session } = this.#parts;
     try {
       const lacking = await this.#inTurn(() => contents.lacking(task));
@@ -336,18 +337,19 @@ export class Driver {
     }
   }
 
-  async #evaluate(task: Evaluate, seconds: number): Promise<void> {
+  async #answer(task: Question, seconds: number): Promise<void> {
     const { trainer, session } = this.#parts;
     try {
-      const message = await trainer.evaluate(task, seconds);
+      const message = await trainer.answer(task, seconds);
       encode(message);
-      this.post(() => session.measured(message));
+      contentOf(message);
+      this.post(() => session.answered(message));
     } catch (error) {
       this.#endFailed(task.task, error);
     }
   }
 
-  /** Tell the session that a training or an evaluation ended without a result. */
+  /** Tell the session that a training, or the work on an answer, ended without a result. */
   #endFailed(task: string, error: unknown): void {
     const { session } = this.#parts;
     if (error instanceof StoppedError) this.post(() => session.ended(task));

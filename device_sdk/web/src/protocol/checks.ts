@@ -102,6 +102,9 @@ export function object<F extends Fields>(fields: F): Check<Shape<F>> {
   };
 }
 
+/** Any JSON value. */
+export const anything: Check<unknown> = (value) => value;
+
 /** A field that may be left out. */
 export function optional<T, D extends T>(check: Check<T>, fallback: D): Check<T> {
   return Object.assign((value: unknown, place: string) => check(value, place), { fallback: () => fallback });

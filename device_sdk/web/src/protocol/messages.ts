@@ -6,6 +6,7 @@
  */
 
 import {
+  anything,
   type Check,
   type Checked,
   flag,
@@ -53,6 +54,8 @@ const roundNumber = integer(0, 2 ** 31);
 const examples = integer(1, 2 ** 31);
 const transfer = integer(1, 2 ** 32 - 1);
 const identifiers = list(identifier, 16);
+/** An object whose fields are those of a kind of exchange (exchanges.ts). */
+const fields = record(name, anything, 64);
 const code = oneOf(CODES);
 
 const held = object({ task: identifier, round: roundNumber });
@@ -65,7 +68,7 @@ const vectorReference = object({
   delta: optional(nullable(delta), null),
 });
 const part = object({ name: identifier, encoding: identifier, size: vectorSize, crc32: integer(0, 2 ** 32 - 1) });
-const evaluation = object({ examples, loss_sum: number(), metric_sums: optional(numbers, {}) });
+export const evaluation = object({ examples, loss_sum: number(), metric_sums: optional(numbers, {}) });
 
 export type VectorReference = Checked<typeof vectorReference>;
 export type Part = Checked<typeof part>;
@@ -101,7 +104,7 @@ const FROM_DEVICE = {
     tier: optional(nullable(identifier), null),
     charging: optional(nullable(flag), null),
     network: optional(nullable(oneOf(["metered", "unmetered"])), null),
-    evaluates: optional(flag, false),
+    exchanges: optional(identifiers, []),
     algorithms: optional(identifiers, []),
     encodings: optional(identifiers, ["float32"]),
     models: optional(list(digest, MAX_VECTORS), []),
@@ -131,7 +134,13 @@ const FROM_DEVICE = {
     lost_tied: optional(flag, false),
   }),
   uploaded: object({ type: literal("uploaded"), task: identifier }),
-  evaluated: object({ type: literal("evaluated"), task: identifier, evaluation, seconds: optional(seconds, 0) }),
+  reply: object({
+    type: literal("reply"),
+    task: identifier,
+    kind: identifier,
+    content: optional(fields, {}),
+    seconds: optional(seconds, 0),
+  }),
   failed: object({
     type: literal("failed"),
     task: identifier,
@@ -166,12 +175,15 @@ const FROM_COORDINATOR = {
     kept: optional(nullable(identifier), null),
     personal_epochs: optional(nullable(integer(1, 10 ** 6)), null),
   }),
-  evaluate: object({
-    type: literal("evaluate"),
+  question: object({
+    type: literal("question"),
     task: identifier,
-    bundle: digest,
-    vectors: list(vectorReference, MAX_VECTORS, 1),
+    kind: identifier,
     deadline: seconds,
+    phase: optional(integer(1, 1000), 1),
+    content: optional(fields, {}),
+    bundle: optional(nullable(digest), null),
+    vectors: optional(list(vectorReference, MAX_VECTORS), []),
   }),
   trust: object({ type: literal("trust"), keys: list(bytes32, MAX_KEYS, 1) }),
   signed: object({ type: literal("signed"), message: text(MAX_SIGNED), key: bytes32, signature: bytes64 }),
@@ -203,10 +215,10 @@ export type FromDevice = Types<typeof FROM_DEVICE>[keyof typeof FROM_DEVICE];
 export type FromCoordinator = Types<typeof FROM_COORDINATOR>[keyof typeof FROM_COORDINATOR];
 export type CheckIn = Types<typeof FROM_DEVICE>["check-in"];
 export type Report = Types<typeof FROM_DEVICE>["report"];
-export type Evaluated = Types<typeof FROM_DEVICE>["evaluated"];
+export type Reply = Types<typeof FROM_DEVICE>["reply"];
 export type Failed = Types<typeof FROM_DEVICE>["failed"];
 export type Task = Types<typeof FROM_COORDINATOR>["task"];
-export type Evaluate = Types<typeof FROM_COORDINATOR>["evaluate"];
+export type Question = Types<typeof FROM_COORDINATOR>["question"];
 export type Content = Types<typeof FROM_COORDINATOR>["content"];
 export type Grant = Types<typeof FROM_COORDINATOR>["grant"];
 export type Waiting = Types<typeof FROM_COORDINATOR>["waiting"];

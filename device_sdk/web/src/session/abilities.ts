@@ -1,7 +1,8 @@
 /** What of a task this SDK can do: vectors, parts, encodings, algorithms. */
 
 import { FAMILIES, FLOATS, isKnown } from "../protocol/encodings.ts";
-import type { Evaluate, Task } from "../protocol/messages.ts";
+import { contentOf, EXCHANGE_KINDS } from "../protocol/exchanges.ts";
+import type { Question, Task } from "../protocol/messages.ts";
 
 interface Exchange {
   readonly vectors: readonly string[];
@@ -18,9 +19,15 @@ const EXCHANGES: Readonly<Record<string, Exchange>> = {
   fedrep: { vectors: ["model"], parts: ["update"] },
 };
 
-/** Return what of the task this device cannot do, for people; null if it can do all. `algorithms`: beside `plain`. */
-export function unsupported(task: Task | Evaluate, algorithms: readonly string[]): string | null {
-  const algorithm = task.type === "task" ? task.algorithm : "plain";
+/** Return what of the task this device cannot do, for people; null if it can do all. `algorithms`: beside `plain`.
+ * `exchanges`: kinds of questions. Throws ProtocolError on a question whose content is not as its kind says. */
+export function unsupported(
+  task: Task | Question,
+  algorithms: readonly string[],
+  exchanges: readonly string[],
+): string | null {
+  if (task.type === "question") return unknownQuestion(task, exchanges);
+  const { algorithm } = task;
   const known = ["plain", ...algorithms];
   if (!known.includes(algorithm)) {
     return `the task asks for the algorithm ${algorithm}; this device knows ${known.join(", ")}`;
@@ -28,13 +35,23 @@ export function unsupported(task: Task | Evaluate, algorithms: readonly string[]
   const exchange = EXCHANGES[algorithm]!;
   const sent = task.vectors.map((vector): [string, string] => [vector.name, vector.encoding]);
   // Whether the bundle has buffers is known once it is here.
-  const buffers = task.type === "task" && "buffers" in task.parts ? ["buffers"] : [];
+  const parts = [...exchange.parts, ...("buffers" in task.parts ? ["buffers"] : [])];
   return (
     differing("sends the vectors", sent, exchange.vectors, FLOATS) ??
-    (task.type === "task"
-      ? differing("asks for the parts", Object.entries(task.parts), [...exchange.parts, ...buffers], FAMILIES)
-      : null)
+    differing("asks for the parts", Object.entries(task.parts), parts, FAMILIES)
   );
+}
+
+function unknownQuestion(question: Question, exchanges: readonly string[]): string | null {
+  const { kind, bundle, vectors } = question;
+  const exchange = EXCHANGE_KINDS[kind];
+  if (!exchanges.includes(kind) || exchange === undefined) {
+    return `the question is of the kind ${kind}; this device knows ${exchanges.join(", ") || "none"}`;
+  }
+  contentOf(question);
+  if (exchange.vectors.length > 0 && bundle === null) return `the question of the kind ${kind} names no bundle`;
+  const sent = vectors.map((vector): [string, string] => [vector.name, vector.encoding]);
+  return differing("sends the vectors", sent, exchange.vectors, FLOATS);
 }
 
 function differing(

@@ -1,6 +1,6 @@
 /** The commands that a session gives to its owner, who carries them out in order. */
 
-import type { Evaluate, FromDevice, Report, Signed, Task } from "../protocol/messages.ts";
+import type { FromDevice, Question, Report, Signed, Task } from "../protocol/messages.ts";
 
 /** A content that the device lacks. */
 export interface Wanted {
@@ -29,16 +29,16 @@ export type Command =
   /** Make these keys durable: from now on the device trusts them, and no others. */
   | { do: "save-trusted"; keys: readonly string[] }
   /** Look up what the task lacks; answer with `located`. */
-  | { do: "locate"; task: Task | Evaluate }
+  | { do: "locate"; task: Task | Question }
   /** Append to the partial content. `offset` 0 begins it again. */
   | { do: "store-chunk"; wanted: Wanted; offset: number; payload: Uint8Array }
   /** Put the complete content in its place, or delete it where its SHA-256 is wrong; answer with `stored`. */
   | { do: "finish-content"; wanted: Wanted }
   /** Train within this many seconds; answer with `trained` or `ended`. */
   | { do: "start-training"; task: Task; seconds: number }
-  /** Measure the task's model within this many seconds; answer with `measured` or `ended`. */
-  | { do: "start-evaluation"; task: Evaluate; seconds: number }
-  /** Stop the task's training or evaluation before its next batch; answer with `ended`. */
+  /** Work out what is asked within this many seconds; answer with `answered` or `ended`. */
+  | { do: "start-answer"; task: Question; seconds: number }
+  /** Stop the task's training, or the work on an answer, before its next batch; answer with `ended`. */
   | { do: "stop-training" }
   /** Make the update and its report durable, all or nothing; answer with `saved`. */
   | { do: "save-update"; report: Report }

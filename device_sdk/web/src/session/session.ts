@@ -18,15 +18,15 @@ import { CHUNK_BYTES, unpackChunk } from "../protocol/frames.ts";
 import {
   type CheckIn,
   type Content,
-  type Evaluate,
-  type Evaluated,
   type Failed,
   type FailureCode,
   type FromCoordinator,
   type FromDevice,
   type Grant,
   PROTOCOL_VERSION,
+  type Question,
   type Refused,
+  type Reply,
   type Report,
   readFromCoordinator,
   type Signed,
@@ -70,6 +70,8 @@ export interface SessionOptions {
   readonly software?: string;
   /** The algorithms that the device can do beside `plain`. */
   readonly algorithms?: readonly string[];
+  /** The kinds of questions that it can answer. */
+  readonly exchanges?: readonly string[];
   /** An update saved by an earlier process. */
   readonly held?: Report | null;
   /** The public keys that the device trusts: it then does only tasks that one of them signed. Empty: any task. */
@@ -168,7 +170,7 @@ export class Session {
         challenge: null,
         ...stated,
         trusts: this.trusted,
-        evaluates: true,
+        exchanges: this.#options.exchanges ?? [],
         algorithms: this.#options.algorithms ?? [],
         encodings: FAMILIES,
       }),
@@ -253,7 +255,7 @@ export class Session {
     this.runningTask = task;
     this.#steps = 0;
     if (given.type === "task") return [{ do: "start-training", task: given, seconds }];
-    return [{ do: "start-evaluation", task: given, seconds }];
+    return [{ do: "start-answer", task: given, seconds }];
   }
 
   /** The task's bundle cannot be used here. */
@@ -287,10 +289,10 @@ export class Session {
     return [{ do: "save-update", report }];
   }
 
-  /** The evaluation ended well. */
-  measured(message: Evaluated): Command[] {
+  /** The question is answered. */
+  answered(message: Reply): Command[] {
     if (this.work.is !== "training" || this.task !== message.task) return this.ended(message.task);
-    this.work = { is: "measured", message };
+    this.work = { is: "answered", message };
     this.runningTask = null;
     return this.#sendIfOnline(message);
   }
@@ -383,7 +385,7 @@ export class Session {
         }
         return this.#close(`told to come back in ${message.after} s (${message.reason})`, message.after);
       case "task":
-      case "evaluate":
+      case "question":
         if (this.trusted.length === 0) return this.#assign(message, now);
         return this.#distrust(message, "it is not signed, and this device does only what is");
       case "signed":
@@ -401,7 +403,7 @@ export class Session {
         if (message.task !== this.task) return ignored(message, message.task);
         this.faults = 0;
         this.failed = null;
-        const what = this.work.is === "measured" ? "measurement" : "update";
+        const what = this.work.is === "answered" ? "answer" : "update";
         if (isFinished(this.work)) {
           this.accepted += 1;
           this.acceptedBytes += this.work.report.parts.reduce((bytes, part) => bytes + part.size, 0);
@@ -426,7 +428,7 @@ export class Session {
     if (this.#unsentFailure !== null) commands.push(send(this.#unsentFailure));
     this.#unsentFailure = null;
     if (this.work.is === "holding") commands.push(send(this.work.report));
-    else if (this.work.is === "measured") commands.push(send(this.work.message));
+    else if (this.work.is === "answered") commands.push(send(this.work.message));
     else if (this.task !== null) commands.push(this.#heartbeat()); // so that the lease is known to be alive
     return [...commands, ...this.#locate()];
   }
@@ -444,7 +446,7 @@ export class Session {
   }
 
   /** Do what a signed message says, unless there is a reason (`why`) not to believe it. */
-  #believe(message: Task | Evaluate | Trust, why: string | null, now: number): Command[] {
+  #believe(message: Task | Question | Trust, why: string | null, now: number): Command[] {
     if (message.type !== "trust") return why === null ? this.#assign(message, now) : this.#distrust(message, why);
     if (why !== null) return this.#closeForFault(`new keys to trust are refused: ${why}`);
     this.trusted = message.keys;
@@ -455,14 +457,14 @@ export class Session {
   }
 
   /** Give back a task that is not to be believed. What the device works on stays as it is. */
-  #distrust(task: Task | Evaluate, why: string): Command[] {
+  #distrust(task: Task | Question, why: string): Command[] {
     const text = clip(`task ${task.task} is not trained: ${why}`);
     const named = task.task === this.task || task.task === this.#endedTask; // nobody shall end the real task of this name
     const failed: Command[] = named ? [] : [send({ type: "failed", task: task.task, code: "untrusted", text })];
     return [note(text, true), ...failed, ...this.#closeForFault("a task is not trusted")];
   }
 
-  #assign(task: Task | Evaluate, now: number): Command[] {
+  #assign(task: Task | Question, now: number): Command[] {
     const deadline = now + task.deadline;
     if (task.task === this.task || task.task === this.#endedTask) {
       if (isUnfinished(this.work) && task.task === this.task) {
@@ -477,9 +479,9 @@ export class Session {
       commands.push(note(`task ${this.task} is dropped for task ${task.task}`, true), ...this.#dropTask());
     }
     this.work = { is: "locating", assignment: { task, deadline, arrived: [] } };
-    const what = task.type === "task" ? `round ${task.round}, ${task.epochs} epochs` : "evaluation";
+    const what = task.type === "task" ? `round ${task.round}, ${task.epochs} epochs` : task.kind;
     commands.push(note(`task ${task.task}: ${what}, ${task.deadline} s to the deadline`));
-    const lacking = unsupported(task, this.#options.algorithms ?? []);
+    const lacking = unsupported(task, this.#options.algorithms ?? [], this.#options.exchanges ?? []);
     return [...commands, ...(lacking === null ? this.#locate() : this.#failTask("unsupported", lacking))];
   }
 
@@ -610,7 +612,7 @@ export class Session {
   }
 
   #checkReported(message: { type: string; task: string }): void {
-    if (message.task === this.task && !isFinished(this.work) && this.work.is !== "measured") {
+    if (message.task === this.task && !isFinished(this.work) && this.work.is !== "answered") {
       const text = `${message.type} came for task ${message.task}, which was not reported (it is ${this.work.is})`;
       throw new ProtocolError("out-of-turn", text);
     }

@@ -1,6 +1,6 @@
 /** The states of a session: `link`, the connection, and `work`, the task; each with the values that it needs. */
 
-import type { Content, Evaluate, Evaluated, Report, Task } from "../protocol/messages.ts";
+import type { Content, Question, Reply, Report, Task } from "../protocol/messages.ts";
 import type { Wanted } from "./commands.ts";
 
 export type Link =
@@ -12,16 +12,16 @@ export type Link =
   /** Close was commanded; whatever still arrives is ignored. */
   | { is: "closing" };
 
-/** A task that is not trained, or whose model is not measured, yet. */
+/** A task that is not trained, or a question that is not answered, yet. */
 export interface Assignment {
-  readonly task: Task | Evaluate;
+  readonly task: Task | Question;
   /** When the result must have arrived, by the owner's clock. */
   readonly deadline: number;
   /** The place of each content that arrived to its last byte; twice where its SHA-256 was wrong the first time. */
   readonly arrived: readonly string[];
 }
 
-/** The task is not trained, or its model is not measured, yet. */
+/** The task is not trained, or the question is not answered, yet. */
 export type Unfinished =
   /** The device waits to know which contents are lacking; or to be online, or for an earlier training to end. */
   | { is: "locating"; assignment: Assignment }
@@ -49,7 +49,7 @@ export type Work =
   | { is: "idle" }
   | Unfinished
   /** The result is sent on each connection until it is answered. It is not durable. */
-  | { is: "measured"; message: Evaluated }
+  | { is: "answered"; message: Reply }
   /** The task is trained; its update is being made durable. */
   | { is: "saving"; report: Report }
   | Finished;
@@ -66,5 +66,5 @@ export function isFinished(work: Work): work is Finished {
 export function taskOf(work: Work): string | null {
   if (work.is === "idle") return null;
   if (isUnfinished(work)) return work.assignment.task.task;
-  return work.is === "measured" ? work.message.task : work.report.task;
+  return work.is === "answered" ? work.message.task : work.report.task;
 }

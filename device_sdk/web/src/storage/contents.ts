@@ -23,7 +23,7 @@ import {
   STATE,
   TRAIN,
 } from "../protocol/manifest.ts";
-import type { Evaluate, Task, VectorReference } from "../protocol/messages.ts";
+import type { Question, Task, VectorReference } from "../protocol/messages.ts";
 import { sha256 } from "../protocol/sha256.ts";
 import type { Wanted } from "../session/commands.ts";
 import { json, readJson, type Store } from "./store.ts";
@@ -80,17 +80,19 @@ export class Contents {
    * Marks the bundle as used last, and deletes what neither this task nor one of the last bundles needs. Rejects with
    * BundleError on a manifest that this version cannot read, and with StoreError.
    */
-  async lacking(task: Task | Evaluate): Promise<Wanted[]> {
-    const wanted = [content(`file/${task.bundle}`, "manifest.json", null, MAX_MANIFEST_BYTES)];
+  async lacking(task: Task | Question): Promise<Wanted[]> {
+    const { bundle } = task;
+    if (bundle === null) return []; // a question that is answered without a model
+    const wanted = [content(`file/${bundle}`, "manifest.json", null, MAX_MANIFEST_BYTES)];
     if (await this.#has(wanted[0]!)) {
-      const manifest = readManifest(await this.file(task.bundle));
+      const manifest = readManifest(await this.file(bundle));
       for (const path of neededFiles(manifest, this.#infer)) {
         const entry = manifest.files[path]!;
         wanted.push(content(`file/${entry.sha256}`, path, entry.size));
       }
     }
     for (const { sha256: hash, name, size } of task.vectors) wanted.push(content(`model/${hash}`, `the ${name}`, size));
-    await this.#makeRoom(task);
+    await this.#makeRoom(bundle, task.vectors);
     const lacking: Wanted[] = [];
     for (const one of wanted) {
       const known = lacking.some((other) => other.place === one.place); // two vectors may be the same, such as zeros
@@ -120,7 +122,7 @@ export class Contents {
   }
 
   /** Remember the bundle and the model of a task: the model is one of several vectors. Rejects with StoreError. */
-  async setNewest({ bundle, vectors }: Task | Evaluate): Promise<void> {
+  async setNewest({ bundle, vectors }: Pick<Task, "bundle" | "vectors">): Promise<void> {
     const { sha256: hash, encoding } = vectors.find(({ name }) => name === "model")!;
     await this.#store.write({ newest: json({ bundle, sha256: hash, encoding }) }, false);
   }
@@ -187,21 +189,21 @@ export class Contents {
     return lacking.map(resumed);
   }
 
-  async #makeRoom(task: Task | Evaluate): Promise<void> {
+  async #makeRoom(bundle: string, vectors: readonly VectorReference[]): Promise<void> {
     const before = ((await readJson(this.#store, "bundles")) ?? []) as string[];
-    const bundles = [task.bundle, ...before.filter((hash) => hash !== task.bundle)].slice(0, MAX_BUNDLES);
+    const bundles = [bundle, ...before.filter((hash) => hash !== bundle)].slice(0, MAX_BUNDLES);
     const kept = new Set(bundles.map((hash) => `file/${hash}`));
     for (const hash of bundles) {
       const manifest = await this.#store.read(`file/${hash}`);
       for (const entry of manifest ? filesOf(manifest) : []) kept.add(`file/${entry}`);
     }
-    for (const { sha256: hash, delta } of task.vectors) {
+    for (const { sha256: hash, delta } of vectors) {
       kept.add(`model/${hash}`);
       if (delta !== null) kept.add(`model/${delta.base}`);
     }
     const present = [...(await this.#store.keys("file/")), ...(await this.#store.keys("model/"))];
     const useless = present.filter((key) => !kept.has(key));
-    if (useless.length === 0 && before[0] === task.bundle) return;
+    if (useless.length === 0 && before[0] === bundle) return;
     await this.#store.write({ ...deleted(useless), bundles: json(bundles) }, false);
     for (const key of useless) this.#intact.delete(key);
   }

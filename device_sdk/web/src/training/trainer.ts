@@ -5,7 +5,7 @@ import { crc32 } from "../protocol/crc32.ts";
 import { findEncoding, leavesResidual, RESIDUAL } from "../protocol/encodings.ts";
 import { BundleError, ProtocolError } from "../protocol/errors.ts";
 import { bufferRows, type Manifest } from "../protocol/manifest.ts";
-import type { Evaluate, Evaluated, Report, Task, VectorReference } from "../protocol/messages.ts";
+import type { Evaluation, Question, Reply, Report, Task, VectorReference } from "../protocol/messages.ts";
 import { chooseRuntime, type RuntimeOptions, rememberRuntime, startEngine, type Trial } from "../runtimes/choose.ts";
 import type { Engine, EngineName } from "../runtimes/engine.ts";
 import { StoppedError } from "../runtimes/errors.ts";
@@ -92,23 +92,29 @@ export class Trainer {
     return this.#counted(task.task, () => this.#train(task, end));
   }
 
-  /** Measure the task's model with the device's own parameters, if the bundle has any. Rejects as `train` does. */
-  evaluate(task: Evaluate, seconds: number): Promise<Evaluated> {
+  /** Work out what is asked (`ANSWERS`). Rejects as `train` does. */
+  answer(task: Question, seconds: number): Promise<Reply> {
     const begin = performance.now();
     return this.#counted(task.task, async () => {
-      const model = await this.#vector(task.vectors.find((vector) => vector.name === "model")!);
-      const { bundle, data } = await this.#open(task.bundle, model.length, null);
-      await this.#contents.setNewest(task);
-      await loadModel(bundle, model, await this.#keptState(bundle));
-      const onBatch = async (): Promise<void> => {
-        await this.#countBatch();
-        if (performance.now() > begin + 1000 * seconds) {
-          throw new TrainingError("out-of-time", `the evaluation took longer than the ${seconds} s that were left`);
-        }
-      };
-      const evaluation = await evaluateData(bundle.runtime, data, { batchSize: 0, onBatch });
-      return { type: "evaluated", task: task.task, evaluation, seconds: (performance.now() - begin) / 1000 };
+      const content = await ANSWERS[task.kind]!(this, task, seconds);
+      return { type: "reply", task: task.task, kind: task.kind, content, seconds: (performance.now() - begin) / 1000 };
     });
+  }
+
+  /** Return the question's model measured with the device's own parameters, if the bundle has any. */
+  async evaluate({ bundle: hash, vectors }: Question, seconds: number): Promise<Evaluation> {
+    const end = performance.now() + 1000 * seconds;
+    const model = await this.#vector(vectors.find((vector) => vector.name === "model")!);
+    const { bundle, data } = await this.#open(hash!, model.length, null);
+    await this.#contents.setNewest({ bundle: hash!, vectors });
+    await loadModel(bundle, model, await this.#keptState(bundle));
+    const onBatch = async (): Promise<void> => {
+      await this.#countBatch();
+      if (performance.now() > end) {
+        throw new TrainingError("out-of-time", `the evaluation took longer than the ${seconds} s that were left`);
+      }
+    };
+    return evaluateData(bundle.runtime, data, { batchSize: 0, onBatch });
   }
 
   /** Count the task's start durably while `act` runs: it may kill the process. */
@@ -382,3 +388,10 @@ function encodeParts(
   }
   return { contents, left };
 }
+
+type Answer = (trainer: Trainer, question: Question, seconds: number) => Promise<Record<string, unknown>>;
+
+/** Kind of question -> the function that works out the reply's content, in at most this many seconds. */
+export const ANSWERS: Record<string, Answer> = {
+  evaluation: async (trainer, question, seconds) => ({ ...(await trainer.evaluate(question, seconds)) }),
+};

@@ -20,7 +20,10 @@ test.each<[Work, Link, string, number | undefined]>([
   [{ is: "training", assignment }, ONLINE, "training", 3],
   [{ is: "training", assignment }, OFFLINE, "training", 3],
   [
-    { is: "training", assignment: { ...assignment, task: { ...task, type: "evaluate" } } },
+    {
+      is: "training",
+      assignment: { ...assignment, task: { ...task, type: "question", kind: "evaluation", phase: 1, content: {} } },
+    },
     ONLINE,
     "training",
     undefined,
@@ -29,7 +32,7 @@ test.each<[Work, Link, string, number | undefined]>([
   [{ is: "holding", report, reportedAgain: false }, ONLINE, "uploading", 3],
   [{ is: "holding", report, reportedAgain: false }, OFFLINE, "connecting", 3],
   [
-    { is: "measured", message: { type: "evaluated", task: "t", evaluation: null as never, seconds: 1 } },
+    { is: "answered", message: { type: "reply", task: "t", kind: "evaluation", content: {}, seconds: 1 } },
     ONLINE,
     "uploading",
     undefined,

@@ -1,8 +1,9 @@
 import { describe, expect, test } from "vitest";
+import { contentOf } from "../../src/protocol/exchanges.ts";
 import { encode, type FromDevice, readFromCoordinator, readFromDevice } from "../../src/protocol/messages.ts";
 import { type Case, codeOf, content, vectors } from "../support/vectors.ts";
 
-const { valid, invalid } = vectors("messages.json");
+const { valid, invalid, contents } = vectors("messages.json");
 const READ: Record<string, (text: string) => unknown> = {
   "from-coordinator": readFromCoordinator,
   "from-device": readFromDevice,
@@ -58,4 +59,20 @@ test("a name that JavaScript knows otherwise is a name like any other", () => {
       '"parts":{"update":"float32"},"hyper":{"__proto__":2},"epochs":1,"batch_size":0,"seed":0,"deadline":1}',
   );
   expect(read.type === "task" && Object.entries(read.hyper)).toEqual([["__proto__", 2]]);
+});
+
+test("contents of exchanges are read as their kind says", async () => {
+  type Content = {
+    kind: string;
+    of: "question" | "reply";
+    name: string;
+    content: Record<string, unknown>;
+    good: boolean;
+  };
+  for (const { kind, of, name, content, good } of contents as unknown as Content[]) {
+    const message = { type: of, task: "t", kind, content } as Parameters<typeof contentOf>[0];
+    const code = await codeOf(() => contentOf(message));
+    expect(code, `${kind} ${of} ${name}`).toBe(good ? "nothing was thrown" : "bad-message");
+  }
+  expect(contents.length).toBeGreaterThan(20);
 });

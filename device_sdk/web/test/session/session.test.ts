@@ -2,7 +2,7 @@
 
 import { beforeEach, describe, expect, test } from "vitest";
 import { packChunk } from "../../src/protocol/frames.ts";
-import type { Evaluate, Report, Task } from "../../src/protocol/messages.ts";
+import type { Question, Report, Task } from "../../src/protocol/messages.ts";
 import type { Command, Wanted } from "../../src/session/commands.ts";
 import { PATIENCE, Session } from "../../src/session/session.ts";
 
@@ -27,7 +27,16 @@ const TASK: Task = {
   kept: null,
   personal_epochs: null,
 };
-const EVALUATE: Evaluate = { type: "evaluate", task: "e1", bundle: SHA, vectors, deadline: 100 };
+const EVALUATE: Question = {
+  type: "question",
+  task: "e1",
+  kind: "evaluation",
+  deadline: 100,
+  phase: 1,
+  content: {},
+  bundle: SHA,
+  vectors,
+};
 const REPORT: Report = {
   type: "report",
   task: "t1",
@@ -81,7 +90,7 @@ function grant(transfer = 7, offset = 0): string[] {
 }
 
 beforeEach(() => {
-  session = new Session("device", 20, { algorithms: ["scaffold"] });
+  session = new Session("device", 20, { exchanges: ["evaluation"], algorithms: ["scaffold"] });
 });
 
 describe("checking in", () => {
@@ -95,12 +104,12 @@ describe("checking in", () => {
         held: null,
         charging: true,
         runtime: "onnx",
-        evaluates: true,
+        exchanges: ["evaluation"],
       },
     });
   });
   test("names an update that an earlier process left, and reports it", () => {
-    session = new Session("device", 20, { held: REPORT });
+    session = new Session("device", 20, { exchanges: ["evaluation"], held: REPORT });
     expect(session.connected(0)[0]).toMatchObject({ message: { held: { task: "t1", round: 3 } } });
     expect(hear({ type: "welcome", coordinator: "", heartbeat: 10, chunk_bytes: 4096 })).toEqual(["report"]);
   });
@@ -113,7 +122,7 @@ describe("checking in", () => {
     expect(kinds(session.receivedChunk(packChunk(1, 0, new Uint8Array(1)), 0))).toEqual(["close"]);
   });
   test.each(["bad-version", "bad-message"])("ends the device when it is refused with %s", (code) => {
-    session = new Session("device", 20, { untilFinished: true });
+    session = new Session("device", 20, { exchanges: ["evaluation"], untilFinished: true });
     session.connected(0);
     expect(hear({ type: "refused", code, text: "no" })).toEqual(["close"]);
     session.disconnected();
@@ -365,7 +374,7 @@ describe("reporting", () => {
   test("a grant beyond the end, or before the report, breaks the protocol", () => {
     report();
     expect(grant(7, 12)).toEqual(["close"]);
-    session = new Session("device", 20);
+    session = new Session("device", 20, { exchanges: ["evaluation"] });
     train();
     expect(grant()).toEqual(["close"]);
   });
@@ -440,18 +449,19 @@ describe("a quiet coordinator", () => {
 
 describe("evaluating", () => {
   const measured = {
-    type: "evaluated",
+    type: "reply",
     task: "e1",
-    evaluation: { examples: 20, loss_sum: 1, metric_sums: {} },
+    kind: "evaluation",
+    content: { examples: 20, loss_sum: 1, metric_sums: {} },
     seconds: 1,
   } as const;
   test("the result is sent until it is answered", () => {
     welcome();
     expect(hear(EVALUATE)).toEqual(["locate"]);
-    expect(kinds(session.located("e1", [], 0))).toEqual(["start-evaluation"]);
-    expect(kinds(session.measured(measured))).toEqual(["evaluated"]);
+    expect(kinds(session.located("e1", [], 0))).toEqual(["start-answer"]);
+    expect(kinds(session.answered(measured))).toEqual(["reply"]);
     session.disconnected();
-    expect(welcome()).toEqual(["evaluated"]);
+    expect(welcome()).toEqual(["reply"]);
     expect(hear({ type: "accepted", task: "e1" })).toEqual([]);
     expect(session.work.is).toBe("idle");
   });
@@ -465,7 +475,7 @@ describe("ending", () => {
     expect(hear(TASK)).toEqual([]); // nothing that still arrives is heard
   });
   test("come-back ends the device when training is finished, where it is to", () => {
-    session = new Session("device", 20, { untilFinished: true });
+    session = new Session("device", 20, { exchanges: ["evaluation"], untilFinished: true });
     welcome();
     expect(hear({ type: "come-back", after: 30, reason: "finished" })).toEqual(["close"]);
     session.disconnected();
@@ -489,7 +499,7 @@ describe("ending", () => {
     train();
     expect(kinds(session.abandon(new Error("the data do not fit"), "bad-data"))).toContain("failed");
     expect(session.error?.message).toBe("the data do not fit");
-    session = new Session("device", 20);
+    session = new Session("device", 20, { exchanges: ["evaluation"] });
     welcome();
     expect(kinds(session.abandon(new Error("full"), "disk-full"))).toEqual(["close"]);
   });

@@ -9,7 +9,14 @@ const OURS = "ab".repeat(32);
 const THEIRS = "cd".repeat(32);
 const CHALLENGE = "01".repeat(32);
 const vectors = [{ name: "model", sha256: "a".repeat(64), size: 8, encoding: "float32" }];
-const EVALUATE = { type: "evaluate", task: "e1", bundle: "b".repeat(64), vectors, deadline: 100 };
+const EVALUATE = {
+  type: "question",
+  task: "e1",
+  kind: "evaluation",
+  deadline: 100,
+  bundle: "b".repeat(64),
+  vectors,
+};
 
 function task(name = "t1"): object {
   const hyper = { lr: 0.1 };
@@ -28,7 +35,7 @@ function online(session: Session): CheckIn {
 }
 
 function begun(trusted = [OURS]): Session {
-  const session = new Session("dev", 7, { trusted });
+  const session = new Session("dev", 7, { exchanges: ["evaluation"], trusted });
   online(session);
   return session;
 }
@@ -55,7 +62,7 @@ function expectRefused(commands: Command[], words: string): void {
 }
 
 test("a signed task is begun, and a signed evaluation", () => {
-  const session = new Session("dev", 7, { trusted: [OURS] });
+  const session = new Session("dev", 7, { exchanges: ["evaluation"], trusted: [OURS] });
   expect(online(session)).toMatchObject({ trusts: [OURS], challenge: CHALLENGE });
   expect(kinds(tell(session, signed(task())))).toEqual(["locate"]);
   expect(kinds(tell(session, signed(EVALUATE)))).toEqual(["locate"]);
