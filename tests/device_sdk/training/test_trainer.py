@@ -24,11 +24,12 @@ from fleetlearn_device.training.train import DivergedError, OutOfTimeError, Stop
 from fleetlearn_device.training.trainer import MAX_STARTS, FinishedUpdate, KilledError, Trainer
 from fleetlearn_protocol import Bundle, BundleError, open_bundle, write_bundle
 from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, find_encoding
-from fleetlearn_protocol.exchanges import EVALUATION, content_of
+from fleetlearn_protocol.exchanges import EVALUATION, EXCHANGE_KINDS, content_of
 from fleetlearn_protocol.manifest import EVAL, FROZEN, OF_FEATURES, PARAMETERS, STATE, TRAIN
 from fleetlearn_protocol.messages import Question, Task
 from fleetlearn_protocol.vector import checksum, digest
 from line_bundle import INITIAL, INITIAL_STATE, flat, line_data, line_step, write_line_bundle
+from roll_call import CONTENTS, ROLL_CALL, Sent
 
 PARTS = {"update": "float32", "buffers": "float32"}
 DATA = as_data(line_data(12))
@@ -526,3 +527,22 @@ def test_an_evaluation_measures_with_what_is_the_device_s_own_and_changes_nothin
         state.training_starts.add("e1")
     with pytest.raises(KilledError):
         trainer.answer(given, 100.0)
+
+
+def test_the_table_says_which_function_works_an_answer_out(
+    state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kind of exchange that only tests have: no bundle, no model, an answer from what was asked."""
+
+    def count(trainer: Trainer, asked: Question, seconds: float) -> Sent:
+        assert seconds == 9.0
+        return Sent(sum(content_of(asked).who.values()))
+
+    monkeypatch.setitem(EXCHANGE_KINDS, ROLL_CALL, CONTENTS)
+    monkeypatch.setitem(trainer_module.ANSWERS, ROLL_CALL, count)
+    trainer = Trainer(state, DATA, "onnx", 1)
+    asked = Question("r1.2-1", ROLL_CALL, 10.0, phase=2, content={"who": {"a": 1, "b": 2}})
+    assert state.contents.lacking(asked, "onnx") == []
+    reply = trainer.answer(asked, 9.0)
+    assert (reply.task, reply.kind, reply.content) == ("r1.2-1", ROLL_CALL, {"number": 3})
+    assert trainer.counted is None, "nothing was measured"

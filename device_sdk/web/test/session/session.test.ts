@@ -1,8 +1,10 @@
 /** The session as its owner sees it: events in, commands out. The transcripts hold a whole process to the protocol. */
 
 import { beforeEach, describe, expect, test } from "vitest";
+import { number, object, record } from "../../src/protocol/checks.ts";
+import { EXCHANGE_KINDS } from "../../src/protocol/exchanges.ts";
 import { packChunk } from "../../src/protocol/frames.ts";
-import type { Question, Report, Task } from "../../src/protocol/messages.ts";
+import { name, type Question, type Report, type Task } from "../../src/protocol/messages.ts";
 import type { Command, Wanted } from "../../src/session/commands.ts";
 import { PATIENCE, Session } from "../../src/session/session.ts";
 
@@ -506,5 +508,55 @@ describe("ending", () => {
   test("a refusal of nothing closes", () => {
     welcome();
     expect(hear({ type: "refused", code: "out-of-turn", text: "" })).toEqual(["close"]);
+  });
+});
+
+describe("an exchange that only tests have, of three phases", () => {
+  const KIND = "roll-call";
+  const asked = (phase: number, who: Record<string, number>): Question => ({
+    type: "question",
+    task: `r1.${phase}-1`,
+    kind: KIND,
+    deadline: 100,
+    phase,
+    content: { who },
+    bundle: null,
+    vectors: [],
+  });
+  EXCHANGE_KINDS[KIND] = {
+    question: object({ who: record(name, number(), 64) }),
+    reply: object({ number: number() }),
+    vectors: [],
+  };
+  const joined = () => {
+    const session = new Session("device", 20, { exchanges: [KIND] });
+    session.connected(0);
+    session.received(JSON.stringify({ type: "welcome", coordinator: "c", heartbeat: 10, chunk_bytes: 4096 }), 0);
+    return session;
+  };
+  const tell = (session: Session, message: object) =>
+    session.received(JSON.stringify(message), 0).filter((command) => command.do !== "note");
+
+  test("each phase is a task: looked up, worked out, answered, forgotten when it is accepted", () => {
+    const session = joined();
+    for (const phase of [1, 2, 3]) {
+      const question = asked(phase, phase === 1 ? {} : { a: 1 });
+      expect(tell(session, question)).toEqual([{ do: "locate", task: question }]);
+      const [start] = session.located(question.task, [], 0);
+      expect(start).toMatchObject({ do: "start-answer", task: question });
+      const reply = { type: "reply" as const, task: question.task, kind: KIND, content: { number: 1 }, seconds: 0 };
+      expect(session.answered(reply)).toEqual([{ do: "send", message: reply }]);
+      expect(tell(session, { type: "accepted", task: question.task })).toEqual([]);
+      expect(session.task).toBeNull();
+    }
+  });
+
+  test("a question of another kind, or without what the kind says, is not worked on", () => {
+    const session = joined();
+    const [failed] = tell(session, { ...asked(1, {}), kind: "gossip" });
+    expect(failed).toMatchObject({ do: "send", message: { type: "failed", code: "unsupported" } });
+    const other = joined();
+    const [closed] = tell(other, { ...asked(1, {}), content: {} });
+    expect(closed).toMatchObject({ do: "close", code: 1002 });
   });
 });
