@@ -136,7 +136,11 @@ class EngineState:
 
     def asks_next(self) -> bool:
         """Return whether devices are to be asked in an exchange as soon as they are free."""
-        return any(series.has_next for series in self.exchanges.values())
+        # Asked twice for each report that comes alone, which takes 2.9 us; 3.1 with any().
+        for series in self.exchanges.values():  # noqa: SIM110
+            if series.has_next:
+                return True
+        return False
 
     def waiting(self) -> int:
         """Return how many connected devices may be given a task."""
