@@ -129,7 +129,8 @@ def test_an_operator_of_the_backward_pass_alone_is_named(tmp_path: Path) -> None
 
 def test_an_operator_of_the_loss_is_named_with_its_line(tmp_path: Path) -> None:
     def loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(outputs.mode(0, keepdim=True).values + outputs, y)  # inside the loss
+        mode = outputs.mode(0, keepdim=True).values  # inside the loss
+        return functional.cross_entropy(mode + outputs, y)
 
     line = next(n for n, text in enumerate(linecache.getlines(__file__), 1) if text.endswith("# inside the loss\n"))
     with pytest.raises(ExportError, match=f"operator aten.mode at .*:{line} in loss has no counterpart"):
