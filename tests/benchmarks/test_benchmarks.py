@@ -233,7 +233,7 @@ def test_fedprox(tmp_path: Path) -> None:
 
 def test_the_digits_of_a_tier(tmp_path: Path) -> None:
     """Devices are in the data function's tiers as in the simulator's, and have their tier's digits."""
-    from benchmarks._dropout_data import DIGITS, EXAMPLES, SHARES, own_digits, split, tier_of
+    from benchmarks.studies._dropout_data import DIGITS, EXAMPLES, SHARES, own_digits, split, tier_of
 
     bundle = write_line_bundle(tmp_path / "line.bundle", references=["anchor"]).path
     tiers = {name: {"share": share} for name, share in SHARES.items()}
@@ -259,8 +259,8 @@ def test_the_digits_of_a_tier(tmp_path: Path) -> None:
 
 def test_the_digit_of_a_tenth_by_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices are as fast as in the simulator, and half of their digits are their tenth's."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    from benchmarks._asynchronous_data import OWN, SPREAD, own_digits, speeds, tenth_of
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "studies"))
+    from benchmarks.studies._asynchronous_data import OWN, SPREAD, own_digits, speeds, tenth_of
 
     bundle = write_line_bundle(tmp_path / "line.bundle").path
     plan = {"bundle": str(bundle), "round": {"goal": 1}}

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan, read_model
-from fleetlearn_coordinator.aggregation import round_sums
 from fleetlearn_coordinator.aggregation.commit import next_model
-from fleetlearn_coordinator.aggregation.updates import ArrayUpdate
+from fleetlearn_coordinator.aggregation.round_sums import next_control
+from fleetlearn_coordinator.aggregation.updates import NO_VALUES, ArrayUpdate
 from fleetlearn_coordinator.storage.file_blobs import model_path, model_versions
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.store import OPTIMIZER_STATE
@@ -128,7 +128,7 @@ def by_formula(plan: Plan, rounds: int) -> Ended:
     kept = [Kept({}, None) for _ in DEVICES]
     settings = TaskSettings(plan.hyper(bundle.manifest), STEPS, 0, 0, personal_epochs=local.personal_epochs)
     for _ in range(rounds):
-        sums = round_sums.init(aggregators, len(model))
+        sums = {part: aggregator.init(len(model)) for part, aggregator in aggregators.items()}
         for number, device in enumerate(DEVICES):
             vectors = dict.fromkeys(plan.vectors, control)
             inputs = Inputs(model, None, vectors, kept[number].tied, kept[number].personal)
@@ -138,13 +138,13 @@ def by_formula(plan: Plan, rounds: int) -> Ended:
             arrived = {
                 name: find_encoding(asked[name]).decode(content, len(model)) for name, content in sent.contents.items()
             }
-            largest = {name: float(np.abs(vector).max()) for name, vector in arrived.items()}
-            parts = {name: ArrayUpdate(vector) for name, vector in arrived.items()}
-            round_sums.add(aggregators, sums, parts, 1, largest, 1.0)
+            for name, vector in arrived.items():
+                largest = float(np.abs(vector).max())
+                aggregators[name].add(sums[name], ArrayUpdate(vector), 1, largest, 1.0, NO_VALUES)
             kept[number] = Kept({**outcome.tied, **sent.tied}, outcome.personal)
         model, state, _ = next_model(aggregators[UPDATE], sums[UPDATE], optimizer, state, model)
         if CONTROL in sums:
-            control = round_sums.next_control(control, sums[CONTROL], len(DEVICES))
+            control = next_control(control, sums[CONTROL], len(DEVICES))
     return Ended(model, control if plan.vectors else None, kept)
 
 
