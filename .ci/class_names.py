@@ -1,4 +1,5 @@
-"""Fail where a public class name of the packages exists twice: a name then says which thing is meant.
+"""Fail where a public class name of the packages exists twice: a name then says which thing is
+meant.
 
 python .ci/class_names.py [FOLDER ...]     without folders: the five packages
 """
@@ -12,13 +13,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = [ROOT / room for room in ("protocol", "device_sdk", "coordinator", "export", "simulator")]
+PACKAGES = [
+    ROOT / room for room in ("protocol", "device_sdk", "coordinator", "export", "simulator")
+]
 ALLOWED: Mapping[str, str] = {}
-"""Name that may exist twice -> why. The list may only become shorter: one that is not needed fails too."""
+"""Name that may exist twice -> why. The list may only become shorter: one that is not needed fails
+too."""
 
 
 def public_classes(folders: Iterable[Path]) -> dict[str, list[str]]:
-    """Return each public class name with the places, ``path:line``, where a class of this name is defined."""
+    """Return each public class name with the places, ``path:line``, where a class of this name is
+    defined."""
     places: defaultdict[str, list[str]] = defaultdict(list)
     for folder in folders:
         for path in sorted(folder.glob("**/fleetlearn_*/**/*.py")):
@@ -43,7 +48,9 @@ def faults(places: Mapping[str, list[str]], allowed: Mapping[str, str]) -> list[
 
 
 def main(folders: list[str]) -> int:
-    found = faults(public_classes(map(Path, folders) if folders else PACKAGES), {} if folders else ALLOWED)
+    found = faults(
+        public_classes(map(Path, folders) if folders else PACKAGES), {} if folders else ALLOWED
+    )
     print(*found, sep="\n", end="\n" if found else "")
     return 1 if found else 0
 

@@ -1,4 +1,5 @@
-"""Run ``pip install`` and say what it does: a line for each step with its time, and one at least every half minute.
+"""Run ``pip install`` and say what it does: a line for each step with its time, and one at least
+every half minute.
 
     python .ci/install.py --constraint constraints.txt --editable '.[all,dev]'
 
@@ -48,7 +49,10 @@ class Steps:
         if found := INSTALLING.match(line):
             self.begin(f"installing {len(found[1].split(', '))} packages")
         elif found := LARGE.search(line):
-            name, megabytes = found[2].split("-")[0], float(found[3]) * (1000 if found[4] == "GB" else 1)
+            name, megabytes = (
+                found[2].split("-")[0],
+                float(found[3]) * (1000 if found[4] == "GB" else 1),
+            )
             if megabytes >= WORTH_A_LINE and name not in self._names:
                 self._names.add(name)
                 does = "downloading" if found[1] == "Downloading" else "reading from pip's cache:"
@@ -58,7 +62,8 @@ class Steps:
 
 
 def main(arguments: list[str]) -> int:
-    """Install. Returns pip's exit status; if that is not 0, its last lines are on standard error."""
+    """Install. Returns pip's exit status; if that is not 0, its last lines are on standard
+    error."""
     steps, last = Steps(), deque[str](maxlen=30)
     command = [
         sys.executable,

@@ -19,7 +19,11 @@ def main(name: str, updates: int, elements: int) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     clock, cpu = time.perf_counter(), time.process_time()
     if name.startswith("numpy"):
-        total = float(np.median(np.stack([row.read(0, elements) for row in rows]), axis=0).sum(dtype=np.float64))
+        total = float(
+            np.median(np.stack([row.read(0, elements) for row in rows]), axis=0).sum(
+                dtype=np.float64
+            )
+        )
     else:
         aggregator = make(name)
         state = aggregator.init(elements)

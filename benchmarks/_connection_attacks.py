@@ -1,4 +1,5 @@
-"""Attacks with connections: too many, too short, or of peers that do not go on. Each runs until ``stop`` is set.
+"""Attacks with connections: too many, too short, or of peers that do not go on. Each runs until
+``stop`` is set.
 
 ``address`` is the coordinator's ws:// URL.
 """
@@ -66,7 +67,8 @@ async def slow_headers(address: str, stop: asyncio.Event) -> None:
 
 
 async def half_open(address: str, stop: asyncio.Event) -> None:
-    """Devices that go away in the middle of a message: some say so (FIN), some do not. None reads any more."""
+    """Devices that go away in the middle of a message: some say so (FIN), some do not. None reads
+    any more."""
     number = itertools.count()
 
     async def once(peer: RawPeer) -> None:
@@ -80,12 +82,17 @@ async def half_open(address: str, stop: asyncio.Event) -> None:
 
 
 async def stolen_names(address: str, stop: asyncio.Event) -> None:
-    """Connect under the names of honest devices (``honest-0`` to ``honest-5``) with made-up credentials and tokens."""
+    """Connect under the names of honest devices (``honest-0`` to ``honest-5``) with made-up
+    credentials and tokens."""
 
     async def steal(name: str) -> None:
         while True:
             secret, token = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-            headers = {"Authorization": f"Bearer {secret}", "Fleetlearn-Device": name, "Fleetlearn-Enrolment": token}
+            headers = {
+                "Authorization": f"Bearer {secret}",
+                "Fleetlearn-Device": name,
+                "Fleetlearn-Enrolment": token,
+            }
             with suppress(OSError, asyncio.IncompleteReadError):
                 peer = await RawPeer.connect(address, **headers)
                 try:
@@ -98,7 +105,9 @@ async def stolen_names(address: str, stop: asyncio.Event) -> None:
     await _until(stop, [steal(f"honest-{number % 6}") for number in range(24)])
 
 
-async def _many(address: str, stop: asyncio.Event, once: Callable[[RawPeer], Awaitable[None]]) -> None:
+async def _many(
+    address: str, stop: asyncio.Event, once: Callable[[RawPeer], Awaitable[None]]
+) -> None:
     """Keep PEERS connections open that have sent no request."""
 
     async def hold() -> None:

@@ -1,7 +1,8 @@
 """The floor that connections.py compares with: a coordinator with nothing behind it.
 
-It speaks the same messages over the same ``websockets`` settings to the same devices, sends the same bytes and adds
-the updates up in float32. It has no engine, no database, no disk, no check of anything, and no exact sum.
+It speaks the same messages over the same ``websockets`` settings to the same devices, sends the
+same bytes and adds the updates up in float32. It has no engine, no database, no disk, no check of
+anything, and no exact sum.
 """
 
 from __future__ import annotations
@@ -84,7 +85,19 @@ class Round:
                     model = VectorReference("model", "0" * 64, 4 * self.size, "float32")
                     for number, other in enumerate(self.connections):
                         _send(
-                            other, Task(f"t{number}", 1, "0" * 64, (model,), {"update": "float32"}, {}, 1, 20, 0, 600.0)
+                            other,
+                            Task(
+                                f"t{number}",
+                                1,
+                                "0" * 64,
+                                (model,),
+                                {"update": "float32"},
+                                {},
+                                1,
+                                20,
+                                0,
+                                600.0,
+                            ),
                         )
             case Fetch(sha256):
                 download = asyncio.create_task(self._download(connection, sha256))
@@ -141,7 +154,9 @@ async def main(devices: int, size: int) -> None:
         for listener in server.sockets:
             process_settings.tune_listener(listener)
         process_settings.collect_garbage_rarely()
-        print(f"listening on ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}", flush=True)
+        print(
+            f"listening on ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}", flush=True
+        )
         await stopped.wait()
         for connection in server.connections:
             connection.transport.abort()

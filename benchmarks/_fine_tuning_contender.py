@@ -1,8 +1,10 @@
-"""One bundle of fine_tuning.py, in a process of its own: trains it, and prints what that cost as JSON.
+"""One bundle of fine_tuning.py, in a process of its own: trains it, and prints what that cost as
+JSON.
 
 _fine_tuning_contender.py BUNDLE DATA.npz EPOCHS SEEDS HEAD whole|features
 
-HEAD: the parameters' names begin with this. With ``features`` what is frozen is computed once for each example.
+HEAD: the parameters' names begin with this. With ``features`` what is frozen is computed once for
+each example.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def main() -> None:
         for row in runtime.manifest.parameters:
             if row.name == f"{head}.weight":
                 size = int(np.prod(row.shape))
-                vector[row.offset : row.offset + size] = random.uniform(-1, 1, size) / row.shape[1] ** 0.5
+                vector[row.offset : row.offset + size] = (
+                    random.uniform(-1, 1, size) / row.shape[1] ** 0.5
+                )
         runtime.load(vector)
         for epoch in range(int(epochs)):
             begun = time.process_time()
@@ -65,8 +69,15 @@ def main() -> None:
         del whole
     steps = -(-len(x) // BATCH)
     later = taken[1:] or taken
-    costs = {"first_cpu_ms_per_step": 1e3 * taken[0] / steps, "cpu_ms_per_step": 1e3 * sum(later) / len(later) / steps}
-    print(json.dumps(costs | {"private_mib": private_mib() - before, "accuracy": float(np.mean(accuracies))}))
+    costs = {
+        "first_cpu_ms_per_step": 1e3 * taken[0] / steps,
+        "cpu_ms_per_step": 1e3 * sum(later) / len(later) / steps,
+    }
+    print(
+        json.dumps(
+            costs | {"private_mib": private_mib() - before, "accuracy": float(np.mean(accuracies))}
+        )
+    )
 
 
 if __name__ == "__main__":

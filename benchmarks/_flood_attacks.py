@@ -1,4 +1,5 @@
-"""Attacks that send too much, or what is not true: frames and messages. Each runs until ``stop`` is set.
+"""Attacks that send too much, or what is not true: frames and messages. Each runs until ``stop`` is
+set.
 
 ``address`` is the coordinator's ws:// URL.
 """
@@ -39,7 +40,8 @@ async def again_and_again(
     connections: int = CONNECTIONS,
     **headers: str,
 ) -> None:
-    """Do ``once`` on several connections at a time. A connection that has ended is followed by a new one."""
+    """Do ``once`` on several connections at a time. A connection that has ended is followed by a
+    new one."""
 
     async def one() -> None:
         while True:
@@ -61,7 +63,9 @@ async def again_and_again(
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _flood(address: str, stop: asyncio.Event, data: bytes, *, check_in: bool = True, read: bool = True) -> None:
+async def _flood(
+    address: str, stop: asyncio.Event, data: bytes, *, check_in: bool = True, read: bool = True
+) -> None:
     """Send the same frames as fast as they are taken."""
 
     async def once(peer: RawPeer) -> None:
@@ -103,14 +107,19 @@ async def garbage(address: str, stop: asyncio.Event) -> None:
 
 
 async def json_bombs(address: str, stop: asyncio.Event) -> None:
-    """Text that costs a careless reader much: nested deeply, long numbers, many keys, many escapes, too long."""
+    """Text that costs a careless reader much: nested deeply, long numbers, many keys, many escapes,
+    too long."""
     texts = (
         b"[" * 60_000,
         b'{"type":' * 7_000,
         b'{"type": "heartbeat", "steps": ' + b"9" * 60_000 + b"}",
         b'{"type": "heartbeat", "steps": 1e' + b"9" * 60_000 + b"}",
-        b'{"type": "heartbeat"' + b"".join(b', "k%d": 1' % number for number in range(5_000)) + b"}",
-        b'{"type": "failed", "task": "t", "code": "diverged", "text": "' + 10_000 * rb"\ud83d" + b'"}',
+        b'{"type": "heartbeat"'
+        + b"".join(b', "k%d": 1' % number for number in range(5_000))
+        + b"}",
+        b'{"type": "failed", "task": "t", "code": "diverged", "text": "'
+        + 10_000 * rb"\ud83d"
+        + b'"}',
         b'{"type": "heartbeat", "x": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
         b'{"type": "heartbeat"}' + b" " * 200_000,
     )
@@ -121,13 +130,16 @@ async def deflate_bombs(address: str, stop: asyncio.Event) -> None:
     """Ask for compression, and send 16 MiB in 16 KiB, as if it had been granted."""
     packer = zlib.compressobj(wbits=-15)
     bomb = packer.compress(bytes(1 << 24)) + packer.flush(zlib.Z_SYNC_FLUSH)
-    data = bytes([0xC0 | TEXT]) + frame(TEXT, bomb[:-4])[1:]  # the reserved bit 1: compressed (RFC 7692)
+    # the reserved bit 1: compressed (RFC 7692)
+    data = bytes([0xC0 | TEXT]) + frame(TEXT, bomb[:-4])[1:]
 
     async def once(peer: RawPeer) -> None:
         while True:
             await peer.send(data)
 
-    offer: dict[str, Any] = {"Sec-WebSocket-Extensions": "permessage-deflate; client_max_window_bits"}
+    offer: dict[str, Any] = {
+        "Sec-WebSocket-Extensions": "permessage-deflate; client_max_window_bits"
+    }
     await again_and_again(address, stop, once, **offer)
 
 
@@ -163,13 +175,16 @@ async def oversize(address: str, stop: asyncio.Event) -> None:
     await again_and_again(address, stop, once)
 
 
-async def _with_tasks(address: str, stop: asyncio.Event, data: Callable[[Task, int], bytes]) -> None:
+async def _with_tasks(
+    address: str, stop: asyncio.Event, data: Callable[[Task, int], bytes]
+) -> None:
     """Send one message after another about the latest task, read everything."""
 
     async def once(peer: RawPeer) -> None:
         await peer.check_in()
         model = VectorReference("model", "0" * 64, 4, "float32")
-        task = Task("t1-1", 1, "0" * 64, (model,), {"update": "float32"}, {}, 1, 1, 1, 1.0)  # no task that was given
+        # no task that was given
+        task = Task("t1-1", 1, "0" * 64, (model,), {"update": "float32"}, {}, 1, 1, 1, 1.0)
 
         async def listen() -> None:
             nonlocal task
@@ -200,14 +215,22 @@ async def reports(address: str, stop: asyncio.Event) -> None:
 
 
 async def replays(address: str, stop: asyncio.Event) -> None:
-    """Report the own task, tasks before it and other devices' tasks again and again, and say that all was uploaded."""
+    """Report the own task, tasks before it and other devices' tasks again and again, and say that
+    all was uploaded."""
 
     def report(task: Task, number: int) -> bytes:
         size = task.vector("model").size
         prefix, _, last = task.task.rpartition("-")
         name = f"{prefix}-{max(1, int(last) + number % 9 - 4)}"
         again = Report(
-            name, max(0, task.round - number % 3), (Part("update", "float32", size, 0),), 1, 1, 1.0, True, 1.0
+            name,
+            max(0, task.round - number % 3),
+            (Part("update", "float32", size, 0),),
+            1,
+            1,
+            1.0,
+            True,
+            1.0,
         )
         return text(again) + text(Uploaded(name))
 
@@ -215,7 +238,8 @@ async def replays(address: str, stop: asyncio.Event) -> None:
 
 
 async def lies(address: str, stop: asyncio.Event) -> None:
-    """Reports of what cannot be, one after the other: examples, steps, epochs, losses, metrics, sizes, parts."""
+    """Reports of what cannot be, one after the other: examples, steps, epochs, losses, metrics,
+    sizes, parts."""
     claims: tuple[dict[str, Any], ...] = (
         {"examples": 2**31},
         {"steps": 2**31},
@@ -241,7 +265,9 @@ async def lies(address: str, stop: asyncio.Event) -> None:
             "epochs": 1.0,
             "loss": 1.0,
         }
-        return text(Report(task=task.task, complete=True, **(fields | claims[number % len(claims)])))
+        return text(
+            Report(task=task.task, complete=True, **(fields | claims[number % len(claims)]))
+        )
 
     await _with_tasks(address, stop, report)
 
@@ -274,6 +300,20 @@ async def whole_fetches(address: str, stop: asyncio.Event) -> None:
 
 
 ATTACKS: tuple[Attack, ...] = (
-    unread_pings, pings, heartbeats, failures, garbage, json_bombs, deflate_bombs, chunks, small_chunks, fragments,
-    oversize, reports, replays, lies, fetches, whole_fetches,
-)  # fmt: skip
+    unread_pings,
+    pings,
+    heartbeats,
+    failures,
+    garbage,
+    json_bombs,
+    deflate_bombs,
+    chunks,
+    small_chunks,
+    fragments,
+    oversize,
+    reports,
+    replays,
+    lies,
+    fetches,
+    whole_fetches,
+)

@@ -1,7 +1,7 @@
 """Attacks by ghosts: devices that check in, take tasks and never report.
 
-Each attack runs ``GHOSTS`` of them against the coordinator at ``address`` until ``stop`` is set. Ghosts send nothing
-that the protocol forbids, and not more often than it asks for.
+Each attack runs ``GHOSTS`` of them against the coordinator at ``address`` until ``stop`` is set.
+Ghosts send nothing that the protocol forbids, and not more often than it asks for.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ async def ghosts_beating(address: str, stop: asyncio.Event) -> None:
 
 
 async def ghosts_returning(address: str, stop: asyncio.Event) -> None:
-    """Ghosts that, with a task, break the connection after half a second and are back half a second later,
-    repeatedly."""
+    """Ghosts that, with a task, break the connection after half a second and are back half a second
+    later, repeatedly."""
     await _run_ghosts(address, stop, "returning", _return)
 
 
@@ -52,7 +52,10 @@ async def ghosts_lying(address: str, stop: asyncio.Event) -> None:
 
 
 async def _run_ghosts(address: str, stop: asyncio.Event, kind: str, ghost: Ghost) -> None:
-    ghosts = [asyncio.create_task(_stay(address, f"ghost-{kind}-{number:02}", ghost)) for number in range(GHOSTS)]
+    ghosts = [
+        asyncio.create_task(_stay(address, f"ghost-{kind}-{number:02}", ghost))
+        for number in range(GHOSTS)
+    ]
     try:
         await stop.wait()
     finally:
@@ -66,7 +69,9 @@ async def _stay(address: str, name: str, ghost: Ghost) -> None:
     while True:
         try:
             protocol = Subprotocol(PROTOCOL_NAME)
-            async with connect(address, subprotocols=[protocol], compression=None, max_size=None) as connection:
+            async with connect(
+                address, subprotocols=[protocol], compression=None, max_size=None
+            ) as connection:
                 await connection.send(encode(CheckIn(PROTOCOL_VERSION, name, 10)))
                 await ghost(connection)
         except (OSError, WebSocketException, TimeoutError):

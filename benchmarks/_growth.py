@@ -19,8 +19,9 @@ BOUNDS = {
     "WALs, MiB": 4.0,
     "other data, MiB": 4.0,
 }
-"""What may be added to each over the second half. The summary of each round stays in the database, and each enrolment
-and revocation in the audit log, so these two are divided by the rounds and the changes of the second half."""
+"""What may be added to each over the second half. The summary of each round stays in the database,
+and each enrolment and revocation in the audit log, so these two are divided by the rounds and the
+changes of the second half."""
 PAGES = 64.0
 """KiB that a database may grow beside that: SQLite adds pages, not rows."""
 

@@ -37,10 +37,13 @@ def middle(values: Sequence[float]) -> dict[str, float]:
 
 
 def summary(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
-    """Return the middle of each figure of both contenders, and of the ratios of the first's to the second's figures in
-    each repeat."""
+    """Return the middle of each figure of both contenders, and of the ratios of the first's to the
+    second's figures in each repeat."""
     (first, ours), (second, others) = runs.items()
-    ratios = {key: [a[key] / b[key] for a, b in zip(ours, others, strict=True) if b[key]] for key in others[0]}
+    ratios = {
+        key: [a[key] / b[key] for a, b in zip(ours, others, strict=True) if b[key]]
+        for key in others[0]
+    }
     return {
         first: {key: middle([row[key] for row in ours]) for key in ours[0]},
         second: {key: middle([row[key] for row in others]) for key in others[0]},
@@ -74,7 +77,8 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     """Rows, the first of them the headings, as a Markdown table with aligned columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in rows
     ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
@@ -83,9 +87,13 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def parser(description: str | None) -> argparse.ArgumentParser:
     """The options that every benchmark has."""
     options = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    options.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE as well")
+    options.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures to FILE as well"
+    )
     return options
 
 
@@ -97,14 +105,17 @@ def write_json(file: Path | None, settings: Mapping[str, Any], results: Mapping[
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures depend on beside the code. The load shows how much of the machine others used."""
+    """Return what the figures depend on beside the code. The load shows how much of the machine
+    others used."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[0],
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in ("fleetlearn", "websockets", "numpy", "msgspec")},
+        "packages": {
+            name: version(name) for name in ("fleetlearn", "websockets", "numpy", "msgspec")
+        },
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
@@ -112,6 +123,8 @@ def machine() -> dict[str, Any]:
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(
+            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         return platform.machine()

@@ -35,7 +35,15 @@ def export(name: str, side: int, batch: int, path: str, memory: str) -> None:
     warnings.simplefilter("ignore")  # of the exporters that it calls
     made = case(name, side)
     budget = (memory, batch) if memory else (None, None)
-    export_bundle(made.module, made.loss, made.batch(4), path, targets=made.targets, memory=budget[0], batch=budget[1])
+    export_bundle(
+        made.module,
+        made.loss,
+        made.batch(4),
+        path,
+        targets=made.targets,
+        memory=budget[0],
+        batch=budget[1],
+    )
 
 
 def eager(name: str, side: int, batch: int) -> Any:

@@ -1,5 +1,5 @@
-"""The models of step.py: those of the tests' zoo that have the sizes that people use, some that people bring, and
-batches for them."""
+"""The models of step.py: those of the tests' zoo that have the sizes that people use, some that
+people bring, and batches for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from torch import nn
 
 BATCH = 20
 BATCHES = 10
-OF_THE_ZOO = {"softmax": 4000, "mlp": 2000, "mcmahan": 60, "inverted-residual": 100, "gru": 300, "transformer": 300}
+OF_THE_ZOO = {
+    "softmax": 4000,
+    "mlp": 2000,
+    "mcmahan": 60,
+    "inverted-residual": 100,
+    "gru": 300,
+    "transformer": 300,
+}
 PUBLIC = {
     "ds_cnn": 60,
     "shakespeare": 10,
@@ -30,11 +37,13 @@ PUBLIC = {
 STEPS = {**OF_THE_ZOO, **PUBLIC, "mobilenet_v3_small_head": 60, "bert_lora": 10}
 """How many make a good measurement."""
 HEADS = {"mobilenet_v3_small_head": ("mobilenet_v3_small", "classifier.*")}
-"""Model that is frozen except for its head -> the whole model, and the names of the head's parameters."""
+"""Model that is frozen except for its head -> the whole model, and the names of the head's
+parameters."""
 
 
 def make(name: str) -> zoo.Case:
-    """Return the model. What is frozen is so in PyTorch's way: ``requires_grad``, and evaluation mode."""
+    """Return the model. What is frozen is so in PyTorch's way: ``requires_grad``, and evaluation
+    mode."""
     if name in OF_THE_ZOO:
         return zoo.make(name)
     whole, head = HEADS.get(name, (name, None))
@@ -48,10 +57,14 @@ def make(name: str) -> zoo.Case:
 
 
 def write_batches(name: str, file: Path, size: int = BATCH) -> None:
-    """Random ones of ``size``: one array for each of the batch's, with the batches on the first axis."""
+    """Random ones of ``size``: one array for each of the batch's, with the batches on the first
+    axis."""
     case = make(name)
     drawn = [case.batch(size, seed) for seed in range(BATCHES)]
-    np.savez(file, *(np.stack([value.numpy() for value in values]) for values in zip(*drawn, strict=True)))
+    np.savez(
+        file,
+        *(np.stack([value.numpy() for value in values]) for values in zip(*drawn, strict=True)),
+    )
 
 
 def write_layers(name: str, file: Path) -> bool:

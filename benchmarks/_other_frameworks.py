@@ -1,9 +1,11 @@
-"""The same FedAvg in other frameworks, for _simulator_contender.py: a loop in PyTorch, pfl-research, Flower.
+"""The same FedAvg in other frameworks, for _simulator_contender.py: a loop in PyTorch,
+pfl-research, Flower.
 
-They need PyTorch and what is compared, and nothing of this project. ``settings``: ``data``, a file with all devices' x
-and y; ``batch`` and ``lr`` of the local steps, one epoch of them; ``cohort``, the devices of a round; ``rounds``, of
-which those after the first ``warm`` count; ``turn``, which seeds the choice of devices; ``provider``, where the loop in
-PyTorch trains (the others train on the CPU).
+They need PyTorch and what is compared, and nothing of this project. ``settings``: ``data``, a file
+with all devices' x and y; ``batch`` and ``lr`` of the local steps, one epoch of them; ``cohort``,
+the devices of a round; ``rounds``, of which those after the first ``warm`` count; ``turn``, which
+seeds the choice of devices; ``provider``, where the loop in PyTorch trains (the others train on the
+CPU).
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def devices(file: str, provider: str = "cpu") -> list[tuple[Any, Any]]:
 
     with np.load(file) as arrays:
         x, y = arrays["x"], arrays["y"]
-    return list(zip(torch.from_numpy(x).to(provider), torch.from_numpy(y).to(provider), strict=True))
+    return list(
+        zip(torch.from_numpy(x).to(provider), torch.from_numpy(y).to(provider), strict=True)
+    )
 
 
 def softmax() -> Any:
@@ -62,15 +66,22 @@ def mean_loss(model: Any, data: list[tuple[Any, Any]]) -> float:
 
 
 def pytorch(settings: Settings, launched: float) -> Figures:
-    """FedAvg as one writes it in PyTorch: client after client, a copy of the model, an optimizer, a mean."""
+    """FedAvg as one writes it in PyTorch: client after client, a copy of the model, an optimizer, a
+    mean."""
     import _models
     import torch
 
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False  # float32, as the bundle
     data, count = devices(settings["data"], settings["provider"]), settings["cohort"]
-    model = (_models.make("mcmahan").module if settings["model"] == "mcmahan" else softmax()).to(settings["provider"])
-    chosen, rounds, warm = np.random.default_rng(settings["turn"]), settings["rounds"], settings["warm"]
+    model = (_models.make("mcmahan").module if settings["model"] == "mcmahan" else softmax()).to(
+        settings["provider"]
+    )
+    chosen, rounds, warm = (
+        np.random.default_rng(settings["turn"]),
+        settings["rounds"],
+        settings["warm"],
+    )
     server = {name: value.detach().clone() for name, value in model.state_dict().items()}
     begin, begin_cpu = 0.0, 0.0
     for number in range(rounds):
@@ -84,7 +95,11 @@ def pytorch(settings: Settings, launched: float) -> Figures:
             for name, trained in model.state_dict().items():
                 total[name] += trained
         server = {name: value / count for name, value in total.items()}
-    clock, cpu, done = time.monotonic() - begin, time.process_time() - begin_cpu, count * (rounds - warm)
+    clock, cpu, done = (
+        time.monotonic() - begin,
+        time.process_time() - begin_cpu,
+        count * (rounds - warm),
+    )
     model.load_state_dict(server)
     return {
         "device_rounds_per_s": done / clock,
@@ -126,12 +141,19 @@ def pfl(settings: Settings, launched: float) -> Figures:
     marks: list[tuple[float, float]] = []
 
     class Clock(TrainingProcessCallback):  # type: ignore[misc]
-        def after_central_iteration(self, metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
+        def after_central_iteration(
+            self, metrics: Any, model: Any, *, central_iteration: int
+        ) -> tuple[bool, Any]:
             marks.append((time.monotonic(), time.process_time()))
             return False, Metrics()
 
     torch.set_num_threads(1)
-    data, rounds, warm, count = devices(settings["data"]), settings["rounds"], settings["warm"], settings["cohort"]
+    data, rounds, warm, count = (
+        devices(settings["data"]),
+        settings["rounds"],
+        settings["warm"],
+        settings["cohort"],
+    )
     users = FederatedDataset(
         lambda user: Dataset(list(data[user]), user_id=user),
         get_user_sampler("minimize_reuse", list(range(len(data)))),
@@ -142,7 +164,10 @@ def pfl(settings: Settings, launched: float) -> Figures:
         local_num_epochs=1, local_learning_rate=settings["lr"], local_batch_size=settings["batch"]
     )
     parameters = NNAlgorithmParams(
-        central_num_iterations=rounds, evaluation_frequency=10**9, train_cohort_size=count, val_cohort_size=0
+        central_num_iterations=rounds,
+        evaluation_frequency=10**9,
+        train_cohort_size=count,
+        val_cohort_size=0,
     )
     backend = SimulatedBackend(training_data=users, val_data=None)
     FederatedAveraging().run(parameters, backend, model, local, callbacks=[Clock()])
@@ -157,7 +182,8 @@ def pfl(settings: Settings, launched: float) -> Figures:
 
 
 def flower_client(message: Any, context: Any) -> Any:
-    """Train one client in a round. It is not defined inside ``flower``, or it would be sent with each message."""
+    """Train one client in a round. It is not defined inside ``flower``, or it would be sent with
+    each message."""
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
     config, model = message.content["config"], softmax()
@@ -172,8 +198,8 @@ def flower_client(message: Any, context: Any) -> Any:
 
 
 def flower(settings: Settings, launched: float) -> Figures:
-    """Flower's simulation of FedAvg on softmax regression, a Ray actor for each core. CPU and memory: of all its
-    processes."""
+    """Flower's simulation of FedAvg on softmax regression, a Ray actor for each core. CPU and
+    memory: of all its processes."""
     # Neither is to tell its makers of this.
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     from flwr.app import ArrayRecord, ConfigRecord
@@ -182,7 +208,12 @@ def flower(settings: Settings, launched: float) -> Figures:
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    data, rounds, warm, count = devices(settings["data"]), settings["rounds"], settings["warm"], settings["cohort"]
+    data, rounds, warm, count = (
+        devices(settings["data"]),
+        settings["rounds"],
+        settings["warm"],
+        settings["cohort"],
+    )
     cores = len(os.sched_getaffinity(0))
     model = softmax()
     clock: list[float] = []
@@ -206,7 +237,9 @@ def flower(settings: Settings, launched: float) -> Figures:
         )
         config = ConfigRecord({key: settings[key] for key in ("data", "batch", "lr")})
         arrays = ArrayRecord(model.state_dict())
-        result = strategy.start(grid, arrays, num_rounds=rounds, train_config=config, evaluate_fn=mark)
+        result = strategy.start(
+            grid, arrays, num_rounds=rounds, train_config=config, evaluate_fn=mark
+        )
         model.load_state_dict(result.arrays.to_torch_state_dict())
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

@@ -1,7 +1,7 @@
 """A process that pings a coordinator: ``_pings.py URL``. It ends when something is written to it.
 
-It prints a line when it begins, and at the end the seconds until each answer. It never checks in, so it takes a
-new connection every RECONNECT seconds, before the coordinator ends the old one.
+It prints a line when it begins, and at the end the seconds until each answer. It never checks in,
+so it takes a new connection every RECONNECT seconds, before the coordinator ends the old one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def main(url: str) -> None:
     asked_to_end = False
     while not asked_to_end:
         began = time.monotonic()
-        with connect(url, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, open_timeout=60) as connection:
+        with connect(
+            url, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, open_timeout=60
+        ) as connection:
             connected = time.monotonic()
             waits.append(connected - began)  # to connect takes a turn of the loop too
             while not asked_to_end and time.monotonic() < connected + RECONNECT:

@@ -21,8 +21,11 @@ class Usage(NamedTuple):
 
 def usage(pid: int) -> Usage:
     """Return what a running process has used since its start."""
-    # schedstat counts nanoseconds, stat only hundredths of a second; a server's threads live as long as it does.
-    spent = sum(int(file.read_text().split()[0]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    # schedstat counts nanoseconds, stat only hundredths of a second; a server's threads live as
+    # long as it does.
+    spent = sum(
+        int(file.read_text().split()[0]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")
+    )
     status = Path(f"/proc/{pid}/status").read_text()
     # VmHWM, since ru_maxrss begins with the size of the process that forked this one.
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
@@ -39,7 +42,8 @@ def family(pid: int) -> list[int]:
 
 
 def usage_of_all(pid: int) -> dict[int, Usage]:
-    """Return what each process of the ``family`` has used. A process that ends at this moment is left out."""
+    """Return what each process of the ``family`` has used. A process that ends at this moment is
+    left out."""
     found = {}
     for member in family(pid):
         with suppress(OSError, StopIteration):

@@ -1,4 +1,5 @@
-"""Thousands of devices that train nothing, in one thread on raw sockets, at a fraction of the coordinator's cost.
+"""Thousands of devices that train nothing, in one thread on raw sockets, at a fraction of the
+coordinator's cost.
 
 Received contents are thrown away in the kernel, and the frames that are sent were made beforehand.
 """
@@ -51,7 +52,9 @@ def frames(content: bytes, transfer: int, offset: int) -> Iterator[bytes | memor
     view = memoryview(content)
     for start in range(offset, len(content), CHUNK_BYTES):
         payload = view[start : start + CHUNK_BYTES]
-        yield masked_header(BINARY, HEADER.size + len(payload)) + HEADER.pack(CHUNK_KIND, 0, 0, transfer, start)
+        yield masked_header(BINARY, HEADER.size + len(payload)) + HEADER.pack(
+            CHUNK_KIND, 0, 0, transfer, start
+        )
         yield payload
 
 
@@ -76,13 +79,20 @@ class Peer:
 
 
 class Fleet:
-    """Devices on raw sockets. ``counts`` has how many connected, were welcomed, accepted, failed (by cause)."""
+    """Devices on raw sockets. ``counts`` has how many connected, were welcomed, accepted, failed
+    (by cause)."""
 
     def __init__(
-        self, url: str, update: Update, rounds: int = 1, *, credentials: bool = False, ca: Path | None = None
+        self,
+        url: str,
+        update: Update,
+        rounds: int = 1,
+        *,
+        credentials: bool = False,
+        ca: Path | None = None,
     ) -> None:
-        """Take part in the first ``rounds`` rounds; 0: only connect. ``credentials``: show one at each connection.
-        ``ca``: what certifies the coordinator, if it has TLS."""
+        """Take part in the first ``rounds`` rounds; 0: only connect. ``credentials``: show one at
+        each connection. ``ca``: what certifies the coordinator, if it has TLS."""
         parts = urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None
@@ -99,7 +109,8 @@ class Fleet:
         self._tls = None if ca is None else ssl.create_default_context(cafile=str(ca))
 
     def connect(self, count: int, per_source: int = 20_000) -> None:
-        """Begin ``count`` connections at once, at most ``per_source`` from one loopback address (ports run out)."""
+        """Begin ``count`` connections at once, at most ``per_source`` from one loopback address
+        (ports run out)."""
         for number in range(count):
             peer = Peer(f"d{number}", socket.socket(), WRITE)
             peer.socket.setblocking(False)
@@ -113,7 +124,8 @@ class Fleet:
             self._selector.register(peer.socket, WRITE, peer)
 
     def run(self, until: Callable[[], bool], limit: float) -> None:
-        """Go on until ``until()`` is true. Raises TimeoutError after ``limit`` seconds, saying how far it came."""
+        """Go on until ``until()`` is true. Raises TimeoutError after ``limit`` seconds, saying how
+        far it came."""
         end = time.perf_counter() + limit
         look = 0.0
         while not until():
@@ -130,7 +142,8 @@ class Fleet:
                         self._writable(peer)
                     if events & READ and peer in self.peers:
                         self._readable(peer)
-                except (ssl.SSLWantReadError, ssl.SSLWantWriteError):  # of a handshake, or while a record is incomplete
+                except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    # of a handshake, or while a record is incomplete
                     pass
                 except OSError as error:
                     self._fail(peer, error.strerror or str(error))
@@ -189,7 +202,10 @@ class Fleet:
             f"Sec-WebSocket-Protocol: {PROTOCOL_NAME}",
         ]
         if self._credentials:
-            lines += [f"Authorization: Bearer {credential_of(peer.name)}", f"Fleetlearn-Device: {peer.name}"]
+            lines += [
+                f"Authorization: Bearer {credential_of(peer.name)}",
+                f"Fleetlearn-Device: {peer.name}",
+            ]
         return "\r\n".join([*lines, "", ""]).encode()
 
     def _send(self, peer: Peer, message: FromDevice) -> None:
@@ -245,7 +261,9 @@ class Fleet:
             if not found:
                 return
             if not head.startswith(b"HTTP/1.1 101 "):
-                raise ConnectionRefusedError(errno.ECONNREFUSED, head.split(b"\r\n")[0].decode(errors="replace"))
+                raise ConnectionRefusedError(
+                    errno.ECONNREFUSED, head.split(b"\r\n")[0].decode(errors="replace")
+                )
             peer.open, peer.incoming = True, rest
             self._send(peer, CheckIn(PROTOCOL_VERSION, peer.name, EXAMPLES, software="benchmark"))
             data = rest
@@ -271,7 +289,9 @@ class Fleet:
             if opcode == TEXT:
                 self._hear(peer, body)
             elif opcode == CLOSE:
-                raise ConnectionResetError(errno.ECONNRESET, f"closed by the coordinator: {body[2:].decode()}")
+                raise ConnectionResetError(
+                    errno.ECONNRESET, f"closed by the coordinator: {body[2:].decode()}"
+                )
 
     def _bulk_done(self, peer: Peer) -> None:
         if not peer.fetched:

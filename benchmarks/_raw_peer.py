@@ -1,4 +1,5 @@
-"""A WebSocket client without a WebSocket library: it can send what a library would not, also half a frame.
+"""A WebSocket client without a WebSocket library: it can send what a library would not, also half a
+frame.
 
 It imports no other benchmark, so that tests use it too.
 """
@@ -27,8 +28,8 @@ CONTINUATION, TEXT, BINARY, CLOSE, PING = 0, 1, 2, 8, 9
 
 
 def masked_header(opcode: int, size: int, *, fin: bool = True) -> bytes:
-    """Return the header of a client's frame of ``size`` bytes. Its mask is 0: masking changes no byte and costs
-    nothing."""
+    """Return the header of a client's frame of ``size`` bytes. Its mask is 0: masking changes no
+    byte and costs nothing."""
     length = (
         bytes([0x80 | size])
         if size < 126
@@ -50,7 +51,8 @@ def text(message: FromDevice) -> bytes:
 
 
 class RawPeer:
-    """A WebSocket connection on which any bytes can be sent. What arrives stays in the buffers until it is read."""
+    """A WebSocket connection on which any bytes can be sent. What arrives stays in the buffers
+    until it is read."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -59,7 +61,8 @@ class RawPeer:
 
     @classmethod
     async def connect(cls, address: str, **headers: str) -> Self:
-        """Connect and do the handshake. Raises OSError; ConnectionError if the handshake is refused."""
+        """Connect and do the handshake. Raises OSError; ConnectionError if the handshake is
+        refused."""
         peer = cls(*await open_stream(address))
         try:
             status = await peer.handshake(address, **headers)
@@ -94,7 +97,8 @@ class RawPeer:
         await self.writer.drain()
 
     async def receive(self) -> tuple[int, bytes]:
-        """Return the next frame: its opcode and payload. Raises asyncio.IncompleteReadError, ConnectionError."""
+        """Return the next frame: its opcode and payload. Raises asyncio.IncompleteReadError,
+        ConnectionError."""
         first, size = await self.reader.readexactly(2)
         if size > 125:
             size = int.from_bytes(await self.reader.readexactly(2 if size == 126 else 8), "big")
@@ -108,7 +112,9 @@ class RawPeer:
                 return decode_from_coordinator(payload.decode())
 
     async def check_in(self, device: str = "") -> None:
-        await self.send(text(CheckIn(PROTOCOL_VERSION, device or f"attacker-{random.randrange(2**40)}", 1)))
+        await self.send(
+            text(CheckIn(PROTOCOL_VERSION, device or f"attacker-{random.randrange(2**40)}", 1))
+        )
         await self.hear()
 
     async def swallow(self) -> None:
@@ -120,7 +126,10 @@ class RawPeer:
         self.writer.transport.abort()
 
 
-async def open_stream(address: str, source: str | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Open a TCP connection to a ws:// URL. ``source``: the address that it comes from; None: any."""
+async def open_stream(
+    address: str, source: str | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a TCP connection to a ws:// URL. ``source``: the address that it comes from; None:
+    any."""
     parts, local = urlsplit(address), None if source is None else (source, 0)
     return await asyncio.open_connection(parts.hostname, parts.port, local_addr=local)

@@ -1,7 +1,8 @@
-"""The floor that rounds.py compares with: ``websockets`` and numpy alone, nothing checked and nothing kept.
+"""The floor that rounds.py compares with: ``websockets`` and numpy alone, nothing checked and
+nothing kept.
 
-The server sends the model to everybody as one message, takes one message from each, adds them up by weight, and goes
-on with the mean: no protocol, no hash, no disk, no selection.
+The server sends the model to everybody as one message, takes one message from each, adds them up by
+weight, and goes on with the mean: no protocol, no hash, no disk, no selection.
 """
 
 from __future__ import annotations
@@ -27,20 +28,29 @@ async def run_server(devices: int, size: int, rounds: int) -> None:
             everybody.set()
         await forever.wait()
 
-    async with serve(keep, "127.0.0.1", 0, compression=None, max_size=None, ping_interval=None) as server:
-        print(f"listening on ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}", flush=True)
+    async with serve(
+        keep, "127.0.0.1", 0, compression=None, max_size=None, ping_interval=None
+    ) as server:
+        print(
+            f"listening on ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}", flush=True
+        )
         await everybody.wait()
         model, product = np.zeros((2, size), np.float32)
         for _ in range(rounds):
             total = np.zeros(size, np.float32)
             content = model.tobytes()
-            await asyncio.gather(*(turn(connection, content, total, product) for connection in connections))
+            await asyncio.gather(
+                *(turn(connection, content, total, product) for connection in connections)
+            )
             model += total / np.float32(devices)
         await forever.wait()
 
 
 async def turn(
-    connection: ServerConnection, content: bytes, total: NDArray[np.float32], product: NDArray[np.float32]
+    connection: ServerConnection,
+    content: bytes,
+    total: NDArray[np.float32],
+    product: NDArray[np.float32],
 ) -> None:
     """Do one device's part in one round."""
     await connection.send(content)
@@ -51,7 +61,8 @@ async def turn(
 
 
 async def take_part(url: str, content: bytes, rounds: int, received: Callable[[int], None]) -> None:
-    """Be one device. ``received`` is told the number, from 1, of each round whose model has come."""
+    """Be one device. ``received`` is told the number, from 1, of each round whose model has
+    come."""
     async with connect(url, compression=None, max_size=None, ping_interval=None) as connection:
         for round in range(1, rounds + 1):
             await connection.recv()

@@ -1,7 +1,8 @@
-"""Runs one attack in a process of its own, until the process is ended: ``_run_attack.py MODULE NAME ADDRESS SOURCES``.
+"""Runs one attack in a process of its own, until the process is ended:
+``_run_attack.py MODULE NAME ADDRESS SOURCES``.
 
-The attackers come from SOURCES addresses of this machine, 127.0.1.1 and the next ones (Linux only). Honest devices
-come from 127.0.0.1.
+The attackers come from SOURCES addresses of this machine, 127.0.1.1 and the next ones (Linux only).
+Honest devices come from 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import sys
 from typing import Any
 
 BIND_ADDRESS_NO_PORT = 24
-"""Linux's IP_BIND_ADDRESS_NO_PORT: the port is chosen when it is known to whom the socket connects."""
+"""Linux's IP_BIND_ADDRESS_NO_PORT: the port is chosen when it is known to whom the socket
+connects."""
 
 
 class AttackersLoop(asyncio.SelectorEventLoop):

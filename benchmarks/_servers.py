@@ -1,4 +1,5 @@
-"""Servers to measure: real coordinators on bundles without graphs, and the simplest servers to compare them with."""
+"""Servers to measure: real coordinators on bundles without graphs, and the simplest servers to
+compare them with."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ main()
 
 
 def write_placeholder_bundle(folder: Path, size: int) -> Path:
-    """A bundle of ``size`` parameters whose graphs are empty files: enough for a coordinator, which never runs them."""
+    """A bundle of ``size`` parameters whose graphs are empty files: enough for a coordinator, which
+    never runs them."""
     vector = np.random.default_rng(0).standard_normal(size, np.float32) * np.float32(0.05)
     contents = {TRAIN: b"", EVAL: b"", INFER: b"", PARAMETERS: save({"w": vector})}
     manifest = Manifest(
@@ -92,13 +94,17 @@ def write_placeholder_bundle(folder: Path, size: int) -> Path:
 
 @contextmanager
 def server_process(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command; end it with SIGTERM, or kill it if it does not go. Its output is shown when something fails."""
+    """Run a command; end it with SIGTERM, or kill it if it does not go. Its output is shown when
+    something fails."""
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
         yield process
     except BaseException:
-        print(f"--- the end of {log.name}:\n" + log.read_text(errors="replace")[-3000:], file=sys.stderr)
+        print(
+            f"--- the end of {log.name}:\n" + log.read_text(errors="replace")[-3000:],
+            file=sys.stderr,
+        )
         raise
     finally:
         process.terminate()
@@ -121,16 +127,24 @@ class Server(NamedTuple):
 
 
 def credential_of(device: str) -> str:
-    """Return the credential of a device of a benchmark: its name, as long as a credential must be."""
+    """Return the credential of a device of a benchmark: its name, as long as a credential must
+    be."""
     return device.rjust(43, "-")
 
 
 def enrol(folder: Path, count: int) -> None:
-    """Enrol the devices d0, d1 and so on in a folder of identities, without a transaction for each."""
-    with closing(Identities(folder)) as identities, closing(sqlite3.connect(identities.path)) as database, database:
+    """Enrol the devices d0, d1 and so on in a folder of identities, without a transaction for
+    each."""
+    with (
+        closing(Identities(folder)) as identities,
+        closing(sqlite3.connect(identities.path)) as database,
+        database,
+    ):
         names = [f"d{number}" for number in range(count)]
         rows = [(name, hash_of(credential_of(name)), "", 0.0) for name in names]
-        database.executemany("INSERT INTO devices(device, hash, tags, enrolled) VALUES(?, ?, ?, ?)", rows)
+        database.executemany(
+            "INSERT INTO devices(device, hash, tags, enrolled) VALUES(?, ?, ?, ?)", rows
+        )
 
 
 @contextmanager
@@ -151,13 +165,14 @@ def coordinator(
     tls: bool = False,
     **service: Any,
 ) -> Iterator[Server]:
-    """A real ``fleetlearn-coordinator serve`` on a bundle of ``size`` parameters: its rounds wait for a report of each
-    of the ``devices``, asynchronous ones for as many reports.
+    """A real ``fleetlearn-coordinator serve`` on a bundle of ``size`` parameters: its rounds wait
+    for a report of each of the ``devices``, asynchronous ones for as many reports.
 
-    It stays after the last round, so that its peak can be read. ``encoding``: of the updates. ``held``: updates after
-    which the sum is saved. ``minimum``: reports that a round needs at its ``deadline``, if not of all devices.
-    ``late``: as in the plan, of synchronous rounds. ``enrolled``: the devices d0, d1 and so on, which connect with
-    ``credential_of`` them; 0: whoever comes.
+    It stays after the last round, so that its peak can be read. ``encoding``: of the updates.
+    ``held``: updates after which the sum is saved. ``minimum``: reports that a round needs at its
+    ``deadline``, if not of all devices. ``late``: as in the plan, of synchronous rounds.
+    ``enrolled``: the devices d0, d1 and so on, which connect with ``credential_of`` them; 0:
+    whoever comes.
     ``service``: settings of its process, as TOML.
     """
     with scratch() as folder:
@@ -166,8 +181,16 @@ def coordinator(
         participation = (ASYNCHRONOUS if asynchronous else SYNCHRONOUS).format(
             devices=devices, over_selection=over_selection, deadline=deadline, late=late
         )
-        values_of_plan = {"devices": devices, "rounds": rounds, "durable": durable, "deadline": deadline}
-        values_of_plan |= {"minimum": devices if minimum is None else minimum, "participation": participation}
+        values_of_plan = {
+            "devices": devices,
+            "rounds": rounds,
+            "durable": durable,
+            "deadline": deadline,
+        }
+        values_of_plan |= {
+            "minimum": devices if minimum is None else minimum,
+            "participation": participation,
+        }
         plan.write_text(PLAN.format(**values_of_plan, encoding=encoding))
         values = {"port": 0, "heartbeat": 60.0, **service}
         lines = [f"{key} = {value}" for key, value in values.items()]
@@ -189,20 +212,24 @@ def coordinator(
 
 
 def wait_for(pattern: str, process: subprocess.Popen[bytes], log: Path) -> str:
-    """The first group of ``pattern`` in what a process that is starting has written. Raises RuntimeError."""
+    """The first group of ``pattern`` in what a process that is starting has written. Raises
+    RuntimeError."""
     until = time.monotonic() + START_LIMIT
     while time.monotonic() < until:
         if (found := re.search(pattern, log.read_text(errors="replace"))) is not None:
             return found.group(1)
         if process.poll() is not None:
-            raise RuntimeError(f"it ended with status {process.returncode} before it listened: {process.args!r}")
+            raise RuntimeError(
+                f"it ended with status {process.returncode} before it listened: {process.args!r}"
+            )
         time.sleep(0.02)
     raise RuntimeError(f"it did not listen within {START_LIMIT:.0f} s: {process.args!r}")
 
 
 @contextmanager
 def floor(file: str, *arguments: int) -> Iterator[Server]:
-    """A server of this folder to compare with, run as ``file arguments``; it prints where it listens."""
+    """A server of this folder to compare with, run as ``file arguments``; it prints where it
+    listens."""
     with scratch() as folder:
         log = folder / "floor.log"
         command = [sys.executable, str(Path(__file__).with_name(file)), *map(str, arguments)]

@@ -1,4 +1,5 @@
-"""Devices that come and go: they enrol, train nothing, send updates, vanish, are slow, and are revoked."""
+"""Devices that come and go: they enrol, train nothing, send updates, vanish, are slow, and are
+revoked."""
 
 from __future__ import annotations
 
@@ -42,14 +43,21 @@ TASKS = 4
 PAUSE = 4.0
 """Seconds between a device's connections, at most."""
 SLOW = 4.0
-"""Times the heartbeat that a slow device takes for an upload, at most: some of their tasks end without them."""
+"""Times the heartbeat that a slow device takes for an upload, at most: some of their tasks end
+without them."""
 
 
 class Comings:
     """The devices of one coordinator. ``counts`` has what they did."""
 
     def __init__(
-        self, url: str, identities: Path, update: Update, heartbeat: float, seed: int, ca: Path | None = None
+        self,
+        url: str,
+        identities: Path,
+        update: Update,
+        heartbeat: float,
+        seed: int,
+        ca: Path | None = None,
     ) -> None:
         """``ca``: what certifies the coordinator, if it has TLS."""
         self.url, self.update, self.heartbeat = url, update, heartbeat
@@ -104,7 +112,11 @@ class Comings:
     async def _converse(self, connection: ClientConnection, device: str, fate: str) -> None:
         """Do tasks until the device leaves or its fate comes."""
         await connection.send(
-            encode(CheckIn(PROTOCOL_VERSION, device, EXAMPLES, software="benchmark", encodings=FAMILIES))
+            encode(
+                CheckIn(
+                    PROTOCOL_VERSION, device, EXAMPLES, software="benchmark", encodings=FAMILIES
+                )
+            )
         )
         task: Task | None = None
         left = self._draws.randint(1, TASKS)
@@ -112,7 +124,8 @@ class Comings:
         to_come = heard = 0
         while left:
             try:
-                async with asyncio.timeout(self.heartbeat):  # wait_for of Python 3.11 can lose a cancellation
+                # wait_for of Python 3.11 can lose a cancellation
+                async with asyncio.timeout(self.heartbeat):
                     message = await connection.recv()
             except TimeoutError:
                 await connection.send(encode(Heartbeat()))
@@ -122,7 +135,8 @@ class Comings:
                 self.counts["vanished"] += 1
                 connection.transport.abort()
                 return
-            if heard == ends_after and self._identities.revoke(device, time.time()):  # goes on until it is cut off
+            # goes on until it is cut off
+            if heard == ends_after and self._identities.revoke(device, time.time()):
                 self.counts["revocations"] += 1
             if isinstance(message, bytes):
                 to_come -= len(unpack_chunk(message).payload)
@@ -150,7 +164,9 @@ class Comings:
                 case _:
                     pass
 
-    async def _upload(self, connection: ClientConnection, transfer: int, offset: int, fate: str) -> None:
+    async def _upload(
+        self, connection: ClientConnection, transfer: int, offset: int, fate: str
+    ) -> None:
         wait = self._draws.uniform(0, SLOW * self.heartbeat) if fate == "slow" else 0.0
         chunks = [*pack_chunks(transfer, self.update.content, offset)]
         for chunk in chunks:

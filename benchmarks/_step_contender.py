@@ -4,8 +4,8 @@
     _step_contender.py onnx|ort-training BUNDLE BATCHES.npz STEPS LR THREADS [PROVIDER]
     _step_contender.py mnn LAYERS.npz BATCHES.npz STEPS LR THREADS
 
-``PROVIDER``: cpu, or cuda for a GPU. Each step ends with its loss on the host, so a GPU has done its work by then.
-It begins with what the measurement of imports must not include.
+``PROVIDER``: cpu, or cuda for a GPU. Each step ends with its loss on the host, so a GPU has done
+its work by then. It begins with what the measurement of imports must not include.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 WARM = 10
-"""Steps before those that count. The loss of the last is compared: later, rounding drives any two apart."""
+"""Steps before those that count. The loss of the last is compared: later, rounding drives any two
+apart."""
 LONGEST = 30.0
 """Seconds after which no further step begins."""
 
@@ -33,12 +34,15 @@ def cost(name: str) -> Iterator[None]:
     """Seconds of CPU and of the clock that a part takes."""
     cpu, clock = time.process_time(), time.perf_counter()
     yield
-    costs[f"{name}_cpu"], costs[f"{name}_clock"] = time.process_time() - cpu, time.perf_counter() - clock
+    costs[f"{name}_cpu"], costs[f"{name}_clock"] = (
+        time.process_time() - cpu,
+        time.perf_counter() - clock,
+    )
 
 
 def pytorch(kind: str, name: str, lr: float, threads: int, provider: str) -> tuple[Step, str]:
-    """The usual loop: zero_grad, backward, step. ``compile``: model and loss, forward and backward, are compiled. On a
-    GPU in float32, as the bundle."""
+    """The usual loop: zero_grad, backward, step. ``compile``: model and loss, forward and backward,
+    are compiled. On a GPU in float32, as the bundle."""
     with cost("import"):
         import _models
         import torch
@@ -96,7 +100,9 @@ def main() -> None:
             done += 1
     status = Path("/proc/self/status").read_text()
     peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
-    print(json.dumps({**costs, "steps": done, "peak_rss_mib": peak, "loss": loss, "version": version}))
+    print(
+        json.dumps({**costs, "steps": done, "peak_rss_mib": peak, "loss": loss, "version": version})
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Steps of MNN and of ExecuTorch for _step_contender.py, in an environment that has them.
 
-They need nothing of this project but the models. What they cannot train is said in benchmarks/README.md.
+They need nothing of this project but the models. What they cannot train is said in
+benchmarks/README.md.
 """
 
 # MNN and ExecuTorch have no types.
@@ -23,8 +24,8 @@ Cost = Callable[[str], Any]
 def mnn(file: str, lr: float, threads: int, cost: Cost) -> tuple[Step, str]:
     """Return a step of SGD on a chain of layers, which ``_models.write_layers`` wrote.
 
-    The model is built of MNN's own layers: where its converter makes it from ONNX, layers before a Flatten have no
-    gradient, and that is not said.
+    The model is built of MNN's own layers: where its converter makes it from ONNX, layers before a
+    Flatten have no gradient, and that is not said.
     """
     with cost("import"):
         import MNN
@@ -80,7 +81,8 @@ def mnn(file: str, lr: float, threads: int, cost: Cost) -> tuple[Step, str]:
     def step(x: Any, y: Any) -> float:
         nonlocal measured
         x, y = np.ascontiguousarray(x), y.astype(np.int32)
-        # A loss that was read has no gradient, and after the step it is the new weights'. So it is computed apart.
+        # A loss that was read has no gradient, and after the step it is the new weights'. So it is
+        # computed apart.
         value = float(loss_of(x, y).read()) if measured > 0 else 0.0
         measured -= 1
         if not optimizer.step(loss_of(x, y)):
@@ -91,7 +93,8 @@ def mnn(file: str, lr: float, threads: int, cost: Cost) -> tuple[Step, str]:
 
 
 def executorch(name: str, lr: float, threads: int, cost: Cost) -> tuple[Step, str]:
-    """Return a step of SGD on the joint graph of the loss and its gradients, with the kernels of the wheel."""
+    """Return a step of SGD on the joint graph of the loss and its gradients, with the kernels of
+    the wheel."""
     with cost("import"):
         from importlib.metadata import version
 
@@ -115,7 +118,9 @@ def executorch(name: str, lr: float, threads: int, cost: Cost) -> tuple[Step, st
 
     with cost("load"):
         case = _models.make(name)
-        joint = _export_forward_backward(export(Objective(case), case.batch(_models.BATCH), strict=True))
+        joint = _export_forward_backward(
+            export(Objective(case), case.batch(_models.BATCH), strict=True)
+        )
         content = to_edge(joint).to_executorch().buffer  # the program reads it as long as it lives
         program, optimizer = _load_for_executorch_for_training_from_buffer(content), None
 

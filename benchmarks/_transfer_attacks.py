@@ -1,8 +1,10 @@
-"""Attacks on the places of transfers, by peers that take places and hardly use them. Each runs until ``stop`` is set.
+"""Attacks on the places of transfers, by peers that take places and hardly use them. Each runs
+until ``stop`` is set.
 
-Otherwise an attacker keeps to the protocol: it sends heartbeats, takes the tasks that it is given, and connects again
-when it is cut off. ``address`` is the coordinator's ws:// URL. The round's cohort must have room for the attackers
-beside the honest devices (over_selection = 15 for six), or the attackers also take their tasks.
+Otherwise an attacker keeps to the protocol: it sends heartbeats, takes the tasks that it is given,
+and connects again when it is cut off. ``address`` is the coordinator's ws:// URL. The round's
+cohort must have room for the attackers beside the honest devices (over_selection = 15 for six), or
+the attackers also take their tasks.
 """
 
 from __future__ import annotations
@@ -48,10 +50,16 @@ BEAT = 5.0
 
 
 async def crawling_uploads(
-    address: str, stop: asyncio.Event, *, count: int = 16, every: float = 10.0, size: int = 4, new_names: bool = False
+    address: str,
+    stop: asyncio.Event,
+    *,
+    count: int = 16,
+    every: float = 10.0,
+    size: int = 4,
+    new_names: bool = False,
 ) -> None:
-    """Report at once, take the grant, and send ``size`` bytes of it each ``every`` seconds. ``new_names``: each round
-    comes another connection with another name."""
+    """Report at once, take the grant, and send ``size`` bytes of it each ``every`` seconds.
+    ``new_names``: each round comes another connection with another name."""
 
     async def crawl(number: int) -> None:
         name = f"crawler-{secrets.token_hex(4)}" if new_names else f"crawler-{number}"
@@ -73,7 +81,9 @@ async def crawling_uploads(
                         case Grant(transfer=transfer, offset=offset):
                             if sending is not None:
                                 sending.cancel()
-                            sending = asyncio.create_task(_crawl(connection, transfer, offset, every, size))
+                            sending = asyncio.create_task(
+                                _crawl(connection, transfer, offset, every, size)
+                            )
             finally:
                 if sending is not None:
                     sending.cancel()
@@ -81,7 +91,9 @@ async def crawling_uploads(
     await _many(crawl, count, stop)
 
 
-async def silent_uploads(address: str, stop: asyncio.Event, *, count: int = 16, new_names: bool = False) -> None:
+async def silent_uploads(
+    address: str, stop: asyncio.Event, *, count: int = 16, new_names: bool = False
+) -> None:
     """Report at once, take the grant, and send nothing."""
     await crawling_uploads(address, stop, count=count, every=1e6, size=0, new_names=new_names)
 
@@ -89,8 +101,9 @@ async def silent_uploads(address: str, stop: asyncio.Event, *, count: int = 16, 
 async def slow_readers(
     address: str, stop: asyncio.Event, *, count: int = 64, rate: float = 1024.0, lease: bool = False
 ) -> None:
-    """Fetch the bundle's largest file again and again, and read ``rate`` bytes a second. Without ``lease`` each gives
-    its task back before it fetches, and gets no other; the others keep theirs."""
+    """Fetch the bundle's largest file again and again, and read ``rate`` bytes a second. Without
+    ``lease`` each gives its task back before it fetches, and gets no other; the others keep
+    theirs."""
     sha256 = await _largest_file(address)
 
     async def read(number: int) -> None:
@@ -140,7 +153,9 @@ ATTACKS: tuple[Callable[[str, asyncio.Event], Coroutine[Any, Any, None]], ...] =
 )
 
 
-async def _many(attack: Callable[[int], Coroutine[Any, Any, None]], count: int, stop: asyncio.Event) -> None:
+async def _many(
+    attack: Callable[[int], Coroutine[Any, Any, None]], count: int, stop: asyncio.Event
+) -> None:
     """Run ``count`` attackers, each again and again, until ``stop`` is set."""
 
     async def again(number: int) -> None:
@@ -159,7 +174,11 @@ async def _many(attack: Callable[[int], Coroutine[Any, Any, None]], count: int, 
 @asynccontextmanager
 async def _checked_in(address: str, name: str) -> AsyncIterator[ClientConnection]:
     async with connect(
-        address, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=1 << 20, close_timeout=0.1
+        address,
+        subprotocols=[Subprotocol(PROTOCOL_NAME)],
+        compression=None,
+        max_size=1 << 20,
+        close_timeout=0.1,
     ) as connection:
         await _send(connection, CheckIn(PROTOCOL_VERSION, name, 1))
         beating = asyncio.create_task(_beat(connection))
@@ -186,7 +205,9 @@ async def _send(connection: ClientConnection, message: FromDevice) -> None:
     await connection.send(encode(message))
 
 
-async def _crawl(connection: ClientConnection, transfer: int, offset: int, every: float, size: int) -> None:
+async def _crawl(
+    connection: ClientConnection, transfer: int, offset: int, every: float, size: int
+) -> None:
     with suppress(WebSocketException):
         while size:
             await connection.send(pack_chunk(transfer, offset, bytes(size)))
@@ -200,7 +221,8 @@ def _report(task: Task) -> Report:
 
 
 async def _largest_file(address: str) -> str:
-    """Return the SHA-256 of the bundle's largest file. A device takes part until it has the manifest, which says."""
+    """Return the SHA-256 of the bundle's largest file. A device takes part until it has the
+    manifest, which says."""
     async with _checked_in(address, "scout") as connection:
         manifest, size = bytearray(), -1
         async for message in connection:
@@ -220,7 +242,8 @@ async def _largest_file(address: str) -> str:
 
 
 class _SlowReader:
-    """A WebSocket on a bare socket, whose kernel buffer is small: what it does not read stays with the coordinator."""
+    """A WebSocket on a bare socket, whose kernel buffer is small: what it does not read stays with
+    the coordinator."""
 
     def __init__(self, address: str) -> None:
         parts = urlsplit(address)
@@ -237,9 +260,9 @@ class _SlowReader:
         await self._loop.sock_connect(self._socket, self._at)
         host, port = self._at
         request = (
-            f"GET / HTTP/1.1\r\nHost: {host}:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            f"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
-            f"Sec-WebSocket-Protocol: {PROTOCOL_NAME}\r\n\r\n"
+            f"GET / HTTP/1.1\r\nHost: {host}:{port}\r\nUpgrade: websocket\r\nConnection: "
+            "Upgrade\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: "
+            f"13\r\nSec-WebSocket-Protocol: {PROTOCOL_NAME}\r\n\r\n"
         )
         await self._loop.sock_sendall(self._socket, request.encode())
         while b"\r\n\r\n" not in self._received:

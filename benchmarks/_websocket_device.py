@@ -1,7 +1,8 @@
-"""A device that trains nothing: it takes the round's model and sends an update that was made beforehand.
+"""A device that trains nothing: it takes the round's model and sends an update that was made
+beforehand.
 
-It is written as an application would write it, on ``websockets`` and the protocol package. _raw_devices.py has
-thousands of such devices at a fraction of the cost.
+It is written as an application would write it, on ``websockets`` and the protocol package.
+_raw_devices.py has thousands of such devices at a fraction of the cost.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ async def take_part(
     opened: Callable[[int], None] = lambda round: None,
     **headers: str,
 ) -> None:
-    """Be ``device`` until the coordinator says that training is finished. ``opened`` hears of each round's first task.
-    ``headers``: of the handshake, such as a credential.
+    """Be ``device`` until the coordinator says that training is finished. ``opened`` hears of each
+    round's first task. ``headers``: of the handshake, such as a credential.
 
     Raises RuntimeError where the coordinator refuses something or sends the wrong bytes.
     """
@@ -104,7 +105,9 @@ async def take_part(
         max_size=1 << 20,
         additional_headers=headers,
     ) as connection:
-        check_in = CheckIn(PROTOCOL_VERSION, device, EXAMPLES, software="benchmark", encodings=FAMILIES)
+        check_in = CheckIn(
+            PROTOCOL_VERSION, device, EXAMPLES, software="benchmark", encodings=FAMILIES
+        )
         await connection.send(encode(check_in))
         task: Task | None = None
         async for message in connection:
@@ -123,9 +126,13 @@ async def take_part(
                     await connection.send(encode(report(task, update)))
                 case Grant(name, transfer, offset):
                     assert task is not None
-                    most = CHUNK_BYTES - CHUNK_BYTES % find_encoding(update.part.encoding).block_bytes
+                    most = (
+                        CHUNK_BYTES - CHUNK_BYTES % find_encoding(update.part.encoding).block_bytes
+                    )
                     for start in range(offset, len(update.content), most):
-                        await connection.send(pack_chunk(transfer, start, update.content[start : start + most]))
+                        await connection.send(
+                            pack_chunk(transfer, start, update.content[start : start + most])
+                        )
                     await connection.send(encode(Uploaded(name)))
                     log[task.round].last_uploaded = time.perf_counter()
                 case Accepted():
@@ -134,14 +141,16 @@ async def take_part(
                     log[task.round].accepted += 1
                 case ComeBack():
                     return
-                case Welcome() | Waiting():  # all of its update is on its way by the time that it reads this
+                # all of its update is on its way by the time that it reads this
+                case Welcome() | Waiting():
                     pass
                 case other:
                     raise RuntimeError(f"{device}: the coordinator sent {other}")
 
 
 async def _receive(connection: ClientConnection, transfer: int, size: int) -> bytearray | None:
-    """Return what comes. None: training is finished meanwhile, as it may be in asynchronous rounds."""
+    """Return what comes. None: training is finished meanwhile, as it may be in asynchronous
+    rounds."""
     content = bytearray(size)
     received = 0
     while received < size:

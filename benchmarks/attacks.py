@@ -1,11 +1,14 @@
-"""Attacks on a coordinator beside six honest devices: rounds a second without and with each, in turns.
+"""Attacks on a coordinator beside six honest devices: rounds a second without and with each, in
+turns.
 
-The coordinator, the honest devices and the attackers are one process each, on this machine. The attackers come from an
-address of their own (``--addresses``: from several), which has the usual limits; the honest devices' address has none.
-With few cores the attackers' own work slows the others down too. ``--nice 19`` gives the attackers only the CPU that
-nobody else uses, and the table says how much that was; nothing else bounds them. On a busy machine the coordinator's
-CPU for each round of the honest devices, which includes its work for the attackers, says more than the clock, and so
-does what of its CPU the attack takes in a second: all that is not the usual CPU of the rounds.
+The coordinator, the honest devices and the attackers are one process each, on this machine. The
+attackers come from an address of their own (``--addresses``: from several), which has the usual
+limits; the honest devices' address has none. With few cores the attackers' own work slows the
+others down too. ``--nice 19`` gives the attackers only the CPU that nobody else uses, and the table
+says how much that was; nothing else bounds them. On a busy machine the coordinator's CPU for each
+round of the honest devices, which includes its work for the attackers, says more than the clock,
+and so does what of its CPU the attack takes in a second: all that is not the usual CPU of the
+rounds.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ class Attack(NamedTuple):
     module: str
     """The module in this folder that defines it."""
     over_selection: float = 8.0
-    """Tasks for each report that the round needs: enough that attackers with tasks keep no honest device out of it."""
+    """Tasks for each report that the round needs: enough that attackers with tasks keep no honest
+    device out of it."""
     warm_up: float = 1.0
     """Seconds of the attack that are not measured."""
     identities: bool = False
@@ -57,8 +61,8 @@ ATTACKS = {
     "half_open": Attack("_connection_attacks", 60.0),
     "stolen_names": Attack("_connection_attacks", identities=True),
 }
-"""Name -> attack. The ghosts of _ghost_attacks.py are not among them: the coordinator needs some rounds to find them,
-so tests/coordinator/service/test_server_ghosts.py shows what they do."""
+"""Name -> attack. The ghosts of _ghost_attacks.py are not among them: the coordinator needs some
+rounds to find them, so tests/coordinator/service/test_server_ghosts.py shows what they do."""
 
 
 class Rounds:
@@ -74,13 +78,17 @@ class Rounds:
             self.began.append(time.perf_counter())
 
 
-async def beside(server: _servers.Server, name: str, chosen: argparse.Namespace) -> dict[str, float]:
-    """Rounds a second without and with the attack, in turns, and what it cost the coordinator. An honest device that is
-    refused something, sent away or cut off is an error."""
+async def beside(
+    server: _servers.Server, name: str, chosen: argparse.Namespace
+) -> dict[str, float]:
+    """Rounds a second without and with the attack, in turns, and what it cost the coordinator. An
+    honest device that is refused something, sent away or cut off is an error."""
     attack, rounds = ATTACKS[name], Rounds()
     update, log = _websocket_device.make_update(chosen.size), _websocket_device.Log()
     tasks = [
-        asyncio.ensure_future(_websocket_device.take_part(server.url, device, update, log, rounds, **headers))
+        asyncio.ensure_future(
+            _websocket_device.take_part(server.url, device, update, log, rounds, **headers)
+        )
         for device, headers in honest_devices(server, attack).items()
     ]
     quiet, beset = Part(), Part()
@@ -108,7 +116,9 @@ async def beside(server: _servers.Server, name: str, chosen: argparse.Namespace)
             "attacker_cpu": beset.attackers_cpu / beset.seconds,
             "idle_rss_mib": idle,
             "peak_rss_mib": measure.usage(server.pid).peak_rss,
-            "log_kib_per_second": server.log.stat().st_size / 1024 / (quiet.seconds + beset.seconds),
+            "log_kib_per_second": server.log.stat().st_size
+            / 1024
+            / (quiet.seconds + beset.seconds),
         }
     finally:
         for task in tasks:
@@ -128,7 +138,11 @@ class Part:
 
 
 async def measured(
-    part: Part, rounds: Rounds, server: _servers.Server, tasks: Sequence[asyncio.Future[None]], seconds: float
+    part: Part,
+    rounds: Rounds,
+    server: _servers.Server,
+    tasks: Sequence[asyncio.Future[None]],
+    seconds: float,
 ) -> None:
     """Let the honest devices go on for some seconds."""
     begin, used, had = time.perf_counter(), measure.usage(server.pid).cpu, len(rounds.began)
@@ -139,9 +153,18 @@ async def measured(
 
 
 @contextmanager
-def attackers(server: _servers.Server, name: str, chosen: argparse.Namespace) -> Iterator[subprocess.Popen[bytes]]:
+def attackers(
+    server: _servers.Server, name: str, chosen: argparse.Namespace
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run the attackers."""
-    command = [sys.executable, str(RUN_ATTACK), ATTACKS[name].module, name, server.url, str(chosen.addresses)]
+    command = [
+        sys.executable,
+        str(RUN_ATTACK),
+        ATTACKS[name].module,
+        name,
+        server.url,
+        str(chosen.addresses),
+    ]
     process = subprocess.Popen(command)
     try:
         os.setpriority(os.PRIO_PROCESS, process.pid, chosen.nice)
@@ -178,13 +201,25 @@ async def _alive(tasks: Sequence[asyncio.Future[None]], seconds: float) -> None:
 
 def main() -> None:
     options = measure.parser(__doc__)
-    options.add_argument("--attacks", nargs="+", choices=list(ATTACKS), default=list(ATTACKS), metavar="NAME")
-    options.add_argument("--size", type=int, default=250_000, help="parameters of the model, float32")
-    options.add_argument("--seconds", type=float, default=5.0, help="of each turn, before and during")
+    options.add_argument(
+        "--attacks", nargs="+", choices=list(ATTACKS), default=list(ATTACKS), metavar="NAME"
+    )
+    options.add_argument(
+        "--size", type=int, default=250_000, help="parameters of the model, float32"
+    )
+    options.add_argument(
+        "--seconds", type=float, default=5.0, help="of each turn, before and during"
+    )
     options.add_argument("--turns", type=int, default=1, help="without and with the attack")
     options.add_argument("--repeats", type=int, default=1)
     options.add_argument("--nice", type=int, default=0, choices=range(20), help="of the attackers")
-    options.add_argument("--addresses", type=int, default=1, choices=range(1, 255), help="that the attackers come from")
+    options.add_argument(
+        "--addresses",
+        type=int,
+        default=1,
+        choices=range(1, 255),
+        help="that the attackers come from",
+    )
     chosen = options.parse_args()
     results: dict[str, Any] = {}
     for name in chosen.attacks:
@@ -202,7 +237,9 @@ def main() -> None:
             ) as server:
                 runs.append(asyncio.run(beside(server, name, chosen)))
             print(".", end="", flush=True, file=sys.stderr)
-        results[name] = {key: measure.middle([row[key] for row in runs]) for key in runs[0]} | {"runs": runs}
+        results[name] = {key: measure.middle([row[key] for row in runs]) for key in runs[0]} | {
+            "runs": runs
+        }
     print(file=sys.stderr)
     columns = {
         "before": "rounds/s before",

@@ -4,8 +4,8 @@ round: 1,000 devices take a model of 4 MiB and send an update of 4 MiB in one ro
 storm: 10,000 devices connect at the same instant; each is checked in when its `welcome` is there.
 idle: many devices stay connected and have no task.
 
-Interleaved with it runs the floor (_connections_floor.py): the same messages and bytes, with nothing behind them, and
-always without TLS and credentials.
+Interleaved with it runs the floor (_connections_floor.py): the same messages and bytes, with
+nothing behind them, and always without TLS and credentials.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ IDLE_SECONDS = 10.0
 def whole_round(
     serving: Serving, devices: int, size: int, limit: float, *, credentials: bool = False
 ) -> dict[str, float]:
-    """Measure one round of all devices. ``seconds`` are from the first `task` to the last `accepted`, ``whole_seconds``
-    from the first connection until all devices know that training is finished. All other figures are of the whole."""
+    """Measure one round of all devices. ``seconds`` are from the first `task` to the last
+    `accepted`, ``whole_seconds`` from the first connection until all devices know that training is
+    finished. All other figures are of the whole."""
     with serving as server:
         idle, kernel = measure.usage(server.pid), _raw_devices.kernel_memory()
         update = _websocket_device.make_update(size)
@@ -40,13 +41,20 @@ def whole_round(
         own, begin = time.process_time(), time.perf_counter()
         try:
             fleet.connect(devices)
-            fleet.run(lambda: fleet.counts["told to come back: finished"] + fleet.counts["failed"] >= devices, limit)
+            fleet.run(
+                lambda: (
+                    fleet.counts["told to come back: finished"] + fleet.counts["failed"] >= devices
+                ),
+                limit,
+            )
             end, used = time.perf_counter(), measure.usage(server.pid)
         finally:
             fleet.close()
     moments = fleet.log[1]
     if moments.accepted < devices:
-        raise RuntimeError(f"{moments.accepted} of {devices} updates were accepted: {dict(fleet.counts)}")
+        raise RuntimeError(
+            f"{moments.accepted} of {devices} updates were accepted: {dict(fleet.counts)}"
+        )
     return {
         "seconds": moments.last_accepted - moments.first_task,
         "connect_seconds": moments.first_task - begin,
@@ -61,14 +69,21 @@ def whole_round(
 
 
 def storm(
-    serving: Serving, devices: int, limit: float, *, credentials: bool = False, idle_seconds: float = 0.0
+    serving: Serving,
+    devices: int,
+    limit: float,
+    *,
+    credentials: bool = False,
+    idle_seconds: float = 0.0,
 ) -> dict[str, float]:
-    """Everybody connects at once; nobody gets a task, since a round would need one device more. ``idle_seconds``: how
-    long all stay connected afterwards."""
+    """Everybody connects at once; nobody gets a task, since a round would need one device more.
+    ``idle_seconds``: how long all stay connected afterwards."""
     with serving as server:
         idle = measure.usage(server.pid)
         update = _websocket_device.make_update(1)
-        fleet = _raw_devices.Fleet(server.url, update, rounds=0, credentials=credentials, ca=server.ca)
+        fleet = _raw_devices.Fleet(
+            server.url, update, rounds=0, credentials=credentials, ca=server.ca
+        )
         own, begin = time.process_time(), time.perf_counter()
         figures: dict[str, float] = {}
         try:
@@ -78,7 +93,11 @@ def storm(
             used, spent = measure.usage(server.pid), time.process_time() - own
             if idle_seconds:
                 time.sleep(idle_seconds)
-                figures = {"idle_cpu_ms_per_s": 1e3 * (measure.usage(server.pid).cpu - used.cpu) / idle_seconds}
+                figures = {
+                    "idle_cpu_ms_per_s": 1e3
+                    * (measure.usage(server.pid).cpu - used.cpu)
+                    / idle_seconds
+                }
         finally:
             fleet.close()
     for cause, count in fleet.counts.items():
@@ -102,17 +121,32 @@ def storm(
 def main() -> None:
     options = measure.parser(__doc__)
     options.add_argument("--devices", type=int, default=1000, help="of the round; 0 leaves it out")
-    options.add_argument("--size", type=int, default=1 << 20, help="parameters of its model, float32")
-    options.add_argument("--storm", type=int, default=10_000, help="devices of the storm; 0 leaves it out")
-    options.add_argument("--idle", type=int, default=0, help="devices that stay connected, idle; 0 leaves it out")
-    options.add_argument("--credentials", action="store_true", help="the devices are enrolled and show credentials")
+    options.add_argument(
+        "--size", type=int, default=1 << 20, help="parameters of its model, float32"
+    )
+    options.add_argument(
+        "--storm", type=int, default=10_000, help="devices of the storm; 0 leaves it out"
+    )
+    options.add_argument(
+        "--idle", type=int, default=0, help="devices that stay connected, idle; 0 leaves it out"
+    )
+    options.add_argument(
+        "--credentials", action="store_true", help="the devices are enrolled and show credentials"
+    )
     options.add_argument("--tls", action="store_true", help="the devices connect over TLS")
     options.add_argument("--repeats", type=int, default=3)
-    options.add_argument("--limit", type=float, default=120.0, help="seconds that each part may take")
+    options.add_argument(
+        "--limit", type=float, default=120.0, help="seconds that each part may take"
+    )
     chosen = options.parse_args()
     process_settings.raise_file_limit()
     ways: dict[str, tuple[int, int, int, Callable[..., dict[str, float]]]] = {
-        "round": (chosen.devices, chosen.devices, chosen.size, partial(whole_round, size=chosen.size)),
+        "round": (
+            chosen.devices,
+            chosen.devices,
+            chosen.size,
+            partial(whole_round, size=chosen.size),
+        ),
         "storm": (chosen.storm, chosen.storm + 1, 1, storm),
         "idle": (chosen.idle, chosen.idle + 1, 1, partial(storm, idle_seconds=IDLE_SECONDS)),
     }
@@ -121,8 +155,12 @@ def main() -> None:
         runs: dict[str, list[dict[str, float]]] = {"fleetlearn": [], "floor": []}
         for _ in range(chosen.repeats if count else 0):
             enrolled = count if chosen.credentials else 0
-            ours = _servers.coordinator(size=size, devices=needed, rounds=1, enrolled=enrolled, tls=chosen.tls)
-            runs["fleetlearn"].append(measured(ours, count, limit=chosen.limit, credentials=chosen.credentials))
+            ours = _servers.coordinator(
+                size=size, devices=needed, rounds=1, enrolled=enrolled, tls=chosen.tls
+            )
+            runs["fleetlearn"].append(
+                measured(ours, count, limit=chosen.limit, credentials=chosen.credentials)
+            )
             floor = _servers.floor("_connections_floor.py", needed, size)
             runs["floor"].append(measured(floor, count, limit=chosen.limit))
             print(".", end="", flush=True, file=sys.stderr)

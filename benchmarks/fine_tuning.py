@@ -1,9 +1,11 @@
-"""A new head on a frozen backbone, one thread, batch 32: what a step costs, the download, the memory and the accuracy.
+"""A new head on a frozen backbone, one thread, batch 32: what a step costs, the download, the
+memory and the accuracy.
 
-A convolutional network learns the digits 0 to 4 in PyTorch. Then its bundles learn the digits 5 to 9, from a new head.
-All of it is trained, or the head alone, on a frozen backbone in float32, float16 or int8, or from features that are
-computed once for each example. The bundles run in turns, each in a process of its own, with the same heads and the same
-order of examples. The same for a MobileNetV3-small on random images, where the extra ``zoo`` is installed.
+A convolutional network learns the digits 0 to 4 in PyTorch. Then its bundles learn the digits 5 to
+9, from a new head. All of it is trained, or the head alone, on a frozen backbone in float32,
+float16 or int8, or from features that are computed once for each example. The bundles run in turns,
+each in a process of its own, with the same heads and the same order of examples. The same for a
+MobileNetV3-small on random images, where the extra ``zoo`` is installed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ from fleetlearn_export import export_bundle
 from fleetlearn_export.graphs.frozen_file import with_constants
 from fleetlearn_export.inspection import graph_costs
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.manifest import EVAL, EVAL_FROM_FEATURES, FEATURES, FROZEN, TRAIN, TRAIN_FROM_FEATURES
+from fleetlearn_protocol.manifest import (
+    EVAL,
+    EVAL_FROM_FEATURES,
+    FEATURES,
+    FROZEN,
+    TRAIN,
+    TRAIN_FROM_FEATURES,
+)
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -89,7 +98,12 @@ def pretrained(width: int, epochs: int, x: Tensor, y: Tensor) -> Network:
 
 
 def exported(
-    model: nn.Module, x: Tensor, y: Tensor, head: str, bundles: dict[str, dict[str, Any]], folder: Path
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    head: str,
+    bundles: dict[str, dict[str, Any]],
+    folder: Path,
 ) -> dict[str, tuple[Bundle, dict[str, Any]]]:
     """Write the bundles. Returns each with what can be said of it without running it."""
     found = {}
@@ -99,19 +113,35 @@ def exported(
             warnings.simplefilter("ignore")
             path = folder / f"{name.replace(', ', '-')}.bundle"
             made = export_bundle(
-                model, functional.cross_entropy, (x[:BATCH], y[:BATCH]), path, metrics={"accuracy": accuracy}, **given
+                model,
+                functional.cross_entropy,
+                (x[:BATCH], y[:BATCH]),
+                path,
+                metrics={"accuracy": accuracy},
+                **given,
             )
         files = made.bundle.manifest.files
-        step, *others = (TRAIN, EVAL) if FEATURES not in files else (TRAIN_FROM_FEATURES, FEATURES, EVAL_FROM_FEATURES)
+        step, *others = (
+            (TRAIN, EVAL)
+            if FEATURES not in files
+            else (TRAIN_FROM_FEATURES, FEATURES, EVAL_FROM_FEATURES)
+        )
         graph = onnx.load_model_from_string(made.bundle.read(step))
         if FROZEN in files:
             with_constants(graph, made.bundle.read(FROZEN))
-        kept = sum(np.dtype(row.dtype).itemsize * prod(row.shape) for row in made.bundle.manifest.computed_features)
+        kept = sum(
+            np.dtype(row.dtype).itemsize * prod(row.shape)
+            for row in made.bundle.manifest.computed_features
+        )
         found[name] = (
             made.bundle,
             {
-                "gflops_per_step": graph_costs.flops(graph, graph_costs.values(graph, BATCH)).total / 1e9,
-                "once_kib": sum(files[path].size for path in (step, *others, FROZEN) if path in files) / 1024,
+                "gflops_per_step": graph_costs.flops(graph, graph_costs.values(graph, BATCH)).total
+                / 1e9,
+                "once_kib": sum(
+                    files[path].size for path in (step, *others, FROZEN) if path in files
+                )
+                / 1024,
                 "round_kib": 4 * made.bundle.manifest.size / 1024,
                 "kept_bytes": kept,
                 "effect_of_rounding": made.effect_of_rounding or 0.0,
@@ -122,7 +152,12 @@ def exported(
 
 
 def measured(
-    bundles: dict[str, tuple[Bundle, dict[str, Any]]], arrays: Path, head: str, repeats: int, epochs: int, seeds: int
+    bundles: dict[str, tuple[Bundle, dict[str, Any]]],
+    arrays: Path,
+    head: str,
+    repeats: int,
+    epochs: int,
+    seeds: int,
 ) -> dict[str, dict[str, Any]]:
     """Run the bundles in turns. Ratios are to the first one's time for a step."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in bundles}
@@ -130,7 +165,12 @@ def measured(
         turn = {}
         for name, (bundle, _) in bundles.items():
             how = "whole" if bundle.manifest.computed_features == () else "features"
-            command = [sys.executable, str(HERE / "_fine_tuning_contender.py"), str(bundle.path), str(arrays)]
+            command = [
+                sys.executable,
+                str(HERE / "_fine_tuning_contender.py"),
+                str(bundle.path),
+                str(arrays),
+            ]
             command += [str(epochs), str(seeds), head, how]
             done = subprocess.run(command, capture_output=True, text=True, timeout=600)
             if done.returncode:
@@ -141,13 +181,15 @@ def measured(
         for name, run in turn.items():
             runs[name].append(run | {"ratio": run["cpu_ms_per_step"] / first})
     return {
-        name: said | {key: measure.middle([run[key] for run in runs[name]]) for key in runs[name][0]}
+        name: said
+        | {key: measure.middle([run[key] for run in runs[name]]) for key in runs[name][0]}
         for name, (_, said) in bundles.items()
     }
 
 
 def of_images(folder: Path, repeats: int) -> dict[str, dict[str, Any]]:
-    """Measure a new last layer of a MobileNetV3-small with random weights, on random images and labels."""
+    """Measure a new last layer of a MobileNetV3-small with random weights, on random images and
+    labels."""
     case = table.make("mobilenet_v3_small")
     random = torch.Generator().manual_seed(0)
     x = torch.randn(IMAGES, 3, SIDE, SIDE, generator=random)
@@ -165,7 +207,9 @@ def main() -> None:
     options.add_argument("--width", type=int, default=32, help="channels of the first layer")
     options.add_argument("--pretraining", type=int, default=5, help="epochs")
     options.add_argument("--epochs", type=int, default=6, help="epochs of the new head")
-    options.add_argument("--seeds", type=int, default=2, help="new heads, whose mean accuracy is shown")
+    options.add_argument(
+        "--seeds", type=int, default=2, help="new heads, whose mean accuracy is shown"
+    )
     options.add_argument("--digits-only", action="store_true", help="without MobileNetV3-small")
     chosen = options.parse_args()
     sys.path.append(str(HERE.parent))
@@ -191,17 +235,26 @@ def main() -> None:
             images = of_images(folder, chosen.repeats)
     print(file=sys.stderr)
     costs = "GFLOPs a step", "CPU-ms a step, first epoch", "later epochs", "of the first row's"
-    sizes = "fetched once, KiB", "each way a round, KiB", "kept of an example, bytes", "private, MiB"
+    sizes = (
+        "fetched once, KiB",
+        "each way a round, KiB",
+        "kept of an example, bytes",
+        "private, MiB",
+    )
     rows: list[tuple[str, ...]] = [("trained", *costs, *sizes, "accuracy", "effect of rounding")]
     for title, found in (("", results), ("MobileNetV3-small, ", images)):
         for name, result in found.items():
             keys = "first_cpu_ms_per_step", "cpu_ms_per_step", "ratio", "private_mib"
             early, ms, ratio, private = (measure.show(result[key]) for key in keys)
-            once, each, kept = (f"{result[key]:,.0f}" for key in ("once_kib", "round_kib", "kept_bytes"))
+            once, each, kept = (
+                f"{result[key]:,.0f}" for key in ("once_kib", "round_kib", "kept_bytes")
+            )
             correct = "" if title else f"{result['accuracy']['median']:.4f}"
             effect = f"{result['effect_of_rounding']:.2g}"
             step = f"{result['gflops_per_step']:.3g}"
-            rows.append((title + name, step, early, ms, ratio, once, each, kept, private, correct, effect))
+            rows.append(
+                (title + name, step, early, ms, ratio, once, each, kept, private, correct, effect)
+            )
     print(measure.table(rows))
     written = results | {f"mobilenet_v3_small {name}": result for name, result in images.items()}
     measure.write_json(chosen.json, vars(chosen) | {"json": str(chosen.json)}, written)

@@ -1,8 +1,9 @@
-"""Training steps whose products take float16, beside the same in float32: what they cost here, and what they learn.
+"""Training steps whose products take float16, beside the same in float32: what they cost here, and
+what they learn.
 
-Time is this machine's: ONNX Runtime has no float16 kernels for x86 CPUs, and computes float16 products in float32. The
-bytes alive at the peak are counted in the graph, as a device with float16 kernels holds them. The digits' network is
-trained with every rounding of such a device.
+Time is this machine's: ONNX Runtime has no float16 kernels for x86 CPUs, and computes float16
+products in float32. The bytes alive at the peak are counted in the graph, as a device with float16
+kernels holds them. The digits' network is trained with every rounding of such a device.
 """
 
 from __future__ import annotations
@@ -52,11 +53,15 @@ def export(name: str, folder: Path) -> dict[str, Bundle]:
 def alive(bundle: Bundle) -> float:
     """Return the MiB of intermediate results at the peak of a step."""
     graph = onnx.load(bundle.path / TRAIN)
-    return step_memory.peak_of_intermediates(graph, graph_costs.values(graph, _models.BATCH)) / step_memory.MIB
+    return (
+        step_memory.peak_of_intermediates(graph, graph_costs.values(graph, _models.BATCH))
+        / step_memory.MIB
+    )
 
 
 def compare(name: str, folder: Path, repeats: int, scale: float) -> dict[str, Any]:
-    """Return each bundle's figures, and the ratios of float16's to float32's. The two run in turns."""
+    """Return each bundle's figures, and the ratios of float16's to float32's. The two run in
+    turns."""
     bundles, arrays = export(name, folder), folder / f"{name}.npz"
     _models.write_batches(name, arrays)
     steps = max(1, round(_models.STEPS[name] * scale))
@@ -72,25 +77,35 @@ def compare(name: str, folder: Path, repeats: int, scale: float) -> dict[str, An
 
 
 def learn(folder: Path, steps: int, seeds: int) -> dict[str, dict[str, Any]]:
-    """Train the digits' network from the same weights on the same batches. Returns last losses and accuracies."""
+    """Train the digits' network from the same weights on the same batches. Returns last losses and
+    accuracies."""
     digits = runpy.run_path(str(DIGITS))
     data, model = digits["data"](), digits["model"]()
     example = tuple(torch.from_numpy(value[:8]) for value in (data.x_train, data.y_train))
     results: dict[str, dict[str, Any]] = {}
     for compute in COMPUTE:
         path, rule = folder / f"digits.{compute}", LocalStep("momentum")
-        bundle = export_bundle(model, digits["loss"], example, path, step=rule, compute=compute).bundle
+        bundle = export_bundle(
+            model, digits["loss"], example, path, step=rule, compute=compute
+        ).bundle
         runs = [_trained(bundle, data, steps, seed) for seed in range(seeds)]
         accuracies = []
         for _, parameters in runs:
             with torch.no_grad():
-                outputs = torch.func.functional_call(model, parameters, (torch.from_numpy(data.x_test),))
+                outputs = torch.func.functional_call(
+                    model, parameters, (torch.from_numpy(data.x_test),)
+                )
             accuracies.append(float((outputs.argmax(1).numpy() == data.y_test).mean()))
-        results[compute] = {"loss": measure.middle([loss for loss, _ in runs]), "accuracy": measure.middle(accuracies)}
+        results[compute] = {
+            "loss": measure.middle([loss for loss, _ in runs]),
+            "accuracy": measure.middle(accuracies),
+        }
     return results
 
 
-def _trained(bundle: Bundle, data: Any, steps: int, seed: int) -> tuple[float, dict[str, torch.Tensor]]:
+def _trained(
+    bundle: Bundle, data: Any, steps: int, seed: int
+) -> tuple[float, dict[str, torch.Tensor]]:
     """Return the mean of the last losses, and the parameters."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
@@ -102,7 +117,9 @@ def _trained(bundle: Bundle, data: Any, steps: int, seed: int) -> tuple[float, d
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     names = [row.name for row in session.get_outputs()]
     parameters, state = bundle.manifest.parameters, bundle.manifest.state
-    values = {f"param.{name}": value for name, value in views(bundle.parameters(), parameters).items()}
+    values = {
+        f"param.{name}": value for name, value in views(bundle.parameters(), parameters).items()
+    }
     values |= {f"state.{name}": value for name, value in views(bundle.state(), state).items()}
     given = {"hyper.lr": np.float32(LR), "hyper.momentum": np.float32(0.9)}
     random, losses = np.random.default_rng(seed), []
@@ -113,20 +130,28 @@ def _trained(bundle: Bundle, data: Any, steps: int, seed: int) -> tuple[float, d
         results = dict(zip(names, found, strict=True))
         values = {name: results[f"next.{name}"] for name in values}
         losses.append(float(results["loss"]))
-    trained = {row.name: torch.from_numpy(np.array(values[f"param.{row.name}"])) for row in parameters}
+    trained = {
+        row.name: torch.from_numpy(np.array(values[f"param.{row.name}"])) for row in parameters
+    }
     return float(np.mean(losses[-LAST:])), trained
 
 
 def main() -> None:
     options = measure.parser(__doc__)
-    options.add_argument("--models", nargs="*", choices=_models.STEPS, default=["ds_cnn", "transformer"])
+    options.add_argument(
+        "--models", nargs="*", choices=_models.STEPS, default=["ds_cnn", "transformer"]
+    )
     options.add_argument("--repeats", type=int, default=3, help="turns (%(default)s)")
-    options.add_argument("--scale", type=float, default=1.0, help="of the number of steps (%(default)s)")
+    options.add_argument(
+        "--scale", type=float, default=1.0, help="of the number of steps (%(default)s)"
+    )
     options.add_argument("--steps", type=int, default=300, help="on the digits (%(default)s)")
     options.add_argument("--seeds", type=int, default=5, help="orders of the digits (%(default)s)")
     chosen = options.parse_args()
     with measure.scratch() as folder:
-        results: dict[str, Any] = {name: compare(name, folder, chosen.repeats, chosen.scale) for name in chosen.models}
+        results: dict[str, Any] = {
+            name: compare(name, folder, chosen.repeats, chosen.scale) for name in chosen.models
+        }
         results["digits"] = learn(folder, chosen.steps, chosen.seeds)
     for name in chosen.models:
         print(f"\n{name}\n\n{measure.side_by_side(results[name])}")

@@ -1,7 +1,9 @@
-"""The memory of a training step at the size that people use, beside PyTorch eager: by default, and within a budget.
+"""The memory of a training step at the size that people use, beside PyTorch eager: by default, and
+within a budget.
 
-Each contender trains in a process of its own on one thread; its peak is the whole process's. The estimate is the one of
-``fleetlearn-export inspect``. Needs the extra ``zoo``, which ``make test-zoo`` installs.
+Each contender trains in a process of its own on one thread; its peak is the whole process's. The
+estimate is the one of ``fleetlearn-export inspect``. Needs the extra ``zoo``, which
+``make test-zoo`` installs.
 """
 
 from __future__ import annotations
@@ -52,11 +54,23 @@ def compare(name: str, chosen: Any, folder: Path) -> dict[str, dict[str, float]]
 def main() -> None:
     options = measure.parser(__doc__)
     options.add_argument("--models", nargs="+", choices=BUDGETS, default=["mobilenet_v3_small"])
-    options.add_argument("--side", type=int, default=224, help="pixels of an image's side (%(default)s)")
+    options.add_argument(
+        "--side", type=int, default=224, help="pixels of an image's side (%(default)s)"
+    )
     options.add_argument("--batch", type=int, default=16, help="examples (%(default)s)")
     options.add_argument("--steps", type=int, default=5, help="that are timed (%(default)s)")
     chosen = options.parse_args()
-    rows = [("model", "contender", "peak RSS, MiB", "of eager's", "estimate, MiB", "CPU-s per step", "of eager's")]
+    rows = [
+        (
+            "model",
+            "contender",
+            "peak RSS, MiB",
+            "of eager's",
+            "estimate, MiB",
+            "CPU-s per step",
+            "of eager's",
+        )
+    ]
     results = {}
     with measure.scratch() as folder:
         for name in chosen.models:
@@ -64,9 +78,13 @@ def main() -> None:
             whole = results[name]["eager"]
             for label, found in results[name].items():
                 peak, spent = found["peak_rss_mib"], found["cpu_s_per_step"]
-                of_peak, of_time = (f"{found[key] / whole[key]:.2f}" for key in ("peak_rss_mib", "cpu_s_per_step"))
+                of_peak, of_time = (
+                    f"{found[key] / whole[key]:.2f}" for key in ("peak_rss_mib", "cpu_s_per_step")
+                )
                 estimated = f"{found['estimate_mib']:.0f}" if "estimate_mib" in found else ""
-                rows.append((name, label, f"{peak:.0f}", of_peak, estimated, f"{spent:.2f}", of_time))
+                rows.append(
+                    (name, label, f"{peak:.0f}", of_peak, estimated, f"{spent:.2f}", of_time)
+                )
     print(measure.table(rows))
     settings = {"side": chosen.side, "batch": chosen.batch, "steps": chosen.steps}
     measure.write_json(chosen.json, settings, results)

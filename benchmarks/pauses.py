@@ -1,12 +1,13 @@
 """How long a coordinator leaves a ping unanswered while it takes in updates of a large model.
 
-A few devices take and send a model of 400 MB (10^8 float32), as those of ``rounds.py`` do. Beside them, a process of
-its own (_pings.py) sends WebSocket pings on a connection that does nothing else, each 10 ms after the answer to the
-last. The longest wait for an answer is the longest pause of the coordinator's event loop. In each round the coordinator
-also saves its sum, if there are more devices than ``--held``.
+A few devices take and send a model of 400 MB (10^8 float32), as those of ``rounds.py`` do. Beside
+them, a process of its own (_pings.py) sends WebSocket pings on a connection that does nothing else,
+each 10 ms after the answer to the last. The longest wait for an answer is the longest pause of the
+coordinator's event loop. In each round the coordinator also saves its sum, if there are more
+devices than ``--held``.
 
-``--begin`` measures something else: a host with several runs, to which one with such a model is added, stopped, and
-added again. No device takes part.
+``--begin`` measures something else: a host with several runs, to which one with such a model is
+added, stopped, and added again. No device takes part.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ SHOWN = 0.1
 def pings(url: str, results: list[float]) -> Iterator[None]:
     """Send pings while the block runs; ``results`` then has the seconds until each answer."""
     command = [sys.executable, str(Path(__file__).with_name("_pings.py")), url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()  # it has begun
         try:
@@ -45,14 +48,21 @@ def pings(url: str, results: list[float]) -> Iterator[None]:
     results += map(float, output.splitlines())
 
 
-def run(devices: int, size: int, rounds: int, held: int, durable: str, limit: float) -> dict[str, float]:
+def run(
+    devices: int, size: int, rounds: int, held: int, durable: str, limit: float
+) -> dict[str, float]:
     """Figures of one run."""
     update, log = _websocket_device.make_update(size), _websocket_device.Log()
     waits: list[float] = []
-    with _servers.coordinator(size=size, devices=devices, rounds=rounds, durable=durable, held=held) as server:
+    with _servers.coordinator(
+        size=size, devices=devices, rounds=rounds, durable=durable, held=held
+    ) as server:
         began, before = time.monotonic(), measure.usage(server.pid)
         with pings(server.url, waits):
-            parts = (_websocket_device.take_part(server.url, f"d{i}", update, log) for i in range(devices))
+            parts = (
+                _websocket_device.take_part(server.url, f"d{i}", update, log)
+                for i in range(devices)
+            )
             asyncio.run(together(parts, limit))
         seconds, after = time.monotonic() - began, measure.usage(server.pid)
     if (accepted := sum(moments.accepted for moments in log.values())) != devices * rounds:
@@ -72,12 +82,23 @@ def run(devices: int, size: int, rounds: int, held: int, durable: str, limit: fl
 
 
 def begin(size: int) -> dict[str, float]:
-    """Figures of a host to which a run is added, which begins with its bundle, and once more with its model."""
+    """Figures of a host to which a run is added, which begins with its bundle, and once more with
+    its model."""
     waits: list[float] = []
     with measure.scratch() as folder:
         _servers.write_placeholder_bundle(folder / "bundle", size)
-        plan, settings, log = folder / "plan.toml", folder / "service.toml", folder / "coordinator.log"
-        values = {"durable": "process", "devices": 1, "minimum": 1, "deadline": 600.0, "encoding": "float32"}
+        plan, settings, log = (
+            folder / "plan.toml",
+            folder / "service.toml",
+            folder / "coordinator.log",
+        )
+        values = {
+            "durable": "process",
+            "devices": 1,
+            "minimum": 1,
+            "deadline": 600.0,
+            "encoding": "float32",
+        }
         plan.write_text(_servers.PLAN.format(**values, rounds=1, participation=""))
         settings.write_text('port = 0\nruns = "runs"\n')
         command = [sys.executable, "-m", "fleetlearn_coordinator", "serve", str(settings)]
@@ -104,22 +125,41 @@ def begin(size: int) -> dict[str, float]:
 def main() -> None:
     options = measure.parser(__doc__)
     options.add_argument("--devices", type=int, default=6)
-    options.add_argument("--size", type=int, default=100_000_000, help="parameters of the model, float32")
+    options.add_argument(
+        "--size", type=int, default=100_000_000, help="parameters of the model, float32"
+    )
     options.add_argument("--rounds", type=int, default=2)
-    options.add_argument("--held", type=int, default=4, help="updates after which the sum is saved (as a rule 32)")
-    options.add_argument("--durable", choices=("process", "power"), default="process", help="the plan's durable")
+    options.add_argument(
+        "--held", type=int, default=4, help="updates after which the sum is saved (as a rule 32)"
+    )
+    options.add_argument(
+        "--durable", choices=("process", "power"), default="process", help="the plan's durable"
+    )
     options.add_argument("--repeats", type=int, default=1)
-    options.add_argument("--limit", type=float, default=600.0, help="seconds that one repeat may take")
-    options.add_argument("--begin", action="store_true", help="a host with several runs, to which one is added")
+    options.add_argument(
+        "--limit", type=float, default=600.0, help="seconds that one repeat may take"
+    )
+    options.add_argument(
+        "--begin", action="store_true", help="a host with several runs, to which one is added"
+    )
     chosen = options.parse_args()
     runs = [
         begin(chosen.size)
         if chosen.begin
-        else run(chosen.devices, chosen.size, chosen.rounds, chosen.held, chosen.durable, chosen.limit)
+        else run(
+            chosen.devices, chosen.size, chosen.rounds, chosen.held, chosen.durable, chosen.limit
+        )
         for _ in range(chosen.repeats)
     ]
     results = {key: measure.middle([row[key] for row in runs]) for key in runs[0]}
-    print(measure.table([("figure", "coordinator"), *((key, measure.show(value)) for key, value in results.items())]))
+    print(
+        measure.table(
+            [
+                ("figure", "coordinator"),
+                *((key, measure.show(value)) for key, value in results.items()),
+            ]
+        )
+    )
     settings = {key: value for key, value in vars(chosen).items() if key != "json"}
     measure.write_json(chosen.json, settings, {"fleetlearn": results, "runs": runs})
 

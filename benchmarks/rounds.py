@@ -1,9 +1,10 @@
 """Rounds with 20 devices that return at once: what a coordinator adds to a round.
 
-The devices take the model (1M float32, 4 MB) and send an update that was made beforehand; they are real ones, on
-``websockets`` and the protocol package, all in this process. The coordinator is a process of its own. Interleaved
-with it runs the floor (_rounds_floor.py): bare ``websockets`` and numpy moving the same bytes. So does an asynchronous
-coordinator, which makes a model with every 20 updates and gives each device that reports its next task at once.
+The devices take the model (1M float32, 4 MB) and send an update that was made beforehand; they are
+real ones, on ``websockets`` and the protocol package, all in this process. The coordinator is a
+process of its own. Interleaved with it runs the floor (_rounds_floor.py): bare ``websockets`` and
+numpy moving the same bytes. So does an asynchronous coordinator, which makes a model with every 20
+updates and gives each device that reports its next task at once.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ async def together(parts: Iterable[Awaitable[None]], limit: float) -> None:
 
 
 class Watch:
-    """Looks at the server's usage when the first counted round begins, and when the last one does."""
+    """Looks at the server's usage when the first counted round begins, and when the last one
+    does."""
 
     def __init__(self, pid: int, rounds: int) -> None:
         self.began: dict[int, float] = {}
@@ -56,7 +58,10 @@ class Watch:
             "rounds_per_second": rounds / seconds,
             "updates_per_second": rounds * devices / seconds,
             "cpu_ms_per_update": 1e3 * cpu / rounds / devices,
-            "devices_cpu_ms_per_update": 1e3 * (self.own[last] - self.own[first]) / rounds / devices,
+            "devices_cpu_ms_per_update": 1e3
+            * (self.own[last] - self.own[first])
+            / rounds
+            / devices,
             "peak_rss_mib": self.used[last].peak_rss,
         }
 
@@ -65,7 +70,8 @@ class Gaps(NamedTuple):
     """Between two rounds, in seconds, one value for each round that counts."""
 
     after_report: list[float]
-    """From the last device's last byte of a round, given to its socket, to the first task of the next."""
+    """From the last device's last byte of a round, given to its socket, to the first task of the
+    next."""
     after_accepted: list[float]
     """From the last `accepted` of a round."""
 
@@ -97,18 +103,28 @@ def fleetlearn(
         watch = Watch(server.pid, rounds)
         asyncio.run(
             together(
-                (_websocket_device.take_part(server.url, f"d{i}", update, log, watch) for i in range(devices)), limit
+                (
+                    _websocket_device.take_part(server.url, f"d{i}", update, log, watch)
+                    for i in range(devices)
+                ),
+                limit,
             )
         )
-    if asynchronous:  # an update may count for the round after its task's, and some are under way at the end
+    # an update may count for the round after its task's, and some are under way at the end
+    if asynchronous:
         if (accepted := sum(moments.accepted for moments in log.values())) < total * devices:
-            raise RuntimeError(f"{accepted} updates were accepted, {total} rounds need {total * devices}")
+            raise RuntimeError(
+                f"{accepted} updates were accepted, {total} rounds need {total * devices}"
+            )
         return watch.figures(devices), Gaps([], [])
     for round in range(1, WARM + rounds + 2):
         if log[round].accepted != devices:
             raise RuntimeError(f"round {round} accepted {log[round].accepted} of {devices} updates")
     pairs = [(log[i], log[i + 1].first_task) for i in range(WARM + 1, WARM + 1 + rounds)]
-    gaps = Gaps([task - end.last_uploaded for end, task in pairs], [task - end.last_accepted for end, task in pairs])
+    gaps = Gaps(
+        [task - end.last_uploaded for end, task in pairs],
+        [task - end.last_accepted for end, task in pairs],
+    )
     return watch.figures(devices), gaps
 
 
@@ -119,7 +135,13 @@ def bare(devices: int, size: int, rounds: int, limit: float) -> dict[str, float]
     with _servers.floor("_rounds_floor.py", devices, size, total) as server:
         watch = Watch(server.pid, rounds)
         asyncio.run(
-            together((_rounds_floor.take_part(server.url, content, total, watch) for _ in range(devices)), limit)
+            together(
+                (
+                    _rounds_floor.take_part(server.url, content, total, watch)
+                    for _ in range(devices)
+                ),
+                limit,
+            )
         )
     return watch.figures(devices)
 
@@ -133,12 +155,20 @@ def quantile(values: Iterable[float], part: float) -> float:
 def main() -> None:
     options = measure.parser(__doc__)
     options.add_argument("--devices", type=int, default=20)
-    options.add_argument("--size", type=int, default=1_000_000, help="parameters of the model, float32")
-    options.add_argument("--rounds", type=int, default=30, help=f"rounds that count, after {WARM} that do not")
+    options.add_argument(
+        "--size", type=int, default=1_000_000, help="parameters of the model, float32"
+    )
+    options.add_argument(
+        "--rounds", type=int, default=30, help=f"rounds that count, after {WARM} that do not"
+    )
     options.add_argument("--uploads", type=int, default=16, help="the service's uploads")
-    options.add_argument("--durable", choices=("process", "power"), default="process", help="the plan's durable")
+    options.add_argument(
+        "--durable", choices=("process", "power"), default="process", help="the plan's durable"
+    )
     options.add_argument("--repeats", type=int, default=3)
-    options.add_argument("--limit", type=float, default=120.0, help="seconds that one repeat may take")
+    options.add_argument(
+        "--limit", type=float, default=120.0, help="seconds that one repeat may take"
+    )
     chosen = options.parse_args()
     sizes = chosen.devices, chosen.size, chosen.rounds, chosen.limit
     runs: dict[str, list[dict[str, float]]] = {"fleetlearn": [], "floor": [], "asynchronous": []}
@@ -153,15 +183,21 @@ def main() -> None:
         runs["asynchronous"].append(figures)
         print(".", end="", flush=True, file=sys.stderr)
     print(file=sys.stderr)
-    asynchronous = measure.summary({"asynchronous": runs.pop("asynchronous"), "floor": runs["floor"]})
+    asynchronous = measure.summary(
+        {"asynchronous": runs.pop("asynchronous"), "floor": runs["floor"]}
+    )
     results = measure.summary(runs) | {"asynchronous": asynchronous}
     for name, values in gaps._asdict().items():
         results[f"next_task_{name}_ms"] = {
-            "p50": 1e3 * quantile(values, 0.5), "p99": 1e3 * quantile(values, 0.99), "max": 1e3 * max(values)
-        }  # fmt: skip
+            "p50": 1e3 * quantile(values, 0.5),
+            "p99": 1e3 * quantile(values, 0.99),
+            "max": 1e3 * max(values),
+        }
     print(measure.side_by_side(results))
     for name, words in (("after_report", "last report"), ("after_accepted", "last `accepted`")):
-        line = ", ".join(f"{key} {value:.1f}" for key, value in results[f"next_task_{name}_ms"].items())
+        line = ", ".join(
+            f"{key} {value:.1f}" for key, value in results[f"next_task_{name}_ms"].items()
+        )
         print(f"\nms from a round's {words} to the next round's first task: {line}")
     print(f"\nasynchronous:\n{measure.side_by_side(asynchronous)}")
     settings = {key: value for key, value in vars(chosen).items() if key != "json"}

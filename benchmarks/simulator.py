@@ -1,18 +1,19 @@
 """The simulator: device-rounds a second, and what a round of a large population costs.
 
-small: 1,000 devices with 50 examples, softmax regression 60 -> 10, 100 a round, 5 steps of 10 each: both back ends with
-everything on, against the bare train_many.onnx, a PyTorch loop, client after client, and pfl-research and Flower where
-they are installed.
+small: 1,000 devices with 50 examples, softmax regression 60 -> 10, 100 a round, 5 steps of 10 each:
+both back ends with everything on, against the bare train_many.onnx, a PyTorch loop, client after
+client, and pfl-research and Flower where they are installed.
 cnn: the CNN of McMahan et al. 2017 on a few devices, against the PyTorch loop in as many processes.
-large: 10^6 devices that come and go with the time of day, 10 % of the tasks lost, 10,000 reports a round: the CPU of
-the process that keeps the books, while others train.
-asynchronous: the same devices with different speeds, 10,000 tasks at a time: synchronous rounds of 10,000 reports
-beside a model with every 1,000.
+large: 10^6 devices that come and go with the time of day, 10 % of the tasks lost, 10,000 reports a
+round: the CPU of the process that keeps the books, while others train.
+asynchronous: the same devices with different speeds, 10,000 tasks at a time: synchronous rounds of
+10,000 reports beside a model with every 1,000.
 curve: the same CPU with 100 reports a round, for populations of 10^3 to 10^7.
 
-All contenders of a part run once before any runs again, each in processes of its own. The simulator trains on the ONNX
-Runtime of --python; --peers names an environment that has pfl-research, Flower or both. With --provider cuda, for small
-and cnn, the simulator, train_many.onnx and the loop in PyTorch train on a GPU.
+All contenders of a part run once before any runs again, each in processes of its own. The simulator
+trains on the ONNX Runtime of --python; --peers names an environment that has pfl-research, Flower
+or both. With --provider cuda, for small and cnn, the simulator, train_many.onnx and the loop in
+PyTorch train on a GPU.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ HERE = Path(__file__).parent
 LIMIT = 1800.0
 """Seconds that one contender may take."""
 TOLERANCE = 0.01
-"""Relative difference of the losses above which other programs did not do the same work. Other devices in the rounds
-change it by 0.002."""
+"""Relative difference of the losses above which other programs did not do the same work. Other
+devices in the rounds change it by 0.002."""
 CORES = len(os.sched_getaffinity(0))
 BOOKS = max(2, CORES)
 """Worker processes where the parent's CPU is measured: with one it would train itself."""
@@ -76,8 +77,8 @@ def export_cnn(file: Path) -> None:
 
 
 def scenario(bundle: Path, size: int, goal: int, rounds: int, **sections: Any) -> Settings:
-    """Return a scenario's tables. ``batch``, ``examples`` and ``over`` belong to the plan and the data; all other
-    options are sections."""
+    """Return a scenario's tables. ``batch``, ``examples`` and ``over`` belong to the plan and the
+    data; all other options are sections."""
     batch, examples = sections.pop("batch", 10), sections.pop("examples", 50)
     round_ = {"goal": goal, "over_selection": sections.pop("over", 1.0), "deadline": 3600.0}
     plan = {
@@ -88,11 +89,19 @@ def scenario(bundle: Path, size: int, goal: int, rounds: int, **sections: Any) -
         "stop": {"rounds": rounds},
     }
     data = {"kind": "synthetic", "alpha": 0.5, "beta": 0.5, "examples": examples, "test": 0.0}
-    return {"name": "benchmark", "seed": 1, "plan": plan, "population": {"size": size}, "data": data, **sections}
+    return {
+        "name": "benchmark",
+        "seed": 1,
+        "plan": plan,
+        "population": {"size": size},
+        "data": data,
+        **sections,
+    }
 
 
 def data_of(tables: Settings, folder: Path) -> Settings:
-    """Return the settings of the contenders of _other_frameworks.py, and write the same devices' data to a file."""
+    """Return the settings of the contenders of _other_frameworks.py, and write the same devices'
+    data to a file."""
     run = Scenario.read(tables, folder)
     source = source_of(run, open_bundle(run.plan.bundle))
     rows = [source.arrays(device) for device in range(run.population.size)]
@@ -102,32 +111,45 @@ def data_of(tables: Settings, folder: Path) -> Settings:
 
 
 class Contest:
-    """Runs contenders as processes. ``folder`` is where they work; ``python`` and ``peers`` are interpreters;
-    ``provider`` is where they train."""
+    """Runs contenders as processes. ``folder`` is where they work; ``python`` and ``peers`` are
+    interpreters; ``provider`` is where they train."""
 
     def __init__(self, folder: Path, python: str, peers: str, provider: str) -> None:
         self.folder, self.number, self.provider = folder, 0, provider
-        self.pythons = {"simulator": python, "kernel": python, "pytorch": sys.executable, "pfl": peers, "flower": peers}
+        self.pythons = {
+            "simulator": python,
+            "kernel": python,
+            "pytorch": sys.executable,
+            "pfl": peers,
+            "flower": peers,
+        }
 
     def version(self, kind: str, *modules: str) -> str:
-        """Return the version of the first module that a kind of contender needs, or nothing if one is not installed."""
+        """Return the version of the first module that a kind of contender needs, or nothing if one
+        is not installed."""
         code = f"import {', '.join(modules)}; print({modules[0]}.__version__)"
         done = subprocess.run([self.pythons[kind], "-c", code], capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else ""
 
     def run(self, kind: str, settings: Settings, processes: int = 1) -> dict[str, float]:
-        """The figures; of several processes at a time the sum of their rates. Raises RuntimeError with the output of
-        one that failed."""
+        """The figures; of several processes at a time the sum of their rates. Raises RuntimeError
+        with the output of one that failed."""
         started = []
         for turn in range(processes):
             self.number += 1
             folder = self.folder / f"run-{self.number}"
             folder.mkdir()
             file = folder / "settings.json"
-            file.write_text(json.dumps({"provider": self.provider, **settings, "folder": str(folder), "turn": turn}))
+            file.write_text(
+                json.dumps(
+                    {"provider": self.provider, **settings, "folder": str(folder), "turn": turn}
+                )
+            )
             program = str(HERE / "_simulator_contender.py")
             command = [self.pythons[kind], program, kind, str(file), str(time.monotonic())]
-            started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+            started.append(
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            )
         found = []
         try:
             for process in started:
@@ -148,13 +170,17 @@ class Contest:
 def in_turns(
     contenders: dict[str, Callable[[], dict[str, float]]], repeats: int, against: str | None = None
 ) -> dict[str, Any]:
-    """Return the middle of each contender's figures. ``ratio`` compares its rate with the rate of ``against`` in the
-    same repeat."""
+    """Return the middle of each contender's figures. ``ratio`` compares its rate with the rate of
+    ``against`` in the same repeat."""
     runs: Runs = {name: [] for name in contenders}
     for _ in range(repeats):
         turn = {name: contend() for name, contend in contenders.items()}
         for name, figures in turn.items():
-            ratio = {"ratio": figures["device_rounds_per_s"] / turn[against]["device_rounds_per_s"]} if against else {}
+            ratio = (
+                {"ratio": figures["device_rounds_per_s"] / turn[against]["device_rounds_per_s"]}
+                if against
+                else {}
+            )
             runs[name].append(figures | ratio)
     return {
         name: {key: measure.middle([row[key] for row in rows]) for key in rows[0]} | {"runs": rows}
@@ -166,14 +192,22 @@ def small(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[st
     goal = 100
     data = data_of(scenario(bundle, 1000, goal, 1), contest.folder)
 
-    def simulated(backend: str, rounds: int, workers: int = CORES) -> Callable[[], dict[str, float]]:
+    def simulated(
+        backend: str, rounds: int, workers: int = CORES
+    ) -> Callable[[], dict[str, float]]:
         tables = scenario(bundle, 1000, goal, rounds)
         settings = {"scenario": tables, "backend": backend, "workers": workers, "warm": rounds // 2}
         return lambda: contest.run("simulator", settings)
 
     def loop(processes: int, kind: str = "pytorch") -> Callable[[], dict[str, float]]:
         rounds = _many(40, scale)
-        settings = {**data, "model": "softmax", "cohort": goal // processes, "rounds": rounds, "warm": rounds // 2}
+        settings = {
+            **data,
+            "model": "softmax",
+            "cohort": goal // processes,
+            "rounds": rounds,
+            "warm": rounds // 2,
+        }
         return lambda: contest.run(kind, settings, processes)
 
     def bare(processes: int) -> Callable[[], dict[str, float]]:
@@ -200,19 +234,24 @@ def small(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[st
     for name in peers:
         loss = found[name]["loss"]["median"]
         if abs(loss - expected) > TOLERANCE * expected:
-            raise RuntimeError(f"{name} ends with the loss {loss}, the loop in PyTorch with {expected}")
+            raise RuntimeError(
+                f"{name} ends with the loss {loss}, the loop in PyTorch with {expected}"
+            )
     return found
 
 
 def cnn(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[str, Any]:
-    """Eight devices for each core, all of them in a round, 5 steps of 20 each. On a GPU in one process too."""
+    """Eight devices for each core, all of them in a round, 5 steps of 20 each. On a GPU in one
+    process too."""
     goal, rounds = 8 * CORES, _many(12, scale)
     tables = scenario(bundle, goal, goal, rounds, batch=20, examples=100)
     data = data_of(tables, contest.folder)
     shared = {"rounds": rounds, "warm": rounds // 2}
 
     def simulated(workers: int) -> dict[str, float]:
-        return contest.run("simulator", {**shared, "scenario": tables, "backend": "bundle", "workers": workers})
+        return contest.run(
+            "simulator", {**shared, "scenario": tables, "backend": "bundle", "workers": workers}
+        )
 
     def loop(processes: int) -> dict[str, float]:
         settings = {**shared, **data, "model": "mcmahan", "cohort": goal // processes}
@@ -244,7 +283,9 @@ def away(bundle: Path, size: int, goal: int, rounds: int) -> Settings:
 
 
 def books(contest: Contest, tables: Settings, warm: int) -> dict[str, float]:
-    return contest.run("simulator", {"scenario": tables, "backend": "vectorized", "workers": BOOKS, "warm": warm})
+    return contest.run(
+        "simulator", {"scenario": tables, "backend": "vectorized", "workers": BOOKS, "warm": warm}
+    )
 
 
 def large(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[str, Any]:
@@ -254,17 +295,22 @@ def large(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[st
 
 
 def asynchronous(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[str, Any]:
-    """``cpu_ratio`` compares the parent's CPU for each report with that of synchronous rounds in the same repeat."""
+    """``cpu_ratio`` compares the parent's CPU for each report with that of synchronous rounds in
+    the same repeat."""
     size, most = _many(1_000_000, scale), _many(10_000, scale)
     tables = {"synchronous rounds": (away(bundle, size, most, 6), 2)}
     buffered = away(bundle, size, most, 6 * BUFFERS)
-    buffered["plan"] |= {"recipe": "fedbuff", "round": {"goal": most // BUFFERS, "concurrency": most}}
+    buffered["plan"] |= {
+        "recipe": "fedbuff",
+        "round": {"goal": most // BUFFERS, "concurrency": most},
+    }
     tables["asynchronous"] = (buffered, 2 * BUFFERS)
     for run, _ in tables.values():
         run |= {"compute": {"step_seconds": 20.0}, "tiers": {"device": {"spread": 0.7}}}
         run["plan"]["round"]["deadline"] = 7200.0
     contenders: dict[str, Callable[[], dict[str, float]]] = {
-        f"{name}, {most:,} at a time": partial(books, contest, run, warm) for name, (run, warm) in tables.items()
+        f"{name}, {most:,} at a time": partial(books, contest, run, warm)
+        for name, (run, warm) in tables.items()
     }
     found = in_turns(contenders, repeats)
     first = next(iter(found.values()))["runs"]
@@ -284,7 +330,10 @@ def curve(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[st
     return in_turns({f"{10**power:,} devices": at(10**power) for power in range(3, 8)}, repeats)
 
 
-PEERS = {"pfl": ("pfl-research", "1 process", "pfl"), "flower": ("Flower", f"{CORES} Ray actors", "flwr", "ray")}
+PEERS = {
+    "pfl": ("pfl-research", "1 process", "pfl"),
+    "flower": ("Flower", f"{CORES} Ray actors", "flwr", "ray"),
+}
 """Kind -> name, processes, what it needs."""
 PARTS = {"small": small, "cnn": cnn, "large": large, "asynchronous": asynchronous, "curve": curve}
 COLUMNS = {
@@ -311,11 +360,18 @@ def main() -> None:
     options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument(
-        "--scale", type=float, default=1.0, help="times the usual rounds, and the size of the two large parts"
+        "--scale",
+        type=float,
+        default=1.0,
+        help="times the usual rounds, and the size of the two large parts",
     )
-    options.add_argument("--python", default=sys.executable, help="the simulator's interpreter (default: this one)")
     options.add_argument(
-        "--peers", default=sys.executable, help="the one of pfl-research and Flower (default: this one)"
+        "--python", default=sys.executable, help="the simulator's interpreter (default: this one)"
+    )
+    options.add_argument(
+        "--peers",
+        default=sys.executable,
+        help="the one of pfl-research and Flower (default: this one)",
     )
     options.add_argument("--provider", default="cpu", choices=("cpu", "cuda"), help="default: cpu")
     chosen = options.parse_args()
@@ -333,11 +389,18 @@ def main() -> None:
     rows = [("part", "contender", *COLUMNS)]
     for part, contenders in results.items():
         for name, figures in contenders.items():
-            cells = [measure.show(figures[key]) if key in figures else "" for key in COLUMNS.values()]
+            cells = [
+                measure.show(figures[key]) if key in figures else "" for key in COLUMNS.values()
+            ]
             rows.append((part, name, *cells))
     print(measure.table(rows))
     print(f"\nThe simulator trained on ONNX Runtime {runtime}, provider {chosen.provider}.")
-    settings = {"repeats": chosen.repeats, "scale": chosen.scale, "onnxruntime": runtime, "provider": chosen.provider}
+    settings = {
+        "repeats": chosen.repeats,
+        "scale": chosen.scale,
+        "onnxruntime": runtime,
+        "provider": chosen.provider,
+    }
     measure.write_json(chosen.json, settings, results)
 
 

@@ -1,9 +1,11 @@
-"""A training step: the bundle on ONNX Runtime, ONNX Runtime's own training API, PyTorch, MNN and ExecuTorch.
+"""A training step: the bundle on ONNX Runtime, ONNX Runtime's own training API, PyTorch, MNN and
+ExecuTorch.
 
-Each contender trains the same model from the same weights on the same batches of 20, in a process of its own; their
-losses after ten steps must agree. All contenders run once before any runs again. ``onnx`` runs on the stock runtime of
-this environment, and on the training build of .venv/ort-training, where that is. Of compiling only its
-memory is counted. --peers names an interpreter that has MNN, ExecuTorch or both; the table says what they cannot train.
+Each contender trains the same model from the same weights on the same batches of 20, in a process
+of its own; their losses after ten steps must agree. All contenders run once before any runs again.
+``onnx`` runs on the stock runtime of this environment, and on the training build of
+.venv/ort-training, where that is. Of compiling only its memory is counted. --peers names an
+interpreter that has MNN, ExecuTorch or both; the table says what they cannot train.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ from fleetlearn_protocol import open_bundle
 
 HERE = Path(__file__).parent
 TRAINING_PYTHON = HERE.parent / ".venv/ort-training/bin/python"
-"""Where it is, bundles are exported by it, so that they have ONNX Runtime's own training artifacts."""
+"""Where it is, bundles are exported by it, so that they have ONNX Runtime's own training
+artifacts."""
 LR = 0.05
 TOLERANCE = 1e-4
 """Relative difference of the losses above which the contenders did not do the same work."""
 LOOSE_TOLERANCE = 0.3
-"""For models that people bring: dropout draws other numbers, and rounding grows from layer to layer."""
+"""For models that people bring: dropout draws other numbers, and rounding grows from layer to
+layer."""
 LIMIT = 300.0
 """Seconds that one contender may take."""
 
@@ -51,13 +55,29 @@ def export(name: str, folder: str) -> None:
         )
 
 
-def contend(python: str | Path, kind: str, what: str | Path, arrays: Path, steps: int, threads: int) -> dict[str, Any]:
+def contend(
+    python: str | Path, kind: str, what: str | Path, arrays: Path, steps: int, threads: int
+) -> dict[str, Any]:
     """Return what one contender cost. Raises RuntimeError with its output if it failed."""
     program = str(HERE / "_step_contender.py")
-    command = [str(python), program, kind, str(what), str(arrays), str(steps), str(LR), str(threads)]
+    command = [
+        str(python),
+        program,
+        kind,
+        str(what),
+        str(arrays),
+        str(steps),
+        str(LR),
+        str(threads),
+    ]
     # What is compiled in the first turn is read in the later ones; no worker processes stay behind.
-    compiling = {"TORCHINDUCTOR_CACHE_DIR": str(arrays.parent / "compiled"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env={**os.environ, **compiling})
+    compiling = {
+        "TORCHINDUCTOR_CACHE_DIR": str(arrays.parent / "compiled"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT, env={**os.environ, **compiling}
+    )
     if done.returncode:
         raise RuntimeError(f"{kind} failed:\n{done.stderr[-3000:]}")
     costs: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -74,17 +94,34 @@ def contend(python: str | Path, kind: str, what: str | Path, arrays: Path, steps
 
 
 def compare(
-    name: str, folder: Path, repeats: int, scale: float, threads: int, compiled: bool, peers: str | None
+    name: str,
+    folder: Path,
+    repeats: int,
+    scale: float,
+    threads: int,
+    compiled: bool,
+    peers: str | None,
 ) -> dict[str, Any]:
-    """Run all contenders on one model, in turns. If the compiler or a peer fails, the result says how."""
+    """Run all contenders on one model, in turns. If the compiler or a peer fails, the result says
+    how."""
     tolerance = TOLERANCE if name in _models.OF_THE_ZOO else LOOSE_TOLERANCE
     # That environment has PyTorch, but none of the packages that public models come from.
-    python = TRAINING_PYTHON if TRAINING_PYTHON.exists() and name in _models.OF_THE_ZOO else sys.executable
+    python = (
+        TRAINING_PYTHON
+        if TRAINING_PYTHON.exists() and name in _models.OF_THE_ZOO
+        else sys.executable
+    )
     bundle, arrays, layers = (folder / f"{name}{end}" for end in (".bundle", ".npz", "-layers.npz"))
     if not bundle.exists():
-        subprocess.run([python, "-c", f"import step; step.export({name!r}, {str(folder)!r})"], cwd=HERE, check=True)
+        subprocess.run(
+            [python, "-c", f"import step; step.export({name!r}, {str(folder)!r})"],
+            cwd=HERE,
+            check=True,
+        )
         _models.write_batches(name, arrays)
-    optional: dict[str, tuple[str, str | Path]] = {"compile": (sys.executable, name)} if compiled else {}
+    optional: dict[str, tuple[str, str | Path]] = (
+        {"compile": (sys.executable, name)} if compiled else {}
+    )
     if peers:
         optional["executorch"] = peers, name
         if _models.write_layers(name, layers):
@@ -102,7 +139,9 @@ def compare(
             turn[-1]["version"] = turn[-1]["version"].replace("onnxruntime", "ort-training")
         for run in turn[1:]:
             if differs(run, turn[0], tolerance):
-                raise RuntimeError(f"{name}: {run['version']} has the loss {run['loss']}, eager {turn[0]['loss']}")
+                raise RuntimeError(
+                    f"{name}: {run['version']} has the loss {run['loss']}, eager {turn[0]['loss']}"
+                )
         for kind, (interpreter, what) in optional.items():
             if kind in failed:
                 continue
@@ -112,8 +151,13 @@ def compare(
                 failed[kind] = reason_of(str(error))
                 continue
             if differs(run, turn[0], tolerance):
-                failed[kind] = f"{run['version']} computes something else: its loss after ten steps is {run['loss']}, "
-                failed[kind] += f"eager's {turn[0]['loss']}; a step takes {run['cpu_ms_per_step']:.3g} CPU-ms"
+                failed[kind] = (
+                    f"{run['version']} computes something else: its loss after ten steps is "
+                    f"{run['loss']}, "
+                )
+                failed[kind] += (
+                    f"eager's {turn[0]['loss']}; a step takes {run['cpu_ms_per_step']:.3g} CPU-ms"
+                )
             else:
                 turn.append(run)
         for run in turn:
@@ -126,7 +170,8 @@ def compare(
         print(".", end="", flush=True, file=sys.stderr)
     keys = [key for key in next(iter(runs.values()))[0] if key != "version"]
     contenders = {
-        version: {key: measure.middle([row[key] for row in rows]) for key in keys} for version, rows in runs.items()
+        version: {key: measure.middle([row[key] for row in rows]) for key in keys}
+        for version, rows in runs.items()
     }
     return {
         "parameters": open_bundle(bundle, files=()).manifest.size,
@@ -138,9 +183,12 @@ def compare(
 
 
 def reason_of(output: str) -> str:
-    """Return the line of a traceback that names the error, and the line after it; the last line if there is none."""
+    """Return the line of a traceback that names the error, and the line after it; the last line if
+    there is none."""
     lines = [line for line in output.strip().splitlines() if line.strip()]
-    named = [number for number, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    named = [
+        number for number, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception)\b", line)
+    ]
     return " ".join(lines[named[-1] :][:2]) if named else lines[-1]
 
 
@@ -154,9 +202,13 @@ def main() -> None:
     options.add_argument("--models", nargs="+", choices=_models.STEPS, default=list(_models.STEPS))
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--scale", type=float, default=1.0, help="times the usual number of steps")
-    options.add_argument("--threads", type=int, nargs="+", default=[1], help="numbers of threads (default: 1)")
+    options.add_argument(
+        "--threads", type=int, nargs="+", default=[1], help="numbers of threads (default: 1)"
+    )
     options.add_argument("--no-compile", action="store_true", help="without PyTorch's compiler")
-    options.add_argument("--peers", help="an interpreter that has MNN or ExecuTorch (default: not compared)")
+    options.add_argument(
+        "--peers", help="an interpreter that has MNN or ExecuTorch (default: not compared)"
+    )
     chosen = options.parse_args()
     compiled = not chosen.no_compile
     results: dict[tuple[str, int], dict[str, Any]] = {}
@@ -171,12 +223,15 @@ def main() -> None:
         show(results)
     settings = {"repeats": chosen.repeats, "scale": chosen.scale, "batch": _models.BATCH}
     measure.write_json(
-        chosen.json, settings, {f"{name}, threads {threads}": result for (name, threads), result in results.items()}
+        chosen.json,
+        settings,
+        {f"{name}, threads {threads}": result for (name, threads), result in results.items()},
     )
 
 
 def show(results: Mapping[tuple[str, int], dict[str, Any]]) -> None:
-    """Print a table of the figures, and why contenders failed. The keys are model and number of threads."""
+    """Print a table of the figures, and why contenders failed. The keys are model and number of
+    threads."""
     columns = {
         "CPU-ms per step": "cpu_ms_per_step",
         "ratio to eager": "ratio",
@@ -189,7 +244,14 @@ def show(results: Mapping[tuple[str, int], dict[str, Any]]) -> None:
     rows = [("model", "threads", "runtime", *columns)]
     for (name, threads), result in results.items():
         for version, figures in result["contenders"].items():
-            rows.append((name, str(threads), version, *(measure.show(figures[key]) for key in columns.values())))
+            rows.append(
+                (
+                    name,
+                    str(threads),
+                    version,
+                    *(measure.show(figures[key]) for key in columns.values()),
+                )
+            )
     print(measure.table(rows))
     for (name, threads), result in results.items():
         for kind, reason in result["failed"].items():

@@ -1,10 +1,12 @@
-"""A training step in a browser: the bundle in the SDK for browsers, by onnxruntime-web's own API, and TensorFlow.js.
+"""A training step in a browser: the bundle in the SDK for browsers, by onnxruntime-web's own API,
+and TensorFlow.js.
 
-Each contender trains the same model from the same weights on the same batches of 20 in a worker of headless Chromium;
-the losses after ten steps must agree with the Python device's, which runs in the same turn. Each has a profile of its
-own, and two visits: the first downloads and compiles everything, the second has the browser's caches, and is timed. All
-contenders run once before any runs again. TensorFlow.js is installed by npm into a folder that is removed afterwards.
-It needs Node, npm and Chromium, and what the tests need.
+Each contender trains the same model from the same weights on the same batches of 20 in a worker of
+headless Chromium; the losses after ten steps must agree with the Python device's, which runs in the
+same turn. Each has a profile of its own, and two visits: the first downloads and compiles
+everything, the second has the browser's caches, and is timed. All contenders run once before any
+runs again. TensorFlow.js is installed by npm into a folder that is removed afterwards. It needs
+Node, npm and Chromium, and what the tests need.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from web_sdk import FOLDER, RUNTIME_FILES, built
 
 HERE = Path(__file__).parent
 MODELS = {"mlp": 500, "mcmahan": 30, "inverted-residual": 50}
-"""Model -> steps that make a good measurement. As many are done before: browsers compile what runs often once more."""
+"""Model -> steps that make a good measurement. As many are done before: browsers compile what runs
+often once more."""
 TENSORFLOW = "4.22.0"
 COMPARED = 10
 """Steps after which the losses are compared."""
@@ -79,7 +82,11 @@ class Site(ThreadingHTTPServer):
 
     def downloaded(self) -> float:
         """The MB of the scripts and the runtime that were asked for, gzipped."""
-        files = [self.folder / path for path in self.asked if Path(path).suffix in (".js", ".mjs", ".wasm")]
+        files = [
+            self.folder / path
+            for path in self.asked
+            if Path(path).suffix in (".js", ".mjs", ".wasm")
+        ]
         return sum(len(gzip.compress(file.read_bytes(), 6)) for file in files) / 1e6
 
 
@@ -110,7 +117,8 @@ def serving(folder: Path) -> Iterator[Site]:
 
 
 def build(folder: Path, tensorflow: bool) -> None:
-    """Write the workers' scripts and the runtimes' files. Raises CalledProcessError where npm's registry is away."""
+    """Write the workers' scripts and the runtimes' files. Raises CalledProcessError where npm's
+    registry is away."""
     shutil.copy(built("browser/step_worker.js"), folder)
     for name in RUNTIME_FILES:
         shutil.copy(FOLDER / "node_modules" / "onnxruntime-web" / "dist" / name, folder)
@@ -122,13 +130,26 @@ def build(folder: Path, tensorflow: bool) -> None:
         names = [f"@tensorflow/tfjs-{name}@{TENSORFLOW}" for name in ("core", "backend-wasm")]
         (packages / "package.json").write_text("{}")
         run("npm", "install", "--no-fund", "--no-audit", "--silent", *names, cwd=packages)
-        for file in (packages / "node_modules/@tensorflow/tfjs-backend-wasm/dist").glob("tfjs-*.wasm"):
+        for file in (packages / "node_modules/@tensorflow/tfjs-backend-wasm/dist").glob(
+            "tfjs-*.wasm"
+        ):
             shutil.copy(file, folder)
         scripts.append("_web_tensorflow.mjs")
-    options = ("--bundle", "--minify", "--format=esm", "--target=es2022", "--log-level=error", f"--outdir={folder}")
+    options = (
+        "--bundle",
+        "--minify",
+        "--format=esm",
+        "--target=es2022",
+        "--log-level=error",
+        f"--outdir={folder}",
+    )
     modules = os.pathsep.join(str(place / "node_modules") for place in (FOLDER, packages))
     run(
-        str(FOLDER / "node_modules/.bin/esbuild"), *scripts, *options, cwd=HERE, env=os.environ | {"NODE_PATH": modules}
+        str(FOLDER / "node_modules/.bin/esbuild"),
+        *scripts,
+        *options,
+        cwd=HERE,
+        env=os.environ | {"NODE_PATH": modules},
     )
 
 
@@ -137,7 +158,8 @@ def run(*command: str, **options: Any) -> None:
 
 
 def export(name: str, folder: Path, site: Path) -> None:
-    """Write the model's bundle, and beside its files its parameters and batches as the workers read them."""
+    """Write the model's bundle, and beside its files its parameters and batches as the workers read
+    them."""
     step.export(name, str(folder))
     bundle = site / name
     shutil.copytree(folder / f"{name}.bundle", bundle)
@@ -160,25 +182,36 @@ def browser_usage() -> dict[int, Usage]:
 
 
 def memory_of(pids: Mapping[int, Usage]) -> dict[str, float]:
-    """MiB: the largest peak of a tab's process; what all processes have now, shared pages counted once."""
+    """MiB: the largest peak of a tab's process; what all processes have now, shared pages counted
+    once."""
     peak, shared = 0.0, 0.0
     for pid, used in pids.items():
         with suppress(OSError):
             if b"--type=renderer" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 peak = max(peak, used.peak_rss)
-            shared += int(Path(f"/proc/{pid}/smaps_rollup").read_text().partition("\nPss:")[2].split()[0]) / 1024
+            shared += (
+                int(Path(f"/proc/{pid}/smaps_rollup").read_text().partition("\nPss:")[2].split()[0])
+                / 1024
+            )
     return {"peak_rss_mib": peak, "pss_mib": shared}
 
 
 def visit(contender: Contender, name: str, site: Site, profile: Path, steps: int) -> dict[str, Any]:
     """Open the page, train, and return what that cost."""
-    settings = {"script": contender.script, "engine": contender.engine, "folder": name, "model": name}
+    settings = {
+        "script": contender.script,
+        "engine": contender.engine,
+        "folder": name,
+        "model": name,
+    }
     with browsing(profile, "--enable-blink-features=ForceEagerMeasureMemory") as browser:
         page = browser.new_page()
         page.goto(f"{site.origin}/index.html")
 
         def ask(do: str, **message: Any) -> Any:
-            return page.evaluate(ASK, {"do": do, "examples": _models.BATCH, "lr": step.LR, **settings, **message})
+            return page.evaluate(
+                ASK, {"do": do, "examples": _models.BATCH, "lr": step.LR, **settings, **message}
+            )
 
         ask("open")
         loss = ask("steps", count=COMPARED)["loss"]
@@ -195,7 +228,9 @@ def visit(contender: Contender, name: str, site: Site, profile: Path, steps: int
         }
 
 
-def contend(contender: Contender, name: str, site: Site, scratch: Path, steps: int) -> dict[str, Any]:
+def contend(
+    contender: Contender, name: str, site: Site, scratch: Path, steps: int
+) -> dict[str, Any]:
     """Return what both visits cost; ``first``: the first one's peak."""
     profile = scratch / "profile"
     site.asked.clear()
@@ -205,7 +240,9 @@ def contend(contender: Contender, name: str, site: Site, scratch: Path, steps: i
     return {**costs, "first_peak_rss_mib": first["peak_rss_mib"], "download_mb": site.downloaded()}
 
 
-def compare(name: str, all_of: Mapping[str, Contender], site: Site, scratch: Path, repeats: int, steps: int) -> Any:
+def compare(
+    name: str, all_of: Mapping[str, Contender], site: Site, scratch: Path, repeats: int, steps: int
+) -> Any:
     """Run all contenders on one model, in turns."""
     runs: dict[str, list[dict[str, Any]]] = {}
     for _ in range(repeats):
@@ -215,16 +252,25 @@ def compare(name: str, all_of: Mapping[str, Contender], site: Site, scratch: Pat
         for title, contender in all_of.items():
             turn[title] = found = contend(contender, name, site, scratch, steps)
             if not abs(found["loss"] - python["loss"]) <= TOLERANCE * abs(python["loss"]):
-                raise RuntimeError(f"{name}: {title} has the loss {found['loss']}, the Python device {python['loss']}")
+                raise RuntimeError(
+                    f"{name}: {title} has the loss {found['loss']}, the Python device "
+                    f"{python['loss']}"
+                )
             print(".", end="", flush=True, file=sys.stderr)
         before = turn["own API"]
         for title, found in turn.items():
             for key in ("cpu", "clock"):
-                found[f"{key}_to_python"] = found[f"{key}_ms_per_step"] / python[f"{key}_ms_per_step"]
+                found[f"{key}_to_python"] = (
+                    found[f"{key}_ms_per_step"] / python[f"{key}_ms_per_step"]
+                )
                 found[f"{key}_to_own"] = found[f"{key}_ms_per_step"] / before[f"{key}_ms_per_step"]
             runs.setdefault(title, []).append(found)
     return {
-        title: {key: measure.middle([row[key] for row in rows]) for key in COLUMNS.values() if key in rows[0]}
+        title: {
+            key: measure.middle([row[key] for row in rows])
+            for key in COLUMNS.values()
+            if key in rows[0]
+        }
         for title, rows in runs.items()
     }
 
@@ -248,8 +294,14 @@ def main() -> None:
     options.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument("--scale", type=float, default=1.0, help="times the usual number of steps")
-    options.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4], help="of the SDK (default: 1 2 4)")
-    options.add_argument("--no-tensorflow", action="store_true", help="without TensorFlow.js, which npm would install")
+    options.add_argument(
+        "--threads", type=int, nargs="+", default=[1, 2, 4], help="of the SDK (default: 1 2 4)"
+    )
+    options.add_argument(
+        "--no-tensorflow",
+        action="store_true",
+        help="without TensorFlow.js, which npm would install",
+    )
     chosen = options.parse_args()
     all_of = contenders(chosen.threads, not chosen.no_tensorflow)
     results: dict[str, Any] = {}
@@ -265,7 +317,12 @@ def main() -> None:
     finally:  # what was measured before a contender failed, or before Ctrl-C
         print(file=sys.stderr)
         show(results)
-    settings = {"repeats": chosen.repeats, "scale": chosen.scale, "batch": _models.BATCH, "tensorflow": TENSORFLOW}
+    settings = {
+        "repeats": chosen.repeats,
+        "scale": chosen.scale,
+        "batch": _models.BATCH,
+        "tensorflow": TENSORFLOW,
+    }
     measure.write_json(chosen.json, settings, results)
 
 

@@ -1,7 +1,8 @@
 """Sphinx's settings for the documentation site: ``make docs``.
 
-The source folder is the repository itself, so that pages are linked to as they are on disk, the rooms' README files
-among them. What a page links to and is no page (a script, an example) is offered as a download.
+The source folder is the repository itself, so that pages are linked to as they are on disk, the
+rooms' README files among them. What a page links to and is no page (a script, an example) is
+offered as a download.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ ROOT = Path(__file__).parents[1]
 
 project = "fleetlearn"
 copyright = "the authors of fleetlearn. Apache License 2.0"
-version = release = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)[0]
+version = release = re.findall(
+    r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE
+)[0]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = "docs/index"
@@ -66,11 +69,16 @@ def add_table_of_contents(_: Sphinx, page: str, source: list[str]) -> None:
     """
     if page.endswith("/index"):
         folder = posixpath.dirname(page)
-        rows = [f"{title} </{posixpath.normpath(f'{folder}/{name}')}>" for title, name in LISTED.findall(source[0])]
+        rows = [
+            f"{title} </{posixpath.normpath(f'{folder}/{name}')}>"
+            for title, name in LISTED.findall(source[0])
+        ]
         source[0] += "\n".join(["\n```{toctree}", ":hidden:", "", *rows, "```\n"])
 
 
-def read_arguments(_: Sphinx, what: str, _name: str, _object: object, _options: object, lines: list[str]) -> None:
+def read_arguments(
+    _: Sphinx, what: str, _name: str, _object: object, _options: object, lines: list[str]
+) -> None:
     """Show what a docstring lists under ``Args:`` as a list.
 
     Sphinx's own extension for that would also take an attribute's "Seconds: ..." for a type.
@@ -82,9 +90,16 @@ def read_arguments(_: Sphinx, what: str, _name: str, _object: object, _options: 
 
 
 def plain_signature(
-    _: Sphinx, what: str, _name: str, of: object, _options: object, signature: str | None, returned: str | None
+    _: Sphinx,
+    what: str,
+    _name: str,
+    of: object,
+    _options: object,
+    signature: str | None,
+    returned: str | None,
 ) -> tuple[str, str | None] | None:
-    """Leave out the signature of classes that are nothing but fields: each field has a line of its own.
+    """Leave out the signature of classes that are nothing but fields: each field has a line of its
+    own.
 
     In others, show aliases by their names alone.
     """
@@ -96,7 +111,8 @@ def plain_signature(
 
 
 def setup(app: Sphinx) -> None:
-    app.add_lexer("mermaid", TextLexer)  # diagrams are drawn by hosts of repositories; here they are shown as written
+    # diagrams are drawn by hosts of repositories; here they are shown as written
+    app.add_lexer("mermaid", TextLexer)
     app.connect("source-read", add_table_of_contents)
     app.connect("autodoc-process-docstring", read_arguments)
     app.connect("autodoc-process-signature", plain_signature)

@@ -16,7 +16,9 @@ COLOURS = 64
 
 def main(plot: str, picture: str) -> None:
     image = Image.open(plot).convert("RGB")
-    smaller = image.resize((WIDTH, round(image.height * WIDTH / image.width)), Image.Resampling.LANCZOS)
+    smaller = image.resize(
+        (WIDTH, round(image.height * WIDTH / image.width)), Image.Resampling.LANCZOS
+    )
     smaller.quantize(COLOURS, method=Image.Quantize.FASTOCTREE).save(picture, optimize=True)
 
 

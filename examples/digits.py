@@ -1,4 +1,5 @@
-"""Handwritten digits: real 8x8 scans (scikit-learn's), a small CNN, and a non-iid split over devices.
+"""Handwritten digits: real 8x8 scans (scikit-learn's), a small CNN, and a non-iid split over
+devices.
 
     fleetlearn-export examples.digits:export --output digits.bundle
 
@@ -19,7 +20,8 @@ CLASSES = 10
 
 
 class Data(NamedTuple):
-    """Scans float32 (n, 1, 8, 8) with pixels from 0 to 1, labels int64 (n,); a fixed fifth is held out as test set."""
+    """Scans float32 (n, 1, 8, 8) with pixels from 0 to 1, labels int64 (n,); a fixed fifth is held
+    out as test set."""
 
     x_train: NDArray[np.float32]
     y_train: NDArray[np.int64]
@@ -42,15 +44,19 @@ def data() -> Data:
 def dirichlet_shards(
     y: NDArray[np.int64], devices: int, alpha: float = 0.5, seed: int = 0, minimum: int = 10
 ) -> list[NDArray[np.int64]]:
-    """Share out the examples: for each device the indices into ``y`` (int64, shuffled) that are its own.
+    """Share out the examples: for each device the indices into ``y`` (int64, shuffled) that are its
+    own.
 
-    Each class is divided among the devices in proportions drawn from a Dirichlet distribution with all its
-    parameters ``alpha`` (Hsu, Qi, Brown 2019, "Measuring the Effects of Non-Identical Data Distribution for
-    Federated Visual Classification", arXiv 1909.06335): small alpha, few classes on a device. A device left with
-    fewer than ``minimum`` examples is given some by those who have most. The same seed gives the same shards.
+    Each class is divided among the devices in proportions drawn from a Dirichlet distribution with
+    all its parameters ``alpha`` (Hsu, Qi, Brown 2019, "Measuring the Effects of Non-Identical Data
+    Distribution for Federated Visual Classification", arXiv 1909.06335): small alpha, few classes
+    on a device. A device left with fewer than ``minimum`` examples is given some by those who have
+    most. The same seed gives the same shards.
     """
     if devices < 1 or devices * minimum > len(y):
-        raise ValueError(f"{len(y)} examples cannot be shared by {devices} devices with at least {minimum} each")
+        raise ValueError(
+            f"{len(y)} examples cannot be shared by {devices} devices with at least {minimum} each"
+        )
     rng = np.random.default_rng(seed)
     shards: list[list[int]] = [[] for _ in range(devices)]
     for label in np.unique(y):
@@ -67,7 +73,8 @@ def dirichlet_shards(
 
 
 def model(seed: int = 0) -> torch.nn.Module:
-    """Two convolutions, two poolings, two linear layers: 22,602 parameters; float32 (n, 1, 8, 8) -> (n, 10)."""
+    """Two convolutions, two poolings, two linear layers: 22,602 parameters; float32 (n, 1, 8, 8) ->
+    (n, 10)."""
     import torch
     from torch import nn
 
@@ -100,7 +107,8 @@ def accuracy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def export() -> dict[str, Any]:
-    """The arguments of ``fleetlearn_export.export_bundle``, for the command ``fleetlearn-export``."""
+    """The arguments of ``fleetlearn_export.export_bundle``, for the command
+    ``fleetlearn-export``."""
     import torch
     from fleetlearn_export import LocalStep
 

@@ -22,7 +22,8 @@ SHADES = " .:-=+*#%@"
 
 
 def predict(model: str | os.PathLike[str], x: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The most likely digit, int64 (n,), of each scan in ``x``, float32 (n, 1, 8, 8) with values from 0 to 1."""
+    """The most likely digit, int64 (n,), of each scan in ``x``, float32 (n, 1, 8, 8) with values
+    from 0 to 1."""
     session = ort.InferenceSession(os.fspath(model), providers=["CPUExecutionProvider"])
     (outputs,) = session.run(None, {session.get_inputs()[0].name: x})
     most_likely: NDArray[np.int64] = np.asarray(outputs).argmax(1)
@@ -36,9 +37,15 @@ def draw(scan: NDArray[np.float32]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Recognise scikit-learn's held-out digits with a trained model.")
-    parser.add_argument("model", type=Path, help="infer.onnx, as fleetlearn-coordinator export-model writes it")
-    parser.add_argument("--show", type=int, default=4, metavar="N", help="how many scans to draw; default: 4")
+    parser = argparse.ArgumentParser(
+        description="Recognise scikit-learn's held-out digits with a trained model."
+    )
+    parser.add_argument(
+        "model", type=Path, help="infer.onnx, as fleetlearn-coordinator export-model writes it"
+    )
+    parser.add_argument(
+        "--show", type=int, default=4, metavar="N", help="how many scans to draw; default: 4"
+    )
     options = parser.parse_args()
     if not options.model.is_file():
         parser.error(f"{options.model} is not a file; train a model first: make demo")
@@ -55,7 +62,10 @@ def main() -> int:
         scans = [draw(scan[0]) for scan in data.x_test[start : min(start + 4, shown)]]
         print("\n".join("   ".join(rows) for rows in zip(*scans, strict=True)))
         labels = zip(found[start:shown][:4], data.y_test[start:shown][:4], strict=True)
-        print("   ".join(f"found {guess}, label {label}".ljust(16) for guess, label in labels), end="\n\n")
+        print(
+            "   ".join(f"found {guess}, label {label}".ljust(16) for guess, label in labels),
+            end="\n\n",
+        )
     right = int((found == data.y_test).sum())
     print(f"{right} of {len(found)} held-out digits are recognised: {right / len(found):.1%}")
     return 0

@@ -1,5 +1,5 @@
-"""For all tests: which of them this environment can run, no reports of ONNX Runtime's from those that import it, and
-processes that start quickly."""
+"""For all tests: which of them this environment can run, no reports of ONNX Runtime's from those
+that import it, and processes that start quickly."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ TRAINING_BUILD = any(found.name == "onnxruntime-training-cpu" for found in distr
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--kills", type=int, default=100, help="SIGKILLs at random instants in end_to_end/faults")
+    parser.addoption(
+        "--kills", type=int, default=100, help="SIGKILLs at random instants in end_to_end/faults"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reason = "needs ONNX Runtime's training build: make test runs it in .venv/ort-training, where that can be had"
+    reason = (
+        "needs ONNX Runtime's training build: make test runs it in .venv/ort-training, where that "
+        "can be had"
+    )
     for item in items:
         if item.get_closest_marker("ort_training") and not TRAINING_BUILD:
             item.add_marker(pytest.mark.skip(reason=reason))
@@ -31,7 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_said() -> None:
-    """The coordinator's log says some things once in ten minutes. Each test begins with nothing said."""
+    """The coordinator's log says some things once in ten minutes. Each test begins with nothing
+    said."""
     peer_log = sys.modules.get("fleetlearn_coordinator.network.peer_log")
     if peer_log is not None:
         peer_log._said.clear()
@@ -46,6 +52,7 @@ def loggers_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A process with all imports done, of which the tests' processes are forks: imports take 4 of a kill's 5 s."""
+    """A process with all imports done, of which the tests' processes are forks: imports take 4 of a
+    kill's 5 s."""
     with warm_server(tmp_path_factory.mktemp("warm")) as address:
         yield address

@@ -1,4 +1,5 @@
-"""docs/algorithms/recipes.md: a row for each recipe, and no row for what is none; what the page names is there."""
+"""docs/algorithms/recipes.md: a row for each recipe, and no row for what is none; what the page
+names is there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The cache of exported bundles: the same arguments are exported once, others are not mistaken for them."""
+"""The cache of exported bundles: the same arguments are exported once, others are not mistaken for
+them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,15 @@ class Exporter:
         with self.log.open("a") as file:
             file.write("exported\n")
         return Exported(
-            write_line_bundle(path), 1e-7, True, "no training build", 3, {}, None, None, without_gradient=("unused",)
+            write_line_bundle(path),
+            1e-7,
+            True,
+            "no training build",
+            3,
+            {},
+            None,
+            None,
+            without_gradient=("unused",),
         )
 
     @property
@@ -54,13 +63,17 @@ def test_equal_arguments_are_exported_once_and_each_caller_has_its_own_copy(tmp_
     cache = BundleCache(tmp_path / "cache", exporter)
     for number, folder in enumerate(("one", "two", "three")):
         (tmp_path / folder).mkdir()
-        made = cache.export(model(), functional.mse_loss, EXAMPLE, tmp_path / folder / "a.bundle", step=LocalStep())
+        made = cache.export(
+            model(), functional.mse_loss, EXAMPLE, tmp_path / folder / "a.bundle", step=LocalStep()
+        )
         assert made[1:] == (1e-7, True, "no training build", 3, {}, None, None, ("unused",), {})
         assert made.bundle.path == tmp_path / folder / "a.bundle"
         assert made.bundle.parameters().size == 5
         (made.bundle.path / "manifest.json").write_text("damaged by a test")
         assert exporter.count == 1, number
-    cache.export(model(0.25), functional.mse_loss, EXAMPLE, tmp_path / "one" / "b.bundle", step=LocalStep())
+    cache.export(
+        model(0.25), functional.mse_loss, EXAMPLE, tmp_path / "one" / "b.bundle", step=LocalStep()
+    )
     assert exporter.count == 2
 
 
@@ -84,13 +97,30 @@ def test_what_changes_a_bundle_changes_its_key() -> None:
 
     frozen = model().requires_grad_(False)
     values = [
-        *(model(), model(0.25), model().eval(), frozen, Tied(False), Tied(True), Heads(1), Heads(2)),
+        *(
+            model(),
+            model(0.25),
+            model().eval(),
+            frozen,
+            Tied(False),
+            Tied(True),
+            Heads(1),
+            Heads(2),
+        ),
         *(scaled(1.0), scaled(2.0), functional.mse_loss, functional.l1_loss),
-        *(LocalStep(), LocalStep(proximal=True), torch.ones(2), torch.ones(2, 1), torch.ones(2).int()),
+        *(
+            LocalStep(),
+            LocalStep(proximal=True),
+            torch.ones(2),
+            torch.ones(2, 1),
+            torch.ones(2).int(),
+        ),
         *({"lr": None}, {"lr": 0.1}, ["a", "b"], ["ab"], None, "None"),
     ]
     assert len({key(value) for value in values}) == len(values)
-    assert key(model(), scaled(1.0), Tied(True), Heads(2)) == key(model(), scaled(1.0), Tied(True), Heads(2))
+    assert key(model(), scaled(1.0), Tied(True), Heads(2)) == key(
+        model(), scaled(1.0), Tied(True), Heads(2)
+    )
     with pytest.raises(TypeError, match="no key of a cached bundle can be made"):
         key(object())
 
@@ -119,7 +149,12 @@ def test_what_was_not_used_for_the_longest_time_goes_first(tmp_path: Path) -> No
 def export_at_once(folder: Path, number: int, barrier: Any) -> None:
     cache = BundleCache(folder / "cache", Exporter(folder / "log"))
     barrier.wait(60)
-    assert cache.export(model(), functional.mse_loss, EXAMPLE, folder / f"{number}.bundle", name="line").frozen == 3
+    assert (
+        cache.export(
+            model(), functional.mse_loss, EXAMPLE, folder / f"{number}.bundle", name="line"
+        ).frozen
+        == 3
+    )
 
 
 def test_two_at_once_export_once(tmp_path: Path) -> None:
@@ -134,7 +169,10 @@ def test_two_at_once_export_once(tmp_path: Path) -> None:
 def test_two_processes_at_once_export_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(2)
-    running = [context.Process(target=export_at_once, args=(tmp_path, number, barrier)) for number in range(2)]
+    running = [
+        context.Process(target=export_at_once, args=(tmp_path, number, barrier))
+        for number in range(2)
+    ]
     for process in running:
         process.start()
     for process in running:
@@ -150,5 +188,7 @@ def test_a_draft_that_a_killed_process_left_is_made_again(tmp_path: Path) -> Non
     (entry,) = (row for row in (tmp_path / "cache").iterdir() if row.is_dir())
     entry.rename(entry.with_name(entry.name + ".part"))
     (entry.with_name(entry.name + ".part") / "exported.json").unlink()
-    assert cache.export(model(), functional.mse_loss, EXAMPLE, tmp_path / "b", name="line").frozen == 3
+    assert (
+        cache.export(model(), functional.mse_loss, EXAMPLE, tmp_path / "b", name="line").frozen == 3
+    )
     assert exporter.count == 2

@@ -23,13 +23,24 @@ def mistake(name: str, text: str) -> str | None:
 
 
 def test_each_change_can_be_taken_into_the_changelog() -> None:
-    files = [file for file in (ROOT / SETTINGS["directory"]).iterdir() if file.name not in SETTINGS["ignore"]]
+    files = [
+        file
+        for file in (ROOT / SETTINGS["directory"]).iterdir()
+        if file.name not in SETTINGS["ignore"]
+    ]
     assert not [found for file in files if (found := mistake(file.name, file.read_text("utf-8")))]
 
 
 def test_mistakes_are_seen() -> None:
-    assert mistake("+second-chance.fixed.md", "A device has a second chance.\nIt had none.\n") is None
-    for name in ("second-chance.fixed.md", "+second-chance.md", "+second chance.fixed.md", "+second-chance.mended.md"):
+    assert (
+        mistake("+second-chance.fixed.md", "A device has a second chance.\nIt had none.\n") is None
+    )
+    for name in (
+        "second-chance.fixed.md",
+        "+second-chance.md",
+        "+second chance.fixed.md",
+        "+second-chance.mended.md",
+    ):
         assert "KIND one of added|changed|fixed|removed" in str(mistake(name, "Text.")), name
     for text in (" \n", "- A point.", "# Title", "One.\n\nTwo."):
         assert mistake("+a.fixed.md", text), text

@@ -1,4 +1,5 @@
-"""A public class name of the packages exists once: ``.ci/class_names.py``, which ``make check`` runs."""
+"""A public class name of the packages exists once: ``.ci/class_names.py``, which ``make check``
+runs."""
 
 from __future__ import annotations
 

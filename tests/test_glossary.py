@@ -1,4 +1,5 @@
-"""docs/start/glossary.md: sorted, every word once, and each name of code is one that can be imported."""
+"""docs/start/glossary.md: sorted, every word once, and each name of code is one that can be
+imported."""
 
 from __future__ import annotations
 
@@ -8,7 +9,11 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[1] / "docs" / "start" / "glossary.md"
-ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.read_text().splitlines() if "|" in line]
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE.read_text().splitlines()
+    if "|" in line
+]
 WORDS = {word: (meaning, code.strip("`")) for word, meaning, code in ROWS[2:]}
 
 

@@ -17,5 +17,7 @@ ENTRY = re.compile(r"^\.\. auto(?:class|exception|function):: (\w+)$", re.MULTIL
 def test_every_public_name_has_one_entry(room: str) -> None:
     package = f"fleetlearn_{room}"
     pages = [page.read_text("utf-8") for page in PAGES.glob("*.md")]
-    entries = [name for page in pages if package in MODULE.findall(page) for name in ENTRY.findall(page)]
+    entries = [
+        name for page in pages if package in MODULE.findall(page) for name in ENTRY.findall(page)
+    ]
     assert sorted(entries) == sorted(import_module(package).__all__)

@@ -1,4 +1,5 @@
-"""docs/operate/security.md: each line of what is protected, and of what is not, names tests, and they are there."""
+"""docs/operate/security.md: each line of what is protected, and of what is not, names tests, and
+they are there."""
 
 from __future__ import annotations
 
@@ -15,14 +16,18 @@ ROWS = [
     for table in HEADER.findall(PAGE)
     for line in table.splitlines()
 ]
-TESTS = sorted({name for row in ROWS for name in re.findall(r"`([\w/.:]*test_\w+\.py[\w:]*)`", row[-1])})
+TESTS = sorted(
+    {name for row in ROWS for name in re.findall(r"`([\w/.:]*test_\w+\.py[\w:]*)`", row[-1])}
+)
 
 
 def test_each_line_names_a_test_or_says_why_there_is_none() -> None:
     assert len(HEADER.findall(PAGE)) == 2, "what is protected, and what is not"
     for row in ROWS:
         assert len(row) == 3, row
-        assert re.search(r"`[\w/.:]*test_\w+\.py[\w:]*`|^none: ", row[-1]), f"{row[0]}: no test is named"
+        assert re.search(r"`[\w/.:]*test_\w+\.py[\w:]*`|^none: ", row[-1]), (
+            f"{row[0]}: no test is named"
+        )
 
 
 @pytest.mark.parametrize("name", TESTS)
@@ -31,4 +36,6 @@ def test_the_test_is_there(name: str) -> None:
     found = [ROOT / file] if "/" in file else [*(ROOT / "tests").rglob(file)]
     assert len(found) == 1, f"{file} is not the name of one file"
     text = found[0].read_text("utf-8")
-    assert not function or re.search(rf"^ *(async )?def {function}\(", text, re.MULTILINE), f"{function} is not there"
+    assert not function or re.search(rf"^ *(async )?def {function}\(", text, re.MULTILINE), (
+        f"{function} is not there"
+    )

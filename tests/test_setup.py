@@ -46,10 +46,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def add_python(folder: Path, name: str, version: tuple[int, int], *, found: bool = True, machine: str = "") -> None:
+def add_python(
+    folder: Path, name: str, version: tuple[int, int], *, found: bool = True, machine: str = ""
+) -> None:
     """A command that notes what it is asked for. ``found``: whether ensurepip is there."""
     file = folder / "tools" / name
-    text = PYTHON.format(python=sys.executable, version=version, found=found, machine=machine, own=str(file))
+    text = PYTHON.format(
+        python=sys.executable, version=version, found=found, machine=machine, own=str(file)
+    )
     file.write_text(text)
     file.chmod(0o755)
 
@@ -93,7 +97,9 @@ def test_the_first_that_is_new_enough_is_taken(
 
 def test_a_command_without_its_python_is_passed_over(folder: Path) -> None:
     """pyenv has such commands for all versions that it knows."""
-    (folder / "tools" / "python3.11").write_text("#!/bin/sh\necho 'python3.11: command not found' >&2\nexit 127\n")
+    (folder / "tools" / "python3.11").write_text(
+        "#!/bin/sh\necho 'python3.11: command not found' >&2\nexit 127\n"
+    )
     (folder / "tools" / "python3.11").chmod(0o755)
     add_python(folder, "python3.12", (3, 12), found=False)
     add_python(folder, "python3.13", (3, 13))
@@ -112,16 +118,31 @@ def test_another_can_be_named(folder: Path) -> None:
 def test_no_training_build_on_another_machine(folder: Path) -> None:
     add_python(folder, "python3.11", (3, 11), machine="aarch64")
     done = make(folder)
-    assert "no .venv/ort-training: ONNX Runtime's training build needs Linux on x86-64 and" in done.stdout
+    assert (
+        "no .venv/ort-training: ONNX Runtime's training build needs Linux on x86-64 and"
+        in done.stdout
+    )
     assert asked(folder) == INSTALLED
 
 
 @pytest.mark.parametrize(
     ("pythons", "arguments", "text"),
     [
-        ({"python3": (3, 10)}, (), "none of these is here and Python 3.11 or newer: python3.11 python3.12 "),
-        ({}, ("PYTHON=other",), "none of these is here and Python 3.11 or newer: other. Install Python (on Debian"),
-        ({"python3.12": (3, 12)}, (), "python3.12 has no ensurepip, which making an environment needs; on Debian and"),
+        (
+            {"python3": (3, 10)},
+            (),
+            "none of these is here and Python 3.11 or newer: python3.11 python3.12 ",
+        ),
+        (
+            {},
+            ("PYTHON=other",),
+            "none of these is here and Python 3.11 or newer: other. Install Python (on Debian",
+        ),
+        (
+            {"python3.12": (3, 12)},
+            (),
+            "python3.12 has no ensurepip, which making an environment needs; on Debian and",
+        ),
     ],
 )
 def test_what_is_missing_is_said(
@@ -206,13 +227,21 @@ def test_the_demo_in_browsers_needs_no_training_build(folder: Path) -> None:
         ),
     ],
 )
-def test_the_training_build_runs_chosen_tests_that_need_it(chosen: str, in_training_build: str) -> None:
-    """It lacks what the others import, so that to collect them there ended ``make test`` with an error."""
+def test_the_training_build_runs_chosen_tests_that_need_it(
+    chosen: str, in_training_build: str
+) -> None:
+    """It lacks what the others import, so that to collect them there ended ``make test`` with an
+    error."""
     shown = subprocess.run(
-        ["make", "-n", "test", f"ARGS={chosen}"], cwd=ROOT, capture_output=True, text=True, timeout=60
+        ["make", "-n", "test", f"ARGS={chosen}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert shown.returncode == 0, shown.stderr
-    (guard,) = re.findall(r'bin/python \] \|\| \[ -z "(.*?)" \]', shown.stdout)  # what sets .venv up may stand before
+    # what sets .venv up may stand before
+    (guard,) = re.findall(r'bin/python \] \|\| \[ -z "(.*?)" \]', shown.stdout)
     (command,) = re.findall(r'-m "ort_training and not slow"(.*?)\|\| \[', shown.stdout)
     assert bool(guard) == bool(in_training_build)
     assert not in_training_build or re.search(in_training_build, command)

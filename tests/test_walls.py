@@ -1,4 +1,5 @@
-"""Imports run one way: the protocol is imported by every room, and imports none. pyproject.toml has the walls."""
+"""Imports run one way: the protocol is imported by every room, and imports none. pyproject.toml has
+the walls."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ LINT = (
 
 
 def lint(config: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", LINT, config], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    return subprocess.run(
+        [sys.executable, "-c", LINT, config], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
 
 
 def test_the_walls_stand() -> None:
@@ -50,16 +53,30 @@ def test_a_broken_wall_is_seen(tmp_path: Path) -> None:
     ("room", "kept_out"),
     [
         ("fleetlearn_protocol", ["torch", "onnx", "onnxruntime", "websockets", "asyncio"]),
-        ("fleetlearn_device", ["torch", "onnx", "onnxscript", "typer", "rich", "fleetlearn_coordinator"]),
-        ("fleetlearn_coordinator", ["torch", "onnx", "onnxruntime", "fleetlearn_device", "fleetlearn_export"]),
-        ("fleetlearn_coordinator.rounds.engine", ["asyncio", "websockets", "sqlite3", "fcntl", "resource"]),
-        ("fleetlearn_coordinator.conversation.conversation", ["asyncio", "websockets", "sqlite3", "fcntl", "resource"]),
+        (
+            "fleetlearn_device",
+            ["torch", "onnx", "onnxscript", "typer", "rich", "fleetlearn_coordinator"],
+        ),
+        (
+            "fleetlearn_coordinator",
+            ["torch", "onnx", "onnxruntime", "fleetlearn_device", "fleetlearn_export"],
+        ),
+        (
+            "fleetlearn_coordinator.rounds.engine",
+            ["asyncio", "websockets", "sqlite3", "fcntl", "resource"],
+        ),
+        (
+            "fleetlearn_coordinator.conversation.conversation",
+            ["asyncio", "websockets", "sqlite3", "fcntl", "resource"],
+        ),
     ],
 )
 def test_importing_a_room_loads_nothing_behind_its_walls(room: str, kept_out: list[str]) -> None:
     program = f"import sys, {room}; print(sorted(set(sys.modules) & set({kept_out})))"
     # Where coverage is measured, it would import sqlite3 itself.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")
+    }
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout == "[]\n", done.stderr

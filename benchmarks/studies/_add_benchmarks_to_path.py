@@ -1,4 +1,5 @@
-"""Importing this lets a study import what the benchmarks share (``_measure`` and others), which is one folder up."""
+"""Importing this lets a study import what the benchmarks share (``_measure`` and others), which is
+one folder up."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The figures of asynchronous.py, for docs/studies/asynchronous.md.
 
-A bar or a point is the median over seeds, a whisker goes from the least to the greatest. Where the median run never
-reached the target, nothing is drawn.
+A bar or a point is the median over seeds, a whisker goes from the least to the greatest. Where the
+median run never reached the target, nothing is drawn.
 """
 
 from __future__ import annotations
@@ -38,21 +38,36 @@ def until(key: str) -> Value:
 
 
 def to_target(results: Any, target: Target) -> Figure:
-    """Plot trips and virtual time to the target against dropout, by method, with the fewest tasks at a time."""
+    """Plot trips and virtual time to the target against dropout, by method, with the fewest tasks
+    at a time."""
     low = min(cell.concurrency for cell in results)
     cells = {cell: runs for cell, runs in results.items() if cell.concurrency == low}
     figure = Figure(figsize=(8, 3))
     axes = figure.subplots(1, 2)
-    for axis, key, label, unit in ((axes[0], "trips", "trips", 1), (axes[1], "time", "minutes of virtual time", 60)):
+    for axis, key, label, unit in (
+        (axes[0], "trips", "trips", 1),
+        (axes[1], "time", "minutes of virtual time", 60),
+    ):
         for number, method in enumerate(dict.fromkeys(cell.method for cell in cells)):
             points = []
             for cell, runs in cells.items():
                 found = middle(runs, until(key))
                 if cell.method == method and found is not None:
-                    points.append((100 * cell.dropout + number - 2.5, found[0] / unit, np.array(found[1]) / unit))
+                    points.append(
+                        (
+                            100 * cell.dropout + number - 2.5,
+                            found[0] / unit,
+                            np.array(found[1]) / unit,
+                        )
+                    )
             if points:
                 x, y, bars = zip(*points, strict=True)
-                look = {"color": COLOURS[number], "marker": MARKERS[number], "markersize": 4, "linewidth": 1.2}
+                look = {
+                    "color": COLOURS[number],
+                    "marker": MARKERS[number],
+                    "markersize": 4,
+                    "linewidth": 1.2,
+                }
                 axis.errorbar(x, y, np.array(bars).T, label=method, elinewidth=0.8, **look)
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -67,14 +82,29 @@ def to_target(results: Any, target: Target) -> Figure:
 
 
 def tenths(results: Any) -> Figure:
-    """Plot the final models' accuracy for the tenths of the devices by speed, by method, with the middle dropout."""
-    low, shares = min(cell.concurrency for cell in results), sorted({cell.dropout for cell in results})
+    """Plot the final models' accuracy for the tenths of the devices by speed, by method, with the
+    middle dropout."""
+    low, shares = (
+        min(cell.concurrency for cell in results),
+        sorted({cell.dropout for cell in results}),
+    )
     figure = Figure(figsize=(6, 3))
     axis = figure.subplots()
-    cells = [cell for cell in results if (cell.concurrency, cell.dropout) == (low, shares[len(shares) // 2])]
+    cells = [
+        cell
+        for cell in results
+        if (cell.concurrency, cell.dropout) == (low, shares[len(shares) // 2])
+    ]
     for number, cell in enumerate(cells):
         own = 100 * np.median([row["by_tenth"] for row in results[cell]], axis=0)
-        axis.plot(range(1, 11), own, label=cell.method, color=COLOURS[number], marker=MARKERS[number], markersize=4)
+        axis.plot(
+            range(1, 11),
+            own,
+            label=cell.method,
+            color=COLOURS[number],
+            marker=MARKERS[number],
+            markersize=4,
+        )
     axis.set_xlabel("tenth of the devices by speed, 1: the slowest")
     axis.set_xticks(range(1, 11))
     axis.set_ylabel("accuracy on the tenth's own digit, %")

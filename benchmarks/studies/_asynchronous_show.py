@@ -15,7 +15,9 @@ Results = Mapping[Any, Sequence[Mapping[str, Any]]]
 Job = TypeVar("Job")
 
 
-def progress(carry_out: Callable[[Job], dict[str, Any]], jobs: Sequence[Job]) -> list[dict[str, Any]]:
+def progress(
+    carry_out: Callable[[Job], dict[str, Any]], jobs: Sequence[Job]
+) -> list[dict[str, Any]]:
     """The figures of each run, one after the other."""
     found = []
     for job in jobs:
@@ -32,7 +34,9 @@ def text(results: Results, best: Mapping[str, Mapping[str, float]], target: Targ
         f"Until {target}": until(results),
         "At the end of a run": ends(results),
     }
-    return "\n\n".join(f"## {title}\n\n{measure.table(list(rows))}" for title, rows in parts.items())
+    return "\n\n".join(
+        f"## {title}\n\n{measure.table(list(rows))}" for title, rows in parts.items()
+    )
 
 
 def until(results: Results) -> Iterator[Sequence[str]]:
@@ -53,7 +57,15 @@ def until(results: Results) -> Iterator[Sequence[str]]:
 def ends(results: Results) -> Iterator[Sequence[str]]:
     """The final models, and the course of the runs."""
     tenths = "slowest tenth", "2nd", "5th", "9th", "fastest tenth"
-    yield "tasks at a time", "dropout", "method", "staleness", "time wasted, %", "accuracy, %", *tenths
+    yield (
+        "tasks at a time",
+        "dropout",
+        "method",
+        "staleness",
+        "time wasted, %",
+        "accuracy, %",
+        *tenths,
+    )
     for cell, runs in results.items():
         own = [[row["by_tenth"][place] for row in runs] for place in (0, 1, 4, 8, 9)]
         yield (

@@ -1,7 +1,7 @@
 """The figures of dropout.py, for docs/studies/dropout.md.
 
-A line or a point is the median over seeds, a bar goes from the least to the greatest. Where the median run never
-reached the target, nothing is drawn.
+A line or a point is the median over seeds, a bar goes from the least to the greatest. Where the
+median run never reached the target, nothing is drawn.
 """
 
 from __future__ import annotations
@@ -59,17 +59,21 @@ def draw(results: Any, folder: Path, target: Target) -> list[Path]:
 
 
 def recipes(results: Any, target: Target) -> Figure:
-    """Plot against dropout, by recipe and data: the time to the target, and the accuracy of the worst served
-    devices."""
+    """Plot against dropout, by recipe and data: the time to the target, and the accuracy of the
+    worst served devices."""
     usual = next(iter(results))
     kinds, names, shares = (
-        list(dict.fromkeys(getattr(cell, key) for cell in results)) for key in ("data", "recipe", "dropout")
+        list(dict.fromkeys(getattr(cell, key) for cell in results))
+        for key in ("data", "recipe", "dropout")
     )
     figure = Figure(figsize=(3 * len(kinds), 5))
     axes = figure.subplots(2, len(kinds), squeeze=False, sharex=True, sharey="row")
     rows: tuple[tuple[str, Value], ...] = (
         (f"minutes of virtual time until\n{target}", minutes),
-        ("own accuracy of the tenth\nof devices worst off, %", lambda row: 100 * row["worst_decile"]),
+        (
+            "own accuracy of the tenth\nof devices worst off, %",
+            lambda row: 100 * row["worst_decile"],
+        ),
     )
     for column, data in enumerate(kinds):
         axes[0, column].set_title(f"data: {data}")
@@ -77,13 +81,26 @@ def recipes(results: Any, target: Target) -> Figure:
         axes[1, column].set_xticks([100 * share for share in shares])
         for line, (label, value) in enumerate(rows):
             for number, recipe in enumerate(names):
-                cells = [usual._replace(data=data, recipe=recipe, dropout=share) for share in shares]
-                points = [(cell.dropout, middle(results[cell], value)) for cell in cells if cell in results]
+                cells = [
+                    usual._replace(data=data, recipe=recipe, dropout=share) for share in shares
+                ]
+                points = [
+                    (cell.dropout, middle(results[cell], value))
+                    for cell in cells
+                    if cell in results
+                ]
                 shown = [(100 * share + number - 1.5, *point) for share, point in points if point]
                 if shown:
                     x, y, bars = zip(*shown, strict=True)
-                    look = {"color": COLOURS[number], "marker": MARKERS[number], "markersize": 4, "linewidth": 1.2}
-                    axes[line, column].errorbar(x, y, np.array(bars).T, label=recipe, elinewidth=0.8, **look)
+                    look = {
+                        "color": COLOURS[number],
+                        "marker": MARKERS[number],
+                        "markersize": 4,
+                        "linewidth": 1.2,
+                    }
+                    axes[line, column].errorbar(
+                        x, y, np.array(bars).T, label=recipe, elinewidth=0.8, **look
+                    )
             axes[line, 0].set_ylabel(label)
     axes[0, 0].set_yscale("log")
     axes[0, 0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -93,7 +110,8 @@ def recipes(results: Any, target: Target) -> Figure:
 
 
 def plans(results: Any, target: Target) -> Figure:
-    """Plot by deadline and over-selection, a column for each dropout: time to the target against work and evenness."""
+    """Plot by deadline and over-selection, a column for each dropout: time to the target against
+    work and evenness."""
     usual = next(iter(results))
     kinds = list(dict.fromkeys(cell.data for cell in results))
     rows: list[tuple[str, str, Value]] = [
@@ -101,9 +119,17 @@ def plans(results: Any, target: Target) -> Figure:
         for data in dict.fromkeys((kinds[0], kinds[-1]))
     ]
     rows.append(
-        (kinds[-1], f"evenness: least heard tier /\nmost heard tier\ndata: {kinds[-1]}", lambda row: row["evenness"])
+        (
+            kinds[-1],
+            f"evenness: least heard tier /\nmost heard tier\ndata: {kinds[-1]}",
+            lambda row: row["evenness"],
+        )
     )
-    found = {cell: runs for cell, runs in results.items() if (cell.recipe, cell.hazard) == ("fedavg", usual.hazard)}
+    found = {
+        cell: runs
+        for cell, runs in results.items()
+        if (cell.recipe, cell.hazard) == ("fedavg", usual.hazard)
+    }
     shares, selections, deadlines = (sorted({cell[place] for cell in found}) for place in (3, 4, 5))
     figure = Figure(figsize=(2.6 * len(shares), 2.4 * len(rows)))
     axes = figure.subplots(len(rows), len(shares), squeeze=False, sharex=True, sharey="row")
@@ -119,7 +145,9 @@ def plans(results: Any, target: Target) -> Figure:
                         "marker": MARKERS[selections.index(cell.over_selection)],
                     }
                     x, y = np.array(time[1])[:, None], np.array(height[1])[:, None]
-                    axes[line, column].errorbar(time[0], height[0], y, x, markersize=5, elinewidth=0.6, **look)
+                    axes[line, column].errorbar(
+                        time[0], height[0], y, x, markersize=5, elinewidth=0.6, **look
+                    )
             axes[line, 0].set_ylabel(label)
     axes[0, 0].set_xscale("log")
     for row in axes[:-1]:
@@ -129,8 +157,12 @@ def plans(results: Any, target: Target) -> Figure:
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter(NullFormatter())
     for number, deadline in enumerate(deadlines):
-        axes[0, -1].plot([], [], color=COLOURS[number], linewidth=4, label=f"deadline {deadline:g} s")
+        axes[0, -1].plot(
+            [], [], color=COLOURS[number], linewidth=4, label=f"deadline {deadline:g} s"
+        )
     for number, selection in enumerate(selections):
-        axes[0, -1].plot([], [], MARKERS[number], color="#444444", label=f"over-selection {selection:g}")
+        axes[0, -1].plot(
+            [], [], MARKERS[number], color="#444444", label=f"over-selection {selection:g}"
+        )
     axes[0, -1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return figure

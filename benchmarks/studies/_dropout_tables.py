@@ -22,7 +22,13 @@ def percent(value: float) -> str:
 
 
 def digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 or value == round(value) else f"{value:.2g}" if value < 1 else f"{value:.3g}"
+    return (
+        f"{value:.0f}"
+        if value >= 100 or value == round(value)
+        else f"{value:.2g}"
+        if value < 1
+        else f"{value:.3g}"
+    )
 
 
 def minutes(seconds: float) -> str:
@@ -43,8 +49,8 @@ def worst_tier(runs: Sequence[Figures]) -> str:
 
 
 def spread(values: Sequence[float | None], show: Show) -> str:
-    """``median [least-greatest]`` over seeds. None stands for never, which is more than any number; if some runs never
-    got there, how many did."""
+    """``median [least-greatest]`` over seeds. None stands for never, which is more than any number;
+    if some runs never got there, how many did."""
     numbers = sorted(inf if value is None else value for value in values)
     there = sum(value < inf for value in numbers)
     middle = float(np.median(numbers))
@@ -75,7 +81,8 @@ def text(
     fleet: Any,
     target: Target,
 ) -> str:
-    """Return all tables. ``fleet``: the fates of many devices, each with its tier and its seconds of training."""
+    """Return all tables. ``fleet``: the fates of many devices, each with its tier and its seconds
+    of training."""
     parts = {
         "Chosen": tuned(chosen),
         "Dropout by tier": by_tier(results, rates, fleet),
@@ -87,7 +94,9 @@ def text(
     }
     if any(cell.recipe == "fednova" for cell in results):
         parts["Unequal work"] = unequal(results)
-    return "\n\n".join(f"## {title}\n\n{measure.table(list(rows))}" for title, rows in parts.items())
+    return "\n\n".join(
+        f"## {title}\n\n{measure.table(list(rows))}" for title, rows in parts.items()
+    )
 
 
 def _values(results: Results, field: str) -> list[Any]:
@@ -106,27 +115,50 @@ def tuned(chosen: Mapping[str, Mapping[str, float]]) -> Iterator[Sequence[str]]:
 
 
 def by_tier(results: Results, rates: Mapping[float, float], fleet: Any) -> Iterator[Sequence[str]]:
-    """Yield for each tier how long training takes, and the share of devices that would not finish it."""
+    """Yield for each tier how long training takes, and the share of devices that would not finish
+    it."""
     names = list(next(iter(results.values()))[0]["heard"])
     yield "tier", "share", "training, s", *(f"dropout {percent(share)} %" for share in rates)
     for number, name in enumerate(names):
         seconds = fleet.train[fleet.tier == number]
         low, middle, high = np.quantile(seconds, [0.05, 0.5, 0.95])
         lost = (f"{100 * np.mean(-np.expm1(-rate * seconds)):.0f} %" for rate in rates.values())
-        yield name, f"{np.mean(fleet.tier == number):.2f}", f"{middle:.0f} [{low:.0f}-{high:.0f}]", *lost
+        yield (
+            name,
+            f"{np.mean(fleet.tier == number):.2f}",
+            f"{middle:.0f} [{low:.0f}-{high:.0f}]",
+            *lost,
+        )
     low, middle, high = np.quantile(fleet.train, [0.05, 0.5, 0.95])
-    yield "all", "1", f"{middle:.0f} [{low:.0f}-{high:.0f}]", *(f"rate {rate:g}/s" for rate in rates.values())
+    yield (
+        "all",
+        "1",
+        f"{middle:.0f} [{low:.0f}-{high:.0f}]",
+        *(f"rate {rate:g}/s" for rate in rates.values()),
+    )
 
 
 def recipes(results: Results) -> Iterator[Sequence[str]]:
     """Rounds and virtual time to the target."""
     found = _values(results, "recipe")
-    yield "data", "dropout", *(f"{recipe}: {what}" for what in ("rounds", "minutes") for recipe in found)
+    yield (
+        "data",
+        "dropout",
+        *(f"{recipe}: {what}" for what in ("rounds", "minutes") for recipe in found),
+    )
     for data in _values(results, "data"):
         for share in _values(results, "dropout"):
-            runs = [results[_usual(results)._replace(data=data, recipe=recipe, dropout=share)] for recipe in found]
+            runs = [
+                results[_usual(results)._replace(data=data, recipe=recipe, dropout=share)]
+                for recipe in found
+            ]
             rounds = [of(row, "to_target", "rounds", show=digits) for row in runs]
-            yield data, f"{percent(share)} %", *rounds, *(of(row, "to_target", "time", show=minutes) for row in runs)
+            yield (
+                data,
+                f"{percent(share)} %",
+                *rounds,
+                *(of(row, "to_target", "time", show=minutes) for row in runs),
+            )
 
 
 def own(results: Results) -> Iterator[Sequence[str]]:
@@ -140,14 +172,23 @@ def own(results: Results) -> Iterator[Sequence[str]]:
                 runs = results[usual._replace(data=data, recipe=recipe, dropout=share)]
                 each = (of(runs, "tier_accuracy", tier, show=percent) for tier in tiers)
                 overall = of(runs, "accuracy", show=percent)
-                yield data, recipe, f"{percent(share)} %", overall, *each, of(runs, "worst_decile", show=percent)
+                yield (
+                    data,
+                    recipe,
+                    f"{percent(share)} %",
+                    overall,
+                    *each,
+                    of(runs, "worst_decile", show=percent),
+                )
 
 
 def course(results: Results) -> Iterator[Sequence[str]]:
-    """Yield the course of a run with the usual plan. It is the same for all recipes and data, because which devices
-    vanish does not depend on what is learned."""
+    """Yield the course of a run with the usual plan. It is the same for all recipes and data,
+    because which devices vanish does not depend on what is learned."""
     yield "", *(f"dropout {percent(share)} %" for share in _values(results, "dropout"))
-    columns = [results[_usual(results)._replace(dropout=share)] for share in _values(results, "dropout")]
+    columns = [
+        results[_usual(results)._replace(dropout=share)] for share in _values(results, "dropout")
+    ]
     for title, path in (
         ("tasks lost, %", ["lost_share"]),
         ("device time wasted, %", ["wasted_share"]),
@@ -156,19 +197,30 @@ def course(results: Results) -> Iterator[Sequence[str]]:
     ):
         yield title, *(of(runs, *path, show=percent) for runs in columns)
     for tier in columns[0][0]["heard"]:
-        yield f"{tier}: heard", *(of(runs, "heard", tier, show=lambda value: f"{value:.2f}") for runs in columns)
+        yield (
+            f"{tier}: heard",
+            *(of(runs, "heard", tier, show=lambda value: f"{value:.2f}") for runs in columns),
+        )
     yield "evenness: least / most heard", *(of(runs, "evenness", show=ratio) for runs in columns)
 
 
 def plans(results: Results) -> Iterator[Sequence[str]]:
-    """Yield FedAvg's results by plan: the course of a run, which is the same for all data, and accuracy on two
-    kinds."""
+    """Yield FedAvg's results by plan: the course of a run, which is the same for all data, and
+    accuracy on two kinds."""
     kinds = _values(results, "data")
     ends = list(dict.fromkeys((kinds[0], kinds[-1])))
     found = [cell for cell in results if cell[:3] == (kinds[-1], "fedavg", "by time")]
     titles = [f"{data}: {what}" for data in ends for what in ("rounds", "minutes", "device-hours")]
     yield (
-        *("dropout", "deadline, s", "over-selection", "time wasted, %", "abandoned", "partial, %", "evenness"),
+        *(
+            "dropout",
+            "deadline, s",
+            "over-selection",
+            "time wasted, %",
+            "abandoned",
+            "partial, %",
+            "evenness",
+        ),
         *(*titles, f"{kinds[-1]}: worst tier, %"),
     )
     for cell in sorted(found, key=lambda cell: (cell.dropout, -cell.deadline, cell.over_selection)):
@@ -190,20 +242,33 @@ def plans(results: Results) -> Iterator[Sequence[str]]:
 
 
 def unequal(results: Results) -> Iterator[Sequence[str]]:
-    """FedAvg and FedNova with each deadline: slow devices report the steps that they did by then."""
+    """FedAvg and FedNova with each deadline: slow devices report the steps that they did by
+    then."""
     recipes = ("fedavg", "fednova")
     yield (
         *("dropout", "deadline, s", "partial, %"),
-        *(f"{recipe}: {what}" for what in ("rounds", "accuracy, %", "worst tier, %") for recipe in recipes),
+        *(
+            f"{recipe}: {what}"
+            for what in ("rounds", "accuracy, %", "worst tier, %")
+            for recipe in recipes
+        ),
     )
-    cells = [cell for cell in results if cell.recipe == "fednova" and cell._replace(recipe="fedavg") in results]
+    cells = [
+        cell
+        for cell in results
+        if cell.recipe == "fednova" and cell._replace(recipe="fedavg") in results
+    ]
     last = cells[-1].data
     for cell in sorted(cells, key=lambda cell: (cell.dropout, -cell.deadline)):
         if cell.data != last:
             continue
         both = [results[cell._replace(recipe=recipe)] for recipe in recipes]
         yield (
-            *(f"{percent(cell.dropout)} %", f"{cell.deadline:g}", of(both[0], "partial_share", show=percent)),
+            *(
+                f"{percent(cell.dropout)} %",
+                f"{cell.deadline:g}",
+                of(both[0], "partial_share", show=percent),
+            ),
             *(of(runs, "to_target", "rounds", show=digits) for runs in both),
             *(of(runs, "accuracy", show=percent) for runs in both),
             *map(worst_tier, both),

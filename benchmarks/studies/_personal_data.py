@@ -28,8 +28,8 @@ class Device(NamedTuple):
 
 @cache
 def fleet(kind: str, seed: int) -> tuple[Device, ...]:
-    """Share out all digits. ``scanners``: the labels are alike, and each device has another contrast and brightness,
-    half of them dark on light."""
+    """Share out all digits. ``scanners``: the labels are alike, and each device has another
+    contrast and brightness, half of them dark on light."""
     data, random = digits.data(), np.random.default_rng(seed)
     x, y = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test])
     alpha = ALPHA if kind == "labels" else 1e6
@@ -38,7 +38,9 @@ def fleet(kind: str, seed: int) -> tuple[Device, ...]:
         scans = x[rows]
         if kind == "scanners":
             scans = 1 - scans if number % 2 else scans
-            scans = scans * np.float32(random.uniform(0.4, 1.6)) + np.float32(random.uniform(-0.5, 0.5))
+            scans = scans * np.float32(random.uniform(0.4, 1.6)) + np.float32(
+                random.uniform(-0.5, 0.5)
+            )
         cut = round(TEST * len(rows))
         devices.append(Device((scans[cut:], y[rows[cut:]]), (scans[:cut], y[rows[:cut]])))
     return tuple(devices)

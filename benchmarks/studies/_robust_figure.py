@@ -19,7 +19,8 @@ from matplotlib.figure import Figure
 def draw(results: Mapping[Any, Sequence[float]], folder: Path) -> Path:
     """Write robust.svg. A point is the median over seeds."""
     kinds, recipes, attacks, shares = (
-        list(dict.fromkeys(getattr(cell, key) for cell in results)) for key in ("data", "recipe", "attack", "share")
+        list(dict.fromkeys(getattr(cell, key) for cell in results))
+        for key in ("data", "recipe", "attack", "share")
     )
     attacks = [attack for attack in attacks if attack]
     file = folder / "robust.svg"
@@ -36,12 +37,18 @@ def draw(results: Mapping[Any, Sequence[float]], folder: Path) -> Path:
                     found = [
                         (cell.share, runs)
                         for cell, runs in results.items()
-                        if (cell.data, cell.recipe) == (data, recipe) and cell.attack in ("", attack)
+                        if (cell.data, cell.recipe) == (data, recipe)
+                        and cell.attack in ("", attack)
                     ]
                     x = [100 * share for share, _ in found]
                     y = [100 * float(np.median(runs)) for _, runs in found]
-                    look = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
-                    axes[line, column].plot(x, y, label=recipe, markersize=3.5, linewidth=1.1, **look)
+                    look = {
+                        "color": COLOURS[number % len(COLOURS)],
+                        "marker": MARKERS[number % len(MARKERS)],
+                    }
+                    axes[line, column].plot(
+                        x, y, label=recipe, markersize=3.5, linewidth=1.1, **look
+                    )
         axes[0, -1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
         axes[0, 0].set_xticks([100 * share for share in shares])
         figure.savefig(file, facecolor="white", bbox_inches="tight", metadata={"Date": None})

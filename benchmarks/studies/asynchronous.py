@@ -1,8 +1,10 @@
-"""Synchronous rounds against FedBuff and FedAsync, on devices of very different speeds that are lost now and then.
+"""Synchronous rounds against FedBuff and FedAsync, on devices of very different speeds that are
+lost now and then.
 
-Every run is the simulator's, with the real engine and a softmax regression for scikit-learn's digits that trains for
-real. First each method's learning rates are chosen on a seed of their own without dropout; then they stay. Runs are
-kept in --keep: started again, the command goes on with those that are missing. docs/studies/asynchronous.md says more.
+Every run is the simulator's, with the real engine and a softmax regression for scikit-learn's
+digits that trains for real. First each method's learning rates are chosen on a seed of their own
+without dropout; then they stay. Runs are kept in --keep: started again, the command goes on with
+those that are missing. docs/studies/asynchronous.md says more.
 """
 
 from __future__ import annotations
@@ -69,9 +71,11 @@ METHODS = {
 TRIPS = {100: 4000, 1000: 20_000, 10_000: 200_000}
 """Tasks out at a time -> tasks in a run, about."""
 TUNED_AT = 100
-"""Tasks out at a time where the learning rates are chosen. FedBuff's mean staleness is ten with any number."""
+"""Tasks out at a time where the learning rates are chosen. FedBuff's mean staleness is ten with any
+number."""
 FEDASYNC_AT = 100
-"""FedAsync makes a model with each update: with more at a time its staleness would be above a hundred."""
+"""FedAsync makes a model with each update: with more at a time its staleness would be above a
+hundred."""
 
 
 class Cell(NamedTuple):
@@ -96,10 +100,14 @@ class Job(NamedTuple):
 
 def export(folder: Path) -> Path:
     """Write the softmax regression 64 -> 10, with the graph for MANY devices at once."""
-    return export_digits(folder / "softmax.bundle", [64, 10], (MANY, EPOCHS * EXAMPLES // BATCH), BATCH)
+    return export_digits(
+        folder / "softmax.bundle", [64, 10], (MANY, EPOCHS * EXAMPLES // BATCH), BATCH
+    )
 
 
-def job_of(bundle: Path, cell: Cell, rates: Mapping[str, float], seed: int, target: Target, scale: float) -> Job:
+def job_of(
+    bundle: Path, cell: Cell, rates: Mapping[str, float], seed: int, target: Target, scale: float
+) -> Job:
     """Return a run of the cell with these learning rates: plan's key -> value."""
     method, most = METHODS[cell.method], cell.concurrency
     if method.over_selection is None:
@@ -113,7 +121,12 @@ def job_of(bundle: Path, cell: Cell, rates: Mapping[str, float], seed: int, targ
     plan = {
         "bundle": str(bundle),
         "recipe": method.recipe,
-        "local": {"epochs": EPOCHS, "batch_size": BATCH, "evaluate": False, "lr": rates["local.lr"]},
+        "local": {
+            "epochs": EPOCHS,
+            "batch_size": BATCH,
+            "evaluate": False,
+            "lr": rates["local.lr"],
+        },
         "server": {"lr": rates["server.lr"]},
         "round": {**round_, "deadline": DEADLINE},
         "stop": {"rounds": rounds},
@@ -144,8 +157,13 @@ def carry_out(job: Job) -> dict[str, Any]:
     indices, values = series(run)["accuracy"]["test"]
     trips = np.cumsum([sum(row.assigned.values()) for row in run.rows])
     there = reached(run, job.target)
-    first = next((index for index, value in zip(indices, values, strict=True) if value >= job.target.value), 0)
-    stale = [row["staleness"]["mean"] for row in read_rows(job.folder, ROUNDS) if "staleness" in row]
+    first = next(
+        (index for index, value in zip(indices, values, strict=True) if value >= job.target.value),
+        0,
+    )
+    stale = [
+        row["staleness"]["mean"] for row in read_rows(job.folder, ROUNDS) if "staleness" in row
+    ]
     return {
         "to_target": there and {**there._asdict(), "trips": int(trips[first])},
         "accuracy": float(np.mean(values[-10:])),
@@ -159,8 +177,8 @@ def carry_out(job: Job) -> dict[str, Any]:
 
 
 def accuracy_by_tenth(job: Job) -> list[float]:
-    """Return the final model's accuracy on the test digits that are the own ones of each tenth of the devices by speed,
-    the slowest first."""
+    """Return the final model's accuracy on the test digits that are the own ones of each tenth of
+    the devices by speed, the slowest first."""
     scenario = job.scenario
     bundle = open_bundle(scenario.plan.bundle)
     tensors = load_file(job.folder / MODEL)
@@ -178,7 +196,10 @@ def tune(bundle: Path, chosen: Any) -> dict[str, dict[str, float]]:
     """Return for each method the rates with the best test accuracy, as a mean over the run."""
     best: dict[str, dict[str, float]] = {}
     for name in chosen.methods:
-        tried = [{"local.lr": lr, "server.lr": server} for lr, server in product(LR, METHODS[name].server_lr)]
+        tried = [
+            {"local.lr": lr, "server.lr": server}
+            for lr, server in product(LR, METHODS[name].server_lr)
+        ]
         cell, scale = Cell(name, TUNED_AT, 0.0), chosen.scale * TUNING_SHARE
         jobs = [job_of(bundle, cell, rates, TUNING_SEED, chosen.target, scale) for rates in tried]
         scores = [row["mean_accuracy"] for row in show.progress(carry_out, jobs)]
@@ -187,23 +208,37 @@ def tune(bundle: Path, chosen: Any) -> dict[str, dict[str, float]]:
 
 
 def grid(chosen: Any) -> list[Cell]:
-    """All methods with each dropout and the fewest tasks out at a time; with more of them, at the middle dropout."""
+    """All methods with each dropout and the fewest tasks out at a time; with more of them, at the
+    middle dropout."""
     low, middle = min(chosen.concurrency), sorted(chosen.dropout)[len(chosen.dropout) // 2]
     cells = [Cell(name, low, dropout) for dropout, name in product(chosen.dropout, chosen.methods)]
-    cells += [Cell(name, most, middle) for most in chosen.concurrency if most != low for name in chosen.methods]
-    return [cell for cell in cells if METHODS[cell.method].recipe != "fedasync" or cell.concurrency <= FEDASYNC_AT]
+    cells += [
+        Cell(name, most, middle)
+        for most in chosen.concurrency
+        if most != low
+        for name in chosen.methods
+    ]
+    return [
+        cell
+        for cell in cells
+        if METHODS[cell.method].recipe != "fedasync" or cell.concurrency <= FEDASYNC_AT
+    ]
 
 
 def main() -> None:
     options = measure.parser(__doc__)
-    options.add_argument("--keep", type=Path, default=Path("asynchronous.runs"), help="folder of the finished runs")
+    options.add_argument(
+        "--keep", type=Path, default=Path("asynchronous.runs"), help="folder of the finished runs"
+    )
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--scale", type=float, default=1.0, help="times the usual tasks in a run")
     options.add_argument("--target", type=target_of, default="accuracy=0.9")
     options.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
     options.add_argument("--concurrency", nargs="+", type=int, choices=TRIPS, default=[*TRIPS])
     options.add_argument("--dropout", nargs="+", type=float, default=[0.0, 0.3, 0.6])
-    options.add_argument("--figures", type=Path, metavar="FOLDER", help="draw asynchronous-*.svg there")
+    options.add_argument(
+        "--figures", type=Path, metavar="FOLDER", help="draw asynchronous-*.svg there"
+    )
     chosen = options.parse_args()
     chosen.keep.mkdir(parents=True, exist_ok=True)
     bundle = export(chosen.keep.absolute())
@@ -222,8 +257,13 @@ def main() -> None:
 
         for file in _asynchronous_figures.draw(results, chosen.figures, chosen.target):
             print(file, file=sys.stderr)
-    settings = {key: value for key, value in vars(chosen).items() if key not in ("json", "keep", "figures")}
-    found = {"chosen": best, "cells": [cell._asdict() | {"runs": rows} for cell, rows in results.items()]}
+    settings = {
+        key: value for key, value in vars(chosen).items() if key not in ("json", "keep", "figures")
+    }
+    found = {
+        "chosen": best,
+        "cells": [cell._asdict() | {"runs": rows} for cell, rows in results.items()],
+    }
     measure.write_json(chosen.json, settings | {"target": str(chosen.target)}, found)
 
 

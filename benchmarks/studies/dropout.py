@@ -1,8 +1,10 @@
-"""What dropout does to training: recipes, data that differ, over-selection and deadlines, on a fleet of four tiers.
+"""What dropout does to training: recipes, data that differ, over-selection and deadlines, on a
+fleet of four tiers.
 
-Every run is the simulator's, with the real engine and a small network for scikit-learn's digits that trains for real.
-First each recipe's learning rates and mu are chosen on a seed of their own without dropout; then they stay. Runs are
-kept in --keep: started again, the command goes on with those that are missing. docs/studies/dropout.md says more.
+Every run is the simulator's, with the real engine and a small network for scikit-learn's digits
+that trains for real. First each recipe's learning rates and mu are chosen on a seed of their own
+without dropout; then they stay. Runs are kept in --keep: started again, the command goes on with
+those that are missing. docs/studies/dropout.md says more.
 """
 
 from __future__ import annotations
@@ -34,7 +36,13 @@ from fleetlearn_simulator.population.failures import TaskFates, sample_task_fate
 from fleetlearn_simulator.population.traits import tiers_of
 from fleetlearn_simulator.results.loaded_run import Floats, LoadedRun, read_run, series
 from fleetlearn_simulator.results.run_folder import MODEL, SUMMARY
-from fleetlearn_simulator.results.run_statistics import Target, lost_share, participation, reached, wasted_share
+from fleetlearn_simulator.results.run_statistics import (
+    Target,
+    lost_share,
+    participation,
+    reached,
+    wasted_share,
+)
 from fleetlearn_simulator.run import Options, simulate
 from fleetlearn_simulator.scenario.scenario import Scenario, expand
 from fleetlearn_simulator.training.backend import PerDevice, local_settings
@@ -45,7 +53,8 @@ GOAL = 20
 EPOCHS, BATCH = 5, 10
 STEPS = EPOCHS * EXAMPLES // BATCH
 STEP_SECONDS = 0.5
-"""Of a step on a desktop core: as a model would take that is far larger than the one which is trained."""
+"""Of a step on a desktop core: as a model would take that is far larger than the one which is
+trained."""
 LR = [0.03, 0.1, 0.3, 1.0]
 SERVER_LR = [0.01, 0.03, 0.1, 0.3, 1.0]
 RECIPES: dict[str, dict[str, list[Any]]] = {
@@ -78,8 +87,8 @@ class Cell(NamedTuple):
     data: str
     recipe: str
     hazard: str
-    """"by time": devices vanish at the same rate in every second of training; "equal": each task is lost with the same
-    probability, whatever the device."""
+    """"by time": devices vanish at the same rate in every second of training; "equal": each task is
+    lost with the same probability, whatever the device."""
     dropout: float
     over_selection: float
     deadline: float
@@ -95,7 +104,8 @@ class Job(NamedTuple):
 
 
 def export(folder: Path) -> Path:
-    """Write the network 64 -> 32 -> 10, with FedProx's term and the graph for GOAL devices at once; and its data."""
+    """Write the network 64 -> 32 -> 10, with FedProx's term and the graph for GOAL devices at once;
+    and its data."""
     bundle = folder / "digits.bundle"
     if bundle.exists():
         return bundle
@@ -103,7 +113,9 @@ def export(folder: Path) -> Path:
 
     x, y = scans()
     np.savez(folder / "digits.npz", x=x, y=y)
-    export_digits(corrected(bundle), [64, 32, 10], (GOAL, STEPS), BATCH, step=LocalStep(correction=True))
+    export_digits(
+        corrected(bundle), [64, 32, 10], (GOAL, STEPS), BATCH, step=LocalStep(correction=True)
+    )
     return export_digits(bundle, [64, 32, 10], (GOAL, STEPS), BATCH, step=LocalStep(proximal=True))
 
 
@@ -112,11 +124,13 @@ def corrected(bundle: Path) -> Path:
     return bundle.with_name("digits-corrected.bundle")
 
 
-def export_digits(bundle: Path, widths: Sequence[int], many: tuple[int, int], batch: int, **options: Any) -> Path:
+def export_digits(
+    bundle: Path, widths: Sequence[int], many: tuple[int, int], batch: int, **options: Any
+) -> Path:
     """Write the bundle of a network of linear layers for the digits, unless it is there.
 
-    widths: elements before, between and after the layers. many: devices and steps of train_many.onnx. batch: examples
-    in a step. options: for ``export_bundle``.
+    widths: elements before, between and after the layers. many: devices and steps of
+    train_many.onnx. batch: examples in a step. options: for ``export_bundle``.
     """
     if bundle.exists():
         return bundle
@@ -131,7 +145,9 @@ def export_digits(bundle: Path, widths: Sequence[int], many: tuple[int, int], ba
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # of the exporters that it calls
         torch.manual_seed(0)
-        layers = [layer for sizes in pairwise(widths) for layer in (nn.Linear(*sizes), nn.ReLU())][:-1]
+        layers = [layer for sizes in pairwise(widths) for layer in (nn.Linear(*sizes), nn.ReLU())][
+            :-1
+        ]
         model = nn.Sequential(*layers) if len(layers) > 1 else layers[0]
         example = torch.from_numpy(x[:batch]), torch.from_numpy(y[:batch])
         options |= {"metrics": {"accuracy": accuracy}, "many": TrainMany(*many)}
@@ -139,7 +155,9 @@ def export_digits(bundle: Path, widths: Sequence[int], many: tuple[int, int], ba
     return bundle
 
 
-def scenarios(bundle: Path, cell: Cell, rounds: int, sweep: Mapping[str, Sequence[Any]], rate: float) -> list[Scenario]:
+def scenarios(
+    bundle: Path, cell: Cell, rounds: int, sweep: Mapping[str, Sequence[Any]], rate: float
+) -> list[Scenario]:
     """The cell's runs, for each combination of the sweep's values."""
     asynchronous = {"concurrency": math.ceil(GOAL * cell.over_selection)}
     part = asynchronous if cell.recipe == "fedbuff" else {"over_selection": cell.over_selection}
@@ -151,7 +169,11 @@ def scenarios(bundle: Path, cell: Cell, rounds: int, sweep: Mapping[str, Sequenc
         "server": {"devices": DEVICES} if cell.recipe == "scaffold" else {},
         "stop": {"rounds": rounds},
     }
-    arrays = {"arrays": str(bundle.with_name("digits.npz"))} if DATA[cell.data]["kind"] == "dirichlet" else {}
+    arrays = (
+        {"arrays": str(bundle.with_name("digits.npz"))}
+        if DATA[cell.data]["kind"] == "dirichlet"
+        else {}
+    )
     given = {
         "name": cell.recipe,
         "plan": plan,
@@ -173,25 +195,35 @@ def folder_of(bundle: Path, cell: Cell) -> Path:
 
 
 def training(bundle: Path) -> TaskFates:
-    """Return the simulator's fates of many devices of the fleet: how long all local steps of each take."""
-    (run,) = scenarios(bundle, Cell("alike", "fedavg", "by time", 0.0, **USUAL), 1, {"plan.local.lr": [0.1]}, 0.0)
+    """Return the simulator's fates of many devices of the fleet: how long all local steps of each
+    take."""
+    (run,) = scenarios(
+        bundle, Cell("alike", "fedavg", "by time", 0.0, **USUAL), 1, {"plan.local.lr": [0.1]}, 0.0
+    )
     ids = np.arange(100_000)
     steps, size = np.full(len(ids), STEPS), np.full(len(ids), 4 * open_bundle(bundle).manifest.size)
     return sample_task_fates(run, ids, 1, now=0.0, deadline=1e9, steps=steps, down=size, up=size)
 
 
 def rate_of(seconds: Floats, dropout: float) -> float:
-    """Return the constant hazard at which this share of the devices vanishes during its seconds of training."""
+    """Return the constant hazard at which this share of the devices vanishes during its seconds of
+    training."""
     low, high = 0.0, 10.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if np.mean(-np.expm1(-middle * seconds)) < dropout else (low, middle)
+        low, high = (
+            (middle, high) if np.mean(-np.expm1(-middle * seconds)) < dropout else (low, middle)
+        )
     return float(f"{high:.4g}") if dropout else 0.0
 
 
 def kept_run(scenario: Scenario, folder: Path, options: Options = OPTIONS) -> LoadedRun:
-    """Return the scenario's run from its folder. It is simulated first unless the folder has it already."""
-    given, kept = json.dumps({"tables": scenario.tables, "setting": scenario.setting}, indent=1), folder / "given.json"
+    """Return the scenario's run from its folder. It is simulated first unless the folder has it
+    already."""
+    given, kept = (
+        json.dumps({"tables": scenario.tables, "setting": scenario.setting}, indent=1),
+        folder / "given.json",
+    )
     if not ((folder / SUMMARY).exists() and kept.exists() and kept.read_text("utf-8") == given):
         simulate(scenario, folder, options)
         kept.write_text(given, "utf-8")
@@ -202,7 +234,8 @@ def carry_out(job: Job) -> dict[str, Any]:
     """The figures of a run, which is simulated unless its folder has it already."""
     folder, scenario = job.folder, job.scenario
     run, manifest = kept_run(scenario, folder), open_bundle(scenario.plan.bundle).manifest
-    _, values = series(run).get("accuracy", {}).get("test", (None, np.zeros(1)))  # none where no round had a number
+    # none where no round had a number
+    _, values = series(run).get("accuracy", {}).get("test", (None, np.zeros(1)))
     there = reached(run, job.target)
     part = participation(run)
     return {
@@ -211,10 +244,13 @@ def carry_out(job: Job) -> dict[str, Any]:
         "mean_accuracy": float(np.mean(values)),
         "lost_share": lost_share(run),
         "wasted_share": wasted_share(run),
-        "wasted_bytes_share": wasted_bytes(run, 4 * sum(map(manifest.elements_of, scenario.plan.parts(manifest)))),
+        "wasted_bytes_share": wasted_bytes(
+            run, 4 * sum(map(manifest.elements_of, scenario.plan.parts(manifest)))
+        ),
         "committed": len(run.committed),
         "abandoned": len(run.rows) - len(run.committed),
-        "partial_share": sum(row.partial for row in run.committed) / max(1, sum(row.reports for row in run.committed)),
+        "partial_share": sum(row.partial for row in run.committed)
+        / max(1, sum(row.reports for row in run.committed)),
         "time": run.rows[-1].time,
         "evenness": part.evenness,
         "heard": dict(zip(part.tiers, part.heard.tolist(), strict=True)),
@@ -224,8 +260,9 @@ def carry_out(job: Job) -> dict[str, Any]:
 
 
 def wasted_bytes(run: LoadedRun, model: int) -> float:
-    """Return the share of the sent bytes that was wasted: models that led to no accepted report, and reports that were
-    refused or whose round was abandoned. The graphs of a device's first task are kept, and so are not wasted."""
+    """Return the share of the sent bytes that was wasted: models that led to no accepted report,
+    and reports that were refused or whose round was abandoned. The graphs of a device's first task
+    are kept, and so are not wasted."""
     sent = run.total(lambda row: row.bytes)
     reports = sum(row.reports for row in run.committed)
     lost = run.total(lambda row: row.assigned).total() - reports
@@ -233,8 +270,9 @@ def wasted_bytes(run: LoadedRun, model: int) -> float:
 
 
 def own_accuracy(scenario: Scenario, folder: Path) -> dict[str, Any]:
-    """Return the final model's accuracy for the devices: the mean of each tier, and the mean of the worst tenth. A
-    device's accuracy is on held-out digits, with the classes in the proportions of the device's own data."""
+    """Return the final model's accuracy for the devices: the mean of each tier, and the mean of the
+    worst tenth. A device's accuracy is on held-out digits, with the classes in the proportions of
+    the device's own data."""
     bundle = open_bundle(scenario.plan.bundle)
     tensors = load_file(folder / MODEL)
     model = np.concatenate([tensors[row.name].ravel() for row in bundle.manifest.travelling])
@@ -253,7 +291,9 @@ def own_accuracy(scenario: Scenario, folder: Path) -> dict[str, Any]:
     own = counts / counts.sum(axis=1, keepdims=True) @ np.array(right)
     tier = tiers_of(scenario, ids)
     return {
-        "tier_accuracy": {name: float(own[tier == number].mean()) for number, name in enumerate(scenario.tiers)},
+        "tier_accuracy": {
+            name: float(own[tier == number].mean()) for number, name in enumerate(scenario.tiers)
+        },
         "worst_decile": float(np.sort(own)[: len(own) // 10].mean()),
     }
 
@@ -272,11 +312,14 @@ def work(jobs: Sequence[Job], workers: int) -> list[dict[str, Any]]:
 
 
 def tune(bundle: Path, chosen: Any) -> dict[str, dict[str, float]]:
-    """Return for each recipe the values with the best test accuracy, as a mean over all rounds and kinds of data."""
+    """Return for each recipe the values with the best test accuracy, as a mean over all rounds and
+    kinds of data."""
     jobs: list[Job] = []
     for recipe, data in product(chosen.recipes, chosen.data):
         cell = Cell(data, recipe, "by time", 0.0, **USUAL)
-        sweep = {f"plan.{key}": values for key, values in RECIPES[recipe].items()} | {"seed": [TUNING_SEED]}
+        sweep = {f"plan.{key}": values for key, values in RECIPES[recipe].items()} | {
+            "seed": [TUNING_SEED]
+        }
         runs = scenarios(bundle, cell, chosen.rounds, sweep, 0.0)
         folder = folder_of(bundle.with_name("tuning") / bundle.name, cell)
         jobs += [Job(cell, run, folder / run.name, chosen.target) for run in runs]
@@ -284,8 +327,12 @@ def tune(bundle: Path, chosen: Any) -> dict[str, dict[str, float]]:
     for job, row in zip(jobs, work(jobs, chosen.workers), strict=True):
         values = tuple(job.scenario.setting[f"plan.{key}"] for key in RECIPES[job.cell.recipe])
         scores[job.cell.recipe][values] += row["mean_accuracy"]
-    best = {recipe: max(score, key=lambda values: score[values]) for recipe, score in scores.items()}
-    return {recipe: dict(zip(RECIPES[recipe], values, strict=True)) for recipe, values in best.items()}
+    best = {
+        recipe: max(score, key=lambda values: score[values]) for recipe, score in scores.items()
+    }
+    return {
+        recipe: dict(zip(RECIPES[recipe], values, strict=True)) for recipe, values in best.items()
+    }
 
 
 def runs_of(
@@ -310,22 +357,41 @@ def target_of(text: str) -> Target:
 
 
 def grid(chosen: Any) -> list[Cell]:
-    """All recipes on all kinds of data; FedAvg on the first and the last kind with other plans, and on the last with
-    another kind of dropout; on the last FedNova with other deadlines, where devices do unequal work."""
+    """All recipes on all kinds of data; FedAvg on the first and the last kind with other plans, and
+    on the last with another kind of dropout; on the last FedNova with other deadlines, where
+    devices do unequal work."""
     last, ends = chosen.data[-1], dict.fromkeys((chosen.data[0], chosen.data[-1]))
-    usual = [Cell(data, recipe, "by time", 0.0, **USUAL) for data, recipe in product(chosen.data, chosen.recipes)]
+    usual = [
+        Cell(data, recipe, "by time", 0.0, **USUAL)
+        for data, recipe in product(chosen.data, chosen.recipes)
+    ]
     others = product(ends, chosen.over_selection, chosen.deadlines)
-    plans = [Cell(data, "fedavg", "by time", 0.0, share, deadline) for data, share, deadline in others]
-    equal = [Cell(last, "fedavg", "equal", 0.0, share, USUAL["deadline"]) for share in (1.0, USUAL["over_selection"])]
-    work = [usual[-1]._replace(recipe="fednova", deadline=deadline) for deadline in chosen.deadlines]
+    plans = [
+        Cell(data, "fedavg", "by time", 0.0, share, deadline) for data, share, deadline in others
+    ]
+    equal = [
+        Cell(last, "fedavg", "equal", 0.0, share, USUAL["deadline"])
+        for share in (1.0, USUAL["over_selection"])
+    ]
+    work = [
+        usual[-1]._replace(recipe="fednova", deadline=deadline) for deadline in chosen.deadlines
+    ]
     unequal = work if "fednova" in chosen.recipes else []
-    found = [cell._replace(dropout=share) for cell in (*usual, *plans, *equal, *unequal) for share in chosen.dropout]
-    return list(dict.fromkeys(cell if cell.dropout else cell._replace(hazard="by time") for cell in found))
+    found = [
+        cell._replace(dropout=share)
+        for cell in (*usual, *plans, *equal, *unequal)
+        for share in chosen.dropout
+    ]
+    return list(
+        dict.fromkeys(cell if cell.dropout else cell._replace(hazard="by time") for cell in found)
+    )
 
 
 def main() -> None:
     options = measure.parser(__doc__)
-    options.add_argument("--keep", type=Path, default=Path("dropout.runs"), help="folder of the finished runs")
+    options.add_argument(
+        "--keep", type=Path, default=Path("dropout.runs"), help="folder of the finished runs"
+    )
     options.add_argument("--seeds", type=int, default=5)
     options.add_argument("--rounds", type=int, default=100, help="committed rounds of a run")
     options.add_argument("--target", type=target_of, default="accuracy=0.9")
@@ -333,8 +399,12 @@ def main() -> None:
     options.add_argument("--data", nargs="+", choices=DATA, default=[*DATA])
     options.add_argument("--dropout", nargs="+", type=float, default=[0.0, 0.3, 0.6, 0.9])
     options.add_argument("--over-selection", nargs="+", type=float, default=[1.0, 1.3, 2.0])
-    options.add_argument("--deadlines", nargs="+", type=float, default=[1800.0, 60.0, 25.0], help="seconds")
-    options.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
+    options.add_argument(
+        "--deadlines", nargs="+", type=float, default=[1800.0, 60.0, 25.0], help="seconds"
+    )
+    options.add_argument(
+        "--workers", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time"
+    )
     options.add_argument("--figures", type=Path, metavar="FOLDER", help="draw dropout-*.svg there")
     chosen = options.parse_args()
     chosen.keep.mkdir(parents=True, exist_ok=True)
@@ -353,8 +423,13 @@ def main() -> None:
 
         for file in _dropout_figures.draw(results, chosen.figures, chosen.target):
             print(file, file=sys.stderr)
-    settings = {key: value for key, value in vars(chosen).items() if key not in ("json", "keep", "figures")}
-    found = {"chosen": best, "cells": [cell._asdict() | {"runs": rows} for cell, rows in results.items()]}
+    settings = {
+        key: value for key, value in vars(chosen).items() if key not in ("json", "keep", "figures")
+    }
+    found = {
+        "chosen": best,
+        "cells": [cell._asdict() | {"runs": rows} for cell, rows in results.items()],
+    }
     measure.write_json(chosen.json, settings | {"target": str(chosen.target)}, found)
 
 

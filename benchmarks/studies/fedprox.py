@@ -1,10 +1,11 @@
-"""FedProx's experiment on synthetic data with stragglers: Li et al., Federated Optimization in Heterogeneous Networks,
-arXiv 1812.06127, section 5, figures 1 and 2, in the simulator.
+"""FedProx's experiment on synthetic data with stragglers: Li et al., Federated Optimization in
+Heterogeneous Networks, arXiv 1812.06127, section 5, figures 1 and 2, in the simulator.
 
-Softmax regression on 30 devices. 10 of them take part in a round; 0, 50 and 90 % of these stop after 1 to 19 of 20
-epochs. FedAvg discards their work, FedProx takes it, with and without its proximal term, or with an adaptive mu. Every
-method has the same devices, stragglers and orders of examples in every round. The first rounds of each run are repeated
-in float64 and NumPy. docs/studies/fedprox.md says more.
+Softmax regression on 30 devices. 10 of them take part in a round; 0, 50 and 90 % of these stop
+after 1 to 19 of 20 epochs. FedAvg discards their work, FedProx takes it, with and without its
+proximal term, or with an adaptive mu. Every method has the same devices, stragglers and orders of
+examples in every round. The first rounds of each run are repeated in float64 and NumPy.
+docs/studies/fedprox.md says more.
 
 Finished runs stay in a folder: started again, it goes on with those that are missing.
 """
@@ -48,16 +49,17 @@ SETS: dict[str, dict[str, Any]] = {
 }
 DROPS = (0.0, 0.5, 0.9)
 METHODS = {"fedavg": 0.0, "fedprox-0": 0.0, "fedprox-1": 1.0, "fedprox-adaptive": 0.0}
-"""And their mu; the last one's follows the loss, and begins at 1 on iid data, at 0 on others, as in the paper. Without
-stragglers the first two are the same."""
+"""And their mu; the last one's follows the loss, and begins at 1 on iid data, at 0 on others, as in
+the paper. Without stragglers the first two are the same."""
 ADAPTIVE = "fedprox-adaptive"
 COHORT = 10
 BLOCK = 4, 10
-"""Devices and steps of a call: devices differ much in size, so that more would mostly wait for one."""
+"""Devices and steps of a call: devices differ much in size, so that more would mostly wait for
+one."""
 LATENCY = 10.0
 DEADLINE = 21.0
-"""Seconds. All time is latency, there and back: those that train report after 20 s. Who takes a discarded straggler's
-place, after 10 s, has no time left; in the paper nobody does."""
+"""Seconds. All time is latency, there and back: those that train report after 20 s. Who takes a
+discarded straggler's place, after 10 s, has no time left; in the paper nobody does."""
 CHECKED = 5
 """Rounds that are repeated in float64."""
 
@@ -84,11 +86,13 @@ def cells(sets: Iterable[str], drops: Iterable[float], seeds: Iterable[int]) -> 
 
 
 def export(file: Path) -> None:
-    """Softmax regression with a proximal step, from zero; the cross-entropy is written out, in fewer operators than
-    PyTorch's, which can leave out labels."""
+    """Softmax regression with a proximal step, from zero; the cross-entropy is written out, in
+    fewer operators than PyTorch's, which can leave out labels."""
 
     def loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return -(torch.log_softmax(outputs, 1) * (y[:, None] == torch.arange(CLASSES))).sum(1).mean()
+        return (
+            -(torch.log_softmax(outputs, 1) * (y[:, None] == torch.arange(CLASSES))).sum(1).mean()
+        )
 
     model = nn.Linear(FEATURES, CLASSES)
     nn.init.zeros_(model.weight)
@@ -96,7 +100,9 @@ def export(file: Path) -> None:
     example = torch.randn(10, FEATURES), torch.randint(CLASSES, (10,))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporters that it calls
-        export_bundle(model, loss, example, file, step=LocalStep(proximal=True), many=TrainMany(*BLOCK))
+        export_bundle(
+            model, loss, example, file, step=LocalStep(proximal=True), many=TrainMany(*BLOCK)
+        )
 
 
 def scenario(bundle: Path, cell: Cell, rounds: int) -> Scenario:
@@ -132,11 +138,15 @@ class Took(NamedTuple):
     reported: dict[int, int]
     """Devices whose work was taken, and their steps."""
     discarded: list[int]
-    """Drawn devices that were stragglers. Other devices took their places, and their work was not used."""
+    """Drawn devices that were stragglers. Other devices took their places, and their work was not
+    used."""
 
 
-def run(bundle: Path, cell: Cell, rounds: int, backend: BackendChoice, folder: Path) -> dict[str, Any]:
-    """A run's curves. Raises RuntimeError where a round had other stragglers than the paper's would."""
+def run(
+    bundle: Path, cell: Cell, rounds: int, backend: BackendChoice, folder: Path
+) -> dict[str, Any]:
+    """A run's curves. Raises RuntimeError where a round had other stragglers than the paper's
+    would."""
     rule = scenario(bundle, cell, rounds)
     opened = open_bundle(bundle)
     source = source_of(rule, opened)
@@ -149,13 +159,22 @@ def run(bundle: Path, cell: Cell, rounds: int, backend: BackendChoice, folder: P
     mus: list[float] = []
 
     def follow(fleet: Fleet) -> None:
-        weight, bias = (array.astype(np.float64) for array in views(fleet.model, opened.manifest.travelling).values())
+        weight, bias = (
+            array.astype(np.float64)
+            for array in views(fleet.model, opened.manifest.travelling).values()
+        )
         found["loss"].append(float(-reference.logs((weight, bias), x)[np.arange(len(y)), y].mean()))
-        found["accuracy"].append(float((reference.logs((weight, bias), test[0]).argmax(axis=1) == test[1]).mean()))
+        found["accuracy"].append(
+            float((reference.logs((weight, bias), test[0]).argmax(axis=1) == test[1]).mean())
+        )
         models.extend([(weight, bias)] if len(models) < CHECKED else [])
-        mus.append(fleet.history[-1]["mu"]["used"] if cell.method == ADAPTIVE else METHODS[cell.method])
+        mus.append(
+            fleet.history[-1]["mu"]["used"] if cell.method == ADAPTIVE else METHODS[cell.method]
+        )
 
-    simulate(rule, folder, Options(backend=backend, workers=1, checkpoint=10**9, test=0), progress=follow)
+    simulate(
+        rule, folder, Options(backend=backend, workers=1, checkpoint=10**9, test=0), progress=follow
+    )
     took = read_rounds(folder)
     sizes = source.examples(np.arange(DEVICES))
     slow = [check_round(cell, row, EPOCHS * -(-sizes // BATCH)) for row in took]
@@ -204,14 +223,18 @@ def finished(file: Path, rounds: int) -> dict[str, Any] | None:
     return found if found and len(found["loss"]) == rounds else None
 
 
-def run_and_keep(bundle: Path, cell: Cell, rounds: int, backend: BackendChoice, folder: Path, file: Path) -> None:
+def run_and_keep(
+    bundle: Path, cell: Cell, rounds: int, backend: BackendChoice, folder: Path, file: Path
+) -> None:
     found = run(bundle, cell, rounds, backend, folder)
     part = file.with_suffix(".part")
     part.write_text(json.dumps(found))
     part.replace(file)  # never half a file
 
 
-def run_missing(wanted: Sequence[Cell], rounds: int, backend: BackendChoice, keep: Path, workers: int) -> None:
+def run_missing(
+    wanted: Sequence[Cell], rounds: int, backend: BackendChoice, keep: Path, workers: int
+) -> None:
     missing = [cell for cell in wanted if finished(keep / cell.file, rounds) is None]
     if not missing:
         return
@@ -222,7 +245,9 @@ def run_missing(wanted: Sequence[Cell], rounds: int, backend: BackendChoice, kee
         bundle = folder / "softmax.bundle"
         export(bundle)
         waiting = [
-            pool.submit(run_and_keep, bundle, cell, rounds, backend, folder / str(number), keep / cell.file)
+            pool.submit(
+                run_and_keep, bundle, cell, rounds, backend, folder / str(number), keep / cell.file
+            )
             for number, cell in enumerate(missing)
         ]
         try:
@@ -246,13 +271,23 @@ def check_paired(found: dict[Cell, dict[str, Any]]) -> None:
 def main() -> None:
     options = measure.parser(__doc__)
     options.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
-    options.add_argument("--drops", nargs="+", type=float, choices=DROPS, default=DROPS, help="shares of stragglers")
-    options.add_argument("--seeds", nargs="+", type=int, default=[*range(5)], help="one for each data set of a kind")
+    options.add_argument(
+        "--drops", nargs="+", type=float, choices=DROPS, default=DROPS, help="shares of stragglers"
+    )
+    options.add_argument(
+        "--seeds", nargs="+", type=int, default=[*range(5)], help="one for each data set of a kind"
+    )
     options.add_argument("--rounds", type=int, default=200)
     options.add_argument("--backend", choices=("vectorized", "bundle"), default="vectorized")
-    options.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
-    options.add_argument("--keep", type=Path, default=Path("fedprox.runs"), help="folder of the finished runs")
-    options.add_argument("--figure", type=Path, metavar="FILE", help="draw the training losses to FILE, a .png")
+    options.add_argument(
+        "--workers", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time"
+    )
+    options.add_argument(
+        "--keep", type=Path, default=Path("fedprox.runs"), help="folder of the finished runs"
+    )
+    options.add_argument(
+        "--figure", type=Path, metavar="FILE", help="draw the training losses to FILE, a .png"
+    )
     chosen = options.parse_args()
     chosen.keep.mkdir(parents=True, exist_ok=True)
     wanted = cells(chosen.sets, chosen.drops, chosen.seeds)
@@ -266,12 +301,19 @@ def main() -> None:
     paired = show.paired_of(levels)
     difference = max(curves["difference"] for curves in found.values())
     print(show.tables(levels, paired))
-    print(f"\nThe first {CHECKED} rounds of all {len(found)} runs were within {difference:.1e} of float64.")
+    print(
+        f"\nThe first {CHECKED} rounds of all {len(found)} runs were within {difference:.1e} of "
+        "float64."
+    )
     if chosen.figure:
         show.draw(runs, chosen.figure)
     kept = {"keep", "figure", "json", "workers"}
     settings = {key: value for key, value in vars(chosen).items() if key not in kept}
-    results = {"levels": show.nested(levels), "paired": show.nested(paired), "from_float64": difference}
+    results = {
+        "levels": show.nested(levels),
+        "paired": show.nested(paired),
+        "from_float64": difference,
+    }
     measure.write_json(chosen.json, settings, results)
 
 

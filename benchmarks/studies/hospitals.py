@@ -1,9 +1,10 @@
-"""FedAvg with E local updates on the four hospital set-ups: how far from the maximum-likelihood estimate it ends.
+"""FedAvg with E local updates on the four hospital set-ups: how far from the maximum-likelihood
+estimate it ends.
 
-Each run is the simulator's: the real engine, and a logistic regression exported for it, trained in float32 until a
-round moves the model by less than epsilon. Beside it, on the same data, the same algorithm in float64 and NumPy: until
-the same stop, and on to its fixed point. ``inf`` is what many updates come to: the mean of the hospitals' own
-estimates. docs/studies/hospitals.md says more.
+Each run is the simulator's: the real engine, and a logistic regression exported for it, trained in
+float32 until a round moves the model by less than epsilon. Beside it, on the same data, the same
+algorithm in float64 and NumPy: until the same stop, and on to its fixed point. ``inf`` is what many
+updates come to: the mean of the hospitals' own estimates. docs/studies/hospitals.md says more.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Reference(NamedTuple):
 
 
 def export(folder: Path) -> Bundle:
-    """Logistic regression without an intercept: the loss is the mean of log(1 + exp(z)) - y z with z = x @ w."""
+    """Logistic regression without an intercept: the loss is the mean of log(1 + exp(z)) - y z with
+    z = x @ w."""
     model = nn.Linear(FEATURES, 1, bias=False)
     nn.init.constant_(model.weight, START)
 
@@ -62,11 +64,16 @@ def export(folder: Path) -> Bundle:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporters that it calls
         return export_bundle(
-            model, loss, (torch.randn(4, FEATURES), torch.tensor([0, 1, 1, 0])), folder / "logistic.bundle"
+            model,
+            loss,
+            (torch.randn(4, FEATURES), torch.tensor([0, 1, 1, 0])),
+            folder / "logistic.bundle",
         ).bundle
 
 
-def scenario(bundle: Bundle, setup: str, seed: int, updates: int, lr: float, epsilon: float, rounds: int) -> Scenario:
+def scenario(
+    bundle: Bundle, setup: str, seed: int, updates: int, lr: float, epsilon: float, rounds: int
+) -> Scenario:
     """All four hospitals in every round, ``updates`` full-batch updates on each."""
     plan = {
         "bundle": str(bundle.path),
@@ -88,7 +95,9 @@ def scenario(bundle: Bundle, setup: str, seed: int, updates: int, lr: float, eps
 
 def simulated(run: Scenario, folder: Path) -> tuple[dict[str, Any], Floats]:
     """Return how the run ended, and its model."""
-    done = simulate(run, folder, Options(backend="bundle", workers=1, events=False, checkpoint=10**9, test=0))
+    done = simulate(
+        run, folder, Options(backend="bundle", workers=1, events=False, checkpoint=10**9, test=0)
+    )
     assert done is not None
     changes = [row["change"] for row in read_rows(folder, ROUNDS)]
     stopped = changes[-1] < (run.plan.stop.epsilon or 0.0)
@@ -123,19 +132,27 @@ def local(model: Floats, x: Floats, y: Floats, updates: int, lr: float) -> Float
 def own_estimates(source: Source) -> Floats:
     """The mean of the hospitals' own estimates, weighted by their examples."""
     weights = source.examples(np.arange(HOSPITALS)).astype(np.float64)
-    estimates = np.stack([pooled_mle(source, [device], intercept=False)[0] for device in range(HOSPITALS)])
+    estimates = np.stack(
+        [pooled_mle(source, [device], intercept=False)[0] for device in range(HOSPITALS)]
+    )
     return np.asarray(weights @ estimates / weights.sum())
 
 
 def standard_error(source: Source, pooled: Floats) -> float:
-    """Return the standard error of the pooled estimate: the root of the trace of the inverse Fisher information."""
+    """Return the standard error of the pooled estimate: the root of the trace of the inverse Fisher
+    information."""
     x = np.concatenate([source.arrays(device)[0] for device in range(HOSPITALS)]).astype(np.float64)
     p = 1 / (1 + np.exp(-(x @ pooled)))
     return float(np.sqrt(np.trace(np.linalg.inv((x.T * (p * (1 - p))) @ x))))
 
 
 def study(
-    bundle: Bundle, folder: Path, setup: str, seed: int, updates: Sequence[int], settings: dict[str, Any]
+    bundle: Bundle,
+    folder: Path,
+    setup: str,
+    seed: int,
+    updates: Sequence[int],
+    settings: dict[str, Any],
 ) -> dict[str, dict[str, Any]]:
     """The figures of one set-up's data, by number of updates."""
     found: dict[str, dict[str, Any]] = {}
@@ -153,16 +170,26 @@ def study(
             "fixed_distance": float(np.linalg.norm(exact.fixed - pooled)),
         }
     found["inf"] = {"fixed_distance": float(np.linalg.norm(own_estimates(source) - pooled))}
-    found["pooled"] = {"size": float(np.linalg.norm(pooled)), "standard_error": standard_error(source, pooled)}
+    found["pooled"] = {
+        "size": float(np.linalg.norm(pooled)),
+        "standard_error": standard_error(source, pooled),
+    }
     return found
 
 
 def main() -> None:
     options = measure.parser(__doc__)
     options.add_argument("--setups", nargs="+", choices=SETUPS, default=SETUPS)
-    options.add_argument("--updates", nargs="+", type=int, default=[1, 5, 20, 100], metavar="E", help="in a round")
+    options.add_argument(
+        "--updates", nargs="+", type=int, default=[1, 5, 20, 100], metavar="E", help="in a round"
+    )
     options.add_argument("--lr", type=float, default=0.1)
-    options.add_argument("--epsilon", type=float, default=1e-7, help="the L2 norm of a round's change that ends a run")
+    options.add_argument(
+        "--epsilon",
+        type=float,
+        default=1e-7,
+        help="the L2 norm of a round's change that ends a run",
+    )
     options.add_argument("--rounds", type=int, default=50_000, help="most of them")
     options.add_argument("--seeds", type=int, default=10, help="data sets of each set-up")
     chosen = options.parse_args()
@@ -176,7 +203,10 @@ def main() -> None:
                 runs.append(study(bundle, folder, setup, seed, chosen.updates, settings))
                 print(".", end="", flush=True, file=sys.stderr)
             results[setup] = {
-                updates: {key: measure.middle([run[updates][key] for run in runs]) for key in runs[0][updates]}
+                updates: {
+                    key: measure.middle([run[updates][key] for run in runs])
+                    for key in runs[0][updates]
+                }
                 | {"runs": [run[updates] for run in runs]}
                 for updates in runs[0]
             }
@@ -195,14 +225,31 @@ def main() -> None:
         for updates, figures in found.items():
             if updates == "pooled":
                 continue
-            rows.append((setup, updates, *(measure.show(figures[key]) if key in figures else "" for _, key in columns)))
+            rows.append(
+                (
+                    setup,
+                    updates,
+                    *(measure.show(figures[key]) if key in figures else "" for _, key in columns),
+                )
+            )
     print(measure.table(rows))
     for setup, found in results.items():
         size, error = (measure.show(found["pooled"][key]) for key in ("size", "standard_error"))
         print(f"\n{setup}: the pooled estimate's length is {size}, its standard error {error}.")
-    ended = [run for found in results.values() for row in found.values() for run in row["runs"] if "stopped" in run]
-    print(f"\n{sum(run['stopped'] for run in ended)} of {len(ended)} runs stopped by epsilon = {chosen.epsilon:g}.")
-    measure.write_json(chosen.json, {key: value for key, value in vars(chosen).items() if key != "json"}, results)
+    ended = [
+        run
+        for found in results.values()
+        for row in found.values()
+        for run in row["runs"]
+        if "stopped" in run
+    ]
+    print(
+        f"\n{sum(run['stopped'] for run in ended)} of {len(ended)} runs stopped by epsilon = "
+        f"{chosen.epsilon:g}."
+    )
+    measure.write_json(
+        chosen.json, {key: value for key, value in vars(chosen).items() if key != "json"}, results
+    )
 
 
 if __name__ == "__main__":

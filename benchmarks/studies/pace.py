@@ -1,9 +1,11 @@
-"""Pace steering in the simulator: check-ins a second over a day, how full the rounds are, and what it costs.
+"""Pace steering in the simulator: check-ins a second over a day, how full the rounds are, and what
+it costs.
 
-A fleet that comes and goes with the time of day, in the four time zones of one continent; a tenth of its tasks is lost.
-First with pace steering, for a day of virtual time, and asynchronously; then without it, with as many devices connected
-and with all that are online. What the devices train does not matter here: their updates are zeros, so that the CPU is
-the engine's and the fleet's. docs/studies/pace.md shows the figures; --figure draws its figure.
+A fleet that comes and goes with the time of day, in the four time zones of one continent; a tenth
+of its tasks is lost. First with pace steering, for a day of virtual time, and asynchronously; then
+without it, with as many devices connected and with all that are online. What the devices train does
+not matter here: their updates are zeros, so that the CPU is the engine's and the fleet's.
+docs/studies/pace.md shows the figures; --figure draws its figure.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ from fleetlearn_simulator.population.availability import online
 from fleetlearn_simulator.population.traits import Ids, Ints
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Job, RoundInputs, local_settings
-from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices
+from fleetlearn_simulator.training.trained_devices import (
+    PendingResults,
+    ResultReader,
+    TrainedDevices,
+)
 
 DAY = 86400
 EXAMPLES, BATCH = 50, 10
@@ -51,9 +57,16 @@ class Nothing:
         steps = np.full(count, EXAMPLES // BATCH)
         zeros = np.zeros(count)
         return TrainedDevices(
-            np.zeros((count, len(inputs.model)), np.float32), {}, np.full(count, EXAMPLES), steps, steps * BATCH,
-            np.ones(count, np.bool_), zeros, zeros, np.zeros(count, np.bool_),
-        )  # fmt: skip
+            np.zeros((count, len(inputs.model)), np.float32),
+            {},
+            np.full(count, EXAMPLES),
+            steps,
+            steps * BATCH,
+            np.ones(count, np.bool_),
+            zeros,
+            zeros,
+            np.zeros(count, np.bool_),
+        )
 
     def begin(self, inputs: RoundInputs, jobs: Sequence[Job]) -> ResultReader:
         pending = PendingResults(lambda pending, index: None)
@@ -91,10 +104,16 @@ def scenario(bundle: Path, devices: int, goal: int, way: Way) -> Scenario:
     }
     population = {"size": devices} | ({} if way.connected is None else {"connected": way.connected})
     tables = {
-        "name": "pace", "seed": 1, "plan": plan, "population": population, "compute": {"step_seconds": 30.0},
-        "tiers": {"device": {"spread": 0.5}}, "availability": {"kind": "diurnal", "zones": ZONES},
-        "failures": {"crash": 0.1}, "service": {"max_connections": max(20_000, way.connected or 0)},
-    }  # fmt: skip
+        "name": "pace",
+        "seed": 1,
+        "plan": plan,
+        "population": population,
+        "compute": {"step_seconds": 30.0},
+        "tiers": {"device": {"spread": 0.5}},
+        "availability": {"kind": "diurnal", "zones": ZONES},
+        "failures": {"crash": 0.1},
+        "service": {"max_connections": max(20_000, way.connected or 0)},
+    }
     return Scenario.read(tables, bundle.parent)
 
 
@@ -155,11 +174,21 @@ WAYS = {
     "as many connected, drawn": (Way({}, connected=3), 4),
     "all connected that are online": (Way({}, connected=1000), 1),
 }
-"""Way -> how it is run, with numbers of devices in thousandths of the population, and the hours that it is run for."""
+"""Way -> how it is run, with numbers of devices in thousandths of the population, and the hours
+that it is run for."""
 COLUMNS = (
-    "way", "hours", "most connected", "rounds", "full", "s a round", "devices with a task", "check-ins/s",
-    "most in a second", "CPU-s per hour", "peak MiB",
-)  # fmt: skip
+    "way",
+    "hours",
+    "most connected",
+    "rounds",
+    "full",
+    "s a round",
+    "devices with a task",
+    "check-ins/s",
+    "most in a second",
+    "CPU-s per hour",
+    "peak MiB",
+)
 
 
 def run(bundle: Path, devices: int, name: str, hours: float) -> Day:
@@ -167,7 +196,9 @@ def run(bundle: Path, devices: int, name: str, hours: float) -> Day:
     way, _ = WAYS[name]
     count = devices // 1000
     pace = {key: value * count for key, value in way.pace.items()}
-    way = way._replace(pace=pace, connected=None if way.connected is None else way.connected * count)
+    way = way._replace(
+        pace=pace, connected=None if way.connected is None else way.connected * count
+    )
     with get_context("spawn").Pool(1) as pool:
         return pool.apply(simulate, (bundle, devices, count, way, round(hours * 3600)))
 
@@ -203,13 +234,27 @@ def draw(day: Day, file: Path) -> None:
     with mpl.rc_context(style | file_settings):
         figure = Figure(figsize=(7, 3))
         axes = figure.subplots()
-        axes.fill_between(hours, minutes.max(axis=1), color=COLOURS[0], alpha=0.25, lw=0, label="most in one second")
+        axes.fill_between(
+            hours,
+            minutes.max(axis=1),
+            color=COLOURS[0],
+            alpha=0.25,
+            lw=0,
+            label="most in one second",
+        )
         axes.plot(hours, minutes.mean(axis=1), color=COLOURS[0], lw=1, label="mean of a minute")
-        axes.set(xlabel="hours of virtual time", ylabel="check-ins a second", xlim=(0, hours[-1]), ylim=(0, None))
+        axes.set(
+            xlabel="hours of virtual time",
+            ylabel="check-ins a second",
+            xlim=(0, hours[-1]),
+            ylim=(0, None),
+        )
         axes.set_xticks(range(0, 25, 3))
         other = axes.twinx()
         share = 100 * np.array(day.online)
-        other.plot(range(len(share)), share, color=COLOURS[1], lw=1, ls="--", label="devices online, %")
+        other.plot(
+            range(len(share)), share, color=COLOURS[1], lw=1, ls="--", label="devices online, %"
+        )
         other.set(ylabel="devices online, %", ylim=(0, None))
         other.grid(visible=False)
         lines = [*axes.get_legend_handles_labels()[0], *other.get_legend_handles_labels()[0]]
@@ -219,10 +264,14 @@ def draw(day: Day, file: Path) -> None:
 
 def main() -> None:
     options = measure.parser(__doc__)
-    options.add_argument("--devices", type=int, default=1_000_000, help="at least 10,000 (default: 1,000,000)")
+    options.add_argument(
+        "--devices", type=int, default=1_000_000, help="at least 10,000 (default: 1,000,000)"
+    )
     options.add_argument("--scale", type=float, default=1.0, help="times the usual hours")
     options.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    options.add_argument("--figure", type=Path, help="the SVG file to write, of the first way (whole minutes)")
+    options.add_argument(
+        "--figure", type=Path, help="the SVG file to write, of the first way (whole minutes)"
+    )
     chosen = options.parse_args()
     days: dict[str, tuple[float, Day]] = {}
     with measure.scratch() as folder:

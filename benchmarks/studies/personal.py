@@ -1,8 +1,9 @@
-"""Personal models against the shared one, on each device's own unseen digits: labels skewed, or scanners that differ.
+"""Personal models against the shared one, on each device's own unseen digits: labels skewed, or
+scanners that differ.
 
-Twenty devices have scikit-learn's digits; a round is ten of them. Every run is the simulator's, with the real engine.
-After some rounds every device measures what it would use on examples of its own on which nobody trained.
-docs/studies/personal.md says more.
+Twenty devices have scikit-learn's digits; a round is ten of them. Every run is the simulator's,
+with the real engine. After some rounds every device measures what it would use on examples of its
+own on which nobody trained. docs/studies/personal.md says more.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ SHARED = next(iter(METHODS))
 
 
 def export(folder: Path, personal: Sequence[str] | str) -> Path:
-    """Export a small network with BatchNorm, with a proximal step. The last layer is the module 9."""
+    """Export a small network with BatchNorm, with a proximal step. The last layer is the module
+    9."""
     import torch
     from fleetlearn_export import LocalStep, export_bundle
     from torch import nn
@@ -75,13 +77,22 @@ def export(folder: Path, personal: Sequence[str] | str) -> Path:
         torch.manual_seed(0)
         layers = [
             *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()),
+            *(
+                nn.Conv2d(8, 16, 3, padding=1),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool2d(2),
+                nn.Flatten(),
+            ),
             nn.Linear(64, digits.CLASSES),
         ]
     data = digits.data()
     example = data.x_train[:16], data.y_train[:16]
     path = folder / f"{''.join(personal) or 'shared'}.bundle"
-    options: dict[str, Any] = {"step": LocalStep(proximal=True), "metrics": {"accuracy": digits.accuracy}}
+    options: dict[str, Any] = {
+        "step": LocalStep(proximal=True),
+        "metrics": {"accuracy": digits.accuracy},
+    }
     export_bundle(nn.Sequential(*layers), digits.loss, example, path, personal=personal, **options)
     return path
 
@@ -114,7 +125,8 @@ class Used(NamedTuple):
     method: Method
 
     def accuracy(self, data: Device, number: int, model: Vector, kept: Vector | None) -> float:
-        """Return the accuracy on the device's test examples. ``kept``: what it has kept, if anything."""
+        """Return the accuracy on the device's test examples. ``kept``: what it has kept, if
+        anything."""
         if self.method.trained_on:
             settings = TaskSettings({"lr": LR, "mu": 0.0}, EPOCHS, BATCH, seed=number)
             run_algorithm("plain", self.runtime, self.bundle, data.train, Inputs(model), settings)
@@ -126,8 +138,11 @@ class Used(NamedTuple):
         return measured.metric_sums["accuracy"] / measured.examples
 
 
-def accuracies(bundle: Path, method: Method, kind: str, seed: int, rounds: Sequence[int]) -> list[list[float]]:
-    """Simulate. Returns, after each of these numbers of rounds, each device's accuracy with what it would use."""
+def accuracies(
+    bundle: Path, method: Method, kind: str, seed: int, rounds: Sequence[int]
+) -> list[list[float]]:
+    """Simulate. Returns, after each of these numbers of rounds, each device's accuracy with what it
+    would use."""
     used = Used(open_bundle(bundle), open_runtime(bundle), method)
     found: list[list[float]] = []
 
@@ -141,21 +156,32 @@ def accuracies(bundle: Path, method: Method, kind: str, seed: int, rounds: Seque
         for device, data in enumerate(fleet(kind, run.scenario.data.seed)):
             (row,) = [NO_ROW] if rows is None else rows.of([device])
             kept = None if rows is None or row == NO_ROW else rows.file.read(row)
-            accuracies.append(used.accuracy(data, DEVICES * number + device, coordinator.model, kept))
+            accuracies.append(
+                used.accuracy(data, DEVICES * number + device, coordinator.model, kept)
+            )
         found.append(accuracies)
 
     options = Options(backend="bundle", workers=1, events=False, checkpoint=10**9)
     with TemporaryDirectory() as folder:
-        simulate(scenario(bundle, method, kind, max(rounds), seed), Path(folder) / "run", options, progress=measured)
+        simulate(
+            scenario(bundle, method, kind, max(rounds), seed),
+            Path(folder) / "run",
+            options,
+            progress=measured,
+        )
     return found
 
 
 def table(
-    results: Mapping[tuple[str, str], Sequence[Sequence[Sequence[float]]]], kind: str, rounds: Sequence[int]
+    results: Mapping[tuple[str, str], Sequence[Sequence[Sequence[float]]]],
+    kind: str,
+    rounds: Sequence[int],
 ) -> list[Sequence[str]]:
     """``results``: (kind, method) -> for each seed and number of rounds the devices' accuracies."""
     after = [f"after {number} rounds, %" for number in rounds]
-    rows: list[Sequence[str]] = [("each device uses", *after, "worst fifth of the devices, %", "devices better, worse")]
+    rows: list[Sequence[str]] = [
+        ("each device uses", *after, "worst fifth of the devices, %", "devices better, worse")
+    ]
     shared = np.array(results[kind, SHARED])[:, -1]
     for (data, name), runs in results.items():
         if data != kind:
@@ -176,9 +202,15 @@ def _spread(values: NDArray[np.float64]) -> str:
 def main() -> None:
     options = measure.parser(__doc__)
     options.add_argument("--seeds", type=int, default=5)
-    options.add_argument("--rounds", type=int, nargs="+", default=[*ROUNDS], help="after which is measured")
-    options.add_argument("--data", nargs="+", choices=["labels", "scanners"], default=["labels", "scanners"])
-    options.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
+    options.add_argument(
+        "--rounds", type=int, nargs="+", default=[*ROUNDS], help="after which is measured"
+    )
+    options.add_argument(
+        "--data", nargs="+", choices=["labels", "scanners"], default=["labels", "scanners"]
+    )
+    options.add_argument(
+        "--workers", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time"
+    )
     chosen = options.parse_args()
     jobs = list(product(chosen.data, METHODS, range(1, chosen.seeds + 1)))
     results: dict[tuple[str, str], list[list[list[float]]]] = {}
@@ -190,7 +222,12 @@ def main() -> None:
         paths = {key: export(Path(folder), personal) for key, personal in kinds.items()}
         waiting = [
             pool.submit(
-                accuracies, paths[tuple(METHODS[name].personal)], METHODS[name], kind, seed, sorted(chosen.rounds)
+                accuracies,
+                paths[tuple(METHODS[name].personal)],
+                METHODS[name],
+                kind,
+                seed,
+                sorted(chosen.rounds),
             )
             for kind, name, seed in jobs
         ]
@@ -202,7 +239,9 @@ def main() -> None:
         print(f"## Data: {kind}\n\n{measure.table(table(results, kind, sorted(chosen.rounds)))}\n")
     found = [{"data": kind, "method": name, "runs": runs} for (kind, name), runs in results.items()]
     measure.write_json(
-        chosen.json, {key: value for key, value in vars(chosen).items() if key != "json"}, {"cells": found}
+        chosen.json,
+        {key: value for key, value in vars(chosen).items() if key != "json"},
+        {"cells": found},
     )
 
 

@@ -1,8 +1,9 @@
-"""What hostile devices do to training, by aggregator: five attacks by up to 40 % of the devices, data alike and skewed.
+"""What hostile devices do to training, by aggregator: five attacks by up to 40 % of the devices,
+data alike and skewed.
 
-Every run is the simulator's, with the real engine and a small network for scikit-learn's digits that trains for real.
-Runs are kept in --keep: started again, the command goes on with those that are missing.
-docs/studies/robust.md says more.
+Every run is the simulator's, with the real engine and a small network for scikit-learn's digits
+that trains for real. Runs are kept in --keep: started again, the command goes on with those that
+are missing. docs/studies/robust.md says more.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from fleetlearn_simulator.scenario.scenario import Scenario
 DEVICES, ROUNDS, LR = 500, 60, 0.3
 """The learning rate is the one that dropout.py chooses for fedavg."""
 HOSTILE = {"trimmed-mean": 0.4, "krum": 0.4, "multi-krum": 0.4, "bulyan": 0.2}
-"""What the plan says of hostile devices: as many as the aggregator takes, up to those of the largest attack."""
+"""What the plan says of hostile devices: as many as the aggregator takes, up to those of the
+largest attack."""
 CLIPPED = "fedavg, clipped"
 BOUND = {"max_norm": 1.0, "norm_quantile": 0.5}
 """[aggregation] of FedAvg with a bound on norms, which comes to the updates' median."""
@@ -39,7 +41,8 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "labels": {"kind": "labels", "factor": 9.0},
     "a little": {"kind": "little", "factor": 1.5},
 }
-"""[[failures.corrupt]] of each attack. scikit-learn's labels are 0 to 9, and a label y becomes 9 - y."""
+"""[[failures.corrupt]] of each attack. scikit-learn's labels are 0 to 9, and a label y becomes 9 -
+y."""
 KINDS = ("alike", "skewed")
 
 
@@ -76,7 +79,8 @@ def scenario(bundle: Path, cell: Cell, rounds: int, seed: int) -> Scenario:
 
 
 def accuracy(bundle: Path, cell: Cell, rounds: int, seed: int) -> float:
-    """Return the mean test accuracy of the last ten rounds. The run is simulated unless its folder has it already."""
+    """Return the mean test accuracy of the last ten rounds. The run is simulated unless its folder
+    has it already."""
     run = scenario(bundle, cell, rounds, seed)
     attack = f"{cell.attack or 'none'}-{cell.share:g}".replace(" ", "-")
     folder = bundle.parent / cell.data / cell.recipe.replace(", ", "-") / attack / f"seed-{seed}"
@@ -87,21 +91,31 @@ def accuracy(bundle: Path, cell: Cell, rounds: int, seed: int) -> float:
 def cells(chosen: Any) -> Iterator[Cell]:
     for data, recipe in product(chosen.data, chosen.recipes):
         yield Cell(data, recipe, "", 0.0)
-        yield from (Cell(data, recipe, attack, share) for attack, share in product(chosen.attacks, chosen.shares))
+        yield from (
+            Cell(data, recipe, attack, share)
+            for attack, share in product(chosen.attacks, chosen.shares)
+        )
 
 
 def table(results: Mapping[Cell, Sequence[float]], data: str) -> list[Sequence[str]]:
-    """The accuracies in per cent: the median over seeds at each share of hostile devices, and without them also the
-    least and the greatest."""
+    """The accuracies in per cent: the median over seeds at each share of hostile devices, and
+    without them also the least and the greatest."""
     found = {cell: runs for cell, runs in results.items() if cell.data == data}
     shares = sorted({cell.share for cell in found if cell.attack})
     attacks = list(dict.fromkeys(cell.attack for cell in found if cell.attack))
     percent = " / ".join(f"{100 * share:g}" for share in shares)
-    rows: list[Sequence[str]] = [("recipe", "no attack", *(f"{attack}: {percent} %" for attack in attacks))]
+    rows: list[Sequence[str]] = [
+        ("recipe", "no attack", *(f"{attack}: {percent} %" for attack in attacks))
+    ]
     for recipe in dict.fromkeys(cell.recipe for cell in found):
-        least, middle, most = (100 * np.quantile(found[Cell(data, recipe, "", 0.0)], [0.0, 0.5, 1.0])).tolist()
+        least, middle, most = (
+            100 * np.quantile(found[Cell(data, recipe, "", 0.0)], [0.0, 0.5, 1.0])
+        ).tolist()
         shown = [
-            " / ".join(f"{100 * np.median(found[Cell(data, recipe, attack, share)]):.0f}" for share in shares)
+            " / ".join(
+                f"{100 * np.median(found[Cell(data, recipe, attack, share)]):.0f}"
+                for share in shares
+            )
             for attack in attacks
         ]
         rows.append((recipe, f"{middle:.1f} [{least:.1f}-{most:.1f}]", *shown))
@@ -110,14 +124,18 @@ def table(results: Mapping[Cell, Sequence[float]], data: str) -> list[Sequence[s
 
 def main() -> None:
     options = measure.parser(__doc__)
-    options.add_argument("--keep", type=Path, default=Path("robust.runs"), help="folder of the finished runs")
+    options.add_argument(
+        "--keep", type=Path, default=Path("robust.runs"), help="folder of the finished runs"
+    )
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--rounds", type=int, default=ROUNDS, help="committed rounds of a run")
     options.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES)
     options.add_argument("--data", nargs="+", choices=KINDS, default=[*KINDS])
     options.add_argument("--attacks", nargs="+", choices=ATTACKS, default=[*ATTACKS])
     options.add_argument("--shares", nargs="+", type=float, default=[0.1, 0.2, 0.3, 0.4])
-    options.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
+    options.add_argument(
+        "--workers", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time"
+    )
     options.add_argument("--figures", type=Path, metavar="FOLDER", help="draw robust.svg there")
     chosen = options.parse_args()
     chosen.keep.mkdir(parents=True, exist_ok=True)
@@ -132,14 +150,20 @@ def main() -> None:
                 print(f"\r{number} of {len(jobs)} runs", end="", flush=True, file=sys.stderr)
     print(f"\r{len(jobs)} runs    ", file=sys.stderr)
     for data in chosen.data:
-        print(f"## Test accuracy in per cent, data: {data}\n\n{measure.table(table(results, data))}\n")
+        print(
+            f"## Test accuracy in per cent, data: {data}\n\n{measure.table(table(results, data))}\n"
+        )
     if chosen.figures:
         import _robust_figure  # matplotlib takes its time
 
         print(_robust_figure.draw(results, chosen.figures), file=sys.stderr)
-    settings = {key: value for key, value in vars(chosen).items() if key not in ("json", "keep", "figures")}
+    settings = {
+        key: value for key, value in vars(chosen).items() if key not in ("json", "keep", "figures")
+    }
     measure.write_json(
-        chosen.json, settings, {"cells": [cell._asdict() | {"runs": runs} for cell, runs in results.items()]}
+        chosen.json,
+        settings,
+        {"cells": [cell._asdict() | {"runs": runs} for cell, runs in results.items()]},
     )
 
 

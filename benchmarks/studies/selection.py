@@ -1,8 +1,10 @@
-"""Uniform selection beside power-of-choice and Oort: time and rounds to a test accuracy, on a fleet with slow tiers.
+"""Uniform selection beside power-of-choice and Oort: time and rounds to a test accuracy, on a fleet
+with slow tiers.
 
-The fleet, the network and the data are those of dropout.py, without dropout: 1,000 devices; 26 are chosen and
-20 count in a round, on scikit-learn's digits. Every run is the simulator's, with the coordinator's own engine. Finished
-runs are kept in --keep. docs/studies/selection.md has what came out.
+The fleet, the network and the data are those of dropout.py, without dropout: 1,000 devices; 26 are
+chosen and 20 count in a round, on scikit-learn's digits. Every run is the simulator's, with the
+coordinator's own engine. Finished runs are kept in --keep. docs/studies/selection.md has what came
+out.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "oort": {"strategy": "oort", "oort": {"preferred_seconds": 20.0, "preferred_step": 10.0}},
 }
 LR = 0.3
-"""Of FedAvg: the best for uniform selection of those that dropout.py tries. It is the same for all strategies."""
+"""Of FedAvg: the best for uniform selection of those that dropout.py tries. It is the same for all
+strategies."""
 
 
 def jobs_of(bundle: Path, chosen: Any) -> dict[tuple[str, str], list[Job]]:
@@ -42,7 +45,9 @@ def jobs_of(bundle: Path, chosen: Any) -> dict[tuple[str, str], list[Job]]:
             }
             folder = bundle.with_name(f"{data}-{name}".replace(" ", "-"))
             runs = scenarios(bundle, cell, chosen.rounds, sweep, 0.0)
-            found[data, name] = [Job(cell, run, folder / str(run.setting["seed"]), chosen.target) for run in runs]
+            found[data, name] = [
+                Job(cell, run, folder / str(run.setting["seed"]), chosen.target) for run in runs
+            ]
     return found
 
 
@@ -54,7 +59,9 @@ def row(data: str, name: str, runs: Sequence[dict[str, Any]]) -> list[str]:
         return f"{np.median(values):.3g} [{min(values):.3g}-{max(values):.3g}]"
 
     reached = [None if place is None else (place["rounds"], place["time"]) for place in there]
-    rounds, times = ("never", "never") if None in reached else map(middle, zip(*reached, strict=True))
+    rounds, times = (
+        ("never", "never") if None in reached else map(middle, zip(*reached, strict=True))
+    )
     ends = [[run[key] for run in runs] for key in ("time", "accuracy", "worst_decile")]
     slow = [run["heard"]["pi-zero-2"] for run in runs]
     return [data, name, rounds, times, *map(middle, [*ends, slow])]
@@ -62,7 +69,9 @@ def row(data: str, name: str, runs: Sequence[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     options = measure.parser(__doc__)
-    options.add_argument("--keep", type=Path, default=Path("selection.runs"), help="folder of the finished runs")
+    options.add_argument(
+        "--keep", type=Path, default=Path("selection.runs"), help="folder of the finished runs"
+    )
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--rounds", type=int, default=100, help="committed rounds of a run")
     options.add_argument("--target", type=target_of, default="accuracy=0.85")
@@ -73,11 +82,23 @@ def main() -> None:
     jobs = jobs_of(export(chosen.keep.absolute()), chosen)
     done = iter(work([job for runs in jobs.values() for job in runs], chosen.workers))
     results = {key: [next(done) for _ in runs] for key, runs in jobs.items()}
-    head = ["data", "strategy", f"rounds to {chosen.target}", "seconds to it", "seconds of all rounds",
-            "accuracy at the end", "of the worst tenth", "pi-zero-2 is heard"]  # fmt: skip
-    print(measure.table([head, *(row(*key, runs) for key, runs in results.items())]), file=sys.stdout)
+    head = [
+        "data",
+        "strategy",
+        f"rounds to {chosen.target}",
+        "seconds to it",
+        "seconds of all rounds",
+        "accuracy at the end",
+        "of the worst tenth",
+        "pi-zero-2 is heard",
+    ]
+    print(
+        measure.table([head, *(row(*key, runs) for key, runs in results.items())]), file=sys.stdout
+    )
     settings = {key: value for key, value in vars(chosen).items() if key not in ("json", "keep")}
-    found = [{"data": data, "strategy": name, "runs": runs} for (data, name), runs in results.items()]
+    found = [
+        {"data": data, "strategy": name, "runs": runs} for (data, name), runs in results.items()
+    ]
     measure.write_json(chosen.json, settings | {"target": str(chosen.target)}, {"cells": found})
 
 

@@ -1,9 +1,11 @@
-"""Encodings of updates: bytes against accuracy in simulated runs, and what an update costs the coordinator.
+"""Encodings of updates: bytes against accuracy in simulated runs, and what an update costs the
+coordinator.
 
-Runs are the simulator's, on scikit-learn's digits (alike and skewed) and on synthetic data; each encoding has the same
-seeds. They are kept in --keep: started again, the command goes on with those that are missing. The coordinator is a
-real process, with devices that send a ready-made update of 2^20 elements. docs/studies/encodings.md says more.
-(A file encodings.py in this folder would hide Python's own module of that name.)
+Runs are the simulator's, on scikit-learn's digits (alike and skewed) and on synthetic data; each
+encoding has the same seeds. They are kept in --keep: started again, the command goes on with those
+that are missing. The coordinator is a real process, with devices that send a ready-made update of
+2^20 elements. docs/studies/encodings.md says more. (A file encodings.py in this folder would hide
+Python's own module of that name.)
 """
 
 from __future__ import annotations
@@ -32,16 +34,24 @@ ROUNDS = 50
 STEPS = 10
 """Of a device in a call of train_many.onnx."""
 ENCODINGS = (
-    "float32", "float16", "bfloat16", "int8", "int4", "topk-0.1", "topk-0.1-int8", "topk-0.01", "topk-0.01-int8"
-)  # fmt: skip
+    "float32",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int4",
+    "topk-0.1",
+    "topk-0.1-int8",
+    "topk-0.01",
+    "topk-0.01-int8",
+)
 KINDS: dict[str, dict[str, Any]] = {
     "digits, alike": {**DATA["alike"], "examples": EXAMPLES},
     "digits, skewed": {**DATA["skewed"], "examples": EXAMPLES},
     "synthetic(1, 1)": {"kind": "synthetic", "alpha": 1.0, "beta": 1.0, "examples": 100},
 }
 FLEETS = {"digits": (500, 20, 0.3), "synthetic": (30, 10, 0.1)}
-"""Devices, those of a round, and the learning rate: as in dropout.py for fedavg, and as many devices as Li et al. have
-(arXiv 1812.06127)."""
+"""Devices, those of a round, and the learning rate: as in dropout.py for fedavg, and as many
+devices as Li et al. have (arXiv 1812.06127)."""
 WIDTHS = {"digits": [64, 128, 10], "synthetic": [60, 10]}
 """Layers of the networks: 9,610 and 610 parameters."""
 
@@ -131,10 +141,13 @@ def scenario(bundle: Path, cell: Cell, committed: int, seed: int) -> Scenario:
 
 
 def accuracy(bundle: Path, cell: Cell, committed: int, seed: int) -> float:
-    """Return the mean test accuracy of the last ten rounds. The run is simulated unless its folder has it already."""
+    """Return the mean test accuracy of the last ten rounds. The run is simulated unless its folder
+    has it already."""
     name = "-".join(cell).replace(", ", "-").replace("(", "-").replace(")", "")
     folder = bundle.parent / name / f"seed-{seed}"
-    _, values = series(kept_run(scenario(bundle, cell, committed, seed), folder))["accuracy"]["test"]
+    _, values = series(kept_run(scenario(bundle, cell, committed, seed), folder))["accuracy"][
+        "test"
+    ]
     return float(np.mean(values[-10:]))
 
 
@@ -146,7 +159,9 @@ def study(chosen: Any) -> dict[Cell, Found]:
     jobs = [(cell, seed) for cell in bundle_of for seed in range(1, chosen.seeds + 1)]
     accuracies: dict[Cell, list[float]] = {}
     with ProcessPoolExecutor(chosen.workers, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(accuracy, bundle_of[cell], cell, chosen.rounds, seed) for cell, seed in jobs]
+        waiting = [
+            pool.submit(accuracy, bundle_of[cell], cell, chosen.rounds, seed) for cell, seed in jobs
+        ]
         for number, ((cell, _), done) in enumerate(zip(jobs, waiting, strict=True), 1):
             accuracies.setdefault(cell, []).append(done.result())
             if sys.stderr.isatty():
@@ -173,29 +188,52 @@ def cost(chosen: Any) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for _ in range(chosen.repeats):
         for name in ENCODINGS:
-            figures, _ = rounds.fleetlearn(20, chosen.elements, chosen.cost_rounds, 120.0, encoding=name)
+            figures, _ = rounds.fleetlearn(
+                20, chosen.elements, chosen.cost_rounds, 120.0, encoding=name
+            )
             found.setdefault(name, []).append(figures["cpu_ms_per_update"])
     return found
 
 
 def main() -> None:
     options = measure.parser(__doc__)
-    options.add_argument("--keep", type=Path, default=Path("encodings.runs"), help="folder of the finished runs")
+    options.add_argument(
+        "--keep", type=Path, default=Path("encodings.runs"), help="folder of the finished runs"
+    )
     options.add_argument("--seeds", type=int, default=5)
     options.add_argument("--rounds", type=int, default=ROUNDS, help="committed rounds of a run")
     options.add_argument("--data", nargs="+", choices=KINDS, default=[*KINDS])
-    options.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
-    options.add_argument("--elements", type=int, default=2**20, help="of the update whose cost is measured")
-    options.add_argument("--cost-rounds", type=int, default=10, help="rounds of 20 such updates that count")
+    options.add_argument(
+        "--workers", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time"
+    )
+    options.add_argument(
+        "--elements", type=int, default=2**20, help="of the update whose cost is measured"
+    )
+    options.add_argument(
+        "--cost-rounds", type=int, default=10, help="rounds of 20 such updates that count"
+    )
     options.add_argument("--repeats", type=int, default=3, help="of the measurement of the cost")
     chosen = options.parse_args()
     results = study(chosen)
-    print(f"Test accuracy in per cent: mean and standard error over seeds\n\n{measure.table(table(results))}\n")
+    print(
+        "Test accuracy in per cent: mean and standard error over "
+        f"seeds\n\n{measure.table(table(results))}\n"
+    )
     costs = cost(chosen)
-    rows: list[Sequence[str]] = [("up", f"bytes of {chosen.elements} elements", "CPU ms an update", "least", "most")]
+    rows: list[Sequence[str]] = [
+        ("up", f"bytes of {chosen.elements} elements", "CPU ms an update", "least", "most")
+    ]
     for name, values in costs.items():
         size = find_encoding(name).size(chosen.elements)
-        rows.append((name, f"{size}", f"{np.median(values):.2f}", f"{min(values):.2f}", f"{max(values):.2f}"))
+        rows.append(
+            (
+                name,
+                f"{size}",
+                f"{np.median(values):.2f}",
+                f"{min(values):.2f}",
+                f"{max(values):.2f}",
+            )
+        )
     print(f"The coordinator's cost\n\n{measure.table(rows)}")
     settings = {key: value for key, value in vars(chosen).items() if key not in ("json", "keep")}
     cells = [cell._asdict() | found._asdict() for cell, found in results.items()]

@@ -14,7 +14,13 @@ with needs("fleetlearn-coordinator", "coordinator"):
     import msgspec
     import typer
     from fleetlearn_protocol import open_bundle, write_inference_model
-    from fleetlearn_protocol.typer_app import command_app, expected_errors, plain_table, say, show_table
+    from fleetlearn_protocol.typer_app import (
+        command_app,
+        expected_errors,
+        plain_table,
+        say,
+        show_table,
+    )
 
     from fleetlearn_coordinator import (
         administrator_commands,
@@ -50,23 +56,33 @@ PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of
 def serve(
     plan: Annotated[
         Path,
-        typer.Argument(metavar="FILE.toml", help="The plan of a run, or a service file that names a folder of runs."),
+        typer.Argument(
+            metavar="FILE.toml",
+            help="The plan of a run, or a service file that names a folder of runs.",
+        ),
     ],
     service: Annotated[
         Path | None,
-        typer.Option(metavar="SERVICE.toml", help="Address, limits and the like. Default: every key's default."),
+        typer.Option(
+            metavar="SERVICE.toml",
+            help="Address, limits and the like. Default: every key's default.",
+        ),
     ] = None,
     stay: Annotated[bool, typer.Option(help="Once finished, go on telling devices so.")] = False,
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
 ) -> None:
-    """Run a plan's training, or go on with it. Ends by itself when a stop rule is met; SIGTERM stops it cleanly.
+    """Run a plan's training, or go on with it. Ends by itself when a stop rule is met; SIGTERM
+    stops it cleanly.
 
-    With a service file that has the key runs: serve all of its runs (`fleetlearn-coordinator run`), until SIGTERM."""
+    With a service file that has the key runs: serve all of its runs (`fleetlearn-coordinator run`),
+    until SIGTERM."""
     _log(log_level)
     with expected_errors():
         if is_service_file(plan):
             if service is not None or stay:
-                raise typer.BadParameter(f"{plan} is a service file with runs: --service and --stay are for a plan")
+                raise typer.BadParameter(
+                    f"{plan} is a service file with runs: --service and --stay are for a plan"
+                )
             serve_runs(ServiceSettings.load(plan))
             return
         settings = ServiceSettings.load(service) if service else None
@@ -77,15 +93,21 @@ def serve(
 def status(
     plan: Annotated[
         Path,
-        typer.Argument(metavar="FILE.toml", help="The plan of a run, or a service file that names a folder of runs."),
+        typer.Argument(
+            metavar="FILE.toml",
+            help="The plan of a run, or a service file that names a folder of runs.",
+        ),
     ],
     json: Annotated[bool, typer.Option("--json", help="As JSON, all rounds.")] = False,
     last: Annotated[int, typer.Option(help="How many rounds to show.", min=1)] = 10,
-    run: Annotated[str | None, typer.Option(metavar="NAME", help="One of the service file's runs.")] = None,
+    run: Annotated[
+        str | None, typer.Option(metavar="NAME", help="One of the service file's runs.")
+    ] = None,
 ) -> None:
     """Show how far a run is, or all runs of a service file. They may be running or not.
 
-    Exit status: 0 if the coordinator runs or the training is finished, 3 if neither is so, 1 for errors."""
+    Exit status: 0 if the coordinator runs or the training is finished, 3 if neither is so, 1 for
+    errors."""
     with expected_errors():
         if is_service_file(plan):
             with operating(ServiceSettings.load(plan)) as operations:
@@ -106,22 +128,27 @@ def status(
 
 @app.command()
 def evaluate(plan: PlanFile) -> None:
-    """Ask for an evaluation of the newest model on devices' own data. The coordinator begins it within a second, or at
-    its next start."""
+    """Ask for an evaluation of the newest model on devices' own data. The coordinator begins it
+    within a second, or at its next start."""
     with expected_errors():
         place = Plan.load(plan).data_dir
         find_storage(place).requests.ask_for_evaluation()
         found = read_status(place)
-    when = "within a second" if found.running and found.finished is None else "when the plan is served again"
+    when = (
+        "within a second"
+        if found.running and found.finished is None
+        else "when the plan is served again"
+    )
     say(f"an evaluation begins {when}; `fleetlearn-coordinator status` shows its result")
 
 
 @app.command("evaluate-held-out")
 def evaluate_held_out(
-    plan: PlanFile, data: Annotated[Path, typer.Option(metavar="FILE.npz", help="The bundle's arrays.")]
+    plan: PlanFile,
+    data: Annotated[Path, typer.Option(metavar="FILE.npz", help="The bundle's arrays.")],
 ) -> None:
-    """Measure the models that are kept on held-out data, here and now. A model that was measured before is not measured
-    again."""
+    """Measure the models that are kept on held-out data, here and now. A model that was measured
+    before is not measured again."""
     _log("INFO")
     with expected_errors():
         found = measure_by_hand(Plan.load(plan), data)
@@ -137,7 +164,10 @@ def export_model(
         str | None,
         typer.Option(
             metavar="N|newest|measured|best",
-            help="Which model. Default: the one that met the target, where that ended the run; else the newest.",
+            help=(
+                "Which model. Default: the one that met the target, where that ended the run; else "
+                "the newest."
+            ),
         ),
     ] = None,
 ) -> None:
@@ -157,7 +187,10 @@ def export_model(
     say(f"wrote version {number} ({chosen.why}) to {output} ({len(content)} bytes)")
     personal = bundle.manifest.local_size - bundle.manifest.size
     if personal:
-        say(f"{personal} personal parameters have the bundle's initial values: the trained are on the devices")
+        say(
+            f"{personal} personal parameters have the bundle's initial values: the trained are on "
+            "the devices"
+        )
 
 
 def _show(found: Status, last: int) -> None:
@@ -174,26 +207,43 @@ def _show(found: Status, last: int) -> None:
         if waits := found.live.get("waits_for"):
             print(waits)
         if found.live.get("ineligible") or found.live.get("barred"):
-            causes = ", ".join(f"{count} by {key}" for key, count in sorted(found.live["ineligible_by"].items()))
+            causes = ", ".join(
+                f"{count} by {key}" for key, count in sorted(found.live["ineligible_by"].items())
+            )
             print(
-                f"{found.live['ineligible']} devices are not eligible{f' ({causes})' if causes else ''}; "
-                f"{found.live['barred']} took part lately"
+                f"{found.live['ineligible']} devices are not "
+                f"eligible{f' ({causes})' if causes else ''}; {found.live['barred']} took part "
+                "lately"
             )
         if "away" in found.live:
             hours = found.live["all_back_in"] / 3600
-            print(f"{found.live['away']} devices are away, told to come back within {hours:.2g} hours")
+            print(
+                f"{found.live['away']} devices are away, told to come back within {hours:.2g} hours"
+            )
     if not found.rounds:
         return
     metrics = list(dict.fromkeys(name for row in found.rounds for name in row.summary["metrics"]))
     # On a narrow terminal the causes take more lines, and every number stays whole.
-    table = plain_table("round", "outcome", "reports", "dropped", *metrics, "change", "seconds", wraps="dropped")
+    table = plain_table(
+        "round", "outcome", "reports", "dropped", *metrics, "change", "seconds", wraps="dropped"
+    )
     if metrics:
-        when = measured_when(next(row.summary for row in reversed(found.rounds) if row.summary["metrics"]))
+        when = measured_when(
+            next(row.summary for row in reversed(found.rounds) if row.summary["metrics"])
+        )
         model = "of the model that a round began with, " if when == BEFORE else ""
-        print(f"{', '.join(metrics)}: {model}on the training examples of the round's own devices, {when}")
+        print(
+            f"{', '.join(metrics)}: {model}on the training examples of the round's own devices, "
+            f"{when}"
+        )
     for row in found.rounds[-last:]:
-        dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(row.summary["dropped"].items()))
-        values = (f"{row.summary['metrics'][name]:.4g}" if name in row.summary["metrics"] else "" for name in metrics)
+        dropped = ", ".join(
+            f"{count} {cause}" for cause, count in sorted(row.summary["dropped"].items())
+        )
+        values = (
+            f"{row.summary['metrics'][name]:.4g}" if name in row.summary["metrics"] else ""
+            for name in metrics
+        )
         table.add_row(
             str(row.number), row.outcome, str(row.summary["reports"]), dropped, *values,
             f"{row.summary['change']:.3g}", f"{row.summary['seconds']:.2f}",
@@ -215,7 +265,10 @@ def _show_evaluations(found: Status, last: int) -> None:
     columns = ("evaluation", "version", "outcome", "devices", "examples", *metrics)
     table = plain_table(*columns, title="evaluations on devices, of their own training examples")
     for row in rows:
-        values = (f"{row.summary['metrics'][name]:.4g}" if name in row.summary["metrics"] else "" for name in metrics)
+        values = (
+            f"{row.summary['metrics'][name]:.4g}" if name in row.summary["metrics"] else ""
+            for name in metrics
+        )
         counts = str(row.summary["devices"]), str(row.summary["examples"])
         table.add_row(str(row.number), str(row.version), row.outcome, *counts, *values)
     show_table(table)

@@ -11,13 +11,21 @@ from typing import Annotated, get_args
 
 import typer
 from fleetlearn_protocol.errors import Code, FleetError
-from fleetlearn_protocol.typer_app import commands_under, expected_errors, plain_table, say, show_table
+from fleetlearn_protocol.typer_app import (
+    commands_under,
+    expected_errors,
+    plain_table,
+    say,
+    show_table,
+)
 
 from fleetlearn_coordinator.identity_commands import ServiceFile, date, identities_folder
 from fleetlearn_coordinator.network.gate import NAME
 from fleetlearn_coordinator.storage.administrators import Administrators, Role
 
-app = commands_under("administrator", "Who may operate the coordinator over its administrators' port.")
+app = commands_under(
+    "administrator", "Who may operate the coordinator over its administrators' port."
+)
 Name = Annotated[str, typer.Argument(help="The administrator's name.")]
 
 
@@ -27,7 +35,8 @@ def add(
     name: Name,
     role: Annotated[str, typer.Option(help="view: may look; operate: may also change.")],
     hours: Annotated[
-        float | None, typer.Option(help="How long. Default: until it is removed.", min=0.01, max=24 * 3660.0)
+        float | None,
+        typer.Option(help="How long. Default: until it is removed.", min=0.01, max=24 * 3660.0),
     ] = None,
 ) -> None:
     """Print the token of a new administrator. It is shown this once."""
@@ -35,14 +44,18 @@ def add(
         raise typer.BadParameter("letters, digits and ._- each", param_hint="NAME")
     roles: tuple[Role, ...] = get_args(Role)
     if role not in roles:
-        raise typer.BadParameter(f"{role!r} was given; one of {', '.join(roles)} is expected", param_hint="--role")
+        raise typer.BadParameter(
+            f"{role!r} was given; one of {', '.join(roles)} is expected", param_hint="--role"
+        )
     with _administrators(service) as administrators:
         now = time.time()
         print(administrators.add(name, role, None if hours is None else now + 3600 * hours, now))
 
 
 @app.command("list")
-def list_all(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+def list_all(
+    service: ServiceFile, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
+) -> None:
     """List the administrators."""
     with _administrators(service) as administrators:
         found = administrators.administrators()
@@ -51,7 +64,9 @@ def list_all(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json
         return
     table = plain_table("administrator", "role", "added", "until")
     for row in found:
-        table.add_row(row.name, row.role, date(row.added), "" if row.until is None else date(row.until))
+        table.add_row(
+            row.name, row.role, date(row.added), "" if row.until is None else date(row.until)
+        )
     show_table(table)
 
 
@@ -61,7 +76,9 @@ def remove(service: ServiceFile, name: Name) -> None:
     with _administrators(service) as administrators:
         if not administrators.remove(name, time.time()):
             names = ", ".join(row.name for row in administrators.administrators()) or "nobody"
-            raise FleetError(Code.UNKNOWN_CONTENT, f"no administrator is called {name}; there is {names}")
+            raise FleetError(
+                Code.UNKNOWN_CONTENT, f"no administrator is called {name}; there is {names}"
+            )
     say(f"{name} is no administrator any more")
 
 

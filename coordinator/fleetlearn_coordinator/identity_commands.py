@@ -1,4 +1,5 @@
-"""The commands of ``fleetlearn-coordinator`` that are about devices' identities. Each takes the service file."""
+"""The commands of ``fleetlearn-coordinator`` that are about devices' identities. Each takes the
+service file."""
 
 from __future__ import annotations
 
@@ -22,26 +23,38 @@ from fleetlearn_coordinator.storage.identities import RUN, AuditEvent, Identitie
 
 app = typer.Typer()
 TIMES = ("until", "certificate")
-"""Values of the audit log that are Unix times: to when a token is good, from when a certificate is."""
+"""Values of the audit log that are Unix times: to when a token is good, from when a certificate
+is."""
 ServiceFile = Annotated[
-    Path, typer.Argument(metavar="SERVICE.toml", help="The coordinator's service file, with the key identities.")
+    Path,
+    typer.Argument(
+        metavar="SERVICE.toml", help="The coordinator's service file, with the key identities."
+    ),
 ]
 
 
 @app.command()
 def token(
     service: ServiceFile,
-    uses: Annotated[int, typer.Option(help="How many devices may enrol with it.", min=1, max=10**6)] = 1,
+    uses: Annotated[
+        int, typer.Option(help="How many devices may enrol with it.", min=1, max=10**6)
+    ] = 1,
     hours: Annotated[float, typer.Option(help="How long.", min=0.01, max=24 * 366.0)] = 24.0,
-    tag: Annotated[list[str] | None, typer.Option(help="What its devices are tagged with; may be given again.")] = None,
-    run: Annotated[
-        list[str] | None, typer.Option(help="The only run that its devices may serve; may be given again.")
+    tag: Annotated[
+        list[str] | None, typer.Option(help="What its devices are tagged with; may be given again.")
     ] = None,
-    link: Annotated[bool, typer.Option(help="As a link to the service's page, for browsers.")] = False,
+    run: Annotated[
+        list[str] | None,
+        typer.Option(help="The only run that its devices may serve; may be given again."),
+    ] = None,
+    link: Annotated[
+        bool, typer.Option(help="As a link to the service's page, for browsers.")
+    ] = False,
     qr: Annotated[bool, typer.Option(help="The link as a QR code too, for phones.")] = False,
 ) -> None:
-    """Print a token that enrols devices: `fleetlearn-device run --token TOKEN`. It is shown this once. Where the
-    service has signing keys, the token brings them along: its devices do only what is signed."""
+    """Print a token that enrols devices: `fleetlearn-device run --token TOKEN`. It is shown this
+    once. Where the service has signing keys, the token brings them along: its devices do only what
+    is signed."""
     draw = _qr_code() if qr else None
     names = [*(tag or []), *(run or [])]
     if len(names) > MOST_TAGS or not all(map(NAME.fullmatch, names)):
@@ -62,7 +75,9 @@ def token(
 
 
 @app.command()
-def devices(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+def devices(
+    service: ServiceFile, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
+) -> None:
     """List the devices that are enrolled."""
     with _identities(service) as identities:
         found = identities.devices()
@@ -76,31 +91,46 @@ def devices(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json"
 
 
 @app.command()
-def revoke(service: ServiceFile, device: Annotated[str, typer.Argument(help="The device's name.")]) -> None:
-    """End a device's credential, and the certificates that it has now. A running coordinator ends its connection within
-    a second."""
+def revoke(
+    service: ServiceFile, device: Annotated[str, typer.Argument(help="The device's name.")]
+) -> None:
+    """End a device's credential, and the certificates that it has now. A running coordinator ends
+    its connection within a second."""
     with _service(service) as (settings, identities):
         certified = settings.tls is not None and settings.tls.clients is not None
         found = identities.revoke(device, time.time(), certified=certified)
         if not found and not certified:
             names = len(identities.devices())
-            text = f"no device called {device} is enrolled; {names} are: `fleetlearn-coordinator devices` lists them"
+            text = (
+                f"no device called {device} is enrolled; {names} are: `fleetlearn-coordinator "
+                "devices` lists them"
+            )
             raise FleetError(Code.UNKNOWN_CONTENT, text)
     if found:
-        say(f"{device} is revoked; a new token{' or certificate' if certified else ''} would enrol it again")
+        say(
+            f"{device} is revoked; a new token{' or certificate' if certified else ''} would enrol "
+            "it again"
+        )
     else:
         say(f"no device called {device} is enrolled; if it has a certificate, that is revoked")
 
 
 @app.command()
-def audit(service: ServiceFile, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
-    """Show who was enrolled and revoked, and when the coordinator ran. Exit status 1 if a row was changed."""
+def audit(
+    service: ServiceFile, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
+) -> None:
+    """Show who was enrolled and revoked, and when the coordinator ran. Exit status 1 if a row was
+    changed."""
     with _identities(service) as identities:
         broken = identities.broken_at()
         events = identities.events(broken)
     for row in events:
         about = ", ".join(f"{key} {_shown(key, value)}" for key, value in row.about.items())
-        print(json.dumps(row._asdict()) if as_json else f"{row.number:6d}  {date(row.at)}  {row.what}: {about}")
+        print(
+            json.dumps(row._asdict())
+            if as_json
+            else f"{row.number:6d}  {date(row.at)}  {row.what}: {about}"
+        )
     _refuse_broken(broken)
     _say_newest(events)
 
@@ -110,7 +140,10 @@ def verify(
     service: ServiceFile,
     newest: Annotated[
         str | None,
-        typer.Option("--hash", help="What `audit` named as the newest hash earlier: that row must still be there."),
+        typer.Option(
+            "--hash",
+            help="What `audit` named as the newest hash earlier: that row must still be there.",
+        ),
     ] = None,
 ) -> None:
     """Check the audit log. Exit status 1 if a row was changed or removed."""
@@ -118,13 +151,17 @@ def verify(
         _refuse_broken(identities.broken_at())
         events = identities.events()
         if newest is not None and newest not in {row.hash for row in events}:
-            text = f"no row of the log has the hash {newest}: its last rows were removed, or the whole log replaced"
+            text = (
+                f"no row of the log has the hash {newest}: its last rows were removed, or the "
+                "whole log replaced"
+            )
             raise FleetError(Code.WRONG_HASH, text)
     _say_newest(events)
 
 
 def _qr_code() -> Callable[[str], None]:
-    """Return what draws a text as a QR code in the terminal. Ends the program where the extra is missing."""
+    """Return what draws a text as a QR code in the terminal. Ends the program where the extra is
+    missing."""
     with needs("fleetlearn-coordinator token --qr", "qr"):
         import segno
     return lambda text: segno.make(text, error="l", micro=False).terminal(compact=True)
@@ -139,7 +176,10 @@ def _shown(key: str, value: Any) -> str:
 
 def _refuse_broken(broken: int | None) -> None:
     if broken is not None:
-        text = f"row {broken} of the audit log was changed, or rows before it were removed; what follows is not shown"
+        text = (
+            f"row {broken} of the audit log was changed, or rows before it were removed; what "
+            "follows is not shown"
+        )
         fail("error", text)
 
 
@@ -155,7 +195,10 @@ def identities_folder(service: Path) -> Path:
 
 def _folder(service: Path, settings: ServiceSettings) -> Path:
     if settings.identities is None:
-        text = f'{service} names no identities: write identities = "identities" there, a folder beside the file'
+        text = (
+            f'{service} names no identities: write identities = "identities" there, a folder '
+            "beside the file"
+        )
         raise FleetError(Code.BAD_MESSAGE, text)
     return settings.identities
 
@@ -166,7 +209,8 @@ def date(at: float) -> str:
 
 @contextmanager
 def _service(service: Path) -> Iterator[tuple[ServiceSettings, Identities]]:
-    """Read a service file, once, and open its identities. Expected errors are one line and exit status 1."""
+    """Read a service file, once, and open its identities. Expected errors are one line and exit
+    status 1."""
     with expected_errors():
         settings = ServiceSettings.load(service)
         with closing(open_identities(_folder(service, settings))) as found:
@@ -175,6 +219,7 @@ def _service(service: Path) -> Iterator[tuple[ServiceSettings, Identities]]:
 
 @contextmanager
 def _identities(service: Path) -> Iterator[Identities]:
-    """Open the identities that a service file names. Expected errors are one line and exit status 1."""
+    """Open the identities that a service file names. Expected errors are one line and exit status
+    1."""
     with _service(service) as (_, found):
         yield found

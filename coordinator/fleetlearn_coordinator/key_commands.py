@@ -17,13 +17,16 @@ Days = Annotated[int, typer.Option(help="How long the certificate is valid.", mi
 @app.command()
 def certificate(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Host names and IP addresses that devices connect to.")
+        list[str],
+        typer.Argument(
+            metavar="NAME...", help="Host names and IP addresses that devices connect to."
+        ),
     ],
     folder: Folder = Path("tls"),
     days: Days = 365,
 ) -> None:
-    """Make a certificate for the coordinator with a private CA, which is made too if the folder has none. Run it again
-    to renew the certificate: a running coordinator reads it by itself."""
+    """Make a certificate for the coordinator with a private CA, which is made too if the folder has
+    none. Run it again to renew the certificate: a running coordinator reads it by itself."""
     with needs("fleetlearn-coordinator certificate", "coordinator"):
         from fleetlearn_coordinator.service.private_ca import CERTIFICATE, KEY, make_certificate
     with expected_errors():
@@ -38,7 +41,8 @@ def device_certificate(
     folder: Folder = Path("tls"),
     days: Days = 365,
 ) -> None:
-    """Make a certificate by which a coordinator with `clients` in [tls] knows a device. Run it again to renew it."""
+    """Make a certificate by which a coordinator with `clients` in [tls] knows a device. Run it
+    again to renew it."""
     with needs("fleetlearn-coordinator device-certificate", "coordinator"):
         from fleetlearn_coordinator.service.private_ca import CA, DEVICES, make_device_certificate
     with expected_errors():
@@ -52,11 +56,18 @@ def device_certificate(
 
 @app.command("signing-key")
 def signing_key(
-    file: Annotated[Path, typer.Argument(help="Where the private key is, or is written.")] = Path("signing-key.pem"),
+    file: Annotated[Path, typer.Argument(help="Where the private key is, or is written.")] = Path(
+        "signing-key.pem"
+    ),
 ) -> None:
-    """Make a key that signs tasks, if the file is not there, and print its public key, for devices: --trust KEY."""
+    """Make a key that signs tasks, if the file is not there, and print its public key, for devices:
+    --trust KEY."""
     with needs("fleetlearn-coordinator signing-key", "coordinator"):
-        from fleetlearn_coordinator.network.signing import make_signing_key, public_key, read_signing_key
+        from fleetlearn_coordinator.network.signing import (
+            make_signing_key,
+            public_key,
+            read_signing_key,
+        )
     with expected_errors():
         new = make_signing_key(file)
         key = public_key(read_signing_key(file))
@@ -71,4 +82,7 @@ def _say_if_new(new: bool, folder: Path) -> None:
 
     if new:
         say(f"wrote {folder / CA}, for devices: --ca ca.pem")
-        say(f"wrote {folder / CA_KEY}: whoever has it can pass for the coordinator; keep it elsewhere")
+        say(
+            f"wrote {folder / CA_KEY}: whoever has it can pass for the coordinator; keep it "
+            "elsewhere"
+        )

@@ -1,4 +1,5 @@
-"""The commands of ``fleetlearn-coordinator`` that are about the versions of a run's model. Each takes the plan."""
+"""The commands of ``fleetlearn-coordinator`` that are about the versions of a run's model. Each
+takes the plan."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 def models(
     plan: PlanFile,
     as_json: AsJson = False,
-    gone: Annotated[bool, typer.Option("--all", help="Also the versions whose files are not kept.")] = False,
+    gone: Annotated[
+        bool, typer.Option("--all", help="Also the versions whose files are not kept.")
+    ] = False,
 ) -> None:
     """List the versions of the model: what is kept and why, and what was measured of each."""
     with expected_errors():
@@ -35,7 +38,12 @@ def models(
         print(msgspec.json.encode(shown).decode())
         return
     columns = list(
-        dict.fromkeys((source, name) for row in shown for source, metrics in row.metrics.items() for name in metrics)
+        dict.fromkeys(
+            (source, name)
+            for row in shown
+            for source, metrics in row.metrics.items()
+            for name in metrics
+        )
     )
     measured = (f"{name} ({source})" for source, name in columns)
     table = plain_table("version", "made", "kept", "MiB", "change", *measured)
@@ -58,11 +66,13 @@ def compare_models(
     first: Annotated[int, typer.Argument(help="A version that is kept.")],
     second: Annotated[int, typer.Argument(help="Another one.")],
     most: Annotated[
-        int, typer.Option(help="How many parameters to show, the one that changed most first.", min=1)
+        int,
+        typer.Option(help="How many parameters to show, the one that changed most first.", min=1),
     ] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far two versions of the model are apart, in which parameters, and what was measured of each."""
+    """Show how far two versions of the model are apart, in which parameters, and what was measured
+    of each."""
     with expected_errors():
         found = compare(Plan.load(plan), first, second)
     if as_json:
@@ -80,7 +90,9 @@ def compare_models(
     table = plain_table("metric", *(f"version {version}" for version in found.versions))
     for source, metrics in found.metrics.items():
         for name, pair in metrics.items():
-            table.add_row(f"{name} ({source})", *("" if value is None else f"{value:.4g}" for value in pair))
+            table.add_row(
+                f"{name} ({source})", *("" if value is None else f"{value:.4g}" for value in pair)
+            )
     if found.metrics:
         show_table(table)
         _explain(found.metrics)
@@ -102,10 +114,12 @@ def _explain(sources: Iterable[str]) -> None:
 @app.command("roll-back")
 def roll_back(
     plan: PlanFile,
-    version: Annotated[int, typer.Argument(help="The version whose model is to be the newest again.")],
+    version: Annotated[
+        int, typer.Argument(help="The version whose model is to be the newest again.")
+    ],
 ) -> None:
-    """Go on from an earlier version of the model. The open round is given up, and the earlier model becomes the next
-    version: within a second, or at the next start."""
+    """Go on from an earlier version of the model. The open round is given up, and the earlier model
+    becomes the next version: within a second, or at the next start."""
     with expected_errors():
         settings = Plan.load(plan)
         ask_to_roll_back(settings.data_dir, version, COMMAND)

@@ -1,7 +1,8 @@
-"""The commands `fleetlearn-coordinator run ...`: what a host's runs are to do, while it serves them or not.
+"""The commands `fleetlearn-coordinator run ...`: what a host's runs are to do, while it serves them
+or not.
 
-Each takes the service file, and writes what is wanted into the database of runs. A host that runs does it within a
-second.
+Each takes the service file, and writes what is wanted into the database of runs. A host that runs
+does it within a second.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from fleetlearn_protocol.errors import Code, FleetError, in_words
-from fleetlearn_protocol.typer_app import commands_under, expected_errors, plain_table, say, show_table
+from fleetlearn_protocol.typer_app import (
+    commands_under,
+    expected_errors,
+    plain_table,
+    say,
+    show_table,
+)
 
 from fleetlearn_coordinator.network.gate import NAME
 from fleetlearn_coordinator.plan.plan import Plan
@@ -24,9 +31,14 @@ from fleetlearn_coordinator.service.status import read_status
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.runs import Population, WantedRun
 
-app = commands_under("run", "The runs of a host: add, list, pause, resume, drain, stop, roll-back, remove.")
+app = commands_under(
+    "run", "The runs of a host: add, list, pause, resume, drain, stop, roll-back, remove."
+)
 ServiceFile = Annotated[
-    Path, typer.Argument(metavar="SERVICE.toml", help="The coordinator's service file, with the key runs.")
+    Path,
+    typer.Argument(
+        metavar="SERVICE.toml", help="The coordinator's service file, with the key runs."
+    ),
 ]
 RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name.")]
 
@@ -36,17 +48,29 @@ def add(
     service: ServiceFile,
     name: RunName,
     plan: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of the run.")],
-    tag: Annotated[list[str] | None, typer.Option(help="A tag that its devices have; may be given again.")] = None,
-    tier: Annotated[list[str] | None, typer.Option(help="A tier of its devices; may be given again.")] = None,
-    runtime: Annotated[list[str] | None, typer.Option(help='What trains there, such as "onnx"; may be again.')] = None,
-    share: Annotated[float, typer.Option(help="Share of all devices, always the same: above 0, up to 1.")] = 1.0,
+    tag: Annotated[
+        list[str] | None, typer.Option(help="A tag that its devices have; may be given again.")
+    ] = None,
+    tier: Annotated[
+        list[str] | None, typer.Option(help="A tier of its devices; may be given again.")
+    ] = None,
+    runtime: Annotated[
+        list[str] | None, typer.Option(help='What trains there, such as "onnx"; may be again.')
+    ] = None,
+    share: Annotated[
+        float, typer.Option(help="Share of all devices, always the same: above 0, up to 1.")
+    ] = 1.0,
 ) -> None:
     """Add a run, which begins at once. Which devices serve it is said here; by default all."""
     labels = [*(tag or []), *(tier or []), *(runtime or [])]
     if not all(map(NAME.fullmatch, labels)):
-        raise typer.BadParameter("tags, tiers and runtimes are of letters, digits and ._-, up to 64 of them")
+        raise typer.BadParameter(
+            "tags, tiers and runtimes are of letters, digits and ._-, up to 64 of them"
+        )
     if not 0 < share <= 1:
-        raise typer.BadParameter(f"{share:g} was given; a number above 0 and up to 1 is expected", param_hint="--share")
+        raise typer.BadParameter(
+            f"{share:g} was given; a number above 0 and up to 1 is expected", param_hint="--share"
+        )
     population = Population(tuple(tag or ()), tuple(tier or ()), tuple(runtime or ()), share)
     with _operating(service) as operations:
         operations.add(name, plan, population)
@@ -55,8 +79,8 @@ def add(
 
 @app.command()
 def pause(service: ServiceFile, name: RunName) -> None:
-    """Give no more tasks of a run, and open no round. What devices have may still be reported, and no deadline passes
-    meanwhile."""
+    """Give no more tasks of a run, and open no round. What devices have may still be reported, and
+    no deadline passes meanwhile."""
     with _operating(service) as operations:
         operations.change(name, "paused")
         _say(operations, f"{name} is to be paused", "it is")
@@ -80,7 +104,8 @@ def drain(service: ServiceFile, name: RunName) -> None:
 
 @app.command()
 def stop(service: ServiceFile, name: RunName) -> None:
-    """Stop a run at once. Its tasks are cancelled, its devices serve other runs; it goes on with `resume`."""
+    """Stop a run at once. Its tasks are cancelled, its devices serve other runs; it goes on with
+    `resume`."""
     with _operating(service) as operations:
         operations.change(name, "stopped")
         _say(operations, f"{name} is to be stopped", "it is")
@@ -90,7 +115,9 @@ def stop(service: ServiceFile, name: RunName) -> None:
 def roll_back(
     service: ServiceFile,
     name: RunName,
-    version: Annotated[int, typer.Argument(help="The version whose model is to be the newest again.")],
+    version: Annotated[
+        int, typer.Argument(help="The version whose model is to be the newest again.")
+    ],
 ) -> None:
     """Go on from an earlier version of a run's model, also of a run that has finished."""
     with _operating(service) as operations:
@@ -100,15 +127,20 @@ def roll_back(
 
 @app.command()
 def remove(service: ServiceFile, name: RunName) -> None:
-    """Stop a run and forget it. Its data directory stays; `add` with the same plan would go on with it."""
+    """Stop a run and forget it. Its data directory stays; `add` with the same plan would go on with
+    it."""
     with _operating(service) as operations:
         run = operations.find(name)
         operations.remove(name)
-        _say(operations, f"{name} is removed; what it learnt stays where {run.plan} says", "it ends")
+        _say(
+            operations, f"{name} is removed; what it learnt stays where {run.plan} says", "it ends"
+        )
 
 
 @app.command("list")
-def list_runs(service: ServiceFile, json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+def list_runs(
+    service: ServiceFile, json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
+) -> None:
     """List the runs, and how far each is."""
     with _operating(service) as operations:
         show_runs(operations, json=json)
@@ -150,7 +182,8 @@ def _row(run: WantedRun) -> dict[str, Any]:
     try:
         status = read_status(Plan.load(run.plan).data_dir)
     except (FleetError, OSError) as error:
-        not_begun = isinstance(error, StoreError) and error.code is Code.UNKNOWN_CONTENT  # no data directory yet
+        # no data directory yet
+        not_begun = isinstance(error, StoreError) and error.code is Code.UNKNOWN_CONTENT
         if not (run.failed or not_begun):
             row["error"] = in_words(error, file=True)
         return row
@@ -160,7 +193,11 @@ def _row(run: WantedRun) -> dict[str, Any]:
     if status.running:
         live = status.live
         row |= {"phase": live["phase"], "round": live["round"], "devices": live["connected"]}
-        row |= {"tasks": live["leases"], "accepted": live["accepted"], "waits_for": live.get("waits_for", "")}
+        row |= {
+            "tasks": live["leases"],
+            "accepted": live["accepted"],
+            "waits_for": live.get("waits_for", ""),
+        }
     return row
 
 

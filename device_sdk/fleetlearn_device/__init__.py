@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from fleetlearn_device.device import Device
     from fleetlearn_device.runtimes.open_runtime import open_runtime
 
-# ONNX Runtime reads this when it is imported. Without it, wheels from 1.29 on report to their vendor: while a device
-# trains, it looks up the vendor's host again and again, and keeps an identifier of the machine below ~/.cache.
+# ONNX Runtime reads this when it is imported. Without it, wheels from 1.29 on report to their
+# vendor: while a device trains, it looks up the vendor's host again and again, and keeps an
+# identifier of the machine below ~/.cache.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = ["Device", "open_runtime"]

@@ -34,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from fleetlearn_device.storage.errors import StateError
 
     try:
-        return {"info": _info, "rotate": _rotate, "run": _run, "trust": _trust}[options.command](options)
+        return {"info": _info, "rotate": _rotate, "run": _run, "trust": _trust}[options.command](
+            options
+        )
     except StateError as error:
         return _fail(1, str(error))
 
@@ -49,40 +51,108 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run",
         help="serve a coordinator",
-        description="Serve a coordinator: train its tasks on this device's data. The data do not leave the device.",
+        description=(
+            "Serve a coordinator: train its tasks on this device's data. The data do not leave the "
+            "device."
+        ),
         epilog=EXIT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    run.add_argument("--coordinator", required=True, metavar="URL", help="ws://HOST:PORT or wss://HOST:PORT")
-    run.add_argument("--ca", metavar="FILE", help="PEM of the only CA that TLS trusts; default: those of the system")
-    run.add_argument("--certificate", metavar="FILE", help="PEM by which the coordinator knows this device; with --key")
-    run.add_argument("--key", metavar="FILE", help="PEM of the certificate's key, without a password")
-    run.add_argument("--insecure", action="store_true", help="let another machine's address be ws://, without TLS")
-    run.add_argument("--token", metavar="TOKEN", help="enrols the device, once; default: $FLEETLEARN_TOKEN")
     run.add_argument(
-        "--trust", action="append", default=[], metavar="KEY",
-        help="do only tasks that this public key signed, at later starts too; may be given again; default: "
-        "$FLEETLEARN_TRUST, or what the token brings",
-    )  # fmt: skip
-    run.add_argument("--data", required=True, metavar="FILE", help=".npz with the bundle's batch arrays, by name")
-    run.add_argument("--state", required=True, metavar="DIR", help="directory for what outlives the process")
-    run.add_argument("--runtime", default="auto", choices=("auto", "onnx", "ort-training"), help="default: auto (onnx)")
-    run.add_argument("--threads", default=1, type=_threads, metavar="N", help="threads inside an operator; default: 1")
-    run.add_argument("--provider", default="cpu", choices=("cpu", "cuda"), help="where onnx computes; default: cpu")
-    run.add_argument(
-        "--feature-cache", type=_mebibytes, metavar="MIB", help="memory for a frozen model's features; default: 128"
+        "--coordinator", required=True, metavar="URL", help="ws://HOST:PORT or wss://HOST:PORT"
     )
     run.add_argument(
-        "--own-model", metavar="FILE", help="ONNX file of this device's own model, written after each task"
+        "--ca",
+        metavar="FILE",
+        help="PEM of the only CA that TLS trusts; default: those of the system",
     )
-    run.add_argument("--name", metavar="ID", help="the device's name at its first start; default: random")
-    run.add_argument("--tag", action="append", default=[], metavar="TAG", help="to be chosen by; may be given again")
+    run.add_argument(
+        "--certificate",
+        metavar="FILE",
+        help="PEM by which the coordinator knows this device; with --key",
+    )
+    run.add_argument(
+        "--key", metavar="FILE", help="PEM of the certificate's key, without a password"
+    )
+    run.add_argument(
+        "--insecure",
+        action="store_true",
+        help="let another machine's address be ws://, without TLS",
+    )
+    run.add_argument(
+        "--token", metavar="TOKEN", help="enrols the device, once; default: $FLEETLEARN_TOKEN"
+    )
+    run.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help=(
+            "do only tasks that this public key signed, at later starts too; may be given again; "
+            "default: $FLEETLEARN_TRUST, or what the token brings"
+        ),
+    )
+    run.add_argument(
+        "--data", required=True, metavar="FILE", help=".npz with the bundle's batch arrays, by name"
+    )
+    run.add_argument(
+        "--state", required=True, metavar="DIR", help="directory for what outlives the process"
+    )
+    run.add_argument(
+        "--runtime",
+        default="auto",
+        choices=("auto", "onnx", "ort-training"),
+        help="default: auto (onnx)",
+    )
+    run.add_argument(
+        "--threads",
+        default=1,
+        type=_threads,
+        metavar="N",
+        help="threads inside an operator; default: 1",
+    )
+    run.add_argument(
+        "--provider",
+        default="cpu",
+        choices=("cpu", "cuda"),
+        help="where onnx computes; default: cpu",
+    )
+    run.add_argument(
+        "--feature-cache",
+        type=_mebibytes,
+        metavar="MIB",
+        help="memory for a frozen model's features; default: 128",
+    )
+    run.add_argument(
+        "--own-model",
+        metavar="FILE",
+        help="ONNX file of this device's own model, written after each task",
+    )
+    run.add_argument(
+        "--name", metavar="ID", help="the device's name at its first start; default: random"
+    )
+    run.add_argument(
+        "--tag",
+        action="append",
+        default=[],
+        metavar="TAG",
+        help="to be chosen by; may be given again",
+    )
     run.add_argument("--tier", metavar="TIER", help="the kind of device that this is")
-    run.add_argument("--charging", choices=("yes", "no"), help="default: as Linux says at each check-in")
+    run.add_argument(
+        "--charging", choices=("yes", "no"), help="default: as Linux says at each check-in"
+    )
     run.add_argument("--network", choices=("metered", "unmetered"), help="default: not stated")
-    run.add_argument("--until-finished", action="store_true", help="end when the training is finished")
-    run.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info")
+    run.add_argument(
+        "--until-finished", action="store_true", help="end when the training is finished"
+    )
+    run.add_argument(
+        "--log-level",
+        default="info",
+        choices=("debug", "info", "warning", "error"),
+        help="default: info",
+    )
 
     rotate = commands.add_parser(
         "rotate", help="change the device's credential at its next connection", allow_abbrev=False
@@ -90,10 +160,14 @@ def _parser() -> argparse.ArgumentParser:
     rotate.add_argument("--state", required=True, metavar="DIR")
 
     trust = commands.add_parser(
-        "trust", help="change the public keys that the device trusts, from its next start on", allow_abbrev=False
+        "trust",
+        help="change the public keys that the device trusts, from its next start on",
+        allow_abbrev=False,
     )
     trust.add_argument("--state", required=True, metavar="DIR")
-    trust.add_argument("keys", nargs="+", metavar="KEY", help="trusted from then on, and no others are")
+    trust.add_argument(
+        "keys", nargs="+", metavar="KEY", help="trusted from then on, and no others are"
+    )
 
     info = commands.add_parser(
         "info", help="show how a device is, and what its state directory holds", allow_abbrev=False
@@ -114,13 +188,17 @@ class _ShowVersion(argparse.Action):
 
 def _threads(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1024:
-        raise argparse.ArgumentTypeError(f"{text!r} was given; expected a whole number from 1 to 1024")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} was given; expected a whole number from 1 to 1024"
+        )
     return int(text)
 
 
 def _mebibytes(text: str) -> int:
     if not text.isdecimal() or int(text) > 2**20:
-        raise argparse.ArgumentTypeError(f"{text!r} was given; expected a whole number of MiB, or 0 to keep none")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} was given; expected a whole number of MiB, or 0 to keep none"
+        )
     return int(text)
 
 
@@ -193,14 +271,23 @@ def _info(options: argparse.Namespace) -> int:
         print(f"bundle   {sha256[:12]}  {name}")
     for name, size in summary.kept_states:
         bundle, _, kind = name.partition(".")
-        print(f"own      {bundle[:12]}  {size} bytes that never leave the device{kind and f' ({kind})'}")
+        print(
+            f"own      {bundle[:12]}  {size} bytes that never leave the "
+            f"device{kind and f' ({kind})'}"
+        )
     for row in summary.tied_sets:
-        print(f"tied     {row.bundle[:12]}  {row.size} bytes that never leave the device, of task {row.task}")
+        print(
+            f"tied     {row.bundle[:12]}  {row.size} bytes that never leave the device, of task "
+            f"{row.task}"
+        )
     if summary.pending is None:
         print("update   none waits for its acknowledgement")
     else:
         held = summary.pending
-        print(f"update   task {held.task} of round {held.round}, {held.size} bytes, waits for its acknowledgement")
+        print(
+            f"update   task {held.task} of round {held.round}, {held.size} bytes, waits for its "
+            "acknowledgement"
+        )
     return 0
 
 
@@ -209,7 +296,10 @@ def _rotate(options: argparse.Namespace) -> int:
     from fleetlearn_device.storage.state_directory import state_folder
 
     begin_change(state_folder(options.state))
-    print("the device has a new credential, and shows it at its next connection; the old one is valid until then")
+    print(
+        "the device has a new credential, and shows it at its next connection; the old one is "
+        "valid until then"
+    )
     return 0
 
 

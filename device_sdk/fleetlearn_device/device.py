@@ -31,12 +31,16 @@ from fleetlearn_device.training.data import Data, as_data, load_npz
 from fleetlearn_device.training.trainer import ANSWERS, Trainer
 
 FEATURE_CACHE = 128
-"""MiB of memory for features, unless the user says otherwise: 58,000 examples of a MobileNetV3-small's 576 numbers."""
+"""MiB of memory for features, unless the user says otherwise: 58,000 examples of a
+MobileNetV3-small's 576 numbers."""
 
 _WHY = {
     "SIGTERM": "SIGTERM came",
     "SIGINT": "SIGINT came (Ctrl-C)",
-    "SIGHUP": "SIGHUP came (its terminal was closed; nohup or a service keeps a device running without one)",
+    "SIGHUP": (
+        "SIGHUP came (its terminal was closed; nohup or a service keeps a device running without "
+        "one)"
+    ),
 }
 
 log = logging.getLogger("fleetlearn.device")
@@ -47,34 +51,41 @@ class Device:
 
     Args:
         url: ``ws://`` or ``wss://`` address of the coordinator.
-        data: Arrays ((x, y) or {"x": x, "y": y}), the path of an .npz file of them, or an iterable of batches, which
-            needs ``examples``.
+        data: Arrays ((x, y) or {"x": x, "y": y}), the path of an .npz file of them, or an iterable
+            of batches, which needs ``examples``.
         state_dir: Directory for what outlives the process. One device, one directory.
         runtime: ``onnx``, ``ort-training`` or ``auto`` (``onnx``).
         threads: Threads inside an operator.
-        provider: Where ``onnx`` computes: ``cpu``, or ``cuda`` (an NVIDIA GPU, with onnxruntime-gpu).
+        provider: Where ``onnx`` computes: ``cpu``, or ``cuda`` (an NVIDIA GPU, with
+            onnxruntime-gpu).
         examples: How many examples one pass over an iterable of batches yields.
         name: The device's name at its first start. None: a random name.
         ca: PEM file of the only CAs that TLS trusts. None: those that the system trusts.
-        certificate, key: PEM files by which a coordinator knows the device that asks for certificates.
+        certificate, key: PEM files by which a coordinator knows the device that asks for
+            certificates.
         insecure: Whether the coordinator may be on another machine and without TLS.
-        token: Enrols the device with a coordinator that asks for credentials, and may bring keys to trust. Needed once.
-        trust: The coordinator's public keys: the device then does only tasks that one of them signed, at later starts
-            too. Needs the extra ``signatures``.
-        feature_cache: Most MiB of memory for what the frozen part of a model makes of each example, which is then
-            computed once. For bundles with features, and data that are arrays. 0: whole models are trained.
-        tags: Names that the coordinator may choose devices by, such as a region: at most 16, of letters, digits, ._-.
+        token: Enrols the device with a coordinator that asks for credentials, and may bring keys to
+            trust. Needed once.
+        trust: The coordinator's public keys: the device then does only tasks that one of them
+            signed, at later starts too. Needs the extra ``signatures``.
+        feature_cache: Most MiB of memory for what the frozen part of a model makes of each example,
+            which is then computed once. For bundles with features, and data that are arrays. 0:
+            whole models are trained.
+        tags: Names that the coordinator may choose devices by, such as a region: at most 16, of
+            letters, digits, ._-.
         tier: The kind of device that this is.
-        charging: Whether the device is charging, or a function that says so at each check-in. None: as Linux says.
-        network: ``metered`` or ``unmetered``, or a function that says which at each check-in. None: not stated.
-        own_model: A file, such as ``mine.onnx``, that each training replaces by the device's own model, for any ONNX
-            Runtime: the model as training left it, with its personal parameters, or Ditto's personal model. None: none
-            is written.
+        charging: Whether the device is charging, or a function that says so at each check-in. None:
+            as Linux says.
+        network: ``metered`` or ``unmetered``, or a function that says which at each check-in. None:
+            not stated.
+        own_model: A file, such as ``mine.onnx``, that each training replaces by the device's own
+            model, for any ONNX Runtime: the model as training left it, with its personal
+            parameters, or Ditto's personal model. None: none is written.
         until_finished: Return when the coordinator says that the training is finished.
         timing: Time limits of the connection.
 
-    Raises DataError, and ValueError on a url, CA, certificate, token, key, runtime, number of threads, provider,
-    feature_cache, tag, tier or network that is not allowed.
+    Raises DataError, and ValueError on a url, CA, certificate, token, key, runtime, number of
+    threads, provider, feature_cache, tag, tier or network that is not allowed.
     """
 
     def __init__(
@@ -103,13 +114,17 @@ class Device:
         until_finished: bool = False,
         timing: Timing | None = None,
     ) -> None:
-        self.address = checked_address(url, ca=ca, certificate=certificate, key=key, insecure=insecure)
+        self.address = checked_address(
+            url, ca=ca, certificate=certificate, key=key, insecure=insecure
+        )
         secret, brought = read_token(token) if token is not None else (None, ())
         self.token: str | None = secret
         self.trust = checked_keys([*trust] or brought)
         check_choices(runtime, threads, provider)
         if feature_cache < 0:
-            raise ValueError(f"feature_cache is {feature_cache}; expected MiB, or 0 to keep no features")
+            raise ValueError(
+                f"feature_cache is {feature_cache}; expected MiB, or 0 to keep no features"
+            )
         self.state_dir, self.name = in_home(state_dir), name
         self.runtime: Kind = "onnx" if runtime == "auto" else runtime
         self.threads, self.until_finished, self.timing = threads, until_finished, timing or Timing()
@@ -117,18 +132,22 @@ class Device:
         self.feature_cache = feature_cache
         self.own_model = None if own_model is None else in_home(own_model)
         self.description = Description(tags, tier, charging, network)
-        self.data = as_data(load_npz(data) if isinstance(data, str | os.PathLike) else data, examples)
+        self.data = as_data(
+            load_npz(data) if isinstance(data, str | os.PathLike) else data, examples
+        )
         self.stopped_by: signal.Signals | None = None
         """The signal that ended ``run``."""
         self._stopped = False
         self._stop: Callable[[], object] | None = None
 
     def run(self) -> None:
-        """Serve until SIGTERM, SIGINT or SIGHUP, or until the training is finished (``until_finished``).
+        """Serve until SIGTERM, SIGINT or SIGHUP, or until the training is finished
+        (``until_finished``).
 
-        A task under way is given back; a finished update stays in the state directory for the next start. A second
-        signal ends the process at once. The process's signal handlers are as before when it returns. Raises what
-        ``serve`` raises, and RuntimeError where an event loop runs in this thread: await ``serve`` there.
+        A task under way is given back; a finished update stays in the state directory for the next
+        start. A second signal ends the process at once. The process's signal handlers are as before
+        when it returns. Raises what ``serve`` raises, and RuntimeError where an event loop runs in
+        this thread: await ``serve`` there.
         """
         refuse_in_loop("run", "device.serve()")
         asyncio.run(self._serve_until_signal())
@@ -136,15 +155,17 @@ class Device:
     async def serve(self) -> None:
         """Serve until ``stop``, or until the training is finished (``until_finished``).
 
-        Raises StateError (the directory is in use, damaged, full), DataError (the data do not fit the bundle),
-        RuntimeUnavailableError, FleetError (signatures cannot be checked here), ProtocolError (the coordinator refuses
-        the check-in; ``replaced``: another process speaks for the same device), NoConnectionError (a device that was
-        never let in has a token or a credential that is refused).
+        Raises StateError (the directory is in use, damaged, full), DataError (the data do not fit
+        the bundle), RuntimeUnavailableError, FleetError (signatures cannot be checked here),
+        ProtocolError (the coordinator refuses the check-in; ``replaced``: another process speaks
+        for the same device), NoConnectionError (a device that was never let in has a token or a
+        credential that is refused).
 
-        With ``until_finished`` it also raises ProtocolError where the coordinator speaks another version
-        (``bad-version``), and NoConnectionError where TLS fails, where the device is no longer let in, and where no
-        connection can be had for ``timing.give_up`` seconds. Without it, the device says each time what is wrong and
-        goes on trying, slowly: a certificate or a coordinator can be mended while it waits.
+        With ``until_finished`` it also raises ProtocolError where the coordinator speaks another
+        version (``bad-version``), and NoConnectionError where TLS fails, where the device is no
+        longer let in, and where no connection can be had for ``timing.give_up`` seconds. Without
+        it, the device says each time what is wrong and goes on trying, slowly: a certificate or a
+        coordinator can be mended while it waits.
         """
         try:
             if not self._stopped:
@@ -174,8 +195,12 @@ class Device:
             features = self.feature_cache * 2**20
             enrolment = Enrolment(directory.path, directory.device, self.token)
             kind, threads, provider = self.runtime, self.threads, self.provider
-            trainer = Trainer(directory, self.data, kind, threads, provider, features, self.own_model)
-            driver = Driver(self.address, enrolment, self.timing, directory, trainer, session, self.description)
+            trainer = Trainer(
+                directory, self.data, kind, threads, provider, features, self.own_model
+            )
+            driver = Driver(
+                self.address, enrolment, self.timing, directory, trainer, session, self.description
+            )
             loop = asyncio.get_running_loop()
             self._stop = lambda: loop.call_soon_threadsafe(driver.post, session.stop)
             if self._stopped:  # while the directory was opened

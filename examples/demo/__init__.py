@@ -1,1 +1,2 @@
-"""``make demo``: a fleet trains a digits model while devices, and once the coordinator, are killed under it."""
+"""``make demo``: a fleet trains a digits model while devices, and once the coordinator, are killed
+under it."""

@@ -1,4 +1,5 @@
-"""A fleet of real processes trains a digits model: some devices die, the coordinator dies, the run goes on.
+"""A fleet of real processes trains a digits model: some devices die, the coordinator dies, the run
+goes on.
 
 make demo ARGS="--devices 40 --rounds 60"       or       .venv/bin/python -m examples.demo --help
 """
@@ -15,7 +16,13 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from fleetlearn_coordinator.service.status import Closed, Status, read_model, read_status, read_tasks
+from fleetlearn_coordinator.service.status import (
+    Closed,
+    Status,
+    read_model,
+    read_status,
+    read_tasks,
+)
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_device import open_runtime
 from fleetlearn_protocol.errors import FleetError, in_words
@@ -23,7 +30,16 @@ from fleetlearn_protocol.errors import FleetError, in_words
 from examples import digits
 from examples.demo import outcome
 from examples.demo.command_line import add_number, number, own_folder, parser_of
-from examples.demo.fleet import Fleet, Paths, Phase, export, goal_of, prepare, start_coordinator, training_build
+from examples.demo.fleet import (
+    Fleet,
+    Paths,
+    Phase,
+    export,
+    goal_of,
+    prepare,
+    start_coordinator,
+    training_build,
+)
 from examples.demo.processes import DemoError, exit_on_signals
 from examples.demo.screen import Round, Screen
 from examples.demo.strikes import Strikes
@@ -66,7 +82,8 @@ def _demo(options: argparse.Namespace, paths: Paths) -> int:
         )
         if training_build() is None:
             screen.event(
-                "no device uses ONNX Runtime's training build here: it needs Linux on x86-64 and Python 3.11 or 3.12"
+                "no device uses ONNX Runtime's training build here: it needs Linux on x86-64 and "
+                "Python 3.11 or 3.12"
             )
         elif exported["without_ort_training"] is not None:
             raise DemoError(f"there are no training artifacts: {exported['without_ort_training']}")
@@ -85,7 +102,10 @@ def _demo(options: argparse.Namespace, paths: Paths) -> int:
             sizes = [device.examples for device in fleet.devices]
             apart = sum(device.runtime == "ort-training" for device in fleet.devices)
             screen.event(
-                f"the coordinator is up; starting {len(sizes)} devices with {min(sizes)} to {max(sizes)} scans each"
+                (
+                    f"the coordinator is up; starting {len(sizes)} devices with {min(sizes)} to "
+                    f"{max(sizes)} scans each"
+                )
                 + (f", {apart} of them on ONNX Runtime's training build" if apart else "")
             )
             for device in fleet.devices:
@@ -96,16 +116,18 @@ def _demo(options: argparse.Namespace, paths: Paths) -> int:
             _await_ends(fleet)
         if not strikes.done:
             raise DemoError(
-                f"{len(strikes.kills)} of {strikes.devices} devices were caught at their work, and the coordinator "
-                f"{'was' if strikes.coordinator else 'was not'} caught in mid-round, before the {options.rounds} "
-                "rounds were over. Give it more rounds."
+                f"{len(strikes.kills)} of {strikes.devices} devices were caught at their work, and "
+                f"the coordinator {'was' if strikes.coordinator else 'was not'} caught in "
+                f"mid-round, before the {options.rounds} rounds were over. Give it more rounds."
             )
         last = [row for row in rounds if row.outcome == "committed"][-1]
         if last.accuracy is None:
             raise DemoError("the last model was not measured")
         outcome.export_model(paths, last.accuracy)
         outcome.plot(rounds, strikes, paths.plot, options.accuracy)
-        screen.event("exported the trained model with fleetlearn-coordinator export-model, and tried it")
+        screen.event(
+            "exported the trained model with fleetlearn-coordinator export-model, and tried it"
+        )
     summary = outcome.summarize(
         rounds,
         strikes,
@@ -118,12 +140,18 @@ def _demo(options: argparse.Namespace, paths: Paths) -> int:
     outcome.write_summary(summary, paths.summary)
     outcome.show(summary, paths)
     if summary["accuracy"] < options.accuracy:
-        raise DemoError(f"the held-out accuracy is {summary['accuracy']:.1%}; {options.accuracy:.1%} was to be reached")
+        raise DemoError(
+            f"the held-out accuracy is {summary['accuracy']:.1%}; {options.accuracy:.1%} was to be "
+            "reached"
+        )
     return 0
 
 
-def _watch(fleet: Fleet, strikes: Strikes, screen: Screen, options: argparse.Namespace) -> list[Round]:
-    """Follow the run to its end, strike it as planned, and measure each new model. Raises DemoError on a stall."""
+def _watch(
+    fleet: Fleet, strikes: Strikes, screen: Screen, options: argparse.Namespace
+) -> list[Round]:
+    """Follow the run to its end, strike it as planned, and measure each new model. Raises DemoError
+    on a stall."""
     measure = _Measure(fleet.paths)
     rounds: list[Round] = []
     committed, moved = 0, time.monotonic()
@@ -169,7 +197,8 @@ class _Measure:
         self._held_out = (data.x_test, data.y_test)
 
     def round(self, closed: Closed, version: int, began: float) -> Round:
-        """The round, with the loss and accuracy of the model it made: ``version``, if it was committed."""
+        """The round, with the loss and accuracy of the model it made: ``version``, if it was
+        committed."""
         loss = accuracy = None
         if closed.outcome == "committed":
             try:
@@ -179,7 +208,10 @@ class _Measure:
             else:
                 self._runtime.load(vector)
                 sums = self._runtime.evaluate(self._held_out)
-                loss, accuracy = sums.loss_sum / sums.examples, sums.metric_sums["accuracy"] / sums.examples
+                loss, accuracy = (
+                    sums.loss_sum / sums.examples,
+                    sums.metric_sums["accuracy"] / sums.examples,
+                )
         summary = closed.summary
         return Round(
             number=closed.number,
@@ -201,12 +233,20 @@ def _standing(fleet: Fleet, status: Status) -> str:
     accepted = sum(task.state == "accepted" for task in tasks)
     out = sum(task.state == "assigned" for task in tasks)
     ready = sum(device.phase is not Phase.STARTING for device in fleet.alive)
-    where = f"round {number}: {accepted} of {goal_of(len(fleet.devices))} reports, {out} tasks out; " if number else ""
-    return f"{where}{ready} of {len(fleet.devices)} devices up, {len(fleet.dead)} dead; {status.version} models"
+    where = (
+        f"round {number}: {accepted} of {goal_of(len(fleet.devices))} reports, {out} tasks out; "
+        if number
+        else ""
+    )
+    return (
+        f"{where}{ready} of {len(fleet.devices)} devices up, {len(fleet.dead)} dead; "
+        f"{status.version} models"
+    )
 
 
 def _await_ends(fleet: Fleet, timeout: float = 3.0) -> None:
-    """Devices end by themselves when they hear that the training is finished. One that just connects may not."""
+    """Devices end by themselves when they hear that the training is finished. One that just
+    connects may not."""
     deadline = time.monotonic() + timeout
     while any(device.child.running for device in fleet.alive) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -227,18 +267,47 @@ def _own(output: Path) -> Iterator[Paths]:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    text = "A fleet of real processes trains a digits model, some of them are killed, and the run goes on."
+    text = (
+        "A fleet of real processes trains a digits model, some of them are killed, and the run "
+        "goes on."
+    )
     parser = parser_of("demo", text, EXIT)
     add = partial(add_number, parser)
     add("--devices", 12, number(int, 6, 140), "device processes")
     add("--rounds", 30, number(int, 6, 10_000), "rounds to commit")
-    add("--kill", 4, number(int, 0, 100), "devices to kill at their work; the first half of them comes back")
+    add(
+        "--kill",
+        4,
+        number(int, 0, 100),
+        "devices to kill at their work; the first half of them comes back",
+    )
     add("--seed", 0, number(int, 0, 2**31), "of the data's split and of the run")
-    add("--alpha", 0.5, number(float, 0.01, 1000), "Dirichlet parameter of the split: smaller is less even")
+    add(
+        "--alpha",
+        0.5,
+        number(float, 0.01, 1000),
+        "Dirichlet parameter of the split: smaller is less even",
+    )
     add("--accuracy", 0.95, number(float, 0, 1), "held-out accuracy that must be reached")
-    add("--stall", 90.0, number(float, 1, 3600), "seconds without an ended round after which the demo gives up")
-    add("--port", 0, number(int, 0, 65535), "the coordinator's TCP port on 127.0.0.1; 0: one that is free")
-    parser.add_argument("--output", default=Path("demo-output"), type=Path, metavar="DIR", help="default: %(default)s")
+    add(
+        "--stall",
+        90.0,
+        number(float, 1, 3600),
+        "seconds without an ended round after which the demo gives up",
+    )
+    add(
+        "--port",
+        0,
+        number(int, 0, 65535),
+        "the coordinator's TCP port on 127.0.0.1; 0: one that is free",
+    )
+    parser.add_argument(
+        "--output",
+        default=Path("demo-output"),
+        type=Path,
+        metavar="DIR",
+        help="default: %(default)s",
+    )
     parser.add_argument(
         "--device-command",
         metavar="FILE",

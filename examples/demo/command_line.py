@@ -1,4 +1,5 @@
-"""What the demos' commands have in common: options that are numbers, and a folder that one demo has for itself."""
+"""What the demos' commands have in common: options that are numbers, and a folder that one demo has
+for itself."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from examples.demo.processes import DemoError
 
 
 def number(kind: type[int] | type[float], low: float, high: float) -> Callable[[str], float]:
-    """Return what reads an option that is a number from ``low`` to ``high``, and says what is wrong with another."""
+    """Return what reads an option that is a number from ``low`` to ``high``, and says what is wrong
+    with another."""
 
     def convert(text: str) -> float:
         try:
@@ -24,7 +26,9 @@ def number(kind: type[int] | type[float], low: float, high: float) -> Callable[[
             value = None
         if value is None or not low <= value <= high:
             what = "a whole number" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"{text!r} was given; expected {what} from {low:g} to {high:g}")
+            raise argparse.ArgumentTypeError(
+                f"{text!r} was given; expected {what} from {low:g} to {high:g}"
+            )
         return value
 
     return convert
@@ -42,20 +46,27 @@ def parser_of(command: str, description: str, epilog: str | None = None) -> argp
     )
 
 
-def add_number(parser: argparse.ArgumentParser, name: str, default: float, kind: Any, text: str) -> None:
+def add_number(
+    parser: argparse.ArgumentParser, name: str, default: float, kind: Any, text: str
+) -> None:
     """Add an option that is a number, read by ``kind``."""
-    parser.add_argument(name, default=default, type=kind, metavar="N", help=f"{text}; default: %(default)s")
+    parser.add_argument(
+        name, default=default, type=kind, metavar="N", help=f"{text}; default: %(default)s"
+    )
 
 
 @contextmanager
 def own_folder(folder: Path, fresh: Sequence[Path]) -> Iterator[None]:
-    """Have the folder for this demo alone, without the folders ``fresh`` that an earlier one left. Raises DemoError."""
+    """Have the folder for this demo alone, without the folders ``fresh`` that an earlier one left.
+    Raises DemoError."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise DemoError(f"another demo is running in {folder}; give this one another: --output DIR") from None
+            raise DemoError(
+                f"another demo is running in {folder}; give this one another: --output DIR"
+            ) from None
         for each in fresh:
             shutil.rmtree(each, ignore_errors=True)
         yield

@@ -1,4 +1,5 @@
-"""Export the digits' CNN: ``python -m examples.demo.export_digits BUNDLE``; tells how it compares with PyTorch."""
+"""Export the digits' CNN: ``python -m examples.demo.export_digits BUNDLE``; tells how it compares
+with PyTorch."""
 
 from __future__ import annotations
 

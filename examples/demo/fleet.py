@@ -1,4 +1,5 @@
-"""The coordinator and the devices of the demo: what they are started with, and what their logs say they do."""
+"""The coordinator and the devices of the demo: what they are started with, and what their logs say
+they do."""
 
 from __future__ import annotations
 
@@ -182,7 +183,10 @@ class Fleet:
 
     def ended(self) -> Device | None:
         """A device that ended though nobody killed it."""
-        return next((device for device in self.alive if device.child.starts and not device.child.running), None)
+        return next(
+            (device for device in self.alive if device.child.starts and not device.child.running),
+            None,
+        )
 
 
 def goal_of(devices: int) -> int:
@@ -191,24 +195,33 @@ def goal_of(devices: int) -> int:
 
 
 def training_build() -> Path | None:
-    """The commands of the environment with ONNX Runtime's training build, where `make` could set it up."""
+    """The commands of the environment with ONNX Runtime's training build, where `make` could set it
+    up."""
     commands = Path(sys.prefix, "ort-training", "bin")
     return commands if (commands / "python").exists() else None
 
 
 def export(paths: Paths, training: Path | None = None) -> None:
-    """Write the bundle, checked against PyTorch. Its own process: this one needs no torch. ``training``: the training
-    build's commands; the bundle then holds ONNX Runtime's own training artifacts too, checked as well."""
+    """Write the bundle, checked against PyTorch. Its own process: this one needs no torch.
+    ``training``: the training build's commands; the bundle then holds ONNX Runtime's own training
+    artifacts too, checked as well."""
     commands = training or Path(sys.executable).parent
     command = [commands / "python", "-m", "examples.demo.export_digits", paths.bundle]
     run_command("the export", command, paths.logs / "export.log", timeout=170.0)
 
 
 def prepare(
-    paths: Paths, *, devices: int, rounds: int, seed: int, alpha: float, port: int, command: str | None
+    paths: Paths,
+    *,
+    devices: int,
+    rounds: int,
+    seed: int,
+    alpha: float,
+    port: int,
+    command: str | None,
 ) -> Fleet:
-    """Write the plan and the devices' data; nothing is started yet. ``command`` runs each device; None: this
-    environment's own, and the training build's for the first few where that is there."""
+    """Write the plan and the devices' data; nothing is started yet. ``command`` runs each device;
+    None: this environment's own, and the training build's for the first few where that is there."""
     training = training_build() if command is None else None
     port = port or free_port()
     goal = goal_of(devices)
@@ -226,11 +239,15 @@ def prepare(
         folder.mkdir(parents=True)
         np.savez(folder / "data.npz", x=data.x_train[shard], y=data.y_train[shard])
         runtime = "ort-training" if training and number <= ON_ORT_TRAINING else "onnx"
-        commands = training if training and runtime == "ort-training" else Path(sys.executable).parent
+        commands = (
+            training if training and runtime == "ort-training" else Path(sys.executable).parent
+        )
         run = [command or commands / "fleetlearn-device", "run", "--runtime", runtime]
         run += ["--coordinator", f"ws://127.0.0.1:{port}", "--data", folder / "data.npz"]
         run += ["--state", folder / "state", "--name", name, "--until-finished"]
-        fleet.append(Device(number, len(shard), runtime, Child(name, run, paths.logs / f"{name}.log")))
+        fleet.append(
+            Device(number, len(shard), runtime, Child(name, run, paths.logs / f"{name}.log"))
+        )
     return Fleet(paths, coordinator, fleet)
 
 
@@ -249,8 +266,9 @@ def start_coordinator(fleet: Fleet, timeout: float = 30.0) -> None:
 def free_port() -> int:
     """A TCP port that nothing listens on.
 
-    Not one that the system would pick (Linux: 32768 and above): while the coordinator is dead, a device that connects
-    from such a port could be given the coordinator's own, and keep it from starting again.
+    Not one that the system would pick (Linux: 32768 and above): while the coordinator is dead, a
+    device that connects from such a port could be given the coordinator's own, and keep it from
+    starting again.
     """
     for port in random.SystemRandom().sample(range(20_000, 30_000), 100):
         with socket.socket() as probe:

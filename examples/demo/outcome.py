@@ -20,10 +20,19 @@ from examples.demo.processes import DemoError, run_command
 from examples.demo.screen import Round, size
 from examples.demo.strikes import Kill, Strikes
 
-BLUE, ORANGE, RED, GREEN, PURPLE, GREY = "#2563a8", "#d9822b", "#c0392b", "#2e8b57", "#7d3c98", "#8a8f98"
+BLUE, ORANGE, RED, GREEN, PURPLE, GREY = (
+    "#2563a8",
+    "#d9822b",
+    "#c0392b",
+    "#2e8b57",
+    "#7d3c98",
+    "#8a8f98",
+)
 
 
-def summarize(rounds: list[Round], strikes: Strikes, exported: dict[str, Any], **more: Any) -> dict[str, Any]:
+def summarize(
+    rounds: list[Round], strikes: Strikes, exported: dict[str, Any], **more: Any
+) -> dict[str, Any]:
     """The content of summary.json. ``rounds`` holds at least one that was committed."""
     committed = [row for row in rounds if row.outcome == "committed"]
     dropped: Counter[str] = Counter()
@@ -56,13 +65,20 @@ def summarize(rounds: list[Round], strikes: Strikes, exported: dict[str, Any], *
 def show(summary: dict[str, Any], paths: Paths) -> None:
     """The summary for people, and the command that uses the model."""
     table = Table(show_header=False, title="summary", title_justify="left")
-    dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(summary["dropped"].items())) or "none"
+    dropped = (
+        ", ".join(f"{count} {cause}" for cause, count in sorted(summary["dropped"].items()))
+        or "none"
+    )
     rows = {
         "held-out accuracy": f"{summary['accuracy']:.1%} (loss {summary['loss']:.3f})",
         "rounds": f"{summary['rounds']} committed, {summary['abandoned']} abandoned",
         "reports": f"{summary['reports']} accepted; dropped: {dropped}",
-        "devices": f"{summary['devices']}: {summary['killed']} were killed, {summary['resumed']} came back",
-        "runtimes": ", ".join(f"{count} on {name}" for name, count in sorted(summary["runtimes"].items())),
+        "devices": (
+            f"{summary['devices']}: {summary['killed']} were killed, {summary['resumed']} came back"
+        ),
+        "runtimes": ", ".join(
+            f"{count} on {name}" for name, count in sorted(summary["runtimes"].items())
+        ),
         "coordinator": _of_death(summary["coordinator_kill"]),
         "bytes": f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down",
         "time": f"{summary['seconds']:.0f} s, {summary['training_seconds']:.0f} s of them training",
@@ -99,18 +115,26 @@ def write_summary(summary: dict[str, Any], path: Path) -> None:
 
 
 def export_model(paths: Paths, expected: float) -> None:
-    """Write the trained model with the coordinator's command. Raises DemoError where that file, run by ONNX Runtime,
-    does not have the accuracy on the held-out test set that was ``expected``."""
+    """Write the trained model with the coordinator's command. Raises DemoError where that file, run
+    by ONNX Runtime, does not have the accuracy on the held-out test set that was ``expected``."""
     command = [Path(sys.executable).with_name("fleetlearn-coordinator"), "export-model", paths.plan]
-    run_command("export-model", [*command, "--output", paths.model], paths.logs / "export-model.log", timeout=60.0)
+    run_command(
+        "export-model",
+        [*command, "--output", paths.model],
+        paths.logs / "export-model.log",
+        timeout=60.0,
+    )
     data = digits.data()
     accuracy = float((predict.predict(paths.model, data.x_test) == data.y_test).mean())
     if abs(accuracy - expected) > 1.5 / len(data.y_test):  # one near tie may fall either way
-        raise DemoError(f"{paths.model} has accuracy {accuracy:.4f}, the model it was made of {expected:.4f}")
+        raise DemoError(
+            f"{paths.model} has accuracy {accuracy:.4f}, the model it was made of {expected:.4f}"
+        )
 
 
 def plot(rounds: list[Round], strikes: Strikes, path: Path, target: float) -> None:
-    """Held-out accuracy and loss, and what became of each round's tasks, with the deaths and returns marked."""
+    """Held-out accuracy and loss, and what became of each round's tasks, with the deaths and
+    returns marked."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -120,14 +144,22 @@ def plot(rounds: list[Round], strikes: Strikes, path: Path, target: float) -> No
     measured = [row for row in rounds if row.accuracy is not None and row.loss is not None]
     numbers = [row.number for row in measured]
     figure, panels = plt.subplots(
-        3, 1, figsize=(10, 7.2), sharex=True, height_ratios=(2.6, 1.2, 1.2), layout="constrained", dpi=130
+        3,
+        1,
+        figsize=(10, 7.2),
+        sharex=True,
+        height_ratios=(2.6, 1.2, 1.2),
+        layout="constrained",
+        dpi=130,
     )
     above, losses, tasks = panels
     above.plot(numbers, [row.accuracy for row in measured], color=BLUE, lw=2, marker="o", ms=3.5)
     above.axhline(target, color=GREY, lw=0.8, ls="--")
     above.set_ylabel("held-out accuracy")
     above.set_ylim(0, 1.03)
-    above.set_yticks([0, 0.2, 0.4, 0.6, 0.8, target], ["0", "20%", "40%", "60%", "80%", f"{target:.0%}"])
+    above.set_yticks(
+        [0, 0.2, 0.4, 0.6, 0.8, target], ["0", "20%", "40%", "60%", "80%", f"{target:.0%}"]
+    )
     losses.plot(numbers, [row.loss for row in measured], color=ORANGE, lw=2, marker="o", ms=3.5)
     losses.set_yscale("log")
     losses.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -137,10 +169,22 @@ def plot(rounds: list[Round], strikes: Strikes, path: Path, target: float) -> No
 
     bottom = [row.reports for row in rounds]
     tasks.bar([row.number for row in rounds], bottom, color=BLUE, width=0.7, label="reports")
-    causes = sorted({cause for row in rounds for cause in row.dropped}, key=lambda cause: (cause != "lost", cause))
-    for cause, colour in zip(causes, (RED, "#c9ccd1", "#e0b04b", "#7d5ba6", GREEN) * 9, strict=False):
+    causes = sorted(
+        {cause for row in rounds for cause in row.dropped},
+        key=lambda cause: (cause != "lost", cause),
+    )
+    for cause, colour in zip(
+        causes, (RED, "#c9ccd1", "#e0b04b", "#7d5ba6", GREEN) * 9, strict=False
+    ):
         counts = [row.dropped.get(cause, 0) for row in rounds]
-        tasks.bar([row.number for row in rounds], counts, bottom=bottom, color=colour, width=0.7, label=cause)
+        tasks.bar(
+            [row.number for row in rounds],
+            counts,
+            bottom=bottom,
+            color=colour,
+            width=0.7,
+            label=cause,
+        )
         bottom = [low + count for low, count in zip(bottom, counts, strict=True)]
     tasks.set_ylabel("tasks")
     tasks.set_xlabel("round")
@@ -151,16 +195,26 @@ def plot(rounds: list[Round], strikes: Strikes, path: Path, target: float) -> No
     before, height = -float(len(rounds)), 0.62
     for place, text, colour in sorted(_marks(strikes)):
         close = place - before < len(rounds) / 8
-        before, height = place, 0.36 if close and height > 0.5 else 0.62  # a near one's text stands lower
+        # a near one's text stands lower
+        before, height = place, 0.36 if close and height > 0.5 else 0.62
         for panel in panels:
             panel.axvline(place, color=colour, lw=1.1, ls=":", zorder=0.5)
         above.annotate(
-            text, (place, height), color=colour, fontsize=9, va="top", xytext=(4, 0), textcoords="offset points"
+            text,
+            (place, height),
+            color=colour,
+            fontsize=9,
+            va="top",
+            xytext=(4, 0),
+            textcoords="offset points",
         )
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
     final = measured[-1]
-    title = f"{len(strikes.fleet.devices)} devices, {len(measured)} rounds: {final.accuracy:.1%} on held-out digits"
+    title = (
+        f"{len(strikes.fleet.devices)} devices, {len(measured)} rounds: {final.accuracy:.1%} on "
+        "held-out digits"
+    )
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     figure.savefig(path)
     plt.close(figure)
@@ -177,8 +231,12 @@ def _marks(strikes: Strikes) -> list[tuple[float, str, str]]:
     for (number, what), kills in sorted(marks.items()):
         count = f"{len(kills)} device{'s' if len(kills) > 1 else ''}"
         at_once = sum(kill.returned_in_round == number for kill in kills)
-        text = f"{count}\n{what}" + (f",\n{at_once} back\nat once" if what == "killed" and at_once else "")
+        text = f"{count}\n{what}" + (
+            f",\n{at_once} back\nat once" if what == "killed" and at_once else ""
+        )
         found.append((float(number), text, RED if what == "killed" else GREEN))
     if strikes.coordinator is not None:
-        found.append((float(strikes.coordinator.round), "coordinator\nkilled and\nrestarted", PURPLE))
+        found.append(
+            (float(strikes.coordinator.round), "coordinator\nkilled and\nrestarted", PURPLE)
+        )
     return found

@@ -1,4 +1,5 @@
-"""The demo's child processes: started in its shadow, read through their logs, and none of them left behind."""
+"""The demo's child processes: started in its shadow, read through their logs, and none of them left
+behind."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ Command = Sequence[object]
 
 
 class Child:
-    """A process with a log file. Its output is appended, so a process started again goes on in the same file."""
+    """A process with a log file. Its output is appended, so a process started again goes on in the
+    same file."""
 
     def __init__(self, name: str, command: Command, log: Path) -> None:
         self.name, self.command, self.log = name, [str(part) for part in command], log
@@ -49,11 +51,14 @@ class Child:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C reaches the demo alone, which then ends its children in order
+                    # Ctrl-C reaches the demo alone, which then ends its children in order
+                    start_new_session=True,
                     preexec_fn=_die_with_parent(os.getpid()),  # safe: the demo has one thread
                 )
             except OSError as error:
-                raise DemoError(f"{self.name} cannot be started: {self.command[0]}: {error.strerror}") from None
+                raise DemoError(
+                    f"{self.name} cannot be started: {self.command[0]}: {error.strerror}"
+                ) from None
         self.starts += 1
 
     def kill(self) -> None:
@@ -78,12 +83,19 @@ class Child:
         """How it ended, with the end of its log."""
         status = self.status
         how = "is running" if status is None else _describe(status)
-        tail = self.log.read_text("utf-8", "replace").splitlines()[-lines:] if self.log.exists() else []
-        return "\n".join([f"{self.name} {how}; its log {self.log} ends:", *(f"    {line}" for line in tail)])
+        tail = (
+            self.log.read_text("utf-8", "replace").splitlines()[-lines:]
+            if self.log.exists()
+            else []
+        )
+        return "\n".join(
+            [f"{self.name} {how}; its log {self.log} ends:", *(f"    {line}" for line in tail)]
+        )
 
 
 def end_all(children: Sequence[Child], patience: float = 5.0) -> None:
-    """SIGTERM to those that run, SIGKILL to those that do not listen, and wait until every one is gone.
+    """SIGTERM to those that run, SIGKILL to those that do not listen, and wait until every one is
+    gone.
 
     A signal to the demo, such as an impatient second Ctrl-C, waits until then.
     """
@@ -104,7 +116,8 @@ def end_all(children: Sequence[Child], patience: float = 5.0) -> None:
 
 
 def run_command(name: str, command: Command, log: Path, timeout: float) -> None:
-    """Run one command to its end. Raises DemoError where it fails, or takes longer than ``timeout`` seconds."""
+    """Run one command to its end. Raises DemoError where it fails, or takes longer than ``timeout``
+    seconds."""
     child = Child(name, command, log)
     child.start()
     assert child.process is not None
@@ -129,7 +142,8 @@ def exit_on_signals() -> None:
 
 
 def _die_with_parent(parent: int) -> Callable[[], None] | None:
-    """What a new child does first, so that not even SIGKILL of the demo leaves it behind (Linux: prctl(2))."""
+    """What a new child does first, so that not even SIGKILL of the demo leaves it behind (Linux:
+    prctl(2))."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl

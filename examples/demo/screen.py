@@ -59,13 +59,17 @@ class Screen:
 
     def __enter__(self) -> Screen:
         if not self._plain:
-            # No refreshing thread: the demo starts processes, and only a process with one thread can do that safely.
+            # No refreshing thread: the demo starts processes, and only a process with one thread
+            # can do that safely.
             self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
             self._live.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._live is not None:
             self._live.vertical_overflow = "visible"
@@ -104,29 +108,56 @@ class Screen:
         return len(Text(text).wrap(self._console, width))
 
     def _last_events(self) -> list[tuple[float, str]]:
-        return _last(self._events, EVENT_LINES, lambda event: self._height(_event_line(event), self._console.width))
+        return _last(
+            self._events,
+            EVENT_LINES,
+            lambda event: self._height(_event_line(event), self._console.width),
+        )
 
     def _last_rounds(self, lines: int) -> list[Round]:
-        return _last(self._rounds, lines, lambda row: self._height(_dropped(row), WIDTHS["dropped"]))
+        return _last(
+            self._rounds, lines, lambda row: self._height(_dropped(row), WIDTHS["dropped"])
+        )
 
     def _draw(self, *, everything: bool = False) -> Group:
         shown = self._events if everything else self._last_events()
         below = sum(self._height(_event_line(event), self._console.width) for event in shown)
-        rounds = self._rounds if everything else self._last_rounds(self._console.height - below - OTHER_LINES)
-        state = f"round {len(self._rounds)} of {self._target}, {time.monotonic() - self._began:.0f} s"
+        rounds = (
+            self._rounds
+            if everything
+            else self._last_rounds(self._console.height - below - OTHER_LINES)
+        )
+        state = (
+            f"round {len(self._rounds)} of {self._target}, {time.monotonic() - self._began:.0f} s"
+        )
         title = f"{state}; loss and accuracy on held-out digits"
         table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
         table.padding = 0, 1, 0, 0
         for heading, width in WIDTHS.items():
             words = heading == "dropped"  # what does not fit takes another line; numbers stay whole
-            table.add_column(heading, justify="left" if words else "right", min_width=width, no_wrap=not words)
+            table.add_column(
+                heading, justify="left" if words else "right", min_width=width, no_wrap=not words
+            )
         for row in rounds:
             table.add_row(*_cells(row), style="" if row.outcome == "committed" else "yellow")
         events = [Text(_event_line(event), style=_style(event[1])) for event in shown]
-        return Group(table, *events) if everything else Group(table, Text(self._now, style="dim"), *events)
+        return (
+            Group(table, *events)
+            if everything
+            else Group(table, Text(self._now, style="dim"), *events)
+        )
 
 
-WIDTHS = {"round": 5, "reports": 8, "dropped": 15, "loss": 5, "accuracy": 8, "up": 7, "down": 7, "s": 5}
+WIDTHS = {
+    "round": 5,
+    "reports": 8,
+    "dropped": 15,
+    "loss": 5,
+    "accuracy": 8,
+    "up": 7,
+    "down": 7,
+    "s": 5,
+}
 """Heading -> the width of its column. All of them fit in a terminal of 80 columns."""
 HEADINGS = list(WIDTHS)
 

@@ -1,8 +1,10 @@
-"""What goes wrong in the demo, and when: devices and the coordinator die by SIGKILL, in the middle of their work.
+"""What goes wrong in the demo, and when: devices and the coordinator die by SIGKILL, in the middle
+of their work.
 
-A device is chosen while its log says that it trains, or that its finished update is not acknowledged yet. Killing it
-takes a moment, in which it may have gone on; so its log is read again after its death, and only that counts. One that
-was not caught at it is started again at once, and the hunt goes on.
+A device is chosen while its log says that it trains, or that its finished update is not
+acknowledged yet. Killing it takes a moment, in which it may have gone on; so its log is read again
+after its death, and only that counts. One that was not caught at it is started again at once, and
+the hunt goes on.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Kill:
     """Since the coordinator's first start."""
     returned_in_round: int | None = None
     update: str | None = None
-    """What became of a finished one: ``not sent``, ``accepted`` (mostly after its device came back), ``not wanted``."""
+    """What became of a finished one: ``not sent``, ``accepted`` (mostly after its device came
+    back), ``not wanted``."""
 
 
 @dataclass
@@ -52,7 +55,8 @@ class CoordinatorKill:
 
 @dataclass
 class Strikes:
-    """The demo's schedule of kills, and their results. ``step`` is called again and again while the run goes on."""
+    """The demo's schedule of kills, and their results. ``step`` is called again and again while the
+    run goes on."""
 
     fleet: Fleet
     rounds: int
@@ -94,7 +98,8 @@ class Strikes:
         return self.devices // 2
 
     def step(self, committed: int) -> Iterator[str]:
-        """Do what is due after this many committed rounds. Yields a line for each thing that happened."""
+        """Do what is due after this many committed rounds. Yields a line for each thing that
+        happened."""
         yield from self._follow_returned()
         current = committed + 1
         if current >= self.first and len(self.kills) < self.to_return:
@@ -118,13 +123,18 @@ class Strikes:
         for kill in self.kills[: self.to_return]:
             if kill.update == "not sent" and kill.returned_in_round is None:
                 self._return(self._device(kill.device), kill, kill.round)
-                yield f"{kill.device} starts again at once: its finished update is still on its disk"
+                yield (
+                    f"{kill.device} starts again at once: its finished update is still on its disk"
+                )
 
     def _await_fresh_round(self, deadline: float) -> None:
-        """Wait until a round has given out its tasks and had no report yet: then all that is to die may die in it."""
+        """Wait until a round has given out its tasks and had no report yet: then all that is to die
+        may die in it."""
         while time.monotonic() < deadline:
             _, tasks = read_tasks(self.fleet.paths.run)
-            if len(tasks) >= goal_of(len(self.fleet.devices)) and all(task.state == "assigned" for task in tasks):
+            if len(tasks) >= goal_of(len(self.fleet.devices)) and all(
+                task.state == "assigned" for task in tasks
+            ):
                 return
             time.sleep(0.002)
 
@@ -146,7 +156,10 @@ class Strikes:
             victim = sorted(found, key=lambda device: device.examples)[len(found) // 2]
             fleet.kill(victim.child)
             victim.read_log()
-            if victim.phase not in (Phase.TRAINING, Phase.UPLOADING) or victim.task not in open_tasks:
+            if (
+                victim.phase not in (Phase.TRAINING, Phase.UPLOADING)
+                or victim.task not in open_tasks
+            ):
                 yield f"{victim.name} was killed just after its work was done; it starts again"
                 fleet.revive(victim)
                 continue
@@ -175,7 +188,10 @@ class Strikes:
             device = self._device(kill.device)
             if kill.task in device.accepted:
                 kill.update = "accepted"
-                yield f"{device.name} is back: the update it had finished before it was killed is accepted"
+                yield (
+                    f"{device.name} is back: the update it had finished before it was killed is "
+                    "accepted"
+                )
             elif device.phase is not Phase.STARTING and device.task != kill.task:
                 kill.update = "not wanted"
                 yield f"{device.name} is back: its round was over, its update not wanted any more"
@@ -193,20 +209,29 @@ class Strikes:
             reports = {task.task: task.device for task in tasks if task.state == "accepted"}
             out = sum(task.state == "assigned" for task in tasks)
             if number and reports and out:
-                self.coordinator, self.safe = CoordinatorKill(number, self._now(), len(reports), out), reports
-                yield f"SIGKILL to the coordinator in round {number}: {len(reports)} reports in, {out} tasks out"
+                self.coordinator, self.safe = (
+                    CoordinatorKill(number, self._now(), len(reports), out),
+                    reports,
+                )
+                yield (
+                    f"SIGKILL to the coordinator in round {number}: {len(reports)} reports in, "
+                    f"{out} tasks out"
+                )
             else:
                 yield "the coordinator was killed between two rounds; it starts again"
             start_coordinator(fleet)
             if self.coordinator is not None:
                 self.coordinator.down = round(time.monotonic() - killed, 2)
-                yield f"the coordinator is up again after {self.coordinator.down:.1f} s: round {number} goes on"
+                yield (
+                    f"the coordinator is up again after {self.coordinator.down:.1f} s: round "
+                    f"{number} goes on"
+                )
                 return
             deadline = time.monotonic() + HUNT
 
     def check_round(self, number: int) -> None:
-        """Look at a round that is over: were updates of the dead in it after all, and those accepted before the
-        coordinator died? Raises DemoError where one of these is missing."""
+        """Look at a round that is over: were updates of the dead in it after all, and those
+        accepted before the coordinator died? Raises DemoError where one of these is missing."""
         _, tasks = read_tasks(self.fleet.paths.run, number)
         accepted = {task.task for task in tasks if task.state == "accepted"}
         for kill in self.kills:
@@ -215,11 +240,14 @@ class Strikes:
         if self.coordinator is None or self.coordinator.round != number:
             return
         if missing := sorted(set(self.safe) - accepted):
-            raise DemoError(f"round {number} lost {missing}, accepted before the coordinator was killed")
+            raise DemoError(
+                f"round {number} lost {missing}, accepted before the coordinator was killed"
+            )
 
     def explain_fall(self, before: Round, now: Round) -> str:
-        """Return a line for the first fall of the accuracy from the coordinator's death on, which a viewer would take
-        for its consequence; empty where there is nothing to explain. ``check_round`` has looked at the round."""
+        """Return a line for the first fall of the accuracy from the coordinator's death on, which a
+        viewer would take for its consequence; empty where there is nothing to explain.
+        ``check_round`` has looked at the round."""
         death = self.coordinator
         if death is None or self.explained or now.number < death.round or before.accuracy is None:
             return ""
@@ -227,8 +255,9 @@ class Strikes:
             return ""
         self.explained = True
         return (
-            f"accuracy {before.accuracy:.1%} -> {now.accuracy:.1%}: not the crash (all {death.reports} reports from "
-            "before it count), but whose data this round was trained on"
+            f"accuracy {before.accuracy:.1%} -> {now.accuracy:.1%}: not the crash (all "
+            f"{death.reports} reports from before it count), but whose data this round was trained "
+            "on"
         )
 
     def _device(self, name: str) -> Device:

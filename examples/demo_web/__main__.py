@@ -65,9 +65,14 @@ def _demo(options: argparse.Namespace, paths: Paths) -> None:
     if options.lan is not None:
         host = options.lan or lan.find_address()
         tls = lan.certificate_for(paths.output / "tls", host)
-    port, page_port = options.port or _port(host, PORTS[0]), options.page_port or _port(host, PORTS[1])
+    port, page_port = (
+        options.port or _port(host, PORTS[0]),
+        options.page_port or _port(host, PORTS[1]),
+    )
     gather, seed = options.gather, options.seed
-    parts.write_plan(paths, devices=options.devices, rounds=options.rounds, gather=gather, seed=seed)
+    parts.write_plan(
+        paths, devices=options.devices, rounds=options.rounds, gather=gather, seed=seed
+    )
     parts.write_service(paths, page, host=host, port=port, page_port=page_port, tls=tls)
     token, link = parts.make_link(paths)
     coordinator = parts.coordinator(paths)
@@ -113,7 +118,10 @@ def _watch(paths: Paths, coordinator: Child, devices: Sequence[Child]) -> None:
             print(_line(closed, status.live.get("connected", 0)), flush=True)
         if status.finished is not None and not finished:
             finished = True
-            print(f"The training is finished: {status.finished}. The page stays until Ctrl-C.", flush=True)
+            print(
+                f"The training is finished: {status.finished}. The page stays until Ctrl-C.",
+                flush=True,
+            )
         if not coordinator.running:
             raise DemoError(coordinator.last_words())
         for device in devices:
@@ -129,7 +137,10 @@ def _line(closed: Closed, connected: int) -> str:
         found = f"accuracy {metrics['accuracy']:.1%}, loss {metrics['loss']:.3f}"
         measured = f"; on their own digits, {measured_when(closed.summary)}: {found}"
     reports = closed.summary["reports"]
-    return f"round {closed.number} {closed.outcome} by {reports} devices, {connected} connected{measured}"
+    return (
+        f"round {closed.number} {closed.outcome} by {reports} devices, {connected} "
+        f"connected{measured}"
+    )
 
 
 def _wait_until_it_listens(coordinator: Child, timeout: float = 30.0) -> None:
@@ -142,7 +153,8 @@ def _wait_until_it_listens(coordinator: Child, timeout: float = 30.0) -> None:
 
 
 def _port(host: str, wanted: int) -> int:
-    """Return the port, or one that is free where something listens on it: browsers keep what they have by it."""
+    """Return the port, or one that is free where something listens on it: browsers keep what they
+    have by it."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         try:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the coordinator's own
@@ -160,18 +172,41 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", 400, number(int, 1, 100_000), "rounds")
     add("--gather", 5.0, number(float, 0.1, 3600), "seconds that a round waits for people")
     add("--seed", 0, number(int, 0, 2**31), "of the data's split and of the run")
-    add("--port", 0, number(int, 0, 65535), f"the coordinator's port; 0: {PORTS[0]}, or one that is free")
-    add("--page-port", 0, number(int, 0, 65535), f"the page's port; 0: {PORTS[1]}, or one that is free")
+    add(
+        "--port",
+        0,
+        number(int, 0, 65535),
+        f"the coordinator's port; 0: {PORTS[0]}, or one that is free",
+    )
+    add(
+        "--page-port",
+        0,
+        number(int, 0, 65535),
+        f"the page's port; 0: {PORTS[1]}, or one that is free",
+    )
     parser.add_argument(
         "--lan",
         nargs="?",
         const="",
         metavar="ADDRESS",
-        help="listen in the local network, with TLS, for phones; ADDRESS: of this machine, where it has several",
+        help=(
+            "listen in the local network, with TLS, for phones; ADDRESS: of this machine, where it "
+            "has several"
+        ),
     )
-    parser.add_argument("--page", default=BUILT, type=Path, metavar="DIR", help="the built page; default: %(default)s")
-    parser.add_argument("--bundle", type=Path, metavar="DIR", help="the digits' bundle; default: it is exported")
-    parser.add_argument("--output", default=Path(".demo-web"), type=Path, metavar="DIR", help="default: %(default)s")
+    parser.add_argument(
+        "--page",
+        default=BUILT,
+        type=Path,
+        metavar="DIR",
+        help="the built page; default: %(default)s",
+    )
+    parser.add_argument(
+        "--bundle", type=Path, metavar="DIR", help="the digits' bundle; default: it is exported"
+    )
+    parser.add_argument(
+        "--output", default=Path(".demo-web"), type=Path, metavar="DIR", help="default: %(default)s"
+    )
     return parser.parse_args(arguments)
 
 

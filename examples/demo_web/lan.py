@@ -1,4 +1,5 @@
-"""The demo for a phone in the same network: its address, a certificate for it, and what is to be done on the phone."""
+"""The demo for a phone in the same network: its address, a certificate for it, and what is to be
+done on the phone."""
 
 from __future__ import annotations
 
@@ -18,15 +19,19 @@ def find_address() -> str:
     """Return this machine's address in its network. Raises DemoError where it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # nothing is sent: the system says from which address it would be
+            # nothing is sent: the system says from which address it would be
+            probe.connect(("192.0.2.1", 9))
         except OSError:
-            raise DemoError("this machine is in no network; say which address it is: --lan ADDRESS") from None
+            raise DemoError(
+                "this machine is in no network; say which address it is: --lan ADDRESS"
+            ) from None
         return str(probe.getsockname()[0])
 
 
 def certificate_for(folder: Path, address: str) -> Path:
-    """Return the folder of a certificate for the address, made with a CA of its own, whose key is deleted: a phone that
-    trusts the CA trusts this certificate, and no other can ever be made. It is used again while it is valid."""
+    """Return the folder of a certificate for the address, made with a CA of its own, whose key is
+    deleted: a phone that trusts the CA trusts this certificate, and no other can ever be made. It
+    is used again while it is valid."""
     folder = folder / address.replace(":", "-")
     certificate = folder / CERTIFICATE
     if not certificate.exists() or time.time() - certificate.stat().st_mtime > (DAYS - 5) * 86400:

@@ -48,19 +48,33 @@ grace = 5.0
 rounds = {rounds}
 """
 ABOUT = (
-    "A small model learns to read handwritten digits. A few devices with scans of digits train it; you can help with "
-    "digits that you draw here. Your drawings stay in this browser: only what the model learned from them is sent."
+    "A small model learns to read handwritten digits. A few devices with scans of digits train it; "
+    "you can help with digits that you draw here. Your drawings stay in this browser: only what "
+    "the model learned from them is sent."
 )
 
 
 def write_plan(paths: Paths, *, devices: int, rounds: int, gather: float, seed: int) -> None:
-    settings = {"seed": seed, "goal": 2 * devices, "minimum": devices, "gather": gather, "rounds": rounds}
+    settings = {
+        "seed": seed,
+        "goal": 2 * devices,
+        "minimum": devices,
+        "gather": gather,
+        "rounds": rounds,
+    }
     paths.plan.write_text(PLAN.format(**settings), "utf-8")
 
 
-def write_service(paths: Paths, page: Path, *, host: str, port: int, page_port: int, tls: Path | None) -> None:
+def write_service(
+    paths: Paths, page: Path, *, host: str, port: int, page_port: int, tls: Path | None
+) -> None:
     """``tls``: the folder of a certificate, or None."""
-    values = {"title": "Train together: digits", "about": ABOUT, "task": "digits", "folder": str(page)}
+    values = {
+        "title": "Train together: digits",
+        "about": ABOUT,
+        "task": "digits",
+        "folder": str(page),
+    }
     text = f'host = "{host}"\nport = {port}\nheartbeat = 5.0\nidentities = "identities"\n'
     if tls is not None:
         text += f"[tls]\ncertificate = {json.dumps(str(tls / 'certificate.pem'))}\n"
@@ -82,11 +96,18 @@ def make_link(paths: Paths) -> tuple[str, str]:
 
 def coordinator(paths: Paths) -> Child:
     command = [Path(sys.executable).with_name("fleetlearn-coordinator"), "serve", paths.plan]
-    return Child("the coordinator", [*command, "--service", paths.service, "--stay"], paths.logs / "coordinator.log")
+    return Child(
+        "the coordinator",
+        [*command, "--service", paths.service, "--stay"],
+        paths.logs / "coordinator.log",
+    )
 
 
-def devices(paths: Paths, number: int, url: str, token: str, ca: Path | None, seed: int) -> list[Child]:
-    """Write the devices' data. Returns the devices, which are not started. ``ca``: the only CA that they trust."""
+def devices(
+    paths: Paths, number: int, url: str, token: str, ca: Path | None, seed: int
+) -> list[Child]:
+    """Write the devices' data. Returns the devices, which are not started. ``ca``: the only CA that
+    they trust."""
     data = digits.data()
     children = []
     for index, shard in enumerate(digits.dirichlet_shards(data.y_train, number, ALPHA, seed), 1):

@@ -1,7 +1,7 @@
 """PyTorch model -> training bundle: one training step as a graph of standard ONNX operators.
 
-``export_bundle`` brings PyTorch and ONNX with it when it is first asked for. Raises ImportError where they are missing
-or where two builds of ONNX Runtime are mixed up.
+``export_bundle`` brings PyTorch and ONNX with it when it is first asked for. Raises ImportError
+where they are missing or where two builds of ONNX Runtime are mixed up.
 """
 
 import os
@@ -14,7 +14,8 @@ from fleetlearn_export.errors import ExportError
 if TYPE_CHECKING:
     from fleetlearn_export.bundle import Exported, export_bundle
 
-# ONNX Runtime reads this when it is imported. Without it, wheels from 1.29 on report to their vendor.
+# ONNX Runtime reads this when it is imported. Without it, wheels from 1.29 on report to their
+# vendor.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = ["ExportError", "Exported", "LocalStep", "TrainMany", "export_bundle"]

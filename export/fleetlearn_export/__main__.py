@@ -31,11 +31,14 @@ COMMANDS = ("export", "inspect", "quantize")
 
 app = command_app("fleetlearn-export", "PyTorch model to training bundle.")
 
-BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Examples in the batch for which costs are given.")]
+BatchSize = Annotated[
+    int, typer.Option("--batch", min=1, help="Examples in the batch for which costs are given.")
+]
 
 
 def main() -> None:
-    """``fleetlearn-export MODULE:FUNCTION --output DIR`` is short for ``fleetlearn-export export ...``."""
+    """``fleetlearn-export MODULE:FUNCTION --output DIR`` is short for
+    ``fleetlearn-export export ...``."""
     arguments = sys.argv[1:]
     if arguments and arguments[0] not in (*COMMANDS, "--help", "--version"):
         arguments.insert(0, "export")
@@ -48,12 +51,16 @@ def export(
         str,
         typer.Argument(
             metavar="MODULE:FUNCTION",
-            help="A function without arguments that returns a dict: the arguments of fleetlearn_export.export_bundle "
-            "but path, so at least model, loss and example. The module is looked for in the current folder too.",
+            help=(
+                "A function without arguments that returns a dict: the arguments of "
+                "fleetlearn_export.export_bundle but path, so at least model, loss and example. "
+                "The module is looked for in the current folder too."
+            ),
         ),
     ],
     output: Annotated[
-        Path, typer.Option(metavar="DIR", help="The bundle's folder; an older bundle there is replaced.")
+        Path,
+        typer.Option(metavar="DIR", help="The bundle's folder; an older bundle there is replaced."),
     ],
     batch: BatchSize = 20,
 ) -> None:
@@ -86,10 +93,13 @@ def export(
         if made.operators:
             checked.append(Line("", made.operators))
         if not made.batch_of_one:
-            checked.append(Line("", "a batch of one example cannot be trained on, in PyTorch either"))
+            checked.append(
+                Line("", "a batch of one example cannot be trained on, in PyTorch either")
+            )
         if made.effect_of_rounding is not None:
             effect = (
-                f"rounding what is frozen changes an output by {100 * made.effect_of_rounding:.2g} % of the largest"
+                f"rounding what is frozen changes an output by {100 * made.effect_of_rounding:.2g} "
+                "% of the largest"
             )
             checked.append(Line("", effect))
         by_pytorch = [
@@ -101,7 +111,8 @@ def export(
 
 @app.command()
 def inspect(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder or zip.")], batch: BatchSize = 20
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder or zip.")],
+    batch: BatchSize = 20,
 ) -> None:
     """Check a bundle's files and say what it holds."""
     with _errors_as_one_line():
@@ -115,13 +126,21 @@ def inspect(
 @app.command()
 def quantize(
     model: Annotated[
-        Path, typer.Argument(metavar="BUNDLE|INFER.ONNX", help="A trained infer.onnx, or a bundle: its first model.")
+        Path,
+        typer.Argument(
+            metavar="BUNDLE|INFER.ONNX", help="A trained infer.onnx, or a bundle: its first model."
+        ),
     ],
     data: Annotated[
         Path,
-        typer.Option(metavar="SET.npz", help="Examples: arrays named as the model's inputs and, to score it, y."),
+        typer.Option(
+            metavar="SET.npz",
+            help="Examples: arrays named as the model's inputs and, to score it, y.",
+        ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The int8 ONNX file to write.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The int8 ONNX file to write.")
+    ],
 ) -> None:
     """Write an int8 model for faster and smaller inference, and say how it differs on a set."""
     with _errors_as_one_line():
@@ -154,14 +173,20 @@ def quantize(
         compared = [
             Line("examples", f"{made.examples:,}"),
             *(
-                Line(score.name, f"{score.before:.4g} -> {score.after:.4g}" + f"  ({name})" * (len(made.scores) > 1))
+                Line(
+                    score.name,
+                    f"{score.before:.4g} -> {score.after:.4g}"
+                    + f"  ({name})" * (len(made.scores) > 1),
+                )
                 for name, score in made.scores.items()
             ),
             Line("difference", f"{made.largest:.3g} at most, {made.mean:.3g} in the mean"),
             Line("", f"of outputs up to {made.magnitude:.3g}"),
         ]
         if not made.scores:
-            compared.append(Line("accuracy", "not told: the set has no targets that fit the outputs"))
+            compared.append(
+                Line("accuracy", "not told: the set has no targets that fit the outputs")
+            )
         _show(f"{output.name}, int8", [lines, compared])
 
 
@@ -176,15 +201,24 @@ def _errors_as_one_line() -> Iterator[None]:
 
 @contextmanager
 def _stages() -> Iterator[Callable[[str], None]]:
-    """Yield a function to call at the beginning of each stage. On a terminal, standard error shows stages and times.
+    """Yield a function to call at the beginning of each stage. On a terminal, standard error shows
+    stages and times.
 
     It writes to a copy of standard error, because ``silenced_process`` redirects the process's own.
     """
     with os.fdopen(os.dup(2), "w", encoding="utf-8") as file:
         console = Console(file=file)
-        columns = SpinnerColumn(finished_text="✓"), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+        columns = (
+            SpinnerColumn(finished_text="✓"),
+            TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(),
+        )
         progress = Progress(
-            *columns, console=console, disable=not console.is_terminal, redirect_stdout=False, redirect_stderr=False
+            *columns,
+            console=console,
+            disable=not console.is_terminal,
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
 
         def finish() -> None:
@@ -201,38 +235,48 @@ def _stages() -> Iterator[Callable[[str], None]]:
 
 
 def _check_folder(output: Path) -> None:
-    """Raise ExportError if nothing can be written beside ``output``, before an export takes its time."""
+    """Raise ExportError if nothing can be written beside ``output``, before an export takes its
+    time."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=output.parent):
             pass
     except OSError as error:
-        raise ExportError(f"--output {output}: nothing can be written in {output.parent}: {in_words(error)}") from None
+        raise ExportError(
+            f"--output {output}: nothing can be written in {output.parent}: {in_words(error)}"
+        ) from None
 
 
 def _arguments(function: str) -> dict[str, Any]:
     module_name, _, name = function.partition(":")
     if not module_name or not name:
-        raise ExportError(f"{function!r} was given; expected MODULE:FUNCTION, such as examples.digits:export")
+        raise ExportError(
+            f"{function!r} was given; expected MODULE:FUNCTION, such as examples.digits:export"
+        )
     sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, and an import in it failed
-        raise ExportError(f"there is no module {error.name} here or among the installed ones") from None
+        raise ExportError(
+            f"there is no module {error.name} here or among the installed ones"
+        ) from None
     if not callable(getattr(module, name, None)):
         raise ExportError(f"module {module_name} ({module.__file__}) has no function {name}")
     arguments = getattr(module, name)()
     if not isinstance(arguments, dict):
         raise ExportError(
-            f"{function} returned a {type(arguments).__name__}; expected a dict of export_bundle's arguments"
+            f"{function} returned a {type(arguments).__name__}; expected a dict of export_bundle's "
+            "arguments"
         )
     return arguments
 
 
 def _show(title: str, groups: Iterable[Iterable[tuple[str, str]]]) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=box.ROUNDED)
+    table = Table(
+        title=title, title_justify="left", title_style="bold", show_header=False, box=box.ROUNDED
+    )
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for group in groups:

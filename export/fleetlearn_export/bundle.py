@@ -50,7 +50,12 @@ from fleetlearn_export.inspection.memory_budget import memory_budget
 from fleetlearn_export.model.arguments import array_row
 from fleetlearn_export.model.checked_user_model import make_user_model
 from fleetlearn_export.model.fine_tuning import Trained, fine_tuning, freezing
-from fleetlearn_export.model.frozen_weights import Stored, effect_of_rounding, names_of_constants, rounded
+from fleetlearn_export.model.frozen_weights import (
+    Stored,
+    effect_of_rounding,
+    names_of_constants,
+    rounded,
+)
 from fleetlearn_export.model.on_disk import on_disk
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
@@ -64,27 +69,32 @@ class Exported(NamedTuple):
 
     bundle: Bundle
     difference: float
-    """The largest difference from PyTorch in the checks, of any parameter, loss, metric, sum or output."""
+    """The largest difference from PyTorch in the checks, of any parameter, loss, metric, sum or
+    output."""
     batch_of_one: bool
-    """Whether a step can train on a single example. BatchNorm may forbid it, in PyTorch and in the bundle."""
+    """Whether a step can train on a single example. BatchNorm may forbid it, in PyTorch and in the
+    bundle."""
     without_ort_training: str | None
     """Why the bundle has no ``ort_training/``; None if it has."""
     frozen: int
     """Number of elements of the frozen parameters, which are constants of the graphs."""
     by_pytorch: Mapping[str, str]
-    """Graph that PyTorch's ONNX exporter wrote, which takes longer -> why: the operator that our own table lacks."""
+    """Graph that PyTorch's ONNX exporter wrote, which takes longer -> why: the operator that our
+    own table lacks."""
     effect_of_rounding: float | None
-    """The largest change of an output of the model, on the example and in evaluation mode, because frozen weights are
-    stored in fewer bits; relative to the largest output. None if they are float32. ``difference`` does not include it:
-    the checks give PyTorch the same rounded weights."""
+    """The largest change of an output of the model, on the example and in evaluation mode, because
+    frozen weights are stored in fewer bits; relative to the largest output. None if they are
+    float32. ``difference`` does not include it: the checks give PyTorch the same rounded
+    weights."""
     operators: str | None
-    """What the comparison of each operator of train.onnx with PyTorch's found; None if PyTorch's ONNX exporter wrote
-    train.onnx."""
+    """What the comparison of each operator of train.onnx with PyTorch's found; None if PyTorch's
+    ONNX exporter wrote train.onnx."""
     without_gradient: tuple[str, ...]
-    """Names of parameters that the export froze because the loss does not depend on them, as torch.optim skips them."""
+    """Names of parameters that the export froze because the loss does not depend on them, as
+    torch.optim skips them."""
     outputs_left_out: Mapping[str, str] = {}
-    """Name of an output of the model -> why infer.onnx does not have it: it is no tensor with a row for each example.
-    The loss may read it."""
+    """Name of an output of the model -> why infer.onnx does not have it: it is no tensor with a row
+    for each example. The loss may read it."""
 
 
 def export_bundle(
@@ -170,10 +180,12 @@ def export_bundle(
         name: The bundle's name, for people; the path's stem unless given.
         progress: Called with a few words at the beginning of each stage.
 
-    Before writing, each operator of the graphs, their gradients, a few steps, sums and outputs are compared with
-    PyTorch. The folder appears complete or not at all; it replaces an older bundle at ``path``.
+    Before writing, each operator of the graphs, their gradients, a few steps, sums and outputs are
+    compared with PyTorch. The folder appears complete or not at all; it replaces an older bundle at
+    ``path``.
 
-    Raises ExportError; the text names the operator or parameter, its location in the user's code, and what to do.
+    Raises ExportError; the text names the operator or parameter, its location in the user's code,
+    and what to do.
     """
     target = _checked_target(path)
     settings = ExportSettings(
@@ -220,16 +232,27 @@ def export_bundle(
             whole = evaluation.evaluation
             cached = feature_graphs(user, train_step, training.found, whole, table, settings)
 
-        written = _files(user, train_step, settings, folder, [training, evaluation, artifacts, cached])
+        written = _files(
+            user, train_step, settings, folder, [training, evaluation, artifacts, cached]
+        )
         written[INFER] = infer
         manifest = _manifest(
-            name or target.stem, user, train_step, table, outputs, many, FROZEN in written, evaluation.infer_offsets
+            name or target.stem,
+            user,
+            train_step,
+            table,
+            outputs,
+            many,
+            FROZEN in written,
+            evaluation.infer_offsets,
         )
         if cached:
             manifest = msgspec.structs.replace(manifest, features=cached.table)
         if compute == "float16":
             manifest = msgspec.structs.replace(manifest, compute=compute)
-        bundle, difference = _publish_checked(target, manifest, written, user, evaluation.infer_offsets, after_steps)
+        bundle, difference = _publish_checked(
+            target, manifest, written, user, evaluation.infer_offsets, after_steps
+        )
         return Exported(
             bundle,
             max(
@@ -249,8 +272,11 @@ def export_bundle(
         )
 
 
-def _training(user: UserModel, settings: ExportSettings) -> tuple[TrainStep, CheckedGraphs, CheckedStep, Artifacts]:
-    """Make the training step, its graphs, and ONNX Runtime's own artifacts for it. Raises ExportError."""
+def _training(
+    user: UserModel, settings: ExportSettings
+) -> tuple[TrainStep, CheckedGraphs, CheckedStep, Artifacts]:
+    """Make the training step, its graphs, and ONNX Runtime's own artifacts for it. Raises
+    ExportError."""
     with training_mode(user.model):
         settings.progress("tracing the model")
         step = make_train_step(
@@ -275,7 +301,8 @@ def _files(
     folder: Path,
     made: Iterable[CheckedGraphs | Artifacts | FeatureGraphs | None],
 ) -> dict[str, bytes | Path]:
-    """Return the bundle's files, except infer.onnx and the manifest: name -> bytes, or a file in ``folder``."""
+    """Return the bundle's files, except infer.onnx and the manifest: name -> bytes, or a file in
+    ``folder``."""
     files: dict[str, bytes] = {}
     for row in made:
         files |= row.files if row is not None else {}
@@ -348,22 +375,27 @@ def _manifest(
         references=step.references,
         random=step.random,
         many=many,
-        normalisation=tuple(row for row in step.values if row in step.normalisation) or msgspec.UNSET,
+        normalisation=tuple(row for row in step.values if row in step.normalisation)
+        or msgspec.UNSET,
         opset=OPSET,
         ir_version=IR_VERSION,
-        made_by=f"fleetlearn {version('fleetlearn')}, torch {torch.__version__}, onnx {version('onnx')}",
+        made_by=(
+            f"fleetlearn {version('fleetlearn')}, torch {torch.__version__}, onnx {version('onnx')}"
+        ),
     )
 
 
 def _outputs(user: UserModel) -> tuple[list[Input], dict[str, str]]:
     """Return the manifest's rows for the model's outputs, and what is left out: name -> what it is.
 
-    An output that is not a tensor with a row for each example is left out: the state of a recurrent layer, keys and
-    values for a next call, the mean loss. Raises ExportError if nothing else is there.
+    An output that is not a tensor with a row for each example is left out: the state of a recurrent
+    layer, keys and values for a next call, the mean loss. Raises ExportError if nothing else is
+    there.
     """
     left_out: dict[str, str] = {}
     kept: dict[str, Tensor] = {}
-    for rows, outputs in user.evaluated.items():  # for two numbers of examples: a state of 2 layers has 2 rows too
+    # for two numbers of examples: a state of 2 layers has 2 rows too
+    for rows, outputs in user.evaluated.items():
         for name, value in outputs.items():
             if not isinstance(value, Tensor):
                 left_out.setdefault(name, f"the type {value}")
@@ -373,11 +405,14 @@ def _outputs(user: UserModel) -> tuple[list[Input], dict[str, str]]:
                 kept.setdefault(name, value)
     kept = {name: value for name, value in kept.items() if name not in left_out}
     if not kept:
-        what = "; ".join(f"{name} has {text}" for name, text in left_out.items()) or "it returns nothing"
+        what = (
+            "; ".join(f"{name} has {text}" for name, text in left_out.items())
+            or "it returns nothing"
+        )
         raise ExportError(
-            f"the model has no output with a row for each example: {what}. Expected a tensor with the examples on the "
-            "first axis, alone or in a tuple, list or dict: return what the loss reads, and leave means over the batch "
-            "to the loss"
+            f"the model has no output with a row for each example: {what}. Expected a tensor with "
+            "the examples on the first axis, alone or in a tuple, list or dict: return what the "
+            "loss reads, and leave means over the batch to the loss"
         )
     with as_export_error("the model's outputs do not fit a bundle"):
         return [array_row(name, value) for name, value in kept.items()], left_out
@@ -387,7 +422,12 @@ def _parameter_table(step: TrainStep, offsets: Mapping[str, int]) -> tuple[Param
     begins = _offsets(step.values)
     return tuple(
         Parameter(
-            name, tuple(value.shape), begins[name], name in step.buffers, name in step.personal, offsets.get(name)
+            name,
+            tuple(value.shape),
+            begins[name],
+            name in step.buffers,
+            name in step.personal,
+            offsets.get(name),
         )
         for name, value in step.values.items()
     )
@@ -395,7 +435,10 @@ def _parameter_table(step: TrainStep, offsets: Mapping[str, int]) -> tuple[Param
 
 def _state_table(step: TrainStep) -> tuple[State, ...]:
     begins = _offsets(step.state)
-    return tuple(State(name, tuple(value.shape), begins[name], name in step.kept) for name, value in step.state.items())
+    return tuple(
+        State(name, tuple(value.shape), begins[name], name in step.kept)
+        for name, value in step.state.items()
+    )
 
 
 def _offsets(values: Mapping[str, Tensor]) -> dict[str, int]:
@@ -411,14 +454,20 @@ def _checked_target(path: str | PathLike[str]) -> Path:
     except ValueError as error:
         raise ExportError(f"the bundle cannot be written: {error}") from None
     if not target.parent.is_dir():
-        raise ExportError(f"{target.parent} is not a folder; the bundle {target.name} would be written into it")
+        raise ExportError(
+            f"{target.parent} is not a folder; the bundle {target.name} would be written into it"
+        )
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         try:
             open_bundle(target, files=())
         except BundleError as error:
-            raise ExportError(f"{target} exists and is not a training bundle, so it is not replaced: {error}") from None
+            raise ExportError(
+                f"{target} exists and is not a training bundle, so it is not replaced: {error}"
+            ) from None
         if not target.is_dir():
-            raise ExportError(f"{target} is a bundle's zip; a folder does not replace it: choose another path")
+            raise ExportError(
+                f"{target} is a bundle's zip; a folder does not replace it: choose another path"
+            )
     return target
 
 
@@ -427,7 +476,8 @@ def _name_beside(target: Path, kind: str) -> Path:
 
 
 def _publish(temporary: Path, target: Path) -> None:
-    """Move the finished folder to its place. No call replaces a folder in one step, so an older one moves first."""
+    """Move the finished folder to its place. No call replaces a folder in one step, so an older one
+    moves first."""
     old = None
     if target.exists():
         old = _name_beside(target, "old")

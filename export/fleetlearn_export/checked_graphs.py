@@ -29,20 +29,38 @@ from fleetlearn_export.export_settings import ExportSettings
 from fleetlearn_export.feature_graphs import FoundFeatures, find_features
 from fleetlearn_export.graphs.batch_norm_folding import fold_batch_norms
 from fleetlearn_export.graphs.coded_weights import code_weights
-from fleetlearn_export.graphs.conversion import check_standard, copied, serialised, to_onnx, write_with_parameters
+from fleetlearn_export.graphs.conversion import (
+    check_standard,
+    copied,
+    serialised,
+    to_onnx,
+    write_with_parameters,
+)
 from fleetlearn_export.graphs.emitted import Emitted, emitted, part, written
-from fleetlearn_export.graphs.half_precision import in_float32, with_every_rounding, with_half_products
+from fleetlearn_export.graphs.half_precision import (
+    in_float32,
+    with_every_rounding,
+    with_half_products,
+)
 from fleetlearn_export.graphs.micro_batches import part_size
 from fleetlearn_export.graphs.scattered_sums import scatter_into_sums
 from fleetlearn_export.graphs.small_vectors import put_vectors_together
-from fleetlearn_export.graphs.train_many import many_program, skip_selection_when_all_steps_done, trace_many
+from fleetlearn_export.graphs.train_many import (
+    many_program,
+    skip_selection_when_all_steps_done,
+    trace_many,
+)
 from fleetlearn_export.inspection.memory_budget import train_elements, within_budget
 from fleetlearn_export.model.arguments import IndexRange
 from fleetlearn_export.model.frozen_weights import Stored
 from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.model.user_model import UserModel
-from fleetlearn_export.tracing.decompositions import Decompositions, inference_decompositions, training_decompositions
+from fleetlearn_export.tracing.decompositions import (
+    Decompositions,
+    inference_decompositions,
+    training_decompositions,
+)
 from fleetlearn_export.tracing.index_ranges import index_ranges
 from fleetlearn_export.tracing.own_values import refuse_own_values
 from fleetlearn_export.tracing.size_conditions import Cases
@@ -59,7 +77,8 @@ from fleetlearn_export.tracing.trace import (
 
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 RANDOM_PART = ROWS_FOR_FEWER
-"""The least number of examples in a micro-batch of a step that draws random numbers: the check trains on one."""
+"""The least number of examples in a micro-batch of a step that draws random numbers: the check
+trains on one."""
 
 
 class CheckedGraphs(NamedTuple):
@@ -69,10 +88,11 @@ class CheckedGraphs(NamedTuple):
     difference: float
     """The largest difference."""
     ranges: Sequence[IndexRange | None] = ()
-    """The integers that each array of the batch may hold, where the loss tells it. Training graphs have
-    this."""
+    """The integers that each array of the batch may hold, where the loss tells it. Training graphs
+    have this."""
     by_pytorch: Mapping[str, str] = {}
-    """Graph that PyTorch's ONNX exporter wrote -> why it was not written straight from the traced graph."""
+    """Graph that PyTorch's ONNX exporter wrote -> why it was not written straight from the traced
+    graph."""
     operators: str | None = None
     """What the comparison of train.onnx's operators found."""
     found: FoundFeatures | None = None
@@ -84,8 +104,11 @@ class CheckedGraphs(NamedTuple):
     """Where each parameter's bytes begin in infer.onnx. Evaluation graphs have this."""
 
 
-def training_graphs(user: UserModel, step: TrainStep, settings: ExportSettings) -> tuple[CheckedGraphs, CheckedStep]:
-    """Make train.onnx, and train_many.onnx if asked for. The model is in training mode. Raises ExportError."""
+def training_graphs(
+    user: UserModel, step: TrainStep, settings: ExportSettings
+) -> tuple[CheckedGraphs, CheckedStep]:
+    """Make train.onnx, and train_many.onnx if asked for. The model is in training mode. Raises
+    ExportError."""
     features, constants, progress = settings.features, settings.constants, settings.progress
     budget, compute, many = settings.budget, settings.compute, settings.many
     located = cache(partial(export_loss, user))
@@ -129,7 +152,9 @@ def training_graphs(user: UserModel, step: TrainStep, settings: ExportSettings) 
         if written:
             progress("computing each operator of the training step in PyTorch")
             with cases.explained():
-                found_of_step = check_emission(user, trained, written.traced, written.emission, features, located)
+                found_of_step = check_emission(
+                    user, trained, written.traced, written.emission, features, located
+                )
                 for case in cases.graphs:
                     check_tracing(user, trained, without_writes(case), features)
             operators = found_of_step.operators.described()
@@ -138,15 +163,20 @@ def training_graphs(user: UserModel, step: TrainStep, settings: ExportSettings) 
         give_back_freed_memory()
         progress("training some steps against PyTorch")
         if step.random and together is not None:
-            # Each micro-batch draws other numbers. PyTorch can draw those of the first one, so it alone is compared.
-            user = user._replace(batch={name: value[:together] for name, value in user.batch.items()})
+            # Each micro-batch draws other numbers. PyTorch can draw those of the first one, so it
+            # alone is compared.
+            user = user._replace(
+                batch={name: value[:together] for name, value in user.batch.items()}
+            )
         checked = check_train(user, trained, compared, features, constants=constants)
         if rounding is not None:
             progress("training some steps with products in float16")
             check_train_in_float16(user, trained, rounding, features, constants)
         del compared, rounding
     if many is None:
-        return CheckedGraphs(files, checked.difference, ranges, by_pytorch, operators, found), checked
+        return CheckedGraphs(
+            files, checked.difference, ranges, by_pytorch, operators, found
+        ), checked
     progress(f"the same for {many.devices} devices at once")
     block = cache(lambda: many_program(step, program().exported, many, located()))
     if traced is not None:
@@ -156,15 +186,24 @@ def training_graphs(user: UserModel, step: TrainStep, settings: ExportSettings) 
     else:
         graph = to_onnx(block(), training_decompositions(block().exported.graph))
         by_pytorch[TRAIN_MANY] = by_pytorch[TRAIN]
-    graph = code_weights(skip_selection_when_all_steps_done(graph, many), settings.frozen, constants)
+    graph = code_weights(
+        skip_selection_when_all_steps_done(graph, many), settings.frozen, constants
+    )
     files[TRAIN_MANY] = serialised(graph, constants)
     difference = max(checked.difference, check_many(user, step, files[TRAIN_MANY], many, constants))
     return CheckedGraphs(files, difference, ranges, by_pytorch, operators, found), checked
 
 
-def step_with_means(step: TrainStep, frozen: Stored, constants: Constants | None = None) -> onnx.ModelProto:
-    """Return the training step as ``split_batch`` takes it. Raises ExportError if it cannot have micro-batches."""
-    norms = [name for name, module in step.objective.model.named_modules() if isinstance(module, BATCH_NORMS)]
+def step_with_means(
+    step: TrainStep, frozen: Stored, constants: Constants | None = None
+) -> onnx.ModelProto:
+    """Return the training step as ``split_batch`` takes it. Raises ExportError if it cannot have
+    micro-batches."""
+    norms = [
+        name
+        for name, module in step.objective.model.named_modules()
+        if isinstance(module, BATCH_NORMS)
+    ]
     whole = [name for name in norms if step.objective.model.get_submodule(name).training]
     if whole or step.buffers:
         raise ExportError(f"{min([*whole, *step.buffers])} takes its statistics of the whole batch")
@@ -208,14 +247,16 @@ def evaluation_graphs(
     by_pytorch = dict.fromkeys(graphs, reason) if reason else {}
     progress("evaluating against PyTorch")
     difference = check_eval(user, files[EVAL], step.values, constants=constants)
-    return CheckedGraphs(files, difference, (), by_pytorch, evaluation=uncoded, infer_offsets=offsets)
+    return CheckedGraphs(
+        files, difference, (), by_pytorch, evaluation=uncoded, infer_offsets=offsets
+    )
 
 
 def _evaluation_graphs(
     user: UserModel, values: Tensors, outputs: list[str], constants: Constants | None
 ) -> tuple[dict[str, Callable[[], onnx.ModelProto]], str | None]:
-    """Return functions that make the graphs of eval.onnx and infer.onnx, and why PyTorch's ONNX exporter writes them,
-    unless they are written straight from one trace."""
+    """Return functions that make the graphs of eval.onnx and infer.onnx, and why PyTorch's ONNX
+    exporter writes them, unless they are written straight from one trace."""
     program = cache(partial(eval_program, user, values))
     cases = Cases(program)
     try:
@@ -227,7 +268,9 @@ def _evaluation_graphs(
     else:
         refuse_own_values(traced, user.model, values)
         with cases.explained():
-            check_evaluation(user, values, traced, emission, [without_writes(case) for case in cases.graphs])
+            check_evaluation(
+                user, values, traced, emission, [without_writes(case) for case in cases.graphs]
+            )
         given = {f"param.{name}": f"param.{name}" for name in values}
         batch = {f"batch.{name}": f"batch.{name}" for name in user.batch}
         inputs = {f"batch.{name}": name for name in user.inputs()}
@@ -251,7 +294,8 @@ def _written(
     table: Callable[[torch.fx.Graph], Decompositions],
     constants: Constants | None,
 ) -> tuple[onnx.ModelProto, Emitted | None, str | None]:
-    """Return the graph, written straight from the trace, or by PyTorch's ONNX exporter and then the reason for that."""
+    """Return the graph, written straight from the trace, or by PyTorch's ONNX exporter and then the
+    reason for that."""
     try:
         written = emitted(trace, constants)
     except EmissionError as reason:
@@ -259,11 +303,13 @@ def _written(
             found = program()
             return to_onnx(found, table(found.exported.graph)), None, str(reason)
         except ExportError as error:
-            if isinstance(reason.__cause__, ExportError) or "has no counterpart in ONNX" in str(error):
+            if isinstance(reason.__cause__, ExportError) or "has no counterpart in ONNX" in str(
+                error
+            ):
                 raise
             raise ExportError(
-                f"{reason} is not in our table of operators, and PyTorch's ONNX exporter fails: {error}. Write that "
-                "part of the model with other operators"
+                f"{reason} is not in our table of operators, and PyTorch's ONNX exporter fails: "
+                f"{error}. Write that part of the model with other operators"
             ) from error
     give_back_freed_memory()
     return written.model, written, None

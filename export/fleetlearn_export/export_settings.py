@@ -18,7 +18,8 @@ from fleetlearn_export.model.steps import Function
 
 
 class ExportSettings(NamedTuple):
-    """Arguments of ``export_bundle``, whose docstring says what each is, and what stages add to them."""
+    """Arguments of ``export_bundle``, whose docstring says what each is, and what stages add to
+    them."""
 
     step: LocalStep | Function
     features: Function | None

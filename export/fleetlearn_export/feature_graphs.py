@@ -1,4 +1,5 @@
-"""Makes the graphs with which a device computes what is frozen once for each example, and trains from that."""
+"""Makes the graphs with which a device computes what is frozen once for each example, and trains
+from that."""
 
 from __future__ import annotations
 
@@ -59,9 +60,9 @@ def find_features(
 ) -> FoundFeatures:
     """Find what the frozen part of the model makes of an example.
 
-    step: the graph of a training step. emission: how it was written, for locations in the user's code. constants:
-    those that the graph has kept apart. Raises ExportError if no feature would be worth keeping, or a part that is
-    frozen could not be kept; the text names the operator.
+    step: the graph of a training step. emission: how it was written, for locations in the user's
+    code. constants: those that the graph has kept apart. Raises ExportError if no feature would be
+    worth keeping, or a part that is frozen could not be kept; the text names the operator.
     """
     tried = try_rows(user, step, candidates(step), constants)
     values = cut(step, tried.rows)
@@ -81,13 +82,18 @@ def feature_graphs(
 ) -> FeatureGraphs:
     """Make features.onnx and the graphs that read what it computes. Raises ExportError.
 
-    evaluation: the graph of eval.onnx. What it computes of the features is cut off too. batch: the manifest's
-    rows. Arrays that are read beside the features are in the manifest's features.
+    evaluation: the graph of eval.onnx. What it computes of the features is cut off too. batch: the
+    manifest's rows. Arrays that are read beside the features are in the manifest's features.
     """
     constants = settings.constants
-    again = find_again(evaluation, candidates(evaluation), found.tried, list(found.values), constants)
+    again = find_again(
+        evaluation, candidates(evaluation), found.tried, list(found.values), constants
+    )
     of_evaluation = {again[value]: name for value, name in found.values.items() if value in again}
-    computed = [msgspec.structs.replace(found.tried.rows[value], name=name) for value, name in found.values.items()]
+    computed = [
+        msgspec.structs.replace(found.tried.rows[value], name=name)
+        for value, name in found.values.items()
+    ]
     read = arrays_read(found.step, found.values) | arrays_read(evaluation, of_evaluation)
     table = (*computed, *(row for row in batch if row.name in read))
     graphs = {
@@ -98,16 +104,26 @@ def feature_graphs(
     for graph in graphs.values():
         check_standard(graph)
     files = {
-        path: serialised(code_weights(graph, settings.frozen, constants), constants) for path, graph in graphs.items()
+        path: serialised(code_weights(graph, settings.frozen, constants), constants)
+        for path, graph in graphs.items()
     }
     settings.progress("training and evaluating from features against PyTorch")
     with training_mode(user.model):
         trained = check_train(
-            user, step, files[TRAIN_FROM_FEATURES], settings.features, before=files[FEATURES], constants=constants
+            user,
+            step,
+            files[TRAIN_FROM_FEATURES],
+            settings.features,
+            before=files[FEATURES],
+            constants=constants,
         )
     with evaluation_mode(user.model):
         difference = check_eval(
-            user, files[EVAL_FROM_FEATURES], step.values, before=files[FEATURES], constants=constants
+            user,
+            files[EVAL_FROM_FEATURES],
+            step.values,
+            before=files[FEATURES],
+            constants=constants,
         )
     return FeatureGraphs(files, table, max(trained.difference, difference))
 
@@ -132,38 +148,46 @@ def _check(
     ]
     if missed:
         before = computed_from(step, missed)
-        made = [name for node in step.graph.node for name in node.output if name in before and BATCH in kinds[name]]
+        made = [
+            name
+            for node in step.graph.node
+            for name in node.output
+            if name in before and BATCH in kinds[name]
+        ]
         random = next((name for name in made if SEED in kinds[name]), None)
         mixing = set() if random else try_rows(user, step, made, constants).mixing
         first = random or next((name for name in made if name in mixing), None)
         if first is None:
             raise ExportError(
-                f"cache_features: {_described(missed[0], emission)} is frozen, and neither its result nor what follows "
-                "before the first trained parameter has a row for each example, so a device cannot keep it by examples"
+                f"cache_features: {_described(missed[0], emission)} is frozen, and neither its "
+                "result nor what follows before the first trained parameter has a row for each "
+                "example, so a device cannot keep it by examples"
             )
         product = next(name for name in missed if first in computed_from(step, [name]))
         then = f", comes before {_described(product, emission)}, which is frozen"
         if random:
             raise ExportError(
-                f"cache_features: dropout, or what else draws random numbers{_location(random, emission)}{then}: its "
-                "results differ from step to step, so a device cannot keep them. Switch it off, or move it behind "
-                "what is frozen"
+                "cache_features: dropout, or what else draws random "
+                f"numbers{_location(random, emission)}{then}: its results differ from step to "
+                "step, so a device cannot keep them. Switch it off, or move it behind what is "
+                "frozen"
             )
         raise ExportError(
-            f"cache_features: {_described(first, emission)}{then}: its result for one example depends on the other "
-            "examples of the batch, as batch normalisation's in training mode does, so a device cannot keep it. Put "
-            "that module into evaluation mode"
+            f"cache_features: {_described(first, emission)}{then}: its result for one example "
+            "depends on the other examples of the batch, as batch normalisation's in training mode "
+            "does, so a device cannot keep it. Put that module into evaluation mode"
         )
     if not values:
         raise ExportError(
-            "cache_features: no convolution, matrix product or recurrent layer lies before the first trained "
-            "parameter, so there is nothing that a device could compute once and keep. Leave cache_features out, or "
-            "train less"
+            "cache_features: no convolution, matrix product or recurrent layer lies before the "
+            "first trained parameter, so there is nothing that a device could compute once and "
+            "keep. Leave cache_features out, or train less"
         )
 
 
 def _described(value: str, emission: Emission | None) -> str:
-    """Return the operator that makes the value, with its location in the user's code where that is known."""
+    """Return the operator that makes the value, with its location in the user's code where that is
+    known."""
     call = _call(value, emission)
     return (
         f"the operator that makes {value}"
@@ -181,7 +205,9 @@ def _call(value: str, emission: Emission | None) -> Call | None:
     """Return the call of the traced graph that wrote the value."""
     if emission is None:
         return None
-    order = {made: place for place, node in enumerate(emission.model.graph.node) for made in node.output}
+    order = {
+        made: place for place, node in enumerate(emission.model.graph.node) for made in node.output
+    }
     place = order.get(value, len(order))
     return next(
         (

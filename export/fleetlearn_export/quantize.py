@@ -1,8 +1,10 @@
-"""Quantisation of a trained model's weights and activations to 8 bits by ONNX Runtime, and what it costs.
+"""Quantisation of a trained model's weights and activations to 8 bits by ONNX Runtime, and what it
+costs.
 
-Post-training quantisation as in Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
-Integer-Arithmetic-Only Inference" (arXiv 1712.05877): ranges of the activations are measured on examples. The graph is
-standard ONNX (QuantizeLinear and DequantizeLinear around the operators, opset 18), which ONNX Runtime fuses.
+Post-training quantisation as in Jacob et al. 2018, "Quantization and Training of Neural Networks
+for Efficient Integer-Arithmetic-Only Inference" (arXiv 1712.05877): ranges of the activations are
+measured on examples. The graph is standard ONNX (QuantizeLinear and DequantizeLinear around the
+operators, opset 18), which ONNX Runtime fuses.
 """
 
 from __future__ import annotations
@@ -35,11 +37,21 @@ from fleetlearn_export.silence import silenced_python
 
 WITH_WEIGHTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Gather")
 """Operators whose weights are quantised to 8 bits; a Gather's weights are an embedding's table."""
-RANGE_KEEPING = ("AveragePool", "Clip", "MaxPool", "Relu", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-"""Operators that keep the range of their input, so that it stays int8 through them. Sums are not among them: what a
-residual connection adds up over many layers keeps its precision."""
+RANGE_KEEPING = (
+    "AveragePool",
+    "Clip",
+    "MaxPool",
+    "Relu",
+    "Reshape",
+    "Squeeze",
+    "Transpose",
+    "Unsqueeze",
+)
+"""Operators that keep the range of their input, so that it stays int8 through them. Sums are not
+among them: what a residual connection adds up over many layers keeps its precision."""
 CALIBRATION = 512
-"""The number of examples, drawn with a fixed seed, on which the ranges of activations are measured."""
+"""The number of examples, drawn with a fixed seed, on which the ranges of activations are
+measured."""
 BATCH = 64
 
 Array = NDArray[Any]
@@ -50,7 +62,8 @@ class Score(NamedTuple):
     """How well an output agrees with the targets of the set."""
 
     name: str
-    """``accuracy`` (share of examples whose largest output is the label's) or ``mean squared error``."""
+    """``accuracy`` (share of examples whose largest output is the label's) or
+    ``mean squared error``."""
     before: float
     after: float
 
@@ -65,7 +78,8 @@ class Quantized(NamedTuple):
     operators: dict[str, int]
     """Type of operator -> how many of them have 8-bit weights now."""
     elements: tuple[int, int]
-    """Elements of weights that have 8 bits now; elements of all constant float32 tensors of the given model."""
+    """Elements of weights that have 8 bits now; elements of all constant float32 tensors of the
+    given model."""
     largest: float
     """Largest difference of an element of an output."""
     mean: float
@@ -79,7 +93,8 @@ class Quantized(NamedTuple):
 
 
 def read_model(path: str | PathLike[str]) -> tuple[bytes, list[str] | None]:
-    """Read a bundle's infer.onnx (a folder or zip) and the names of its targets; or an ONNX file, and None.
+    """Read a bundle's infer.onnx (a folder or zip) and the names of its targets; or an ONNX file,
+    and None.
 
     Raises BundleError, and ExportError if the file cannot be read.
     """
@@ -106,17 +121,19 @@ def read_data(path: str | PathLike[str]) -> dict[str, Array]:
 def quantize(content: bytes, data: Arrays, targets: Sequence[str] | None = None) -> Quantized:
     """Make an int8 model of an infer.onnx, and compare the two on a set.
 
-    content: the ONNX file. Its parameters are float32 initializers; the first axis of inputs and outputs is the
-        examples'.
+    content: the ONNX file. Its parameters are float32 initializers; the first axis of inputs and
+        outputs is the examples'.
     data: arrays named as the model's inputs, and the targets. All have the same number of rows.
-    targets: names in ``data`` of the outputs' targets, in the outputs' order. Unless given: the arrays that are no
-        inputs, if there are as many as outputs, else ``y`` if there is one output.
+    targets: names in ``data`` of the outputs' targets, in the outputs' order. Unless given: the
+        arrays that are no inputs, if there are as many as outputs, else ``y`` if there is one
+        output.
 
-    Weights are int8 with a scale for each channel. They use 7 bits, so that products do not overflow the 16 bits in
-    which x86 processors without VNNI add them up. Activations are uint8 with one scale, from their least to their
-    greatest value on up to 512 examples of the set.
+    Weights are int8 with a scale for each channel. They use 7 bits, so that products do not
+    overflow the 16 bits in which x86 processors without VNNI add them up. Activations are uint8
+    with one scale, from their least to their greatest value on up to 512 examples of the set.
 
-    Raises ExportError if ``content`` is not an ONNX model, if the set does not fit it, or if nothing can be quantised.
+    Raises ExportError if ``content`` is not an ONNX model, if the set does not fit it, or if
+    nothing can be quantised.
     """
     model = _model(content, "the model")
     inputs = _inputs(model, data)
@@ -127,10 +144,13 @@ def quantize(content: bytes, data: Arrays, targets: Sequence[str] | None = None)
         if not _with_weights(prepared.graph):
             kinds = ", ".join(sorted({node.op_type for node in prepared.graph.node}))
             raise ExportError(
-                f"nothing to quantise: the model has no {', '.join(WITH_WEIGHTS[:-1])} or {WITH_WEIGHTS[-1]} with "
-                f"constant float32 weights; it has {kinds or 'no operators'}"
+                f"nothing to quantise: the model has no {', '.join(WITH_WEIGHTS[:-1])} or "
+                f"{WITH_WEIGHTS[-1]} with constant float32 weights; it has "
+                f"{kinds or 'no operators'}"
             )
-        made = _quantized(Path(folder), prepared, {name: array[chosen] for name, array in inputs.items()})
+        made = _quantized(
+            Path(folder), prepared, {name: array[chosen] for name, array in inputs.items()}
+        )
     weighed = _with_weights(made.graph)
     floats = [row for row in prepared.graph.initializer if row.data_type == onnx.TensorProto.FLOAT]
     after = made.SerializeToString(deterministic=True)
@@ -159,7 +179,8 @@ def _model(content: bytes, what: str) -> onnx.ModelProto:
 
 
 def _inputs(model: onnx.ModelProto, data: Arrays) -> dict[str, Array]:
-    """Return the arrays for the model's inputs. Raises ExportError if one is missing or does not fit."""
+    """Return the arrays for the model's inputs. Raises ExportError if one is missing or does not
+    fit."""
     constant = {row.name for row in model.graph.initializer}
     found: dict[str, Array] = {}
     for row in model.graph.input:
@@ -168,24 +189,35 @@ def _inputs(model: onnx.ModelProto, data: Arrays) -> dict[str, Array]:
         kind = row.type.tensor_type
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
         axes = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
-        expected = f"{row.name}: {dtype} ({', '.join('n' if size is None else str(size) for size in axes)})"
+        expected = (
+            f"{row.name}: {dtype} "
+            f"({', '.join('n' if size is None else str(size) for size in axes)})"
+        )
         if row.name not in data:
-            raise ExportError(f"the set has no {row.name}; expected {expected}, and it has {sorted(data)}")
+            raise ExportError(
+                f"the set has no {row.name}; expected {expected}, and it has {sorted(data)}"
+            )
         array = found[row.name] = data[row.name]
         fits = array.ndim == len(axes) and all(
             size in (None, given) for size, given in zip(axes, array.shape, strict=True)
         )
         if array.dtype != dtype or not fits:
-            raise ExportError(f"{row.name} of the set is {array.dtype} {array.shape}; expected {expected}")
+            raise ExportError(
+                f"{row.name} of the set is {array.dtype} {array.shape}; expected {expected}"
+            )
     sizes = {len(array) for array in found.values()}
     if len(sizes) != 1 or 0 in sizes:
         counts = {name: len(array) for name, array in found.items()}
-        raise ExportError(f"the set has {counts or 'no'} examples; expected at least one, and as many in each array")
+        raise ExportError(
+            f"the set has {counts or 'no'} examples; expected at least one, and as many in each "
+            "array"
+        )
     return found
 
 
 def _prepared(content: bytes, path: Path) -> onnx.ModelProto:
-    """Fold constants, and batch normalisations into convolutions. Writes the model to ``path`` and returns it."""
+    """Fold constants, and batch normalisations into convolutions. Writes the model to ``path`` and
+    returns it."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(path)
@@ -194,13 +226,21 @@ def _prepared(content: bytes, path: Path) -> onnx.ModelProto:
         onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     model = onnx.shape_inference.infer_shapes(onnx.load(path))
     # These marks tell the quantiser that the model is prepared. Without them it warns.
-    helper.set_model_props(model, dict.fromkeys(("onnx.infer", "onnx.quant.pre_process"), "onnxruntime.quant"))
+    helper.set_model_props(
+        model, dict.fromkeys(("onnx.infer", "onnx.quant.pre_process"), "onnxruntime.quant")
+    )
     onnx.save(model, path)
     return model
 
 
-def _quantized(folder: Path, prepared: onnx.ModelProto, examples: dict[str, Array]) -> onnx.ModelProto:
-    with silenced_python(), _logging_disabled(), as_export_error("ONNX Runtime cannot quantise the model"):
+def _quantized(
+    folder: Path, prepared: onnx.ModelProto, examples: dict[str, Array]
+) -> onnx.ModelProto:
+    with (
+        silenced_python(),
+        _logging_disabled(),
+        as_export_error("ONNX Runtime cannot quantise the model"),
+    ):
         quantization = _import_quantization()
         reader = quantization.CalibrationDataReader
         batches = _batches(examples)
@@ -226,16 +266,19 @@ def _quantized(folder: Path, prepared: onnx.ModelProto, examples: dict[str, Arra
 
 
 def _excluded(model: onnx.ModelProto) -> list[str]:
-    """Return grouped transposed convolutions: ONNX Runtime's quantiser confuses the axes of their weights and bias."""
+    """Return grouped transposed convolutions: ONNX Runtime's quantiser confuses the axes of their
+    weights and bias."""
     return [
         node.name
         for node in model.graph.node
-        if node.op_type == "ConvTranspose" and any(row.name == "group" and row.i > 1 for row in node.attribute)
+        if node.op_type == "ConvTranspose"
+        and any(row.name == "group" and row.i > 1 for row in node.attribute)
     ]
 
 
 def _import_quantization() -> Any:
-    """Import onnxruntime.quantization. The import configures the whole program's log; this undoes that."""
+    """Import onnxruntime.quantization. The import configures the whole program's log; this undoes
+    that."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
@@ -269,24 +312,33 @@ def _run(content: bytes, inputs: Arrays) -> dict[str, Array]:
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         parts = [session.run(None, batch) for batch in _batches(inputs)]
     names = [row.name for row in session.get_outputs()]
-    return {name: np.concatenate(rows) for name, rows in zip(names, zip(*parts, strict=True), strict=True)}
+    return {
+        name: np.concatenate(rows)
+        for name, rows in zip(names, zip(*parts, strict=True), strict=True)
+    }
 
 
 def _with_weights(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return the operators whose weight is constant: float32, or 8 bits behind a DequantizeLinear once quantised."""
+    """Return the operators whose weight is constant: float32, or 8 bits behind a DequantizeLinear
+    once quantised."""
     stored = _quantized_constants(graph)
-    weights = stored or {row.name: row for row in graph.initializer if row.data_type == onnx.TensorProto.FLOAT}
+    weights = stored or {
+        row.name: row for row in graph.initializer if row.data_type == onnx.TensorProto.FLOAT
+    }
     return [
         node
         for node in graph.node
-        if node.op_type in WITH_WEIGHTS and node.input[0 if node.op_type == "Gather" else 1] in weights
+        if node.op_type in WITH_WEIGHTS
+        and node.input[0 if node.op_type == "Gather" else 1] in weights
     ]
 
 
 def _quantized_constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
     """Return the constant tensors of 8 bits, by the names of their dequantised values."""
     constants = {
-        row.name: row for row in graph.initializer if row.data_type in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
+        row.name: row
+        for row in graph.initializer
+        if row.data_type in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
     }
     return {
         node.output[0]: constants[node.input[0]]
@@ -299,7 +351,9 @@ def _elements(tensors: Iterable[onnx.TensorProto]) -> int:
     return sum(prod(row.dims) for row in tensors if row.dims)
 
 
-def _targets(outputs: Arrays, inputs: Arrays, data: Arrays, names: Sequence[str] | None) -> dict[str, Array]:
+def _targets(
+    outputs: Arrays, inputs: Arrays, data: Arrays, names: Sequence[str] | None
+) -> dict[str, Array]:
     """Return each output's target from the set, if it is clear which array that is."""
     if names is None:
         names = [name for name in data if name not in inputs]
@@ -307,11 +361,16 @@ def _targets(outputs: Arrays, inputs: Arrays, data: Arrays, names: Sequence[str]
             names = ["y"] if len(outputs) == 1 else []
     if len(names) != len(outputs):
         return {}
-    found = {output: data[name] for output, name in zip(outputs, names, strict=True) if name in data}
+    found = {
+        output: data[name] for output, name in zip(outputs, names, strict=True) if name in data
+    }
     examples = len(next(iter(inputs.values())))
     for output, name in zip(outputs, names, strict=True):
         if output in found and (not found[output].ndim or len(found[output]) != examples):
-            raise ExportError(f"{name} of the set has shape {found[output].shape}; the inputs have {examples} examples")
+            raise ExportError(
+                f"{name} of the set has shape {found[output].shape}; the inputs have {examples} "
+                "examples"
+            )
     return found
 
 

@@ -14,16 +14,26 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 @contextmanager
 def silenced_python() -> Iterator[None]:
-    """Suppress PyTorch's deprecation warnings, its exporters' logs, and the graphs that they print when they fail.
+    """Suppress PyTorch's deprecation warnings, its exporters' logs, and the graphs that they print
+    when they fail.
 
-    Errors are raised all the same. Warnings of the user's own code were shown earlier, when the model ran unchanged.
+    Errors are raised all the same. Warnings of the user's own code were shown earlier, when the
+    model ran unchanged.
     """
-    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("torch")]
+    loggers = [
+        logging.getLogger(name)
+        for name in logging.root.manager.loggerDict
+        if name.startswith("torch")
+    ]
     levels = [(handler, handler.level) for logger in loggers for handler in logger.handlers]
     for handler, _ in levels:
         handler.setLevel(logging.CRITICAL + 1)
     try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        with (
+            warnings.catch_warnings(),
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:

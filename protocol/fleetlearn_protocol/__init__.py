@@ -1,4 +1,5 @@
-"""What two parts of fleetlearn must agree on: messages, binary frames, the flat vector, the bundle's manifest."""
+"""What two parts of fleetlearn must agree on: messages, binary frames, the flat vector, the
+bundle's manifest."""
 
 from __future__ import annotations
 
@@ -6,7 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fleetlearn_protocol.bundle import Bundle, open_bundle, pack_bundle, write_bundle, write_inference_model
+    from fleetlearn_protocol.bundle import (
+        Bundle,
+        open_bundle,
+        pack_bundle,
+        write_bundle,
+        write_inference_model,
+    )
     from fleetlearn_protocol.errors import BundleError, Code, FleetError, ProtocolError
     from fleetlearn_protocol.manifest import Manifest, read_manifest, write_manifest
 

@@ -1,4 +1,5 @@
-"""What travels for each algorithm that a device can train by: section 4 of PROTOCOL.md has the equations."""
+"""What travels for each algorithm that a device can train by: section 4 of PROTOCOL.md has the
+equations."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ class Exchange(NamedTuple):
 
     vectors: tuple[str, ...] = (MODEL,)
     parts: tuple[str, ...] = (UPDATE,)
-    """Those that depend on the algorithm. A report has ``buffers`` too where the bundle has any that travel."""
+    """Those that depend on the algorithm. A report has ``buffers`` too where the bundle has any
+    that travel."""
 
 
 EXCHANGES = {
@@ -23,4 +25,5 @@ EXCHANGES = {
     "ditto": Exchange(),
     "fedrep": Exchange(),
 }
-"""By the name in ``Task.algorithm``. Each of these vectors and parts has P float32 elements before it is encoded."""
+"""By the name in ``Task.algorithm``. Each of these vectors and parts has P float32 elements before
+it is encoded."""

@@ -1,4 +1,5 @@
-"""A training bundle on disk: a directory, or the same directory as one stored (uncompressed) zip."""
+"""A training bundle on disk: a directory, or the same directory as one stored (uncompressed)
+zip."""
 
 from __future__ import annotations
 
@@ -46,14 +47,16 @@ class Bundle(NamedTuple):
     """SHA-256 of manifest.json: the bundle's name in the protocol."""
 
     def read(self, file: str) -> bytes:
-        """Return the checked bytes of one file of the manifest (or of manifest.json itself). Raises BundleError."""
+        """Return the checked bytes of one file of the manifest (or of manifest.json itself). Raises
+        BundleError."""
         size, sha256 = self._entry(file)
         content = _read(self.path, file, size)
         self._compare(file, digest(content), sha256)
         return content
 
     def check(self, file: str) -> None:
-        """Check the file's size and hash, without holding its bytes in memory. Raises BundleError."""
+        """Check the file's size and hash, without holding its bytes in memory. Raises
+        BundleError."""
         size, sha256 = self._entry(file)
         with _opened(self.path, file, size) as (stream, _):
             found = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]  # any stream will do
@@ -68,11 +71,14 @@ class Bundle(NamedTuple):
 
     def _compare(self, file: str, found: str, sha256: str) -> None:
         if found != sha256:
-            raise BundleError(Code.WRONG_HASH, f"{self.path}: {file} was changed: it has another SHA-256 than it had")
+            raise BundleError(
+                Code.WRONG_HASH,
+                f"{self.path}: {file} was changed: it has another SHA-256 than it had",
+            )
 
     def parameters(self) -> Vector:
-        """Return the initial model, float32, shape (local_size,): the P elements that travel, then the personal ones.
-        Raises BundleError."""
+        """Return the initial model, float32, shape (local_size,): the P elements that travel, then
+        the personal ones. Raises BundleError."""
         return self._vector(PARAMETERS, self.manifest.parameters)
 
     def state(self) -> Vector:
@@ -89,7 +95,9 @@ class Bundle(NamedTuple):
                 vector = _read_tensors(stream, length, table, hashed.update)
             except ValueError as error:
                 self.check(file)  # a file that was changed is said to be that
-                raise BundleError(Code.BAD_MESSAGE, f"{self.path}: {file} does not fit: {error}") from None
+                raise BundleError(
+                    Code.BAD_MESSAGE, f"{self.path}: {file} does not fit: {error}"
+                ) from None
         self._compare(file, hashed.hexdigest(), sha256)
         try:
             check_finite(vector)
@@ -110,10 +118,12 @@ class _Tensor(msgspec.Struct):
 def _read_tensors(
     stream: IO[bytes], length: int, table: Sequence[TableRow], hashed: Callable[[Buffer], object]
 ) -> Vector:
-    """Read a safetensors file of float32 tensors into one vector, each to the place that the table has for it.
+    """Read a safetensors file of float32 tensors into one vector, each to the place that the table
+    has for it.
 
-    length: the file's. hashed: gets all bytes. Raises ValueError. The file's bytes beside the vector, and the library's
-    two copies of each tensor, took three times the parameters' bytes more.
+    length: the file's. hashed: gets all bytes. Raises ValueError. The file's bytes beside the
+    vector, and the library's two copies of each tensor, took three times the parameters' bytes
+    more.
     """
 
     def read(count: int) -> bytes:
@@ -133,25 +143,33 @@ def _read_tensors(
             raise ValueError(f"tensor {name} is of {row.dtype}; expected F32, float32")
         begin, end = row.data_offsets
         if not begin <= end <= length - start or end - begin != 4 * prod(row.shape):
-            raise ValueError(f"tensor {name} of shape {row.shape} is said to be at bytes {begin} to {end}")
+            raise ValueError(
+                f"tensor {name} of shape {row.shape} is said to be at bytes {begin} to {end}"
+            )
     vector = empty_vector({name: row.shape for name, row in tensors.items()}, table)
     places, place = views(vector, table), 0
     for name, row in sorted(tensors.items(), key=lambda pair: pair[1].data_offsets):
         if row.data_offsets[0] != place:
-            raise ValueError(f"tensor {name} begins at byte {row.data_offsets[0]}, where {place} is the next")
+            raise ValueError(
+                f"tensor {name} begins at byte {row.data_offsets[0]}, where {place} is the next"
+            )
         content = places[name].reshape(-1).view(np.uint8).data
         stream.readinto(content)  # type: ignore[attr-defined]  # files, and members of a zip, have it
         hashed(content)
         place = row.data_offsets[1]
     if place != length - start:
-        raise ValueError(f"its {length - start} bytes behind the header are not those of its tensors")
+        raise ValueError(
+            f"its {length - start} bytes behind the header are not those of its tensors"
+        )
     return vector
 
 
 def open_bundle(path: str | os.PathLike[str], *, files: Iterable[str] | None = None) -> Bundle:
-    """Open a bundle and check its files (all of them, or those named) against the manifest's sizes and hashes.
+    """Open a bundle and check its files (all of them, or those named) against the manifest's sizes
+    and hashes.
 
-    Raises BundleError: no such path, not a bundle, newer format, missing, truncated or changed file.
+    Raises BundleError: no such path, not a bundle, newer format, missing, truncated or changed
+    file.
     """
     try:
         path = in_home(path)
@@ -168,10 +186,11 @@ def open_bundle(path: str | os.PathLike[str], *, files: Iterable[str] | None = N
 
 
 def write_bundle(folder: Path, manifest: Manifest, contents: Mapping[str, bytes | Path]) -> Path:
-    """Write a bundle's files (path below the bundle -> bytes, or a file that is moved there) and its manifest into
-    ``folder``, which is returned.
+    """Write a bundle's files (path below the bundle -> bytes, or a file that is moved there) and
+    its manifest into ``folder``, which is returned.
 
-    The manifest's table of files is made from ``contents``. Nothing is checked: ``open_bundle`` does that.
+    The manifest's table of files is made from ``contents``. Nothing is checked: ``open_bundle``
+    does that.
     """
     table = {path: _entry(content) for path, content in contents.items()}
     made = write_manifest(msgspec.structs.replace(manifest, files=table))
@@ -202,7 +221,8 @@ def pack_bundle(path: str | os.PathLike[str], target: str | os.PathLike[str]) ->
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
             for file in (MANIFEST, *sorted(bundle.manifest.files)):
                 entry = zipfile.ZipInfo(file)
-                entry.create_system, entry.external_attr = 3, 0o100644 << 16  # on every system as on Unix
+                # on every system as on Unix
+                entry.create_system, entry.external_attr = 3, 0o100644 << 16
                 archive.writestr(entry, bundle.read(file))
         packed.replace(target)
     return target
@@ -211,8 +231,8 @@ def pack_bundle(path: str | os.PathLike[str], target: str | os.PathLike[str]) ->
 def write_inference_model(bundle: Bundle, vector: Vector) -> bytes:
     """Return infer.onnx with ``vector`` as its parameters: a file that any ONNX Runtime runs.
 
-    ``vector`` is float32. With shape (P,) personal parameters keep their initial values; with shape (local_size,) it is
-    a device's whole model.
+    ``vector`` is float32. With shape (P,) personal parameters keep their initial values; with shape
+    (local_size,) it is a device's whole model.
 
     Raises ValueError on another shape or dtype, ProtocolError (not-finite), BundleError.
     """
@@ -220,7 +240,9 @@ def write_inference_model(bundle: Bundle, vector: Vector) -> bytes:
     sizes = sorted({manifest.size, manifest.local_size})
     if vector.ndim != 1 or vector.size not in sizes or vector.dtype != np.float32:
         expected = " or ".join(f"({size},)" for size in sizes)
-        raise ValueError(f"a {vector.dtype} vector of shape {vector.shape}; expected float32 {expected}")
+        raise ValueError(
+            f"a {vector.dtype} vector of shape {vector.shape}; expected float32 {expected}"
+        )
     check_finite(vector)
     content = bytearray(bundle.read(INFER))
     for row in manifest.parameters:
@@ -231,14 +253,16 @@ def write_inference_model(bundle: Bundle, vector: Vector) -> bytes:
 
 
 def _read(path: Path, file: str, size: int | None) -> bytes:
-    """Return the file's bytes. ``size`` is their expected number; None: at most MAX_MANIFEST_BYTES."""
+    """Return the file's bytes. ``size`` is their expected number; None: at most
+    MAX_MANIFEST_BYTES."""
     with _opened(path, file, size) as (stream, found):
         return stream.read(found)
 
 
 @contextmanager
 def _opened(path: Path, file: str, size: int | None) -> Iterator[tuple[IO[bytes], int]]:
-    """Open a file of the bundle. Yields a stream and the file's length, which is checked before anything is read.
+    """Open a file of the bundle. Yields a stream and the file's length, which is checked before
+    anything is read.
 
     Raises BundleError, also for what reading the stream raises.
     """
@@ -256,26 +280,38 @@ def _opened(path: Path, file: str, size: int | None) -> Iterator[tuple[IO[bytes]
             if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
                 raise BundleError(
                     Code.BAD_MESSAGE,
-                    f"{path}: {file} is compressed or encrypted; a bundle's zip is stored (pack_bundle writes it)",
+                    f"{path}: {file} is compressed or encrypted; a bundle's zip is stored "
+                    "(pack_bundle writes it)",
                 )
             if entry.compress_size != entry.file_size or entry.file_size > path.stat().st_size:
                 raise zipfile.BadZipFile(f"{file} claims {entry.file_size} bytes")
             with archive.open(entry) as stream:
                 yield stream, _checked_size(path, file, entry.file_size, size)
     except (FileNotFoundError, KeyError):
-        what = f"{path} has no {file}: not a bundle, or damaged" if path.exists() else f"{path} does not exist"
+        what = (
+            f"{path} has no {file}: not a bundle, or damaged"
+            if path.exists()
+            else f"{path} does not exist"
+        )
         raise BundleError(Code.UNKNOWN_CONTENT, what) from None
     except OSError as error:
-        raise BundleError(Code.BAD_MESSAGE, f"{path}: {file} cannot be read: {in_words(error)}") from None
+        raise BundleError(
+            Code.BAD_MESSAGE, f"{path}: {file} cannot be read: {in_words(error)}"
+        ) from None
     except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, struct.error) as error:
         raise BundleError(
-            Code.BAD_MESSAGE, f"{path} is damaged, or neither a bundle's folder nor its zip: {error}"
+            Code.BAD_MESSAGE,
+            f"{path} is damaged, or neither a bundle's folder nor its zip: {error}",
         ) from None
 
 
 def _checked_size(path: Path, file: str, size: int, expected: int | None) -> int:
     if expected is None and size > MAX_MANIFEST_BYTES:
-        raise BundleError(Code.TOO_LARGE, f"{path}: {file} has {size} bytes; the limit is {MAX_MANIFEST_BYTES}")
+        raise BundleError(
+            Code.TOO_LARGE, f"{path}: {file} has {size} bytes; the limit is {MAX_MANIFEST_BYTES}"
+        )
     if expected is not None and size != expected:
-        raise BundleError(Code.WRONG_LENGTH, f"{path}: {file} has {size} bytes; the manifest says {expected}")
+        raise BundleError(
+            Code.WRONG_LENGTH, f"{path}: {file} has {size} bytes; the manifest says {expected}"
+        )
     return size

@@ -22,8 +22,8 @@ def version_of(command: str) -> str:
 
 
 class LogLine(logging.Formatter):
-    """A line of a command's log: the time with its zone, since logs of machines in different zones are read side by
-    side, the level, and the text."""
+    """A line of a command's log: the time with its zone, since logs of machines in different zones
+    are read side by side, the level, and the text."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -41,8 +41,8 @@ def log_on_stderr() -> logging.Handler:
 
 @contextmanager
 def needs(command: str, extra: str) -> Iterator[None]:
-    """A context to import what an extra installs. If something is missing, print one line that names the extra, and end
-    the program with status 1."""
+    """A context to import what an extra installs. If something is missing, print one line that
+    names the extra, and end the program with status 1."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -52,18 +52,22 @@ def needs(command: str, extra: str) -> Iterator[None]:
 
 
 @contextmanager
-def stop_signals(loop: asyncio.AbstractEventLoop, caught: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """A context in which the loop calls ``caught`` for each of STOP_SIGNALS. Afterwards each has its earlier handler.
+def stop_signals(
+    loop: asyncio.AbstractEventLoop, caught: Callable[[signal.Signals], None]
+) -> Iterator[None]:
+    """A context in which the loop calls ``caught`` for each of STOP_SIGNALS. Afterwards each has
+    its earlier handler.
 
-    SIGHUP stays ignored where it is: that is what ``nohup`` asks for. Outside of the main thread, where Python takes no
-    signals, nothing is done."""
+    SIGHUP stays ignored where it is: that is what ``nohup`` asks for. Outside of the main thread,
+    where Python takes no signals, nothing is done."""
     before: dict[signal.Signals, Any] = {}
     for name in STOP_SIGNALS:
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number is None or (name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN):
             continue
         handler = signal.getsignal(number)
-        with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread, or on Windows
+        # not in the main thread, or on Windows
+        with suppress(NotImplementedError, RuntimeError, ValueError):
             loop.add_signal_handler(number, caught, number)
             before[number] = handler
     try:
@@ -76,13 +80,14 @@ def stop_signals(loop: asyncio.AbstractEventLoop, caught: Callable[[signal.Signa
 
 
 def refuse_in_loop(blocking: str, coroutine: str) -> None:
-    """Raise RuntimeError, which says what to write, if an event loop runs in this thread: that of a notebook, for
-    example. ``blocking``: the function that was called; ``coroutine``: the call to await instead."""
+    """Raise RuntimeError, which says what to write, if an event loop runs in this thread: that of a
+    notebook, for example. ``blocking``: the function that was called; ``coroutine``: the call to
+    await instead."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
     raise RuntimeError(
-        f"{blocking}() was called where an event loop runs already, as in a notebook or in async code. "
-        f"Write `await {coroutine}` there"
+        f"{blocking}() was called where an event loop runs already, as in a notebook or in async "
+        f"code. Write `await {coroutine}` there"
     )

@@ -1,8 +1,9 @@
-"""A vector as its difference from another that the receiver has: lossless, and smaller where the two are alike.
+"""A vector as its difference from another that the receiver has: lossless, and smaller where the
+two are alike.
 
-The bytes of both vectors are combined by exclusive or, sorted by their place in their element (first the lowest byte of
-each element, at last the highest, where the sign and most of the exponent are: mostly zeros), and compressed by zlib
-(RFC 1950), which every language and every browser has.
+The bytes of both vectors are combined by exclusive or, sorted by their place in their element
+(first the lowest byte of each element, at last the highest, where the sign and most of the exponent
+are: mostly zeros), and compressed by zlib (RFC 1950), which every language and every browser has.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.vector import Vector
 
 LEVEL = 1
-"""zlib's level: higher ones take several times the CPU, and make the mantissas' noise no smaller."""
+"""zlib's level: higher ones take several times the CPU, and make the mantissas' noise no
+smaller."""
 
 
 def encode_delta(base: Vector, vector: Vector) -> bytes:
@@ -29,9 +31,12 @@ def apply_delta(base: Buffer, delta: Buffer) -> bytes:
     size = memoryview(base).nbytes
     reader = zlib.decompressobj()
     try:
-        difference = reader.decompress(delta, size + 1)  # a small delta must not become a huge vector
+        # a small delta must not become a huge vector
+        difference = reader.decompress(delta, size + 1)
     except zlib.error as error:
-        raise ProtocolError(Code.BAD_ENCODING, f"the difference cannot be decompressed: {error}") from None
+        raise ProtocolError(
+            Code.BAD_ENCODING, f"the difference cannot be decompressed: {error}"
+        ) from None
     if len(difference) != size or size % 4 or not reader.eof:
         text = f"the difference is of {len(difference)} bytes or more; the base has {size}"
         raise ProtocolError(Code.BAD_ENCODING, text)

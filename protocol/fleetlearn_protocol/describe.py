@@ -1,7 +1,8 @@
-"""The tables of PROTOCOL.md, made from the types themselves: ``python -m fleetlearn_protocol.describe PROTOCOL.md``.
+"""The tables of PROTOCOL.md, made from the types themselves:
+``python -m fleetlearn_protocol.describe PROTOCOL.md``.
 
-Without a file it prints the tables. With one it rewrites what stands there between ``<!-- described: NAME -->`` and
-``<!-- end -->``; a test holds the document to what this writes.
+Without a file it prints the tables. With one it rewrites what stands there between
+``<!-- described: NAME -->`` and ``<!-- end -->``; a test holds the document to what this writes.
 """
 
 from __future__ import annotations
@@ -63,17 +64,30 @@ def tables() -> dict[str, str]:
     return {
         "limits": _table(
             ("limit", "value", "meaning"),
-            [(f"`{name}`", _amount(vars(at)[name]), _notes(at)[name]) for name, at in _LIMITS.items()],
+            [
+                (f"`{name}`", _amount(vars(at)[name]), _notes(at)[name])
+                for name, at in _LIMITS.items()
+            ],
         ),
         "types": _table(
             ("type", "what", "meaning"),
-            [(name.lower(), _kind(kind, alias=False), _notes(messages)[name]) for name, kind in _ALIASES.items()],
+            [
+                (name.lower(), _kind(kind, alias=False), _notes(messages)[name])
+                for name, kind in _ALIASES.items()
+            ],
         ),
         "from-device": "\n".join(_message(kind) for kind in get_args(messages.FromDevice)),
-        "from-coordinator": "\n".join(_message(kind) for kind in get_args(messages.FromCoordinator)),
+        "from-coordinator": "\n".join(
+            _message(kind) for kind in get_args(messages.FromCoordinator)
+        ),
         "parts": "\n".join(
             _struct(kind, "### ")
-            for kind in (messages.Held, messages.VectorReference, messages.Part, messages.Evaluation)
+            for kind in (
+                messages.Held,
+                messages.VectorReference,
+                messages.Part,
+                messages.Evaluation,
+            )
         ),
         "codes": _table(
             ("code", "meaning"),
@@ -96,7 +110,8 @@ def tables() -> dict[str, str]:
 
 
 def rewrite(document: str) -> str:
-    """Return the document with its blocks as ``tables`` has them. Raises KeyError on an unknown block."""
+    """Return the document with its blocks as ``tables`` has them. Raises KeyError on an unknown
+    block."""
     made = tables()
     return _BLOCK.sub(lambda found: f"{found[1]}\n{made[found[2]]}\n{found[3]}", document)
 
@@ -110,7 +125,12 @@ def _struct(kind: type[msgspec.Struct], heading: str, name: str | None = None) -
     struct = types.type_info(kind)
     assert isinstance(struct, types.StructType)
     rows = [
-        (f"`{field.encode_name}`", _kind(field.type), _default(field), notes[f"{kind.__name__}.{field.name}"])
+        (
+            f"`{field.encode_name}`",
+            _kind(field.type),
+            _default(field),
+            notes[f"{kind.__name__}.{field.name}"],
+        )
         for field in struct.fields
     ]
     return f"{heading}{name or kind.__name__}\n\n{notes[kind.__name__]}\n\n" + _table(
@@ -187,12 +207,15 @@ def _amount(value: Any) -> str:
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return "".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
+    )
 
 
 @cache
 def _notes(module: ModuleType) -> dict[str, str]:
-    """Return name, ``Class`` or ``Class.field`` -> the docstring that follows it in the source, on one line."""
+    """Return name, ``Class`` or ``Class.field`` -> the docstring that follows it in the source, on
+    one line."""
     return {name: " ".join(text.replace("``", "`").split()) for name, text in _docstrings(module)}
 
 
@@ -208,7 +231,9 @@ def _docstrings(module: ModuleType) -> Iterator[tuple[str, str]]:
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
                 match after:
-                    case ast.Expr(value=ast.Constant(value=str(text))) if isinstance(target, ast.Name):
+                    case ast.Expr(value=ast.Constant(value=str(text))) if isinstance(
+                        target, ast.Name
+                    ):
                         yield prefix + target.id, text
 
 
@@ -218,7 +243,12 @@ def main(arguments: list[str]) -> None:
         path = Path(argument)
         path.write_text(rewrite(path.read_text(encoding="utf-8")), encoding="utf-8")
     if not arguments:
-        print("\n".join(f"<!-- described: {name} -->\n\n{text}\n<!-- end -->" for name, text in tables().items()))
+        print(
+            "\n".join(
+                f"<!-- described: {name} -->\n\n{text}\n<!-- end -->"
+                for name, text in tables().items()
+            )
+        )
 
 
 if __name__ == "__main__":  # pragma: no cover

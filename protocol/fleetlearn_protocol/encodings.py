@@ -1,8 +1,9 @@
 """How a vector of float32 becomes the bytes that travel, and becomes a vector again.
 
-A task names the encoding of each vector that it sends and of each part that it asks for. An encoding cuts the vector
-into blocks and writes each block by itself (formats/), the last one too if it is shorter. To add an encoding, add it to
-ENCODINGS, or to ``find_encoding`` if its name has parameters, and to section 4 of PROTOCOL.md.
+A task names the encoding of each vector that it sends and of each part that it asks for. An
+encoding cuts the vector into blocks and writes each block by itself (formats/), the last one too if
+it is shorter. To add an encoding, add it to ENCODINGS, or to ``find_encoding`` if its name has
+parameters, and to section 4 of PROTOCOL.md.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ SLAB = 32768
 
 @dataclass(frozen=True)
 class Encoding:
-    """One way to write a vector as bytes. Any run of whole blocks can be decoded and checked by itself, the vector's
-    last block included, whatever its length."""
+    """One way to write a vector as bytes. Any run of whole blocks can be decoded and checked by
+    itself, the vector's last block included, whatever its length."""
 
     name: str
     """Its name on the wire."""
@@ -51,9 +52,10 @@ class Encoding:
         return blocks * self.block_bytes + (self.format.size(rest) if rest else 0)
 
     def encode(self, vector: Vector, seed: int = 0) -> memoryview:
-        """Return the bytes of a float32 vector, shape (n,). ``seed`` decides how elements are rounded, where the
-        encoding draws that. Raises ProtocolError (not-finite, out-of-range)."""
-        if self.name == FLOAT32.name:  # as it is in memory: nothing is checked, and a contiguous vector is not copied
+        """Return the bytes of a float32 vector, shape (n,). ``seed`` decides how elements are
+        rounded, where the encoding draws that. Raises ProtocolError (not-finite, out-of-range)."""
+        # as it is in memory: nothing is checked, and a contiguous vector is not copied
+        if self.name == FLOAT32.name:
             return np.ascontiguousarray(vector, "<f4").data.cast("B")
         check_finite(vector)
         content, fractions, place = np.empty(self.size(len(vector)), np.uint8), Fractions(seed), 0
@@ -65,24 +67,32 @@ class Encoding:
         return content.data
 
     def decode(self, content: Buffer, elements: int | None = None) -> Vector:
-        """Return the vector, float32, shape (elements,), whose bytes ``content`` are. It may be a view into them.
+        """Return the vector, float32, shape (elements,), whose bytes ``content`` are. It may be a
+        view into them.
 
-        Without ``elements``, the bytes must be whole blocks. They are taken to have passed ``check``; what becomes of
-        others is undefined. Raises ProtocolError (wrong-length).
+        Without ``elements``, the bytes must be whole blocks. They are taken to have passed
+        ``check``; what becomes of others is undefined. Raises ProtocolError (wrong-length).
         """
         if self.block == 1:  # quicker by half of the cost of a chunk of float32
             return self.format.decode(self._given(content, elements)[0], 1)
-        found = [self.format.decode(rows, length).reshape(-1) for rows, length in self._read(content, elements)]
+        found = [
+            self.format.decode(rows, length).reshape(-1)
+            for rows, length in self._read(content, elements)
+        ]
         return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, np.float32), *found])
 
     def check(self, content: Buffer, elements: int | None = None) -> float:
-        """Return the greatest magnitude of the elements whose bytes ``content`` are (``elements`` as for ``decode``).
+        """Return the greatest magnitude of the elements whose bytes ``content`` are (``elements``
+        as for ``decode``).
 
         Raises ProtocolError (wrong-length, not-finite; bad-encoding: bytes that no encoder writes).
         """
         if self.block == 1:
             return self.format.check(self._given(content, elements)[0], 1)
-        return max((self.format.check(rows, length) for rows, length in self._read(content, elements)), default=0.0)
+        return max(
+            (self.format.check(rows, length) for rows, length in self._read(content, elements)),
+            default=0.0,
+        )
 
     def reference(self, name: str, vector: Vector) -> VectorReference:
         """Return what a task says about a vector that it sends in this encoding."""
@@ -102,8 +112,8 @@ class Encoding:
             yield vector[None, whole:]
 
     def _read(self, content: Buffer, elements: int | None) -> Iterator[tuple[Bytes, int]]:
-        """Yield the bytes of the whole blocks, as rows, and then those of the rest as one, each with the number of
-        elements of a row. Raises ProtocolError (wrong-length)."""
+        """Yield the bytes of the whole blocks, as rows, and then those of the rest as one, each
+        with the number of elements of a row. Raises ProtocolError (wrong-length)."""
         given, elements = self._given(content, elements)
         blocks, rest = divmod(elements, self.block)
         if blocks:
@@ -112,15 +122,22 @@ class Encoding:
             yield given[None, blocks * self.block_bytes :], rest
 
     def _given(self, content: Buffer, elements: int | None) -> tuple[Bytes, int]:
-        """Return the bytes and the number of their elements. Raises ProtocolError (wrong-length)."""
+        """Return the bytes and the number of their elements. Raises ProtocolError
+        (wrong-length)."""
         given, block_bytes = np.frombuffer(content, np.uint8), self.block_bytes
         if elements is None:
             if given.size % block_bytes:
-                text = f"{given.size} bytes of {self.name} were given; expected a multiple of {block_bytes}"
+                text = (
+                    f"{given.size} bytes of {self.name} were given; expected a multiple of "
+                    f"{block_bytes}"
+                )
                 raise ProtocolError(Code.WRONG_LENGTH, text)
             elements = given.size // block_bytes * self.block
         elif given.size != self.size(elements):
-            text = f"{given.size} bytes of {self.name} were given; {elements} elements take {self.size(elements)}"
+            text = (
+                f"{given.size} bytes of {self.name} were given; {elements} elements take "
+                f"{self.size(elements)}"
+            )
             raise ProtocolError(Code.WRONG_LENGTH, text)
         return given, elements
 
@@ -136,11 +153,13 @@ ENCODINGS = {encoding.name: encoding for encoding in (FLOAT32, FLOAT16, BFLOAT16
 FLOATS = tuple(name for name, encoding in ENCODINGS.items() if encoding.block == 1)
 """The encodings of each element by itself: a vector can be decoded before its length is known."""
 TOP_K = "topk"
-"""The family of the encodings that top-k has: ``topk-SHARE``, ``topk-SHARE-float16`` and ``topk-SHARE-int8``."""
+"""The family of the encodings that top-k has: ``topk-SHARE``, ``topk-SHARE-float16`` and
+``topk-SHARE-int8``."""
 TOP_K_BLOCK = 4096
 """Elements of a block of top-k."""
 FAMILIES = (*ENCODINGS, TOP_K)
-"""What a device says that it knows: the encodings, those with parameters by the first word of their names."""
+"""What a device says that it knows: the encodings, those with parameters by the first word of their
+names."""
 RESIDUAL = "residual"
 """The tied vector with what top-k has left out of a device's updates so far."""
 _TOP_K_NAME = re.compile(r"topk-(0\.\d{0,5}[1-9])(?:-(float16|int8))?", re.ASCII)
@@ -152,7 +171,8 @@ def family(name: str) -> str:
 
 
 def leaves_residual(name: str) -> bool:
-    """Return whether a device adds to its next update what this encoding left out of the last one."""
+    """Return whether a device adds to its next update what this encoding left out of the last
+    one."""
     return family(name) == TOP_K
 
 
@@ -166,15 +186,17 @@ def is_known(name: str, families: Collection[str]) -> bool:
 
 @lru_cache(maxsize=64)
 def find_encoding(name: str) -> Encoding:
-    """Return the encoding of this name. Raises ProtocolError (bad-encoding), which says which names there are."""
+    """Return the encoding of this name. Raises ProtocolError (bad-encoding), which says which names
+    there are."""
     if name in ENCODINGS:
         return ENCODINGS[name]
     found = _TOP_K_NAME.fullmatch(name)
     if found is None:
         raise ProtocolError(
             Code.BAD_ENCODING,
-            f"there is no encoding {name}; expected {', '.join(ENCODINGS)}, or top-k with its share: topk-0.01, "
-            "topk-0.01-float16 or topk-0.01-int8 (above 0, below 1, up to six decimals, the last one not 0)",
+            f"there is no encoding {name}; expected {', '.join(ENCODINGS)}, or top-k with its "
+            "share: topk-0.01, topk-0.01-float16 or topk-0.01-int8 (above 0, below 1, up to six "
+            "decimals, the last one not 0)",
         )
     share, values = found.groups(default="float32")
     return Encoding(name, TOP_K_BLOCK, top_k(Fraction(share), ENCODINGS[values].format))

@@ -65,14 +65,15 @@ MAX_TEXT = 1000
 
 
 def clip(text: str) -> str:
-    """Return the text as a message may carry it: at most MAX_TEXT characters, no lone surrogates."""
+    """Return the text as a message may carry it: at most MAX_TEXT characters, no lone
+    surrogates."""
     text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 
 def in_words(error: BaseException, *, file: bool = False) -> str:
-    """Return what an error says, for people: without the number of a system's error, and without the code of a
-    FleetError. ``file``: begin with the file that a system's error is about."""
+    """Return what an error says, for people: without the number of a system's error, and without
+    the code of a FleetError. ``file``: begin with the file that a system's error is about."""
     if isinstance(error, FleetError):
         return error.text
     if isinstance(error, OSError) and error.strerror:
@@ -94,8 +95,8 @@ class FleetError(Exception):
         super().__init__(f"{self.text} [{code.value}]")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An exception is pickled as a call with its `args`, which are not what __init__ takes here: it would not come
-        # back from another process, or with its code in its text.
+        # An exception is pickled as a call with its `args`, which are not what __init__ takes here:
+        # it would not come back from another process, or with its code in its text.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 

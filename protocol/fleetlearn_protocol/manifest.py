@@ -1,12 +1,15 @@
-"""manifest.json: what a training bundle is. Its SHA-256 names the bundle; it holds the SHA-256 of every other file.
+"""manifest.json: what a training bundle is. Its SHA-256 names the bundle; it holds the SHA-256 of
+every other file.
 
-Names inside the graphs (all float32 unless the manifest says otherwise; the first axis of a batch is dynamic):
+Names inside the graphs (all float32 unless the manifest says otherwise; the first axis of a batch
+is dynamic):
 
 train.onnx   inputs  ``param.NAME``, ``state.NAME``, ``batch.NAME``, ``hyper.NAME``, and for each of
                      the manifest's references ``anchor.NAME``, ``correction.NAME``,
                      ``previous.NAME``, of the parameters that travel; ``seed`` (int64, a scalar
                      from 0) where the step is random
-             outputs ``next.param.NAME``, ``next.state.NAME``, ``loss``, ``metric.NAME`` (means over the batch)
+             outputs ``next.param.NAME``, ``next.state.NAME``, ``loss``, ``metric.NAME`` (means over
+             the batch)
 train_many.onnx
                      the same names, with a leading axis of devices, and one of steps in the batch;
                      see ``TrainMany``
@@ -19,10 +22,12 @@ train_from_features.onnx, eval_from_features.onnx
                      the same as train.onnx and eval.onnx, with the manifest's ``features`` as their
                      batch
 
-Large constants of all graphs except infer.onnx, such as frozen parameters, may be in graphs/frozen.safetensors, to
-which the graphs refer as ONNX's external data. infer.onnx holds all of its own.
+Large constants of all graphs except infer.onnx, such as frozen parameters, may be in
+graphs/frozen.safetensors, to which the graphs refer as ONNX's external data. infer.onnx holds all
+of its own.
 
-ONNX graphs are in single-assignment form: an output cannot have its input's name, so it is called ``next.``.
+ONNX graphs are in single-assignment form: an output cannot have its input's name, so it is called
+``next.``.
 """
 
 from __future__ import annotations
@@ -43,7 +48,8 @@ FORMAT = "fleetlearn.bundle"
 FORMAT_VERSION = 1
 """The version of a bundle whose graphs hold all of their constants."""
 FROZEN_VERSION = 2
-"""The version of a bundle that has graphs/frozen.safetensors, which readers of version 1 do not know."""
+"""The version of a bundle that has graphs/frozen.safetensors, which readers of version 1 do not
+know."""
 VERSIONS = (FORMAT_VERSION, FROZEN_VERSION)
 MAX_MANIFEST_BYTES = 16 * 2**20
 """Largest manifest.json, in bytes."""
@@ -51,11 +57,15 @@ MANIFEST = "manifest.json"
 TRAIN, EVAL, INFER = "graphs/train.onnx", "graphs/eval.onnx", "graphs/infer.onnx"
 TRAIN_MANY = "graphs/train_many.onnx"
 FEATURES = "graphs/features.onnx"
-TRAIN_FROM_FEATURES, EVAL_FROM_FEATURES = "graphs/train_from_features.onnx", "graphs/eval_from_features.onnx"
+TRAIN_FROM_FEATURES, EVAL_FROM_FEATURES = (
+    "graphs/train_from_features.onnx",
+    "graphs/eval_from_features.onnx",
+)
 OF_FEATURES = (FEATURES, TRAIN_FROM_FEATURES, EVAL_FROM_FEATURES)
 """The files of a bundle whose features a device may compute once for each example, and keep."""
 FROZEN = "graphs/frozen.safetensors"
-"""The graphs' large constants. Bundles of the same frozen model have the same file: a device fetches it once."""
+"""The graphs' large constants. Bundles of the same frozen model have the same file: a device
+fetches it once."""
 PARAMETERS, STATE = "parameters.safetensors", "state.safetensors"
 ORT_TRAINING = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 """The files below ``ort_training/``."""
@@ -63,7 +73,8 @@ ORT_TRAINING = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
 TensorName = Annotated[str, Meta(min_length=1, max_length=256)]
 FilePath = Annotated[str, Meta(max_length=200)]
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_-])?")
-"""A name in a file path: it neither begins nor ends with a dot, and its characters are safe in every file system."""
+"""A name in a file path: it neither begins nor ends with a dot, and its characters are safe in
+every file system."""
 MAX_ELEMENTS = 2**31
 """Most elements of a parameter vector."""
 Size = Annotated[int, Meta(ge=1, le=MAX_ELEMENTS)]
@@ -82,15 +93,18 @@ class Parameter(msgspec.Struct, frozen=True):
     offset: Annotated[int, Meta(ge=0, le=MAX_ELEMENTS)]
     """Place of its first element in the flat vector, in elements."""
     buffer: bool = False
-    """Takes no gradient (BatchNorm's running statistics). Its values travel as they are (section 4 of PROTOCOL.md)."""
+    """Takes no gradient (BatchNorm's running statistics). Its values travel as they are (section 4
+    of PROTOCOL.md)."""
     personal: bool = False
     """Never leaves the device: not a part of what travels. Personal rows are the table's last."""
     infer_offset: Bytes | None = None
-    """Where its raw bytes begin in infer.onnx, so that a trained model is written by replacing bytes in place."""
+    """Where its raw bytes begin in infer.onnx, so that a trained model is written by replacing
+    bytes in place."""
 
 
 class Input(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One array of a batch, or of the model's outputs; the first axis is the examples' and is not in ``shape``."""
+    """One array of a batch, or of the model's outputs; the first axis is the examples' and is not
+    in ``shape``."""
 
     name: TensorName
     """As in ``batch.NAME``, or infer.onnx's name of the output."""
@@ -99,7 +113,8 @@ class Input(msgspec.Struct, frozen=True, omit_defaults=True):
     shape: Shape
     """Shape of one example."""
     below: Annotated[int, Meta(ge=1, le=MAX_EXACT)] | None = None
-    """Where the integers name classes, or rows of a table: how many there are. The integers are 0 to ``below`` - 1."""
+    """Where the integers name classes, or rows of a table: how many there are. The integers are 0
+    to ``below`` - 1."""
     ignored: Annotated[int, Meta(ge=-MAX_EXACT, le=MAX_EXACT)] | None = None
     """One more integer that is allowed: the loss leaves out examples of this class."""
 
@@ -114,7 +129,8 @@ class Hyper(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """One row of the state table: a float32 tensor that the step hands to the next step, on the same device."""
+    """One row of the state table: a float32 tensor that the step hands to the next step, on the
+    same device."""
 
     name: TensorName
     """As in ``state.NAME``; ``SLOT.PARAMETER`` for a slot of an optimizer."""
@@ -127,12 +143,14 @@ class State(msgspec.Struct, frozen=True):
 
 
 class LocalStep(msgspec.Struct, frozen=True):
-    """The update rule compiled into train.onnx: w <- optimizer(w, clipped(g + mu * (w - anchor)) + correction)."""
+    """The update rule compiled into train.onnx: w <- optimizer(w, clipped(g + mu * (w - anchor)) +
+    correction)."""
 
     optimizer: Literal["sgd", "momentum", "nesterov", "adam", "adamw", "custom"] = "sgd"
     """The optimizer's name; ``custom`` is a step that the user wrote."""
     proximal: bool = False
-    """Whether mu * (w - anchor) is added to the gradient: the penalty mu/2 * ||w - anchor||^2 (FedProx, Ditto)."""
+    """Whether mu * (w - anchor) is added to the gradient: the penalty mu/2 * ||w - anchor||^2
+    (FedProx, Ditto)."""
     correction: bool = False
     """Whether ``correction`` is added to the gradient (SCAFFOLD's c - c_k)."""
     contrastive: bool = False
@@ -140,12 +158,14 @@ class LocalStep(msgspec.Struct, frozen=True):
     clip: bool = False
     """Whether the gradient is scaled down to the norm ``max_norm`` where it is longer."""
     weight_decay: bool = False
-    """Whether ``weight_decay`` * w is added to the gradient; with adamw the decay is decoupled from it."""
+    """Whether ``weight_decay`` * w is added to the gradient; with adamw the decay is decoupled from
+    it."""
 
 
 Reference = Literal["anchor", "correction", "previous"]
-"""A vector like the model's, P elements, that the step reads: the round's model; SCAFFOLD's c - c_k; the model with
-which the device's last task of this bundle ended, and before that the round's."""
+"""A vector like the model's, P elements, that the step reads: the round's model; SCAFFOLD's c -
+c_k; the model with which the device's last task of this bundle ended, and before that the
+round's."""
 REFERENCES_READ: dict[str, tuple[Reference, ...]] = {
     "proximal": ("anchor",),
     "correction": ("correction",),
@@ -157,11 +177,12 @@ REFERENCES_READ: dict[str, tuple[Reference, ...]] = {
 class TrainMany(msgspec.Struct, frozen=True):
     """train_many.onnx: several steps of many devices in one call.
 
-    Parameters, state and ``seed`` have a leading axis of ``devices``; batch arrays are (devices, steps, n, ...).
-    References and hyper-parameters are as in train.onnx, one for all devices, except ``previous`` and ``correction``,
-    which have the axis too. ``steps`` (int64, shape (devices,)) says how many steps each device does; the steps after
-    these change nothing. Outputs ``next.param.NAME`` and ``next.state.NAME`` have the axis; ``loss`` and
-    ``metric.NAME`` are (devices, steps), 0 for steps that were not done.
+    Parameters, state and ``seed`` have a leading axis of ``devices``; batch arrays are (devices,
+    steps, n, ...). References and hyper-parameters are as in train.onnx, one for all devices,
+    except ``previous`` and ``correction``, which have the axis too. ``steps`` (int64, shape
+    (devices,)) says how many steps each device does; the steps after these change nothing. Outputs
+    ``next.param.NAME`` and ``next.state.NAME`` have the axis; ``loss`` and ``metric.NAME`` are
+    (devices, steps), 0 for steps that were not done.
     """
 
     devices: Annotated[int, Meta(ge=1, le=2**20)]
@@ -205,24 +226,30 @@ class Manifest(msgspec.Struct, frozen=True):
     files: Annotated[dict[FilePath, File], Meta(max_length=64)]
     """Path below the bundle's folder -> hash and size."""
     state: Annotated[tuple[State, ...], Meta(max_length=100_000)] = ()
-    """The state table, in the order of its flat vector, without gaps. Initial values are in state.safetensors; without
-    that file they are 0."""
+    """The state table, in the order of its flat vector, without gaps. Initial values are in
+    state.safetensors; without that file they are 0."""
     references: Annotated[tuple[Reference, ...], Meta(max_length=3)] = ()
     """The vectors that train.onnx reads beside the model."""
     random: bool = False
-    """Whether train.onnx draws random numbers (dropout), from the input ``seed``: another one for each step."""
+    """Whether train.onnx draws random numbers (dropout), from the input ``seed``: another one for
+    each step."""
     many: TrainMany | None = None
     """What graphs/train_many.onnx takes, where the bundle has one."""
-    features: Annotated[tuple[Input, ...], Meta(min_length=1, max_length=64)] | msgspec.UnsetType = msgspec.UNSET
-    """The batch of train_from_features.onnx and eval_from_features.onnx, where the bundle has them: what features.onnx
-    computes of each example alone, always the same, and arrays of the batch, which keep their names."""
+    features: (
+        Annotated[tuple[Input, ...], Meta(min_length=1, max_length=64)] | msgspec.UnsetType
+    ) = msgspec.UNSET
+    """The batch of train_from_features.onnx and eval_from_features.onnx, where the bundle has them:
+    what features.onnx computes of each example alone, always the same, and arrays of the batch,
+    which keep their names."""
     compute: Literal["float16"] | msgspec.UnsetType = msgspec.UNSET
-    """The type that train.onnx's convolutions and matrix products take, where that is not float32. A runtime without
-    kernels for it computes them in float32."""
-    normalisation: Annotated[tuple[TensorName, ...], Meta(min_length=1, max_length=100_000)] | msgspec.UnsetType = (
-        msgspec.UNSET
-    )
-    """Names of the parameters that belong to normalisation layers, where the model has such layers: FedBN's."""
+    """The type that train.onnx's convolutions and matrix products take, where that is not float32.
+    A runtime without kernels for it computes them in float32."""
+    normalisation: (
+        Annotated[tuple[TensorName, ...], Meta(min_length=1, max_length=100_000)]
+        | msgspec.UnsetType
+    ) = msgspec.UNSET
+    """Names of the parameters that belong to normalisation layers, where the model has such layers:
+    FedBN's."""
     opset: Version = 0
     """Version of the ONNX operators in the graphs."""
     ir_version: Version = 0
@@ -253,17 +280,27 @@ class Manifest(msgspec.Struct, frozen=True):
     @property
     def buffers(self) -> tuple[slice, ...]:
         """The places, in the flat vector, of the rows that travel and take no gradient."""
-        return tuple(slice(row.offset, row.offset + prod(row.shape)) for row in self.travelling if row.buffer)
+        return tuple(
+            slice(row.offset, row.offset + prod(row.shape)) for row in self.travelling if row.buffer
+        )
 
     def elements_of(self, part: str) -> int:
         """Return how many float32 elements a part of a report has."""
-        return sum(place.stop - place.start for place in self.buffers) if part == BUFFERS else self.size
+        return (
+            sum(place.stop - place.start for place in self.buffers)
+            if part == BUFFERS
+            else self.size
+        )
 
     @property
     def computed_features(self) -> tuple[Input, ...]:
         """The outputs of features.onnx; empty if the bundle has none."""
         names = {row.name for row in self.batch}
-        return () if self.features is msgspec.UNSET else tuple(row for row in self.features if row.name not in names)
+        return (
+            ()
+            if self.features is msgspec.UNSET
+            else tuple(row for row in self.features if row.name not in names)
+        )
 
     def with_features_as_batch(self) -> Manifest:
         """Return the manifest as train_from_features.onnx and eval_from_features.onnx have it.
@@ -271,7 +308,10 @@ class Manifest(msgspec.Struct, frozen=True):
         Raises BundleError if the bundle has no features.
         """
         if self.features is msgspec.UNSET:
-            raise BundleError(Code.UNKNOWN_CONTENT, f"bundle {self.name} has no features, so nothing trains from them")
+            raise BundleError(
+                Code.UNKNOWN_CONTENT,
+                f"bundle {self.name} has no features, so nothing trains from them",
+            )
         return msgspec.structs.replace(self, batch=self.features)
 
     @property
@@ -281,7 +321,10 @@ class Manifest(msgspec.Struct, frozen=True):
     def file(self, path: str) -> File:
         """Return the entry of a file. Raises BundleError if the bundle has no such file."""
         if path not in self.files:
-            raise BundleError(Code.UNKNOWN_CONTENT, f"bundle {self.name} has no {path}; it has {sorted(self.files)}")
+            raise BundleError(
+                Code.UNKNOWN_CONTENT,
+                f"bundle {self.name} has no {path}; it has {sorted(self.files)}",
+            )
         return self.files[path]
 
 
@@ -292,26 +335,39 @@ class _Envelope(msgspec.Struct):
 
 def write_manifest(manifest: Manifest) -> bytes:
     """Return the bytes of manifest.json: the same manifest gives the same bytes."""
-    return msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1) + b"\n"
+    return (
+        msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1) + b"\n"
+    )
 
 
 def read_manifest(content: bytes) -> Manifest:
-    """Read and check manifest.json. Raises BundleError, naming what is wrong and what was expected."""
+    """Read and check manifest.json. Raises BundleError, naming what is wrong and what was
+    expected."""
     if len(content) > MAX_MANIFEST_BYTES:
-        raise BundleError(Code.TOO_LARGE, f"a manifest of {len(content)} bytes; the limit is {MAX_MANIFEST_BYTES}")
+        raise BundleError(
+            Code.TOO_LARGE, f"a manifest of {len(content)} bytes; the limit is {MAX_MANIFEST_BYTES}"
+        )
     try:
         content.decode()
         envelope = msgspec.json.decode(content, type=_Envelope)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BundleError(Code.BAD_MESSAGE, f"{MANIFEST} is not a bundle's manifest: {error}") from None
+        raise BundleError(
+            Code.BAD_MESSAGE, f"{MANIFEST} is not a bundle's manifest: {error}"
+        ) from None
     if envelope.format != FORMAT:
-        raise BundleError(Code.BAD_MESSAGE, f"{MANIFEST} is of format {envelope.format!r}; expected {FORMAT!r}")
+        raise BundleError(
+            Code.BAD_MESSAGE, f"{MANIFEST} is of format {envelope.format!r}; expected {FORMAT!r}"
+        )
     if envelope.version not in VERSIONS:
         raise BundleError(
             Code.BAD_VERSION,
-            f"the bundle is of version {envelope.version}; this fleetlearn reads versions {VERSIONS[0]} to "
-            f"{VERSIONS[-1]}. "
-            + ("Update fleetlearn." if envelope.version > VERSIONS[-1] else "Export the model again."),
+            f"the bundle is of version {envelope.version}; this fleetlearn reads versions "
+            f"{VERSIONS[0]} to {VERSIONS[-1]}. "
+            + (
+                "Update fleetlearn."
+                if envelope.version > VERSIONS[-1]
+                else "Export the model again."
+            ),
         )
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
@@ -331,7 +387,10 @@ def _contradiction(manifest: Manifest) -> str | None:
     for what, names in (
         ("parameter", [row.name for row in manifest.parameters]),
         ("batch array", [row.name for row in manifest.batch]),
-        ("feature", [] if manifest.features is msgspec.UNSET else [row.name for row in manifest.features]),
+        (
+            "feature",
+            [] if manifest.features is msgspec.UNSET else [row.name for row in manifest.features],
+        ),
         ("output", [row.name for row in manifest.outputs]),
         ("hyper-parameter", [row.name for row in manifest.hyper]),
         ("metric", list(manifest.metrics)),
@@ -346,10 +405,18 @@ def _contradiction(manifest: Manifest) -> str | None:
                 return f"{what} {name} is there twice"
     for array in manifest.batch:
         if array.below is not None and array.dtype not in ("int64", "int32", "uint8"):
-            return f"batch array {array.name} is {array.dtype} and has a range; integers alone have one"
+            return (
+                f"batch array {array.name} is {array.dtype} and has a range; integers alone have "
+                "one"
+            )
     if any(row.name == "seed" for row in manifest.hyper):
         return "a hyper-parameter is named seed, which is the random steps' own input"
-    folders = {path[:end].lower() for path in manifest.files for end, mark in enumerate(path) if mark == "/"}
+    folders = {
+        path[:end].lower()
+        for path in manifest.files
+        for end, mark in enumerate(path)
+        if mark == "/"
+    }
     wanted = [TRAIN, EVAL, INFER, PARAMETERS]
     for path in manifest.files:
         if path.lower() in folders:
@@ -357,7 +424,10 @@ def _contradiction(manifest: Manifest) -> str | None:
         if path.startswith("ort_training/"):
             wanted += [f"ort_training/{name}" for name in ORT_TRAINING]
     if FROZEN in manifest.files and manifest.version < FROZEN_VERSION:
-        return f"{FROZEN} is in a bundle of version {manifest.version}; it needs version {FROZEN_VERSION}"
+        return (
+            f"{FROZEN} is in a bundle of version {manifest.version}; it needs version "
+            f"{FROZEN_VERSION}"
+        )
     if (manifest.many is not None) != (TRAIN_MANY in manifest.files):
         return f"{TRAIN_MANY} and the entry `many` belong together; one of them is missing"
     if manifest.features is not msgspec.UNSET:
@@ -369,14 +439,20 @@ def _contradiction(manifest: Manifest) -> str | None:
         if not manifest.computed_features:
             return "all features are arrays of the batch: none is computed"
     elif any(path in manifest.files for path in OF_FEATURES):
-        return f"{', '.join(OF_FEATURES)} and the entry `features` belong together; the entry is missing"
+        return (
+            f"{', '.join(OF_FEATURES)} and the entry `features` belong together; the entry is "
+            "missing"
+        )
     for path in wanted:
         if path not in manifest.files:
             return f"{path} is missing"
     for switch, references in REFERENCES_READ.items():
         for reference in references:
             if getattr(manifest.step, switch) and reference not in manifest.references:
-                return f"a {switch} step reads the reference {reference}, which is not among {manifest.references}"
+                return (
+                    f"a {switch} step reads the reference {reference}, which is not among "
+                    f"{manifest.references}"
+                )
     return _table_contradiction(manifest)
 
 
@@ -389,19 +465,29 @@ def _table_contradiction(manifest: Manifest) -> str | None:
         end = 0
         for row in table:
             if row.offset != end:
-                return f"{what} {row.name} begins at element {row.offset}; the ones before it end at {end}"
+                return (
+                    f"{what} {row.name} begins at element {row.offset}; the ones before it end at "
+                    f"{end}"
+                )
             end += prod(row.shape)
             if end > MAX_ELEMENTS:
-                return f"up to {what} {row.name} there are {end} elements; the limit is {MAX_ELEMENTS}"
+                return (
+                    f"up to {what} {row.name} there are {end} elements; the limit is {MAX_ELEMENTS}"
+                )
     if unknown := set(manifest.normalisation or ()) - {row.name for row in manifest.parameters}:
         return f"{min(unknown)} is of a normalisation layer, and no parameter has this name"
     if manifest.parameters[0].personal:
         return "every parameter is personal: nothing travels"
     for row, after in pairwise(manifest.parameters):
         if row.personal and not after.personal:
-            return f"parameter {after.name} comes after {row.name}, which is personal; those are the last"
+            return (
+                f"parameter {after.name} comes after {row.name}, which is personal; those are the "
+                "last"
+            )
     rows = [
-        (row.infer_offset, prod(row.shape), row.name) for row in manifest.parameters if row.infer_offset is not None
+        (row.infer_offset, prod(row.shape), row.name)
+        for row in manifest.parameters
+        if row.infer_offset is not None
     ]
     free = 0
     for begin, elements, name in sorted(rows):
@@ -409,5 +495,8 @@ def _table_contradiction(manifest: Manifest) -> str | None:
             return f"the bytes of parameter {name} in {INFER} overlap another's"
         free = begin + 4 * elements
     if free > manifest.files[INFER].size:
-        return f"the parameters' bytes end at {free} in {INFER}, which has {manifest.files[INFER].size}"
+        return (
+            f"the parameters' bytes end at {free} in {INFER}, which has "
+            f"{manifest.files[INFER].size}"
+        )
     return None

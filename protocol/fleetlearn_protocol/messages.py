@@ -1,8 +1,8 @@
 """The control messages: small tagged JSON objects in text frames. PROTOCOL.md is the specification.
 
-Every field is bounded here, so that a message that decodes is a message that can be handled: its strings are
-short, its numbers finite and in range. What only the conversation can judge (is it that device's turn, does that
-task exist) is judged by the engine and the session.
+Every field is bounded here, so that a message that decodes is a message that can be handled: its
+strings are short, its numbers finite and in range. What only the conversation can judge (is it that
+device's turn, does that task exist) is judged by the engine and the session.
 
 Fields that a receiver does not know are ignored, so that a later version may add some.
 """
@@ -32,21 +32,26 @@ MODEL = "model"
 UPDATE = "update"
 """Name of the part that holds the update."""
 CONTROL = "control"
-"""SCAFFOLD's control variates. Name of the vector that holds the server's, and of the part that holds how the device's
-changed."""
+"""SCAFFOLD's control variates. Name of the vector that holds the server's, and of the part that
+holds how the device's changed."""
 BUFFERS = "buffers"
-"""Name of the part that holds the values of the model's buffers after training, where the model has any."""
+"""Name of the part that holds the values of the model's buffers after training, where the model has
+any."""
 PLAIN = "plain"
-"""Name of the algorithm that every device knows: training, without anything beside the model and the update."""
+"""Name of the algorithm that every device knows: training, without anything beside the model and
+the update."""
 MAX_EXAMPLES = 2**31
 MAX_EXACT = 2**53 - 1
-"""Largest integer in any message: a browser's numbers are doubles, and hold no larger one exactly."""
+"""Largest integer in any message: a browser's numbers are doubles, and hold no larger one
+exactly."""
 MAX_SIGNED = 32 * 1024
-"""Most characters of a message that is signed: half of a control message, which has it as a string."""
+"""Most characters of a message that is signed: half of a control message, which has it as a
+string."""
 MAX_KEYS = 8
 """Most public keys that a device trusts."""
 MAX_REFUSALS = 32
-"""Refused messages, by the device's fault and not forgotten yet, after which the coordinator closes a connection."""
+"""Refused messages, by the device's fault and not forgotten yet, after which the coordinator closes
+a connection."""
 SILENT_HEARTBEATS = 3
 """Heartbeats of silence after which the coordinator ends a connection."""
 
@@ -141,13 +146,15 @@ class Part(msgspec.Struct, frozen=True):
     """One vector of an upload."""
 
     name: Identifier
-    """What the vector is. `update`: what training changed in the model. `buffers`: the values of its buffers."""
+    """What the vector is. `update`: what training changed in the model. `buffers`: the values of
+    its buffers."""
     encoding: Identifier
     """How numbers became these bytes, such as `float32` (section 4)."""
     size: VectorSize
     """Bytes of the encoded vector."""
     crc32: Checksum
-    """CRC-32 of zlib, PNG and Ethernet (not CRC-32C, Castagnoli's) of the encoded vector's bytes."""
+    """CRC-32 of zlib, PNG and Ethernet (not CRC-32C, Castagnoli's) of the encoded vector's
+    bytes."""
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -182,7 +189,8 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     memory: Count | None = None
     """Bytes of RAM. null, here and below: not known."""
     tags: Tags = ()
-    """What its owner calls it by, such as a region or a kind of camera. A plan may choose devices by them."""
+    """What its owner calls it by, such as a region or a kind of camera. A plan may choose devices
+    by them."""
     tier: Identifier | None = None
     """The kind of device that it is. A plan may choose devices by it."""
     charging: bool | None = None
@@ -193,26 +201,29 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     """The kinds of exchanges that the device can answer (section 4). It is sent a `question` of no
     other."""
     algorithms: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ()
-    """The algorithms that it knows beside `plain` (section 4). A device is given no task of another."""
+    """The algorithms that it knows beside `plain` (section 4). A device is given no task of
+    another."""
     encodings: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ("float32",)
     """The families of encodings that the device knows (section 4). It is asked for no others."""
     models: Annotated[tuple[Digest, ...], Meta(max_length=MAX_VECTORS)] = ()
-    """SHA-256 of models that it still has. It may be sent a newer one as the difference from one of them."""
+    """SHA-256 of models that it still has. It may be sent a newer one as the difference from one of
+    them."""
     trusts: Annotated[tuple[Bytes32, ...], Meta(max_length=MAX_KEYS)] = ()
-    """The public keys that it trusts (section 4, "Signed tasks"). It is given tasks that one of them signed, and no
-    others. Empty: any task."""
+    """The public keys that it trusts (section 4, "Signed tasks"). It is given tasks that one of
+    them signed, and no others. Empty: any task."""
     challenge: Bytes32 | None = None
     """Random, another one on each connection: what is signed for the device has it."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
-    """A sign of life. ``task`` and ``steps`` say how far training is. Without progress a task is cancelled (section
-    9)."""
+    """A sign of life. ``task`` and ``steps`` say how far training is. Without progress a task is
+    cancelled (section 9)."""
 
     task: Identifier | None = None
     """The task being done, if any."""
     steps: Count = 0
-    """Batches of the task that were evaluated or whose features were computed, plus optimizer steps, so far."""
+    """Batches of the task that were evaluated or whose features were computed, plus optimizer
+    steps, so far."""
 
 
 class Fetch(Message, frozen=True, tag="fetch"):
@@ -250,9 +261,11 @@ class Report(Message, frozen=True, tag="report"):
     evaluation: Evaluation | None = None
     """The measurement, where the task asked for one (`evaluate`)."""
     personal: Evaluation | None = None
-    """The same for the device's personal model, where the algorithm has one beside the round's: before its training."""
+    """The same for the device's personal model, where the algorithm has one beside the round's:
+    before its training."""
     lost_tied: bool = False
-    """The device does not have the tied vectors that the task goes on from (`kept`) any more, and began from zeros."""
+    """The device does not have the tied vectors that the task goes on from (`kept`) any more, and
+    began from zeros."""
 
     @property
     def size(self) -> int:
@@ -308,23 +321,27 @@ class Welcome(Message, frozen=True, tag="welcome"):
     chunk_bytes: Annotated[int, Meta(ge=4, le=CHUNK_BYTES, multiple_of=4)]
     """Largest payload of a chunk that the device may send, in bytes."""
     ineligible: Text = ""
-    """For people: why the device gets no task while it is as its check-in says. Empty: it may get one."""
+    """For people: why the device gets no task while it is as its check-in says. Empty: it may get
+    one."""
 
 
 class Task(Message, frozen=True, tag="task"):
-    """A lease on one slot of the round: train the model and report before ``deadline`` seconds are over."""
+    """A lease on one slot of the round: train the model and report before ``deadline`` seconds are
+    over."""
 
     task: Identifier
-    """Names this lease in every later message about it. No other lease has it, in this run or another."""
+    """Names this lease in every later message about it. No other lease has it, in this run or
+    another."""
     round: RoundNumber
     """The round that the task belongs to."""
     bundle: Digest
     """SHA-256 of the bundle's manifest.json."""
     vectors: Annotated[tuple[VectorReference, ...], Meta(min_length=1, max_length=MAX_VECTORS)]
-    """The vectors that training needs, each under another name; the round's model is always one of them."""
+    """The vectors that training needs, each under another name; the round's model is always one of
+    them."""
     parts: Annotated[dict[Identifier, Identifier], Meta(min_length=1, max_length=MAX_VECTORS)]
-    """The parts that the report must have: the name of each and its encoding. `buffers` is one of them exactly where
-    rows of the bundle that travel are buffers."""
+    """The parts that the report must have: the name of each and its encoding. `buffers` is one of
+    them exactly where rows of the bundle that travel are buffers."""
     hyper: Numbers
     """Values of the bundle's hyper-parameters, such as lr and mu."""
     epochs: Annotated[int, Meta(ge=1, le=10**6)]
@@ -336,16 +353,18 @@ class Task(Message, frozen=True, tag="task"):
     deadline: Seconds
     """Seconds from now until the round ends."""
     time_budget: Seconds | None = None
-    """Seconds that training may take; then the device reports what was done. null: what the deadline allows."""
+    """Seconds that training may take; then the device reports what was done. null: what the
+    deadline allows."""
     evaluate: bool = False
     """Measure the round's model on the device's data before training."""
     algorithm: Identifier = PLAIN
     """What the device does with these vectors and parts (section 4)."""
     kept: Identifier | None = None
-    """The device's own task whose tied vectors this task goes on from (section 4). null: from zeros."""
+    """The device's own task whose tied vectors this task goes on from (section 4). null: from
+    zeros."""
     personal_epochs: Annotated[int, Meta(ge=1, le=10**6)] | None = None
-    """Passes over the device's examples in which its personal model or parameters are trained by themselves, where the
-    algorithm has such passes. null: as many as `epochs`."""
+    """Passes over the device's examples in which its personal model or parameters are trained by
+    themselves, where the algorithm has such passes. null: as many as `epochs`."""
 
     def vector(self, name: str) -> VectorReference:
         """Return the vector of this name. Raises KeyError."""
@@ -378,14 +397,16 @@ class Question(Message, frozen=True, tag="question"):
 
 
 class Trust(Message, frozen=True, tag="trust"):
-    """The public keys that the device is to trust from now on, in place of those before. It comes signed alone."""
+    """The public keys that the device is to trust from now on, in place of those before. It comes
+    signed alone."""
 
     keys: Annotated[tuple[Bytes32, ...], Meta(min_length=1, max_length=MAX_KEYS)]
     """The coordinator's keys."""
 
 
 class Signed(Message, frozen=True, tag="signed"):
-    """A `task`, a `question` or a `trust` for a device that trusts keys, signed (section 4, "Signed tasks")."""
+    """A `task`, a `question` or a `trust` for a device that trusts keys, signed (section 4, "Signed
+    tasks")."""
 
     message: Annotated[str, Meta(max_length=MAX_SIGNED)]
     """The message's own JSON. What is signed is this text, byte for byte."""
@@ -396,7 +417,8 @@ class Signed(Message, frozen=True, tag="signed"):
 
 
 class ComeBack(Message, frozen=True, tag="come-back"):
-    """Nothing for you now: disconnect, and check in again after about ``after`` seconds (pace steering)."""
+    """Nothing for you now: disconnect, and check in again after about ``after`` seconds (pace
+    steering)."""
 
     after: Seconds
     """Seconds until the next check-in, to be spread at random by the device."""
@@ -429,8 +451,8 @@ class Grant(Message, frozen=True, tag="grant"):
 
 
 class Waiting(Message, frozen=True, tag="waiting"):
-    """A transfer waits for its turn. ``sha256``: a fetch; its bytes come later, or go on later. ``task``: an upload
-    that was granted; stop sending, and report again."""
+    """A transfer waits for its turn. ``sha256``: a fetch; its bytes come later, or go on later.
+    ``task``: an upload that was granted; stop sending, and report again."""
 
     task: Identifier | None = None
     """The task whose upload lost its place."""
@@ -457,7 +479,8 @@ class Cancel(Message, frozen=True, tag="cancel"):
 
 
 class Refused(Message, frozen=True, tag="refused"):
-    """What you sent was not accepted, and changed nothing. ``task`` or ``sha256`` names what it was about."""
+    """What you sent was not accepted, and changed nothing. ``task`` or ``sha256`` names what it was
+    about."""
 
     code: Code
     """Why, for programs."""
@@ -471,7 +494,18 @@ class Refused(Message, frozen=True, tag="refused"):
 
 FromDevice = CheckIn | Heartbeat | Fetch | Report | Uploaded | Reply | Failed
 FromCoordinator = (
-    Welcome | Task | Question | Trust | Signed | ComeBack | Content | Grant | Waiting | Accepted | Cancel | Refused
+    Welcome
+    | Task
+    | Question
+    | Trust
+    | Signed
+    | ComeBack
+    | Content
+    | Grant
+    | Waiting
+    | Accepted
+    | Cancel
+    | Refused
 )
 
 Decoded = TypeVar("Decoded")
@@ -494,14 +528,17 @@ _coordinator_tags = frozenset(kind.__struct_config__.tag for kind in get_args(Fr
 def encode(message: FromDevice | FromCoordinator) -> str:
     """Return the message as the text of one frame.
 
-    What the other side would refuse is not sent: raises ProtocolError (bad-message, too-large), naming the field. The
-    types alone do not ensure that: nothing holds a message to its bounds when it is made, and NaN would travel as null.
-    The check takes 1 microsecond for a heartbeat and 5 for a task.
+    What the other side would refuse is not sent: raises ProtocolError (bad-message, too-large),
+    naming the field. The types alone do not ensure that: nothing holds a message to its bounds when
+    it is made, and NaN would travel as null. The check takes 1 microsecond for a heartbeat and 5
+    for a task.
     """
     try:
         content = _encoder.encode(message)
     except (UnicodeError, TypeError) as error:
-        raise ProtocolError(Code.BAD_MESSAGE, f"{type(message).__name__} cannot be sent: {error}") from None
+        raise ProtocolError(
+            Code.BAD_MESSAGE, f"{type(message).__name__} cannot be sent: {error}"
+        ) from None
     if isinstance(message, FromDevice):
         decode_from_device(content)
     else:
@@ -519,13 +556,16 @@ def decode_from_coordinator(text: str | bytes) -> FromCoordinator:
     return _decode(text, _from_coordinator, _coordinator_tags)
 
 
-def _decode(text: str | bytes, decoder: msgspec.json.Decoder[Decoded], tags: frozenset[object]) -> Decoded:
+def _decode(
+    text: str | bytes, decoder: msgspec.json.Decoder[Decoded], tags: frozenset[object]
+) -> Decoded:
     try:
         content = text.encode() if isinstance(text, str) else text
         if len(content) > MAX_CONTROL_BYTES:
             raise ProtocolError(
                 Code.TOO_LARGE,
-                f"a control message of {len(content)} bytes was sent; the limit is {MAX_CONTROL_BYTES}",
+                f"a control message of {len(content)} bytes was sent; the limit is "
+                f"{MAX_CONTROL_BYTES}",
             )
         content.decode()  # msgspec does not look into the strings that it skips
         try:
@@ -535,10 +575,15 @@ def _decode(text: str | bytes, decoder: msgspec.json.Decoder[Decoded], tags: fro
             if tag not in tags:
                 raise ProtocolError(
                     Code.UNKNOWN_TYPE,
-                    f"a message of type {tag[:64]!r} was sent; here go {', '.join(sorted(map(str, tags)))}",
+                    f"a message of type {tag[:64]!r} was sent; here go "
+                    f"{', '.join(sorted(map(str, tags)))}",
                 ) from None
-            raise ProtocolError(Code.BAD_MESSAGE, f"{tag} does not fit the protocol: {error}") from None
+            raise ProtocolError(
+                Code.BAD_MESSAGE, f"{tag} does not fit the protocol: {error}"
+            ) from None
     except msgspec.ValidationError as error:
-        raise ProtocolError(Code.BAD_MESSAGE, f"the message is not an object with a type: {error}") from None
+        raise ProtocolError(
+            Code.BAD_MESSAGE, f"the message is not an object with a type: {error}"
+        ) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ProtocolError(Code.BAD_MESSAGE, f"the message is not JSON: {error}") from None

@@ -29,13 +29,15 @@ TABLE = (
 
 
 class NpzError(ValueError):
-    """A file whose arrays cannot be read. The text names the file, what it is, and what was expected."""
+    """A file whose arrays cannot be read. The text names the file, what it is, and what was
+    expected."""
 
 
 def read_npz(
     path: str | os.PathLike[str], choose: Callable[[list[str]], Iterable[str]] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an .npz file by name. ``choose``: takes all names, returns those to read. Default: all.
+    """Return the arrays of an .npz file by name. ``choose``: takes all names, returns those to
+    read. Default: all.
 
     Raises NpzError: no such file, not an .npz, arrays of Python objects in it, a damaged file.
     """
@@ -46,17 +48,26 @@ def read_npz(
             begin = file.read(64)
             if begin[:4] not in ZIP:
                 convert = f". {TABLE}" if _is_text(begin) else ""
-                raise NpzError(f"{path} {_described(begin)}; expected an .npz file of plain arrays: {SAVEZ}{convert}")
+                raise NpzError(
+                    f"{path} {_described(begin)}; expected an .npz file of plain arrays: "
+                    f"{SAVEZ}{convert}"
+                )
             file.seek(0)
             archive = np.load(file, allow_pickle=False)
             names = list(archive.files)
-            return {name: _read(archive, name) for name in (names if choose is None else choose(names))}
+            return {
+                name: _read(archive, name) for name in (names if choose is None else choose(names))
+            }
     except FileNotFoundError:
         raise NpzError(f"{path} does not exist; expected an .npz file") from None
     except NpzError as error:
-        raise NpzError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
+        raise NpzError(
+            str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
+        ) from None
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise NpzError(f"{path} is not an .npz file of plain arrays, or is damaged: {in_words(error)}") from None
+        raise NpzError(
+            f"{path} is not an .npz file of plain arrays, or is damaged: {in_words(error)}"
+        ) from None
 
 
 def _read(archive: Any, name: str) -> NDArray[Any]:
@@ -72,8 +83,8 @@ def _read(archive: Any, name: str) -> NDArray[Any]:
         ) from None
     if not isinstance(array, np.ndarray):  # numpy gives other files of a zip as bytes
         raise NpzError(
-            f"it is a zip with other files than arrays in it, such as {name}: a file of PyTorch or of a spreadsheet, "
-            f"for example; expected an .npz file: {SAVEZ}"
+            f"it is a zip with other files than arrays in it, such as {name}: a file of PyTorch or "
+            f"of a spreadsheet, for example; expected an .npz file: {SAVEZ}"
         )
     return array
 

@@ -1,5 +1,5 @@
-"""JSON on the disks of coordinators and devices, where bytes may be damaged; and stored reports, those of earlier
-versions included."""
+"""JSON on the disks of coordinators and devices, where bytes may be damaged; and stored reports,
+those of earlier versions included."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ Stored = TypeVar("Stored")
 
 
 def read_json(content: Buffer, kind: type[Stored]) -> Stored:
-    """Return the value of this type that a file holds. Raises msgspec.DecodeError, whatever the bytes are.
+    """Return the value of this type that a file holds. Raises msgspec.DecodeError, whatever the
+    bytes are.
 
-    msgspec alone raises UnicodeDecodeError where a string is no UTF-8, and RecursionError where values are nested
-    deeply.
+    msgspec alone raises UnicodeDecodeError where a string is no UTF-8, and RecursionError where
+    values are nested deeply.
     """
     try:
         return msgspec.json.decode(content, type=kind)
@@ -28,7 +29,8 @@ def read_json(content: Buffer, kind: type[Stored]) -> Stored:
 def read_report(content: bytes) -> Report:
     """Read a report that ``msgspec.json.encode`` wrote. Raises msgspec.DecodeError.
 
-    Until reports had parts, each described one update by its fields ``size``, ``crc32`` and ``encoding``.
+    Until reports had parts, each described one update by its fields ``size``, ``crc32`` and
+    ``encoding``.
     """
     fields = read_json(content, dict[str, Any])
     if "parts" not in fields:

@@ -1,7 +1,8 @@
-"""What the commands that are made with Typer have in common. The device's is not: it has neither Typer nor rich.
+"""What the commands that are made with Typer have in common. The device's is not: it has neither
+Typer nor rich.
 
-What commands print is plain text: names and texts may hold brackets, such as [tls], which rich would take for its
-markup and leave out.
+What commands print is plain text: names and texts may hold brackets, such as [tls], which rich
+would take for its markup and leave out.
 """
 
 from __future__ import annotations
@@ -23,12 +24,17 @@ from fleetlearn_protocol.errors import FleetError, in_words
 
 
 class WholeSentences(TyperGroup):
-    """A group of commands whose help shows the first sentence of each, where Typer would cut it after 45 letters."""
+    """A group of commands whose help shows the first sentence of each, where Typer would cut it
+    after 45 letters."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands and what each does."""
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        rows = [(name, _first_sentence(command.help or "")) for name, command in commands.items() if command]
+        rows = [
+            (name, _first_sentence(command.help or ""))
+            for name, command in commands.items()
+            if command
+        ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -54,7 +60,9 @@ def command_app(command: str, about: str) -> typer.Typer:
         rich_markup_mode=None,
         cls=WholeSentences,
     )
-    option = typer.Option(False, "--version", help="Show the version and end.", is_eager=True, callback=show_version)
+    option = typer.Option(
+        False, "--version", help="Show the version and end.", is_eager=True, callback=show_version
+    )
 
     @app.callback()
     def options(version: bool = option) -> None:
@@ -64,7 +72,8 @@ def command_app(command: str, about: str) -> typer.Typer:
 
 
 def commands_under(name: str, about: str) -> typer.Typer:
-    """Return a Typer application without commands yet, for ``add_typer``: its commands come after the word ``name``."""
+    """Return a Typer application without commands yet, for ``add_typer``: its commands come after
+    the word ``name``."""
     return typer.Typer(name=name, help=about, no_args_is_help=True, cls=WholeSentences)
 
 
@@ -74,8 +83,8 @@ def say(text: str) -> None:
 
 
 def plain_table(*columns: str, wraps: str = "", title: str | None = None) -> Table:
-    """Return a table without rows yet, for ``show_table``. Each column stays on one line but ``wraps``, which a narrow
-    terminal gives several."""
+    """Return a table without rows yet, for ``show_table``. Each column stays on one line but
+    ``wraps``, which a narrow terminal gives several."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
     for name in columns:
         table.add_column(name, no_wrap=name != wraps)
@@ -85,15 +94,19 @@ def plain_table(*columns: str, wraps: str = "", title: str | None = None) -> Tab
 def show_table(table: Table, *, stderr: bool = False) -> None:
     """Print a table with every cell whole. In a narrow terminal headings take several lines.
 
-    By itself rich cuts cells that do not fit in the terminal, or in 80 columns where the output is no terminal."""
+    By itself rich cuts cells that do not fit in the terminal, or in 80 columns where the output is
+    no terminal."""
     console = Console(stderr=stderr, markup=False, highlight=False)
     wide = Console(width=100_000, markup=False)
     narrow = console.is_terminal and wide.measure(table).maximum > console.width
     for column in table.columns:
         if narrow:
             column.header = str(column.header).replace(" ", "\n")
-        if column.no_wrap:  # by itself rich takes the longest word of such a column for its least width
-            column.min_width = max(wide.measure(cell).maximum for cell in (column.header, *column.cells))
+        # by itself rich takes the longest word of such a column for its least width
+        if column.no_wrap:
+            column.min_width = max(
+                wide.measure(cell).maximum for cell in (column.header, *column.cells)
+            )
     needed = wide.measure(table)
     if not narrow or needed.minimum > console.width:
         console.width = needed.maximum
@@ -109,7 +122,8 @@ def fail(label: str, text: str) -> NoReturn:
 
 @contextmanager
 def expected_errors() -> Iterator[None]:
-    """Tell the errors that a user can correct (FleetError, OSError) as one line, and end with status 1."""
+    """Tell the errors that a user can correct (FleetError, OSError) as one line, and end with
+    status 1."""
     try:
         yield
     except (FleetError, OSError) as error:

@@ -1,4 +1,5 @@
-"""Exceptions of code that is not ours, such as a user's data loader, for people who did not see them happen."""
+"""Exceptions of code that is not ours, such as a user's data loader, for people who did not see
+them happen."""
 
 from __future__ import annotations
 
@@ -11,14 +12,17 @@ from fleetlearn_protocol.errors import MAX_TEXT
 
 _PYTHON = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
 _INSTALLED = {"site-packages", "dist-packages"}
-_OURS = {f"fleetlearn_{room}" for room in ("protocol", "device", "coordinator", "simulator", "export")}
+_OURS = {
+    f"fleetlearn_{room}" for room in ("protocol", "device", "coordinator", "simulator", "export")
+}
 _BEGIN, _END = 300, 600
-"""Characters that are kept of a long text. The end counts more: there is the innermost error of a traceback that was
-sent from another process, as by a DataLoader with workers."""
+"""Characters that are kept of a long text. The end counts more: there is the innermost error of a
+traceback that was sent from another process, as by a DataLoader with workers."""
 
 
 def is_expected(error: BaseException) -> bool:
-    """Return whether an exception is one that our code raises on purpose, with a text that is enough by itself."""
+    """Return whether an exception is one that our code raises on purpose, with a text that is
+    enough by itself."""
     if _package(type(error).__module__) in _OURS:
         return True
     return isinstance(error, ValueError | MemoryError) and _innermost(error) is None
@@ -27,8 +31,9 @@ def is_expected(error: BaseException) -> bool:
 def in_one_line(error: BaseException) -> str:
     """Return what an exception says, in one line of at most 1000 characters.
 
-    For exceptions of code that is not ours also the type and the place: ``KeyError: 3 (in load, mydata.py line 12)``.
-    The place is the innermost one in the user's code, or else in an installed package.
+    For exceptions of code that is not ours also the type and the place:
+    ``KeyError: 3 (in load, mydata.py line 12)``. The place is the innermost one in the user's code,
+    or else in an installed package.
     """
     text = " ".join(str(error).split())
     kind = type(error).__name__
@@ -49,8 +54,11 @@ def traceback_lines(error: BaseException) -> list[str]:
 
 
 def _innermost(error: BaseException) -> tuple[FrameType, int] | None:
-    """Return the innermost frame, with its line, of the user's code, or else of installed packages."""
-    frames = [row for row in traceback.walk_tb(error.__traceback__) if not _is_python_or_ours(row[0])]
+    """Return the innermost frame, with its line, of the user's code, or else of installed
+    packages."""
+    frames = [
+        row for row in traceback.walk_tb(error.__traceback__) if not _is_python_or_ours(row[0])
+    ]
     users = [row for row in frames if not _is_installed(row[0])]
     return users[-1] if users else frames[-1] if frames else None
 

@@ -1,4 +1,5 @@
-"""The coordinator's side of a transcript: says what the transcript says, and checks what the device says."""
+"""The coordinator's side of a transcript: says what the transcript says, and checks what the device
+says."""
 
 from __future__ import annotations
 
@@ -27,10 +28,19 @@ def task_fields(bundle: Bundle, model: bytes) -> dict[str, Any]:
         "round": 1,
         "bundle": bundle.sha256,
         "vectors": [
-            {"name": "model", "sha256": hashlib.sha256(model).hexdigest(), "size": len(model), "encoding": "float32"}
+            {
+                "name": "model",
+                "sha256": hashlib.sha256(model).hexdigest(),
+                "size": len(model),
+                "encoding": "float32",
+            }
         ],
-        "parts": dict.fromkeys(["update", "buffers"] if bundle.manifest.buffers else ["update"], "float32"),
-        "hyper": {row.name: 0.01 if row.default is None else row.default for row in bundle.manifest.hyper},
+        "parts": dict.fromkeys(
+            ["update", "buffers"] if bundle.manifest.buffers else ["update"], "float32"
+        ),
+        "hyper": {
+            row.name: 0.01 if row.default is None else row.default for row in bundle.manifest.hyper
+        },
         "epochs": 2,
         "batch_size": 8,
         "seed": 5,
@@ -39,7 +49,8 @@ def task_fields(bundle: Bundle, model: bytes) -> dict[str, Any]:
 
 
 def question_fields(bundle: Bundle, model: bytes) -> dict[str, Any]:
-    """Return the fields of a ``question`` that a transcript may leave out: those of an evaluation."""
+    """Return the fields of a ``question`` that a transcript may leave out: those of an
+    evaluation."""
     task = task_fields(bundle, model)
     return {"kind": "evaluation", **{key: task[key] for key in ("bundle", "vectors", "deadline")}}
 
@@ -50,11 +61,14 @@ def upload_size(report: dict[str, Any]) -> int:
 
 
 def check_upload(report: dict[str, Any], upload: bytes) -> list[str]:
-    """Return a line for each part of the upload whose checksum is not the one that the report announced."""
+    """Return a line for each part of the upload whose checksum is not the one that the report
+    announced."""
     lines, start = [], 0
     for part in report["parts"]:
         content = upload[start : start + part["size"]]
-        lines += compare(part["crc32"], zlib.crc32(content), {}, f"the CRC-32 of the part {part['name']}")
+        lines += compare(
+            part["crc32"], zlib.crc32(content), {}, f"the CRC-32 of the part {part['name']}"
+        )
         start += part["size"]
     return lines
 
@@ -68,14 +82,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 WEB_PAGE = 3000
-"""What a web page adds to a closing code that browsers do not let it use (PROTOCOL.md, section 8)."""
+"""What a web page adds to a closing code that browsers do not let it use (PROTOCOL.md, section
+8)."""
 
 
 class Coordinator:
     """The side that the transcript's ``coordinator`` steps speak for.
 
-    ``patience`` is how long the device may take for a step, in seconds. ``signer``: signs what the device is to do, if
-    the device was given its key to trust.
+    ``patience`` is how long the device may take for a step, in seconds. ``signer``: signs what the
+    device is to do, if the device was given its key to trust.
     """
 
     def __init__(self, bundle: Bundle, patience: float, signer: Signer | None = None) -> None:
@@ -84,7 +99,8 @@ class Coordinator:
         self.contents = {hashlib.sha256(content).hexdigest(): content for content in contents}
         self.patience = patience
         self.path = "/"
-        """The path of the address that the device's process was given: another one for each process."""
+        """The path of the address that the device's process was given: another one for each
+        process."""
         self._new: asyncio.Queue[ServerConnection] = asyncio.Queue()
         self._left: dict[ServerConnection, asyncio.Event] = {}
         self.begin()
@@ -102,7 +118,8 @@ class Coordinator:
         self._transfers = count(100)  # the transcripts' own numbers are smaller
 
     async def connected(self, connection: ServerConnection) -> None:
-        """Keep a connection that the device made, until a step asks for it and a later one ends it."""
+        """Keep a connection that the device made, until a step asks for it and a later one ends
+        it."""
         if connection.request is None or connection.request.path != self.path:
             return  # a process that was killed since had made it
         self._left[connection] = asyncio.Event()
@@ -123,7 +140,8 @@ class Coordinator:
         self.connection = None
 
     async def expect_no_connection(self, seconds: float, running: Callable[[], bool]) -> None:
-        """Raise Mismatch if the device connects within this many seconds. Returns at once if its process ends."""
+        """Raise Mismatch if the device connects within this many seconds. Returns at once if its
+        process ends."""
         for _ in range(round(seconds / 0.05)):
             if not self._new.empty():
                 raise Mismatch("the device connected again")
@@ -145,7 +163,13 @@ class Coordinator:
     async def _do(self, step: dict[str, Any], running: Callable[[], bool]) -> None:
         match step:
             case {"checks in": fields}:
-                check_in = {"type": "check-in", "protocol": 1, "device": "$device", "held": None, **fields}
+                check_in = {
+                    "type": "check-in",
+                    "protocol": 1,
+                    "device": "$device",
+                    "held": None,
+                    **fields,
+                }
                 await self._connects(running)
                 await self._expect(check_in)
                 await self._say({"type": "welcome", **step.get("welcome", {})})
@@ -160,7 +184,9 @@ class Coordinator:
             case {"coordinator": message}:
                 await self._say(message, step.get("model", 0), step.get("signed"))
             case {"coordinator sends": frame}:
-                await self._open().send(frame if isinstance(frame, str) else bytes.fromhex(frame["hex"]))
+                await self._open().send(
+                    frame if isinstance(frame, str) else bytes.fromhex(frame["hex"])
+                )
             case {"fetches are answered": answers}:
                 self.answers_fetches = answers
             case {"content": how}:
@@ -190,7 +216,9 @@ class Coordinator:
         if self.connection.subprotocol is None:
             raise Mismatch("the device connected without the subprotocol")
 
-    async def _say(self, message: dict[str, Any], model: int = 0, signed: str | None = None) -> None:
+    async def _say(
+        self, message: dict[str, Any], model: int = 0, signed: str | None = None
+    ) -> None:
         kind = message["type"]
         fields = self._task(kind, model) if kind in ("task", "question") else DEFAULTS.get(kind, {})
         filled = fill({**fields, **message}, self.bound)
@@ -198,13 +226,17 @@ class Coordinator:
         decode_from_coordinator(text)  # what a transcript says must be in the protocol, too
         if filled["type"] == "grant":
             self._granted.setdefault(filled["transfer"], filled["offset"])
-        if self.signer is not None and kind in ("task", "question", "trust") and signed != "not at all":
+        if (
+            self.signer is not None
+            and kind in ("task", "question", "trust")
+            and signed != "not at all"
+        ):
             text = self.signer.sign(text, self.check_in, signed)
         await self._open().send(text)
 
     def _task(self, kind: str, number: int) -> dict[str, Any]:
-        """Return the fields of a task or a ``question``, with the bundle's model or, where ``number`` is not 0,
-        with another one."""
+        """Return the fields of a task or a ``question``, with the bundle's model or, where
+        ``number`` is not 0, with another one."""
         values = self.bundle.parameters()[: self.bundle.manifest.size].copy()
         values[0] += number
         model = values.tobytes()
@@ -218,11 +250,15 @@ class Coordinator:
         frame = await self._open().recv()
         if isinstance(frame, bytes):
             return unpack_chunk(frame)
-        came: dict[str, Any] = json.loads(encode(decode_from_device(frame)))  # with its defaults filled in
+        # with its defaults filled in
+        came: dict[str, Any] = json.loads(encode(decode_from_device(frame)))
         return came
 
-    async def _expect(self, expected: Any, first: Sequence[str] = (), name: str | None = None) -> None:
-        """Wait for a message. Heartbeats, fetches that are answered, and the kinds in ``first`` may come before it."""
+    async def _expect(
+        self, expected: Any, first: Sequence[str] = (), name: str | None = None
+    ) -> None:
+        """Wait for a message. Heartbeats, fetches that are answered, and the kinds in ``first`` may
+        come before it."""
         expected = self.bound[expected] if isinstance(expected, str) else expected
         while True:
             came = await self._hear()
@@ -234,7 +270,11 @@ class Coordinator:
             if isinstance(came, dict) and not lines:
                 break
             if kind not in first and not await self._passes(came, expected):
-                raise Mismatch("\n    ".join([f"expected: {shown(expected)}", f"came:     {said(came)}", *lines]))
+                raise Mismatch(
+                    "\n    ".join(
+                        [f"expected: {shown(expected)}", f"came:     {said(came)}", *lines]
+                    )
+                )
         if kind == "check-in":
             self.check_in = came
         if kind == "report":
@@ -245,7 +285,8 @@ class Coordinator:
             self.bound[name] = came
 
     async def _passes(self, came: dict[str, Any] | Chunk, expected: dict[str, Any]) -> bool:
-        """Return whether the device may say this before what is expected; answer it, if it is a fetch."""
+        """Return whether the device may say this before what is expected; answer it, if it is a
+        fetch."""
         if isinstance(came, dict) and came["type"] == "fetch" and self.answers_fetches:
             if came["sha256"] == fill(expected.get("sha256"), self.bound):
                 return False
@@ -257,21 +298,35 @@ class Coordinator:
     async def _content(
         self, size: int | None = None, chunk: int = CHUNK_BYTES, skip: int = 0, wrong: bool = False
     ) -> None:
-        """Answer the last fetch: with ``size`` bytes only, without the first ``skip`` bytes, or with a wrong byte."""
+        """Answer the last fetch: with ``size`` bytes only, without the first ``skip`` bytes, or
+        with a wrong byte."""
         sha256, start = self.fetch["sha256"], self.fetch["offset"]
         if sha256 not in self.contents:
-            raise Mismatch(f"the device asks for {sha256}, which is neither of the bundle nor the task's model")
+            raise Mismatch(
+                f"the device asks for {sha256}, which is neither of the bundle nor the task's model"
+            )
         content, transfer = self.contents[sha256], 1 + list(self.contents).index(sha256)
         if wrong:
             content = bytes([content[0] ^ 1]) + content[1:]
-        head = {"type": "content", "transfer": transfer, "sha256": sha256, "size": len(content), "offset": start}
+        head = {
+            "type": "content",
+            "transfer": transfer,
+            "sha256": sha256,
+            "size": len(content),
+            "offset": start,
+        }
         await self._say(head)
         end = len(content) if size is None else min(len(content), start + size)
         for place in range(start + skip, end, chunk):
-            await self._open().send(pack_chunk(transfer, place, content[place : min(place + chunk, end)]))
+            await self._open().send(
+                pack_chunk(transfer, place, content[place : min(place + chunk, end)])
+            )
 
-    async def _chunks(self, transfer: int, size: int | None = None, name: str | None = None) -> None:
-        """Take chunks of a granted upload, in order: all that are left, or ``size`` bytes or a little more."""
+    async def _chunks(
+        self, transfer: int, size: int | None = None, name: str | None = None
+    ) -> None:
+        """Take chunks of a granted upload, in order: all that are left, or ``size`` bytes or a
+        little more."""
         del self.upload[self._granted[transfer] :]
         end = whole = upload_size(self.report)
         if size is not None:
@@ -284,7 +339,9 @@ class Coordinator:
                     raise Mismatch("\n    ".join(lines))
                 self.upload += came.payload
             elif not await self._passes(came, {}):
-                raise Mismatch(f"expected: a chunk from byte {len(self.upload)} on\n    came:     {said(came)}")
+                raise Mismatch(
+                    f"expected: a chunk from byte {len(self.upload)} on\n    came:     {said(came)}"
+                )
         if size is None:
             lines = check_upload(self.report, bytes(self.upload))
             if name is not None:
@@ -305,4 +362,8 @@ class Coordinator:
 
 def said(came: dict[str, Any] | Chunk) -> str:
     """Return what came, for people."""
-    return f"a chunk of {len(came.payload)} bytes at {came.offset}" if isinstance(came, Chunk) else shown(came)
+    return (
+        f"a chunk of {len(came.payload)} bytes at {came.offset}"
+        if isinstance(came, Chunk)
+        else shown(came)
+    )

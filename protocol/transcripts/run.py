@@ -1,7 +1,9 @@
-"""Play transcripts to a device: ``python protocol/transcripts/run.py --bundle BUNDLE -- COMMAND {url} {state}``.
+"""Play transcripts to a device: ``python protocol/transcripts/run.py --bundle
+BUNDLE -- COMMAND {url} {state}``.
 
-The device is a process that this program starts. The program plays the coordinator's side over a real WebSocket, and
-compares what the device says with the transcript. README.md describes the steps.
+The device is a process that this program starts. The program plays the coordinator's side over a
+real WebSocket, and compares what the device says with the transcript. README.md describes the
+steps.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ SIGNED = FOLDER / "signed.json"
 
 
 class Device:
-    """The device's process and its state, which several transcripts may share. ``command`` has {url} and {state}."""
+    """The device's process and its state, which several transcripts may share. ``command`` has
+    {url} and {state}."""
 
     def __init__(self, command: list[str], port: int, folder: Path, log: Path) -> None:
         self.command, self.port, self.folder, self.log = command, port, folder, log
@@ -41,10 +44,15 @@ class Device:
     def start(self) -> str:
         """Start the process. Returns the path of the address that it is given."""
         self.starts += 1
-        url, state = f"ws://127.0.0.1:{self.port}/{self.starts}", str(self.folder / f"state-{self.states}")
+        url, state = (
+            f"ws://127.0.0.1:{self.port}/{self.starts}",
+            str(self.folder / f"state-{self.states}"),
+        )
         command = [part.replace("{url}", url).replace("{state}", state) for part in self.command]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         return f"/{self.starts}"
 
     def kill(self) -> None:
@@ -96,8 +104,12 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
         from signatures import Signer  # needs cryptography
 
         signer = Signer()
-    command = [part if signer is None else part.replace("{key}", signer.key) for part in options.command]
-    files = options.file or [path for path in sorted(FOLDER.glob("*.json")) if signer is not None or path != SIGNED]
+    command = [
+        part if signer is None else part.replace("{key}", signer.key) for part in options.command
+    ]
+    files = options.file or [
+        path for path in sorted(FOLDER.glob("*.json")) if signer is not None or path != SIGNED
+    ]
     coordinator = Coordinator(open_bundle(options.bundle), options.patience, signer)
 
     async def connected(connection: ServerConnection) -> None:
@@ -117,7 +129,11 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
                         played += 1
                         difference = await play(transcript, coordinator, device)
                         failed += difference is not None
-                        print(f"{'ok' if difference is None else 'DIFFERENT':<10} {transcript['name']}", flush=True)
+                        print(
+                            f"{'ok' if difference is None else 'DIFFERENT':<10} "
+                            f"{transcript['name']}",
+                            flush=True,
+                        )
                         if difference is not None:
                             print(f"    {difference}", flush=True)
         finally:
@@ -128,15 +144,33 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", required=True, type=Path, help="the training bundle that the tasks name")
-    parser.add_argument("--only", default="", metavar="WORDS", help="the transcripts with these words in their names")
-    parser.add_argument(
-        "--file", action="append", type=Path, help="a file of transcripts; default: all beside this one"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--patience", default=30.0, type=float, help="seconds to wait for the device; default: 30")
-    parser.add_argument("--log", type=Path, help="file for what the device prints; default: it is not kept")
-    parser.add_argument("command", nargs="+", help="starts the device; {url}, {state} and {key} are filled in")
+    parser.add_argument(
+        "--bundle", required=True, type=Path, help="the training bundle that the tasks name"
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="WORDS",
+        help="the transcripts with these words in their names",
+    )
+    parser.add_argument(
+        "--file",
+        action="append",
+        type=Path,
+        help="a file of transcripts; default: all beside this one",
+    )
+    parser.add_argument(
+        "--patience", default=30.0, type=float, help="seconds to wait for the device; default: 30"
+    )
+    parser.add_argument(
+        "--log", type=Path, help="file for what the device prints; default: it is not kept"
+    )
+    parser.add_argument(
+        "command", nargs="+", help="starts the device; {url}, {state} and {key} are filled in"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         return asyncio.run(run(options, Path(folder)))

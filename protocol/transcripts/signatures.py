@@ -1,4 +1,5 @@
-"""The coordinator's signatures in transcripts, for a device that was given the key ``{key}`` to trust."""
+"""The coordinator's signatures in transcripts, for a device that was given the key ``{key}`` to
+trust."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from values import Mismatch
 
 
 class Signer:
-    """Two pairs of keys: one that the device is given (``$key``), and one that it is not (``$other key``)."""
+    """Two pairs of keys: one that the device is given (``$key``), and one that it is not
+    (``$other key``)."""
 
     def __init__(self) -> None:
         secrets = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
@@ -25,11 +27,15 @@ class Signer:
     def sign(self, text: str, check_in: dict[str, Any], how: str | None) -> str:
         """Return the frame with the message ``text`` for the device that checked in so.
 
-        ``how``: what is wrong with the signature; None: nothing, and it is by the key that the device trusts.
+        ``how``: what is wrong with the signature; None: nothing, and it is by the key that the
+        device trusts.
         """
         trusted = [key for key in self._secrets if key in check_in["trusts"]]
         if not trusted:
-            raise Mismatch(f"the device trusts {check_in['trusts']}; expected the key that its command has for {{key}}")
+            raise Mismatch(
+                f"the device trusts {check_in['trusts']}; expected the key that its command has "
+                "for {key}"
+            )
         key = by = trusted[0]
         challenge, device, changed = check_in["challenge"] or "", check_in["device"], ""
         match how:
@@ -46,9 +52,14 @@ class Signer:
             case "and changed":
                 changed = " "
             case _:
-                raise Mismatch(f"the transcript has a message that is signed {how}, which this program does not know")
+                raise Mismatch(
+                    f"the transcript has a message that is signed {how}, which this program does "
+                    "not know"
+                )
         signature = self._secrets[by].sign(signed_bytes(challenge, device, text)).hex()
-        return json.dumps({"type": "signed", "message": text + changed, "key": key, "signature": signature})
+        return json.dumps(
+            {"type": "signed", "message": text + changed, "key": key, "signature": signature}
+        )
 
     def _not(self, trusted: list[str]) -> str:
         return next(key for key in self._secrets if key not in trusted)

@@ -1,4 +1,5 @@
-"""Values of a transcript: placeholders, which are bound at their first use, and what may stand for a range."""
+"""Values of a transcript: placeholders, which are bound at their first use, and what may stand for
+a range."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ def fill(value: Any, bound: dict[str, Any]) -> Any:
 
 
 def compare(expected: Any, came: Any, bound: dict[str, Any], place: str = "") -> list[str]:
-    """Return a line for each difference, and bind the placeholders that are new. Fields of ``came`` that are not named
-    in ``expected`` may be anything."""
+    """Return a line for each difference, and bind the placeholders that are new. Fields of ``came``
+    that are not named in ``expected`` may be anything."""
     if isinstance(expected, str) and expected.startswith("$"):
         expected = bound.setdefault(expected, came)
     if isinstance(expected, list):
@@ -36,15 +37,28 @@ def compare(expected: Any, came: Any, bound: dict[str, Any], place: str = "") ->
         return (
             []
             if fits
-            else [f"{place} is {shown(came)}; expected {' and '.join(f'{k} {v}' for k, v in expected.items())}"]
+            else [
+                (
+                    f"{place} is {shown(came)}; expected "
+                    f"{' and '.join(f'{k} {v}' for k, v in expected.items())}"
+                )
+            ]
         )
     if isinstance(expected, dict) and isinstance(came, dict):
         lines = []
         for key, value in expected.items():
             where = f"{place}.{key}".lstrip(".")
-            lines += compare(value, came[key], bound, where) if key in came else [f"{where} is not there"]
+            lines += (
+                compare(value, came[key], bound, where)
+                if key in came
+                else [f"{where} is not there"]
+            )
         return lines
-    return [] if expected == came else [f"{place or 'it'} is {shown(came)}; expected {shown(expected)}"]
+    return (
+        []
+        if expected == came
+        else [f"{place or 'it'} is {shown(came)}; expected {shown(expected)}"]
+    )
 
 
 def shown(value: Any) -> str:

@@ -29,7 +29,20 @@ FITS = {
     BYTES64: ["0123456789abcdef" * 8],
 }
 DOES_NOT_FIT = {
-    IDENTIFIER: ["", "-a", ".", "..", "a" * 65, "a b", "a/b", "a\n", "a\x00", "é", "a\u0661", "\u212a"],
+    IDENTIFIER: [
+        "",
+        "-a",
+        ".",
+        "..",
+        "a" * 65,
+        "a b",
+        "a/b",
+        "a\n",
+        "a\x00",
+        "é",
+        "a\u0661",
+        "\u212a",
+    ],
     DIGEST: ["", "0" * 63, "0" * 65, "A" * 64, "g" * 64, "0" * 64 + "\n", "\uff10" * 64],
     NAME: ["", "1a", "a b", "a" * 129, "a\n", "é"],
     BYTES32: ["", "0" * 62, "0" * 63, "0" * 66, "A" * 64, "0" * 64 + "\n"],
@@ -78,7 +91,10 @@ def allowed(kind: types.Type) -> list[Any]:
             nested = {"a": [1, {"b": None}], "type": "x", "c": 1.5, "d": True}
             return [{}, nested, {f"n{i}": i for i in range(most)}]
         case types.DictType(key_type=key, value_type=value, max_length=int(most)):
-            return [dict(zip(allowed(key), allowed(value), strict=True)), {f"n{i}": f"e{i}" for i in range(most)}]
+            return [
+                dict(zip(allowed(key), allowed(value), strict=True)),
+                {f"n{i}": f"e{i}" for i in range(most)},
+            ]
         case types.VarTupleType(item_type=item, min_length=least, max_length=int(most)):
             return [[], allowed(item), [allowed(item)[0]] * most][bool(least) :]
         case types.StructType(fields=fields):
@@ -95,33 +111,75 @@ def forbidden(kind: types.Type) -> list[Any]:
         case types.BoolType():
             return [0, 1, "true", None]
         case types.IntType(ge=int(low), le=int(high), multiple_of=step):
-            return [low - 1, high + 1, low + 0.5, 2**70, str(low), True, None, [low], *([low + 1] if step else [])]
+            return [
+                low - 1,
+                high + 1,
+                low + 0.5,
+                2**70,
+                str(low),
+                True,
+                None,
+                [low],
+                *([low + 1] if step else []),
+            ]
         case types.FloatType(ge=low, le=high) if low is not None:
             assert high is not None
-            return [math.nextafter(low, -math.inf), math.nextafter(high, math.inf), "1", True, None, []]
+            return [
+                math.nextafter(low, -math.inf),
+                math.nextafter(high, math.inf),
+                "1",
+                True,
+                None,
+                [],
+            ]
         case types.StrType(pattern=str(wanted)):
             return [1, None, *DOES_NOT_FIT[wanted]]
         case types.StrType(max_length=int(most)):
             return [1, None, ["a"], "a" * (most + 1)]
         case types.LiteralType() | types.EnumType():
             return ["", "nope", "`$.type`", 0, None]
-        case types.DictType(key_type=key, value_type=types.StrType() as value, max_length=int(most)):
+        case types.DictType(
+            key_type=key, value_type=types.StrType() as value, max_length=int(most)
+        ):
             keys = [{bad: "x"} for bad in forbidden(key) if isinstance(bad, str)]
             values = [{"x": bad} for bad in forbidden(value)]
             return [[], None, {}, {f"n{i}": "x" for i in range(most + 1)}, *keys, *values]
         case types.VarTupleType(item_type=item, min_length=least, max_length=int(most)):
             good = allowed(item)[0]
             few: list[Any] = [[]] if least else []
-            return [{}, None, good, *few, [good] * (most + 1), *([good, bad] for bad in forbidden(item))]
+            return [
+                {},
+                None,
+                good,
+                *few,
+                [good] * (most + 1),
+                *([good, bad] for bad in forbidden(item)),
+            ]
         case types.DictType(value_type=types.AnyType()):
             return [[], None, "x", {f"n{i}": 0 for i in range(65)}, {"1": 1}, {"": 1}, {"a\n": 1}]
         case types.DictType():
             many = {f"n{i}": 0 for i in range(65)}
-            return [[], None, many, {"a": "1"}, {"a": None}, {"a": True}, {"a": 1.1e30}, {"1": 1}, {"": 1}, {"a\n": 1}]
+            return [
+                [],
+                None,
+                many,
+                {"a": "1"},
+                {"a": None},
+                {"a": True},
+                {"a": 1.1e30},
+                {"1": 1},
+                {"": 1},
+                {"a\n": 1},
+            ]
         case types.StructType(fields=fields):
             good = {f.name: allowed(f.type)[0] for f in fields}
             missing = [{k: v for k, v in good.items() if k != f.name} for f in fields if f.required]
-            return [[], "", *missing, *(good | {f.name: bad} for f in fields for bad in forbidden(f.type))]
+            return [
+                [],
+                "",
+                *missing,
+                *(good | {f.name: bad} for f in fields for bad in forbidden(f.type)),
+            ]
     raise TypeError(f"no values are known for {kind}")
 
 

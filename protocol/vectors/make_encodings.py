@@ -1,4 +1,5 @@
-"""encodings.json: vectors in each encoding, worked out element by element in exact arithmetic, without the library."""
+"""encodings.json: vectors in each encoding, worked out element by element in exact arithmetic,
+without the library."""
 
 from __future__ import annotations
 
@@ -48,12 +49,17 @@ def brain(value: float) -> bytes:
     return (bits + 0x7FFF + (bits >> 16 & 1) >> 16).to_bytes(2, "little")
 
 
-def quantised(block: list[float], levels: int, fractions: Iterator[Fraction]) -> tuple[float, list[int]]:
+def quantised(
+    block: list[float], levels: int, fractions: Iterator[Fraction]
+) -> tuple[float, list[int]]:
     largest = max(abs(Fraction(value)) for value in block)
     scale = value_of(bits_of(float(largest / levels)))
     while Fraction(scale) * levels < largest:
         scale = value_of(bits_of(scale) + 1)
-    return scale, [floor((Fraction(value) / Fraction(scale) if scale else 0) + next(fractions)) for value in block]
+    return scale, [
+        floor((Fraction(value) / Fraction(scale) if scale else 0) + next(fractions))
+        for value in block
+    ]
 
 
 def int8(block: list[float], fractions: Iterator[Fraction]) -> bytes:
@@ -64,7 +70,9 @@ def int8(block: list[float], fractions: Iterator[Fraction]) -> bytes:
 def int4(block: list[float], fractions: Iterator[Fraction]) -> bytes:
     scale, integers = quantised(block, 7, fractions)
     halves = [integer % 16 for integer in integers] + [0] * (len(integers) % 2)
-    return single(scale) + bytes(low + 16 * high for low, high in zip(halves[::2], halves[1::2], strict=True))
+    return single(scale) + bytes(
+        low + 16 * high for low, high in zip(halves[::2], halves[1::2], strict=True)
+    )
 
 
 def top_k(block: list[float], share: Fraction) -> list[int]:
@@ -91,7 +99,11 @@ def encode(name: str, vector: list[float], seed: int) -> bytes:
             case "int4":
                 made += int4(block, fractions)
             case _:
-                write = {"float32": single, "float16": lambda value: struct.pack("<e", value), "bfloat16": brain}[kind]
+                write = {
+                    "float32": single,
+                    "float16": lambda value: struct.pack("<e", value),
+                    "bfloat16": brain,
+                }[kind]
                 made += b"".join(map(write, block))
     return made
 
@@ -99,7 +111,13 @@ def encode(name: str, vector: list[float], seed: int) -> bytes:
 def stored(content: bytes) -> bytes:
     """Return a zlib stream (RFC 1950) with the content as it is, in one block (RFC 1951, 3.2.4)."""
     length = len(content).to_bytes(2, "little")
-    return b"\x78\x01\x01" + length + bytes(byte ^ 255 for byte in length) + content + adler32(content).to_bytes(4)
+    return (
+        b"\x78\x01\x01"
+        + length
+        + bytes(byte ^ 255 for byte in length)
+        + content
+        + adler32(content).to_bytes(4)
+    )
 
 
 def difference(base: list[float], vector: list[float]) -> bytes:
@@ -111,7 +129,11 @@ def difference(base: list[float], vector: list[float]) -> bytes:
 def deltas() -> dict[str, Any]:
     base, vector = [1.0, 2.0, -0.5], [1.5, 2.0, 0.1]
     planes = difference(base, vector)
-    valid = {"name": "three elements", "base": b"".join(map(single, base)).hex(), "hex": stored(planes).hex()}
+    valid = {
+        "name": "three elements",
+        "base": b"".join(map(single, base)).hex(),
+        "hex": stored(planes).hex(),
+    }
     valid["vector"] = b"".join(map(single, vector)).hex()
     wrong = {
         "an element too few": stored(planes[:8]),
@@ -131,7 +153,12 @@ def encodings() -> dict[str, Any]:
     def valid(name: str, vector: list[float]) -> dict[str, Any]:
         numbers = [value_of(bits_of(value)) for value in vector]
         made = encode(name, numbers, SEED).hex()
-        return {"encoding": name, "seed": SEED, "vector": b"".join(map(single, numbers)).hex(), "hex": made}
+        return {
+            "encoding": name,
+            "seed": SEED,
+            "vector": b"".join(map(single, numbers)).hex(),
+            "hex": made,
+        }
 
     def invalid(what: str, name: str, elements: int, content: str, code: str) -> dict[str, Any]:
         return {"name": what, "encoding": name, "elements": elements, "hex": content, "code": code}
@@ -139,8 +166,14 @@ def encodings() -> dict[str, Any]:
     one, nan, infinity = single(1).hex(), "0000c07f", "0000807f"
     return {
         "valid": [
-            *(valid(name, SMALL) for name in ("float32", "float16", "bfloat16", "int8", "int4", "topk-0.3")),
-            *(valid(name, RAMP) for name in ("int8", "int4", "topk-0.02-float16", "topk-0.02-int8")),
+            *(
+                valid(name, SMALL)
+                for name in ("float32", "float16", "bfloat16", "int8", "int4", "topk-0.3")
+            ),
+            *(
+                valid(name, RAMP)
+                for name in ("int8", "int4", "topk-0.02-float16", "topk-0.02-int8")
+            ),
             *(valid(name, [0.0] * 5) for name in ("int8", "int4", "topk-0.5-int8")),
             valid("topk-0.01-int8", TWO_BLOCKS),
             valid("bfloat16", [1.00390625, 1.01171875, 1e-40, -3.3e38]),
@@ -156,14 +189,30 @@ def encodings() -> dict[str, Any]:
             invalid("bfloat16: half an element", "bfloat16", 1, "80", "wrong-length"),
             invalid("int8: the scale is NaN", "int8", 1, nan + "00", "not-finite"),
             invalid("int8: the scale is infinite", "int8", 1, infinity + "01", "not-finite"),
-            invalid("int8: an element becomes infinite", "int8", 1, single(3e38).hex() + "7f", "not-finite"),
+            invalid(
+                "int8: an element becomes infinite",
+                "int8",
+                1,
+                single(3e38).hex() + "7f",
+                "not-finite",
+            ),
             invalid("int8: no scale", "int8", 1, "01", "wrong-length"),
-            invalid("int8: the second block has no scale", "int8", 257, one + "01" * 257, "wrong-length"),
+            invalid(
+                "int8: the second block has no scale", "int8", 257, one + "01" * 257, "wrong-length"
+            ),
             invalid("int4: the scale is NaN", "int4", 2, nan + "00", "not-finite"),
             invalid("int4: a byte too many", "int4", 2, one + "0000", "wrong-length"),
             invalid("topk: a place twice", "topk-0.5", 4, "01000100" + one + one, "bad-encoding"),
-            invalid("topk: descending places", "topk-0.5", 4, "02000100" + one + one, "bad-encoding"),
-            invalid("topk: a place beyond the block", "topk-0.5", 4, "01000400" + one + one, "bad-encoding"),
+            invalid(
+                "topk: descending places", "topk-0.5", 4, "02000100" + one + one, "bad-encoding"
+            ),
+            invalid(
+                "topk: a place beyond the block",
+                "topk-0.5",
+                4,
+                "01000400" + one + one,
+                "bad-encoding",
+            ),
             invalid("topk: a value is NaN", "topk-0.5", 4, "01000200" + one + nan, "not-finite"),
             invalid("topk: a value is missing", "topk-0.5", 4, "01000200" + one, "wrong-length"),
         ],

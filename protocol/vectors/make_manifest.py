@@ -10,8 +10,35 @@ from fleetlearn_protocol.vector import digest
 
 A, B = "a" * 64, "0123456789abcdef" * 4
 BAD_PATHS = (
-    *("", "/", "/etc/passwd", "../x", "a/../../x", "a/..", "./a", "a/./b", "a//b", "a/", ".", "..", ".hidden", "~/x"),
-    *("a\\b", "..\\x", "\\\\host\\share", "C:/x", "C:x", "a:stream", "a.", "a ", " a", "$HOME", "%2e%2e/x"),
+    *(
+        "",
+        "/",
+        "/etc/passwd",
+        "../x",
+        "a/../../x",
+        "a/..",
+        "./a",
+        "a/./b",
+        "a//b",
+        "a/",
+        ".",
+        "..",
+        ".hidden",
+        "~/x",
+    ),
+    *(
+        "a\\b",
+        "..\\x",
+        "\\\\host\\share",
+        "C:/x",
+        "C:x",
+        "a:stream",
+        "a.",
+        "a ",
+        " a",
+        "$HOME",
+        "%2e%2e/x",
+    ),
     *("a\x00b", "a\nb", "\n", "é", "\u2215etc", "\u202ea", "x" * 201),
 )
 
@@ -75,24 +102,56 @@ def manifest() -> dict[str, Any]:
         ("an axis of 0", table({"shape": [0, 4]}, {"offset": 0}, {"offset": 3}), "bad-message"),
         ("a negative axis", table({"shape": [-3, -4]}, {}, {}), "bad-message"),
         ("2^62 elements", table({"shape": [2**31, 2**31]}, {"offset": 2**31}), "bad-message"),
-        ("2^64 elements, 0 in 64 bits", table({"shape": [2**16] * 4}, {"offset": 0}), "bad-message"),
+        (
+            "2^64 elements, 0 in 64 bits",
+            table({"shape": [2**16] * 4}, {"offset": 0}),
+            "bad-message",
+        ),
         ("33 axes", table({"shape": [1] * 33}, {"offset": 1}), "bad-message"),
-        ("a range of 0", {"batch": [full["batch"][0], full["batch"][1] | {"below": 0}]}, "bad-message"),
-        ("a range of floats", {"batch": [full["batch"][0] | {"below": 3}, full["batch"][1]]}, "bad-message"),
+        (
+            "a range of 0",
+            {"batch": [full["batch"][0], full["batch"][1] | {"below": 0}]},
+            "bad-message",
+        ),
+        (
+            "a range of floats",
+            {"batch": [full["batch"][0] | {"below": 3}, full["batch"][1]]},
+            "bad-message",
+        ),
         ("a hyper-parameter twice", {"hyper": [{"name": "lr"}, {"name": "lr"}]}, "bad-message"),
-        ("a hyper-parameter named seed", {"hyper": [{"name": "lr"}, {"name": "seed"}]}, "bad-message"),
+        (
+            "a hyper-parameter named seed",
+            {"hyper": [{"name": "lr"}, {"name": "seed"}]},
+            "bad-message",
+        ),
         ("a metric twice", {"metrics": ["accuracy", "accuracy"]}, "bad-message"),
         ("a state twice", {"state": [{"name": "t", "shape": [], "offset": 0}] * 2}, "bad-message"),
-        ("a gap between states", {"state": [{"name": "t", "shape": [], "offset": 1}]}, "bad-message"),
+        (
+            "a gap between states",
+            {"state": [{"name": "t", "shape": [], "offset": 1}]},
+            "bad-message",
+        ),
         ("a reference twice", {"references": ["anchor", "anchor"]}, "bad-message"),
         ("an unknown reference", {"references": ["compass"]}, "bad-message"),
         ("proximal without an anchor", {"references": ["previous"]}, "bad-message"),
         ("corrected without a correction", {"step": {"correction": True}}, "bad-message"),
         ("contrastive without the previous model", {"step": {"contrastive": True}}, "bad-message"),
         ("all personal", table(*[{"personal": True}] * 3), "bad-message"),
-        ("a personal one that is not last", table({}, {"personal": True}, {"personal": False}), "bad-message"),
-        ("a parameter twice of normalisation layers", {"normalisation": ["norm.running_mean"] * 2}, "bad-message"),
-        ("a normalisation layer's unknown parameter", {"normalisation": ["norm.weight"]}, "bad-message"),
+        (
+            "a personal one that is not last",
+            table({}, {"personal": True}, {"personal": False}),
+            "bad-message",
+        ),
+        (
+            "a parameter twice of normalisation layers",
+            {"normalisation": ["norm.running_mean"] * 2},
+            "bad-message",
+        ),
+        (
+            "a normalisation layer's unknown parameter",
+            {"normalisation": ["norm.weight"]},
+            "bad-message",
+        ),
         ("no parameter of a normalisation layer", {"normalisation": []}, "bad-message"),
         ("many without its graph", {"many": {"devices": 8, "steps": 2}}, "bad-message"),
         ("a frozen part in version 1", added(bundle.FROZEN), "bad-message"),
@@ -100,8 +159,16 @@ def manifest() -> dict[str, Any]:
         ("features without their graphs", {"features": [feature]}, "bad-message"),
         ("the graphs of features alone", added(*bundle.OF_FEATURES), "bad-message"),
         ("no features", added(*bundle.OF_FEATURES) | {"features": []}, "bad-message"),
-        ("a feature twice", added(*bundle.OF_FEATURES) | {"features": [feature] * 2}, "bad-message"),
-        ("features of which none is computed", added(*bundle.OF_FEATURES) | {"features": full["batch"]}, "bad-message"),
+        (
+            "a feature twice",
+            added(*bundle.OF_FEATURES) | {"features": [feature] * 2},
+            "bad-message",
+        ),
+        (
+            "features of which none is computed",
+            added(*bundle.OF_FEATURES) | {"features": full["batch"]},
+            "bad-message",
+        ),
         (
             "a feature that is another array of the batch",
             added(*bundle.OF_FEATURES) | {"features": [feature, full["batch"][0] | {"shape": [5]}]},
@@ -113,7 +180,11 @@ def manifest() -> dict[str, Any]:
         ("infer.onnx: beyond its end", table({}, {"infer_offset": 489}, {}), "bad-message"),
         ("infer.onnx: two in one place", table({}, {"infer_offset": 147}, {}), "bad-message"),
         ("a part of ort_training", added("ort_training/checkpoint"), "bad-message"),
-        ("a hash in capitals", {"files": paths | {bundle.EVAL: file | {"sha256": "A" * 64}}}, "bad-message"),
+        (
+            "a hash in capitals",
+            {"files": paths | {bundle.EVAL: file | {"sha256": "A" * 64}}},
+            "bad-message",
+        ),
         ("a negative length", {"files": paths | {bundle.EVAL: file | {"size": -1}}}, "bad-message"),
         ("the manifest itself", added("manifest.json"), "bad-message"),
         ("the manifest itself, in capitals", added("MANIFEST.JSON"), "bad-message"),
@@ -122,12 +193,18 @@ def manifest() -> dict[str, Any]:
         ("below a file", added("graphs/train.onnx/x"), "bad-message"),
         ("65 files", added(*(f"f{i}" for i in range(61))), "bad-message"),
         *(
-            (f"without {path}", {"files": {k: v for k, v in paths.items() if k != path}}, "bad-message")
+            (
+                f"without {path}",
+                {"files": {k: v for k, v in paths.items() if k != path}},
+                "bad-message",
+            )
             for path in paths
         ),
         *((f"path {path!r}", added(path), "bad-message") for path in BAD_PATHS),
     ]
-    invalid: list[dict[str, Any]] = [{"name": name, "change": change, "code": code} for name, change, code in changes]
+    invalid: list[dict[str, Any]] = [
+        {"name": name, "change": change, "code": code} for name, change, code in changes
+    ]
     invalid += [
         {"name": f"without {field}", "without": field, "code": "bad-message"}
         for field in full
@@ -138,9 +215,18 @@ def manifest() -> dict[str, Any]:
         {"name": "an array", "text": "[]", "code": "bad-message"},
         {"name": "cut short", "text": content.decode()[:-10], "code": "bad-message"},
         {"name": "30,000 levels", "pieces": [['{"x":', 1], ["[", 30000]], "code": "bad-message"},
-        {"name": "not UTF-8", "hex": content.replace(b"softmax", b"\xff").hex(), "code": "bad-message"},
+        {
+            "name": "not UTF-8",
+            "hex": content.replace(b"softmax", b"\xff").hex(),
+            "code": "bad-message",
+        },
     ]
     return {
-        "valid": {"text": content.decode(), "sha256": digest(content), "elements": 15, "local_elements": 16},
+        "valid": {
+            "text": content.decode(),
+            "sha256": digest(content),
+            "elements": 15,
+            "local_elements": 16,
+        },
         "invalid": invalid,
     }

@@ -1,4 +1,5 @@
-"""Control messages: valid ones with what they decode to, invalid ones with the code of their refusal."""
+"""Control messages: valid ones with what they decode to, invalid ones with the code of their
+refusal."""
 
 from __future__ import annotations
 
@@ -42,7 +43,10 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
     "report": m.Report(
         task="t4-11",
         round=4,
-        parts=(m.Part("update", "float32", 6653480, 0x9BE3E0A3), m.Part("control", "int8", 1663370, 0)),
+        parts=(
+            m.Part("update", "float32", 6653480, 0x9BE3E0A3),
+            m.Part("control", "int8", 1663370, 0),
+        ),
         examples=1200,
         steps=120,
         epochs=2.0,
@@ -56,7 +60,9 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
     "uploaded": m.Uploaded("t4-11"),
     "reply": m.Reply("t-e2-7", "evaluation", fields_of(MEASURED), 1.5),
     "failed": m.Failed("t4-11", "diverged", "step 7's loss is nan: a smaller lr may help"),
-    "welcome": m.Welcome("fleetlearn 0.1.0", 15.0, 131072, "120 examples; selection.least_examples is 500"),
+    "welcome": m.Welcome(
+        "fleetlearn 0.1.0", 15.0, 131072, "120 examples; selection.least_examples is 500"
+    ),
     "task": m.Task(
         task="t4-11",
         round=4,
@@ -129,10 +135,17 @@ def messages() -> dict[str, Any]:
         for field in struct.fields:
             if field.required:
                 given = {k: v for k, v in full.items() if k != field.name}
-                invalid.append(entry(tag, f"{tag}: without {field.name}", dumps(given), code="bad-message"))
+                invalid.append(
+                    entry(tag, f"{tag}: without {field.name}", dumps(given), code="bad-message")
+                )
         other = COORDINATOR if direction_of(tag) == DEVICE else DEVICE
         invalid.append(
-            {"name": f"{tag}: the wrong way", "direction": other, "text": dumps(full), "code": "unknown-type"}
+            {
+                "name": f"{tag}: the wrong way",
+                "direction": other,
+                "text": dumps(full),
+                "code": "unknown-type",
+            }
         )
     return {
         "valid": valid + by_hand_valid(),
@@ -166,7 +179,13 @@ def contents() -> list[dict[str, Any]]:
 
 def by_hand_valid() -> list[dict[str, Any]]:
     beat = {"type": "heartbeat", "task": None, "steps": 0}
-    welcome = {"type": "welcome", "coordinator": "x", "heartbeat": 15.0, "chunk_bytes": 4, "ineligible": ""}
+    welcome = {
+        "type": "welcome",
+        "coordinator": "x",
+        "heartbeat": 15.0,
+        "chunk_bytes": 4,
+        "ineligible": "",
+    }
     return [
         entry("heartbeat", "white space", ' \n\t{ "type" : "heartbeat" }\r\n', fields=beat),
         entry("heartbeat", "escaped letters", r'{"t\u0079pe":"heart\u0062eat"}', fields=beat),
@@ -183,7 +202,12 @@ def by_hand_valid() -> list[dict[str, Any]]:
             dumps(welcome | {"coordinator": "\U0001f331" * 100}),
             fields=welcome | {"coordinator": "\U0001f331" * 100},
         ),
-        entry("welcome", "a number with exponent", dumps(welcome).replace("15.0", "1.5E+1"), fields=welcome),
+        entry(
+            "welcome",
+            "a number with exponent",
+            dumps(welcome).replace("15.0", "1.5E+1"),
+            fields=welcome,
+        ),
     ]
 
 
@@ -221,10 +245,16 @@ def by_hand_invalid() -> list[dict[str, Any]]:
         for direction in (DEVICE, COORDINATOR)
     ]
     found += [
-        entry("report", f"a loss of {loss}", dumps(plain("report")).replace("0.25", loss), code="bad-message")
+        entry(
+            "report",
+            f"a loss of {loss}",
+            dumps(plain("report")).replace("0.25", loss),
+            code="bad-message",
+        )
         for loss in ("1e400", "-1e400", "1.0000001e30", "NaN", "Infinity", "1" + "0" * 400)
     ]
-    # Only a coordinator reads these: a browser's WebSocket or JSON parser decides some of them before a program can.
+    # Only a coordinator reads these: a browser's WebSocket or JSON parser decides some of them
+    # before a program can.
     found += [
         {"name": name, "direction": DEVICE, "hex": content.hex(), "code": "bad-message"}
         for name, content in [
@@ -236,9 +266,21 @@ def by_hand_invalid() -> list[dict[str, Any]]:
     deep = [['{"type":"heartbeat","x":', 1], ["[", 30000], ["]", 30000], ["}", 1]]
     found += [
         {"name": "30,000 levels", "direction": DEVICE, "pieces": deep, "code": "bad-message"},
-        entry("failed", "a lone surrogate", dumps(plain("failed")).replace("step 7", r"\ud800"), code="bad-message"),
-        entry("heartbeat", "an integer with a fraction of 0", '{"type":"heartbeat","steps":1.0}', code="bad-message"),
-        entry("heartbeat", "type twice", '{"type":"heartbeat","type":"welcome"}', code="unknown-type"),
+        entry(
+            "failed",
+            "a lone surrogate",
+            dumps(plain("failed")).replace("step 7", r"\ud800"),
+            code="bad-message",
+        ),
+        entry(
+            "heartbeat",
+            "an integer with a fraction of 0",
+            '{"type":"heartbeat","steps":1.0}',
+            code="bad-message",
+        ),
+        entry(
+            "heartbeat", "type twice", '{"type":"heartbeat","type":"welcome"}', code="unknown-type"
+        ),
     ]
     return found
 
@@ -256,7 +298,9 @@ def plain(tag: str) -> dict[str, Any]:
 
 
 def plain_default(field: types.Field) -> Any:
-    return msgspec.to_builtins(field.default if field.default is not msgspec.NODEFAULT else field.default_factory())
+    return msgspec.to_builtins(
+        field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    )
 
 
 def dumps(value: Any) -> str:

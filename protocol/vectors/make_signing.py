@@ -33,7 +33,8 @@ RFC_8032 = [
     ),
 ]
 ORDER = 2**252 + 27742317777372353535851937790883648493
-"""Of the group. A signature whose second half is not below it is none, or every signature would have a second form."""
+"""Of the group. A signature whose second half is not below it is none, or every signature would
+have a second form."""
 
 
 def signing() -> dict[str, Any]:
@@ -45,27 +46,45 @@ def signing() -> dict[str, Any]:
     def case(name: str, message: str) -> dict[str, Any]:
         content = signed_bytes(challenge, device, message)
         fields = {"challenge": challenge, "device": device, "message": message, "key": key}
-        return {"name": name, **fields, "bytes": content.hex(), "signature": secret.sign(content).hex()}
+        return {
+            "name": name,
+            **fields,
+            "bytes": content.hex(),
+            "signature": secret.sign(content).hex(),
+        }
 
     tags = ("task", "question", "trust")
     valid = [case(tag, dumps(plain(tag))) for tag in tags]
     valid += [case("not ASCII, with line ends", '{"type":"trust",\n"keys":[],"later":"\u00e9\\n"}')]
     good = {name: value for name, value in valid[0].items() if name != "bytes"}
     signature = secret.sign(bytes.fromhex(valid[0]["bytes"]))
-    second_form = signature[:32] + (int.from_bytes(signature[32:], "little") + ORDER).to_bytes(32, "little")
+    second_form = signature[:32] + (int.from_bytes(signature[32:], "little") + ORDER).to_bytes(
+        32, "little"
+    )
     invalid = [
         good | {"name": "another challenge", "challenge": "5eee" * 16},
         good | {"name": "another device", "device": "camera-8.attic"},
         good | {"name": "another message", "message": good["message"].replace("0.1", "0.2")},
         good | {"name": "the same message, written otherwise", "message": " " + good["message"]},
         good | {"name": "another key", "key": other},
-        good | {"name": "one bit of the signature", "signature": (bytes([signature[0] ^ 1]) + signature[1:]).hex()},
+        good
+        | {
+            "name": "one bit of the signature",
+            "signature": (bytes([signature[0] ^ 1]) + signature[1:]).hex(),
+        },
         good | {"name": "the signature's second form", "signature": second_form.hex()},
-        good | {"name": "of the message alone", "signature": secret.sign(good["message"].encode()).hex()},
+        good
+        | {
+            "name": "of the message alone",
+            "signature": secret.sign(good["message"].encode()).hex(),
+        },
     ]
     names = ("secret", "public", "message", "signature")
     return {
-        "rfc8032": [{"name": f"test {n}", **dict(zip(names, row, strict=True))} for n, row in enumerate(RFC_8032, 1)],
+        "rfc8032": [
+            {"name": f"test {n}", **dict(zip(names, row, strict=True))}
+            for n, row in enumerate(RFC_8032, 1)
+        ],
         "valid": valid,
         "invalid": invalid,
     }

@@ -1,4 +1,5 @@
-"""A simulated fleet: the coordinator's own engine and aggregation, real training, and devices that come and go."""
+"""A simulated fleet: the coordinator's own engine and aggregation, real training, and devices that
+come and go."""
 
 from __future__ import annotations
 

@@ -37,40 +37,61 @@ with needs("fleetlearn-simulate", "simulator"):
 
 app = command_app("fleetlearn-simulate", "Simulates a fleet of devices in virtual time.")
 ScenarioFile = Annotated[
-    Path, typer.Argument(metavar="SCENARIO.toml", help="The plan, the devices, and what goes wrong.")
+    Path,
+    typer.Argument(metavar="SCENARIO.toml", help="The plan, the devices, and what goes wrong."),
 ]
 BackendOption = Annotated[
     str,
     typer.Option(
-        "--backend", help="auto, bundle (trains device after device) or vectorized (trains many devices in one call)."
+        "--backend",
+        help=(
+            "auto, bundle (trains device after device) or vectorized (trains many devices in one "
+            "call)."
+        ),
     ),
 ]
 ProviderOption = Annotated[
     str,
-    typer.Option("--provider", help="Where devices are trained: cpu or cuda (an NVIDIA GPU, with onnxruntime-gpu)."),
+    typer.Option(
+        "--provider",
+        help="Where devices are trained: cpu or cuda (an NVIDIA GPU, with onnxruntime-gpu).",
+    ),
 ]
 Workers = Annotated[
     int,
     typer.Option(
-        help="Processes that train; 0: as many as are useful; with Ray one for each CPU of the cluster.", min=0
+        help=(
+            "Processes that train; 0: as many as are useful; with Ray one for each CPU of the "
+            "cluster."
+        ),
+        min=0,
     ),
 ]
 EngineOption = Annotated[
     str,
-    typer.Option("--engine", help="processes (of this machine) or ray (of a Ray cluster; the results are the same)."),
+    typer.Option(
+        "--engine",
+        help="processes (of this machine) or ray (of a Ray cluster; the results are the same).",
+    ),
 ]
 RayAddress = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="A Ray cluster that this machine is a node of. Default: RAY_ADDRESS, or else a new one on this machine.",
+        help=(
+            "A Ray cluster that this machine is a node of. Default: RAY_ADDRESS, or else a new one "
+            "on this machine."
+        ),
     ),
 ]
 
 
 @app.command()
 def init(
-    file: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="The file to write; none is overwritten.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="SCENARIO.toml", help="The file to write; none is overwritten."),
+    ],
 ) -> None:
     """Write a scenario file with every key and its meaning."""
     try:
@@ -90,17 +111,25 @@ def run(
     backend: BackendOption = "auto",
     workers: Workers = 0,
     events: Annotated[bool, typer.Option(help="Write the event log.")] = True,
-    test_every: Annotated[int, typer.Option(help="Rounds between tests on the test data; 0: never.", min=0)] = 1,
+    test_every: Annotated[
+        int, typer.Option(help="Rounds between tests on the test data; 0: never.", min=0)
+    ] = 1,
     engine: EngineOption = "processes",
     ray_address: RayAddress = None,
     provider: ProviderOption = "cpu",
 ) -> None:
-    """Run a scenario, or all runs of its sweep. Ctrl-C and SIGTERM stop it cleanly; `resume` continues."""
+    """Run a scenario, or all runs of its sweep. Ctrl-C and SIGTERM stop it cleanly; `resume`
+    continues."""
     with _errors():
         runs = expand(Scenario.load(scenario))
         folder = output or scenario.with_name(f"{scenario.stem}.sim")
-        if any((folder / name).exists() for name in (SUMMARY, CHECKPOINT)) or any(folder.glob(f"*/{SCENARIO}")):
-            _fail(f"{folder} holds a run already: resume it, delete it, or choose another folder with --output")
+        if any((folder / name).exists() for name in (SUMMARY, CHECKPOINT)) or any(
+            folder.glob(f"*/{SCENARIO}")
+        ):
+            _fail(
+                f"{folder} holds a run already: resume it, delete it, or choose another folder "
+                "with --output"
+            )
         options = Options(
             _kind(backend),
             workers or None,
@@ -118,13 +147,15 @@ def run(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, or of a sweep, that was stopped.")],
+    folder: Annotated[
+        Path, typer.Argument(help="The folder of a run, or of a sweep, that was stopped.")
+    ],
     workers: Workers = 0,
     engine: EngineOption = "processes",
     ray_address: RayAddress = None,
 ) -> None:
-    """Continue a stopped run from its last checkpoint, or the unfinished runs of a sweep. The results are the same as
-    without the stop."""
+    """Continue a stopped run from its last checkpoint, or the unfinished runs of a sweep. The
+    results are the same as without the stop."""
     with _errors():
         if (folder / SUMMARY).exists():
             _fail(f"{folder}: this run is finished; its report is {folder / 'report.html'}")
@@ -135,7 +166,11 @@ def resume(
         found = sorted(path.parent for path in folder.glob(f"*/{SCENARIO}"))
         if not found:
             _fail(f"{folder} holds no run: {SCENARIO} is missing")
-        _sweep([Scenario.load_of_run(run / SCENARIO) for run in found if not (run / SUMMARY).exists()], folder, options)
+        _sweep(
+            [Scenario.load_of_run(run / SCENARIO) for run in found if not (run / SUMMARY).exists()],
+            folder,
+            options,
+        )
 
 
 @app.command()
@@ -143,7 +178,10 @@ def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or of a sweep's runs.")],
     output: Annotated[Path, typer.Option(help="The page that is written.")] = Path("compare.html"),
     target: Annotated[
-        str | None, typer.Option(help="When was it reached: accuracy=0.9, 'accuracy>=0.9' or 'loss<=0.5', in quotes.")
+        str | None,
+        typer.Option(
+            help="When was it reached: accuracy=0.9, 'accuracy>=0.9' or 'loss<=0.5', in quotes."
+        ),
     ] = None,
 ) -> None:
     """Compare runs: tables in the terminal, plots in a page."""
@@ -166,7 +204,9 @@ def report(folder: Annotated[Path, typer.Argument(help="The folder of a run.")])
         print(write_report(folder))
 
 
-def _one(scenario: Scenario, folder: Path, options: Options, *, resume: bool, page: bool = True) -> None:
+def _one(
+    scenario: Scenario, folder: Path, options: Options, *, resume: bool, page: bool = True
+) -> None:
     """Run or resume one run, and show its progress."""
     console = Console(stderr=True, markup=False)
     with interruptible(), _progress(console) as shown:
@@ -176,7 +216,9 @@ def _one(scenario: Scenario, folder: Path, options: Options, *, resume: bool, pa
             folder,
             options,
             resume=resume,
-            progress=lambda fleet: shown.update(bar, completed=fleet.engine.version + 1, description=_state(fleet)),
+            progress=lambda fleet: shown.update(
+                bar, completed=fleet.engine.version + 1, description=_state(fleet)
+            ),
             should_stop=STOP_REQUESTED.is_set,
         )
     if outcome is None:
@@ -205,17 +247,23 @@ def _state(fleet: Fleet) -> str:
     """Return the state of a run in one line."""
     last = fleet.history[-1]
     test = last.get("test")
-    loss, where = (test or last["metrics"]).get("loss"), "on the test data" if test else "on the devices"
-    lost = ", ".join(f"{cause} {count}" for cause, count in last["causes"].items()) or "none"
-    return f"{_clock(fleet.now)}  {last['connected']:,} connected  {last['reports']:,} reports  lost: {lost}" + (
-        "" if loss is None else f"  loss {loss:.4g} {where}"
+    loss, where = (
+        (test or last["metrics"]).get("loss"),
+        "on the test data" if test else "on the devices",
     )
+    lost = ", ".join(f"{cause} {count}" for cause, count in last["causes"].items()) or "none"
+    return (
+        f"{_clock(fleet.now)}  {last['connected']:,} connected  {last['reports']:,} reports  lost: "
+        f"{lost}"
+    ) + ("" if loss is None else f"  loss {loss:.4g} {where}")
 
 
 def _clock(seconds: float) -> str:
     """Return virtual time as people write it."""
     days, rest = divmod(int(seconds), 86400)
-    return (f"day {days + 1} " if days else "") + f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return (
+        f"day {days + 1} " if days else ""
+    ) + f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
 
 
 MEASURED_ON = {
@@ -238,9 +286,14 @@ def _summarise(outcome: Outcome) -> None:
     table.add_row("reports", f"{found['reports']:,} of {found['devices']:,} devices")
     if "without_examples" in found:
         table.add_row("no examples", f"{found['without_examples']:,} devices, which never connect")
-    table.add_row("lost", ", ".join(f"{cause} {count:,}" for cause, count in found["lost"].items()) or "none")
+    table.add_row(
+        "lost", ", ".join(f"{cause} {count:,}" for cause, count in found["lost"].items()) or "none"
+    )
     if spent:
-        table.add_row("device time", f"{spent / 3600:,.1f} h, {100 * seconds['wasted'] / spent:.1f} % of it wasted")
+        table.add_row(
+            "device time",
+            f"{spent / 3600:,.1f} h, {100 * seconds['wasted'] / spent:.1f} % of it wasted",
+        )
     table.add_row("bytes", f"{found['bytes']['down']:,} down, {found['bytes']['up']:,} up")
     for what, where in MEASURED_ON.items():
         if found.get(what):
@@ -254,12 +307,15 @@ def _summarise(outcome: Outcome) -> None:
 
 
 def _sweep(runs: list[Scenario], folder: Path, options: Options) -> None:
-    """Do all runs of a sweep in their prepared folders. Their pages, 5 MB each, are written by `report` only."""
+    """Do all runs of a sweep in their prepared folders. Their pages, 5 MB each, are written by
+    `report` only."""
     if options.engine == "ray":
         for run in runs:
             _one(run, folder / run.name, options, resume=True, page=False)
     else:
-        _side_by_side(runs, folder, options._replace(workers=1), options.workers or os.cpu_count() or 1)
+        _side_by_side(
+            runs, folder, options._replace(workers=1), options.workers or os.cpu_count() or 1
+        )
     print(f"fleetlearn-simulate compare {folder}")
 
 
@@ -270,7 +326,9 @@ def _side_by_side(runs: list[Scenario], folder: Path, options: Options, processe
     their_end, own_end = context.Pipe(duplex=False)
     with (
         interruptible(own_end.close),
-        ProcessPoolExecutor(processes, context, initializer=begin_worker, initargs=(their_end,)) as pool,
+        ProcessPoolExecutor(
+            processes, context, initializer=begin_worker, initargs=(their_end,)
+        ) as pool,
         Progress(*Progress.get_default_columns(), console=console, transient=True) as shown,
     ):
         bar = shown.add_task(f"{len(runs)} runs", total=len(runs))
@@ -287,7 +345,8 @@ def _side_by_side(runs: list[Scenario], folder: Path, options: Options, processe
             what = "test" if found["test"] else "metrics"
             metrics = ", ".join(f"{k} {v:.4g}" for k, v in found[what].items())
             console.print(
-                f"{waiting[done].name}: {found['rounds']} rounds, {metrics}, on {MEASURED_ON[what]}",
+                f"{waiting[done].name}: {found['rounds']} rounds, {metrics}, on "
+                f"{MEASURED_ON[what]}",
                 markup=False,
                 highlight=False,
             )

@@ -1,7 +1,8 @@
-"""Signals that stop a run: Ctrl-C, SIGTERM, SIGHUP. The first asks the run to stop at the end of a round. The second
-stops it at once.
+"""Signals that stop a run: Ctrl-C, SIGTERM, SIGHUP. The first asks the run to stop at the end of a
+round. The second stops it at once.
 
-A signal may reach the command alone, and not the processes that it has begun: they follow it (``follow_parent``).
+A signal may reach the command alone, and not the processes that it has begun: they follow it
+(``follow_parent``).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ STOP_REQUESTED = Event()
 
 
 def catch_interrupts(also: Callable[[], object] = lambda: None) -> dict[signal.Signals, Any]:
-    """Let the first of these signals set ``STOP_REQUESTED`` and call ``also`` from now on. Call this in the main
-    thread. Returns the handlers that there were.
+    """Let the first of these signals set ``STOP_REQUESTED`` and call ``also`` from now on. Call
+    this in the main thread. Returns the handlers that there were.
 
     SIGHUP stays ignored where it is: that is what ``nohup`` asks for."""
     STOP_REQUESTED.clear()
@@ -54,8 +55,8 @@ def interruptible(also: Callable[[], object] = lambda: None) -> Iterator[None]:
 
 
 def follow_parent(stop: Connection | None = None) -> None:
-    """End this process as soon as its parent has died, however that was: nobody will take its results. What it computes
-    is computed again from the last checkpoint.
+    """End this process as soon as its parent has died, however that was: nobody will take its
+    results. What it computes is computed again from the last checkpoint.
 
     stop: set ``STOP_REQUESTED`` when its other end is closed.
     """

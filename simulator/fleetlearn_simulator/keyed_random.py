@@ -1,8 +1,9 @@
 """Random numbers that depend on the seed, the purpose and some keys, and on nothing else.
 
-There is no state: neither the order of calls nor their number matters. What device 7 draws in round 3 is the same in a
-population of ten and of ten million, in one process and in eight. The keys are hashed by SplitMix64 (Steele, Lea and
-Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014, figure 17), one step of it for each key.
+There is no state: neither the order of calls nor their number matters. What device 7 draws in round
+3 is the same in a population of ten and of ten million, in one process and in eight. The keys are
+hashed by SplitMix64 (Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA
+2014, figure 17), one step of it for each key.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ COLUMN: NDArray[np.int64] = np.arange(16)[:, None]
 
 
 def uniform(seed: int, purpose: str, *keys: Key) -> Floats:
-    """Return numbers in [0, 1), multiples of 2**-53. The keys (integers of 64 bits) are broadcast, and give the shape.
+    """Return numbers in [0, 1), multiples of 2**-53. The keys (integers of 64 bits) are broadcast,
+    and give the shape.
 
-    To draw several numbers for each of n keys, give a column, ``COLUMN[:count]``, as the last key. This is cheaper than
-    several calls. The result has the shape (count, n).
+    To draw several numbers for each of n keys, give a column, ``COLUMN[:count]``, as the last key.
+    This is cheaper than several calls. The result has the shape (count, n).
     """
     return _unit(_hash(seed, purpose, keys))
 
 
 def normal(seed: int, purpose: str, *keys: Key) -> Floats:
-    """Return standard normal numbers (Box and Muller, A Note on the Generation of Random Normal Deviates, 1958). The
-    keys are broadcast."""
+    """Return standard normal numbers (Box and Muller, A Note on the Generation of Random Normal
+    Deviates, 1958). The keys are broadcast."""
     hashed = _hash(seed, purpose, keys)
     radius = np.sqrt(-2 * np.log1p(-_unit(_more(hashed, 0))))
     return np.asarray(radius * np.cos(2 * np.pi * _unit(_more(hashed, 1))))
@@ -45,9 +47,12 @@ def exponential(seed: int, purpose: str, *keys: Key) -> Floats:
 
 
 def generator(seed: int, purpose: str, *keys: int) -> np.random.Generator:
-    """Return a generator (Philox), for many numbers. Each seed, purpose and keys have a generator of their own."""
+    """Return a generator (Philox), for many numbers. Each seed, purpose and keys have a generator
+    of their own."""
     name = "\0".join(map(str, (seed, purpose, *keys)))
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(hashlib.sha256(name.encode()).digest()[:16])))
+    return np.random.Generator(
+        np.random.Philox(key=int.from_bytes(hashlib.sha256(name.encode()).digest()[:16]))
+    )
 
 
 @lru_cache(1024)
@@ -65,7 +70,9 @@ def _hash(seed: int, purpose: str, keys: tuple[Key, ...]) -> NDArray[np.uint64]:
 def _more(hashed: NDArray[np.uint64], key: Key) -> NDArray[np.uint64]:
     """The hash with one more key."""
     with np.errstate(over="ignore"):  # numpy would warn that scalars wrap around
-        return np.asarray(mix(hashed + (np.asarray(key, np.int64).view(np.uint64) + np.uint64(1)) * GAMMA))
+        return np.asarray(
+            mix(hashed + (np.asarray(key, np.int64).view(np.uint64) + np.uint64(1)) * GAMMA)
+        )
 
 
 def _unit(hashed: NDArray[np.uint64]) -> Floats:

@@ -1,4 +1,5 @@
-"""A whole run: from a scenario to a folder with logs, a model and a summary; or from a checkpoint to the end."""
+"""A whole run: from a scenario to a folder with logs, a model and a summary; or from a checkpoint
+to the end."""
 
 from __future__ import annotations
 
@@ -63,22 +64,23 @@ GC_THRESHOLD = 20_000
 
 
 class Options(NamedTuple):
-    """How a run is carried out. Only the back end and the provider change results, in their last bits."""
+    """How a run is carried out. Only the back end and the provider change results, in their last
+    bits."""
 
     backend: BackendChoice = "auto"
     workers: int | None = None
-    """Processes that train. Default: one for each core; or none but this one, if one call trains a whole round, or on a
-    GPU."""
+    """Processes that train. Default: one for each core; or none but this one, if one call trains a
+    whole round, or on a GPU."""
     events: bool = True
     """Whether the event log is written."""
     checkpoint: int = 10
-    """Least number of rounds between checkpoints. They are rarer if writing them would take more than a hundredth of
-    the time."""
+    """Least number of rounds between checkpoints. They are rarer if writing them would take more
+    than a hundredth of the time."""
     test: int = 1
     """Rounds between tests on the test data. 0: never."""
     engine: EngineChoice = "processes"
-    """Where the workers are: processes of this machine, or a Ray cluster. With Ray the default for ``workers`` is one
-    for each of its CPUs."""
+    """Where the workers are: processes of this machine, or a Ray cluster. With Ray the default for
+    ``workers`` is one for each of its CPUs."""
     ray_address: str | None = None
     """See ``RayPool``."""
     provider: ProviderName = "cpu"
@@ -100,7 +102,8 @@ class Outcome(NamedTuple):
 
     def report(self, file: str | os.PathLike[str] | None = None) -> Path:
         """Write a page with plots of the run. Default: ``report.html`` in the run's folder."""
-        from fleetlearn_simulator.results.run_report import write_report  # to import plotly takes long
+        # to import plotly takes long
+        from fleetlearn_simulator.results.run_report import write_report
 
         return write_report(self.folder, None if file is None else Path(file))
 
@@ -120,17 +123,19 @@ def simulate(
         scenario: What is simulated.
         folder: Where the run is written. Default: NAME.sim in the working directory.
         options: How the run is carried out.
-        resume: Go on from the folder's checkpoint, with the options in ``OPTIONS_KEPT_ON_RESUME`` that the run began
-            with. Without a checkpoint the run begins again. The scenario, its bundle, its data and its files must be
-            those that the run began with; only stop rules may change.
+        resume: Go on from the folder's checkpoint, with the options in ``OPTIONS_KEPT_ON_RESUME``
+            that the run began with. Without a checkpoint the run begins again. The scenario, its
+            bundle, its data and its files must be those that the run began with; only stop rules
+            may change.
         progress: Called after each round.
-        should_stop: Asked after each round. If it returns True, a checkpoint is written and the run stops.
+        should_stop: Asked after each round. If it returns True, a checkpoint is written and the run
+            stops.
 
-    Where updates may be stale and devices have the corruption "little", there are no checkpoints: a run that was
-    stopped begins again.
+    Where updates may be stale and devices have the corruption "little", there are no checkpoints: a
+    run that was stopped begins again.
 
-    Returns None if ``should_stop`` stopped the run. Raises SimulatorError, PlanError and BundleError; the folder is
-    unchanged then.
+    Returns None if ``should_stop`` stopped the run. Raises SimulatorError, PlanError and
+    BundleError; the folder is unchanged then.
     """
     folder = Path(folder or f"{scenario.name}.sim")
     bundle = open_bundle(scenario.plan.bundle)
@@ -144,7 +149,8 @@ def simulate(
     check_provider(options.provider, options.engine)
     with ExitStack() as held:
         held.enter_context(rare_garbage_collection())
-        held.enter_context(threadpool_limits(1))  # undoes what ``make_backend`` does when the run ends
+        # undoes what ``make_backend`` does when the run ends
+        held.enter_context(threadpool_limits(1))
         before = read_json(folder / MADE_OF) if resume and (folder / MADE_OF).exists() else {}
         scenario = with_recorded_step(scenario, before)
         content = made_of(scenario, bundle, source)
@@ -185,7 +191,9 @@ def simulate(
         fleet.evaluated = logs.write_evaluation
         if found:
             fleet.history.extend(read_rows(folder, ROUNDS))
-            fleet.evaluations.extend(read_rows(folder, EVALUATIONS) if (folder / EVALUATIONS).exists() else [])
+            fleet.evaluations.extend(
+                read_rows(folder, EVALUATIONS) if (folder / EVALUATIONS).exists() else []
+            )
             checkpoints.version = found[1]["version"]
             restore(fleet, *found)
         try:
@@ -193,7 +201,9 @@ def simulate(
                 saved = checkpoints.version == fleet.engine.version or not has_checkpoints(fleet)
                 if should_stop() and saved:
                     return None
-        finally:  # else the writers and the fleet hold each other, and the data, until Python looks for cycles
+        finally:
+            # else the writers and the fleet hold each other, and the data, until Python looks for
+            # cycles
             fleet.round_ended = fleet.evaluated = lambda summary: None
             fleet.before_commit = lambda: None
     save_model(folder, views(fleet.model, bundle.manifest.travelling).items())
@@ -211,14 +221,18 @@ def _refuse_changes(
 ) -> None:
     """Raise SimulatorError where a resumed run would be of something else than it began with.
 
-    before, content: what the run was made of, empty where it did not say so, and what it is made of now."""
+    before, content: what the run was made of, empty where it did not say so, and what it is made of
+    now."""
     if before and (changes := changed(before, content)):
         raise SimulatorError(
-            f"{folder}: since this run, or its sweep, was begun, this has changed: {'; '.join(changes)}. Its "
-            "results would be of both. Put back what there was, or begin again in another folder"
+            f"{folder}: since this run, or its sweep, was begun, this has changed: "
+            f"{'; '.join(changes)}. Its results would be of both. Put back what there was, or "
+            "begin again in another folder"
         )
     if found and found[1]["of"] != identity:  # of an earlier version, which wrote no ``MADE_OF``
-        raise SimulatorError(f"{folder} is of another bundle, seed or population: resume it with its own scenario")
+        raise SimulatorError(
+            f"{folder} is of another bundle, seed or population: resume it with its own scenario"
+        )
 
 
 class RoundWriter:
@@ -232,8 +246,15 @@ class RoundWriter:
         test: Arrays | None,
         progress: Callable[[Fleet], None],
     ) -> None:
-        """``every``: versions between two tests; 0: none is tested. ``test``: the test data, if there are any."""
-        self.fleet, self.logs, self.every, self.test, self.progress = fleet, logs, every, test, progress
+        """``every``: versions between two tests; 0: none is tested. ``test``: the test data, if
+        there are any."""
+        self.fleet, self.logs, self.every, self.test, self.progress = (
+            fleet,
+            logs,
+            every,
+            test,
+            progress,
+        )
         self.runtime: Runtime | None = None
         """Measures the model. Set where there are test data."""
 
@@ -258,8 +279,15 @@ class CheckpointWriter:
         every: int,
         should_stop: Callable[[], bool],
     ) -> None:
-        """``about``: what is written into each beside the fleet's state. ``every``: versions between two."""
-        self.fleet, self.logs, self.about, self.every, self.should_stop = fleet, logs, about, every, should_stop
+        """``about``: what is written into each beside the fleet's state. ``every``: versions
+        between two."""
+        self.fleet, self.logs, self.about, self.every, self.should_stop = (
+            fleet,
+            logs,
+            about,
+            every,
+            should_stop,
+        )
         self.version = 0
         """The version of the newest checkpoint."""
         self._not_before = 0.0
@@ -278,16 +306,16 @@ class CheckpointWriter:
 
 
 def has_checkpoints(fleet: Fleet) -> bool:
-    """Return whether a checkpoint holds all of the run's state. It does not hold which devices conspired, of whom some
-    have a task and others do not any more."""
+    """Return whether a checkpoint holds all of the run's state. It does not hold which devices
+    conspired, of whom some have a task and others do not any more."""
     kinds = {row.kind for row in fleet.scenario.failures.corrupt}
     return not fleet.engine.settings.outlive or LITTLE not in kinds
 
 
 @contextmanager
 def rare_garbage_collection() -> Iterator[None]:
-    """Let Python look for reference cycles less often than every 700 new objects. A round makes thousands of small
-    objects that live until its end, and no cycles."""
+    """Let Python look for reference cycles less often than every 700 new objects. A round makes
+    thousands of small objects that live until its end, and no cycles."""
     before = gc.get_threshold()
     gc.set_threshold(max(GC_THRESHOLD, before[0]) if before[0] else 0, *before[1:])
     try:
@@ -297,16 +325,19 @@ def rare_garbage_collection() -> Iterator[None]:
 
 
 def with_recorded_step(scenario: Scenario, before: Mapping[str, Any]) -> Scenario:
-    """Return the scenario with the seconds of a step that were measured when the run began, if it asks for a
-    measurement. ``before``: what the run was made of then."""
+    """Return the scenario with the seconds of a step that were measured when the run began, if it
+    asks for a measurement. ``before``: what the run was made of then."""
     seconds = before.get(VALUES, {}).get(STEP_SECONDS)
     if scenario.compute.step_seconds != "measure" or seconds is None:
         return scenario
-    return msgspec.structs.replace(scenario, compute=msgspec.structs.replace(scenario.compute, step_seconds=seconds))
+    return msgspec.structs.replace(
+        scenario, compute=msgspec.structs.replace(scenario.compute, step_seconds=seconds)
+    )
 
 
 def prepare(scenario: Scenario, folder: Path, options: Options, content: Mapping[str, Any]) -> None:
-    """Make a run's folder, with what ``resume`` needs to begin. ``content``: what ``made_of`` returns."""
+    """Make a run's folder, with what ``resume`` needs to begin. ``content``: what ``made_of``
+    returns."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / MADE_OF, dict(content))
     write_json(folder / OPTIONS, {name: getattr(options, name) for name in OPTIONS_KEPT_ON_RESUME})
@@ -314,8 +345,9 @@ def prepare(scenario: Scenario, folder: Path, options: Options, content: Mapping
 
 
 def prepare_sweep(runs: Sequence[Scenario], folder: Path, options: Options) -> None:
-    """Make the folders of a sweep's runs, each with its run's name. A file that is changed before the last run began
-    stops the sweep. Raises SimulatorError and BundleError; nothing is written then."""
+    """Make the folders of a sweep's runs, each with its run's name. A file that is changed before
+    the last run began stops the sweep. Raises SimulatorError and BundleError; nothing is written
+    then."""
     sources: dict[Any, Source] = {}
     contents = []
     with threadpool_limits(1):  # as in ``simulate``: the last bits of products depend on it
@@ -330,15 +362,16 @@ def prepare_sweep(runs: Sequence[Scenario], folder: Path, options: Options) -> N
 
 
 def summary_alone(scenario: Scenario, folder: Path, options: Options) -> dict[str, Any] | None:
-    """Run or resume a prepared folder, in a process of its own that heeds Ctrl-C. Returns the summary; None if the run
-    was stopped, or did not begin."""
+    """Run or resume a prepared folder, in a process of its own that heeds Ctrl-C. Returns the
+    summary; None if the run was stopped, or did not begin."""
     stop = STOP_REQUESTED.is_set
     outcome = None if stop() else simulate(scenario, folder, options, resume=True, should_stop=stop)
     return None if outcome is None else outcome.summary
 
 
 def tested(runtime: Any, model: Vector, test: tuple[Any, ...]) -> dict[str, float]:
-    """Return the means of the model over the test data. Empty if its loss is not a finite number."""
+    """Return the means of the model over the test data. Empty if its loss is not a finite
+    number."""
     runtime.load(model)
     try:
         return means([evaluate_data(runtime, test)])
@@ -352,7 +385,9 @@ def summary_of(fleet: Fleet) -> dict[str, Any]:
     causes: Counter[str] = Counter()
     for row in rows:
         causes.update(row["causes"])
-    seconds = {key: fsum(row["device_seconds"][key] for row in rows) for key in ("useful", "wasted")}
+    seconds = {
+        key: fsum(row["device_seconds"][key] for row in rows) for key in ("useful", "wasted")
+    }
     committed = [row for row in rows if row["how"] == "committed"]
     return {
         "reason": fleet.finished,
@@ -367,6 +402,10 @@ def summary_of(fleet: Fleet) -> dict[str, Any]:
         **({"evaluation": fleet.evaluations[-1]["metrics"]} if fleet.evaluations else {}),
         "test": next((row["test"] for row in reversed(committed) if "test" in row), {}),
         "devices": len(fleet.tasks.has_bundle),
-        **({"without_examples": len(without)} if (without := fleet.connections.without_examples) else {}),
+        **(
+            {"without_examples": len(without)}
+            if (without := fleet.connections.without_examples)
+            else {}
+        ),
         "model": digest(fleet.model),
     }

@@ -1,4 +1,5 @@
-"""Each benchmark at a tiny size: it does the work that it measures, and writes figures. No figure is judged."""
+"""Each benchmark at a tiny size: it does the work that it measures, and writes figures. No figure
+is judged."""
 
 import json
 import math
@@ -26,13 +27,16 @@ from benchmarks._growth import BOUNDS
 ROOT = Path(__file__).parents[2]
 
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the benchmarks read /proc")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="the benchmarks read /proc"
+)
 
 
 def run(tmp_path: Path, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
     """Run a benchmark, which must leave neither a process nor a file of its servers behind."""
     command = [sys.executable, str(ROOT / "benchmarks" / arguments[0]), *arguments[1:]]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # so that its servers' command lines name this test
+    # so that its servers' command lines name this test
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == status, done.stderr
     left = f"{tmp_path}/fleetlearn-benchmark"
@@ -59,19 +63,47 @@ def command_lines() -> Iterator[str]:
 
 
 def test_rounds(tmp_path: Path) -> None:
-    results = figures(tmp_path, "rounds.py", "--devices", "3", "--size", "70000", "--rounds", "2", "--repeats", "1")
+    results = figures(
+        tmp_path,
+        "rounds.py",
+        "--devices",
+        "3",
+        "--size",
+        "70000",
+        "--rounds",
+        "2",
+        "--repeats",
+        "1",
+    )
     assert results["fleetlearn"]["cpu_ms_per_update"]["median"] > 0
     assert results["floor"]["cpu_ms_per_update"]["median"] > 0
-    # One device may read its next task before another reads that it was accepted, so a gap may be below 0.
-    assert results["next_task_after_accepted_ms"]["p50"] <= results["next_task_after_accepted_ms"]["p99"]
+    # One device may read its next task before another reads that it was accepted, so a gap may be
+    # below 0.
+    assert (
+        results["next_task_after_accepted_ms"]["p50"]
+        <= results["next_task_after_accepted_ms"]["p99"]
+    )
     assert results["asynchronous"]["ratio"]["updates_per_second"]["median"] > 0
 
 
 @pytest.mark.slow
 def test_float16(tmp_path: Path) -> None:
-    sizes = ("--models", "transformer", "--repeats", "1", "--scale", "0.01", "--steps", "5", "--seeds", "1")
+    sizes = (
+        "--models",
+        "transformer",
+        "--repeats",
+        "1",
+        "--scale",
+        "0.01",
+        "--steps",
+        "5",
+        "--seeds",
+        "1",
+    )
     results = figures(tmp_path, "float16.py", *sizes)
-    alive = {name: results["transformer"][name]["alive_mib"]["median"] for name in ("float32", "float16")}
+    alive = {
+        name: results["transformer"][name]["alive_mib"]["median"] for name in ("float32", "float16")
+    }
     assert 0 < alive["float16"] < alive["float32"]
     assert results["digits"]["float16"]["loss"]["median"] > 0
 
@@ -80,14 +112,21 @@ def test_float16(tmp_path: Path) -> None:
 def test_pauses(tmp_path: Path) -> None:
     sizes = ("--devices", "3", "--size", "3000000", "--rounds", "1", "--held", "2")
     assert figures(tmp_path, "pauses.py", *sizes)["fleetlearn"]["pings"]["median"] > 0
-    assert figures(tmp_path, "pauses.py", "--begin", "--size", "70000")["fleetlearn"]["pings"]["median"] > 0
+    assert (
+        figures(tmp_path, "pauses.py", "--begin", "--size", "70000")["fleetlearn"]["pings"][
+            "median"
+        ]
+        > 0
+    )
 
 
 @pytest.mark.parametrize(
     "options",
     [
         pytest.param((), id="plain"),
-        pytest.param(("--credentials", "--tls", "--idle", "20"), id="secured", marks=pytest.mark.slow),
+        pytest.param(
+            ("--credentials", "--tls", "--idle", "20"), id="secured", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_connections(tmp_path: Path, options: tuple[str, ...]) -> None:
@@ -106,7 +145,18 @@ def test_connections(tmp_path: Path, options: tuple[str, ...]) -> None:
 @pytest.mark.slow
 def test_soak(tmp_path: Path) -> None:
     """Memory that grows by more than its bound ends it with status 1: here whatever it does."""
-    sizes = ("--minutes", "0.2", "--devices", "6", "--size", "1000", "--heartbeat", "0.3", "--every", "3")
+    sizes = (
+        "--minutes",
+        "0.2",
+        "--devices",
+        "6",
+        "--size",
+        "1000",
+        "--heartbeat",
+        "0.3",
+        "--every",
+        "3",
+    )
     found = figures(tmp_path, "soak.py", *sizes)
     for name in ("synchronous", "carried", "asynchronous"):
         samples = found["samples"][name]
@@ -116,22 +166,38 @@ def test_soak(tmp_path: Path) -> None:
         assert samples[-1]["RSS, MiB"] > 10
         assert found["growths"][name].keys() == BOUNDS.keys()
     done = run(tmp_path, "soak.py", *sizes, "--tls", "--rss", "-1000", status=1)
-    assert "these grow by more than their bounds: synchronous: RSS, MiB; carried: RSS, MiB;" in done.stderr
+    assert (
+        "these grow by more than their bounds: synchronous: RSS, MiB; carried: RSS, MiB;"
+        in done.stderr
+    )
 
 
 @pytest.mark.slow
 def test_attacks(tmp_path: Path) -> None:
     attacks = ("unread_pings", "reports")
-    results = figures(tmp_path, "attacks.py", "--attacks", *attacks, "--seconds", "0.5", "--size", "1000")
+    results = figures(
+        tmp_path, "attacks.py", "--attacks", *attacks, "--seconds", "0.5", "--size", "1000"
+    )
     for name in attacks:
         assert results[name]["before"]["median"] > 0
-        assert results[name]["during"]["median"] > 0  # the attacker may stand still meanwhile: nobody reads from it
+        # the attacker may stand still meanwhile: nobody reads from it
+        assert results[name]["during"]["median"] > 0
 
 
 @pytest.mark.slow
 def test_step(tmp_path: Path) -> None:
     results = figures(
-        tmp_path, "step.py", "--models", "softmax", "--repeats", "1", "--scale", "0.005", "--threads", "1", "2"
+        tmp_path,
+        "step.py",
+        "--models",
+        "softmax",
+        "--repeats",
+        "1",
+        "--scale",
+        "0.005",
+        "--threads",
+        "1",
+        "2",
     )
     contenders = results["softmax, threads 2"]["contenders"]
     assert contenders.keys() == results["softmax, threads 1"]["contenders"].keys()
@@ -146,11 +212,26 @@ def test_step(tmp_path: Path) -> None:
 def test_web(tmp_path: Path) -> None:
     chromium()  # skips where there is no browser, the next where there is no Node
     node()
-    small = ("--models", "mlp", "--repeats", "1", "--scale", "0.01", "--threads", "2", "--no-tensorflow")
+    small = (
+        "--models",
+        "mlp",
+        "--repeats",
+        "1",
+        "--scale",
+        "0.01",
+        "--threads",
+        "2",
+        "--no-tensorflow",
+    )
     results = figures(tmp_path, "web.py", *small)["mlp"]
     assert set(results) == {"Python device", "own API", "SDK, 2 threads"}
     assert all(costs["cpu_ms_per_step"]["median"] > 0 for costs in results.values())
-    assert 3 < results["SDK, 2 threads"]["download_mb"]["median"] < results["own API"]["download_mb"]["median"] < 4
+    assert (
+        3
+        < results["SDK, 2 threads"]["download_mb"]["median"]
+        < results["own API"]["download_mb"]["median"]
+        < 4
+    )
 
 
 @pytest.mark.slow
@@ -160,24 +241,48 @@ def test_gpu_on_the_cpu(tmp_path: Path) -> None:
     run(tmp_path, "gpu.py", *small, "--export-only")
     assert {path.name for path in kept.iterdir()} == {"softmax.bundle", "softmax-8.npz"}
     begun = (kept / "softmax-8.npz").stat().st_mtime_ns
-    results = figures(tmp_path, "gpu.py", "--provider", "cpu", *small, "--repeats", "1", "--no-compile", "--launched")
+    results = figures(
+        tmp_path,
+        "gpu.py",
+        "--provider",
+        "cpu",
+        *small,
+        "--repeats",
+        "1",
+        "--no-compile",
+        "--launched",
+    )
     assert (kept / "softmax-8.npz").stat().st_mtime_ns == begun
     assert set(results["softmax"]) == {"eager", "onnx", "launched"}
     assert all(row["clock_ms_per_step"]["median"] > 0 for row in results["softmax"].values())
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="there may be a GPU")
+@pytest.mark.skipif(
+    "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="there may be a GPU"
+)
 def test_a_benchmark_says_that_there_is_no_gpu(tmp_path: Path) -> None:
     # A loop in PyTorch would fail before: without a GPU, or in its CPU build.
-    shown = run(tmp_path, "simulator.py", "--provider", "cuda", "--parts", "small", "--repeats", "1", status=1).stderr
+    shown = run(
+        tmp_path,
+        "simulator.py",
+        "--provider",
+        "cuda",
+        "--parts",
+        "small",
+        "--repeats",
+        "1",
+        status=1,
+    ).stderr
     assert "the provider 'cuda' is ONNX Runtime's CUDAExecutionProvider, which is not in" in shown
     shown = run(tmp_path, "simulator.py", "--provider", "cuda", "--parts", "large", status=2).stderr
     assert "--provider cuda is for --parts small cnn" in shown
 
 
 def test_a_server_that_does_not_start_is_shown_and_nothing_is_left(tmp_path: Path) -> None:
-    done = run(tmp_path, "connections.py", "--devices", "30000", "--size", "1", "--repeats", "1", status=1)
+    done = run(
+        tmp_path, "connections.py", "--devices", "30000", "--size", "1", "--repeats", "1", status=1
+    )
     shown = " ".join(done.stderr.split())  # the console breaks long lines
     assert "less than the cohort of 30000" in shown
     assert "it ended with status 1 before it listened" in shown
@@ -185,7 +290,19 @@ def test_a_server_that_does_not_start_is_shown_and_nothing_is_left(tmp_path: Pat
 
 @pytest.mark.slow
 def test_hospitals(tmp_path: Path) -> None:
-    sizes = ("--seeds", "2", "--updates", "1", "50", "--setups", "damaged", "--epsilon", "1e-5", "--lr", "0.5")
+    sizes = (
+        "--seeds",
+        "2",
+        "--updates",
+        "1",
+        "50",
+        "--setups",
+        "damaged",
+        "--epsilon",
+        "1e-5",
+        "--lr",
+        "0.5",
+    )
     results = figures(tmp_path, "studies/hospitals.py", *sizes)["damaged"]
     one, fifty = results["1"], results["50"]
     assert one["stopped"]["min"] == fifty["stopped"]["min"] == 1
@@ -209,11 +326,24 @@ def test_pace(tmp_path: Path) -> None:
 def test_fedprox(tmp_path: Path) -> None:
     """The second time it goes on with the seed that is missing."""
     keep = tmp_path / "runs"
-    sizes = ("--sets", "1,1", "--drops", "0.9", "--rounds", "2", "--workers", "1", "--keep", str(keep))
+    sizes = (
+        "--sets",
+        "1,1",
+        "--drops",
+        "0.9",
+        "--rounds",
+        "2",
+        "--workers",
+        "1",
+        "--keep",
+        str(keep),
+    )
     first = figures(tmp_path, "studies/fedprox.py", *sizes, "--seeds", "0")
     times = {file: file.stat().st_mtime_ns for file in keep.iterdir()}
     figure = tmp_path / "figure.png"
-    both = figures(tmp_path, "studies/fedprox.py", *sizes, "--seeds", "0", "1", "--figure", str(figure))
+    both = figures(
+        tmp_path, "studies/fedprox.py", *sizes, "--seeds", "0", "1", "--figure", str(figure)
+    )
     assert len(times) == 4
     assert {file: file.stat().st_mtime_ns for file in keep.iterdir()}.items() >= times.items()
     assert figure.read_bytes().startswith(b"\x89PNG")
@@ -224,16 +354,28 @@ def test_fedprox(tmp_path: Path) -> None:
         assert two[1] != one
         assert 0 < one["accuracy"] < 1
     levels, paired = (both[key]["1,1"]["0.9"] for key in ("levels", "paired"))
-    gains = [a["loss"] - b["loss"] for a, b in zip(levels["fedprox-1"], levels["fedavg"], strict=True)]
+    gains = [
+        a["loss"] - b["loss"] for a, b in zip(levels["fedprox-1"], levels["fedavg"], strict=True)
+    ]
     found = paired["fedprox-1 - fedavg"]["loss"]
     assert found["values"] == pytest.approx(gains)
     # Of two values the t interval is 12.706 times half of their distance.
-    assert (found["mean"], found["half"]) == pytest.approx((sum(gains) / 2, 12.706 * abs(gains[0] - gains[1]) / 2))
+    assert (found["mean"], found["half"]) == pytest.approx(
+        (sum(gains) / 2, 12.706 * abs(gains[0] - gains[1]) / 2)
+    )
 
 
 def test_the_digits_of_a_tier(tmp_path: Path) -> None:
-    """Devices are in the data function's tiers as in the simulator's, and have their tier's digits."""
-    from benchmarks.studies._dropout_data import DIGITS, EXAMPLES, SHARES, own_digits, split, tier_of
+    """Devices are in the data function's tiers as in the simulator's, and have their tier's
+    digits."""
+    from benchmarks.studies._dropout_data import (
+        DIGITS,
+        EXAMPLES,
+        SHARES,
+        own_digits,
+        split,
+        tier_of,
+    )
 
     bundle = write_line_bundle(tmp_path / "line.bundle", references=["anchor"]).path
     tiers = {name: {"share": share} for name, share in SHARES.items()}
@@ -272,11 +414,18 @@ def test_the_digit_of_a_tenth_by_speed(tmp_path: Path, monkeypatch: pytest.Monke
         "tiers": {"device": {"spread": SPREAD}},
     }
     devices = np.arange(500)
-    np.testing.assert_array_equal(speeds(devices, 3), traits(Scenario.read(tables, tmp_path), devices).speed)
+    np.testing.assert_array_equal(
+        speeds(devices, 3), traits(Scenario.read(tables, tmp_path), devices).speed
+    )
     tenths = tenth_of(devices, 3)
     assert np.bincount(tenths, minlength=10).min() > 30
     assert speeds(devices, 3)[tenths == 0].max() < speeds(devices, 3)[tenths == 9].min() / 5
-    own = np.mean([own_digits(device, 3)[1] == tenth for device, tenth in zip(devices.tolist(), tenths, strict=True)])
+    own = np.mean(
+        [
+            own_digits(device, 3)[1] == tenth
+            for device, tenth in zip(devices.tolist(), tenths, strict=True)
+        ]
+    )
     assert own == pytest.approx(OWN + (1 - OWN) / 10, abs=0.02)
 
 
@@ -284,15 +433,31 @@ def test_the_digit_of_a_tenth_by_speed(tmp_path: Path, monkeypatch: pytest.Monke
 def test_asynchronous(tmp_path: Path) -> None:
     """The second time only the seed that is missing is run."""
     keep = tmp_path / "runs"
-    sizes = ("--methods", "FedAvg", "FedBuff", "--concurrency", "100", "--dropout", "0.3", "--scale", "0.1")
+    sizes = (
+        "--methods",
+        "FedAvg",
+        "FedBuff",
+        "--concurrency",
+        "100",
+        "--dropout",
+        "0.3",
+        "--scale",
+        "0.1",
+    )
     sizes += ("--target", "accuracy=0.3", "--keep", str(keep))
     figures(tmp_path, "studies/asynchronous.py", *sizes, "--seeds", "1")
     times = {file: file.stat().st_mtime_ns for file in keep.rglob("summary.json")}
-    found = figures(tmp_path, "studies/asynchronous.py", *sizes, "--seeds", "2", "--figures", str(tmp_path))
+    found = figures(
+        tmp_path, "studies/asynchronous.py", *sizes, "--seeds", "2", "--figures", str(tmp_path)
+    )
     assert len(times) == 2 * 9 + 2
-    assert {file: file.stat().st_mtime_ns for file in keep.rglob("summary.json")}.items() >= times.items()
+    assert {
+        file: file.stat().st_mtime_ns for file in keep.rglob("summary.json")
+    }.items() >= times.items()
     for name in ("target", "tenths"):
-        assert (tmp_path / f"asynchronous-{name}.svg").read_text("utf-8").rstrip().endswith("</svg>")
+        assert (
+            (tmp_path / f"asynchronous-{name}.svg").read_text("utf-8").rstrip().endswith("</svg>")
+        )
     synchronous, buffered = (row["runs"] for row in found["cells"])
     assert all(run["staleness"] == 0 for run in synchronous)
     assert all(run["staleness"] > 1 for run in buffered)
@@ -326,15 +491,33 @@ def test_dropout(tmp_path: Path) -> None:
         "--keep",
         str(keep),
     )
-    sizes += ("--over-selection", "1", "--data", "alike", "by tier", "--target", "accuracy=0.2", "--workers", "1")
+    sizes += (
+        "--over-selection",
+        "1",
+        "--data",
+        "alike",
+        "by tier",
+        "--target",
+        "accuracy=0.2",
+        "--workers",
+        "1",
+    )
     figures(tmp_path, "studies/dropout.py", *sizes, "--seeds", "1")
     times = {file: file.stat().st_mtime_ns for file in keep.rglob("summary.json")}
-    found = figures(tmp_path, "studies/dropout.py", *sizes, "--seeds", "2", "--figures", str(tmp_path))
-    assert len(times) == 2 * 4 + 4 + 4 + 2  # tried, usual, other over-selection, all as likely to vanish
-    assert {file: file.stat().st_mtime_ns for file in keep.rglob("summary.json")}.items() >= times.items()
+    found = figures(
+        tmp_path, "studies/dropout.py", *sizes, "--seeds", "2", "--figures", str(tmp_path)
+    )
+    # tried, usual, other over-selection, all as likely to vanish
+    assert len(times) == 2 * 4 + 4 + 4 + 2
+    assert {
+        file: file.stat().st_mtime_ns for file in keep.rglob("summary.json")
+    }.items() >= times.items()
     for name in ("recipes", "plans"):
         assert (tmp_path / f"dropout-{name}.svg").read_text("utf-8").rstrip().endswith("</svg>")
-    cells = {(row["data"], row["hazard"], row["dropout"], row["over_selection"]): row["runs"] for row in found["cells"]}
+    cells = {
+        (row["data"], row["hazard"], row["dropout"], row["over_selection"]): row["runs"]
+        for row in found["cells"]
+    }
     for run in cells["by tier", "by time", 0.0, 1.0]:  # every task ends in a report
         assert run["lost_share"] == run["wasted_share"] == run["wasted_bytes_share"] == 0
         assert {*run["kept"].values()} == {1}
@@ -350,12 +533,26 @@ def test_dropout(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_simulator(tmp_path: Path) -> None:
-    results = figures(tmp_path, "simulator.py", "--parts", "small", "cnn", "large", "--repeats", "1", "--scale", "0.01")
+    results = figures(
+        tmp_path,
+        "simulator.py",
+        "--parts",
+        "small",
+        "cnn",
+        "large",
+        "--repeats",
+        "1",
+        "--scale",
+        "0.01",
+    )
     simulated = [row for name, row in results["small"].items() if name.startswith("simulator")]
     for row in simulated:
         assert row["reports"]["min"] == 100
         assert row["loss"]["max"] < math.log(10)  # that of a model which knows nothing
-    assert all(row["device_rounds_per_s"]["min"] > 0 for row in [*results["small"].values(), *results["cnn"].values()])
+    assert all(
+        row["device_rounds_per_s"]["min"] > 0
+        for row in [*results["small"].values(), *results["cnn"].values()]
+    )
     (large,) = results["large"].values()
     assert large["parent_cpu_ms_per_round"]["min"] > 0
     assert large["peak_rss_mib"]["min"] > large["parent_peak_rss_mib"]["max"]
@@ -364,7 +561,9 @@ def test_simulator(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_asynchronous_simulator(tmp_path: Path) -> None:
-    results = figures(tmp_path, "simulator.py", "--parts", "asynchronous", "--repeats", "1", "--scale", "0.01")
+    results = figures(
+        tmp_path, "simulator.py", "--parts", "asynchronous", "--repeats", "1", "--scale", "0.01"
+    )
     synchronous, asynchronous = results["asynchronous"].values()
     assert synchronous["reports"]["min"] == 10 * asynchronous["reports"]["min"] == 100
     assert synchronous["cpu_ratio"]["median"] == 1
@@ -373,12 +572,26 @@ def test_the_asynchronous_simulator(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fine_tuning(tmp_path: Path) -> None:
-    sizes = ("--width", "8", "--pretraining", "1", "--epochs", "1", "--seeds", "1", "--repeats", "1")
+    sizes = (
+        "--width",
+        "8",
+        "--pretraining",
+        "1",
+        "--epochs",
+        "1",
+        "--seeds",
+        "1",
+        "--repeats",
+        "1",
+    )
     results = figures(tmp_path, "fine_tuning.py", *sizes, "--digits-only")
     assert results["head, float32"]["gflops_per_step"] < results["all"]["gflops_per_step"] / 2.5
     fetched = [results[f"head, {stored}"]["once_kib"] for stored in ("float32", "float16", "int8")]
     assert fetched == sorted(fetched, reverse=True)
-    assert results["head, features"]["gflops_per_step"] < results["head, float32"]["gflops_per_step"] / 100
+    assert (
+        results["head, features"]["gflops_per_step"]
+        < results["head, float32"]["gflops_per_step"] / 100
+    )
     assert results["head, features"]["kept_bytes"] == 4 * 16 * 8
     assert all(result["cpu_ms_per_step"]["median"] > 0 for result in results.values())
 
@@ -391,10 +604,32 @@ def test_aggregation(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_robust(tmp_path: Path) -> None:
-    command = ["studies/robust.py", "--keep", str(tmp_path / "kept"), "--seeds", "2", "--rounds", "3", "--workers", "1"]
-    command += ["--recipes", "fedavg", "median", "--data", "alike", "--attacks", "a little", "--shares", "0.2"]
+    command = [
+        "studies/robust.py",
+        "--keep",
+        str(tmp_path / "kept"),
+        "--seeds",
+        "2",
+        "--rounds",
+        "3",
+        "--workers",
+        "1",
+    ]
+    command += [
+        "--recipes",
+        "fedavg",
+        "median",
+        "--data",
+        "alike",
+        "--attacks",
+        "a little",
+        "--shares",
+        "0.2",
+    ]
     cells = figures(tmp_path, *command, "--figures", str(tmp_path))["cells"]
-    assert [(row["recipe"], row["attack"]) for row in cells] == list(product(["fedavg", "median"], ["", "a little"]))
+    assert [(row["recipe"], row["attack"]) for row in cells] == list(
+        product(["fedavg", "median"], ["", "a little"])
+    )
     assert all(len(row["runs"]) == 2 and 0 < min(row["runs"]) <= 1 for row in cells)
     assert (tmp_path / "robust.svg").stat().st_size > 1000
 
@@ -402,7 +637,10 @@ def test_robust(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_personal(tmp_path: Path) -> None:
     sizes = ("--seeds", "1", "--rounds", "1", "3", "--workers", "1", "--data", "labels")
-    cells = {row["method"]: row["runs"] for row in figures(tmp_path, "studies/personal.py", *sizes)["cells"]}
+    cells = {
+        row["method"]: row["runs"]
+        for row in figures(tmp_path, "studies/personal.py", *sizes)["cells"]
+    }
     assert {"fedper", "fedrep", "fedbn", "ditto, lambda 1"} <= cells.keys()
     for (after_1, after_3), *others in cells.values():
         assert len(after_1) == len(after_3) == 20

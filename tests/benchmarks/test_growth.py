@@ -10,7 +10,9 @@ FLAT = dict.fromkeys((*BOUNDS, "database, KiB", "identities, KiB", "rounds", "ch
 def test_neither_the_start_nor_one_sample_decides() -> None:
     started = [FLAT | {"RSS, MiB": 10.0 * min(number, 50)} for number in range(101)]
     assert growths(started)["RSS, MiB"] == pytest.approx(0.0)
-    assert 0 < growths([*started[:-1], FLAT | {"RSS, MiB": 550.0}])["RSS, MiB"] < 6, "one is 50 MiB above the others"
+    assert 0 < growths([*started[:-1], FLAT | {"RSS, MiB": 550.0}])["RSS, MiB"] < 6, (
+        "one is 50 MiB above the others"
+    )
 
 
 def test_a_slow_leak_is_what_it_adds_over_the_second_half() -> None:

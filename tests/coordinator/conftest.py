@@ -13,8 +13,9 @@ from peers import PlanMaker, plan_text, write_test_bundle
 
 @pytest.fixture(autouse=True)
 def short_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers of most tests do not end a connection that the coordinator ends, so each would wait for all of the usual
-    time. The usual times are tried with a coordinator of its own process: test_flood."""
+    """Peers of most tests do not end a connection that the coordinator ends, so each would wait for
+    all of the usual time. The usual times are tried with a coordinator of its own process:
+    test_flood."""
     monkeypatch.setattr(connection, "LINGER", 0.2)
     monkeypatch.setattr(listener, "LINGER", 0.2)
     monkeypatch.setattr(host, "STOP_TIMEOUT", 0.5)

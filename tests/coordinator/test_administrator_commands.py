@@ -27,7 +27,9 @@ def test_administrators_are_added_listed_and_removed(service: Path) -> None:
     ada = run("add", service, "ada", "--role", "operate")
     assert ada.exit_code == 0
     assert run("add", service, "bob", "--role", "view", "--hours", "2").exit_code == 0
-    found = Administrators(service.parent / "identities").find_administrator(ada.stdout.strip(), 0.0)
+    found = Administrators(service.parent / "identities").find_administrator(
+        ada.stdout.strip(), 0.0
+    )
     assert found is not None
     assert found.name == "ada"
     assert re.search(r"ada +operate", run("list", service).stdout)
@@ -48,6 +50,8 @@ def test_mistakes_are_named(service: Path, tmp_path: Path) -> None:
     assert run("add", service, "a b", "--role", "view").exit_code == 2
     assert run("add", service, "ada").exit_code == 2, "there is no default role"
     for hours in ("inf", "1e9", "nan", "0"):
-        assert run("add", service, "ada", "--role", "view", "--hours", hours).exit_code == 2, "no list could show it"
+        assert run("add", service, "ada", "--role", "view", "--hours", hours).exit_code == 2, (
+            "no list could show it"
+        )
     (tmp_path / "plain.toml").write_text("")
     assert "names no identities" in re.sub(r"\s+", " ", run("list", tmp_path / "plain.toml").stderr)

@@ -1,4 +1,5 @@
-"""The commands about identities and keys, as people type them: tokens that bring keys, revoking, and the audit log."""
+"""The commands about identities and keys, as people type them: tokens that bring keys, revoking,
+and the audit log."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def test_a_link_as_a_qr_code(service: Path) -> None:
 
 def test_without_what_draws_qr_codes(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "segno", None)
-    assert 'pip install "fleetlearn[qr]"' in str(command("token", "service.toml", "--qr", expected=1).exception)
+    assert 'pip install "fleetlearn[qr]"' in str(
+        command("token", "service.toml", "--qr", expected=1).exception
+    )
 
 
 def test_the_audit_log_shows_dates(service: Path) -> None:
@@ -83,7 +86,9 @@ def test_verify_finds_what_was_changed_and_what_is_gone(service: Path) -> None:
         command("token", "service.toml")
     with closing(Identities(service.parent / "identities")) as identities:
         first, second = identities.events()
-    assert f"2 rows, none changed; the newest has the hash {second.hash}" in words(command("verify", "service.toml"))
+    assert f"2 rows, none changed; the newest has the hash {second.hash}" in words(
+        command("verify", "service.toml")
+    )
     command("verify", "service.toml", "--hash", first.hash)
     with closing(sqlite3.connect(identities.path)) as database, database:
         database.execute("DELETE FROM audit WHERE number=2")
@@ -92,14 +97,18 @@ def test_verify_finds_what_was_changed_and_what_is_gone(service: Path) -> None:
     assert "its last rows were removed, or the whole log replaced" in words(gone)
     with closing(sqlite3.connect(identities.path)) as database, database:
         database.execute("UPDATE audit SET at=1")
-    assert "row 1 of the audit log was changed" in words(command("verify", "service.toml", expected=1))
+    assert "row 1 of the audit log was changed" in words(
+        command("verify", "service.toml", expected=1)
+    )
 
 
 def test_a_token_is_for_runs(service: Path) -> None:
     token = command("token", "service.toml", "--tag", "roof", "--run", "faces").stdout.strip()
     with closing(Identities(service.parent / "identities")) as identities:
         assert identities.enrol("a", "s" * 43, token, time.time()).tags == ("roof", "run:faces")
-    assert "at most 16 tags and runs" in words(command("token", "service.toml", "--run", "a b", expected=2))
+    assert "at most 16 tags and runs" in words(
+        command("token", "service.toml", "--run", "a b", expected=2)
+    )
 
 
 @pytest.mark.parametrize("arguments", [("token", "service.toml"), ("revoke", "service.toml", "a")])
@@ -111,7 +120,9 @@ def test_the_service_file_is_read_once(
         now = time.time()
         identities.enrol("a", "s" * 43, identities.make_token(1, now + 60, [], now), now)
     read, text = list[Path](), Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda path, *given: read.append(path) or text(path, *given))
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, *given: read.append(path) or text(path, *given)
+    )
     command(*arguments)
     assert read == [Path("service.toml")]
 
@@ -119,7 +130,9 @@ def test_the_service_file_is_read_once(
 def test_a_token_brings_the_public_keys_along(service: Path) -> None:
     assert "." not in command("token", "service.toml").stdout
     keys = [command("signing-key", name).stdout.strip() for name in ("new.pem", "old.pem")]
-    assert command("signing-key", "new.pem").stdout.strip() == keys[0], "shown again, not made again"
+    assert command("signing-key", "new.pem").stdout.strip() == keys[0], (
+        "shown again, not made again"
+    )
     assert stat.S_IMODE((service.parent / "new.pem").stat().st_mode) == 0o600
     service.write_text('identities = "identities"\nsigning_keys = ["new.pem", "old.pem"]\n')
     assert command("token", "service.toml").stdout.strip().split(".")[1:] == keys
@@ -128,13 +141,17 @@ def test_a_token_brings_the_public_keys_along(service: Path) -> None:
 
 
 def test_a_certificate_that_never_connected_can_be_revoked(service: Path) -> None:
-    assert "no device called a is enrolled" in words(command("revoke", "service.toml", "a", expected=1))
+    assert "no device called a is enrolled" in words(
+        command("revoke", "service.toml", "a", expected=1)
+    )
     made = command("device-certificate", "a")
     assert "--name a --certificate a.pem --key a.key" in words(made)
     command("certificate", "127.0.0.1")
     files = 'certificate = "tls/certificate.pem"\nkey = "tls/key.pem"\nclients = "tls/ca.pem"\n'
     service.write_text(f'identities = "identities"\n[tls]\n{files}')
-    assert "if it has a certificate, that is revoked" in words(command("revoke", "service.toml", "a"))
+    assert "if it has a certificate, that is revoked" in words(
+        command("revoke", "service.toml", "a")
+    )
     now = time.time()
     with closing(Identities(service.parent / "identities")) as identities:
         with pytest.raises(EnrolmentError, match="was revoked"):

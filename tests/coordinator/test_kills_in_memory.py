@@ -74,13 +74,17 @@ def in_memory(point: Any) -> Any:
             return point._replace(owner=MemoryLedger)
         case owner, "_write" if owner is SqliteLedger:
             counts = point.counts
-            return point._replace(owner=MemoryLedger, counts=lambda one, tables, row: counts(one, row))
+            return point._replace(
+                owner=MemoryLedger, counts=lambda one, tables, row: counts(one, row)
+            )
         case owner, _ if owner is FileBlobs:
             return point._replace(owner=MemoryBlobs)
         case owner, _ if owner is FileRequests:
             return point._replace(owner=MemoryRequests)
         case _, "pwrite":
-            return type(point)(MemoryBlobs, "_write_sum", True, lambda blobs, *piece: has_sum(blobs._storage))
+            return type(point)(
+                MemoryBlobs, "_write_sum", True, lambda blobs, *piece: has_sum(blobs._storage)
+            )
         case _, "replace":
             return type(point)(MemoryBlobs, "_put_model", False)
     return point
@@ -165,7 +169,9 @@ def test_the_coordinator_killed_changes_nothing(
     assert version == 3
     assert [row.summary["reports"] for row in read_status(plan.data_dir).rounds] == [4, 4, 4]
     assert digest(model) == undisturbed
-    assert {len(device.accepted) for device in devices} <= {2, 3}, "one may be lost with the coordinator"
+    assert {len(device.accepted) for device in devices} <= {2, 3}, (
+        "one may be lost with the coordinator"
+    )
 
 
 def evaluated(plan: Plan) -> tuple[str, list[Any]]:
@@ -177,11 +183,18 @@ def evaluated(plan: Plan) -> tuple[str, list[Any]]:
     return digest(read_model(plan.data_dir)[1]), rows
 
 
-MEASURED = {"stop__rounds": 2, "evaluation__every": 1, "evaluation__devices": 4, "evaluation__minimum": 4}
+MEASURED = {
+    "stop__rounds": 2,
+    "evaluation__every": 1,
+    "evaluation__devices": 4,
+    "evaluation__minimum": 4,
+}
 
 
 @pytest.fixture(scope="module")
-def undisturbed_evaluation(tmp_path_factory: pytest.TempPathFactory, bundle_path: Path) -> tuple[str, list[Any]]:
+def undisturbed_evaluation(
+    tmp_path_factory: pytest.TempPathFactory, bundle_path: Path
+) -> tuple[str, list[Any]]:
     plan = plan_of(tmp_path_factory.mktemp("evaluated"), bundle_path, **MEASURED)
     asyncio.run(train(plan))
     found = evaluated(plan)
@@ -221,7 +234,9 @@ def rolled_back(plan: Plan) -> tuple[str, list[Any]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed_roll_back(tmp_path_factory: pytest.TempPathFactory, bundle_path: Path) -> tuple[str, list[Any]]:
+def undisturbed_roll_back(
+    tmp_path_factory: pytest.TempPathFactory, bundle_path: Path
+) -> tuple[str, list[Any]]:
     plan = roll_back(tmp_path_factory.mktemp("rolled-back"), bundle_path)
     asyncio.run(train(plan))
     found = rolled_back(plan)

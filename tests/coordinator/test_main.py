@@ -40,7 +40,10 @@ def plan(tmp_path: Path, bundle_path: Path) -> Path:
 def run(tmp_path: Path, warm: Path, plan: Path) -> Processes:  # type: ignore[misc]
     with processes(tmp_path, warm) as running:
         running.coordinator(plan)
-        wait_for(lambda: (status := status_of(tmp_path / "run")) is not None and status.running, "the coordinator")
+        wait_for(
+            lambda: (status := status_of(tmp_path / "run")) is not None and status.running,
+            "the coordinator",
+        )
         yield running  # type: ignore[misc]
 
 
@@ -61,7 +64,9 @@ def test_status_of_a_running_and_of_a_stopped_coordinator(
     shown = command("status", plan, expected=3).stdout
     assert "not finished; not running; model version 0" in shown
     assert re.search(
-        r"the coordinator was stopped at 20..-..-.. ..:..:..Z; `fleetlearn-coordinator serve` goes on", shown
+        r"the coordinator was stopped at 20..-..-.. ..:..:..Z; `fleetlearn-coordinator serve` goes "
+        r"on",
+        shown,
     )
 
 
@@ -70,7 +75,10 @@ def test_status_counts_by_rule_who_is_not_eligible(capsys: pytest.CaptureFixture
     live = {"phase": "gathering", "ineligible": 40, "ineligible_by": causes, "barred": 3}
     _show(Status(True, "ws://127.0.0.1:1", 0, None, None, live, [], [], {}), 10)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "40 devices are not eligible (40 by selection.charging, 2 by selection.tiers); 3 took part lately" in shown
+    assert (
+        "40 devices are not eligible (40 by selection.charging, 2 by selection.tiers); 3 took part "
+        "lately"
+    ) in shown
 
 
 def test_status_says_whose_examples_each_number_is_of(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,10 +88,16 @@ def test_status_says_whose_examples_each_number_is_of(capsys: pytest.CaptureFixt
     evaluations = [ClosedEvaluation(1, 3, "valid", 2.0, evaluated)]
     held_out = {3: {"examples": 50, "metrics": {"accuracy": 0.939}}}
     for own, said in (
-        ({"evaluation": means}, "of the model that a round began with, on the training examples of the round's own "
-         "devices, before they trained"),
-        ({"evaluation": {}}, "on the training examples of the round's own devices, while they trained"),
-    ):  # fmt: skip
+        (
+            {"evaluation": means},
+            "of the model that a round began with, on the training examples of the round's own "
+            "devices, before they trained",
+        ),
+        (
+            {"evaluation": {}},
+            "on the training examples of the round's own devices, while they trained",
+        ),
+    ):
         rounds = [Closed(1, "committed", 0.0, 1.0, common | own)]
         _show(Status(False, None, 3, "3 rounds done", None, {}, rounds, evaluations, held_out), 10)
         shown = " ".join(capsys.readouterr().out.split())
@@ -92,12 +106,16 @@ def test_status_says_whose_examples_each_number_is_of(capsys: pytest.CaptureFixt
         assert "version 3 on held-out data: accuracy 0.939" in shown
 
 
-def test_a_killed_coordinator_is_seen_to_be_gone(command: Command, run: Processes, plan: Path) -> None:
+def test_a_killed_coordinator_is_seen_to_be_gone(
+    command: Command, run: Processes, plan: Path
+) -> None:
     run.kill("coordinator")
     shown = command("status", plan, expected=3).stdout
     assert "not finished; not running; model version 0" in shown
     assert re.search(r"the coordinator died: it was killed, .* after 20..-..-.. ..:..:..Z", shown)
-    assert json.loads(command("status", plan, "--json", expected=3).stdout)["live"]["pid"] is not None
+    assert (
+        json.loads(command("status", plan, "--json", expected=3).stdout)["live"]["pid"] is not None
+    )
 
 
 def test_export_model_writes_the_parameters_into_the_graph(
@@ -118,7 +136,9 @@ def test_export_model_writes_the_parameters_into_the_graph(
     assert "has no model of version 3; it keeps versions [0]" in re.sub(r"\s+", " ", missing.stderr)
 
 
-def test_an_exported_model_has_the_bundle_s_own_personal_part(command: Command, tmp_path: Path) -> None:
+def test_an_exported_model_has_the_bundle_s_own_personal_part(
+    command: Command, tmp_path: Path
+) -> None:
     path = write_personal_bundle(tmp_path / "personal.bundle")
     plan = tmp_path / "plan.toml"
     plan.write_text(plan_text(path, tmp_path / "run"))
@@ -129,12 +149,19 @@ def test_an_exported_model_has_the_bundle_s_own_personal_part(command: Command, 
     store.close()
     shown = command("export-model", plan, "-o", tmp_path / "infer.onnx")
     said = re.sub(r"\s+", " ", shown.stderr)
-    assert "1000 personal parameters have the bundle's initial values: the trained are on the devices" in said
+    assert (
+        "1000 personal parameters have the bundle's initial values: the trained are on the devices"
+        in said
+    )
     content = np.frombuffer((tmp_path / "infer.onnx").read_bytes()[4:-4], np.float32)
-    np.testing.assert_array_equal(content, np.concatenate([vector, bundle.parameters()[-PERSONAL:]]))
+    np.testing.assert_array_equal(
+        content, np.concatenate([vector, bundle.parameters()[-PERSONAL:]])
+    )
 
 
-def test_a_second_coordinator_on_the_same_data_is_refused(command: Command, run: Processes, plan: Path) -> None:
+def test_a_second_coordinator_on_the_same_data_is_refused(
+    command: Command, run: Processes, plan: Path
+) -> None:
     second = command("serve", plan, "--service", service_file(plan), expected=1)
     assert "is in use by another coordinator" in re.sub(r"\s+", " ", second.stderr)
 
@@ -146,20 +173,28 @@ def test_a_port_in_use_is_an_error(
     other = tmp_path / "other.toml"
     other.write_text(plan_text(bundle_path, tmp_path / "other"))
     second = command("serve", other, "--service", service_file(other, port), expected=1)
-    assert f"error: cannot listen on 127.0.0.1, port {port}: another program listens there" in second.stderr
+    assert (
+        f"error: cannot listen on 127.0.0.1, port {port}: another program listens there"
+        in second.stderr
+    )
     assert "Errno" not in second.stderr
 
 
 def test_errors_are_one_line_and_a_status(command: Command, tmp_path: Path, plan: Path) -> None:
     missing = command("serve", tmp_path / "nowhere.toml", expected=1)
-    assert missing.stderr == f"error: {tmp_path}/nowhere.toml: the plan cannot be read: no such file or directory\n"
+    assert (
+        missing.stderr
+        == f"error: {tmp_path}/nowhere.toml: the plan cannot be read: no such file or directory\n"
+    )
     assert "Traceback" not in missing.stderr
     none = command("status", plan, expected=1)
     assert "is not a coordinator's data directory" in re.sub(r"\s+", " ", none.stderr)
     command("serve", plan, "--log-level", "loud", expected=2)
 
 
-def test_a_folder_of_runs_beside_a_plan_is_refused(command: Command, tmp_path: Path, plan: Path) -> None:
+def test_a_folder_of_runs_beside_a_plan_is_refused(
+    command: Command, tmp_path: Path, plan: Path
+) -> None:
     service = tmp_path / "service.toml"
     service.write_text('port = 0\nruns = "runs"\n')
     refused = command("serve", plan, "--service", service, expected=1).stderr
@@ -170,7 +205,9 @@ def test_the_finished_run_says_so(command: Command, tmp_path: Path, plan: Path) 
     plan.write_text(plan.read_text() + "\nepsilon = 0.2\n")
     settings = Plan.load(plan)
     store = open_store(settings.data_dir, open_bundle(settings.bundle).sha256)
-    store.write([RoundOpened(1, 0.0), RoundClosed(1, "committed", {"change": 0.1, "metrics": {}}, 1.0)])
+    store.write(
+        [RoundOpened(1, 0.0), RoundClosed(1, "committed", {"change": 0.1, "metrics": {}}, 1.0)]
+    )
     store.close()
     served = command("serve", plan, "--service", service_file(plan))
     assert "is below 0.2" in served.stderr

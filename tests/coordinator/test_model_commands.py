@@ -29,7 +29,10 @@ def plan(tmp_path: Path, bundle_path: Path) -> Path:
     for version in range(4):
         vector = np.full(SIZE, version, np.float32)
         rows = store.write_model(
-            ModelMade(version, digest(vector), version, 5.0), vector, {}, [1] if version == 3 else []
+            ModelMade(version, digest(vector), version, 5.0),
+            vector,
+            {},
+            [1] if version == 3 else [],
         )
         if version:
             store.write([RoundOpened(version, 0.0)])
@@ -41,7 +44,9 @@ def plan(tmp_path: Path, bundle_path: Path) -> Path:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    return CliRunner().invoke(
+        app, [str(argument) for argument in arguments], env={"COLUMNS": "200"}
+    )
 
 
 def test_models_lists_what_is_kept(plan: Path) -> None:
@@ -50,11 +55,16 @@ def test_models_lists_what_is_kept(plan: Path) -> None:
     lines = [re.sub(r"\s+", " ", line).strip() for line in shown.stdout.splitlines()]
     assert "0 initial initial 0.3 0.5" in lines
     assert any(line.startswith("3 round 3 newest 0.3") for line in lines)
-    said = "(round): measured by the devices of the round that began with it, on the devices' training examples"
+    said = (
+        "(round): measured by the devices of the round that began with it, on the devices' "
+        "training examples"
+    )
     assert said in shown.stdout
     rows = json.loads(run("models", plan, "--json").stdout)
     assert [row["version"] for row in rows] == [0, 2, 3]
-    assert [row["version"] for row in json.loads(run("models", plan, "--json", "--all").stdout)] == [0, 1, 2, 3]
+    assert [
+        row["version"] for row in json.loads(run("models", plan, "--json", "--all").stdout)
+    ] == [0, 1, 2, 3]
 
 
 def test_two_models_are_compared(plan: Path) -> None:
@@ -62,8 +72,12 @@ def test_two_models_are_compared(plan: Path) -> None:
     assert shown.exit_code == 0
     assert "cosine 1.000000" in shown.stdout
     assert "50.00%" in shown.stdout
-    assert json.loads(run("compare-models", plan, 2, 3, "--json").stdout)["distance"] == pytest.approx(SIZE**0.5)
-    assert "it keeps versions [0, 2, 3]" in re.sub(r"\s+", " ", run("compare-models", plan, 1, 3).stderr)
+    assert json.loads(run("compare-models", plan, 2, 3, "--json").stdout)[
+        "distance"
+    ] == pytest.approx(SIZE**0.5)
+    assert "it keeps versions [0, 2, 3]" in re.sub(
+        r"\s+", " ", run("compare-models", plan, 1, 3).stderr
+    )
 
 
 def test_roll_back_is_a_request(plan: Path) -> None:
@@ -76,31 +90,40 @@ def test_roll_back_is_a_request(plan: Path) -> None:
     for version in (1, 3, 9):
         refused = run("roll-back", plan, version)
         assert refused.exit_code == 1
-        assert f"cannot be rolled back to version {version}; the newest is 3, and it keeps 0, 2" in re.sub(
-            r"\s+", " ", refused.stderr
+        assert (
+            f"cannot be rolled back to version {version}; the newest is 3, and it keeps 0, 2"
+            in re.sub(r"\s+", " ", refused.stderr)
         )
 
 
 def finished_by_accuracy(plan: Path, *, version: int, target: float = 0.75) -> None:
-    """Let the run be over, since the model of this version met the target. ``version`` 2 is not the newest, 3."""
-    plan.write_text(plan.read_text() + f'\nmetric = "accuracy"\ntarget = {target}\n')  # its last table is [stop]
+    """Let the run be over, since the model of this version met the target. ``version`` 2 is not the
+    newest, 3."""
+    # its last table is [stop]
+    plan.write_text(plan.read_text() + f'\nmetric = "accuracy"\ntarget = {target}\n')
     settings = Plan.load(plan)
     store = open_store(settings.data_dir, open_bundle(settings.bundle).sha256)
     for number, accuracy in ((1, 0.3), (2, 0.6), (3, 0.76)):  # of versions 0, 1 and 2
         summary = {"change": 0.5, "metrics": {"accuracy": accuracy}, "behind": {"accuracy": 2}}
         store.write([RoundClosed(number, "committed", summary, 5.0)])
-    reason = f"accuracy of model version {version} is 0.76 on the devices' training examples; the target is {target}"
+    reason = (
+        f"accuracy of model version {version} is 0.76 on the devices' training examples; the "
+        f"target is {target}"
+    )
     rule = Finish(reason, "metric", 0.76, target, "accuracy", version)
     store.write([Metadata("finished", reason), Metadata("finished_by", json.dumps(rule._asdict()))])
     store.close()
 
 
 def exported(plan: Path, tmp_path: Path, *arguments: object) -> tuple[int, str]:
-    """Return the version that ``export-model`` wrote, by its elements, and what the command said."""
+    """Return the version that ``export-model`` wrote, by its elements, and what the command
+    said."""
     output = tmp_path / "infer.onnx"
     shown = run("export-model", plan, "--output", output, *arguments)
     assert shown.exit_code == 0, shown.stderr
-    vector = np.frombuffer(output.read_bytes().removeprefix(b"head").removesuffix(b"tail"), np.float32)
+    vector = np.frombuffer(
+        output.read_bytes().removeprefix(b"head").removesuffix(b"tail"), np.float32
+    )
     return int(vector[0]), re.sub(r"\s+", " ", shown.stderr)
 
 
@@ -115,13 +138,17 @@ def test_serve_says_once_how_the_run_ended(plan: Path, tmp_path: Path) -> None:
     assert shown.stderr.count("INFO export-model writes version 2, which met the target\n") == 1
 
 
-def test_a_run_that_stopped_at_its_target_exports_the_model_that_met_it(plan: Path, tmp_path: Path) -> None:
+def test_a_run_that_stopped_at_its_target_exports_the_model_that_met_it(
+    plan: Path, tmp_path: Path
+) -> None:
     version, said = exported(plan, tmp_path)
     assert (version, "wrote version 3 (the newest)" in said) == (3, True)
     finished_by_accuracy(plan, version=2)
     version, said = exported(plan, tmp_path)
     assert version == 2
-    reason = "accuracy of model version 2 is 0.76 on the devices' training examples; the target is 0.75"
+    reason = (
+        "accuracy of model version 2 is 0.76 on the devices' training examples; the target is 0.75"
+    )
     assert f"wrote version 2 (which met the target: {reason})" in said
     lines = [re.sub(r"\s+", " ", line).strip() for line in run("models", plan).stdout.splitlines()]
     assert any(line.startswith("2 round 2 target 0.3 0.5 0.76") for line in lines), lines
@@ -136,19 +163,25 @@ def test_a_run_that_stopped_at_its_target_exports_the_model_that_met_it(plan: Pa
         ("best", 2, "the best: accuracy 0.76 on the devices' training examples"),
     ],
 )
-def test_a_version_is_chosen_by_what_it_is(plan: Path, tmp_path: Path, wanted: str, version: int, why: str) -> None:
+def test_a_version_is_chosen_by_what_it_is(
+    plan: Path, tmp_path: Path, wanted: str, version: int, why: str
+) -> None:
     finished_by_accuracy(plan, version=2)
     found, said = exported(plan, tmp_path, "--version", wanted)
     assert found == version
     assert why in said
 
 
-def test_a_version_that_cannot_be_chosen_is_refused_with_the_reason(plan: Path, tmp_path: Path) -> None:
+def test_a_version_that_cannot_be_chosen_is_refused_with_the_reason(
+    plan: Path, tmp_path: Path
+) -> None:
     for wanted, text in {
         "best": "models.metric or stop.metric must name a metric",
         "newset": "version 'newset': a version is a number, or one of newest, measured, best",
         "1": "has no model of version 1",
     }.items():
-        refused = run("export-model", plan, "--output", tmp_path / "infer.onnx", "--version", wanted)
+        refused = run(
+            "export-model", plan, "--output", tmp_path / "infer.onnx", "--version", wanted
+        )
         assert refused.exit_code == 1
         assert text in re.sub(r"\s+", " ", refused.stderr)

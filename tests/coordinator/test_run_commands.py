@@ -1,4 +1,5 @@
-"""fleetlearn-coordinator run ...: what the commands write, print, and say about mistakes. No coordinator runs."""
+"""fleetlearn-coordinator run ...: what the commands write, print, and say about mistakes. No
+coordinator runs."""
 
 from __future__ import annotations
 
@@ -38,12 +39,35 @@ def command(*arguments: object, expected: int = 0) -> str:
 
 def test_a_run_is_added_changed_and_removed(service: Path, tmp_path: Path) -> None:
     plan = tmp_path / "a.toml"
-    said = command("run", "add", service, "a", plan, "--tag", "eu", "--tag", "roof", "--tier", "tv", "--share", 0.5)
+    said = command(
+        "run",
+        "add",
+        service,
+        "a",
+        plan,
+        "--tag",
+        "eu",
+        "--tag",
+        "roof",
+        "--tier",
+        "tv",
+        "--share",
+        0.5,
+    )
     assert "a is added; it begins when the service file is served" in said
     with closing(Runs(tmp_path / "runs")) as runs:
         row = runs.runs()[0]
-        assert (row.name, row.plan, row.population) == ("a", plan, Population(("eu", "roof"), ("tv",), (), 0.5))
-        for verb, state in (("pause", "paused"), ("resume", "running"), ("drain", "draining"), ("stop", "stopped")):
+        assert (row.name, row.plan, row.population) == (
+            "a",
+            plan,
+            Population(("eu", "roof"), ("tv",), (), 0.5),
+        )
+        for verb, state in (
+            ("pause", "paused"),
+            ("resume", "running"),
+            ("drain", "draining"),
+            ("stop", "stopped"),
+        ):
             command("run", verb, service, "a")
             assert runs.runs()[0].wanted == state
         assert "the run a is stopped" in command("run", "pause", service, "a", expected=1)
@@ -63,8 +87,8 @@ def test_a_run_is_added_changed_and_removed(service: Path, tmp_path: Path) -> No
 def test_an_operation_whose_process_is_killed_is_in_the_audit_log_once(
     service: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: bool
 ) -> None:
-    """Killed before its row is in the audit log, or after (``copied``) and before the database of runs knows so. The
-    next look at the runs finds it."""
+    """Killed before its row is in the audit log, or after (``copied``) and before the database of
+    runs knows so. The next look at the runs finds it."""
 
     class KilledError(BaseException):
         """Stands for SIGKILL."""
@@ -72,7 +96,10 @@ def test_an_operation_whose_process_is_killed_is_in_the_audit_log_once(
     def kill(*arguments: object) -> None:
         raise KilledError
 
-    with monkeypatch.context() as patch, operating(ServiceSettings.load(service), "olga") as operations:
+    with (
+        monkeypatch.context() as patch,
+        operating(ServiceSettings.load(service), "olga") as operations,
+    ):
         patch.setattr(*((Runs, "is_logged") if copied else (Identities, "log_once")), kill)
         with pytest.raises(KilledError):
             operations.add("a", tmp_path / "a.toml", Population())
@@ -96,7 +123,12 @@ def test_runs_are_listed(service: Path, tmp_path: Path) -> None:
         assert "a failed: the disk is full" in said
         found = json.loads(command(*arguments, "--json", expected=expected))
         assert [(row["run"], row["state"]) for row in found] == [("a", "failed"), ("b", "paused")]
-        assert found[0]["population"] == {"tags": [], "tiers": [], "runtimes": ["onnx"], "share": 0.25}
+        assert found[0]["population"] == {
+            "tags": [],
+            "tiers": [],
+            "runtimes": ["onnx"],
+            "share": 0.25,
+        }
 
 
 def test_a_list_in_a_narrow_terminal_is_readable(service: Path, tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 ROOT = Path(__file__).parents[2]
-# Small models: a second thread only waits for the first, and longer where the machine has other work.
+# Small models: a second thread only waits for the first, and longer where the machine has other
+# work.
 torch.set_num_threads(1)
 DIGITS: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "digits.py"))
 
@@ -43,7 +44,9 @@ def _model(name: str) -> nn.Module:
             case "personal":
                 return nn.Sequential(nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10))
             case "own":
-                return nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 10))
+                return nn.Sequential(
+                    nn.Linear(64, 24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 10)
+                )
             case _:
                 return nn.Linear(64, 10)
 
@@ -61,9 +64,11 @@ EXPORTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="session")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
-    """By name: ``softmax`` (regression), ``mlp``, ``cnn``, and ``plain`` (softmax without proximal term).
+    """By name: ``softmax`` (regression), ``mlp``, ``cnn``, and ``plain`` (softmax without proximal
+    term).
 
-    ``personal`` has momentum and a head that stays on the device, ``own`` MOON's term and dropout as well.
+    ``personal`` has momentum and a head that stays on the device, ``own`` MOON's term and dropout
+    as well.
     """
 
     @cache

@@ -1,6 +1,8 @@
-"""The device on a real socket, against a coordinator that the test plays; whole processes where one is killed.
+"""The device on a real socket, against a coordinator that the test plays; whole processes where one
+is killed.
 
-What any SDK must do is in the transcripts (tests/protocol/test_transcripts.py); here is what only this one has.
+What any SDK must do is in the transcripts (tests/protocol/test_transcripts.py); here is what only
+this one has.
 """
 
 from __future__ import annotations
@@ -111,7 +113,9 @@ async def in_training(coordinator: Scripted, served: Served, name: str = "t1") -
     return line
 
 
-def test_two_rounds_give_the_updates_that_training_gives(served: Served, data: Any, tmp_path: Path) -> None:
+def test_two_rounds_give_the_updates_that_training_gives(
+    served: Served, data: Any, tmp_path: Path
+) -> None:
     async def test() -> None:
         async with pair(served, data, tmp_path, name="dev-1") as (coordinator, _):
             line = await coordinator.line()
@@ -125,14 +129,23 @@ def test_two_rounds_give_the_updates_that_training_gives(served: Served, data: A
 
             runtime = open_runtime(served.bundle)
             runtime.load(served.model)
-            expected = train(runtime, data, hyper=HYPER, epochs=2, batch_size=8, seed=5, evaluate=True)
+            expected = train(
+                runtime, data, hyper=HYPER, epochs=2, batch_size=8, seed=5, evaluate=True
+            )
             np.testing.assert_array_equal(update, expected.update)
-            assert (report.examples, report.steps, report.epochs, report.complete) == (20, 6, 2.0, True)
+            assert (report.examples, report.steps, report.epochs, report.complete) == (
+                20,
+                6,
+                2.0,
+                True,
+            )
             assert (report.loss, report.metrics) == (expected.loss, expected.metrics)
             assert report.evaluation == expected.evaluation
             names = [fetch.sha256 for fetch in line.fetches]
             assert names[0] == served.bundle.sha256
-            assert sorted(names[1:]) == sorted([served.model_sha256, served.file(TRAIN), served.file(EVAL)])
+            assert sorted(names[1:]) == sorted(
+                [served.model_sha256, served.file(TRAIN), served.file(EVAL)]
+            )
 
             await line.say(served.task("t2", round=2, seed=6))
             assert (await line.expect(Report)).task == "t2"  # nothing was lacking
@@ -155,12 +168,20 @@ def test_a_redirect_is_not_followed_since_nobody_has_checked_where_it_leads(
         async with AsyncExitStack() as held:
 
             async def start(requests: list[bytes], place: str) -> str:
-                async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                async def answer(
+                    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+                ) -> None:
                     requests.append(await reader.readuntil(b"\r\n\r\n"))
-                    writer.write(f"HTTP/1.1 302 Found\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n".encode())
+                    writer.write(
+                        (
+                            f"HTTP/1.1 302 Found\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n"
+                        ).encode()
+                    )
                     writer.close()
 
-                server = await held.enter_async_context(await asyncio.start_server(answer, "127.0.0.1", 0))
+                server = await held.enter_async_context(
+                    await asyncio.start_server(answer, "127.0.0.1", 0)
+                )
                 return f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
             other = await start(elsewhere, "/")
@@ -180,7 +201,10 @@ def test_a_device_waits_as_long_as_a_refused_handshake_asks_for(
 ) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 300\r\nContent-Length: 8\r\n\r\ntoo many")
+        writer.write(
+            b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 300\r\nContent-Length: 8\r\n\r\ntoo "
+            b"many"
+        )
         writer.close()
 
     async def test() -> None:
@@ -197,11 +221,18 @@ def test_a_device_waits_as_long_as_a_refused_handshake_asks_for(
 def test_a_web_page_of_a_proxy_is_named_and_not_written_to_the_log(
     data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    page = b"<!DOCTYPE html><html><body><h1>Sign in to the network</h1>" + 5000 * b"<p>.</p>" + b"</body></html>"
+    page = (
+        b"<!DOCTYPE html><html><body><h1>Sign in to the network</h1>"
+        + 5000 * b"<p>.</p>"
+        + b"</body></html>"
+    )
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        head = f"HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/html\r\nContent-Length: {len(page)}\r\n\r\n"
+        head = (
+            "HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/html\r\nContent-Length: "
+            f"{len(page)}\r\n\r\n"
+        )
         writer.write(head.encode() + page)
         writer.close()
 
@@ -211,8 +242,8 @@ def test_a_web_page_of_a_proxy_is_named_and_not_written_to_the_log(
             async with serving(Device(url, data, tmp_path, timing=QUICK)):
                 await until(lambda: "refuses the connection" in caplog.text)
         assert (
-            f"{url} refuses the connection: HTTP 502 Bad Gateway, with a web page: a proxy or another server answers "
-            "there, and no fleetlearn coordinator"
+            f"{url} refuses the connection: HTTP 502 Bad Gateway, with a web page: a proxy or "
+            "another server answers there, and no fleetlearn coordinator"
         ) in caplog.messages
         assert "<p>" not in caplog.text
 
@@ -220,7 +251,9 @@ def test_a_web_page_of_a_proxy_is_named_and_not_written_to_the_log(
         asyncio.run(test())
 
 
-def test_a_download_goes_on_where_the_connection_was_cut(served: Served, data: Any, tmp_path: Path) -> None:
+def test_a_download_goes_on_where_the_connection_was_cut(
+    served: Served, data: Any, tmp_path: Path
+) -> None:
     async def test() -> None:
         async with pair(served, data, tmp_path) as (coordinator, _):
             line = await coordinator.line()
@@ -241,8 +274,11 @@ def test_a_download_goes_on_where_the_connection_was_cut(served: Served, data: A
     asyncio.run(test())
 
 
-def test_a_coordinator_that_stops_reading_is_aborted_and_the_update_comes_later(tmp_path: Path) -> None:
-    update = np.random.default_rng(1).standard_normal(8 * 2**20, np.float32)  # more than the system buffers
+def test_a_coordinator_that_stops_reading_is_aborted_and_the_update_comes_later(
+    tmp_path: Path,
+) -> None:
+    # more than the system buffers
+    update = np.random.default_rng(1).standard_normal(8 * 2**20, np.float32)
     report = Report("t1", 1, (FLOAT32.part("update", update),), 20, 3, 1.0, True, 0.5)
     state = StateDirectory(tmp_path)
     state.outbox.save(report, (update.data.cast("B"),))
@@ -251,7 +287,9 @@ def test_a_coordinator_that_stops_reading_is_aborted_and_the_update_comes_later(
     async def test() -> None:
         with small_buffers() as listening:
             async with scripted(sock=listening) as coordinator:
-                device = Device(coordinator.url, data=(update[:20],), state_dir=tmp_path, timing=QUICK)
+                device = Device(
+                    coordinator.url, data=(update[:20],), state_dir=tmp_path, timing=QUICK
+                )
                 async with serving(device):
                     line = await coordinator.line()
                     assert (await line.check_in()).held == Held("t1", 1)
@@ -266,14 +304,18 @@ def test_a_coordinator_that_stops_reading_is_aborted_and_the_update_comes_later(
     asyncio.run(test())
 
 
-def test_bytes_that_are_wrong_twice_give_the_task_back(served: Served, data: Any, tmp_path: Path) -> None:
+def test_bytes_that_are_wrong_twice_give_the_task_back(
+    served: Served, data: Any, tmp_path: Path
+) -> None:
     async def test() -> None:
         async with pair(served, data, tmp_path) as (coordinator, _):
             line = await coordinator.line()
             await line.check_in()
             await line.say(served.task())
             fetch = await line.expect(Fetch)
-            line.contents = dict(line.contents) | {fetch.sha256: b"{" + line.contents[fetch.sha256][1:-1] + b"!"}
+            line.contents = dict(line.contents) | {
+                fetch.sha256: b"{" + line.contents[fetch.sha256][1:-1] + b"!"
+            }
             await line.send_content(fetch)
             await line.send_content(await line.expect(Fetch))
             failed = await line.expect(Failed)
@@ -301,10 +343,15 @@ def test_a_time_budget_gives_partial_work(served: Served, data: Any, tmp_path: P
     asyncio.run(test())
 
 
-def test_a_training_that_fails_gives_the_task_back(served: Served, data: Any, tmp_path: Path) -> None:
+def test_a_training_that_fails_gives_the_task_back(
+    served: Served, data: Any, tmp_path: Path
+) -> None:
     async def test() -> None:
         async with pair(served, data, tmp_path) as (coordinator, _):
-            for name, hyper, code in (("t1", {"lr": 1e30}, "diverged"), ("t2", {"rate": 0.1}, "runtime-error")):
+            for name, hyper, code in (
+                ("t1", {"lr": 1e30}, "diverged"),
+                ("t2", {"rate": 0.1}, "runtime-error"),
+            ):
                 line = await coordinator.line()
                 await line.check_in()
                 await line.say(served.task(name, hyper=hyper, epochs=50))
@@ -334,7 +381,9 @@ def test_data_that_do_not_fit_end_the_device(served: Served, data: Any, tmp_path
 
 def test_batches_of_the_users_own(served: Served, data: Any, tmp_path: Path) -> None:
     async def test() -> None:
-        batches = [{name: array[i : i + 5] for name, array in data.items()} for i in range(0, 20, 5)]
+        batches = [
+            {name: array[i : i + 5] for name, array in data.items()} for i in range(0, 20, 5)
+        ]
         async with pair(served, batches, tmp_path, examples=20) as (coordinator, _):
             line = await coordinator.line()
             assert (await line.check_in()).examples == 20
@@ -357,7 +406,9 @@ def test_the_other_runtime_fetches_its_own_files(served: Served, data: Any, tmp_
             assert served.file("ort_training/checkpoint") in names
             assert served.file(TRAIN) not in names
             update = np.frombuffer(await line.accept(report), np.float32)
-            expected = train(open_runtime(served.bundle), data, hyper=HYPER, epochs=2, batch_size=8, seed=5)
+            expected = train(
+                open_runtime(served.bundle), data, hyper=HYPER, epochs=2, batch_size=8, seed=5
+            )
             np.testing.assert_allclose(update, expected.update, atol=1e-6)
 
     asyncio.run(test())
@@ -388,12 +439,16 @@ def test_a_gpu_that_cannot_be_used_ends_the_device_at_its_start(
     data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PROVIDERS, "cuda", Provider("NoSuchExecutionProvider", {}, "cuda"))
-    with pytest.raises(RuntimeUnavailableError, match="is ONNX Runtime's NoSuchExecutionProvider, which is not in"):
+    with pytest.raises(
+        RuntimeUnavailableError, match="is ONNX Runtime's NoSuchExecutionProvider, which is not in"
+    ):
         Device("ws://127.0.0.1:9", data, tmp_path / "state", provider="cuda").run()
     assert not (tmp_path / "state").exists()
 
 
-def test_a_state_directory_that_fails_ends_the_device(served: Served, data: Any, tmp_path: Path) -> None:
+def test_a_state_directory_that_fails_ends_the_device(
+    served: Served, data: Any, tmp_path: Path
+) -> None:
     async def test() -> None:
         async with pair(served, data, tmp_path) as (coordinator, running):
             line = await coordinator.line()
@@ -425,25 +480,33 @@ def test_what_stays_on_the_device_goes_from_task_to_task(tmp_path: Path) -> None
             second = await line.accept(await line.expect(Report))
             runtime = open_runtime(served.bundle)
             updates = []
-            for _ in range(2):  # the personal part and the kept state go on, the momentum begins at 0
+            # the personal part and the kept state go on, the momentum begins at 0
+            for _ in range(2):
                 runtime.load(served.model)
                 outcome = train(runtime, (x, y), hyper=HYPER, epochs=2, batch_size=8, seed=5)
                 updates.append(outcome.update.tobytes() + outcome.buffers.tobytes())
             assert updates == [first, second]
             assert first != second
             (path,) = (state / "kept").iterdir()
-            assert (path.name, path.read_bytes()[:-4]) == (served.bundle.sha256, outcome.kept_state.tobytes())
+            assert (path.name, path.read_bytes()[:-4]) == (
+                served.bundle.sha256,
+                outcome.kept_state.tobytes(),
+            )
 
     asyncio.run(test())
 
 
 def test_the_owner_has_the_device_s_own_model_as_a_file(tmp_path: Path) -> None:
-    """infer.onnx is fetched for it, and has the personal parameter with which the kept state begins."""
+    """infer.onnx is fetched for it, and has the personal parameter with which the kept state
+    begins."""
     served = Served(write_line_bundle(tmp_path / "line.bundle", personal=True).path)
     own = tmp_path / "mine.onnx"
 
     async def test() -> None:
-        async with pair(served, line_data(20), tmp_path / "state", own_model=own) as (coordinator, _):
+        async with pair(served, line_data(20), tmp_path / "state", own_model=own) as (
+            coordinator,
+            _,
+        ):
             line = await coordinator.line()
             await line.check_in()
             await line.say(served.task("t1"))
@@ -505,7 +568,9 @@ def test_a_broken_message_closes_the_connection_and_no_more(
 
     with caplog.at_level(logging.INFO, "fleetlearn.device"):
         asyncio.run(test())
-    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    (warning,) = [
+        record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
+    ]
     assert warning.startswith("closing the connection: the coordinator broke the protocol: ")
 
 
@@ -537,7 +602,9 @@ def test_another_version_ends_a_device_that_runs_until_the_end(data: Any, tmp_pa
 def test_come_back_is_heeded_and_finished_ends_the_device(data: Any, tmp_path: Path) -> None:
     async def test() -> None:
         async with scripted() as coordinator:
-            device = Device(coordinator.url, data=data, state_dir=tmp_path, timing=QUICK, until_finished=True)
+            device = Device(
+                coordinator.url, data=data, state_dir=tmp_path, timing=QUICK, until_finished=True
+            )
             async with serving(device) as running:
                 line = await coordinator.line()
                 await line.expect(CheckIn)
@@ -555,7 +622,9 @@ def test_come_back_is_heeded_and_finished_ends_the_device(data: Any, tmp_path: P
     asyncio.run(test())
 
 
-def test_a_coordinator_that_comes_later_is_found(data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_coordinator_that_comes_later_is_found(
+    data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def test() -> None:
         port = free_port()
         device = Device(f"ws://127.0.0.1:{port}", data=data, state_dir=tmp_path, timing=QUICK)
@@ -569,10 +638,16 @@ def test_a_coordinator_that_comes_later_is_found(data: Any, tmp_path: Path, capl
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_run_gives_the_signals_back_to_the_program(data: Any, tmp_path: Path, number: signal.Signals) -> None:
-    """The program goes on after ``run``: Ctrl-C and ``docker stop`` must mean to it what they meant before."""
+def test_run_gives_the_signals_back_to_the_program(
+    data: Any, tmp_path: Path, number: signal.Signals
+) -> None:
+    """The program goes on after ``run``: Ctrl-C and ``docker stop`` must mean to it what they meant
+    before."""
     device = Device("ws://127.0.0.1:9", data, tmp_path / "state", timing=QUICK)
-    before = {name: signal.signal(name, lambda *_: None) for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    before = {
+        name: signal.signal(name, lambda *_: None)
+        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    }
     own = {name: signal.getsignal(name) for name in before}
     try:
         threading.Thread(target=kill_when_serving, args=(device, number)).start()
@@ -594,7 +669,9 @@ def test_run_in_an_event_loop_says_what_to_await(data: Any, tmp_path: Path) -> N
     async def notebook() -> None:
         Device("ws://127.0.0.1:9", data, tmp_path / "state").run()
 
-    with pytest.raises(RuntimeError, match=r"as in a notebook.*Write `await device\.serve\(\)` there"):
+    with pytest.raises(
+        RuntimeError, match=r"as in a notebook.*Write `await device\.serve\(\)` there"
+    ):
         asyncio.run(notebook())
 
 
@@ -651,7 +728,11 @@ def test_a_stop_while_the_directory_is_opened_is_remembered(
 
 
 def test_a_stopped_device_does_not_connect_again(
-    served: Served, data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    served: Served,
+    data: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The training thread may take longer to end than the connection."""
     halted = threading.Event()
@@ -671,7 +752,13 @@ def test_a_stopped_device_does_not_connect_again(
                 line = await in_training(coordinator, served)
                 device.stop()
                 assert await line.closed() == 1000
-                await until(lambda: not any("_stay_connected" in repr(row.get_coro()) for row in asyncio.all_tasks()))
+                await until(
+                    lambda: (
+                        not any(
+                            "_stay_connected" in repr(row.get_coro()) for row in asyncio.all_tasks()
+                        )
+                    )
+                )
                 halted.set()
                 async with asyncio.timeout(PATIENCE):
                     await running
@@ -695,7 +782,9 @@ def test_a_replaced_device_ends(served: Served, data: Any, tmp_path: Path) -> No
     asyncio.run(test())
 
 
-def test_what_is_said_on_the_connection_before_does_not_end_this_one(data: Any, tmp_path: Path) -> None:
+def test_what_is_said_on_the_connection_before_does_not_end_this_one(
+    data: Any, tmp_path: Path
+) -> None:
     """The coordinator replaces a half-open connection of the device by the device's own new one."""
 
     async def test() -> None:
@@ -738,7 +827,10 @@ class Faulty:
     ("error", "text"),
     [
         (KeyError(3), "KeyError: 3"),
-        (RuntimeError("one\n2026-01-01 ERROR forged \x1b[31m" * 3), "RuntimeError: one 2026-01-01 ERROR forged "),
+        (
+            RuntimeError("one\n2026-01-01 ERROR forged \x1b[31m" * 3),
+            "RuntimeError: one 2026-01-01 ERROR forged ",
+        ),
         (ValueError("x" * 5000), "ValueError: xxx"),
         (MemoryError("no room"), "MemoryError: no room"),
     ],
@@ -757,22 +849,35 @@ def test_an_error_of_the_user_s_loader_is_told_with_its_type_and_line(
                 await line.check_in()
                 await line.say(served.task(name, epochs=5, evaluate=evaluates))
                 failed = await line.answer_fetches(Failed)
-                assert failed.code == ("out-of-memory" if isinstance(error, MemoryError) else "runtime-error")
+                assert failed.code == (
+                    "out-of-memory" if isinstance(error, MemoryError) else "runtime-error"
+                )
                 assert failed.text.startswith(text)
                 assert failed.text.endswith(f"(in __iter__, test_device.py line {line_number})")
                 assert "\n" not in failed.text
-                assert str(tmp_path.parent) not in failed.text  # the place is the file's name, and not its folder
+                # the place is the file's name, and not its folder
+                assert str(tmp_path.parent) not in failed.text
 
     with caplog.at_level(logging.INFO, "fleetlearn.device"):
         asyncio.run(test())
-    (traced,) = [record.getMessage() for record in caplog.records if "Traceback" in record.getMessage()]
+    (traced,) = [
+        record.getMessage() for record in caplog.records if "Traceback" in record.getMessage()
+    ]
     head, *lines = traced.splitlines()
-    assert head.startswith("task t1 failed by an exception, most likely of the code that gives the data:")
+    assert head.startswith(
+        "task t1 failed by an exception, most likely of the code that gives the data:"
+    )
     assert f'File "{__file__}", line {line_number}, in __iter__' in traced
-    assert all(line.startswith("    ") for line in lines)  # so that none of them can be taken for a line of the log
+    # so that none of them can be taken for a line of the log
+    assert all(line.startswith("    ") for line in lines)
     assert "\x1b" not in traced
     for name in ("t1", "t2"):
-        assert sum(row.getMessage().startswith(f"task {name} failed: {text}") for row in caplog.records) == 1
+        assert (
+            sum(
+                row.getMessage().startswith(f"task {name} failed: {text}") for row in caplog.records
+            )
+            == 1
+        )
 
 
 def test_an_error_of_ours_has_no_traceback(
@@ -846,7 +951,9 @@ def test_what_the_coordinator_writes_cannot_forge_the_log(
     with caplog.at_level(logging.INFO, "fleetlearn.device"):
         asyncio.run(test())
     assert "forged" in caplog.text
-    assert not any(character in record.getMessage() for record in caplog.records for character in "\n\x1b")
+    assert not any(
+        character in record.getMessage() for record in caplog.records for character in "\n\x1b"
+    )
 
 
 @pytest.mark.parametrize(
@@ -861,15 +968,25 @@ def test_what_the_coordinator_writes_cannot_forge_the_log(
         ({"feature_cache": -1}, "expected MiB, or 0 to keep no features"),
         ({"data": "/nowhere/data.npz"}, "does not exist"),
         ({"data": [1, 2], "examples": None}, "without examples="),
-        ({"data": "~nobody-of-this-name/data.npz"}, "begins with ~nobody-of-this-name, and no home folder is known"),
-        ({"state_dir": "~nobody-of-this-name/state"}, "no home folder is known for it; write the whole path"),
+        (
+            {"data": "~nobody-of-this-name/data.npz"},
+            "begins with ~nobody-of-this-name, and no home folder is known",
+        ),
+        (
+            {"state_dir": "~nobody-of-this-name/state"},
+            "no home folder is known for it; write the whole path",
+        ),
         ({"own_model": "~nobody-of-this-name/mine.onnx"}, "no home folder is known"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_opened(
     options: dict[str, Any], text: str, tmp_path: Path
 ) -> None:
-    arguments: dict[str, Any] = {"url": "ws://127.0.0.1:1", "data": (np.zeros((3, 2)),), "state_dir": tmp_path / "s"}
+    arguments: dict[str, Any] = {
+        "url": "ws://127.0.0.1:1",
+        "data": (np.zeros((3, 2)),),
+        "state_dir": tmp_path / "s",
+    }
     with pytest.raises(ValueError, match=text):
         Device(**(arguments | options))
     assert not (tmp_path / "s").exists()
@@ -891,13 +1008,19 @@ def test_info_shows_a_live_device_while_it_works(
                 line = await coordinator.line()
                 await line.check_in()
                 await until(lambda: "waiting for a task" in info().get("link", ""))
-                assert info()["link"].startswith(f"connected to {coordinator.url} ({place}), since 20")
+                assert info()["link"].startswith(
+                    f"connected to {coordinator.url} ({place}), since 20"
+                )
                 assert info()["process"].startswith("runs since 20")
                 assert info()["task"] == "none was given to this device yet"
 
                 await line.say(served.task("t1", round=4))
                 report = await line.answer_fetches(Report)
-                await until(lambda: info()["task"].startswith("t1 (round 4) is trained, and its update waits to be "))
+                await until(
+                    lambda: info()["task"].startswith(
+                        "t1 (round 4) is trained, and its update waits to be "
+                    )
+                )
                 assert "waiting for a task" not in info()["link"]
                 await line.accept(report)
                 await until(lambda: "its update was accepted" in info()["task"])
@@ -914,7 +1037,9 @@ def test_info_shows_a_live_device_while_it_works(
                 await line.say(ComeBack(3600.0, "no-task"))
                 assert await line.closed() == 1000
                 await until(lambda: "it connects again at 20" in info()["link"])
-                assert info()["link"].startswith("not connected (the coordinator has no task for this device now; the ")
+                assert info()["link"].startswith(
+                    "not connected (the coordinator has no task for this device now; the "
+                )
         assert info()["process"].startswith("ended at 20")
         assert info()["process"].endswith(": it was stopped")
         assert "link" not in info()
@@ -951,7 +1076,9 @@ def folder(tmp_path: Path, data: dict[str, Any]) -> Path:
     return tmp_path
 
 
-def test_an_update_survives_sigkill_and_is_sent_without_training_again(served: Served, folder: Path) -> None:
+def test_an_update_survives_sigkill_and_is_sent_without_training_again(
+    served: Served, folder: Path
+) -> None:
     async def test() -> None:
         async with scripted(served.contents) as coordinator:
             async with process(coordinator, folder) as first:
@@ -981,9 +1108,14 @@ def test_an_update_survives_sigkill_and_is_sent_without_training_again(served: S
     asyncio.run(test())
 
 
-def test_info_says_that_a_device_was_killed(served: Served, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_says_that_a_device_was_killed(
+    served: Served, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def test() -> None:
-        async with scripted(served.contents) as coordinator, process(coordinator, folder) as running:
+        async with (
+            scripted(served.contents) as coordinator,
+            process(coordinator, folder) as running,
+        ):
             await in_training(coordinator, served)
             running.kill()
             await running.wait()
@@ -991,11 +1123,16 @@ def test_info_says_that_a_device_was_killed(served: Served, folder: Path, capsys
     asyncio.run(test())
     assert main(["info", "--state", str(folder / "state")]) == 0
     shown = capsys.readouterr().out
-    assert "process  does not run, and did not end in order: it was killed, or the power failed, after 20" in shown
+    assert (
+        "process  does not run, and did not end in order: it was killed, or the power failed, "
+        "after 20"
+    ) in shown
     assert "task     t1 (round 1) when the process ended: is in training, since 20" in shown
 
 
-def test_training_that_sigkill_ended_is_done_again_to_the_same_update(served: Served, folder: Path) -> None:
+def test_training_that_sigkill_ended_is_done_again_to_the_same_update(
+    served: Served, folder: Path
+) -> None:
     async def test() -> None:
         async with scripted(served.contents) as coordinator:
             async with process(coordinator, folder) as first:
@@ -1017,10 +1154,17 @@ def test_training_that_sigkill_ended_is_done_again_to_the_same_update(served: Se
     asyncio.run(test())
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
-def test_signals_end_the_command_in_order(served: Served, folder: Path, number: signal.Signals, status: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)]
+)
+def test_signals_end_the_command_in_order(
+    served: Served, folder: Path, number: signal.Signals, status: int
+) -> None:
     async def test() -> None:
-        async with scripted(served.contents) as coordinator, process(coordinator, folder) as running:
+        async with (
+            scripted(served.contents) as coordinator,
+            process(coordinator, folder) as running,
+        ):
             line = await in_training(coordinator, served)
             running.send_signal(number)
             assert (await line.expect(Failed)).code == "stopping"
@@ -1035,7 +1179,10 @@ def test_signals_end_the_command_in_order(served: Served, folder: Path, number: 
 
 def test_a_finished_update_survives_sigterm(served: Served, folder: Path) -> None:
     async def test() -> None:
-        async with scripted(served.contents) as coordinator, process(coordinator, folder) as running:
+        async with (
+            scripted(served.contents) as coordinator,
+            process(coordinator, folder) as running,
+        ):
             line = await coordinator.line()
             await line.check_in()
             await line.say(served.task())
@@ -1050,7 +1197,10 @@ def test_a_finished_update_survives_sigterm(served: Served, folder: Path) -> Non
 
 def test_the_command_ends_when_training_is_finished(served: Served, folder: Path) -> None:
     async def test() -> None:
-        async with scripted() as coordinator, process(coordinator, folder, "--until-finished") as running:
+        async with (
+            scripted() as coordinator,
+            process(coordinator, folder, "--until-finished") as running,
+        ):
             line = await coordinator.line()
             await line.expect(CheckIn)
             await line.say(ComeBack(3600.0, "finished"))
@@ -1060,11 +1210,16 @@ def test_the_command_ends_when_training_is_finished(served: Served, folder: Path
     asyncio.run(test())
 
 
-def test_the_command_ends_with_2_where_the_data_do_not_fit(served: Served, folder: Path, data: Any) -> None:
+def test_the_command_ends_with_2_where_the_data_do_not_fit(
+    served: Served, folder: Path, data: Any
+) -> None:
     np.savez(folder / "data.npz", **{f"my_{name}": array for name, array in data.items()})
 
     async def test() -> None:
-        async with scripted(served.contents) as coordinator, process(coordinator, folder) as running:
+        async with (
+            scripted(served.contents) as coordinator,
+            process(coordinator, folder) as running,
+        ):
             line = await coordinator.line()
             await line.check_in()
             await line.say(served.task())
@@ -1080,20 +1235,31 @@ def test_the_command_ends_with_2_where_the_data_do_not_fit(served: Served, folde
 
 def test_a_replaced_process_ends_with_3(folder: Path) -> None:
     async def test() -> None:
-        async with scripted() as coordinator, process(coordinator, folder, "--name", "dev-1") as running:
+        async with (
+            scripted() as coordinator,
+            process(coordinator, folder, "--name", "dev-1") as running,
+        ):
             line = await coordinator.line()
             await line.check_in()
             await line.say(Refused(Code.REPLACED, "the same device has connected again"))
             assert await line.closed() == 1000
             _, log = await running.communicate()
             assert running.returncode == 3
-            assert log.count(b"\nfleetlearn-device: another process connected to the coordinator as device dev-1") == 1
+            assert (
+                log.count(
+                    b"\nfleetlearn-device: another process connected to the coordinator as device "
+                    b"dev-1"
+                )
+                == 1
+            )
             assert b"connecting again" not in log
 
     asyncio.run(test())
 
 
-def test_a_task_that_killed_the_process_three_times_is_given_back(served: Served, folder: Path) -> None:
+def test_a_task_that_killed_the_process_three_times_is_given_back(
+    served: Served, folder: Path
+) -> None:
     async def test() -> None:
         async with scripted(served.contents) as coordinator:
             for _ in range(MAX_STARTS):
@@ -1131,12 +1297,17 @@ sys.exit(main(sys.argv[2:]))
 """The command, with this many bytes more of memory than it has after all imports."""
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="bounds the address space, and reads how large it is in /proc")
-@pytest.mark.parametrize(("example", "fixed", "where"), [(2**24, 0, "to run"), (0, 2**25, "to load")])
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="bounds the address space, and reads how large it is in /proc"
+)
+@pytest.mark.parametrize(
+    ("example", "fixed", "where"), [(2**24, 0, "to run"), (0, 2**25, "to load")]
+)
 def test_out_of_memory_is_named_and_the_bundle_stays(
     tmp_path: Path, example: int, fixed: int, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step of 1.3 GiB, and a graph with 128 MiB of constants, which are twice in memory when it is loaded."""
+    """A step of 1.3 GiB, and a graph with 128 MiB of constants, which are twice in memory when it
+    is loaded."""
     served = Served(write_line_bundle(tmp_path / "line.bundle", needs=(example, fixed)).path)
     x, y = line_data(20)
     np.savez(tmp_path / "data.npz", x=x, y=y)
@@ -1149,7 +1320,9 @@ def test_out_of_memory_is_named_and_the_bundle_stays(
     async def test() -> None:
         async with (
             scripted() as coordinator,
-            process(coordinator, tmp_path, command=(sys.executable, "-c", LIMITED, str(200 * 2**20))),
+            process(
+                coordinator, tmp_path, command=(sys.executable, "-c", LIMITED, str(200 * 2**20))
+            ),
         ):
             for name in ("t1", "t2"):
                 line = await coordinator.line()
@@ -1167,7 +1340,14 @@ def test_out_of_memory_is_named_and_the_bundle_stays(
     [
         ("y", -1, "array y has the value -1 in example 3 (the first is 0); expected 0 to 9"),
         ("y", 10, "array y has the value 10 in example 3 (the first is 0); expected 0 to 9"),
-        ("x", np.nan, "array x has the value nan in example 3 (the first is 0), at [0]; expected finite numbers"),
+        (
+            "x",
+            np.nan,
+            (
+                "array x has the value nan in example 3 (the first is 0), at [0]; expected finite "
+                "numbers"
+            ),
+        ),
     ],
 )
 def test_values_that_cannot_be_are_named_and_end_the_command_with_2(
@@ -1178,7 +1358,10 @@ def test_values_that_cannot_be_are_named_and_end_the_command_with_2(
     np.savez(tmp_path / "data.npz", **wrong)
 
     async def test() -> None:
-        async with scripted(served.contents) as coordinator, process(coordinator, tmp_path) as running:
+        async with (
+            scripted(served.contents) as coordinator,
+            process(coordinator, tmp_path) as running,
+        ):
             line = await coordinator.line()
             await line.check_in()
             await line.say(served.task())

@@ -1,7 +1,9 @@
-"""The sketches of docs/phones: their names are those of a bundle, and the Kotlin one trains to this SDK's numbers.
+"""The sketches of docs/phones: their names are those of a bundle, and the Kotlin one trains to this
+SDK's numbers.
 
-The Kotlin one is compiled and run where FLEETLEARN_KOTLINC names the compiler (bin/kotlinc) and FLEETLEARN_JARS the
-jars of onnxruntime (com.microsoft.onnxruntime, for the JVM) and of Android's org.json, with ``:`` between.
+The Kotlin one is compiled and run where FLEETLEARN_KOTLINC names the compiler (bin/kotlinc) and
+FLEETLEARN_JARS the jars of onnxruntime (com.microsoft.onnxruntime, for the JVM) and of Android's
+org.json, with ``:`` between.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def written(language: str) -> set[str]:
 
 
 @pytest.mark.parametrize("language", SKETCHES)
-def test_a_sketch_gives_all_inputs_and_takes_all_outputs(language: str, cases: Callable[[str], Any]) -> None:
+def test_a_sketch_gives_all_inputs_and_takes_all_outputs(
+    language: str, cases: Callable[[str], Any]
+) -> None:
     bundle = open_bundle(cases("own").path)
     graph = onnx.load(bundle.path / "graphs" / "train.onnx", load_external_data=False).graph
     inputs = {value.name.split(".")[0] for value in graph.input} - set(bundle.manifest.references)
@@ -48,13 +52,30 @@ def test_a_sketch_gives_all_inputs_and_takes_all_outputs(language: str, cases: C
 @pytest.mark.parametrize("language", SKETCHES)
 def test_a_sketch_reads_the_manifest_s_fields(language: str) -> None:
     if language == "kt":
-        read = set(re.findall(r'\.(?:get|opt)(?:String|Int|Boolean|JSONArray)\("(\w+)"', SKETCHES["kt"]))
+        read = set(
+            re.findall(r'\.(?:get|opt)(?:String|Int|Boolean|JSONArray)\("(\w+)"', SKETCHES["kt"])
+        )
     else:
         tables = re.findall(r"struct \w+: Decodable \{\n(.*?)\n\}", SKETCHES["swift"], re.DOTALL)
-        read = {name for table in tables for name in re.findall(r"^    let (\w+):", table, re.MULTILINE)}
-    known = {name for table in (Manifest, Parameter, State, Hyper) for name in table.__struct_fields__}
+        read = {
+            name for table in tables for name in re.findall(r"^    let (\w+):", table, re.MULTILINE)
+        }
+    known = {
+        name for table in (Manifest, Parameter, State, Hyper) for name in table.__struct_fields__
+    }
     assert read <= known
-    needed = {"parameters", "state", "hyper", "metrics", "references", "random", "name", "shape", "offset", "personal"}
+    needed = {
+        "parameters",
+        "state",
+        "hyper",
+        "metrics",
+        "references",
+        "random",
+        "name",
+        "shape",
+        "offset",
+        "personal",
+    }
     assert needed <= read
 
 
@@ -63,10 +84,21 @@ def kotlin(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command that runs the Kotlin sketch."""
     compiler, jars = os.environ.get("FLEETLEARN_KOTLINC"), os.environ.get("FLEETLEARN_JARS")
     if compiler is None or jars is None:
-        pytest.skip("the Kotlin step is not compiled: FLEETLEARN_KOTLINC and FLEETLEARN_JARS are not set")
+        pytest.skip(
+            "the Kotlin step is not compiled: FLEETLEARN_KOTLINC and FLEETLEARN_JARS are not set"
+        )
     made = tmp_path_factory.mktemp("kotlin") / "step.jar"
     sources = [FOLDER / "TrainingStep.kt", Path(__file__).parent / "phones" / "Run.kt"]
-    command = [compiler, "-Werror", "-include-runtime", "-cp", jars, *map(str, sources), "-d", str(made)]
+    command = [
+        compiler,
+        "-Werror",
+        "-include-runtime",
+        "-cp",
+        jars,
+        *map(str, sources),
+        "-d",
+        str(made),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return ["java", "-cp", f"{made}:{jars}", "RunKt"]
@@ -88,19 +120,35 @@ def test_the_kotlin_step_trains_to_the_same_numbers(
         {"begin": begin, "count": count, "seed": SEED + number}
         for number, (begin, count) in enumerate(zip(begins, SIZES, strict=False))
     ]
-    spec = {"bundle": str(bundle.path), "output": str(tmp_path), "width": 64, "hyper": hyper, "steps": steps}
-    (tmp_path / "spec.json").write_text(json.dumps(spec | {file: str(tmp_path / file) for file in files}))
+    spec = {
+        "bundle": str(bundle.path),
+        "output": str(tmp_path),
+        "width": 64,
+        "hyper": hyper,
+        "steps": steps,
+    }
+    (tmp_path / "spec.json").write_text(
+        json.dumps(spec | {file: str(tmp_path / file) for file in files})
+    )
     losses, before = [], runtime.local.copy()
     for step in steps:
         rows = slice(step["begin"], step["begin"] + step["count"])
         losses.append(runtime.step((case.x[rows], case.y[rows]), seed=step["seed"], **hyper))
     done = subprocess.run(
-        [*kotlin, str(tmp_path / "spec.json")], capture_output=True, text=True, timeout=120, check=False
+        [*kotlin, str(tmp_path / "spec.json")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert np.abs(runtime.local - before).max() > 0.01
     assert found["losses"] == pytest.approx(losses, rel=1e-5)
-    assert found["results"] == ", ".join(sorted(["loss", *(f"metric.{metric}" for metric in bundle.manifest.metrics)]))
+    assert found["results"] == ", ".join(
+        sorted(["loss", *(f"metric.{metric}" for metric in bundle.manifest.metrics)])
+    )
     for file, expected in (("local.bin", runtime.local), ("state.bin", runtime.state)):
-        np.testing.assert_allclose(np.fromfile(tmp_path / file, np.float32), expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            np.fromfile(tmp_path / file, np.float32), expected, rtol=0, atol=1e-5
+        )

@@ -18,7 +18,8 @@ from torch import nn
 
 
 def digits_bundle(folder: Path, name: str, make: Callable[[], nn.Module], **options: Any) -> Path:
-    """Export a model of the flat digits, made with a fixed seed, with ``options`` of export_bundle."""
+    """Export a model of the flat digits, made with a fixed seed, with ``options`` of
+    export_bundle."""
     x, y = DIGITS["data"]()[:2]
     example = torch.from_numpy(x[:4].reshape(4, 64)), torch.from_numpy(y[:4])
     with torch.random.fork_rng(devices=[]):
@@ -32,7 +33,9 @@ def digits_bundle(folder: Path, name: str, make: Callable[[], nn.Module], **opti
 @pytest.fixture(scope="session")
 def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = {"step": LocalStep("sgd", proximal=True), "metrics": {"accuracy": DIGITS["accuracy"]}}
-    return digits_bundle(tmp_path_factory.mktemp("bundle"), "softmax", lambda: nn.Linear(64, 10), **options)
+    return digits_bundle(
+        tmp_path_factory.mktemp("bundle"), "softmax", lambda: nn.Linear(64, 10), **options
+    )
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +53,8 @@ def large_bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def own_bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A device has something of its own here: a personal head, and the previous model of MOON's term. And dropout."""
+    """A device has something of its own here: a personal head, and the previous model of MOON's
+    term. And dropout."""
     return digits_bundle(
         tmp_path_factory.mktemp("bundle"),
         "own",

@@ -1,10 +1,12 @@
-"""Serve a plan in a process that kills itself with SIGKILL at a named point, the N-th time that it comes by.
+"""Serve a plan in a process that kills itself with SIGKILL at a named point, the N-th time that it
+comes by.
 
     python crash_coordinator.py POINT N PLAN.toml --service SERVICE.toml
 
-The points are placed here, around the real functions, so that the coordinator carries no hooks for its tests. Most are
-before or after a batch of rows is written, told apart by what is in it. Updates are added, saved and committed in
-another thread, as those of large models are, except on the way to the points of SMALL.
+The points are placed here, around the real functions, so that the coordinator carries no hooks for
+its tests. Most are before or after a batch of rows is written, told apart by what is in it. Updates
+are added, saved and committed in another thread, as those of large models are, except on the way to
+the points of SMALL.
 """
 
 from __future__ import annotations
@@ -100,14 +102,15 @@ SYNCHRONOUS = {
     "the new model is in its place but not recorded",
     "a round is recorded and nobody told",
 }
-"""Points that the usual tests try in synchronous rounds, with devices of their own processes. They try the others in
-asynchronous rounds; the slow tests try each in both."""
+"""Points that the usual tests try in synchronous rounds, with devices of their own processes. They
+try the others in asynchronous rounds; the slow tests try each in both."""
 SMALL = {point for point in POINTS if point.startswith("a small ")}
 """The points of a model whose updates are added in the event loop's thread."""
 
 
 if __name__ == "__main__":
-    store.SPOOL_FILES_HELD = 2  # so that sums are written in a small fleet too, and before its last report
+    # so that sums are written in a small fleet too, and before its last report
+    store.SPOOL_FILES_HELD = 2
     if sys.argv[1] not in SMALL:
         server.LARGE_MODEL = 0
     signal_at(POINTS[sys.argv[1]], int(sys.argv[2]))

@@ -1,4 +1,5 @@
-"""Run a device in a process that kills itself with SIGKILL at a named point, the N-th time that it comes by.
+"""Run a device in a process that kills itself with SIGKILL at a named point, the N-th time that it
+comes by.
 
 python crash_device.py POINT N run --coordinator URL ...
 """
@@ -13,7 +14,9 @@ from fleetlearn_device.storage.outbox import Outbox
 
 POINTS = {
     "the work is done but not on disk": Point(Outbox, "save", False),
-    "the work is on disk and the device's own part not in its place": Point(Outbox, "_settle", False),
+    "the work is on disk and the device's own part not in its place": Point(
+        Outbox, "_settle", False
+    ),
     "the work is on disk and not reported": Point(Outbox, "save", True),
     "the upload is granted": Point(Outbox, "chunks", False),
     "the update is acknowledged but not forgotten": Point(Outbox, "drop", False),

@@ -1,4 +1,5 @@
-"""Serve a plan, or run a device, in a process that kills itself with SIGKILL at a named point of an evaluation.
+"""Serve a plan, or run a device, in a process that kills itself with SIGKILL at a named point of an
+evaluation.
 
 python crash_evaluation.py POINT N serve PLAN.toml --service SERVICE.toml
 python crash_evaluation.py POINT N run --coordinator URL ...
@@ -37,7 +38,9 @@ def batch(kind: type, *, after: bool) -> Point:
 
 
 COORDINATOR: dict[str, Point] = {
-    "a model is committed and its evaluation is not opened": Point(Engine, "_begin_exchanges", False),
+    "a model is committed and its evaluation is not opened": Point(
+        Engine, "_begin_exchanges", False
+    ),
     "an evaluation is decided but not recorded": batch(EvaluationBegun, after=False),
     "an evaluation is recorded and nobody told": batch(EvaluationBegun, after=True),
     "a measurement is given but not sent": batch(MeasurementGiven, after=True),

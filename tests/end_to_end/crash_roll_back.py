@@ -32,7 +32,9 @@ POINTS = {
     "the model is written but not in its place": Point(Path, "replace", False, is_model),
     "the model is in its place": Point(FileBlobs, "save_model", True),
     "the rows are not written": Point(SqliteLedger, "write", False, answers),
-    "the rows are half written": Point(SqliteLedger, "_write", True, lambda ledger, row: isinstance(row, ModelMade)),
+    "the rows are half written": Point(
+        SqliteLedger, "_write", True, lambda ledger, row: isinstance(row, ModelMade)
+    ),
     "the rows are written": Point(SqliteLedger, "write", True, answers),
     "the request is removed": Point(FileRequests, "remove_roll_back", True),
 }

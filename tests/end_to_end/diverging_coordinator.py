@@ -1,4 +1,5 @@
-"""``fleetlearn-coordinator`` with a server optimizer that diverges: Yogi's gets updates that are far too large."""
+"""``fleetlearn-coordinator`` with a server optimizer that diverges: Yogi's gets updates that are
+far too large."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ apply = Optimizer.apply
 
 def diverge(self: Optimizer, state: Any, delta: Any, *arguments: Any) -> Any:
     """Do what ``Optimizer.apply`` does."""
-    return apply(self, state, delta.astype(np.float64) * (1e200 if self.name == "yogi" else 1.0), *arguments)
+    return apply(
+        self, state, delta.astype(np.float64) * (1e200 if self.name == "yogi" else 1.0), *arguments
+    )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ class Point(NamedTuple):
 
 
 def signal_at(point: Point, turn: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Replace the point's function by one that sends the process a signal in its ``turn``-th call that counts."""
+    """Replace the point's function by one that sends the process a signal in its ``turn``-th call
+    that counts."""
     original: Callable[..., Any] = getattr(point.owner, point.function)
     calls = 0
 

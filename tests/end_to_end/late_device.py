@@ -1,4 +1,5 @@
-"""Run a device in a process that stops itself with SIGSTOP when its first update is trained and not yet on disk.
+"""Run a device in a process that stops itself with SIGSTOP when its first update is trained and not
+yet on disk.
 
 python late_device.py run --coordinator URL ...
 """

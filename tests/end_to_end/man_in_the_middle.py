@@ -1,7 +1,7 @@
 """Stands between a device and its coordinator: ``man_in_the_middle.py PORT URL HOW``.
 
-It has the device train a bundle of its own: ``changed``: it writes that one's hash into each task, signed or not;
-``stripped``: it also tells the coordinator that the device asks for no signature.
+It has the device train a bundle of its own: ``changed``: it writes that one's hash into each task,
+signed or not; ``stripped``: it also tells the coordinator that the device asks for no signature.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ async def pass_on(
 
 
 async def main() -> None:
-    async with serve(relay, "127.0.0.1", PORT, subprotocols=PROTOCOLS, compression=None, max_size=None) as server:
+    async with serve(
+        relay, "127.0.0.1", PORT, subprotocols=PROTOCOLS, compression=None, max_size=None
+    ) as server:
         await server.serve_forever()
 
 

@@ -1,4 +1,5 @@
-"""An administrator at work over HTTP: real processes, enrolled devices, a roll back under way, and SIGKILL after it."""
+"""An administrator at work over HTTP: real processes, enrolled devices, a roll back under way, and
+SIGKILL after it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,13 @@ def test_a_run_is_operated_over_http(run: Processes, bundle_path: Path, shards: 
     port, admin_port = free_port(), free_port()
 
     def write_plan(**settings: Any) -> None:
-        usual = {"local__lr": 0.1, "round__goal": 2, "round__minimum": 2, "round__gather": 60.0, "round__grace": 60.0}
+        usual = {
+            "local__lr": 0.1,
+            "round__goal": 2,
+            "round__minimum": 2,
+            "round__gather": 60.0,
+            "round__grace": 60.0,
+        }
         plan.write_text(plan_text(bundle_path, data_dir, **(usual | settings)))
 
     def ask(token: str, path: str, body: Any = None) -> Any:
@@ -36,11 +43,20 @@ def test_a_run_is_operated_over_http(run: Processes, bundle_path: Path, shards: 
             return error.code, json.load(error)["error"]
 
     write_plan(stop__rounds=2)
-    (folder / "service.toml").write_text(f'port = {port}\nidentities = "ids"\n[admin]\nport = {admin_port}\n')
-    olga = run.command("administrator", "add", "service.toml", "olga", "--role", "operate", cwd=folder).stdout.strip()
-    vera = run.command("administrator", "add", "service.toml", "vera", "--role", "view", cwd=folder).stdout.strip()
+    (folder / "service.toml").write_text(
+        f'port = {port}\nidentities = "ids"\n[admin]\nport = {admin_port}\n'
+    )
+    olga = run.command(
+        "administrator", "add", "service.toml", "olga", "--role", "operate", cwd=folder
+    ).stdout.strip()
+    vera = run.command(
+        "administrator", "add", "service.toml", "vera", "--role", "view", cwd=folder
+    ).stdout.strip()
     run.coordinator(plan)
-    wait_for(lambda: "administrators: http://127.0.0.1:" in run.log("coordinator"), "the administrators' port")
+    wait_for(
+        lambda: "administrators: http://127.0.0.1:" in run.log("coordinator"),
+        "the administrators' port",
+    )
     token = ask(olga, "tokens", {"uses": 2})["token"]
     assert ask(vera, "tokens", {"uses": 2})[0] == 403
     assert ask("x", "status")[0] == 401
@@ -48,10 +64,23 @@ def test_a_run_is_operated_over_http(run: Processes, bundle_path: Path, shards: 
     def start_devices() -> None:
         for name, shard in zip("ab", shards, strict=False):
             run.start(
-                name, sys.executable, "-m", "fleetlearn_device", "run", "--coordinator", f"ws://127.0.0.1:{port}",
-                "--data", shard, "--state", folder / f"{name}.state", "--name", name, "--until-finished",
-                "--token", token,
-            )  # fmt: skip
+                name,
+                sys.executable,
+                "-m",
+                "fleetlearn_device",
+                "run",
+                "--coordinator",
+                f"ws://127.0.0.1:{port}",
+                "--data",
+                shard,
+                "--state",
+                folder / f"{name}.state",
+                "--name",
+                name,
+                "--until-finished",
+                "--token",
+                token,
+            )
 
     start_devices()
     assert run.wait("coordinator") == 0, run.log("coordinator")
@@ -62,7 +91,10 @@ def test_a_run_is_operated_over_http(run: Processes, bundle_path: Path, shards: 
     write_plan(stop__rounds=4, local__epochs=100_000, local__time_budget=30.0)
     run.coordinator(plan)
     start_devices()
-    wait_for(lambda: bool((found := status_of(data_dir)) and found.live.get("leases") == 2), "both devices to train")
+    wait_for(
+        lambda: bool((found := status_of(data_dir)) and found.live.get("leases") == 2),
+        "both devices to train",
+    )
     (described,) = ask(vera, "status")["runs"]
     assert (described["version"], described["connected"], described["phase"]) == (2, 2, "open")
     assert ask(vera, "runs/test/roll-back", {"version": 1})[0] == 403
@@ -76,11 +108,20 @@ def test_a_run_is_operated_over_http(run: Processes, bundle_path: Path, shards: 
     run.coordinator(plan)
     start_devices()
     assert run.wait("coordinator") == 0, run.log("coordinator")
-    assert [row.outcome for row in read_status(data_dir).rounds] == ["committed", "committed", "abandoned", "committed"]
-    events = [
-        json.loads(line) for line in run.command("audit", "service.toml", "--json", cwd=folder).stdout.splitlines()
+    assert [row.outcome for row in read_status(data_dir).rounds] == [
+        "committed",
+        "committed",
+        "abandoned",
+        "committed",
     ]
-    assert [row["what"] for row in events if row["about"].get("who") == "olga"] == ["token", "rolled back"]
+    events = [
+        json.loads(line)
+        for line in run.command("audit", "service.toml", "--json", cwd=folder).stdout.splitlines()
+    ]
+    assert [row["what"] for row in events if row["about"].get("who") == "olga"] == [
+        "token",
+        "rolled back",
+    ]
     assert "Traceback" not in run.log("coordinator")
     for secret in (olga, vera):
         assert secret not in run.log("coordinator")

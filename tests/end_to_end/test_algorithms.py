@@ -1,7 +1,7 @@
 """Algorithms that keep something on each device, with real processes and sockets.
 
-Undisturbed they give the bits of the loop in this file. With devices and the coordinator killed they give the same
-bits, and what the devices keep is what the coordinator counted.
+Undisturbed they give the bits of the loop in this file. With devices and the coordinator killed
+they give the same bits, and what the devices keep is what the coordinator counted.
 """
 
 from __future__ import annotations
@@ -46,12 +46,17 @@ with pytest.MonkeyPatch.context() as patch:
 DEVICES = (*TWO, Quadratic((2.0, 0.5), (4.0, 9.0)))
 STEPS = 10
 SETTINGS = {
-    "round__goal": len(DEVICES), "round__minimum": len(DEVICES), "round__gather": 60.0, "round__grace": 60.0,
+    "round__goal": len(DEVICES),
+    "round__minimum": len(DEVICES),
+    "round__gather": 60.0,
+    "round__grace": 60.0,
     "round__deadline": 600.0,
-    "local__lr": 0.05, "local__epochs": STEPS, "local__batch_size": 0,
-}  # fmt: skip
-"""Every round has all devices. Each has one example, so that the order of its examples, which another turn in the round
-would change, is no matter."""
+    "local__lr": 0.05,
+    "local__epochs": STEPS,
+    "local__batch_size": 0,
+}
+"""Every round has all devices. Each has one example, so that the order of its examples, which
+another turn in the round would change, is no matter."""
 COUNTED = {"server__devices": len(DEVICES)}
 RUNS = {
     "scaffold": {"recipe": "scaffold", **COUNTED},
@@ -78,7 +83,9 @@ class Fleet(NamedTuple):
 
     def stop_after(self, rounds: int) -> None:
         """Write the plan. Processes that start from now on read it."""
-        self.plan.write_text(plan_text(data_dir=self.data_dir, **self.settings, stop__rounds=rounds))
+        self.plan.write_text(
+            plan_text(data_dir=self.data_dir, **self.settings, stop__rounds=rounds)
+        )
 
     def device(self, number: int, *wrapper: str | Path) -> None:
         self.run.device(f"device-{number}", self.url, self.run.folder / f"{number}.npz", *wrapper)
@@ -94,7 +101,9 @@ def fleet_of(run: Processes, bundle: Path, name: str, rounds: int) -> Fleet:
     service_file(plan, port)
     for number, device in enumerate(DEVICES):
         np.savez(run.folder / f"{number}.npz", **device.data)
-    fleet = Fleet(run, plan, data_dir, f"ws://127.0.0.1:{port}", {"bundle": bundle, **SETTINGS, **RUNS[name]})
+    fleet = Fleet(
+        run, plan, data_dir, f"ws://127.0.0.1:{port}", {"bundle": bundle, **SETTINGS, **RUNS[name]}
+    )
     fleet.stop_after(rounds)
     return fleet
 
@@ -116,17 +125,26 @@ class Ended(NamedTuple):
 
     def bits(self) -> list[bytes]:
         own = [vector for kept in self.kept for vector in (*kept.tied.values(), kept.personal)]
-        return [b"" if vector is None else vector.tobytes() for vector in (self.model, self.control, *own)]
+        return [
+            b"" if vector is None else vector.tobytes()
+            for vector in (self.model, self.control, *own)
+        ]
 
 
 def by_formula(plan: Plan, rounds: int) -> Ended:
     """The same without coordinator, devices or files: their functions in a loop."""
     bundle, local = open_bundle(plan.bundle), plan.local
-    runtime, aggregators, optimizer = open_runtime(bundle), plan.aggregators(), plan.optimizer(bundle.manifest)
+    runtime, aggregators, optimizer = (
+        open_runtime(bundle),
+        plan.aggregators(),
+        plan.optimizer(bundle.manifest),
+    )
     model = bundle.parameters()
     state, control = optimizer.init(model), np.zeros_like(model)
     kept = [Kept({}, None) for _ in DEVICES]
-    settings = TaskSettings(plan.hyper(bundle.manifest), STEPS, 0, 0, personal_epochs=local.personal_epochs)
+    settings = TaskSettings(
+        plan.hyper(bundle.manifest), STEPS, 0, 0, personal_epochs=local.personal_epochs
+    )
     for _ in range(rounds):
         sums = {part: aggregator.init(len(model)) for part, aggregator in aggregators.items()}
         for number, device in enumerate(DEVICES):
@@ -136,7 +154,8 @@ def by_formula(plan: Plan, rounds: int) -> Ended:
             asked = plan.parts(bundle.manifest)
             sent = encode_parts(asked, outcome.parts, 0, kept[number].tied)
             arrived = {
-                name: find_encoding(asked[name]).decode(content, len(model)) for name, content in sent.contents.items()
+                name: find_encoding(asked[name]).decode(content, len(model))
+                for name, content in sent.contents.items()
             }
             for name, vector in arrived.items():
                 largest = float(np.abs(vector).max())
@@ -149,8 +168,8 @@ def by_formula(plan: Plan, rounds: int) -> Ended:
 
 
 def ended(fleet: Fleet) -> Ended:
-    """What the coordinator and the devices have now, after all processes ended: of each device, the tied vectors of the
-    task that the coordinator names."""
+    """What the coordinator and the devices have now, after all processes ended: of each device, the
+    tied vectors of the task that the coordinator names."""
     version, model = read_model(fleet.data_dir)
     with sqlite3.connect(fleet.data_dir / DATABASE) as ledger:
         counted = dict(ledger.execute("SELECT device, task FROM tied").fetchall())
@@ -160,17 +179,29 @@ def ended(fleet: Fleet) -> Ended:
         tied = state.tied_vectors.begin(bundle, counted.get(state.device), 2)
         kept.append(Kept(tied, state.kept_states.load(personal_name(bundle), 2)))
         state.close()
-    return Ended(model, load_file(model_path(fleet.data_dir, version)).get(OPTIMIZER_STATE + CONTROL), kept)
+    return Ended(
+        model, load_file(model_path(fleet.data_dir, version)).get(OPTIMIZER_STATE + CONTROL), kept
+    )
 
 
-def play(fleet: Fleet, crash: tuple[str, int] | None = None, coordinator_dies: tuple[str, int] | None = None) -> Ended:
-    """Run to the end. ``crash``: where device 0 dies before it is started again. ``coordinator_dies``: where the
-    coordinator does."""
-    killing = () if coordinator_dies is None else (CRASH_COORDINATOR, *map(str, coordinator_dies), fleet.plan)
+def play(
+    fleet: Fleet,
+    crash: tuple[str, int] | None = None,
+    coordinator_dies: tuple[str, int] | None = None,
+) -> Ended:
+    """Run to the end. ``crash``: where device 0 dies before it is started again.
+    ``coordinator_dies``: where the coordinator does."""
+    killing = (
+        ()
+        if coordinator_dies is None
+        else (CRASH_COORDINATOR, *map(str, coordinator_dies), fleet.plan)
+    )
     coordinator = fleet.run.coordinator(fleet.plan, *killing)
     wait_for((fleet.data_dir / DATABASE).exists, "the coordinator")  # the devices would back off
     for number in range(len(DEVICES)):
-        fleet.device(number, *([] if crash is None or number else [CRASH_DEVICE, crash[0], str(crash[1])]))
+        fleet.device(
+            number, *([] if crash is None or number else [CRASH_DEVICE, crash[0], str(crash[1])])
+        )
     if crash is not None:
         assert fleet.run.running["device-0"].wait(60) == -9, fleet.run.log("device-0")
         fleet.device(0)
@@ -183,31 +214,41 @@ def play(fleet: Fleet, crash: tuple[str, int] | None = None, coordinator_dies: t
     return ended(fleet)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in RUNS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in RUNS]
+)
 def test_processes_give_the_formula_s_bits(run: Processes, quadratics: Path, name: str) -> None:
-    """25 rounds. Where drift is corrected they end near the optimum that all devices have together. A device's control
-    variate is the sum of what it reported, so the server's is their mean."""
+    """25 rounds. Where drift is corrected they end near the optimum that all devices have together.
+    A device's control variate is the sum of what it reported, so the server's is their mean."""
     fleet = fleet_of(run, quadratics, name, 25)
     found = play(fleet)
     assert found.bits() == by_formula(Plan.load(fleet.plan), 25).bits()
     if name in CONVERGING:
         np.testing.assert_allclose(found.model, optimum(DEVICES), atol=0.1)
     if found.control is not None:
-        np.testing.assert_allclose(found.control, np.mean([row.tied[CONTROL] for row in found.kept], 0), atol=1e-5)
+        np.testing.assert_allclose(
+            found.control, np.mean([row.tied[CONTROL] for row in found.kept], 0), atol=1e-5
+        )
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: Path, quadratics: Path) -> list[bytes]:
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, warm: Path, quadratics: Path
+) -> list[bytes]:
     with processes(tmp_path_factory.mktemp("undisturbed"), warm) as run:
         return play(fleet_of(run, quadratics, "scaffold", 3)).bits()
 
 
-@pytest.mark.parametrize("point", [POINTS[0], *(pytest.param(point, marks=pytest.mark.slow) for point in POINTS[1:])])
+@pytest.mark.parametrize(
+    "point", [POINTS[0], *(pytest.param(point, marks=pytest.mark.slow) for point in POINTS[1:])]
+)
 def test_a_device_killed_keeps_what_was_counted(
     run: Processes, quadratics: Path, undisturbed: list[bytes], point: str
 ) -> None:
-    """SIGKILL in the second round: the same model, server control variate and tied vectors at the end, bit for bit."""
-    turn = 4 if "not in its place" in point else 2  # the directory is settled when it is opened, and in drop
+    """SIGKILL in the second round: the same model, server control variate and tied vectors at the
+    end, bit for bit."""
+    # the directory is settled when it is opened, and in drop
+    turn = 4 if "not in its place" in point else 2
     assert play(fleet_of(run, quadratics, "scaffold", 3), (point, turn)).bits() == undisturbed
 
 
@@ -240,7 +281,8 @@ KILLS, LONGEST = 100, 1.5
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "top-k", "ditto"])
 def test_killed_at_random_instants(run: Processes, quadratics: Path, name: str) -> None:
-    """100 SIGKILLs of devices and of the coordinator. However many rounds there were, they are the formula's."""
+    """100 SIGKILLs of devices and of the coordinator. However many rounds there were, they are the
+    formula's."""
     luck, fleet = random.Random(7), fleet_of(run, quadratics, name, 10**6)
     names = ["coordinator", *(f"device-{number}" for number in range(len(DEVICES)))]
 

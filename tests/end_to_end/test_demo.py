@@ -1,5 +1,5 @@
-"""``make demo`` as a user runs it: real processes, real deaths. However it ends, none of its processes is left
-running."""
+"""``make demo`` as a user runs it: real processes, real deaths. However it ends, none of its
+processes is left running."""
 
 from __future__ import annotations
 
@@ -29,9 +29,16 @@ def command(output: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "examples.demo", "--output", str(output), *arguments]
 
 
-def run_demo(output: Path, *arguments: str, timeout: float = 400.0) -> subprocess.CompletedProcess[str]:
+def run_demo(
+    output: Path, *arguments: str, timeout: float = 400.0
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(output, *arguments), cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
+        command(output, *arguments),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
 
 
@@ -57,7 +64,11 @@ def assert_nothing_runs(output: Path, within: float = 0.0) -> None:
 def start_and_await_rounds(output: Path) -> subprocess.Popen[str]:
     """A demo that trains: its second round is over."""
     demo = subprocess.Popen(
-        command(output, *SMALL, "--rounds", "1000"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(output, *SMALL, "--rounds", "1000"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert demo.stdout is not None
     for line in demo.stdout:
@@ -80,7 +91,9 @@ def check_summary(output: Path, *, devices: int, rounds: int, killed: int) -> di
     assert summary["reports"] >= (rounds - 2) * goal
     for row in summary["history"]:
         assert row["cohort"] == row["reports"] + sum(row["dropped"].values())
-    assert sum(summary["dropped"].values()) == sum(sum(row["dropped"].values()) for row in summary["history"])
+    assert sum(summary["dropped"].values()) == sum(
+        sum(row["dropped"].values()) for row in summary["history"]
+    )
 
     kills = summary["kills"]
     assert summary["killed"] == len(kills) == len({kill["device"] for kill in kills}) == killed
@@ -111,7 +124,12 @@ def check_model(output: Path, accuracy: float, printed: str) -> None:
     """The command that the demo printed, run as it stands, finds the same accuracy."""
     (line,) = [line for line in printed.splitlines() if line.startswith("use it")]
     used = subprocess.run(
-        line.removeprefix("use it").strip(), shell=True, cwd=ROOT, capture_output=True, text=True, check=True
+        line.removeprefix("use it").strip(),
+        shell=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert str(output / "infer.onnx") in line
     right, _, total = used.stdout.splitlines()[-1].split()[:3]
@@ -148,13 +166,18 @@ def test_sigterm_ends_everything(tmp_path: Path) -> None:
     ("arguments", "text"),
     [
         ("--devices 5", "argument --devices: '5' was given; expected a whole number from 6 to 140"),
-        ("--rounds many", "argument --rounds: 'many' was given; expected a whole number from 6 to 10000"),
+        (
+            "--rounds many",
+            "argument --rounds: 'many' was given; expected a whole number from 6 to 10000",
+        ),
         ("--alpha nan", "argument --alpha: 'nan' was given; expected a number from 0.01 to 1000"),
         ("--devices 12 --kill 9", "--kill 9 leaves too few of 12 devices: a round wants 9 reports"),
         ("--round 30", "unrecognized arguments: --round 30"),
     ],
 )
-def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, text: str) -> None:
+def test_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, text: str
+) -> None:
     with pytest.raises(SystemExit) as left:
         main(["--output", str(tmp_path / "out"), *arguments.split()])
     assert left.value.code == 2
@@ -185,7 +208,9 @@ def test_a_child_says_how_it_ended(tmp_path: Path) -> None:
 
 def test_a_child_that_does_not_listen_is_killed(tmp_path: Path) -> None:
     deaf = Child(
-        "the deaf one", ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"], tmp_path / "log"
+        "the deaf one",
+        ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"],
+        tmp_path / "log",
     )
     deaf.start()
     while "ready" not in deaf.new_lines():
@@ -234,7 +259,9 @@ def test_sigkill_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_the_coordinator_dies_of_something_else(tmp_path: Path) -> None:
     demo = start_and_await_rounds(tmp_path / "out")
     (coordinator,) = [
-        p for p in processes_of(tmp_path) if any("fleetlearn-coordinator" in part for part in p.cmdline())
+        p
+        for p in processes_of(tmp_path)
+        if any("fleetlearn-coordinator" in part for part in p.cmdline())
     ]
     coordinator.send_signal(signal.SIGABRT)
     _, errors = demo.communicate(timeout=30)

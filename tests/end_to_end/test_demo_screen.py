@@ -28,14 +28,19 @@ LONGEST = Round(
 
 
 @pytest.mark.parametrize("size", [(80, 24), (80, 50), (120, 40)])
-def test_the_table_and_the_last_events_fit(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    console = Console(force_terminal=True, width=size[0], height=size[1], record=True, file=StringIO())
+def test_the_table_and_the_last_events_fit(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console = Console(
+        force_terminal=True, width=size[0], height=size[1], record=True, file=StringIO()
+    )
     monkeypatch.setattr(screens, "Console", lambda **_: console)
     shown = Screen(100)
     for number in range(40):
         shown._rounds.append(replace(LONGEST, number=number, dropped={"lost": 1 + number}))
         shown.event(
-            f"event {number}: " + "a device is back, and the update that it had finished is accepted " * (number % 3)
+            f"event {number}: "
+            + "a device is back, and the update that it had finished is accepted " * (number % 3)
         )
     shown.now("round 7: 3 of 9 reports, 6 tasks out")
     console.print(shown._draw())
@@ -72,7 +77,7 @@ def test_a_fall_of_the_accuracy_after_the_death_is_explained_once(strikes: Strik
     assert strikes.explain_fall(low, replace(high, number=8)) == "", "no fall"
     assert strikes.explain_fall(high, replace(low, accuracy=None)) == "", "not measured"
     assert strikes.explain_fall(high, low) == (
-        "accuracy 95.0% -> 90.0%: not the crash (all 5 reports from before it count), but whose data this round was "
-        "trained on"
+        "accuracy 95.0% -> 90.0%: not the crash (all 5 reports from before it count), but whose "
+        "data this round was trained on"
     )
     assert strikes.explain_fall(high, low) == ""

@@ -1,4 +1,5 @@
-"""``make demo-web`` as a user runs it: real processes, a page over http and https, and an end by Ctrl-C."""
+"""``make demo-web`` as a user runs it: real processes, a page over http and https, and an end by
+Ctrl-C."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ class Demo(NamedTuple):
 
     def fetch(self, name: str, context: ssl.SSLContext | None = None) -> Any:
         address = urlsplit(self.link)
-        with urlopen(f"{address.scheme}://{address.netloc}/{name}", timeout=20, context=context) as answer:
+        with urlopen(
+            f"{address.scheme}://{address.netloc}/{name}", timeout=20, context=context
+        ) as answer:
             return json.load(answer)
 
 
@@ -61,7 +64,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the demo exports, exported once."""
     options: dict[str, Any] = DIGITS["export"]()
     path = tmp_path_factory.mktemp("digits") / "digits.bundle"
-    cached_export(options.pop("model"), options.pop("loss"), options.pop("example"), path, **options)
+    cached_export(
+        options.pop("model"), options.pop("loss"), options.pop("example"), path, **options
+    )
     return path
 
 
@@ -74,20 +79,38 @@ def page(tmp_path: Path) -> Path:
 
 
 def test_a_rounds_line_says_whose_digits_were_measured() -> None:
-    summary = {"reports": 3, "metrics": {"accuracy": 0.5, "loss": 1.25}, "evaluation": {"accuracy": 0.5}}
+    summary = {
+        "reports": 3,
+        "metrics": {"accuracy": 0.5, "loss": 1.25},
+        "evaluation": {"accuracy": 0.5},
+    }
     assert _line(Closed(2, "committed", 0.0, 1.0, summary), 4) == (
         "round 2 committed by 3 devices, 4 connected; on their own digits, before they trained: "
         "accuracy 50.0%, loss 1.250"
     )
-    assert _line(Closed(2, "committed", 0.0, 1.0, {"reports": 3, "metrics": {}}), 4).endswith("4 connected")
+    assert _line(Closed(2, "committed", 0.0, 1.0, {"reports": 3, "metrics": {}}), 4).endswith(
+        "4 connected"
+    )
 
 
 @contextmanager
 def demo(output: Path, page: Path, bundle: Path, *arguments: str) -> Iterator[Demo]:
     """A demo, until the block is left: then Ctrl-C ends it, and everything that it started."""
-    whole = [sys.executable, "-u", "-m", "examples.demo_web", "--output", output, "--page", page, *arguments]
+    whole = [
+        sys.executable,
+        "-u",
+        "-m",
+        "examples.demo_web",
+        "--output",
+        output,
+        "--page",
+        page,
+        *arguments,
+    ]
     whole += ["--bundle", bundle]
-    process = subprocess.Popen(whole, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        whole, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     alarm = threading.Timer(300, process.kill)  # its children die with it
     alarm.start()
     try:
@@ -118,7 +141,11 @@ def assert_nothing_runs(output: Path) -> None:
     left = []
     for process in psutil.process_iter():
         try:
-            left += [process.cmdline()] if any(str(output) in part for part in process.cmdline()) else []
+            left += (
+                [process.cmdline()]
+                if any(str(output) in part for part in process.cmdline())
+                else []
+            )
         except psutil.NoSuchProcess:
             continue
     assert not left
@@ -135,13 +162,16 @@ def test_rounds_go_on_without_people(tmp_path: Path, page: Path, bundle: Path) -
         assert (settings["task"], settings["status"]) == ("digits", "status.json")
         running.line("round 1 committed by 3 devices, ")
         running.line("The training is finished: 12 rounds done.")
-        wait_for(lambda: running.fetch("status.json")["state"] == "finished", "the status of the end")
+        wait_for(
+            lambda: running.fetch("status.json")["state"] == "finished", "the status of the end"
+        )
         status = running.fetch("status.json")
         assert (status["goal"], len(status["history"])) == (6, 12)
         losses = [row["loss"] for row in status["history"]]
         assert losses[-1] < losses[0]
     arguments = ("--devices", "3", "--gather", "0.2")
-    with demo(tmp_path / "out", page, bundle, *arguments) as running:  # begins again, in the same folder
+    # begins again, in the same folder
+    with demo(tmp_path / "out", page, bundle, *arguments) as running:
         running.line("round 1 committed by 3 devices")
 
 
@@ -153,7 +183,9 @@ def test_with_tls_for_phones(tmp_path: Path, page: Path, bundle: Path) -> None:
         assert running.link.startswith("https://127.0.0.1:")
         for words in (str(tls / "ca.pem"), "iPhone", "Android", "on the phone"):
             assert words in running.words
-        assert not (tls / "ca-key.pem").exists(), "whoever had it could pass for every site to that phone"
+        assert not (tls / "ca-key.pem").exists(), (
+            "whoever had it could pass for every site to that phone"
+        )
         context = ssl.create_default_context(cafile=str(tls / "ca.pem"))
         assert running.fetch("page.json", context)["task"] == "digits"
         running.line("round 1 committed by 2 devices")
@@ -161,7 +193,8 @@ def test_with_tls_for_phones(tmp_path: Path, page: Path, bundle: Path) -> None:
 
 @pytest.mark.slow
 def test_a_person_draws_and_trains_with_the_devices(tmp_path: Path, bundle: Path) -> None:
-    """In Chromium, by the link: with the page that is built, under the headers that the coordinator sends."""
+    """In Chromium, by the link: with the page that is built, under the headers that the coordinator
+    sends."""
     browser_page = built_page()
     with (
         browsing(tmp_path / "profile") as browser,
@@ -175,7 +208,10 @@ def test_a_person_draws_and_trains_with_the_devices(tmp_path: Path, bundle: Path
         for digit in (1, 4, 7, 1, 7):
             draw(person, digit)
         person.locator("#start").click()
-        wait_for(lambda: int(person.locator("#accepted").inner_text()) >= 2, "two updates of the person's device")
+        wait_for(
+            lambda: int(person.locator("#accepted").inner_text()) >= 2,
+            "two updates of the person's device",
+        )
         rounds = [row["devices"] for row in running.fetch("status.json")["history"]]
         assert 4 in rounds, "a round of the three devices in Python and the browser"
         assert problems == []
@@ -204,11 +240,16 @@ def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ("arguments", "text"),
     [
         ("--devices 1", "argument --devices: '1' was given; expected a whole number from 2 to 50"),
-        ("--gather never", "argument --gather: 'never' was given; expected a number from 0.1 to 3600"),
+        (
+            "--gather never",
+            "argument --gather: 'never' was given; expected a number from 0.1 to 3600",
+        ),
         ("--round 3", "unrecognized arguments: --round 3"),
     ],
 )
-def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, text: str) -> None:
+def test_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, text: str
+) -> None:
     with pytest.raises(SystemExit) as left:
         main(["--output", str(tmp_path / "out"), *arguments.split()])
     assert left.value.code == 2

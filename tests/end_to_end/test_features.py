@@ -1,4 +1,5 @@
-"""A fleet that trains a new head on a frozen model, with devices that keep features and devices that do not."""
+"""A fleet that trains a new head on a frozen model, with devices that keep features and devices
+that do not."""
 
 from __future__ import annotations
 
@@ -17,11 +18,19 @@ KEPT = re.compile(rf"features of {N} of {N} examples are kept")
 
 
 def trained_model(folder: Path, bundle: Path, *options: str) -> tuple[np.ndarray, list[str]]:
-    """Run three rounds of three devices with these options. Returns the last model, and the devices' logs."""
+    """Run three rounds of three devices with these options. Returns the last model, and the
+    devices' logs."""
     folder.mkdir()
     port, plan = free_port(), folder / "plan.toml"
-    settings = {"round__goal": DEVICES, "round__minimum": DEVICES, "stop__rounds": ROUNDS, "local__lr": 0.2}
-    plan.write_text(plan_text(bundle, folder / "run", **settings, local__epochs=2, local__batch_size=8))
+    settings = {
+        "round__goal": DEVICES,
+        "round__minimum": DEVICES,
+        "stop__rounds": ROUNDS,
+        "local__lr": 0.2,
+    }
+    plan.write_text(
+        plan_text(bundle, folder / "run", **settings, local__epochs=2, local__batch_size=8)
+    )
     service_file(plan, port)
     with processes(folder) as run:
         run.coordinator(plan)
@@ -30,8 +39,23 @@ def trained_model(folder: Path, bundle: Path, *options: str) -> tuple[np.ndarray
             x, y = examples(N, seed=number)
             data = folder / f"{name}.npz"
             np.savez(data, x=x.numpy(), y=y.numpy())
-            command = [sys.executable, "-m", "fleetlearn_device", "run", "--coordinator", f"ws://127.0.0.1:{port}"]
-            command += ["--data", str(data), "--state", str(folder / name), "--name", name, "--until-finished"]
+            command = [
+                sys.executable,
+                "-m",
+                "fleetlearn_device",
+                "run",
+                "--coordinator",
+                f"ws://127.0.0.1:{port}",
+            ]
+            command += [
+                "--data",
+                str(data),
+                "--state",
+                str(folder / name),
+                "--name",
+                name,
+                "--until-finished",
+            ]
             run.start(name, *command, *options)
         assert run.wait("coordinator") == 0, run.log("coordinator")
         for name in names:

@@ -62,7 +62,9 @@ def test_it_trains_alone_and_with_a_coordinator_and_is_used(guide: Guide) -> Non
     guide.type_in(3)
     held_out = np.load(guide.folder / "held-out.npz")
     for name in ("infer.onnx", "infer.int8.onnx"):
-        session = onnxruntime.InferenceSession(str(guide.folder / name), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            str(guide.folder / name), providers=["CPUExecutionProvider"]
+        )
         (outputs,) = session.run(None, {"x": held_out["x"]})
         assert (np.asarray(outputs).argmax(1) == held_out["y"]).mean() > 0.9, name
     assert not (guide.folder / "broken.bundle").exists()
@@ -108,7 +110,11 @@ def test_every_section_is_typed() -> None:
 
 @pytest.mark.parametrize(
     ("printed", "status"),
-    [("parameters 3 trained\n", 0), ("parameters 3 frozen\nloss 0.2\n", 0), ("parameters 3 trained\nloss 0.2\n", 1)],
+    [
+        ("parameters 3 trained\n", 0),
+        ("parameters 3 frozen\nloss 0.2\n", 0),
+        ("parameters 3 trained\nloss 0.2\n", 1),
+    ],
 )
 def test_what_is_printed_otherwise_is_noticed(printed: str, status: int, tmp_path: Path) -> None:
     command = typed.Command("true", "│ parameters │ 2,500 trained │\n...\nloss 0.1\n")
@@ -162,7 +168,11 @@ def with_slope(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
 
 def refused(words: str) -> dict[str, Any]:
     """Arguments of an export that the page's row speaks of."""
-    given: dict[str, Any] = {"model": nn.Linear(6, 3), "loss": functional.cross_entropy, "example": (X, Y)}
+    given: dict[str, Any] = {
+        "model": nn.Linear(6, 3),
+        "loss": functional.cross_entropy,
+        "example": (X, Y),
+    }
     if words.startswith("control flow"):
         given["model"] = Applied(lambda layer, x: layer(x) if x.sum() > 0 else layer(-x))
     elif words.startswith("the number of examples"):
@@ -172,7 +182,9 @@ def refused(words: str) -> dict[str, Any]:
     elif words.startswith("has no counterpart"):
         given["model"] = Applied(lambda layer, x: layer(x - x.mode(1, keepdim=True).values))
     elif words.startswith("gets a gradient on"):
-        given["model"] = Applied(lambda layer, x: layer(x) if len(x) % 2 else functional.linear(x, layer.weight))
+        given["model"] = Applied(
+            lambda layer, x: layer(x) if len(x) % 2 else functional.linear(x, layer.weight)
+        )
     elif words.startswith("trained parameters"):
         given |= {"model": nn.Linear(6, 3).double(), "example": (X.double(), Y)}
     elif words.startswith("expected a scalar"):
@@ -180,7 +192,10 @@ def refused(words: str) -> dict[str, Any]:
     elif words == "it is a sum":
         given["loss"] = nn.CrossEntropyLoss(reduction="sum")
     elif words.startswith("no output"):
-        given |= {"model": Applied(lambda layer, x: layer(x).mean(0)), "loss": lambda outputs, y: outputs.mean()}
+        given |= {
+            "model": Applied(lambda layer, x: layer(x).mean(0)),
+            "loss": lambda outputs, y: outputs.mean(),
+        }
     elif words.startswith("is the class"):
         given["loss"] = nn.CrossEntropyLoss
     elif words.startswith("the step is torch.optim's"):
@@ -195,7 +210,9 @@ def refused(words: str) -> dict[str, Any]:
         given["model"] = Applied(clipped)
         given["model"].layer.bias.requires_grad_(False)
     elif words.startswith("torch.cond"):
-        given["model"] = Applied(lambda layer, x: torch.cond(x.sum() > 0, layer, lambda x: layer(-x), (x,)))
+        given["model"] = Applied(
+            lambda layer, x: torch.cond(x.sum() > 0, layer, lambda x: layer(-x), (x,))
+        )
     elif words.startswith("differentiates"):
         given["model"] = Applied(with_slope)
     elif words.startswith("holds nan"):
@@ -209,7 +226,10 @@ def refused(words: str) -> dict[str, Any]:
     elif words.startswith("is read"):
         layer = nn.Linear(6, 3)
         kept = [layer.weight]
-        given |= {"model": layer, "loss": lambda z, y: functional.cross_entropy(z, y) + kept[0].square().sum()}
+        given |= {
+            "model": layer,
+            "loss": lambda z, y: functional.cross_entropy(z, y) + kept[0].square().sum(),
+        }
     elif words == "share memory":
         given["model"] = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
         given["model"][1].weight.data = given["model"][0].weight.data

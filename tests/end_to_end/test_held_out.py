@@ -1,4 +1,5 @@
-"""Held-out data in a process beside the coordinator: what it measures, and what SIGKILL of either process costs."""
+"""Held-out data in a process beside the coordinator: what it measures, and what SIGKILL of either
+process costs."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def run(tmp_path: Path) -> Iterator[Processes]:
         yield running
 
 
-def expected(bundle: Path, vector: np.ndarray[tuple[int, ...], np.dtype[np.float32]], data: Path) -> dict[str, float]:
+def expected(
+    bundle: Path, vector: np.ndarray[tuple[int, ...], np.dtype[np.float32]], data: Path
+) -> dict[str, float]:
     """The means of a model, in this process."""
     runtime = open_runtime(str(bundle), kind="onnx")
     runtime.load(vector)
@@ -35,14 +38,29 @@ def expected(bundle: Path, vector: np.ndarray[tuple[int, ...], np.dtype[np.float
     return {name: value / found.examples for name, value in sums.items()}
 
 
-def test_each_model_is_measured_once_whoever_dies(run: Processes, bundle_path: Path, shards: list[Path]) -> None:
-    port, data_dir, plan, data = free_port(), run.folder / "run", run.folder / "plan.toml", shards[7]
+def test_each_model_is_measured_once_whoever_dies(
+    run: Processes, bundle_path: Path, shards: list[Path]
+) -> None:
+    port, data_dir, plan, data = (
+        free_port(),
+        run.folder / "run",
+        run.folder / "plan.toml",
+        shards[7],
+    )
     plan.write_text(
         plan_text(
-            bundle_path, data_dir, local__lr=0.1, round__goal=2, round__minimum=2, round__gather=30.0,
-            round__grace=30.0, round__deadline=600.0, stop__rounds=3, evaluation__data=str(data),
+            bundle_path,
+            data_dir,
+            local__lr=0.1,
+            round__goal=2,
+            round__minimum=2,
+            round__gather=30.0,
+            round__grace=30.0,
+            round__deadline=600.0,
+            stop__rounds=3,
+            evaluation__data=str(data),
         )
-    )  # fmt: skip
+    )
     service_file(plan, port)
     url = f"ws://127.0.0.1:{port}"
     coordinator = run.coordinator(plan)
@@ -66,11 +84,21 @@ def test_each_model_is_measured_once_whoever_dies(run: Processes, bundle_path: P
     held_out = read_status(data_dir).held_out
     assert sorted(held_out) == [1, 2, 3]
     for version, result in held_out.items():
-        assert result["metrics"] == pytest.approx(expected(bundle_path, read_model(data_dir, version)[1], data))
+        assert result["metrics"] == pytest.approx(
+            expected(bundle_path, read_model(data_dir, version)[1], data)
+        )
     assert not list((data_dir / "held_out").glob("*.draft"))
 
     before = {path.name: path.stat().st_mtime_ns for path in (data_dir / "held_out").iterdir()}
-    command = [sys.executable, "-m", "fleetlearn_coordinator", "evaluate-held-out", str(plan), "--data", str(data)]
+    command = [
+        sys.executable,
+        "-m",
+        "fleetlearn_coordinator",
+        "evaluate-held-out",
+        str(plan),
+        "--data",
+        str(data),
+    ]
     by_hand = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "version 0:" in by_hand.stdout, "the initial model is kept, too"
     after = {path.name: path.stat().st_mtime_ns for path in (data_dir / "held_out").iterdir()}
@@ -86,10 +114,17 @@ def test_held_out_data_stop_the_run_and_a_higher_target_resumes_it(
     def train(target: float) -> None:
         plan.write_text(
             plan_text(
-                bundle_path, data_dir, local__lr=0.1, round__goal=1, stop__rounds=100_000, stop__metric="accuracy",
-                stop__target=target, stop__measured_by="held-out", evaluation__data=str(shards[1]),
+                bundle_path,
+                data_dir,
+                local__lr=0.1,
+                round__goal=1,
+                stop__rounds=100_000,
+                stop__metric="accuracy",
+                stop__target=target,
+                stop__measured_by="held-out",
+                evaluation__data=str(shards[1]),
             )
-        )  # fmt: skip
+        )
         service_file(plan, port)
         run.coordinator(plan)
         run.device("a", f"ws://127.0.0.1:{port}", shards[0])
@@ -101,7 +136,10 @@ def test_held_out_data_stop_the_run_and_a_higher_target_resumes_it(
     assert found.finished_by is not None
     assert (found.finished_by["rule"], found.finished_by["metric"]) == ("metric", "accuracy")
     assert found.finished_by["value"] >= 0.05
-    version, best = found.version, max(row["metrics"]["accuracy"] for row in found.held_out.values())
+    version, best = (
+        found.version,
+        max(row["metrics"]["accuracy"] for row in found.held_out.values()),
+    )
     train(best + 0.01)
     again = read_status(data_dir)
     assert again.version > version
@@ -111,7 +149,9 @@ def test_held_out_data_stop_the_run_and_a_higher_target_resumes_it(
 
 def test_what_is_missing_is_said(run: Processes, bundle_path: Path) -> None:
     plan = run.folder / "plan.toml"
-    plan.write_text(plan_text(bundle_path, run.folder / "run", local__lr=0.1, evaluation__data="nothing.npz"))
+    plan.write_text(
+        plan_text(bundle_path, run.folder / "run", local__lr=0.1, evaluation__data="nothing.npz")
+    )
     process = run.coordinator(plan)
     assert process.wait(60) == 1
     assert "nothing.npz is not a file" in " ".join(run.log("coordinator").split())
@@ -121,7 +161,9 @@ def test_what_is_missing_is_said(run: Processes, bundle_path: Path) -> None:
         "held_out.check_installed()"
     )
     begin = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", hidden], capture_output=True, text=True, check=False
+    )
     assert done.returncode != 0
     assert "fleetlearn[evaluation]" in done.stderr
     assert time.monotonic() - begin < 60

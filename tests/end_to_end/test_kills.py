@@ -61,7 +61,9 @@ TURNS = {
 """Point -> which time it kills."""
 
 
-def write_plan(folder: Path, bundle: Path, recipe: str = "fedprox", **settings: object) -> tuple[Path, Path, str]:
+def write_plan(
+    folder: Path, bundle: Path, recipe: str = "fedprox", **settings: object
+) -> tuple[Path, Path, str]:
     """A plan file; returns it, its data directory and the coordinator's address."""
     port = free_port()
     data_dir = folder / "run"
@@ -73,17 +75,29 @@ def write_plan(folder: Path, bundle: Path, recipe: str = "fedprox", **settings: 
     return path, data_dir, f"ws://127.0.0.1:{port}"
 
 
-def test_half_of_the_cohort_killed_in_mid_round(run: Processes, bundle_path: Path, shards: list[Path]) -> None:
-    """Eight devices train for long enough to be caught at it; four die; the round ends with the other four."""
+def test_half_of_the_cohort_killed_in_mid_round(
+    run: Processes, bundle_path: Path, shards: list[Path]
+) -> None:
+    """Eight devices train for long enough to be caught at it; four die; the round ends with the
+    other four."""
     plan, data_dir, url = write_plan(
-        run.folder, bundle_path, round__goal=8, round__minimum=4, round__grace=0.3, round__gather=30.0,
-        stop__rounds=1, local__epochs=100_000, local__time_budget=4.0,
-    )  # fmt: skip
+        run.folder,
+        bundle_path,
+        round__goal=8,
+        round__minimum=4,
+        round__grace=0.3,
+        round__gather=30.0,
+        stop__rounds=1,
+        local__epochs=100_000,
+        local__time_budget=4.0,
+    )
     run.coordinator(plan)
     devices = [f"device-{number}" for number in range(8)]
     for name, shard in zip(devices, shards, strict=True):
         run.device(name, url, shard)
-    wait_for(lambda: all("epochs" in run.log(name) for name in devices), "every device to have its task")
+    wait_for(
+        lambda: all("epochs" in run.log(name) for name in devices), "every device to have its task"
+    )
     for name in devices[:4]:
         run.kill(name)
     assert run.wait("coordinator") == 0
@@ -103,9 +117,16 @@ def test_a_device_that_was_stopped_in_order_has_another_turn_in_the_round(
 ) -> None:
     """The round needs both devices. One is stopped by SIGTERM in its training and started again."""
     plan, data_dir, url = write_plan(
-        run.folder, bundle_path, round__goal=2, round__minimum=2, round__deadline=600.0, round__grace=300.0,
-        stop__rounds=1, local__epochs=100_000, local__time_budget=4.0,
-    )  # fmt: skip
+        run.folder,
+        bundle_path,
+        round__goal=2,
+        round__minimum=2,
+        round__deadline=600.0,
+        round__grace=300.0,
+        stop__rounds=1,
+        local__epochs=100_000,
+        local__time_budget=4.0,
+    )
     run.coordinator(plan)
     for name, shard in zip("ab", shards, strict=False):
         run.device(name, url, shard)
@@ -121,10 +142,11 @@ def test_a_device_that_was_stopped_in_order_has_another_turn_in_the_round(
 
 
 def train(run: Processes, bundle: Path, shards: list[Path], crash: tuple[str, int] | None) -> bytes:
-    """THREE_ROUNDS, and the final model's bytes. ``crash``: where the coordinator dies before it is started again.
+    """THREE_ROUNDS, and the final model's bytes. ``crash``: where the coordinator dies before it is
+    started again.
 
-    Another thread saves a sum only if no update waits to be added and the round is open. So that it does, the last
-    device reports after the crash."""
+    Another thread saves a sum only if no update waits to be added and the round is open. So that it
+    does, the last device reports after the crash."""
     plan, data_dir, url = write_plan(run.folder, bundle, **THREE_ROUNDS)
     names = [f"device-{number}" for number in range(4)]
     for name, shard in zip(names[:3], shards, strict=False):
@@ -139,7 +161,10 @@ def train(run: Processes, bundle: Path, shards: list[Path], crash: tuple[str, in
         assert status.finished is None
         assert not status.running
     if late:
-        wait_for(lambda: psutil.Process(last.pid).status() == psutil.STATUS_STOPPED, "the late device to have trained")
+        wait_for(
+            lambda: psutil.Process(last.pid).status() == psutil.STATUS_STOPPED,
+            "the late device to have trained",
+        )
         last.send_signal(signal.SIGCONT)
     assert run.coordinator(plan).wait(60) == 0, run.log("coordinator")
     version, model = read_model(data_dir)
@@ -151,27 +176,36 @@ def train(run: Processes, bundle: Path, shards: list[Path], crash: tuple[str, in
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: Path, bundle_path: Path, shards: list[Path]) -> bytes:
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, warm: Path, bundle_path: Path, shards: list[Path]
+) -> bytes:
     with processes(tmp_path_factory.mktemp("undisturbed"), warm) as run:
         return train(run, bundle_path, shards, None)
 
 
 @pytest.mark.parametrize(
-    "point", [pytest.param(point, marks=() if point in SYNCHRONOUS else pytest.mark.slow) for point in POINTS]
+    "point",
+    [
+        pytest.param(point, marks=() if point in SYNCHRONOUS else pytest.mark.slow)
+        for point in POINTS
+    ],
 )
 def test_the_coordinator_killed_changes_nothing(
     run: Processes, bundle_path: Path, shards: list[Path], undisturbed: bytes, point: str
 ) -> None:
     """SIGKILL at each point, and a new start: the undisturbed run's model, bit for bit.
 
-    The process that is killed adds, saves and commits in another thread, except at the points of small models; the new
-    one and the undisturbed one do not."""
+    The process that is killed adds, saves and commits in another thread, except at the points of
+    small models; the new one and the undisturbed one do not."""
     assert train(run, bundle_path, shards, (point, TURNS[point])) == undisturbed
 
 
 @pytest.fixture(scope="session")
 def undisturbed_large(
-    tmp_path_factory: pytest.TempPathFactory, warm: Path, large_bundle_path: Path, shards: list[Path]
+    tmp_path_factory: pytest.TempPathFactory,
+    warm: Path,
+    large_bundle_path: Path,
+    shards: list[Path],
 ) -> bytes:
     with processes(tmp_path_factory.mktemp("undisturbed-large"), warm) as run:
         return train(run, large_bundle_path, shards, None)
@@ -188,20 +222,30 @@ def undisturbed_large(
     ],
 )
 def test_the_coordinator_of_a_large_model_killed_changes_nothing(
-    run: Processes, large_bundle_path: Path, shards: list[Path], undisturbed_large: bytes, point: str, turn: int
+    run: Processes,
+    large_bundle_path: Path,
+    shards: list[Path],
+    undisturbed_large: bytes,
+    point: str,
+    turn: int,
 ) -> None:
-    """The same with a model above the real threshold: all processes add, save and commit in another thread."""
+    """The same with a model above the real threshold: all processes add, save and commit in another
+    thread."""
     assert train(run, large_bundle_path, shards, (point, turn)) == undisturbed_large
 
 
 def test_the_coordinator_killed_before_its_last_commit(
     run: Processes, bundle_path: Path, shards: list[Path], undisturbed: bytes
 ) -> None:
-    """The next start makes the last model before it listens, and ends well; one that stays tells the devices."""
+    """The next start makes the last model before it listens, and ends well; one that stays tells
+    the devices."""
     plan, data_dir, url = write_plan(run.folder, bundle_path, **THREE_ROUNDS)
     for number in range(4):
         run.device(f"device-{number}", url, shards[number])
-    assert run.coordinator(plan, CRASH, "the new model is made but not written", "3", plan).wait(60) == -9
+    assert (
+        run.coordinator(plan, CRASH, "the new model is made but not written", "3", plan).wait(60)
+        == -9
+    )
     assert run.coordinator(plan).wait(60) == 0, run.log("coordinator")
     assert read_status(data_dir).finished == "3 rounds done"
     assert read_model(data_dir)[1].tobytes() == undisturbed
@@ -219,7 +263,10 @@ def test_sigterm_ends_cleanly_and_a_new_start_goes_on(
     coordinator = run.coordinator(plan)
     for number in range(2):
         run.device(f"device-{number}", url, shards[number])
-    wait_for(lambda: (status := status_of(data_dir)) is not None and status.live.get("connected") == 2, "two devices")
+    wait_for(
+        lambda: (status := status_of(data_dir)) is not None and status.live.get("connected") == 2,
+        "two devices",
+    )
     coordinator.terminate()
     assert coordinator.wait(30) == 0
     assert "stopped by SIGTERM" in run.log("coordinator")
@@ -234,7 +281,8 @@ def test_sigterm_ends_cleanly_and_a_new_start_goes_on(
 def test_a_device_killed_changes_nothing(
     run: Processes, bundle_path: Path, shards: list[Path], undisturbed: bytes, point: str
 ) -> None:
-    """SIGKILL in the second round, and a new start. Work that was on disk is sent, not done again."""
+    """SIGKILL in the second round, and a new start. Work that was on disk is sent, not done
+    again."""
     plan, data_dir, url = write_plan(run.folder, bundle_path, **THREE_ROUNDS)
     run.coordinator(plan)
     for number in range(1, 4):
@@ -255,10 +303,14 @@ OWN = {
 
 
 def train_with_own(
-    run: Processes, bundle: Path, shards: list[Path], crash: tuple[str, int] | None, recipe: str = "moon"
+    run: Processes,
+    bundle: Path,
+    shards: list[Path],
+    crash: tuple[str, int] | None,
+    recipe: str = "moon",
 ) -> dict[str, bytes]:
-    """Three rounds in which each device keeps something of its own. Returns the final model's bytes, and what each
-    device keeps at the end."""
+    """Three rounds in which each device keeps something of its own. Returns the final model's
+    bytes, and what each device keeps at the end."""
     plan, data_dir, url = write_plan(run.folder, bundle, recipe, **OWN[recipe])
     run.coordinator(plan)
     for number in range(1, 4):
@@ -287,14 +339,20 @@ def undisturbed_own(
 
 @pytest.mark.parametrize(
     "point",
-    CRASH_DEVICE_POINTS[:1] + [pytest.param(point, marks=pytest.mark.slow) for point in CRASH_DEVICE_POINTS[1:]],
+    CRASH_DEVICE_POINTS[:1]
+    + [pytest.param(point, marks=pytest.mark.slow) for point in CRASH_DEVICE_POINTS[1:]],
 )
 def test_a_device_killed_keeps_its_own(
-    run: Processes, own_bundle_path: Path, shards: list[Path], undisturbed_own: dict[str, bytes], point: str
+    run: Processes,
+    own_bundle_path: Path,
+    shards: list[Path],
+    undisturbed_own: dict[str, bytes],
+    point: str,
 ) -> None:
-    """SIGKILL in the second round: the same personal parameters and previous model at the end, bit for bit, and so
-    the same model. Work that is done again begins where it began before."""
-    turn = 4 if "not in its place" in point else 2  # the directory is settled when it is opened, and in drop_pending
+    """SIGKILL in the second round: the same personal parameters and previous model at the end, bit
+    for bit, and so the same model. Work that is done again begins where it began before."""
+    # the directory is settled when it is opened, and in drop_pending
+    turn = 4 if "not in its place" in point else 2
     assert train_with_own(run, own_bundle_path, shards, (point, turn)) == undisturbed_own
     parts = [undisturbed_own[f"device-{number}"] for number in range(4)]
     assert len(set(parts)) == 4
@@ -309,7 +367,9 @@ def undisturbed_ditto(
         found = train_with_own(run, bundle_path, shards, None, "ditto")
         rows = [row.summary for row in read_status(run.folder / "run").rounds]
     assert [row["behind"]["personal.loss"] for row in rows] == [4, 4, 4]
-    assert rows[0]["metrics"]["personal.accuracy"] == rows[0]["metrics"]["accuracy"], "at first it is the round's model"
+    assert rows[0]["metrics"]["personal.accuracy"] == rows[0]["metrics"]["accuracy"], (
+        "at first it is the round's model"
+    )
     assert rows[2]["metrics"]["personal.loss"] < rows[2]["metrics"]["loss"]
     return found
 
@@ -317,9 +377,14 @@ def undisturbed_ditto(
 @pytest.mark.slow
 @pytest.mark.parametrize("point", CRASH_DEVICE_POINTS[:2])
 def test_a_device_killed_keeps_its_personal_model(
-    run: Processes, bundle_path: Path, shards: list[Path], undisturbed_ditto: dict[str, bytes], point: str
+    run: Processes,
+    bundle_path: Path,
+    shards: list[Path],
+    undisturbed_ditto: dict[str, bytes],
+    point: str,
 ) -> None:
-    """Ditto: v_k goes on from the second round's, or from the first round's where the second is trained again."""
+    """Ditto: v_k goes on from the second round's, or from the first round's where the second is
+    trained again."""
     turn = 4 if "not in its place" in point else 2
     assert train_with_own(run, bundle_path, shards, (point, turn), "ditto") == undisturbed_ditto
     models = {undisturbed_ditto[f"device-{number}"] for number in range(4)}

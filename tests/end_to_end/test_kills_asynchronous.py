@@ -1,8 +1,8 @@
-"""Real SIGKILL in asynchronous rounds: tasks keep the versions that they began from, and no update is lost or counted
-twice.
+"""Real SIGKILL in asynchronous rounds: tasks keep the versions that they began from, and no update
+is lost or counted twice.
 
-The devices are connections of the test, so that their updates come in an order that the test decides. So the models can
-be compared bit for bit, with stale updates among those that count.
+The devices are connections of the test, so that their updates come in an order that the test
+decides. So the models can be compared bit for bit, with stale updates among those that count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 from fleetlearn_coordinator import read_model, read_status
 from fleetlearn_coordinator.service.status import read_tasks
-from fleetlearn_protocol.messages import PROTOCOL_NAME, Accepted, FromCoordinator, Grant, Held, Refused, Task
+from fleetlearn_protocol.messages import (
+    PROTOCOL_NAME,
+    Accepted,
+    FromCoordinator,
+    Grant,
+    Held,
+    Refused,
+    Task,
+)
 from peers import BUFFERED, Peer, plan_text, report_of, update_of, write_test_bundle
 from processes import Processes, free_port, processes, service_file
 from websockets.asyncio.client import connect
@@ -46,7 +54,8 @@ TURNS = {
     "the new model is written but not in its place": 3,
     "the new model is in its place but not recorded": 2,
     "a round is closed and its commit not begun": 3,
-    **{point: 1 for point in POINTS if point.startswith("a sum ")},  # a sum may be skipped where updates come quickly
+    # a sum may be skipped where updates come quickly
+    **{point: 1 for point in POINTS if point.startswith("a sum ")},
 }
 """Point -> which time it kills; else the second."""
 
@@ -76,7 +85,10 @@ class Devices:
             name = "abc"[len(self.peers)]
             try:
                 connection = await connect(
-                    self.url, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=None
+                    self.url,
+                    subprotocols=[Subprotocol(PROTOCOL_NAME)],
+                    compression=None,
+                    max_size=None,
                 )
                 peer = Peer(name, connection)
                 held = self.tasks[name] if name in self.done else None
@@ -86,7 +98,9 @@ class Devices:
                 continue
             self.peers[name] = peer
 
-    async def hear(self, name: str, kind: type[FromCoordinator] | tuple[type, ...]) -> FromCoordinator:
+    async def hear(
+        self, name: str, kind: type[FromCoordinator] | tuple[type, ...]
+    ) -> FromCoordinator:
         """The next message of this kind. A task is remembered."""
         while True:
             message = await self.peers[name].receive()
@@ -113,10 +127,13 @@ class Devices:
         await peer.send(report_of(task, update_of(value)))
         while isinstance(answer := await self.hear(name, (Grant, Accepted, Refused)), Grant):
             await peer.send_update(answer, update_of(value))
-        assert isinstance(answer, Accepted) or answer.code == "stale-round", answer  # it had counted before
+        # it had counted before
+        assert isinstance(answer, Accepted) or answer.code == "stale-round", answer
 
 
-def train(run: Processes, bundle: Path, crash: tuple[str, int] | None) -> tuple[bytes, list[object]]:
+def train(
+    run: Processes, bundle: Path, crash: tuple[str, int] | None
+) -> tuple[bytes, list[object]]:
     """Return the final model, and the staleness of each round."""
     port = free_port()
     settings = {"round__goal": 3, "round__grace": 30.0, "stop__rounds": len(ORDER) // 3}
@@ -154,7 +171,9 @@ def plain_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: Path, plain_bundle: Path) -> tuple[bytes, list[object]]:
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, warm: Path, plain_bundle: Path
+) -> tuple[bytes, list[object]]:
     with processes(tmp_path_factory.mktemp("undisturbed"), warm) as run:
         return train(run, plain_bundle, None)
 
@@ -164,7 +183,11 @@ def test_there_are_stale_updates(undisturbed: tuple[bytes, list[object]]) -> Non
 
 
 @pytest.mark.parametrize(
-    "point", [pytest.param(point, marks=pytest.mark.slow if point in {*SYNCHRONOUS, *LONG} else ()) for point in POINTS]
+    "point",
+    [
+        pytest.param(point, marks=pytest.mark.slow if point in {*SYNCHRONOUS, *LONG} else ())
+        for point in POINTS
+    ],
 )
 def test_the_coordinator_killed_changes_nothing(
     run: Processes, plain_bundle: Path, undisturbed: tuple[bytes, list[object]], point: str
@@ -177,20 +200,38 @@ def test_real_devices_train_on_while_their_coordinator_dies(
 ) -> None:
     """Four device processes, as quick as they are. Whatever was acknowledged counts, once."""
     port, data_dir, plan = free_port(), run.folder / "run", run.folder / "plan.toml"
-    settings = {"round__goal": 3, "round__concurrency": 4, "round__grace": 30.0, "stop__rounds": 8, "local__lr": 0.1}
+    settings = {
+        "round__goal": 3,
+        "round__concurrency": 4,
+        "round__grace": 30.0,
+        "stop__rounds": 8,
+        "local__lr": 0.1,
+    }
     plan.write_text(plan_text(bundle_path, data_dir, **(BUFFERED | settings)))
     service_file(plan, port)
     names = [f"device-{number}" for number in range(4)]
     for name, shard in zip(names, shards, strict=False):
         run.device(name, f"ws://127.0.0.1:{port}", shard)
-    for point, turn in (("an update is recorded but not acknowledged", 5), ("the new model is half recorded", 2)):
-        assert run.coordinator(plan, CRASH, point, str(turn), plan).wait(60) == -9, run.log("coordinator")
+    for point, turn in (
+        ("an update is recorded but not acknowledged", 5),
+        ("the new model is half recorded", 2),
+    ):
+        assert run.coordinator(plan, CRASH, point, str(turn), plan).wait(60) == -9, run.log(
+            "coordinator"
+        )
     assert run.coordinator(plan).wait(60) == 0, run.log("coordinator")
     rounds = [row.summary for row in read_status(data_dir).rounds]
     assert [row["reports"] for row in rounds] == [3] * 8
-    tasks = [task for number in range(1, 9) for task in read_tasks(data_dir, number)[1] if task.state == "accepted"]
+    tasks = [
+        task
+        for number in range(1, 9)
+        for task in read_tasks(data_dir, number)[1]
+        if task.state == "accepted"
+    ]
     assert len(tasks) == len({task.task for task in tasks}) == 24
     for name in names:  # some wait to connect again, to a coordinator that has ended
         acknowledged = run.log(name).count(": update accepted")
-        unfinished = sum(task.device == name for task in read_tasks(data_dir, 9)[1] if task.state == "accepted")
+        unfinished = sum(
+            task.device == name for task in read_tasks(data_dir, 9)[1] if task.state == "accepted"
+        )
         assert acknowledged <= sum(task.device == name for task in tasks) + unfinished

@@ -1,5 +1,6 @@
-"""Evaluations in real processes, through SIGKILL of the coordinator and of a device: nothing that was acknowledged is
-lost, each device counts once, and the figures are those of an undisturbed run."""
+"""Evaluations in real processes, through SIGKILL of the coordinator and of a device: nothing that
+was acknowledged is lost, each device counts once, and the figures are those of an undisturbed
+run."""
 
 from __future__ import annotations
 
@@ -28,16 +29,29 @@ SLOW = {
 NAMES = [f"device-{number}" for number in range(3)]
 
 
-def train(run: Processes, bundle: Path, shards: list[Path], crash: str | None, turn: int = 1) -> dict[str, Any]:
-    """Two rounds of three devices, each model evaluated by all three. Returns what is to be the same each time."""
+def train(
+    run: Processes, bundle: Path, shards: list[Path], crash: str | None, turn: int = 1
+) -> dict[str, Any]:
+    """Two rounds of three devices, each model evaluated by all three. Returns what is to be the
+    same each time."""
     port, data_dir, plan = free_port(), run.folder / "run", run.folder / "plan.toml"
     plan.write_text(
         plan_text(
-            bundle, data_dir, local__lr=0.1, local__epochs=1, round__goal=3, round__minimum=3, round__gather=30.0,
-            round__grace=30.0, round__deadline=600.0, stop__rounds=2, evaluation__every=1, evaluation__devices=3,
+            bundle,
+            data_dir,
+            local__lr=0.1,
+            local__epochs=1,
+            round__goal=3,
+            round__minimum=3,
+            round__gather=30.0,
+            round__grace=30.0,
+            round__deadline=600.0,
+            stop__rounds=2,
+            evaluation__every=1,
+            evaluation__devices=3,
             evaluation__minimum=3,
         )
-    )  # fmt: skip
+    )
     service_file(plan, port)
     url = f"ws://127.0.0.1:{port}"
     if crash in COORDINATOR:
@@ -45,7 +59,12 @@ def train(run: Processes, bundle: Path, shards: list[Path], crash: str | None, t
     else:
         process = run.coordinator(plan)
     for name, shard in zip(NAMES, shards, strict=False):
-        run.device(name, url, shard, *([CRASH, crash, str(turn)] if crash in DEVICE and name == NAMES[0] else []))
+        run.device(
+            name,
+            url,
+            shard,
+            *([CRASH, crash, str(turn)] if crash in DEVICE and name == NAMES[0] else []),
+        )
     if crash in COORDINATOR:
         assert process.wait(60) == -9, f"it was to die at {crash}: {run.log('coordinator')}"
         process = run.coordinator(plan)
@@ -60,7 +79,11 @@ def train(run: Processes, bundle: Path, shards: list[Path], crash: str | None, t
     return {
         "model": read_model(data_dir)[1].tobytes(),
         "evaluations": [
-            (row.version, row.outcome, {key: row.summary[key] for key in ("devices", "examples", "metrics", "behind")})
+            (
+                row.version,
+                row.outcome,
+                {key: row.summary[key] for key in ("devices", "examples", "metrics", "behind")},
+            )
             for row in status.evaluations
         ],
     }
@@ -78,7 +101,9 @@ def undisturbed(
 
 
 def tried(points: list[str]) -> list[Any]:
-    return [pytest.param(point, marks=pytest.mark.slow if point in SLOW else ()) for point in points]
+    return [
+        pytest.param(point, marks=pytest.mark.slow if point in SLOW else ()) for point in points
+    ]
 
 
 @pytest.mark.parametrize("point", tried(COORDINATOR))
@@ -100,7 +125,14 @@ def test_an_evaluation_on_request(run: Processes, bundle_path: Path, shards: lis
     """The coordinator is killed after the request was made, and the next one carries it out."""
     plan, data_dir, port = run.folder / "plan.toml", run.folder / "run", free_port()
     plan.write_text(
-        plan_text(bundle_path, data_dir, local__lr=0.1, round__goal=1, stop__rounds=1, evaluation__devices=1)
+        plan_text(
+            bundle_path,
+            data_dir,
+            local__lr=0.1,
+            round__goal=1,
+            stop__rounds=1,
+            evaluation__devices=1,
+        )
     )
     service_file(plan, port)
     refused = run.command("evaluate", plan, expected=1)

@@ -1,6 +1,8 @@
-"""Pace steering with sixty devices, few of whom may be connected, while their coordinator's process is killed.
+"""Pace steering with sixty devices, few of whom may be connected, while their coordinator's process
+is killed.
 
-Two of them are processes of the SDK. The others are connections of the test that train nothing, and obey like the SDK.
+Two of them are processes of the SDK. The others are connections of the test that train nothing, and
+obey like the SDK.
 """
 
 from __future__ import annotations
@@ -32,13 +34,18 @@ from websockets.typing import Subprotocol
 
 LIGHT, REAL = 58, 2
 CONNECTED = 10
-PACE: dict[str, Any] = {"pace__connected": CONNECTED, "pace__longest": 10.0, "pace__check_ins": 10.0}
+PACE: dict[str, Any] = {
+    "pace__connected": CONNECTED,
+    "pace__longest": 10.0,
+    "pace__check_ins": 10.0,
+}
 SYNCHRONOUS: dict[str, Any] = {"round__goal": 4, "round__minimum": 4, "round__over_selection": 1.25}
 ASYNCHRONOUS: dict[str, Any] = BUFFERED | {"round__goal": 4, "round__concurrency": 5}
 
 
 class LightDevice:
-    """A device that sends zeros for each task. It keeps its update over the coordinator's deaths."""
+    """A device that sends zeros for each task. It keeps its update over the coordinator's
+    deaths."""
 
     def __init__(self, name: str, url: str, size: int) -> None:
         self.name, self.url, self.update = name, url, np.zeros(size, np.float32)
@@ -59,7 +66,9 @@ class LightDevice:
         options: Any = {"subprotocols": [Subprotocol(PROTOCOL_NAME)], "compression": None}
         async with connect(self.url, **options) as connection:
             peer = Peer(self.name, connection)
-            await peer.check_in(None if self.task is None else Held(self.task.task, self.task.round))
+            await peer.check_in(
+                None if self.task is None else Held(self.task.task, self.task.round)
+            )
             if self.task is not None:
                 await peer.send(report_of(self.task, self.update))
             while True:
@@ -94,9 +103,12 @@ def test_all_take_part_though_few_are_connected(
     real = [f"real-{number}" for number in range(REAL)]
 
     def all_took_part() -> bool:
-        """Whether the updates of the SDK's devices count depends on how quick the light ones are."""
+        """Whether the updates of the SDK's devices count depends on how quick the light ones
+        are."""
         logs = map(run.log, real)
-        return all(device.tasks for device in light) and all(": training" in log and "(no-task)" in log for log in logs)
+        return all(device.tasks for device in light) and all(
+            ": training" in log and "(no-task)" in log for log in logs
+        )
 
     async def play() -> None:
         living = [asyncio.ensure_future(device.live()) for device in light]
@@ -127,4 +139,6 @@ def test_all_take_part_though_few_are_connected(
     acknowledged = sum(device.accepted for device in light) + sum(
         run.log(name).count(": update accepted") for name in real
     )
-    assert acknowledged <= counted + 4, "what was acknowledged counts, at the latest in the open round"
+    assert acknowledged <= counted + 4, (
+        "what was acknowledged counts, at the latest in the open round"
+    )

@@ -1,5 +1,5 @@
-"""The coordinator is killed at 200 random instants of asynchronous runs, and of runs whose plan has rules on selection:
-what was acknowledged counts, once, and the memory of devices goes on."""
+"""The coordinator is killed at 200 random instants of asynchronous runs, and of runs whose plan has
+rules on selection: what was acknowledged counts, once, and the memory of devices goes on."""
 
 from __future__ import annotations
 
@@ -27,14 +27,24 @@ RUNS = 20
 """Asynchronous runs, with 200 kills together."""
 DEVICES = 4
 GOAL = 100
-"""Updates that make a model: so many that a run of ROUNDS_KEPT models, whose reports the ledger keeps, outlasts its
-kills."""
+"""Updates that make a model: so many that a run of ROUNDS_KEPT models, whose reports the ledger
+keeps, outlasts its kills."""
 
 
 def write_plan(folder: Path, recipe: str, **settings: Any) -> tuple[Path, str]:
-    """Write a plan that ends after ROUNDS_KEPT models. Returns its file, and the coordinator's address."""
-    port, file, bundle = free_port(), folder / "plan.toml", write_test_bundle(folder / "test.bundle")
-    usual = {"round__grace": 30.0, "stop__rounds": ROUNDS_KEPT, "server__optimizer": "adam", "server__lr": 0.05}
+    """Write a plan that ends after ROUNDS_KEPT models. Returns its file, and the coordinator's
+    address."""
+    port, file, bundle = (
+        free_port(),
+        folder / "plan.toml",
+        write_test_bundle(folder / "test.bundle"),
+    )
+    usual = {
+        "round__grace": 30.0,
+        "stop__rounds": ROUNDS_KEPT,
+        "server__optimizer": "adam",
+        "server__lr": 0.05,
+    }
     file.write_text(plan_text(bundle, folder / "run", recipe, **(usual | settings)))
     service_file(file, port)
     return file, f"ws://127.0.0.1:{port}"
@@ -53,7 +63,9 @@ def check_updates(
     version, model = read_model(folder / "run")
     rounds = [row.summary for row in read_status(folder / "run").rounds if row.summary]
     with sqlite3.connect(folder / "run" / DATABASE) as ledger:
-        found = ledger.execute("SELECT task, round, staleness FROM tasks WHERE state='accepted'").fetchall()
+        found = ledger.execute(
+            "SELECT task, round, staleness FROM tasks WHERE state='accepted'"
+        ).fetchall()
     print(f"{killed} kills, {version} models, {len(acknowledged)} updates acknowledged")
     assert killed == KILLS or version == ROUNDS_KEPT
     assert version >= 1
@@ -61,7 +73,9 @@ def check_updates(
     assert len(acknowledged) == len({*acknowledged}), "an update was acknowledged twice"
     assert [row["reports"] for row in rounds] == [goal] * version
     counted = Counter(number for _, number, _ in found)
-    assert [counted[number] for number in range(1, version + 1)] == [goal] * version, "or counted twice"
+    assert [counted[number] for number in range(1, version + 1)] == [goal] * version, (
+        "or counted twice"
+    )
     assert by_hand(Plan.load(file), found, version, weight, reported).tobytes() == model.tobytes()
 
 
@@ -87,9 +101,16 @@ def test_weighed_updates(run: Processes, tmp_path: Path, name: str) -> None:
     """With a bound on norms that follows the updates."""
 
     def reported(task: str) -> dict[str, Any]:
-        return {"steps": 1 + int(40 * luck_of(task)), "evaluation": Evaluation(10, 10 * luck_of(task + "loss"))}
+        return {
+            "steps": 1 + int(40 * luck_of(task)),
+            "evaluation": Evaluation(10, 10 * luck_of(task + "loss")),
+        }
 
-    settings = BUFFERED | WEIGHED[name] | {"round__goal": GOAL, "round__concurrency": DEVICES, "local__lr": 0.1}
+    settings = (
+        BUFFERED
+        | WEIGHED[name]
+        | {"round__goal": GOAL, "round__concurrency": DEVICES, "local__lr": 0.1}
+    )
     settings |= {"aggregation__max_norm": 50.0, "aggregation__norm_quantile": 0.5}
     file, url = write_plan(tmp_path, settings.pop("recipe"), **settings)
     devices = Devices(url, [f"device-{number}" for number in range(DEVICES)], reported=reported)
@@ -98,11 +119,19 @@ def test_weighed_updates(run: Processes, tmp_path: Path, name: str) -> None:
 
 
 SELECTED = {
-    "round__goal": 20, "round__minimum": 20, "round__over_selection": 1.2, "round__gather": 5.0,
-    "selection__strategy": "oort", "selection__once_in": 2, "selection.tag_quotas__eu": 0.5,
-    "selection.oort__window": 2, "selection.oort__preferred_seconds": 0.5, "selection.oort__preferred_step": 0.25,
-    "selection.oort__exploration": 0.5, "selection.oort__most_tasks": 1000,
-}  # fmt: skip
+    "round__goal": 20,
+    "round__minimum": 20,
+    "round__over_selection": 1.2,
+    "round__gather": 5.0,
+    "selection__strategy": "oort",
+    "selection__once_in": 2,
+    "selection.tag_quotas__eu": 0.5,
+    "selection.oort__window": 2,
+    "selection.oort__preferred_seconds": 0.5,
+    "selection.oort__preferred_step": 0.25,
+    "selection.oort__exploration": 0.5,
+    "selection.oort__most_tasks": 1000,
+}
 """Oort, with a quota for one tag, and at most every second round for each device."""
 COHORT = 24
 
@@ -126,7 +155,11 @@ def test_rules_on_selection(run: Processes, tmp_path: Path, seed: int) -> None:
     check_rules(given)
 
     # What is remembered of devices is what the rounds say of them.
-    accepted = {(number, device): luck_of(task) for task, number, device, state in rows if state == "accepted"}
+    accepted = {
+        (number, device): luck_of(task)
+        for task, number, device, state in rows
+        if state == "accepted"
+    }
     assert memory.keys() == {device for _, device in given}
     for device, (last, tasks, _, reported, loss, examples, seconds) in memory.items():
         own = [number for number, name in given if name == device]
@@ -140,7 +173,9 @@ def test_rules_on_selection(run: Processes, tmp_path: Path, seed: int) -> None:
     # The pacer's T goes on from round to round, whoever died in between.
     settings = Plan.load(file).engine_settings(15.0)
     by_rounds = RuledSelection(settings)
-    for number, row in enumerate((row.summary for row in read_status(tmp_path / "run").rounds if row.summary), 1):
+    for number, row in enumerate(
+        (row.summary for row in read_status(tmp_path / "run").rounds if row.summary), 1
+    ):
         for (at, device), loss in accepted.items():
             if at == number:
                 by_rounds.memory.records[device] = DeviceRecord(at, 1, (), at, loss, 10, None)
@@ -150,7 +185,8 @@ def test_rules_on_selection(run: Processes, tmp_path: Path, seed: int) -> None:
 
 
 def check_rules(given: list[tuple[int, str]]) -> None:
-    """Check the quota of each round, and that no device has tasks in two rounds one after the other."""
+    """Check the quota of each round, and that no device has tasks in two rounds one after the
+    other."""
     rounds: dict[int, set[str]] = {}
     for number, device in given:
         rounds.setdefault(number, set()).add(device)

@@ -30,13 +30,21 @@ def command(name: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the examples beside it, a bundle by the README's Python, and two devices' data."""
+    """A folder with the examples beside it, a bundle by the README's Python, and two devices'
+    data."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "examples").symlink_to(ROOT / "examples")
     (folder / "export.py").write_text(block("python", "export_bundle("))
-    subprocess.run([sys.executable, "export.py"], cwd=folder, check=True, env={**os.environ, "PYTHONPATH": str(folder)})
+    subprocess.run(
+        [sys.executable, "export.py"],
+        cwd=folder,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+    )
     x, y = DIGITS["data"]()[:2]
-    for name, indices in zip(("shard", "other"), DIGITS["dirichlet_shards"](y, 2, seed=3), strict=True):
+    for name, indices in zip(
+        ("shard", "other"), DIGITS["dirichlet_shards"](y, 2, seed=3), strict=True
+    ):
         np.savez(folder / f"{name}.npz", x=x[indices], y=y[indices])
     return folder
 
@@ -50,7 +58,9 @@ def test_the_export_command(folder: Path) -> None:
 
 
 def test_the_runtime_block(folder: Path) -> None:
-    text = "from examples import digits\nx, y = digits.data()[:2]\n" + typed.block(DEVICES, "python", "open_runtime")
+    text = "from examples import digits\nx, y = digits.data()[:2]\n" + typed.block(
+        DEVICES, "python", "open_runtime"
+    )
     words = [sys.executable, "-c", f"{text}\nprint(loss, vector.shape)"]
     shown = subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout
     assert re.fullmatch(r"2\.\d+ \(22602,\)", shown.strip())
@@ -67,11 +77,19 @@ def test_the_coordinator_and_two_devices(folder: Path) -> None:
     with processes(folder) as run:
         finish(run, folder, port)
     shown = subprocess.run(
-        command("fleetlearn-coordinator status"), cwd=folder, check=True, capture_output=True, text=True
+        command("fleetlearn-coordinator status"),
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
     assert "10 rounds done; not running" in shown
-    subprocess.run(command("fleetlearn-coordinator export-model"), cwd=folder, check=True, capture_output=True)
-    session = onnxruntime.InferenceSession(str(folder / "infer.onnx"), providers=["CPUExecutionProvider"])
+    subprocess.run(
+        command("fleetlearn-coordinator export-model"), cwd=folder, check=True, capture_output=True
+    )
+    session = onnxruntime.InferenceSession(
+        str(folder / "infer.onnx"), providers=["CPUExecutionProvider"]
+    )
     _, _, x, y = DIGITS["data"]()
     (outputs,) = session.run(None, {session.get_inputs()[0].name: x})
     assert (outputs.argmax(1) == y).mean() > 0.8
@@ -81,7 +99,10 @@ def finish(run: Processes, folder: Path, port: int) -> None:
     """Start everything as the README says and wait for its end."""
     run.start("coordinator", sys.executable, "serve.py", cwd=folder)
     run.start("device-python", sys.executable, "device.py", cwd=folder)
-    words = [word.replace("8765", str(port)).replace("shard", "other") for word in command("fleetlearn-device")]
+    words = [
+        word.replace("8765", str(port)).replace("shard", "other")
+        for word in command("fleetlearn-device")
+    ]
     words[words.index("device.state")] = "other.state"
     run.start("device-command", sys.executable, "-m", "fleetlearn_device", *words[1:], cwd=folder)
     assert run.running["coordinator"].wait(120) == 0, run.log("coordinator")

@@ -26,7 +26,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def write_plan(folder: Path, name: str, bundle: Path) -> Path:
-    """A plan whose rounds need both devices, so that who takes part is the same in every run of it."""
+    """A plan whose rounds need both devices, so that who takes part is the same in every run of
+    it."""
     both = {
         "round__goal": 2,
         "round__minimum": 2,
@@ -44,7 +45,9 @@ def operate(run: Processes, *arguments: str | Path) -> str:
 
 
 def states(run: Processes) -> dict[str, dict[str, Any]]:
-    return {row["run"]: row for row in json.loads(operate(run, "run", "list", "service.toml", "--json"))}
+    return {
+        row["run"]: row for row in json.loads(operate(run, "run", "list", "service.toml", "--json"))
+    }
 
 
 def version(data: Path) -> int:
@@ -69,7 +72,9 @@ def test_runs_come_go_fail_and_survive_a_kill(
     run: Processes, tmp_path: Path, bundle_path: Path, shards: list[Path]
 ) -> None:
     port, folder = free_port(), tmp_path
-    (folder / "service.toml").write_text(f'port = {port}\nruns = "runs"\nidentities = "ids"\nopen = false\n')
+    (folder / "service.toml").write_text(
+        f'port = {port}\nruns = "runs"\nidentities = "ids"\nopen = false\n'
+    )
     plans = {name: write_plan(folder, name, bundle_path) for name in SETTINGS}
     for name in ("steady", "diverging"):
         operate(run, "run", "add", "service.toml", name, plans[name])
@@ -77,9 +82,22 @@ def test_runs_come_go_fail_and_survive_a_kill(
     token = operate(run, "token", "service.toml", "--uses", "2").strip()
     for device, shard in zip(DEVICES, shards, strict=False):
         run.start(
-            device, sys.executable, "-m", "fleetlearn_device", "run", "--coordinator", f"ws://127.0.0.1:{port}",
-            "--data", shard, "--state", folder / f"{device}.state", "--name", device, "--token", token,
-        )  # fmt: skip
+            device,
+            sys.executable,
+            "-m",
+            "fleetlearn_device",
+            "run",
+            "--coordinator",
+            f"ws://127.0.0.1:{port}",
+            "--data",
+            shard,
+            "--state",
+            folder / f"{device}.state",
+            "--name",
+            device,
+            "--token",
+            token,
+        )
     wait_for(lambda: states(run)["diverging"]["state"] == "failed", "the failure of one run")
     wait_for(lambda: version(folder / "steady.run") >= 1, "a round of the other run")
     operate(run, "run", "pause", "service.toml", "steady")
@@ -93,12 +111,18 @@ def test_runs_come_go_fail_and_survive_a_kill(
     found = states(run)
     assert found["diverging"]["state"] == "failed", "a restart does not try it again"
     assert "Training has diverged" in found["diverging"]["failed"]
-    assert all(run.running[device].poll() is None for device in DEVICES), "the devices stay connected"
+    assert all(run.running[device].poll() is None for device in DEVICES), (
+        "the devices stay connected"
+    )
     run.running["coordinator"].send_signal(signal.SIGTERM)
     assert run.wait("coordinator") == 0, run.log("coordinator")
-    events = [json.loads(line) for line in operate(run, "audit", "service.toml", "--json").splitlines()]
+    events = [
+        json.loads(line) for line in operate(run, "audit", "service.toml", "--json").splitlines()
+    ]
     assert [row["about"]["run"] for row in events if row["what"] == "failed"] == ["diverging"]
     for name in ("steady", "late"):
         assert read_status(folder / f"{name}.run").version == ROUNDS
         alone = model_alone(folder / f"{name}-alone", name, bundle_path, shards)
-        assert read_model(folder / f"{name}.run")[1].tobytes() == alone, f"{name} learnt something else"
+        assert read_model(folder / f"{name}.run")[1].tobytes() == alone, (
+            f"{name} learnt something else"
+        )

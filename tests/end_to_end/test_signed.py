@@ -1,4 +1,5 @@
-"""Signed tasks with real processes: another bundle on the way or on the disk, another key, a key that is changed."""
+"""Signed tasks with real processes: another bundle on the way or on the disk, another key, a key
+that is changed."""
 
 from __future__ import annotations
 
@@ -53,12 +54,18 @@ def test_a_man_in_the_middle_has_nothing_trained(
     run.start("middle", sys.executable, MIDDLE, str(between), f"ws://127.0.0.1:{port}", how)
     device(run, "a", between, shards[0], "--trust", key)
     why = "its signature is wrong" if how == "changed" else "it is not signed"
-    wait_for(lambda: "closing the connection: a task is not trusted" in run.log("a"), "the device's refusal")
+    wait_for(
+        lambda: "closing the connection: a task is not trusted" in run.log("a"),
+        "the device's refusal",
+    )
     assert f"is not trained: {why}" in run.log("a")
     run.kill("a")
     assert not [*(run.folder / "a.state" / "bundles").iterdir()], "nothing was fetched"
     device(run, "without-keys", between, shards[0])  # the attack is one
-    wait_for(lambda: "fetching manifest.json (000000000000)" in run.log("without-keys"), "a device that is taken in")
+    wait_for(
+        lambda: "fetching manifest.json (000000000000)" in run.log("without-keys"),
+        "a device that is taken in",
+    )
     run.kill("without-keys")
     run.kill("middle")
     device(run, "a", port, shards[0])  # without --trust: the key is in its state directory
@@ -74,13 +81,18 @@ def test_a_key_is_changed_while_devices_stay_where_they_are(
     run: Processes, bundle_path: Path, shards: list[Path]
 ) -> None:
     port = free_port()
-    text = plan_text(bundle_path, run.folder / "run", local__lr=0.1, round__goal=1, stop__rounds=100000)
+    text = plan_text(
+        bundle_path, run.folder / "run", local__lr=0.1, round__goal=1, stop__rounds=100000
+    )
     (run.folder / "plan.toml").write_text(text)
     old, new = signing_key(run.folder, "old.pem"), signing_key(run.folder, "new.pem")
     signing_key(run.folder, "strange.pem")
 
     def trains_on() -> None:
-        wait_for(lambda: bool((found := status_of(run.folder / "run")) and found.running), "the coordinator")
+        wait_for(
+            lambda: bool((found := status_of(run.folder / "run")) and found.running),
+            "the coordinator",
+        )
         before = read_status(run.folder / "run").version
         wait_for(lambda: read_status(run.folder / "run").version > before, "a round")
 
@@ -94,11 +106,16 @@ def test_a_key_is_changed_while_devices_stay_where_they_are(
     trains_on()
     wait_for(lambda: f"the coordinator's keys are now {new}\n" in run.log("a"), "the old key's end")
     serve(run, port, "strange.pem")
-    wait_for(lambda: f"does only tasks signed with {new}, and this coordinator cannot" in run.log("a"), "the refusal")
+    wait_for(
+        lambda: f"does only tasks signed with {new}, and this coordinator cannot" in run.log("a"),
+        "the refusal",
+    )
     run.kill("a")
     serve(run, port, "old.pem")
     device(run, "a", port, shards[0], "--trust", old)
-    wait_for(lambda: f"trusts {new}, and goes on so: {old} was given" in run.log("a"), "the warning")
+    wait_for(
+        lambda: f"trusts {new}, and goes on so: {old} was given" in run.log("a"), "the warning"
+    )
 
 
 def test_a_bundle_that_is_exchanged_on_the_disk_is_not_signed(
@@ -106,7 +123,9 @@ def test_a_bundle_that_is_exchanged_on_the_disk_is_not_signed(
 ) -> None:
     port, bundle = free_port(), run.folder / "bundle"
     shutil.copytree(bundle_path, bundle)
-    (run.folder / "plan.toml").write_text(plan_text(bundle, run.folder / "run", local__lr=0.1, round__goal=1))
+    (run.folder / "plan.toml").write_text(
+        plan_text(bundle, run.folder / "run", local__lr=0.1, round__goal=1)
+    )
     key = signing_key(run.folder, "key.pem")
     serve(run, port, "key.pem")
     device(run, "a", port, shards[0], "--trust", key)

@@ -1,4 +1,5 @@
-"""The same small fleet as real processes and in the simulator, with the same outcomes: the same model, bit for bit."""
+"""The same small fleet as real processes and in the simulator, with the same outcomes: the same
+model, bit for bit."""
 
 from __future__ import annotations
 
@@ -52,11 +53,15 @@ def fleet_data(tmp_path: Path, shards: list[Path]) -> list[Path]:
     return paths
 
 
-def simulated(folder: Path, name: str, leaves: float, more: str = "", options: Options | None = None) -> Outcome:
+def simulated(
+    folder: Path, name: str, leaves: float, more: str = "", options: Options | None = None
+) -> Outcome:
     """Device DYING goes offline at this time, for good."""
     ends = {DYING: leaves}
     rows = [f"{device},0,{ends.get(device, FOREVER)}" for device in range(ABSENT)]
-    (folder / "trace.csv").write_text("\n".join(["device,on,off", *rows, f"{ABSENT},{FOREVER},{FOREVER + 1}", ""]))
+    (folder / "trace.csv").write_text(
+        "\n".join(["device,on,off", *rows, f"{ABSENT},{FOREVER},{FOREVER + 1}", ""])
+    )
     (folder / "scenario.toml").write_text(SCENARIO.format(more=more))
     scenario = Scenario.load(folder / "scenario.toml")
     outcome = simulate(scenario, folder / name, options or Options(backend="bundle", workers=1))
@@ -77,22 +82,38 @@ def times(folder: Path, round: int) -> tuple[float, float]:
     return begins, ends
 
 
-@pytest.mark.parametrize(("up", "down"), [("float32", "float32"), ("int8", "float16"), ("topk-0.1-int8", "delta")])
+@pytest.mark.parametrize(
+    ("up", "down"), [("float32", "float32"), ("int8", "float16"), ("topk-0.1-int8", "delta")]
+)
 def test_processes_and_simulator_make_the_same_model(
     run: Processes, bundle_path: Path, fleet_data: list[Path], up: str, down: str
 ) -> None:
-    """Three rounds. Device 3 is killed in the second, its training done; device 4 diverges; device 5 is not there."""
+    """Three rounds. Device 3 is killed in the second, its training done; device 4 diverges; device
+    5 is not there."""
     port = free_port()
     data_dir = run.folder / "run"
     plan = run.folder / "plan.toml"
     plan.write_text(
         plan_text(
-            bundle_path, data_dir, "fedprox", local__lr=0.1, local__mu=0.01, local__epochs=2, local__batch_size=16,
-            round__goal=4, round__minimum=3, round__grace=1.0, round__gather=30.0, round__deadline=600.0,
-            server__optimizer="adam", server__lr=0.05, stop__rounds=3, encoding__up=up,
+            bundle_path,
+            data_dir,
+            "fedprox",
+            local__lr=0.1,
+            local__mu=0.01,
+            local__epochs=2,
+            local__batch_size=16,
+            round__goal=4,
+            round__minimum=3,
+            round__grace=1.0,
+            round__gather=30.0,
+            round__deadline=600.0,
+            server__optimizer="adam",
+            server__lr=0.05,
+            stop__rounds=3,
+            encoding__up=up,
             encoding__down=down,
         )
-    )  # fmt: skip
+    )
     service_file(plan, port)
 
     def start(device: int) -> None:
@@ -102,15 +123,28 @@ def test_processes_and_simulator_make_the_same_model(
             module = [CRASH_DEVICE, "the work is done but not on disk", "2"]
         # This interpreter for all, whatever ONNX Runtime it has: another may add in another order.
         run.start(
-            name, sys.executable, *module, "run", "--coordinator", f"ws://127.0.0.1:{port}",
-            "--data", fleet_data[device], "--state", run.folder / f"{name}.state", "--name", name, "--until-finished",
-            "--runtime", "onnx",
-        )  # fmt: skip
+            name,
+            sys.executable,
+            *module,
+            "run",
+            "--coordinator",
+            f"ws://127.0.0.1:{port}",
+            "--data",
+            fleet_data[device],
+            "--state",
+            run.folder / f"{name}.state",
+            "--name",
+            name,
+            "--until-finished",
+            "--runtime",
+            "onnx",
+        )
 
     coordinator = run.coordinator(plan)
     for device in range(DIVERGING):
         start(device)
-    # The first round opens with the four that work; were the fifth among them, it could end before the last is there.
+    # The first round opens with the four that work; were the fifth among them, it could end before
+    # the last is there.
     wait_for(lambda: bool((found := status_of(data_dir)) and found.rounds), "the first round")
     start(DIVERGING)
     assert coordinator.wait(120) == 0, run.log("coordinator")
@@ -144,14 +178,24 @@ def test_processes_and_simulator_make_the_same_model(
         assert set(dropped) <= {"lost", "failed: diverged", "surplus"}
 
 
-def test_another_seed_is_another_model(tmp_path: Path, bundle_path: Path, fleet_data: list[Path]) -> None:
+def test_another_seed_is_another_model(
+    tmp_path: Path, bundle_path: Path, fleet_data: list[Path]
+) -> None:
     """If the order of the examples did not matter, the tests above would show less."""
     (tmp_path / "plan.toml").write_text(
         plan_text(
-            bundle_path, tmp_path / "run", local__lr=0.1, local__batch_size=16, round__goal=4, round__minimum=3,
+            bundle_path,
+            tmp_path / "run",
+            local__lr=0.1,
+            local__batch_size=16,
+            round__goal=4,
+            round__minimum=3,
             stop__rounds=1,
         )
-    )  # fmt: skip
+    )
     first = simulated(tmp_path, "first", FOREVER)
     assert simulated(tmp_path, "again", FOREVER).model.tobytes() == first.model.tobytes()
-    assert simulated(tmp_path, "other", FOREVER, more="seed = 1").model.tobytes() != first.model.tobytes()
+    assert (
+        simulated(tmp_path, "other", FOREVER, more="seed = 1").model.tobytes()
+        != first.model.tobytes()
+    )

@@ -1,8 +1,9 @@
-"""A server and the simulator, where updates are stale, with the same outcomes in the same order: the same model, bit
-for bit. Every aggregator is among them.
+"""A server and the simulator, where updates are stale, with the same outcomes in the same order:
+the same model, bit for bit. Every aggregator is among them.
 
-The simulator decides in which order devices finish. Then devices that speak the protocol by hand, and train as a device
-does, do the same on a real server, which is stopped and started again in between.
+The simulator decides in which order devices finish. Then devices that speak the protocol by hand,
+and train as a device does, do the same on a real server, which is stopped and started again in
+between.
 """
 
 from __future__ import annotations
@@ -29,13 +30,24 @@ from line_bundle import write_line_bundle
 from peers import Peer, fleet
 from virtual import drive, make_scenario
 
-CARRY: dict[str, Any] = {"goal": 3, "over_selection": 2.0, "gather": 5.0, "deadline": 1000.0, "late": "carry"}
+CARRY: dict[str, Any] = {
+    "goal": 3,
+    "over_selection": 2.0,
+    "gather": 5.0,
+    "deadline": 1000.0,
+    "late": "carry",
+}
 RULES: dict[str, dict[str, Any]] = {
     "fedbuff": {"goal": 3, "concurrency": 5, "deadline": 1000.0},
     "fedasync": {"goal": 1, "concurrency": 5, "deadline": 1000.0},
     "fedavg": CARRY,
     **dict.fromkeys(ROBUST, CARRY),
-    "fedbuff-inverse": {"goal": 3, "concurrency": 5, "deadline": 1000.0, "weighting": "inverse-participation"},
+    "fedbuff-inverse": {
+        "goal": 3,
+        "concurrency": 5,
+        "deadline": 1000.0,
+        "weighting": "inverse-participation",
+    },
     "fedprox-adaptive": CARRY,
     "fednova": CARRY,
     "q-fedavg": CARRY,
@@ -53,7 +65,9 @@ WEIGHED: dict[str, dict[str, Any]] = {
 """Their [aggregation]."""
 
 
-@pytest.mark.parametrize(("recipe", "together"), [*((recipe, 100) for recipe in RULES), ("fedbuff", 2)])
+@pytest.mark.parametrize(
+    ("recipe", "together"), [*((recipe, 100) for recipe in RULES), ("fedbuff", 2)]
+)
 def test_server_and_simulator_make_the_same_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, together: int
 ) -> None:
@@ -61,33 +75,46 @@ def test_server_and_simulator_make_the_same_model(
     monkeypatch.setattr(participation, "TOGETHER", together)
     write_line_bundle(tmp_path / "line.bundle", references=["anchor"], optimizer="sgd")
     scenario = make_scenario(
-        tmp_path, tmp_path / "line.bundle", 5,
-        plan__recipe=recipe if recipe in RECIPES else recipe.partition("-")[0], plan__round=RULES[recipe],
-        plan__aggregation=WEIGHED.get(recipe, {}), plan__local__evaluate=True,
+        tmp_path,
+        tmp_path / "line.bundle",
+        5,
+        plan__recipe=recipe if recipe in RECIPES else recipe.partition("-")[0],
+        plan__round=RULES[recipe],
+        plan__aggregation=WEIGHED.get(recipe, {}),
+        plan__local__evaluate=True,
         plan__stop__rounds=18 // RULES[recipe]["goal"],
         plan__server={} if recipe.startswith("fedasync") else {"optimizer": "adam", "lr": 0.05},
         tiers={"device": {"latency": 0.0, "download": 1e12, "upload": 1e12, "spread": 1.0}},
-    )  # fmt: skip
+    )
     simulated = drive(scenario)
     order = [row["device"] for row in simulated.events if row["event"] == "accepted"]
     plan = msgspec.structs.replace(scenario.plan, data_dir=tmp_path / "run")
     bundle = open_bundle(plan.bundle)
     trainer = PerDevice(bundle, local_settings(plan, bundle), source_of(scenario, bundle))
 
-    async def do(coordinator: RunServer, peers: dict[int, Peer], tasks: dict[int, Task], device: int) -> None:
+    async def do(
+        coordinator: RunServer, peers: dict[int, Peer], tasks: dict[int, Task], device: int
+    ) -> None:
         """The device finishes its task."""
         peer = peers[device]
         if device not in tasks:
             tasks[device] = await peer.task()
         task = tasks.pop(device)
         model = np.frombuffer(await peer.fetch(task.vectors[0].sha256), np.float32)
-        trained = trainer.train(RoundInputs(model, hyper=task.hyper), [Job(device, task.seed, None)])
+        trained = trainer.train(
+            RoundInputs(model, hyper=task.hyper), [Job(device, task.seed, None)]
+        )
         more = {
-            "examples": int(trained.examples[0]), "loss": float(trained.loss[0]),
+            "examples": int(trained.examples[0]),
+            "loss": float(trained.loss[0]),
             "metrics": {name: float(column[0]) for name, column in trained.metrics.items()},
-            "steps": int(trained.steps[0]), "evaluation": trainer.evaluate(RoundInputs(model), [Job(device)])[0],
-        }  # fmt: skip
-        assert isinstance(await peer.upload(task, trained.updates[0], trained.vectors["buffers"][0], **more), Accepted)
+            "steps": int(trained.steps[0]),
+            "evaluation": trainer.evaluate(RoundInputs(model), [Job(device)])[0],
+        }
+        assert isinstance(
+            await peer.upload(task, trained.updates[0], trained.vectors["buffers"][0], **more),
+            Accepted,
+        )
 
     async def play() -> None:
         rest = list(order)
@@ -95,7 +122,10 @@ def test_server_and_simulator_make_the_same_model(
             part, rest = rest[:7], rest[7:]  # then the server is stopped, and another one goes on
             async with AsyncExitStack() as held:
                 coordinator, join = await held.enter_async_context(fleet(plan))
-                peers, tasks = {device: await join(name_of(device)) for device in range(5)}, dict[int, Task]()
+                peers, tasks = (
+                    {device: await join(name_of(device)) for device in range(5)},
+                    dict[int, Task](),
+                )
                 for device in part:
                     await do(coordinator, peers, tasks, device)
 

@@ -30,14 +30,26 @@ def make(device, seed):
 """
 
 
-def test_processes_and_simulator_measure_the_same(run: Processes, bundle_path: Path, shards: list[Path]) -> None:
+def test_processes_and_simulator_measure_the_same(
+    run: Processes, bundle_path: Path, shards: list[Path]
+) -> None:
     port, data_dir, plan = free_port(), run.folder / "run", run.folder / "plan.toml"
     plan.write_text(
         plan_text(
-            bundle_path, data_dir, local__lr=0.1, local__epochs=1, round__goal=3, round__minimum=3, round__gather=30.0,
-            round__grace=30.0, round__deadline=600.0, stop__rounds=3, evaluation__every=2, evaluation__devices=3,
+            bundle_path,
+            data_dir,
+            local__lr=0.1,
+            local__epochs=1,
+            round__goal=3,
+            round__minimum=3,
+            round__gather=30.0,
+            round__grace=30.0,
+            round__deadline=600.0,
+            stop__rounds=3,
+            evaluation__every=2,
+            evaluation__devices=3,
         )
-    )  # fmt: skip
+    )
     service_file(plan, port)
     (run.folder / "shards.py").write_text(SHARDS)
     (run.folder / "scenario.toml").write_text(SCENARIO)

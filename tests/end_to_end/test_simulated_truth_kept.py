@@ -1,5 +1,5 @@
-"""The same fleet, whose devices keep something, as real processes and in the simulator: the same models and the same
-kept states, bit for bit."""
+"""The same fleet, whose devices keep something, as real processes and in the simulator: the same
+models and the same kept states, bit for bit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,11 @@ def linear(folder: Path, name: str, **options: Any) -> Bundle:
     """A bundle of a model of two layers, whose loss is that of a line's data."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
-        module, x, y = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(4, 3), torch.randn(4)
+        module, x, y = (
+            nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)),
+            torch.randn(4, 3),
+            torch.randn(4),
+        )
     return cached_export(module, line_loss, (x, y), folder / f"{name}.bundle", **options).bundle
 
 
@@ -65,8 +69,11 @@ def moon(folder: Path) -> Bundle:
 
 
 def all_kinds(folder: Path) -> Bundle:
-    """Devices keep a personal parameter, a row of their optimizer's state, and their previous model."""
-    return write_line_bundle(folder / "line.bundle", personal=True, state=True, references=["anchor", "previous"])
+    """Devices keep a personal parameter, a row of their optimizer's state, and their previous
+    model."""
+    return write_line_bundle(
+        folder / "line.bundle", personal=True, state=True, references=["anchor", "previous"]
+    )
 
 
 def corrected(folder: Path) -> Bundle:
@@ -86,10 +93,16 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "moon": (moon, {"recipe": "moon", "local__mu": 0.5}),
     "personal, state and previous": (all_kinds, {}),
     "scaffold": (corrected, {"recipe": "scaffold"} | COUNTED),
-    "scaffold-gradient": (corrected, {"recipe": "scaffold", "local__algorithm": "scaffold-gradient"} | COUNTED),
+    "scaffold-gradient": (
+        corrected,
+        {"recipe": "scaffold", "local__algorithm": "scaffold-gradient"} | COUNTED,
+    ),
     "feddyn": (corrected, {"recipe": "feddyn", "local__mu": 0.1} | COUNTED),
     "ditto": (proximal, {"recipe": "ditto", "local__mu": 0.3, "local__personal_epochs": 3}),
-    "scaffold with top-k": (corrected, {"recipe": "scaffold", "encoding__up": "topk-0.25-int8"} | COUNTED),
+    "scaffold with top-k": (
+        corrected,
+        {"recipe": "scaffold", "encoding__up": "topk-0.25-int8"} | COUNTED,
+    ),
     "moon with top-k": (moon, {"recipe": "moon", "local__mu": 0.5, "encoding__up": "topk-0.25"}),
     "fedrep": (head, {"recipe": "fedrep", "local__personal_epochs": 3}),
 }
@@ -103,11 +116,21 @@ def test_processes_and_simulator_keep_the_same(run: Processes, case: str) -> Non
     port, data_dir, plan = free_port(), run.folder / "run", run.folder / "plan.toml"
     plan.write_text(
         plan_text(
-            bundle.path, data_dir, local__lr=0.02, local__epochs=2, local__batch_size=7, local__evaluate=True,
-            round__goal=DEVICES, round__minimum=DEVICES, round__gather=30.0, round__grace=30.0, round__deadline=600.0,
-            stop__rounds=3, **settings,
+            bundle.path,
+            data_dir,
+            local__lr=0.02,
+            local__epochs=2,
+            local__batch_size=7,
+            local__evaluate=True,
+            round__goal=DEVICES,
+            round__minimum=DEVICES,
+            round__gather=30.0,
+            round__grace=30.0,
+            round__deadline=600.0,
+            stop__rounds=3,
+            **settings,
         )
-    )  # fmt: skip
+    )
     service_file(plan, port)
     (run.folder / "shards.py").write_text(SHARDS)
     (run.folder / "scenario.toml").write_text(SCENARIO)
@@ -146,7 +169,8 @@ def row_of(rows: DeviceRows | None, device: int) -> bytes:
 
 
 def kept_states(state: Path, bundle: Bundle) -> Iterator[bytes]:
-    """What a real device keeps: its kept state and its personal model, each before a CRC-32 of 4 bytes."""
+    """What a real device keeps: its kept state and its personal model, each before a CRC-32 of 4
+    bytes."""
     for name in (bundle.sha256, f"{bundle.sha256}.personal"):
         path = state / "kept" / name
         yield path.read_bytes()[:-4] if path.exists() else b""

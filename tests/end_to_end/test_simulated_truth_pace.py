@@ -1,7 +1,9 @@
-"""A server and the simulator with pace steering: the same devices are sent away, and the same model is made.
+"""A server and the simulator with pace steering: the same devices are sent away, and the same model
+is made.
 
-Devices that speak the protocol by hand, and train as a device does, check in and report to a real server in the
-simulator's order. When they are to come back is not compared: the server's clock is not the simulator's.
+Devices that speak the protocol by hand, and train as a device does, check in and report to a real
+server in the simulator's order. When they are to come back is not compared: the server's clock is
+not the simulator's.
 """
 
 from __future__ import annotations
@@ -27,7 +29,13 @@ from virtual import make_fleet, make_scenario
 SIZE, CONNECTED, ROUNDS = 12, 6, 12
 PARTICIPATION: dict[str, dict[str, Any]] = {
     "synchronous": {
-        "plan__round": {"goal": 3, "minimum": 3, "over_selection": 1.0, "gather": 0.0, "deadline": 1e5},
+        "plan__round": {
+            "goal": 3,
+            "minimum": 3,
+            "over_selection": 1.0,
+            "gather": 0.0,
+            "deadline": 1e5,
+        },
     },
     "asynchronous": {
         "plan__recipe": BUFFERED["recipe"],
@@ -40,7 +48,9 @@ PARTICIPATION: dict[str, dict[str, Any]] = {
     "participation",
     [pytest.param("synchronous", marks=pytest.mark.slow), "asynchronous"],  # 4,840 check-ins
 )
-def test_server_and_simulator_send_the_same_devices_away(tmp_path: Path, participation: str) -> None:
+def test_server_and_simulator_send_the_same_devices_away(
+    tmp_path: Path, participation: str
+) -> None:
     write_line_bundle(tmp_path / "line.bundle")
     scenario = make_scenario(
         tmp_path, tmp_path / "line.bundle", SIZE, **PARTICIPATION[participation],
@@ -87,7 +97,9 @@ def test_server_and_simulator_send_the_same_devices_away(tmp_path: Path, partici
                         await peer.connection.close()
                     case "accepted":
                         task = await peers[device].task()
-                        model = np.frombuffer(await peers[device].fetch(task.vectors[0].sha256), np.float32)
+                        model = np.frombuffer(
+                            await peers[device].fetch(task.vectors[0].sha256), np.float32
+                        )
                         trained = trainer.train(RoundInputs(model), [Job(device, task.seed, None)])
                         more = {"examples": int(trained.examples[0]), "evaluation": None}
                         sent = trained.updates[0], trained.vectors["buffers"][0]
@@ -98,7 +110,11 @@ def test_server_and_simulator_send_the_same_devices_away(tmp_path: Path, partici
     assert version == ROUNDS
     rows = [row for row in read_status(plan.data_dir).rounds if row.summary]
     counted = [
-        [device_of(task.device) for task in read_tasks(plan.data_dir, row.number)[1] if task.state == "accepted"]
+        [
+            device_of(task.device)
+            for task in read_tasks(plan.data_dir, row.number)[1]
+            if task.state == "accepted"
+        ]
         for row in rows
     ]
     accepted = [device for kind, device in script if kind == "accepted"]

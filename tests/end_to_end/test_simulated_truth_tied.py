@@ -1,8 +1,9 @@
-"""A server and the simulator, where SCAFFOLD's updates may be stale: the same model and the same c_k, bit for bit.
+"""A server and the simulator, where SCAFFOLD's updates may be stale: the same model and the same
+c_k, bit for bit.
 
-The simulator decides in which order devices finish. Then devices that speak the protocol by hand do the same on a real
-server, which is stopped and started again in between. They keep the vectors of the task that they are told to go on
-from, and of the one that they do.
+The simulator decides in which order devices finish. Then devices that speak the protocol by hand do
+the same on a real server, which is stopped and started again in between. They keep the vectors of
+the task that they are told to go on from, and of the one that they do.
 """
 
 from __future__ import annotations
@@ -29,12 +30,26 @@ from peers import Peer, fleet, report_of
 from quadratics import TWO, Quadratic, quadratics_bundle, quadratics_scenario
 from virtual import drive
 
-DEVICES = (*TWO, Quadratic((2.0, 1.0), (4.0, -3.0), 3), Quadratic((0.5, 3.0), (1.0, 8.0), 2), Quadratic((1, 1), (0, 9)))
+DEVICES = (
+    *TWO,
+    Quadratic((2.0, 1.0), (4.0, -3.0), 3),
+    Quadratic((0.5, 3.0), (1.0, 8.0), 2),
+    Quadratic((1, 1), (0, 9)),
+)
 RULES: dict[str, dict[str, Any]] = {
-    "asynchronous": {"plan__recipe": "fedbuff", "plan__round": {"goal": 3, "concurrency": 5, "deadline": 1000.0}},
+    "asynchronous": {
+        "plan__recipe": "fedbuff",
+        "plan__round": {"goal": 3, "concurrency": 5, "deadline": 1000.0},
+    },
     "carried": {
         "plan__recipe": "scaffold",
-        "plan__round": {"goal": 3, "over_selection": 2.0, "gather": 5.0, "deadline": 1000.0, "late": "carry"},
+        "plan__round": {
+            "goal": 3,
+            "over_selection": 2.0,
+            "gather": 5.0,
+            "deadline": 1000.0,
+            "late": "carry",
+        },
     },
 }
 
@@ -52,25 +67,39 @@ class ByHand:
 
     async def do(self, peer: Peer, task: Task, device: int) -> None:
         """Do a task, and report it. The device keeps what it went on from, and what it made."""
-        vectors = {row.name: np.frombuffer(await peer.fetch(row.sha256), np.float32) for row in task.vectors}
+        vectors = {
+            row.name: np.frombuffer(await peer.fetch(row.sha256), np.float32)
+            for row in task.vectors
+        }
         model, own = vectors.pop("model"), self.tied[device]
         self.tied[device] = {} if task.kept is None else {task.kept: own[task.kept]}
         self.went_on += task.kept is not None
         kept = {} if task.kept is None else {"control": own[task.kept]}
         given = Inputs(model, None, vectors, kept)
         settings = TaskSettings(task.hyper, task.epochs, task.batch_size, task.seed)
-        outcome = run_algorithm(task.algorithm, self.runtime, self.bundle, DEVICES[device].data, given, settings)
+        outcome = run_algorithm(
+            task.algorithm, self.runtime, self.bundle, DEVICES[device].data, given, settings
+        )
         self.tied[device][task.task] = outcome.tied["control"]
 
         parts, result = [outcome.parts[name] for name in ("update", "control")], outcome.result
-        described = [FLOAT32.part(name, part.tobytes()) for name, part in zip(task.parts, parts, strict=True)]
+        described = [
+            FLOAT32.part(name, part.tobytes()) for name, part in zip(task.parts, parts, strict=True)
+        ]
         report = report_of(
-            task, parts[0], examples=result.examples, steps=result.steps, loss=result.loss, evaluation=None
+            task,
+            parts[0],
+            examples=result.examples,
+            steps=result.steps,
+            loss=result.loss,
+            evaluation=None,
         )
         await peer.send(msgspec.structs.replace(report, parts=tuple(described)))
         grant: Grant = await peer.expect(Grant)
         for place, part in enumerate(parts):
-            for chunk in pack_chunks(grant.transfer, bytes(place * part.nbytes) + part.tobytes(), place * part.nbytes):
+            for chunk in pack_chunks(
+                grant.transfer, bytes(place * part.nbytes) + part.tobytes(), place * part.nbytes
+            ):
                 await peer.send(chunk)
         await peer.send(Uploaded(task.task))
         await peer.expect(Accepted)
@@ -80,13 +109,27 @@ class ByHand:
 def test_server_and_simulator_keep_the_same(tmp_path: Path, rule: str) -> None:
     bundle = quadratics_bundle(tmp_path / "quadratics.bundle")
     scenario = quadratics_scenario(
-        tmp_path, bundle.path, DEVICES, **RULES[rule], plan__stop__rounds=8, plan__server={"devices": len(DEVICES)},
-        plan__local={"epochs": 4, "batch_size": 1, "lr": 0.05, "evaluate": False, "algorithm": "scaffold"},
+        tmp_path,
+        bundle.path,
+        DEVICES,
+        **RULES[rule],
+        plan__stop__rounds=8,
+        plan__server={"devices": len(DEVICES)},
+        plan__local={
+            "epochs": 4,
+            "batch_size": 1,
+            "lr": 0.05,
+            "evaluate": False,
+            "algorithm": "scaffold",
+        },
         tiers={"device": {"latency": 0.0, "download": 1e12, "upload": 1e12, "spread": 1.0}},
-    )  # fmt: skip
+    )
     simulated = drive(scenario)
     order = [row["device"] for row in simulated.events if row["event"] == "accepted"]
-    plan, by_hand = msgspec.structs.replace(scenario.plan, data_dir=tmp_path / "run"), ByHand(bundle.path)
+    plan, by_hand = (
+        msgspec.structs.replace(scenario.plan, data_dir=tmp_path / "run"),
+        ByHand(bundle.path),
+    )
 
     async def play() -> None:
         rest = list(order)
@@ -94,7 +137,10 @@ def test_server_and_simulator_keep_the_same(tmp_path: Path, rule: str) -> None:
             part, rest = rest[:7], rest[7:]  # then the server is stopped, and another one goes on
             async with AsyncExitStack() as held:
                 _, join = await held.enter_async_context(fleet(plan))
-                peers = {device: await join(name_of(device), check_in=False) for device in range(len(DEVICES))}
+                peers = {
+                    device: await join(name_of(device), check_in=False)
+                    for device in range(len(DEVICES))
+                }
                 for peer in peers.values():
                     await peer.check_in(algorithms=("scaffold",))
                 for device in part:

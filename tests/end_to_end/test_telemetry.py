@@ -1,4 +1,5 @@
-"""ONNX Runtime's wheels report to their vendor from 1.29 on, unless ORT_DISABLE_TELEMETRY is set before the import."""
+"""ONNX Runtime's wheels report to their vendor from 1.29 on, unless ORT_DISABLE_TELEMETRY is set
+before the import."""
 
 from __future__ import annotations
 
@@ -41,16 +42,23 @@ STRACE = shutil.which("strace")
 
 
 def run(folder: Path, *words: str, before: tuple[str, ...] = ()) -> list[str]:
-    """Run Python in the folder, and with a home of its own there. Returns what the home holds afterwards."""
+    """Run Python in the folder, and with a home of its own there. Returns what the home holds
+    afterwards."""
     home = folder / "home"
     home.mkdir()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ORT_", "XDG_"))}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("ORT_", "XDG_"))
+    }
     support = Path(line_bundle.__file__).parent
     path = os.pathsep.join([str(support), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [*before, sys.executable, *words], cwd=folder, env={**kept, "HOME": str(home), "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        [*before, sys.executable, *words],
+        cwd=folder,
+        env={**kept, "HOME": str(home), "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr
     return sorted(str(path.relative_to(home)) for path in home.rglob("*"))
 
@@ -62,23 +70,37 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("words", [HERE, ["-c", SIMULATOR], ["-c", EXPORT]], ids=["device", "simulator", "export"])
+@pytest.mark.parametrize(
+    "words", [HERE, ["-c", SIMULATOR], ["-c", EXPORT]], ids=["device", "simulator", "export"]
+)
 def test_nothing_is_kept_about_the_machine(folder: Path, words: list[str]) -> None:
-    """The telemetry's database and identifier of the machine are the first that one sees of it, at once."""
+    """The telemetry's database and identifier of the machine are the first that one sees of it, at
+    once."""
     assert run(folder, *words) == []
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(STRACE is None, reason="strace is not installed")
 @pytest.mark.parametrize(
-    "words", [[*HERE[:-1], "15"], ["-c", SIMULATOR], ["-c", EXPORT]], ids=["device", "simulator", "export"]
+    "words",
+    [[*HERE[:-1], "15"], ["-c", SIMULATOR], ["-c", EXPORT]],
+    ids=["device", "simulator", "export"],
 )
 def test_nobody_is_looked_up_or_called(folder: Path, words: list[str]) -> None:
     """The telemetry looks its host up after some nine seconds."""
     traced = folder / "traced.txt"
-    assert run(folder, *words, before=(str(STRACE), "-f", "-e", "trace=network,openat", "-o", str(traced))) == []
+    assert (
+        run(
+            folder,
+            *words,
+            before=(str(STRACE), "-f", "-e", "trace=network,openat", "-o", str(traced)),
+        )
+        == []
+    )
     lines = traced.read_text().splitlines()
-    assert any("libonnxruntime" in line or "onnxruntime_pybind11" in line for line in lines), "it was seen"
+    assert any("libonnxruntime" in line or "onnxruntime_pybind11" in line for line in lines), (
+        "it was seen"
+    )
     assert [line for line in lines if re.search(r"AF_INET|/etc/(resolv.conf|hosts)", line)] == []
 
 
@@ -105,9 +127,13 @@ def test_whoever_imports_onnx_runtime_has_set_the_variable_before() -> None:
         assert not asked or SET in text, asked
         rooms += bool(asked)
     assert rooms == 2, "the device and export"
-    scripts = [path for folder in ("examples", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    scripts = [
+        path for folder in ("examples", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+    ]
     for path in scripts:
-        lines = [line for line, module in imports(path) if module.partition(".")[0] == "onnxruntime"]
+        lines = [
+            line for line, module in imports(path) if module.partition(".")[0] == "onnxruntime"
+        ]
         if lines:
             text = path.read_text()
             assert SET in text, path
@@ -115,9 +141,16 @@ def test_whoever_imports_onnx_runtime_has_set_the_variable_before() -> None:
 
 
 def test_a_setting_of_the_users_stays() -> None:
-    program = "import os, fleetlearn_device, fleetlearn_export; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    program = (
+        "import os, fleetlearn_device, fleetlearn_export; "
+        "print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    )
     for given, found in ((None, "1"), ("0", "0")):
-        kept = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+        kept = {
+            name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"
+        }
         env = kept if given is None else {**kept, "ORT_DISABLE_TELEMETRY": given}
-        done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
+        )
         assert done.stdout == f"{found}\n"

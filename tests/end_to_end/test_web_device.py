@@ -1,4 +1,5 @@
-"""A device of the SDK for browsers (in Node) and one of the Python SDK in the rounds of one coordinator.
+"""A device of the SDK for browsers (in Node) and one of the Python SDK in the rounds of one
+coordinator.
 
 Real processes, credentials, and a kill. The model is the one that the loop in this file makes.
 """
@@ -35,7 +36,9 @@ def expected_model(bundle_path: Path, shards: list[Path]) -> Vector:
         for shard in shards:
             runtime.load(model.astype(np.float32))
             hyper = {"lr": LR, "mu": 0.0}
-            result = train(runtime, load_npz(shard), hyper=hyper, epochs=EPOCHS, batch_size=0, seed=0)
+            result = train(
+                runtime, load_npz(shard), hyper=hyper, epochs=EPOCHS, batch_size=0, seed=0
+            )
             updates.append(result.update)
             weights.append(result.examples)
         model += np.average(updates, axis=0, weights=weights)
@@ -47,24 +50,56 @@ def test_both_sdks_train_one_model(run: Processes, bundle_path: Path, shards: li
     folder, plan, port = run.folder, run.folder / "plan.toml", free_port()
     plan.write_text(
         plan_text(
-            bundle_path, folder / "run", local__lr=LR, local__epochs=EPOCHS, local__batch_size=0,
-            round__goal=2, round__minimum=2, round__gather=60.0, round__grace=60.0, round__deadline=600.0,
+            bundle_path,
+            folder / "run",
+            local__lr=LR,
+            local__epochs=EPOCHS,
+            local__batch_size=0,
+            round__goal=2,
+            round__minimum=2,
+            round__gather=60.0,
+            round__grace=60.0,
+            round__deadline=600.0,
             stop__rounds=ROUNDS,
         )
-    )  # fmt: skip
+    )
     (folder / "service.toml").write_text(f'port = {port}\nidentities = "identities"\n')
-    web = [*script("node_device"), f"ws://127.0.0.1:{port}", shards[0], folder / "web.state", "--until-finished"]
+    web = [
+        *script("node_device"),
+        f"ws://127.0.0.1:{port}",
+        shards[0],
+        folder / "web.state",
+        "--until-finished",
+    ]
     run.coordinator(plan)
     wait_for(lambda: status_of(folder / "run") is not None, "the coordinator")
     whole = [sys.executable, "-m", "fleetlearn_coordinator", "token", "service.toml", "--uses", "2"]
-    token = subprocess.run(whole, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    token = subprocess.run(
+        whole, cwd=folder, capture_output=True, text=True, check=True
+    ).stdout.strip()
     run.start("web", *web, "--name", "web", "--token", token)
     run.start(
-        "python", sys.executable, "-m", "fleetlearn_device", "run", "--coordinator", f"ws://127.0.0.1:{port}",
-        "--data", shards[1], "--state", folder / "python.state", "--name", "python", "--until-finished",
-        "--token", token,
-    )  # fmt: skip
-    wait_for(lambda: bool((found := status_of(folder / "run")) and found.version), "a round of both devices")
+        "python",
+        sys.executable,
+        "-m",
+        "fleetlearn_device",
+        "run",
+        "--coordinator",
+        f"ws://127.0.0.1:{port}",
+        "--data",
+        shards[1],
+        "--state",
+        folder / "python.state",
+        "--name",
+        "python",
+        "--until-finished",
+        "--token",
+        token,
+    )
+    wait_for(
+        lambda: bool((found := status_of(folder / "run")) and found.version),
+        "a round of both devices",
+    )
     if run.running["web"].poll() is None:
         run.kill("web")
         run.start("web", *web)  # its name and its credential are in its store
@@ -72,4 +107,6 @@ def test_both_sdks_train_one_model(run: Processes, bundle_path: Path, shards: li
         assert run.wait(name) == 0, run.log(name)
     version, model = read_model(folder / "run")[:2]
     assert version == ROUNDS
-    np.testing.assert_allclose(model, expected_model(bundle_path, shards[:2]), rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(
+        model, expected_model(bundle_path, shards[:2]), rtol=0, atol=TOLERANCE
+    )

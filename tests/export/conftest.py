@@ -15,7 +15,8 @@ from torch import nn
 
 @pytest.fixture(scope="session")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
-    """By name: ``softmax`` (regression), ``mlp`` (without proximal term), ``cnn``, ``mcmahan`` (random images)."""
+    """By name: ``softmax`` (regression), ``mlp`` (without proximal term), ``cnn``, ``mcmahan``
+    (random images)."""
 
     @cache
     def case(name: str) -> Case:
@@ -26,7 +27,10 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
             case "softmax":
                 model, x = nn.Linear(64, 10), x.flatten(1)
             case "mlp":
-                model, x = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)), x.flatten(1)
+                model, x = (
+                    nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)),
+                    x.flatten(1),
+                )
             case "cnn":
                 model = DIGITS["model"]()
             case _:

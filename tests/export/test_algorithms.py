@@ -1,7 +1,7 @@
 """Local algorithms through graphs/train.onnx on ONNX Runtime, against PyTorch written out here.
 
-The exporter's own check has loops of its own; nothing of it is used in these. Each bundle is exported once, and trains
-20 steps on batches of several sizes, the last of one example.
+The exporter's own check has loops of its own; nothing of it is used in these. Each bundle is
+exported once, and trains 20 steps on batches of several sizes, the last of one example.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def mlp() -> nn.Module:
 
 
 class Sensor(nn.Module):
-    """Windows (n, 2, 6) -> scores (n, 3) and what is before the head, (n, 4, 6). Its batch norm takes one example."""
+    """Windows (n, 2, 6) -> scores (n, 3) and what is before the head, (n, 4, 6). Its batch norm
+    takes one example."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,8 +52,8 @@ class Sensor(nn.Module):
 
 
 class Adapter(nn.Module):
-    """W -> W + B A, of rank 2: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models",
-    arXiv 2106.09685."""
+    """W -> W + B A, of rank 2: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language
+    Models", arXiv 2106.09685."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -64,7 +65,8 @@ class Adapter(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A frozen transformer encoder over tokens (n, 5), with adapters on weights of attention and linear layers."""
+    """A frozen transformer encoder over tokens (n, 5), with adapters on weights of attention and
+    linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +86,8 @@ class Adapted(nn.Module):
 
 
 class Tied(nn.Module):
-    """An autoencoder (n, 6) whose second half is the first's weight, transposed, with one batch norm in two places."""
+    """An autoencoder (n, 6) whose second half is the first's weight, transposed, with one batch
+    norm in two places."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,17 +107,27 @@ def scored(outputs: Any, y: Tensor) -> Tensor:
     return functional.cross_entropy(outputs if isinstance(outputs, Tensor) else outputs[0], y)
 
 
-def rounded(p: Tensors, s: Tensors, b: Tensors, hyper: Tensors, *, objective: Any, anchor: Tensors) -> Any:
-    """Sharpness-aware: the gradient at the point rho up the slope (Foret et al. 2020, arXiv 2010.01412, Algorithm 1),
-    with Adagrad's sums (Duchi et al. 2011), a pull to the round's model, and a rate that falls over the tasks."""
+def rounded(
+    p: Tensors, s: Tensors, b: Tensors, hyper: Tensors, *, objective: Any, anchor: Tensors
+) -> Any:
+    """Sharpness-aware: the gradient at the point rho up the slope (Foret et al. 2020, arXiv
+    2010.01412, Algorithm 1), with Adagrad's sums (Duchi et al. 2011), a pull to the round's model,
+    and a rate that falls over the tasks."""
     here = objective(p, b)
     norm = torch.sqrt(torch.stack([(g * g).sum() for g in here.gradients.values()]).sum())
-    ahead = objective(p | {name: p[name] + hyper["rho"] * g / norm for name, g in here.gradients.items()}, b)
+    ahead = objective(
+        p | {name: p[name] + hyper["rho"] * g / norm for name, g in here.gradients.items()}, b
+    )
     state = {f"sum.{name}": s[f"sum.{name}"] + g * g for name, g in ahead.gradients.items()}
-    state |= {"steps": s["steps"] + 1, "last": ahead.gradients["0.bias"], "same": ahead.gradients["0.bias"]}
+    state |= {
+        "steps": s["steps"] + 1,
+        "last": ahead.gradients["0.bias"],
+        "same": ahead.gradients["0.bias"],
+    }
     rate = hyper["lr"] / torch.sqrt(state["steps"])
     moved = {
-        name: p[name] - rate * (g / torch.sqrt(state[f"sum.{name}"]) + hyper["pull"] * (p[name] - anchor[name]))
+        name: p[name]
+        - rate * (g / torch.sqrt(state[f"sum.{name}"]) + hyper["pull"] * (p[name] - anchor[name]))
         for name, g in ahead.gradients.items()
     }
     return moved, state, {"loss": here.loss}
@@ -136,10 +149,20 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
                 options = {"step": LocalStep(proximal=True, correction=True)}
             case "moon":
                 model, x = Sensor(), torch.randn(8, 2, 6)
-                options = {"step": LocalStep(contrastive=True), "features": lambda outputs: outputs[1]}
+                options = {
+                    "step": LocalStep(contrastive=True),
+                    "features": lambda outputs: outputs[1],
+                }
             case "own":
-                state = {f"sum.{row}": torch.full_like(value, 0.5) for row, value in model.named_parameters()}
-                state |= {"steps": torch.tensor(3.0), "last": torch.zeros(8), "same": torch.zeros(8)}
+                state = {
+                    f"sum.{row}": torch.full_like(value, 0.5)
+                    for row, value in model.named_parameters()
+                }
+                state |= {
+                    "steps": torch.tensor(3.0),
+                    "last": torch.zeros(8),
+                    "same": torch.zeros(8),
+                }
                 options = {"step": rounded, "state": state, "kept": ["sum.*", "steps"]}
                 options["hyper"] = {"lr": None, "pull": None, "rho": 0.05}
             case "personal":
@@ -160,7 +183,9 @@ def draw(model: nn.Module, sizes: Sequence[int] = SIZES, seed: int = 1) -> Itera
         if isinstance(model, Adapted):
             x = torch.randint(30, (size, 5), generator=random)
         else:
-            x = torch.randn(size, *((2, 6) if isinstance(model, Sensor) else (6,)), generator=random)
+            x = torch.randn(
+                size, *((2, 6) if isinstance(model, Sensor) else (6,)), generator=random
+            )
         yield x, x if isinstance(model, Tied) else torch.randint(3, (size,), generator=random)
 
 
@@ -193,10 +218,15 @@ def train_by_hand(
     return losses
 
 
-def agree(training: GraphTraining, losses: list[float], model: nn.Module, expected: list[float]) -> None:
+def agree(
+    training: GraphTraining, losses: list[float], model: nn.Module, expected: list[float]
+) -> None:
     state = {name: value.detach().numpy() for name, value in model.state_dict().items()}
     difference = largest_difference(training.parameters, state)
-    print(f"parameters {difference:.1e}, losses {largest_difference({'': losses}, {'': expected}):.1e}")
+    print(
+        f"parameters {difference:.1e}, losses "
+        f"{largest_difference({'': losses}, {'': expected}):.1e}"
+    )
     assert difference < 1e-5
     assert losses == pytest.approx(expected, abs=1e-5)
 
@@ -213,7 +243,11 @@ def inputs_of(exported: Exported, *kinds: str) -> set[str]:
 MLP_ROWS = ["0.weight", "0.bias", "2.weight", "2.bias"]
 OPTIMIZERS = {
     "momentum": (partial(torch.optim.SGD, momentum=0.8), {"momentum": 0.8}, ["momentum"]),
-    "nesterov": (partial(torch.optim.SGD, momentum=0.8, nesterov=True), {"momentum": 0.8}, ["momentum"]),
+    "nesterov": (
+        partial(torch.optim.SGD, momentum=0.8, nesterov=True),
+        {"momentum": 0.8},
+        ["momentum"],
+    ),
     "adam": (
         partial(torch.optim.Adam, betas=(0.8, 0.95), eps=1e-6),
         {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6},
@@ -236,11 +270,15 @@ def test_optimizers_with_weight_decay(name: str, bundles: Bundles) -> None:
     """Nesterov's gradients are clipped too."""
     make_optimizer, hyper, slots = OPTIMIZERS[name]
     exported, model = bundles(name), mlp()
-    lr, clip = (0.02, None) if name.startswith("adam") else (0.3, 0.2 if name == "nesterov" else None)
+    lr, clip = (
+        (0.02, None) if name.startswith("adam") else (0.3, 0.2 if name == "nesterov" else None)
+    )
     hyper = {**hyper, "lr": lr, "weight_decay": 0.1, **({"max_norm": clip} if clip else {})}
     training = GraphTraining(exported.bundle, hyper)
     losses = task(training, draw(model))
-    expected = train_by_hand(model, partial(make_optimizer, lr=lr, weight_decay=0.1), draw(model), max_norm=clip)
+    expected = train_by_hand(
+        model, partial(make_optimizer, lr=lr, weight_decay=0.1), draw(model), max_norm=clip
+    )
     agree(training, losses, model, expected)
 
     counts = ["t"] if name.startswith("adam") else []
@@ -260,31 +298,51 @@ def plain_sgd(lr: float) -> Callable[..., torch.optim.Optimizer]:
 
 def near(parameters: dict[str, nn.Parameter], anchor: Tensors, mu: float) -> Tensor:
     """mu/2 * ||w - anchor||^2."""
-    return mu / 2 * torch.stack([((parameters[name] - anchor[name]) ** 2).sum() for name in anchor]).sum()
+    return (
+        mu
+        / 2
+        * torch.stack([((parameters[name] - anchor[name]) ** 2).sum() for name in anchor]).sum()
+    )
 
 
 def test_fedprox_with_a_drift_correction(bundles: Bundles) -> None:
     model, random = mlp(), torch.Generator().manual_seed(8)
     start = model.state_dict()
-    anchor = {name: value + 0.2 * torch.randn(value.shape, generator=random) for name, value in start.items()}
-    correction = {name: 0.1 * torch.randn(value.shape, generator=random) for name, value in anchor.items()}
+    anchor = {
+        name: value + 0.2 * torch.randn(value.shape, generator=random)
+        for name, value in start.items()
+    }
+    correction = {
+        name: 0.1 * torch.randn(value.shape, generator=random) for name, value in anchor.items()
+    }
     training = GraphTraining(
         bundles("near").bundle, {"lr": 0.3, "mu": 0.4}, {"anchor": anchor, "correction": correction}
     )
     losses = task(training, draw(model))
     penalty = partial(near, dict(model.named_parameters()), anchor, 0.4)
-    expected = train_by_hand(model, plain_sgd(0.3), draw(model), penalty=penalty, correction=correction)
+    expected = train_by_hand(
+        model, plain_sgd(0.3), draw(model), penalty=penalty, correction=correction
+    )
     agree(training, losses, model, expected)
-    assert inputs_of(bundles("near"), "hyper", "state", "previous", "seed") == {"hyper.lr", "hyper.mu"}
+    assert inputs_of(bundles("near"), "hyper", "state", "previous", "seed") == {
+        "hyper.lr",
+        "hyper.mu",
+    }
 
 
 def test_a_proximal_bundle_without_pull_is_plain_sgd(bundles: Bundles) -> None:
-    """mu is 0 and the correction 0 unless something else is given: FedAvg from the bundle of FedProx and SCAFFOLD."""
+    """mu is 0 and the correction 0 unless something else is given: FedAvg from the bundle of
+    FedProx and SCAFFOLD."""
     model = mlp()
     training = GraphTraining(bundles("near").bundle, {"lr": 0.3})
     losses = task(training, draw(model))
     expected = train_by_hand(model, plain_sgd(0.3), draw(model))
-    assert largest_difference(training.parameters, {n: v.numpy() for n, v in model.state_dict().items()}) < 1e-6
+    assert (
+        largest_difference(
+            training.parameters, {n: v.numpy() for n, v in model.state_dict().items()}
+        )
+        < 1e-6
+    )
     assert losses == pytest.approx(expected, abs=1e-6)
     pulled = GraphTraining(bundles("near").bundle, {"lr": 0.3, "mu": 0.4})
     task(pulled, draw(model))
@@ -292,10 +350,11 @@ def test_a_proximal_bundle_without_pull_is_plain_sgd(bundles: Bundles) -> None:
 
 
 def test_ditto_keeps_a_model_of_its_own_near_the_global_one(bundles: Bundles) -> None:
-    """Li et al. 2021 (arXiv 2012.04221), Algorithm 1: v_k <- v_k - eta * (grad F_k(v_k) + lambda * (v_k - w^t)).
+    """Li et al. 2021 (arXiv 2012.04221), Algorithm 1: v_k <- v_k - eta * (grad F_k(v_k) + lambda *
+    (v_k - w^t)).
 
-    Two rounds: the device's own model is the graph's parameters, and goes on from where it was; the round's model, the
-    anchor, is another each time, and is not changed by it.
+    Two rounds: the device's own model is the graph's parameters, and goes on from where it was; the
+    round's model, the anchor, is another each time, and is not changed by it.
     """
     own, model = mlp(), mlp()
     training = GraphTraining(bundles("near").bundle, {"lr": 0.2, "mu": 0.7})
@@ -324,7 +383,11 @@ def test_scaffold_over_two_rounds_of_two_devices(bundles: Bundles) -> None:
     y_i <- y_i - eta_l * (g_i(y_i) - c_i + c); c_i+ = c_i - c + (x - y_i) / (K * eta_l);
     x <- x + mean(y_i - x); c <- c + mean(c_i+ - c_i).
     """
-    lr, steps, zero = 0.2, 5, {name: torch.zeros_like(value) for name, value in mlp().state_dict().items()}
+    lr, steps, zero = (
+        0.2,
+        5,
+        {name: torch.zeros_like(value) for name, value in mlp().state_dict().items()},
+    )
     bundle = bundles("near").bundle
 
     def on_the_graph(x: Tensors, correction: Tensors, batches: Iterable[Batch]) -> Tensors:
@@ -339,11 +402,15 @@ def test_scaffold_over_two_rounds_of_two_devices(bundles: Bundles) -> None:
         for inputs, y in batches:
             gradients = torch.autograd.grad(scored(model(inputs), y), list(model.parameters()))
             with torch.no_grad():
-                for (name, value), gradient in zip(model.named_parameters(), gradients, strict=True):
+                for (name, value), gradient in zip(
+                    model.named_parameters(), gradients, strict=True
+                ):
                     value -= lr * (gradient + correction[name])
         return {name: value.clone() for name, value in model.state_dict().items()}
 
-    def rounds(device: Callable[[Tensors, Tensors, Iterable[Batch]], Tensors]) -> tuple[Tensors, Tensors]:
+    def rounds(
+        device: Callable[[Tensors, Tensors, Iterable[Batch]], Tensors],
+    ) -> tuple[Tensors, Tensors]:
         x, c, own = mlp().state_dict(), zero, [zero, zero]
         for number in range(2):
             ends, controls = [], []
@@ -363,14 +430,19 @@ def test_scaffold_over_two_rounds_of_two_devices(bundles: Bundles) -> None:
 
 
 def test_moon_over_two_rounds(bundles: Bundles) -> None:
-    """Li et al. 2021 (arXiv 2103.16257), Algorithm 1: l_con of the features z of the model in training, of the global
-    model and of the device's model of the round before, which in the first round is the global one.
+    """Li et al. 2021 (arXiv 2103.16257), Algorithm 1: l_con of the features z of the model in
+    training, of the global model and of the device's model of the round before, which in the first
+    round is the global one.
 
     Batch norm and dropout are in the model: the other two are evaluated, as what they are.
     """
     exported = bundles("moon")
     manifest = exported.bundle.manifest
-    assert (manifest.references, manifest.random, exported.batch_of_one) == (("anchor", "previous"), True, True)
+    assert (manifest.references, manifest.random, exported.batch_of_one) == (
+        ("anchor", "previous"),
+        True,
+        True,
+    )
     mu, temperature, lr = 2.0, 0.4, 0.1
     model = Sensor()
     previous, training = copy.deepcopy(model), GraphTraining(exported.bundle, {})
@@ -393,8 +465,13 @@ def test_moon_over_two_rounds(bundles: Bundles) -> None:
                 near, far = anchor.eval()(x)[1].flatten(1), previous.eval()(x)[1].flatten(1)
             with Seeded(torch.tensor(seed + step)):
                 scores, features = model(x)
-            cosines = [functional.cosine_similarity(features.flatten(1), z) / temperature for z in (near, far)]
-            contrast = -torch.log(torch.exp(cosines[0]) / (torch.exp(cosines[0]) + torch.exp(cosines[1]))).mean()
+            cosines = [
+                functional.cosine_similarity(features.flatten(1), z) / temperature
+                for z in (near, far)
+            ]
+            contrast = -torch.log(
+                torch.exp(cosines[0]) / (torch.exp(cosines[0]) + torch.exp(cosines[1]))
+            ).mean()
             loss = functional.cross_entropy(scores, y)
             expected.append(float(loss.detach()))
             similar.append(float(contrast.detach()))
@@ -428,8 +505,9 @@ def test_dropout_comes_from_the_seed_alone(bundles: Bundles) -> None:
 
 
 def test_dropout_has_the_expectation_of_no_dropout(bundles: Bundles) -> None:
-    """A linear head behind dropout: over many seeds, what the gradient step does to its bias has the mean of the ones
-    drawn by PyTorch's own generator, within four standard errors; and its variance is of the same size."""
+    """A linear head behind dropout: over many seeds, what the gradient step does to its bias has
+    the mean of the ones drawn by PyTorch's own generator, within four standard errors; and its
+    variance is of the same size."""
     model, (batch,) = Sensor(), draw(Sensor(), [4])
     training = GraphTraining(bundles("moon").bundle, {"lr": 1.0, "mu": 0.0})
     start, biases, usual = training.parameters, [], []
@@ -447,13 +525,21 @@ def test_dropout_has_the_expectation_of_no_dropout(bundles: Bundles) -> None:
 
 
 def test_a_step_of_the_users_own(bundles: Bundles) -> None:
-    """Sharpness-aware Adagrad with a pull: two gradients a step, state that is not 0 at first and outlives the task."""
+    """Sharpness-aware Adagrad with a pull: two gradients a step, state that is not 0 at first and
+    outlives the task."""
     exported, model = bundles("own"), mlp()
     manifest = exported.bundle.manifest
     assert manifest.step == LocalStep("custom")
     assert manifest.references == ("anchor",)
-    assert {row.name: row.default for row in manifest.hyper} == {"lr": None, "pull": None, "rho": 0.05}
-    assert {row.name for row in manifest.state if row.kept} == {"steps", *(f"sum.{name}" for name in MLP_ROWS)}
+    assert {row.name: row.default for row in manifest.hyper} == {
+        "lr": None,
+        "pull": None,
+        "rho": 0.05,
+    }
+    assert {row.name for row in manifest.state if row.kept} == {
+        "steps",
+        *(f"sum.{name}" for name in MLP_ROWS),
+    }
     anchor = {name: value + 0.1 for name, value in model.state_dict().items()}
     training = GraphTraining(exported.bundle, {"lr": 0.5, "pull": 0.2}, {"anchor": anchor})
     assert float(training.state["steps"]) == 3.0
@@ -477,13 +563,16 @@ def test_a_step_of_the_users_own(bundles: Bundles) -> None:
                 pull = 0.2 * (value - anchor[name])
                 value -= 0.5 / (number + 4) ** 0.5 * (gradient / sums[name].sqrt() + pull)
     agree(training, losses, model, expected)
-    state = {f"sum.{name}": value for name, value in sums.items()} | {"steps": 3.0 + len(SIZES), "last": second[1]}
+    state = {f"sum.{name}": value for name, value in sums.items()} | {
+        "steps": 3.0 + len(SIZES),
+        "last": second[1],
+    }
     assert largest_difference(training.state, state | {"same": second[1]}) < 1e-5
 
 
 def test_fedbn_keeps_its_norms_on_the_device(bundles: Bundles) -> None:
-    """Li et al. 2021, "FedBN", arXiv 2102.07623: weights and running statistics of batch norm stay. They are the
-    table's last rows, have no anchor, and nothing pulls them."""
+    """Li et al. 2021, "FedBN", arXiv 2102.07623: weights and running statistics of batch norm stay.
+    They are the table's last rows, have no anchor, and nothing pulls them."""
     exported, model = bundles("personal"), Sensor()
     manifest = exported.bundle.manifest
     norms = ["norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
@@ -500,7 +589,9 @@ def test_fedbn_keeps_its_norms_on_the_device(bundles: Bundles) -> None:
     training = GraphTraining(exported.bundle, {"lr": 0.2, "mu": 0.5}, {"anchor": anchor})
     losses = task(training, draw(model))
     penalty = partial(near, dict(model.named_parameters()), anchor, 0.5)
-    agree(training, losses, model, train_by_hand(model, plain_sgd(0.2), draw(model), penalty=penalty))
+    agree(
+        training, losses, model, train_by_hand(model, plain_sgd(0.2), draw(model), penalty=penalty)
+    )
     assert float(np.abs(training.parameters["norm.running_mean"]).max()) > 0.01
 
 
@@ -509,25 +600,51 @@ def test_lora_on_a_frozen_transformer(bundles: Bundles) -> None:
     exported, model = bundles("lora"), Adapted()
     manifest = exported.bundle.manifest
     adapters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    assert {row.name: row.shape for row in manifest.parameters} == {n: tuple(v.shape) for n, v in adapters.items()}
-    assert manifest.size == 2 * (16 + 48) + 2 * (16 + 32) == sum(value.numel() for value in adapters.values())
-    assert exported.frozen == sum(value.numel() for value in model.parameters() if not value.requires_grad)
+    assert {row.name: row.shape for row in manifest.parameters} == {
+        n: tuple(v.shape) for n, v in adapters.items()
+    }
+    assert (
+        manifest.size
+        == 2 * (16 + 48) + 2 * (16 + 32)
+        == sum(value.numel() for value in adapters.values())
+    )
+    assert exported.frozen == sum(
+        value.numel() for value in model.parameters() if not value.requires_grad
+    )
     assert exported.frozen > 10 * manifest.size
     assert inputs_of(exported, "param") == {f"param.{name}" for name in adapters}
     graph = onnx.load_model_from_string(exported.bundle.read(TRAIN)).graph
-    held = sum(int(np.prod(row.dims)) for row in graph.initializer if row.data_type == onnx.TensorProto.FLOAT)
+    held = sum(
+        int(np.prod(row.dims))
+        for row in graph.initializer
+        if row.data_type == onnx.TensorProto.FLOAT
+    )
     assert exported.frozen - 50 < held < 2 * exported.frozen
 
     training = GraphTraining(exported.bundle, {"lr": 0.5})
     losses = task(training, draw(model))
     agree(training, losses, model, train_by_hand(model, plain_sgd(0.5), draw(model)))
-    assert max(float(np.abs(value).max()) for name, value in training.parameters.items() if name.endswith("b")) > 0.01
+    assert (
+        max(
+            float(np.abs(value).max())
+            for name, value in training.parameters.items()
+            if name.endswith("b")
+        )
+        > 0.01
+    )
 
 
 def test_tied_weights_are_one_parameter_whose_gradients_add_up(bundles: Bundles) -> None:
     exported, model = bundles("tied"), Tied()
     assert [row.name for row in exported.bundle.manifest.parameters] == [
-        *("encode.weight", "encode.bias", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var")
+        *(
+            "encode.weight",
+            "encode.bias",
+            "norm.weight",
+            "norm.bias",
+            "norm.running_mean",
+            "norm.running_var",
+        )
     ]
     training = GraphTraining(exported.bundle, {"lr": 0.1})
     losses = task(training, draw(model))

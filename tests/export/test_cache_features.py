@@ -47,7 +47,9 @@ def operators(exported: Exported, file: str) -> list[str]:
 def refusal(model: nn.Module, example: Any, tmp_path: Path, **options: Any) -> str:
     given = {"train": "head", "cache_features": True, **options}
     with pytest.raises(ExportError) as caught:
-        export_bundle(model, functional.cross_entropy, example, tmp_path / "refused.bundle", **given)
+        export_bundle(
+            model, functional.cross_entropy, example, tmp_path / "refused.bundle", **given
+        )
     assert not (tmp_path / "refused.bundle").exists()
     return str(caught.value)
 
@@ -59,7 +61,9 @@ def test_the_features_are_what_the_encoder_gives(kept: Exported) -> None:
     assert kept.difference < 1e-5
     x, _ = examples(5, seed=3)
     graph = graph_of(kept, FEATURES).SerializeToString()
-    found = open_session(graph).run({"batch.x": x.numpy(), "batch.y": examples(5)[1].numpy()})["batch.feature0"]
+    found = open_session(graph).run({"batch.x": x.numpy(), "batch.y": examples(5)[1].numpy()})[
+        "batch.feature0"
+    ]
     with torch.no_grad():
         assert torch.allclose(torch.from_numpy(found), encoded().eval().encoder(x), atol=1e-6)
 
@@ -71,7 +75,9 @@ def test_the_rest_of_a_step_holds_nothing_frozen(kept: Exported) -> None:
         graph = graph_of(kept, file).graph
         assert max((len(row.raw_data) for row in graph.initializer), default=0) < 64
         assert "batch.x" not in {row.name for row in graph.input}
-        assert len(operators(kept, file)) < len(operators(kept, TRAIN if file == TRAIN_FROM_FEATURES else EVAL))
+        assert len(operators(kept, file)) < len(
+            operators(kept, TRAIN if file == TRAIN_FROM_FEATURES else EVAL)
+        )
 
 
 def test_a_bundle_is_the_same_but_for_what_is_added(kept: Exported, tmp_path: Path) -> None:
@@ -102,13 +108,16 @@ def test_with_other_steps_and_coded_weights(options: dict[str, Any], tmp_path: P
 
 
 def test_beside_a_memory_budget_and_a_block_of_devices(tmp_path: Path) -> None:
-    exported = features_bundle(tmp_path / "b", memory="400 MiB", batch=8, many=TrainMany(3, 2, batch=4))
+    exported = features_bundle(
+        tmp_path / "b", memory="400 MiB", batch=8, many=TrainMany(3, 2, batch=4)
+    )
     assert exported.bundle.manifest.many is not None
     assert [row.shape for row in exported.bundle.manifest.computed_features] == [(6,)]
 
 
 class Words(nn.Module):
-    """Word numbers (n, 7) -> 3 classes, by a frozen recurrent layer; a mean over the words that are there."""
+    """Word numbers (n, 7) -> 3 classes, by a frozen recurrent layer; a mean over the words that are
+    there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,11 +134,17 @@ class Words(nn.Module):
 
 @pytest.mark.slow
 def test_a_frozen_recurrent_encoder_of_words(tmp_path: Path) -> None:
-    """eval.onnx has one operator for the layer, train.onnx one for each word: the features are the same."""
+    """eval.onnx has one operator for the layer, train.onnx one for each word: the features are the
+    same."""
     torch.manual_seed(0)
     x = torch.randint(0, 20, (6, 7))
     exported = export_bundle(  # a recurrent layer holds what makes no key of a cache
-        Words(), functional.cross_entropy, (x, x[:, 0] % 3), tmp_path / "b", train="head", cache_features=True
+        Words(),
+        functional.cross_entropy,
+        (x, x[:, 0] % 3),
+        tmp_path / "b",
+        train="head",
+        cache_features=True,
     )
     shapes = [row.shape for row in exported.bundle.manifest.computed_features]
     assert shapes in ([(12,)], [(13,)], [(12,), (1,)])
@@ -139,7 +154,8 @@ def test_a_frozen_recurrent_encoder_of_words(tmp_path: Path) -> None:
 
 class WithDropout(Encoded):
     def forward(self, x: Tensor) -> Tensor:
-        first = functional.dropout(self.encoder[:3](x), 0.2, self.training)  # the model itself is in training mode
+        # the model itself is in training mode
+        first = functional.dropout(self.encoder[:3](x), 0.2, self.training)
         scores: Tensor = self.head(self.encoder[3:](first))
         return scores
 
@@ -154,7 +170,9 @@ class WithBatchStatistics(Encoded):
 
 def line_of(model: type[nn.Module], text: str) -> str:
     lines = Path(__file__).read_text().splitlines()
-    begin = next(number for number, line in enumerate(lines) if line.startswith(f"class {model.__name__}("))
+    begin = next(
+        number for number, line in enumerate(lines) if line.startswith(f"class {model.__name__}(")
+    )
     return str(next(number for number in range(begin, len(lines)) if text in lines[number]) + 1)
 
 
@@ -168,7 +186,10 @@ def test_dropout_before_what_is_frozen_is_refused(tmp_path: Path) -> None:
 def test_statistics_of_the_batch_before_what_is_frozen_are_refused(tmp_path: Path) -> None:
     text = refusal(WithBatchStatistics(), examples(6), tmp_path)
     assert "depends on the other examples of the batch" in text
-    assert f"test_cache_features.py:{line_of(WithBatchStatistics, 'functional.batch_norm')} in forward" in text
+    assert (
+        f"test_cache_features.py:{line_of(WithBatchStatistics, 'functional.batch_norm')} in forward"
+        in text
+    )
 
 
 def test_where_nothing_is_frozen_there_is_nothing_to_keep(tmp_path: Path) -> None:
@@ -217,7 +238,9 @@ def test_the_check_finds_other_features(
     assert "than PyTorch" in text or "differs from PyTorch" in text
 
 
-def test_the_check_finds_another_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_finds_another_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right = graph_checks.check_eval
 
     def check(*given: Any, before: bytes, constants: Any) -> float:
@@ -226,7 +249,9 @@ def test_the_check_finds_another_evaluation(tmp_path: Path, monkeypatch: pytest.
         return right(*given, before=graph.SerializeToString(), constants=constants)
 
     monkeypatch.setattr("fleetlearn_export.feature_graphs.check_eval", check)
-    assert "the exported evaluation differs from PyTorch" in refusal(encoded(), examples(6), tmp_path)
+    assert "the exported evaluation differs from PyTorch" in refusal(
+        encoded(), examples(6), tmp_path
+    )
 
 
 def test_the_summary_says_what_features_cost_and_save(kept: Exported) -> None:

@@ -32,7 +32,9 @@ FEWER: list[Stored] = ["int8", "float16"]
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     folder = tmp_path_factory.mktemp("head")
-    return cached_export(classifier(), functional.cross_entropy, images(8), folder / "head.bundle", train="head.*")
+    return cached_export(
+        classifier(), functional.cross_entropy, images(8), folder / "head.bundle", train="head.*"
+    )
 
 
 class HeadOnly(Classifier):
@@ -70,10 +72,15 @@ def test_trains_as_pytorch_does_with_the_backbone_in_evaluation_mode(head: Expor
 
 
 def test_the_backward_pass_stops_at_the_first_trained_layer(head: Exported, tmp_path: Path) -> None:
-    """Where all is trained, a step costs three times the forward pass. Where the head is trained, once."""
-    whole = cached_export(classifier(), functional.cross_entropy, images(8), tmp_path / "whole.bundle")
+    """Where all is trained, a step costs three times the forward pass. Where the head is trained,
+    once."""
+    whole = cached_export(
+        classifier(), functional.cross_entropy, images(8), tmp_path / "whole.bundle"
+    )
     graphs = [train_graph(head), train_graph(whole)]
-    of_head, of_whole = (graph_costs.flops(graph, graph_costs.values(graph, 16)) for graph in graphs)
+    of_head, of_whole = (
+        graph_costs.flops(graph, graph_costs.values(graph, 16)) for graph in graphs
+    )
     convolutions = 2 * 16 * (16 * 27 * 256 + 32 * 144 * 64)
     assert of_head.products == pytest.approx(convolutions, rel=0.02)
     assert of_whole.products > 2.5 * of_head.products
@@ -83,7 +90,9 @@ def test_the_backward_pass_stops_at_the_first_trained_layer(head: Exported, tmp_
 def test_the_model_is_not_changed(tmp_path: Path) -> None:
     model = classifier().eval()
     before = copy.deepcopy(model.state_dict())
-    cached_export(model, functional.cross_entropy, images(8), tmp_path / "head.bundle", train=["head"])
+    cached_export(
+        model, functional.cross_entropy, images(8), tmp_path / "head.bundle", train=["head"]
+    )
     assert all(value.requires_grad for value in model.parameters())
     assert not any(module.training for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -92,12 +101,19 @@ def test_the_model_is_not_changed(tmp_path: Path) -> None:
 def test_the_frozen_part_is_a_file_that_bundles_share(head: Exported, tmp_path: Path) -> None:
     files = head.bundle.manifest.files
     assert head.bundle.manifest.version == 2
-    weights = sum(value.nbytes for name, value in classifier().backbone.named_parameters() if value.dim() > 1)
+    weights = sum(
+        value.nbytes for name, value in classifier().backbone.named_parameters() if value.dim() > 1
+    )
     transposed = 4 * 32 * 32  # the linear layer's: train.onnx has it the other way round
     assert weights < files[FROZEN].size < weights + transposed + 1024
     assert files[TRAIN].size + files[EVAL].size < 40_000
     other = cached_export(
-        classifier(), functional.cross_entropy, images(8), tmp_path / "adam", train="head", step=LocalStep("adam")
+        classifier(),
+        functional.cross_entropy,
+        images(8),
+        tmp_path / "adam",
+        train="head",
+        step=LocalStep("adam"),
     )
     assert other.bundle.manifest.files[FROZEN] == files[FROZEN]
     assert other.bundle.manifest.files[TRAIN] != files[TRAIN]
@@ -141,7 +157,8 @@ def test_a_summary_counts_what_is_in_the_frozen_part(head: Exported) -> None:
 
 
 class WithUnused(nn.Module):
-    """A model with a mask token that nothing reads, and a head beside it that the loss does not read."""
+    """A model with a mask token that nothing reads, and a head beside it that the loss does not
+    read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +180,9 @@ def test_what_gets_no_gradient_is_frozen_and_named(tmp_path: Path) -> None:
         return functional.cross_entropy(outputs["classes"], y)
 
     batches = [(torch.randn(6, 3), torch.randint(2, (6,))) for _ in range(5)]
-    exported = export_bundle(model, loss, batches[0], tmp_path / "b", step=LocalStep("adamw", weight_decay=True))
+    exported = export_bundle(
+        model, loss, batches[0], tmp_path / "b", step=LocalStep("adamw", weight_decay=True)
+    )
     unused = ("token", "other.0.weight", "other.0.bias", "other.1.weight", "other.1.bias")
     assert exported.without_gradient == unused
     assert all(value.requires_grad for value in model.parameters()), "the export changes no model"
@@ -175,7 +194,10 @@ def test_what_gets_no_gradient_is_frozen_and_named(tmp_path: Path) -> None:
         "head.bias",
     ]
     # What is not trained stays in training mode, as in PyTorch.
-    assert [name for name, buffer in rows.items() if buffer] == ["other.0.running_mean", "other.0.running_var"]
+    assert [name for name, buffer in rows.items() if buffer] == [
+        "other.0.running_mean",
+        "other.0.running_var",
+    ]
     groups = summary(exported.bundle, without_gradient=exported.without_gradient)
     lines = {line.label: line.text for group in groups for line in group}
     assert lines["without gradient"].startswith("token, other.0.weight, ")
@@ -184,12 +206,15 @@ def test_what_gets_no_gradient_is_frozen_and_named(tmp_path: Path) -> None:
     expected, curve = pytorch_training(model, loss, batches, lr=0.1)
     assert losses == pytest.approx(curve, abs=1e-5)
     assert largest_difference(weights, {name: expected[name] for name in weights}) < 1e-5
-    assert "without gradient" not in {line.label for group in summary(plain.bundle) for line in group}
+    assert "without gradient" not in {
+        line.label for group in summary(plain.bundle) for line in group
+    }
 
 
 @pytest.fixture(scope="module")
 def coded(tmp_path_factory: pytest.TempPathFactory) -> dict[Stored, Exported]:
-    """The same model with its frozen weights in fewer bits. A BatchNorm below frozen layers is trained too."""
+    """The same model with its frozen weights in fewer bits. A BatchNorm below frozen layers is
+    trained too."""
     folder = tmp_path_factory.mktemp("coded")
     return {
         stored: cached_export(
@@ -205,20 +230,26 @@ def coded(tmp_path_factory: pytest.TempPathFactory) -> dict[Stored, Exported]:
 
 
 @pytest.mark.parametrize("stored", FEWER)
-def test_frozen_weights_in_fewer_bits(coded: dict[Stored, Exported], head: Exported, stored: Stored) -> None:
+def test_frozen_weights_in_fewer_bits(
+    coded: dict[Stored, Exported], head: Exported, stored: Stored
+) -> None:
     exported = coded[stored]
     assert exported.difference < 1e-5, "PyTorch is given the same weights"
     assert exported.effect_of_rounding is not None
     assert 0 < exported.effect_of_rounding < (0.1 if stored == "int8" else 1e-3)
     assert head.effect_of_rounding is None
-    weights = sum(value.nbytes for name, value in classifier().backbone.named_parameters() if value.dim() > 1)
+    weights = sum(
+        value.nbytes for name, value in classifier().backbone.named_parameters() if value.dim() > 1
+    )
     transposed = 4 * 32 * 32
     share = 4 if stored == "int8" else 2
     assert exported.bundle.manifest.file(FROZEN).size < (weights + 2 * transposed) / share + 2048
     graph = train_graph(exported).graph
     codes = [row for row in graph.initializer if row.name.endswith(".codes")]
     assert len(codes) >= 2
-    assert {row.data_type for row in codes} == {TensorProto.INT8 if stored == "int8" else TensorProto.FLOAT16}
+    assert {row.data_type for row in codes} == {
+        TensorProto.INT8 if stored == "int8" else TensorProto.FLOAT16
+    }
 
 
 @pytest.mark.parametrize("stored", FEWER)
@@ -233,7 +264,9 @@ def test_the_device_trains_from_the_codes_and_the_model_for_people_too(
     content = write_inference_model(coded[stored].bundle, runtime.parameters)
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     outputs = torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
-    assert float(functional.cross_entropy(outputs, y)) == pytest.approx(evaluation.loss_sum / 64, rel=1e-4)
+    assert float(functional.cross_entropy(outputs, y)) == pytest.approx(
+        evaluation.loss_sum / 64, rel=1e-4
+    )
 
 
 MEMORY = """
@@ -261,11 +294,19 @@ print(private() - before)
 def test_both_sessions_read_the_frozen_part_where_it_is_mapped(tmp_path: Path) -> None:
     """A linear layer of 16 MiB: with its own copy in each session it would be 32 MiB or more."""
     model = classifier()
-    model.backbone.add_module("wide", nn.Sequential(nn.Linear(32, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU()))
+    model.backbone.add_module(
+        "wide", nn.Sequential(nn.Linear(32, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU())
+    )
     model.head = nn.Sequential(nn.ReLU(), nn.Linear(2048, 5))
-    exported = cached_export(model, functional.cross_entropy, images(4), tmp_path / "wide.bundle", train="head")
+    exported = cached_export(
+        model, functional.cross_entropy, images(4), tmp_path / "wide.bundle", train="head"
+    )
     assert exported.bundle.manifest.file(FROZEN).size > 2**24
     done = subprocess.run(
-        [sys.executable, "-c", MEMORY, exported.bundle.path], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", MEMORY, exported.bundle.path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert int(done.stdout) < 14

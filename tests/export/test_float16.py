@@ -1,5 +1,5 @@
-"""Bundles whose products take float16. Here ONNX Runtime has no float16 kernels: to see what a device with such kernels
-computes, the graph rounds in a session that is not optimised."""
+"""Bundles whose products take float16. Here ONNX Runtime has no float16 kernels: to see what a
+device with such kernels computes, the graph rounds in a session that is not optimised."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def exported(folder: Path, **options: Any) -> Exported:
     torch.manual_seed(7)
     x, y = torch.from_numpy(DATA.x_train), torch.from_numpy(DATA.y_train)
     model, step = DIGITS["model"](), LocalStep("momentum")
-    return cached_export(model, DIGITS["loss"], (x[:4], y[:4]), folder / "digits.bundle", step=step, **options)
+    return cached_export(
+        model, DIGITS["loss"], (x[:4], y[:4]), folder / "digits.bundle", step=step, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,9 @@ class Training(GraphTraining):
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.intra_op_num_threads = 1
             graph = with_every_rounding(onnx.load(made.bundle.path / TRAIN)).SerializeToString()
-            self.session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+            self.session = onnxruntime.InferenceSession(
+                graph, options, providers=["CPUExecutionProvider"]
+            )
 
 
 def curve(made: Exported, *, rounded: bool) -> np.ndarray:
@@ -59,7 +63,8 @@ def curve(made: Exported, *, rounded: bool) -> np.ndarray:
 
 
 def test_the_training_curve_is_float32s(half: Exported, tmp_path: Path) -> None:
-    """At first each loss differs by a few roundings; later, as any two, the models drift apart and learn the same."""
+    """At first each loss differs by a few roundings; later, as any two, the models drift apart and
+    learn the same."""
     expected = curve(exported(tmp_path), rounded=False)
     assert expected[-20:].mean() < 0.3 * expected[0], "float32 learns"
     for rounded in (True, False):
@@ -75,8 +80,12 @@ def test_an_overflow_is_skipped_and_training_goes_on(half: Exported) -> None:
     training.step((x, y))
     parameters, state = training.parameters, training.state
     training.step((x * np.float32(1e5), y))  # finite in float32, and not in float16
-    assert all(np.array_equal(value, parameters[name]) for name, value in training.parameters.items())
-    changed = {name for name, value in training.state.items() if not np.array_equal(value, state[name])}
+    assert all(
+        np.array_equal(value, parameters[name]) for name, value in training.parameters.items()
+    )
+    changed = {
+        name for name, value in training.state.items() if not np.array_equal(value, state[name])
+    }
     assert changed == {"loss_scale", "loss_scale_steps"}, "momentum is that before the step"
     assert float(training.state["loss_scale"]) == FIRST / 2
     training.step((x, y))
@@ -99,7 +108,10 @@ def test_a_device_trains_it_and_each_task_begins_with_the_first_scale(half: Expo
 def test_the_manifest_and_the_summary_say_so(half: Exported, tmp_path: Path) -> None:
     assert half.bundle.manifest.compute == "float16"
     lines = {line.label: line.text for group in summary(half.bundle) for line in group}
-    assert lines["products"] == "float16, computed in float32 where a device has no float16 kernels; the loss is scaled"
+    assert (
+        lines["products"]
+        == "float16, computed in float32 where a device has no float16 kernels; the loss is scaled"
+    )
     assert '"compute"' not in (exported(tmp_path).bundle.path / "manifest.json").read_text()
 
 
@@ -122,11 +134,18 @@ def test_a_model_that_needs_larger_numbers_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     x, y = torch.from_numpy(DATA.x_train[:4]) * 1e6, torch.from_numpy(DATA.y_train[:4])
     with pytest.raises(ExportError, match="the step in float16 "):
-        export_bundle(model, functional.cross_entropy, (x, y), tmp_path / "large", compute="float16")
+        export_bundle(
+            model, functional.cross_entropy, (x, y), tmp_path / "large", compute="float16"
+        )
 
 
 @pytest.mark.parametrize(
-    "options", [{"many": TrainMany(2, 2)}, {"memory": "1 GiB", "batch": 4}, {"cache_features": True, "train": "3.*"}]
+    "options",
+    [
+        {"many": TrainMany(2, 2)},
+        {"memory": "1 GiB", "batch": 4},
+        {"cache_features": True, "train": "3.*"},
+    ],
 )
 def test_what_it_cannot_be_combined_with_is_named(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=f"cannot be combined with {next(iter(options))}"):

@@ -76,10 +76,13 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 def on_a_terminal(command: list[str]) -> tuple[str, str]:
-    """Standard output of a process, and what it showed on a terminal as its standard error, without control codes."""
+    """Standard output of a process, and what it showed on a terminal as its standard error, without
+    control codes."""
     terminal, other_side = pty.openpty()
     environment = {**os.environ, "TERM": "xterm"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=other_side, text=True, env=environment)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=other_side, text=True, env=environment
+    )
     os.close(other_side)
     shown = b""
     with contextlib.suppress(OSError):  # on Linux, when the other side is closed
@@ -117,7 +120,9 @@ def test_export_and_inspect_as_processes(folder: Path) -> None:
     for line in (*shared, r"frozen\s.*none", r"checked\s.*largest difference from PyTorch \d"):
         assert re.search(line, printed), line
     pack_bundle(bundle.path, folder / "my.zip")
-    inspected = subprocess.run([*COMMAND, "inspect", "my.zip"], capture_output=True, text=True, timeout=60, check=True)
+    inspected = subprocess.run(
+        [*COMMAND, "inspect", "my.zip"], capture_output=True, text=True, timeout=60, check=True
+    )
     for line in shared:
         assert re.search(line, inspected.stdout), line
     assert "checked" not in inspected.stdout
@@ -137,7 +142,11 @@ def test_export_and_inspect_as_processes(folder: Path) -> None:
     ],
 )
 def test_errors_are_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], function: str, text: str
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    function: str,
+    text: str,
 ) -> None:
     assert run(monkeypatch, function, "--output", "my.bundle") == 1
     error = capsys.readouterr().err
@@ -151,7 +160,9 @@ def edit(path: Path, change: Callable[[bytes], bytes]) -> None:
 
 
 def edit_manifest(**fields: object) -> Callable[[Path], None]:
-    return lambda path: edit(path / "manifest.json", lambda content: json.dumps(json.loads(content) | fields).encode())
+    return lambda path: edit(
+        path / "manifest.json", lambda content: json.dumps(json.loads(content) | fields).encode()
+    )
 
 
 def other_graph(path: Path) -> None:
@@ -174,17 +185,38 @@ def packed(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (lambda path: edit(path / TRAIN, lambda c: c[:100] + bytes([c[100] ^ 1]) + c[101:]), "train.onnx was changed"),
+        (
+            lambda path: edit(path / TRAIN, lambda c: c[:100] + bytes([c[100] ^ 1]) + c[101:]),
+            "train.onnx was changed",
+        ),
         (lambda path: edit(path / TRAIN, lambda c: c[:-1]), "bytes; the manifest says"),
-        (lambda path: (path / INFER).unlink(), "has no graphs/infer.onnx: not a bundle, or damaged"),
-        (lambda path: (path / "manifest.json").unlink(), "has no manifest.json: not a bundle, or damaged"),
-        (lambda path: edit(path / "manifest.json", lambda c: c[:-50]), "is not a bundle's manifest"),
+        (
+            lambda path: (path / INFER).unlink(),
+            "has no graphs/infer.onnx: not a bundle, or damaged",
+        ),
+        (
+            lambda path: (path / "manifest.json").unlink(),
+            "has no manifest.json: not a bundle, or damaged",
+        ),
+        (
+            lambda path: edit(path / "manifest.json", lambda c: c[:-50]),
+            "is not a bundle's manifest",
+        ),
         (lambda path: (path / "manifest.json").write_text("{}"), "is not a bundle's manifest"),
         (edit_manifest(format="another"), "is of format 'another'; expected 'fleetlearn.bundle'"),
-        (edit_manifest(version=99), "of version 99; this fleetlearn reads versions 1 to 2. Update fleetlearn"),
+        (
+            edit_manifest(version=99),
+            "of version 99; this fleetlearn reads versions 1 to 2. Update fleetlearn",
+        ),
         (edit_manifest(parameters=[]), "manifest.json is damaged"),
-        (packed(lambda c: c[: len(c) // 2]), "is damaged, or neither a bundle's folder nor its zip"),
-        (packed(lambda c: b"PK" + c[2:100]), "is damaged, or neither a bundle's folder nor its zip"),
+        (
+            packed(lambda c: c[: len(c) // 2]),
+            "is damaged, or neither a bundle's folder nor its zip",
+        ),
+        (
+            packed(lambda c: b"PK" + c[2:100]),
+            "is damaged, or neither a bundle's folder nor its zip",
+        ),
         (shutil.rmtree, "does not exist"),
         (other_graph, "graphs/train.onnx is not an ONNX model"),
     ],
@@ -233,7 +265,10 @@ def test_costs_are_for_the_batch_asked_for(
 
 
 def test_quantize(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bundle: Bundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     x = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
@@ -265,13 +300,21 @@ def test_quantize(
     for wrong, text in (
         ([str(tmp_path / "set.npz"), *arguments], "has no manifest.json: not a bundle"),
         ([str(tmp_path / "none.onnx"), *arguments], "none.onnx cannot be read"),
-        ([str(bundle.path), *arguments[:2], "-o", str(tmp_path / "none" / "int8.onnx")], "int8.onnx cannot be written"),
+        (
+            [str(bundle.path), *arguments[:2], "-o", str(tmp_path / "none" / "int8.onnx")],
+            "int8.onnx cannot be written",
+        ),
     ):
         assert run(monkeypatch, "quantize", *wrong) == 1
         error = capsys.readouterr().err
         assert text in error
         assert error.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["infer.onnx", "int8.onnx", "set.npz", "unlabelled.npz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "infer.onnx",
+        "int8.onnx",
+        "set.npz",
+        "unlabelled.npz",
+    ]
     assert output.read_bytes() == before
 
 
@@ -279,15 +322,21 @@ def test_a_folder_in_which_nothing_can_be_written_is_named_before_the_export(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "file").write_text("no folder")
-    monkeypatch.setattr(sys, "argv", ["fleetlearn-export", "my_task:export", "--output", "file/my.bundle"])
+    monkeypatch.setattr(
+        sys, "argv", ["fleetlearn-export", "my_task:export", "--output", "file/my.bundle"]
+    )
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
     said = capsys.readouterr().err
-    assert said == "fleetlearn-export: --output file/my.bundle: nothing can be written in file: file exists\n"
+    assert said == (
+        "fleetlearn-export: --output file/my.bundle: nothing can be written in file: file exists\n"
+    )
 
 
-def test_errors_of_bundles_have_no_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_bundles_have_no_codes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["fleetlearn-export", "inspect", "nowhere"])
     with pytest.raises(SystemExit):
         main()

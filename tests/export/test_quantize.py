@@ -39,7 +39,9 @@ def linear(weights: Array, bias: Array) -> bytes:
 
 def random_linear() -> tuple[bytes, Array, dict[str, Array]]:
     random = np.random.default_rng(0)
-    weights = random.normal(size=(5, 16)).astype(np.float32) * np.array([[0.01], [0.1], [1], [10], [100]], np.float32)
+    weights = random.normal(size=(5, 16)).astype(np.float32) * np.array(
+        [[0.01], [0.1], [1], [10], [100]], np.float32
+    )
     x = random.uniform(-1, 1, (40, 16)).astype(np.float32)
     content = linear(weights, np.zeros(5, np.float32))
     return content, weights, {"x": x, "y": (x @ weights.T).argmax(1)}
@@ -53,12 +55,19 @@ def test_weights_are_rounded_to_seven_bits_with_a_scale_for_each_channel() -> No
     assert (model.ir_version, {node.domain for node in model.graph.node}) == (8, {""})
 
     tensors = {row.name: numpy_helper.to_array(row) for row in model.graph.initializer}
-    (stored,) = (array for array in tensors.values() if array.dtype == np.int8 and array.size == weights.size)
+    (stored,) = (
+        array for array in tensors.values() if array.dtype == np.int8 and array.size == weights.size
+    )
     assert np.abs(stored).max() == 64
     scale = np.abs(weights).max(1, keepdims=True) / 64
-    np.testing.assert_allclose(stored.reshape(5, 16) * scale, weights, atol=0.501 * scale.max(), rtol=0)
-    for row in range(5):  # each with its own scale: a common one would lose the small rows altogether
-        np.testing.assert_allclose(stored.reshape(5, 16)[row] * scale[row], weights[row], atol=0.501 * scale[row, 0])
+    np.testing.assert_allclose(
+        stored.reshape(5, 16) * scale, weights, atol=0.501 * scale.max(), rtol=0
+    )
+    # each with its own scale: a common one would lose the small rows altogether
+    for row in range(5):
+        np.testing.assert_allclose(
+            stored.reshape(5, 16)[row] * scale[row], weights[row], atol=0.501 * scale[row, 0]
+        )
 
     assert (made.operators, made.elements) == ({"Gemm": 1}, (80, 85))
     assert made.scores["output"].name == "accuracy"
@@ -81,14 +90,19 @@ def test_embeddings_and_grouped_transposed_convolutions(tmp_path: Path) -> None:
     node = helper.make_node
     graph = helper.make_graph(
         [
-            node("Gather", ["table", "x"], ["embedded"]),  # (n, 6, 6): words, then features, taken for channels
-            node("ConvTranspose", ["embedded", "w", "b"], ["wide"], group=2, name="up"),  # (n, 4, 8)
+            # (n, 6, 6): words, then features, taken for channels
+            node("Gather", ["table", "x"], ["embedded"]),
+            # (n, 4, 8)
+            node("ConvTranspose", ["embedded", "w", "b"], ["wide"], group=2, name="up"),
             node("MatMul", ["wide", "v"], ["output"]),
         ],
         "graph",
         [helper.make_tensor_value_info("x", TensorProto.INT64, ["n", 6])],
         [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["n", 4, 3])],
-        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in tensors.items()],
+        [
+            numpy_helper.from_array(value.astype(np.float32), name)
+            for name, value in tensors.items()
+        ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     made = quantize(model.SerializeToString(), {"x": random.integers(0, 50, (30, 6))})
@@ -108,13 +122,16 @@ def test_nothing_is_printed_and_the_programs_log_stays_as_it_is(tmp_path: Path) 
         "quantize(read_model('model.onnx')[0], read_data('set.npz')); "
         "assert (logging.root.handlers, logging.root.level) == before"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert (done.stdout, done.stderr) == ("", "")
 
 
 @pytest.fixture(scope="module")
 def trained(cases: Callable[[str], Case]) -> tuple[bytes, dict[str, Array]]:
-    """A CNN trained on the digits, as the coordinator's export-model writes it, and the held-out set."""
+    """A CNN trained on the digits, as the coordinator's export-model writes it, and the held-out
+    set."""
     case, data = cases("cnn"), DIGITS["data"]()
     model = DIGITS["model"]()
     optimizer = torch.optim.Adam(model.parameters(), 0.003)
@@ -159,7 +176,9 @@ np.save(sys.argv[2], session.run(None, {"x": np.load(sys.argv[3])})[0])
 """
 
 
-def test_plain_onnx_runtime_gives_the_same(trained: tuple[bytes, dict[str, Array]], tmp_path: Path) -> None:
+def test_plain_onnx_runtime_gives_the_same(
+    trained: tuple[bytes, dict[str, Array]], tmp_path: Path
+) -> None:
     content, data = trained
     made = quantize(content, data)
     (tmp_path / "int8.onnx").write_bytes(made.content)
@@ -167,14 +186,18 @@ def test_plain_onnx_runtime_gives_the_same(trained: tuple[bytes, dict[str, Array
     files = [str(tmp_path / name) for name in ("int8.onnx", "outputs.npy", "x.npy")]
     subprocess.run([sys.executable, "-c", RUN, *files], check=True, timeout=60)
     outputs = np.load(tmp_path / "outputs.npy")
-    assert (outputs.argmax(1) == data["y"]).mean() == pytest.approx(made.scores["output"].after, abs=0.006)
+    assert (outputs.argmax(1) == data["y"]).mean() == pytest.approx(
+        made.scores["output"].after, abs=0.006
+    )
 
 
 def test_regression_scores_and_targets_by_name() -> None:
     content, weights, data = random_linear()
     expected = (data["x"] @ weights.T).astype(np.float32)
     made = quantize(content, {"x": data["x"], "aside": data["y"], "t": expected + 1}, targets=["t"])
-    assert made.scores["output"] == Score("mean squared error", pytest.approx(1.0), made.scores["output"].after)
+    assert made.scores["output"] == Score(
+        "mean squared error", pytest.approx(1.0), made.scores["output"].after
+    )
     assert made.scores["output"].after != made.scores["output"].before
     # Two arrays are left over, and none of them is called y: neither is taken for the target.
     assert quantize(content, {"x": data["x"], "s": data["y"], "t": data["y"]}).scores == {}
@@ -212,7 +235,10 @@ def test_errors() -> None:
     x, y = data["x"], data["y"]
     for wrong, text in (
         ({"z": x}, "the set has no x; expected x: float32 (n, 16), and it has ['z']"),
-        ({"x": x.astype(np.float64)}, "x of the set is float64 (40, 16); expected x: float32 (n, 16)"),
+        (
+            {"x": x.astype(np.float64)},
+            "x of the set is float64 (40, 16); expected x: float32 (n, 16)",
+        ),
         ({"x": x[:, :3]}, "x of the set is float32 (40, 3); expected x: float32 (n, 16)"),
         ({"x": x[0]}, "x of the set is float32 (16,); expected x: float32 (n, 16)"),
         ({"x": x[:0]}, "expected at least one"),

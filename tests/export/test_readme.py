@@ -1,4 +1,5 @@
-"""The examples of the room's README and of docs/start/export.md run as they stand, one after the other."""
+"""The examples of the room's README and of docs/start/export.md run as they stand, one after the
+other."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ PAGES = (ROOT / "export" / "README.md", ROOT / "docs" / "start" / "export.md")
 
 def test_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = [re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL) for page in PAGES]
+    blocks = [
+        re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL) for page in PAGES
+    ]
     assert [len(found) for found in blocks] == [1, 1]
     names: dict[str, object] = {}
     for block in (*blocks[0], *blocks[1]):

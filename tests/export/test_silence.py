@@ -9,11 +9,14 @@ import pytest
 from fleetlearn_export.silence import silenced_process, silenced_python
 
 
-def test_quiet_hides_torchs_talk_and_gives_everything_back(capfd: pytest.CaptureFixture[str]) -> None:
+def test_quiet_hides_torchs_talk_and_gives_everything_back(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     handler = logging.StreamHandler(sys.stderr)
     logger = logging.getLogger("torch.of_this_test")
     logger.addHandler(handler)
-    logger.propagate = False  # to torch's own handler, which is there once another test has exported something
+    # to torch's own handler, which is there once another test has exported something
+    logger.propagate = False
     try:
         with silenced_python():
             logger.error("hidden")

@@ -1,4 +1,5 @@
-"""Every model of the zoo, exported and trained 20 steps: on stock ONNX Runtime, and on its own training artifacts."""
+"""Every model of the zoo, exported and trained 20 steps: on stock ONNX Runtime, and on its own
+training artifacts."""
 
 from __future__ import annotations
 
@@ -24,8 +25,12 @@ SIZES = [8, 5] * 9 + [8, 1]
 """Two batch sizes in turn, and a last batch of one: 20 steps."""
 LR = 0.05
 WITHOUT_ORT_TRAINING = {
-    "resnet8-batchnorm": "training changes buffers, which ONNX Runtime's training steps do not write",
-    "inverted-residual": "training changes buffers, which ONNX Runtime's training steps do not write",
+    "resnet8-batchnorm": (
+        "training changes buffers, which ONNX Runtime's training steps do not write"
+    ),
+    "inverted-residual": (
+        "training changes buffers, which ONNX Runtime's training steps do not write"
+    ),
     "convolutions": "Pad gradient currently supports constant mode only",
     "transposed": "Could not find an implementation for ConvTransposeGrad",
     "pools": "ONNX export of operator adaptive_max_pool1d, input size not accessible",
@@ -33,7 +38,8 @@ WITHOUT_ORT_TRAINING = {
     "unet": "Could not find an implementation for ResizeGrad",
     "dropout": "the step is random",
 }
-"""What ONNX Runtime's own training cannot do, and what it says; all other models have these artifacts too."""
+"""What ONNX Runtime's own training cannot do, and what it says; all other models have these
+artifacts too."""
 
 Bundles = Callable[[str], tuple[zoo.Case, Exported]]
 
@@ -54,7 +60,9 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
 
 
 def in_pytorch(case: zoo.Case, batches: list[zoo.Arrays]) -> tuple[dict[str, Any], list[float]]:
-    found, losses = pytorch_training(Repeatable(case.module), case.loss, batches, LR, targets=case.targets)
+    found, losses = pytorch_training(
+        Repeatable(case.module), case.loss, batches, LR, targets=case.targets
+    )
     return {name.removeprefix("inner."): value for name, value in found.items()}, losses
 
 
@@ -63,9 +71,15 @@ def test_20_steps_match_pytorch(bundles: Bundles, name: str) -> None:
     case, exported = bundles(name)
     manifest = exported.bundle.manifest
     state = case.module.state_dict()
-    changing = {name for name, value in state.items() if name.split(".")[-1] in ("running_mean", "running_var")}
+    changing = {
+        name
+        for name, value in state.items()
+        if name.split(".")[-1] in ("running_mean", "running_var")
+    }
     assert {row.name for row in manifest.parameters if row.buffer} == changing
-    assert {row.name for row in manifest.parameters} == {name for name, _ in case.module.named_parameters()} | changing
+    assert {row.name for row in manifest.parameters} == {
+        name for name, _ in case.module.named_parameters()
+    } | changing
 
     batches = [case.batch(size, 100 + step) for step, size in enumerate(SIZES)]
     found, losses = bundle_training(exported.bundle, batches, LR)
@@ -74,8 +88,12 @@ def test_20_steps_match_pytorch(bundles: Bundles, name: str) -> None:
     assert losses == pytest.approx(expected_losses, abs=1e-5)
     assert exported.batch_of_one
     assert exported.difference < 1e-5
-    # Not all: a bias before a normalisation has no gradient, nor has what a recurrent layer's last output does not use.
-    moved = [np.abs(found[row.name] - state[row.name].numpy()).max() > 1e-6 for row in manifest.parameters]
+    # Not all: a bias before a normalisation has no gradient, nor has what a recurrent layer's last
+    # output does not use.
+    moved = [
+        np.abs(found[row.name] - state[row.name].numpy()).max() > 1e-6
+        for row in manifest.parameters
+    ]
     assert sum(moved) > 0.5 * len(moved), "training did not move the model"
 
 
@@ -85,7 +103,10 @@ def test_mcmahan_cnn_is_the_papers() -> None:
 
 def test_names_and_seeds_of_the_zoo() -> None:
     one, other = zoo.make("tied"), zoo.make("tied")
-    assert all(torch.equal(a, b) for a, b in zip(one.module.parameters(), other.module.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(one.module.parameters(), other.module.parameters(), strict=True)
+    )
     assert torch.equal(one.batch(3, 5)[0], other.batch(3, 5)[0])
     assert not torch.equal(one.batch(3, 5)[0], one.batch(3, 6)[0])
     with pytest.raises(ValueError, match="model 'gpt'; expected one of softmax, mlp"):
@@ -100,7 +121,9 @@ def test_ort_training_agrees_or_says_why_not(bundles: Bundles, name: str) -> Non
 
     case, exported = bundles(name)
     reason = WITHOUT_ORT_TRAINING.get(name)
-    assert exported.bundle.manifest.has_ort_training == (reason is None), exported.without_ort_training
+    assert exported.bundle.manifest.has_ort_training == (reason is None), (
+        exported.without_ort_training
+    )
     if reason:
         assert reason in (exported.without_ort_training or "")
         return
@@ -135,7 +158,9 @@ class Twice(nn.Module):
 def test_tied_weights_are_one_tensor_whose_gradient_adds_up(tmp_path: Path) -> None:
     """w = 3, x = 1: the gradient of w^2 is 2 w = 6; lr 0.1: 3 - 0.6."""
     example = torch.ones(2, 1), torch.zeros(2, 1)
-    bundle = export_bundle(Twice(), lambda outputs, y: (outputs + 0 * y).mean(), example, tmp_path / "b").bundle
+    bundle = export_bundle(
+        Twice(), lambda outputs, y: (outputs + 0 * y).mean(), example, tmp_path / "b"
+    ).bundle
     assert [row.name for row in bundle.manifest.parameters] == ["first.weight"]
     found, losses = bundle_training(bundle, [example], 0.1)
     assert found["first.weight"] == pytest.approx(2.4)
@@ -143,7 +168,8 @@ def test_tied_weights_are_one_tensor_whose_gradient_adds_up(tmp_path: Path) -> N
 
 
 class Remembering(nn.Module):
-    """Buffers that the user's own code changes: in place, by giving them another tensor, and through a view."""
+    """Buffers that the user's own code changes: in place, by giving them another tensor, and
+    through a view."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +193,11 @@ def test_buffers_that_the_users_own_code_changes(tmp_path: Path) -> None:
     model = Remembering()
     batches = [(torch.randn(size, 4), torch.randn(size, 3)) for size in SIZES]
     bundle = export_bundle(model, functional.mse_loss, batches[0], tmp_path / "b").bundle
-    assert {row.name for row in bundle.manifest.parameters if row.buffer} == {"mean", "steps", "history"}
+    assert {row.name for row in bundle.manifest.parameters if row.buffer} == {
+        "mean",
+        "steps",
+        "history",
+    }
     found, _ = bundle_training(bundle, batches, LR)
     expected, _ = pytorch_training(model, functional.mse_loss, batches, LR)
     assert largest_difference(found, expected) < 1e-5
@@ -176,14 +206,21 @@ def test_buffers_that_the_users_own_code_changes(tmp_path: Path) -> None:
 
 def test_a_cumulative_batchnorm_is_refused_by_its_counter(tmp_path: Path) -> None:
     model = nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 3))
-    with pytest.raises(ExportError, match=r"0\.num_batches_tracked.*momentum=None.*give BatchNorm a momentum"):
-        export_bundle(model, functional.mse_loss, (torch.randn(4, 4), torch.randn(4, 3)), tmp_path / "b")
+    with pytest.raises(
+        ExportError, match=r"0\.num_batches_tracked.*momentum=None.*give BatchNorm a momentum"
+    ):
+        export_bundle(
+            model, functional.mse_loss, (torch.randn(4, 4), torch.randn(4, 3)), tmp_path / "b"
+        )
 
 
 class Adding(nn.Module):
-    """x + p, then the functions given, side by side: the gradient of p shows where each function sent it."""
+    """x + p, then the functions given, side by side: the gradient of p shows where each function
+    sent it."""
 
-    def __init__(self, shape: tuple[int, ...], functions: list[Callable[[torch.Tensor], torch.Tensor]]) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], functions: list[Callable[[torch.Tensor], torch.Tensor]]
+    ) -> None:
         super().__init__()
         self.p = nn.Parameter(torch.zeros(shape))
         self.functions = functions
@@ -200,7 +237,8 @@ def weighted(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def test_equal_values_under_a_maximum_share_as_in_pytorch(tmp_path: Path) -> None:
-    """Pixels of few whole numbers are mostly equal; PyTorch gives all to the first of them, or shares (amax)."""
+    """Pixels of few whole numbers are mostly equal; PyTorch gives all to the first of them, or
+    shares (amax)."""
     functions: list[Callable[[torch.Tensor], torch.Tensor]] = [
         nn.MaxPool2d(2),
         nn.MaxPool2d(3),
@@ -227,7 +265,8 @@ def test_equal_values_under_a_maximum_share_as_in_pytorch(tmp_path: Path) -> Non
 
 
 def test_the_gradient_of_a_distance_of_zero_is_zero(tmp_path: Path) -> None:
-    """|w x - y| where w x = y, and beside it: sign(0) = 0, so that of two outputs only the second's weight moves."""
+    """|w x - y| where w x = y, and beside it: sign(0) = 0, so that of two outputs only the second's
+    weight moves."""
     model = nn.Linear(1, 2, bias=False)
     nn.init.constant_(model.weight, 2.0)
     x, y = torch.ones(2, 1), torch.tensor([[2.0, 1.0]] * 2)
@@ -244,12 +283,19 @@ def test_the_gradient_of_a_distance_of_zero_is_zero(tmp_path: Path) -> None:
             nn.EmbeddingBag(9, 3, mode="max"),
             r"embedding_bag.*in 0 \(EmbeddingBag\) takes each bag's largest: use nn.Emb",
         ),
-        (nn.EmbeddingBag(9, 3, mode="sum", sparse=True), "has sparse gradients: leave out sparse=True"),
+        (
+            nn.EmbeddingBag(9, 3, mode="sum", sparse=True),
+            "has sparse gradients: leave out sparse=True",
+        ),
         (nn.EmbeddingBag(9, 3, scale_grad_by_freq=True), "leave out scale_grad_by_freq=True"),
     ],
     ids=["max", "sparse", "scaled"],
 )
-def test_what_has_no_gradient_in_a_bundle_is_refused_by_name(layer: nn.Module, text: str, tmp_path: Path) -> None:
+def test_what_has_no_gradient_in_a_bundle_is_refused_by_name(
+    layer: nn.Module, text: str, tmp_path: Path
+) -> None:
     example = torch.randint(9, (4, 5)), torch.randn(4, 3)
     with pytest.raises(ExportError, match=text):
-        export_bundle(nn.Sequential(layer, nn.Linear(3, 3)), functional.mse_loss, example, tmp_path / "b")
+        export_bundle(
+            nn.Sequential(layer, nn.Linear(3, 3)), functional.mse_loss, example, tmp_path / "b"
+        )

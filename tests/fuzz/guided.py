@@ -1,4 +1,5 @@
-"""One target under atheris (libFuzzer), which looks for inputs that reach new code. Ends the process.
+"""One target under atheris (libFuzzer), which looks for inputs that reach new code. Ends the
+process.
 
     python -m tests.fuzz.guided TARGET FOLDER SECONDS INPUTS SEED
 
@@ -14,7 +15,9 @@ from random import Random
 
 import atheris
 
-with atheris.instrument_imports(include=["fleetlearn_protocol", "fleetlearn_coordinator", "fleetlearn_device"]):
+with atheris.instrument_imports(
+    include=["fleetlearn_protocol", "fleetlearn_coordinator", "fleetlearn_device"]
+):
     from tests.fuzz import seeds
     from tests.fuzz.mutation import MOST_BYTES, mutate
     from tests.fuzz.targets.table import TARGETS
@@ -34,9 +37,15 @@ def main(name: str, folder: Path, seconds: int, inputs: int, seed: int) -> None:
         return mutate(data, random, known)[:most]
 
     options = {
-        "max_total_time": seconds, "runs": inputs, "seed": seed, "max_len": MOST_BYTES, "timeout": 30,
-        "rss_limit_mb": 2048, "print_final_stats": 1, "artifact_prefix": f"{folder}/failed-",
-    }  # fmt: skip
+        "max_total_time": seconds,
+        "runs": inputs,
+        "seed": seed,
+        "max_len": MOST_BYTES,
+        "timeout": 30,
+        "rss_limit_mb": 2048,
+        "print_final_stats": 1,
+        "artifact_prefix": f"{folder}/failed-",
+    }
     atheris.Setup(
         [name, *(f"-{option}={value}" for option, value in options.items()), str(folder)],
         target.run,

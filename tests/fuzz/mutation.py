@@ -1,7 +1,9 @@
-"""Changes inputs as a fuzzer does: knows lines, JSON, TOML's values and bytes, so that much of what it makes gets far.
+"""Changes inputs as a fuzzer does: knows lines, JSON, TOML's values and bytes, so that much of what
+it makes gets far.
 
-An input is lines. What a line says is up to the target (scripts.py). A change keeps most of the input: it moves,
-repeats, drops or borrows a line, changes a value or a key of a line's JSON, or changes bytes.
+An input is lines. What a line says is up to the target (scripts.py). A change keeps most of the
+input: it moves, repeats, drops or borrows a line, changes a value or a key of a line's JSON, or
+changes bytes.
 """
 
 from __future__ import annotations
@@ -15,24 +17,126 @@ from typing import Any
 MOST_BYTES = 16_384
 """Bytes of an input that was changed."""
 NUMBERS = (
-    0, 1, -1, 2, 3, 4, 7, 8, 15, 16, 31, 32, 33, 63, 64, 127, 128, 255, 256, 4095, 4096, 4097, 65535, 65536, 2**31 - 1,
-    2**31, 2**32 - 1, 2**32, 2**33, 2**33 + 1, 2**53 - 1, 2**53, 2**63, 2**64, -(2**31), -(2**63), 0.5, -0.0, 1e-320,
-    1e30, 1.0000001e30, 1e308, -1e308,
-)  # fmt: skip
+    0,
+    1,
+    -1,
+    2,
+    3,
+    4,
+    7,
+    8,
+    15,
+    16,
+    31,
+    32,
+    33,
+    63,
+    64,
+    127,
+    128,
+    255,
+    256,
+    4095,
+    4096,
+    4097,
+    65535,
+    65536,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**32,
+    2**33,
+    2**33 + 1,
+    2**53 - 1,
+    2**53,
+    2**63,
+    2**64,
+    -(2**31),
+    -(2**63),
+    0.5,
+    -0.0,
+    1e-320,
+    1e30,
+    1.0000001e30,
+    1e308,
+    -1e308,
+)
 TEXTS = (
-    "", "a", "0", "-", ".", "..", "../..", "/", "\\", "\0", "\n", "\r\n", "é", "\u2028", "\U0001f600", "NaN", "null",
-    "%s", "$task", "$round", "$transfer", "$offset", "$device", "$model", "$crc", "$size", "a" * 63, "a" * 64, "a" * 65,
-    "0" * 64, "f" * 64, "F" * 64, "x" * 1001, "model", "update", "control", "float32", "float16", "bfloat16", "int8",
-    "int4", "topk-0.1", "topk-0.999999", "topk-0.000001-int8", "topk-0.5-float16", "plain", "scaffold", "feddyn",
-)  # fmt: skip
+    "",
+    "a",
+    "0",
+    "-",
+    ".",
+    "..",
+    "../..",
+    "/",
+    "\\",
+    "\0",
+    "\n",
+    "\r\n",
+    "é",
+    "\u2028",
+    "\U0001f600",
+    "NaN",
+    "null",
+    "%s",
+    "$task",
+    "$round",
+    "$transfer",
+    "$offset",
+    "$device",
+    "$model",
+    "$crc",
+    "$size",
+    "a" * 63,
+    "a" * 64,
+    "a" * 65,
+    "0" * 64,
+    "f" * 64,
+    "F" * 64,
+    "x" * 1001,
+    "model",
+    "update",
+    "control",
+    "float32",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int4",
+    "topk-0.1",
+    "topk-0.999999",
+    "topk-0.000001-int8",
+    "topk-0.5-float16",
+    "plain",
+    "scaffold",
+    "feddyn",
+)
 RAW = (
-    b"1e999", b"-1e999", b"NaN", b"Infinity", b"-0", b"1.0", b"01", b"1e0", b'"\\ud800"', b'"\\u0000"', b"[" * 2000,
-    b'{"a":' * 500, b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"9" * 400, b"0." + b"0" * 400 + b"1",
-)  # fmt: skip
+    b"1e999",
+    b"-1e999",
+    b"NaN",
+    b"Infinity",
+    b"-0",
+    b"1.0",
+    b"01",
+    b"1e0",
+    b'"\\ud800"',
+    b'"\\u0000"',
+    b"[" * 2000,
+    b'{"a":' * 500,
+    b"\xff",
+    b"\xc0\x80",
+    b"\xed\xa0\x80",
+    b"\xef\xbb\xbf",
+    b"9" * 400,
+    b"0." + b"0" * 400 + b"1",
+)
 _JSON_NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
 
-def mutate(data: bytes, random: Random, others: Sequence[bytes], changes: int | None = None) -> bytes:
+def mutate(
+    data: bytes, random: Random, others: Sequence[bytes], changes: int | None = None
+) -> bytes:
     """Return ``data`` with a few changes. ``others``: inputs whose lines may be borrowed."""
     if changes is None:
         changes = 1 + min(random.getrandbits(3), random.getrandbits(3))
@@ -85,7 +189,8 @@ def _change_digit(lines: list[bytes], random: Random, others: Sequence[bytes]) -
 
 
 def _change_json(lines: list[bytes], random: Random, others: Sequence[bytes]) -> list[bytes]:
-    """Change a value or a key of the JSON in a line, or of the input where it is one JSON document."""
+    """Change a value or a key of the JSON in a line, or of the input where it is one JSON
+    document."""
     places = [place for place, line in enumerate(lines) if b"{" in line]
     if not places:
         return _change_number(lines, random, others)
@@ -98,7 +203,8 @@ def _change_json(lines: list[bytes], random: Random, others: Sequence[bytes]) ->
         return _change_bytes(lines, random, others)
     value = _changed(value, random)
     lines[place:last] = [
-        lines[place][:begin] + json.dumps(value, ensure_ascii=random.random() < 0.5).encode("utf-8", "replace")
+        lines[place][:begin]
+        + json.dumps(value, ensure_ascii=random.random() < 0.5).encode("utf-8", "replace")
     ]
     return lines
 
@@ -132,11 +238,17 @@ def _changed(value: Any, random: Random) -> Any:
     if isinstance(value, bool):
         return not value if random.random() < 0.7 else _other(random)
     if isinstance(value, int | float) and abs(value) < 2**64 and random.random() < 0.8:
-        return random.choice((value + 1, value - 1, -value, value * 2, value / 2, float(value), *NUMBERS))
+        return random.choice(
+            (value + 1, value - 1, -value, value * 2, value / 2, float(value), *NUMBERS)
+        )
     if isinstance(value, str) and random.random() < 0.8:
         place = random.randrange(len(value) + 1)
         return random.choice(
-            (value[:place], value[:place] + random.choice(TEXTS) + value[place:], random.choice(TEXTS))
+            (
+                value[:place],
+                value[:place] + random.choice(TEXTS) + value[place:],
+                random.choice(TEXTS),
+            )
         )
     return _other(random)
 
@@ -144,7 +256,18 @@ def _changed(value: Any, random: Random) -> Any:
 def _other(random: Random) -> Any:
     """Return a value of any type."""
     return random.choice(
-        (None, True, False, [], {}, [[]], {"a": 1}, [None] * 9, random.choice(NUMBERS), random.choice(TEXTS))
+        (
+            None,
+            True,
+            False,
+            [],
+            {},
+            [[]],
+            {"a": 1},
+            [None] * 9,
+            random.choice(NUMBERS),
+            random.choice(TEXTS),
+        )
     )
 
 
@@ -154,7 +277,11 @@ def _change_number(lines: list[bytes], random: Random, others: Sequence[bytes]) 
     found = list(_JSON_NUMBER.finditer(lines[place][:4096], lines[place][:1].isdigit()))
     if found:
         at = random.choice(found)
-        number = str(random.choice(NUMBERS)).encode() if random.random() < 0.6 else b"%d" % random.randrange(300)
+        number = (
+            str(random.choice(NUMBERS)).encode()
+            if random.random() < 0.6
+            else b"%d" % random.randrange(300)
+        )
         lines[place] = lines[place][: at.start()] + number + lines[place][at.end() :]
     return lines
 
@@ -182,13 +309,28 @@ def _change_bytes(lines: list[bytes], random: Random, others: Sequence[bytes]) -
             case 2:
                 data[begin:begin] = data[begin : begin + size] * random.choice((1, 2, 30))
             case 3:
-                data[begin : begin + size] = random.choice((b"\0", b"\xff", b"\x80", b"\x7f")) * size
+                data[begin : begin + size] = (
+                    random.choice((b"\0", b"\xff", b"\x80", b"\x7f")) * size
+                )
             case _ if begin < len(data):
                 data[begin] ^= 1 << random.randrange(8)
     return bytes(data).split(b"\n")
 
 
 CHANGES: tuple[Callable[[list[bytes], Random, Sequence[bytes]], list[bytes]], ...] = (
-    _drop, _repeat, _move, _cut, _borrow, _borrow, _change_digit, _change_json, _change_json, _change_json,
-    _change_json, _change_number, _insert_raw, _change_bytes, _change_bytes,
-)  # fmt: skip
+    _drop,
+    _repeat,
+    _move,
+    _cut,
+    _borrow,
+    _borrow,
+    _change_digit,
+    _change_json,
+    _change_json,
+    _change_json,
+    _change_json,
+    _change_number,
+    _insert_raw,
+    _change_bytes,
+    _change_bytes,
+)

@@ -1,4 +1,5 @@
-"""Fuzzing without atheris: mutations from a seed. From Python 3.12 on, what reaches new lines is mutated further."""
+"""Fuzzing without atheris: mutations from a seed. From Python 3.12 on, what reaches new lines is
+mutated further."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Finding(NamedTuple):
 
 
 class Lines:
-    """The lines of the packages that were reached so far. Each costs something the first time alone."""
+    """The lines of the packages that were reached so far. Each costs something the first time
+    alone."""
 
     def __init__(self) -> None:
         self.reached = 0
@@ -51,8 +53,8 @@ class Lines:
 
 
 def fuzz(name: str, target: Target, seed: int, inputs: int, seconds: float) -> Finding:
-    """Run a target with its seeds and corpus, then with mutations of them, until ``inputs`` are done or the time is
-    over."""
+    """Run a target with its seeds and corpus, then with mutations of them, until ``inputs`` are
+    done or the time is over."""
     random, lines, begin, done = Random(seed), Lines(), time.monotonic(), 0
     pool = [*target.seeds(), *seeds.corpus(name)]
     known, data = 0, b""

@@ -1,4 +1,5 @@
-"""Valid inputs to begin from: the protocol's vectors and transcripts, and what the examples have."""
+"""Valid inputs to begin from: the protocol's vectors and transcripts, and what the examples
+have."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ def chunks() -> list[bytes]:
 def encodings() -> list[bytes]:
     rows = _vectors("encodings")["valid"]
     return [
-        b"%s\n*\n%s" % (row["encoding"].encode(), bytes.fromhex(row["hex"])) for row in rows if len(row["hex"]) < 8192
+        b"%s\n*\n%s" % (row["encoding"].encode(), bytes.fromhex(row["hex"]))
+        for row in rows
+        if len(row["hex"]) < 8192
     ]
 
 
@@ -76,7 +79,10 @@ def uploads() -> list[bytes]:
 
 def deltas() -> list[bytes]:
     vectors = [np.zeros(size, np.float32) + value for size in (1, 7, 100) for value in (0.0, 1.5)]
-    return [len(vector).to_bytes(2, "big") + encode_delta(np.zeros_like(vector), vector) for vector in vectors]
+    return [
+        len(vector).to_bytes(2, "big") + encode_delta(np.zeros_like(vector), vector)
+        for vector in vectors
+    ]
 
 
 def manifests() -> list[bytes]:
@@ -88,7 +94,10 @@ def bundles() -> list[bytes]:
     manifest = msgspec.json.decode(manifests()[0])
     tensors = {row["name"]: np.zeros(row["shape"], np.float32) for row in manifest["parameters"]}
     contents = dict.fromkeys(manifest["files"], b"x") | {PARAMETERS: save(tensors)}
-    manifest["files"] = {path: {"sha256": digest(content), "size": len(content)} for path, content in contents.items()}
+    manifest["files"] = {
+        path: {"sha256": digest(content), "size": len(content)}
+        for path, content in contents.items()
+    }
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
         for name, content in {"manifest.json": msgspec.json.encode(manifest), **contents}.items():
@@ -111,7 +120,9 @@ def state_directories() -> list[bytes]:
     crc = msgspec.structs.replace(report.parts[0], crc32=0)
     pending = msgspec.json.encode(msgspec.structs.replace(report, parts=(crc,)))
     kept = b"".join(map(bytes, kept_states.file_contents(vector)))
-    tied = b"".join(map(bytes, tied_vectors.file_contents({"control": vector[:2], "residual": vector[1:]})))
+    tied = b"".join(
+        map(bytes, tied_vectors.file_contents({"control": vector[:2], "residual": vector[1:]}))
+    )
     files = {
         0: b'{"device":"camera-7"}',
         1: b'{"secret":"%s","next":null}' % (b"c" * 43),
@@ -126,15 +137,18 @@ def state_directories() -> list[bytes]:
         10: manifests()[0],
     }
     pieces = {number: b"=%d\n%s" % (number, content) for number, content in files.items()}
-    return [b"\n".join(pieces.values()), *(b"\n".join([pieces[0], piece]) for piece in pieces.values())]
+    return [
+        b"\n".join(pieces.values()),
+        *(b"\n".join([pieces[0], piece]) for piece in pieces.values()),
+    ]
 
 
 def plans() -> list[bytes]:
     """The example, and short plans: each recipe, each section."""
     begin = b'name = "a"\nbundle = "b"\ndata_dir = "d"\n'
     rounds = (
-        b"[round]\ngoal = 2\nover_selection = 1.5\nminimum = 1\ndeadline = 30.0\ngrace = 5.0\ngather = 0.5\n"
-        b'late = "carry"\n'
+        b"[round]\ngoal = 2\nover_selection = 1.5\nminimum = 1\ndeadline = 30.0\ngrace = "
+        b'5.0\ngather = 0.5\nlate = "carry"\n'
     )
     sections = (
         rounds,
@@ -148,7 +162,11 @@ def plans() -> list[bytes]:
         b'[staleness]\nfunction = "polynomial"\na = 0.5',
     )
     recipes = [begin + b'recipe = "%s"\n[round]\ngoal = 5\n' % name.encode() for name in RECIPES]
-    return [(ROOT / "examples" / "plan.toml").read_bytes(), *recipes, *(begin + section for section in sections)]
+    return [
+        (ROOT / "examples" / "plan.toml").read_bytes(),
+        *recipes,
+        *(begin + section for section in sections),
+    ]
 
 
 def services() -> list[bytes]:
@@ -164,10 +182,15 @@ def headers() -> list[bytes]:
     return [
         b"Host: x\nAuthorization: Bearer %s\nFleetlearn-Device: known" % secret,
         b"Authorization: Bearer %s\nFleetlearn-Next-Credential: %s" % (secret, b"d" * 43),
-        b"Authorization: Bearer %s\nFleetlearn-Device: other\nFleetlearn-Enrolment: $token" % (b"e" * 43),
-        b"Sec-WebSocket-Protocol: fleetlearn.v1, fleetlearn.credential.%s, fleetlearn.device.known" % secret,
+        b"Authorization: Bearer %s\nFleetlearn-Device: other\nFleetlearn-Enrolment: $token"
+        % (b"e" * 43),
+        b"Sec-WebSocket-Protocol: fleetlearn.v1, fleetlearn.credential.%s, fleetlearn.device.known"
+        % secret,
         b"Authorization: %s\nOrigin: https://evil.example" % secret,
-        b'Forwarded: for=1.2.3.4;proto=https, for="[2001:db8::1]:4711"\nX-Forwarded-For: 10.0.0.7, 1.2.3.4:80',
+        (
+            b'Forwarded: for=1.2.3.4;proto=https, for="[2001:db8::1]:4711"\nX-Forwarded-For: '
+            b"10.0.0.7, 1.2.3.4:80"
+        ),
         b'Forwarded: for=unknown, for="_x"\nForwarded: FOR=10.0.0.1',
     ]
 
@@ -205,12 +228,18 @@ def page() -> list[bytes]:
 
 
 def transcripts(sender: str) -> list[list[dict[str, Any]]]:
-    """Return the messages that one side (``device``, ``coordinator``) says in each transcript, as they are written."""
+    """Return the messages that one side (``device``, ``coordinator``) says in each transcript, as
+    they are written."""
     found = []
     for path in sorted((ROOT / "protocol" / "transcripts").glob("*.json")):
         for transcript in json.loads(path.read_text("utf-8")):
-            said = [step[sender] for step in transcript["steps"] if isinstance(step.get(sender), dict)]
-            said = [row | {"task": "$task"} if "task" in row and row["type"] != "task" else row for row in said]
+            said = [
+                step[sender] for step in transcript["steps"] if isinstance(step.get(sender), dict)
+            ]
+            said = [
+                row | {"task": "$task"} if "task" in row and row["type"] != "task" else row
+                for row in said
+            ]
             if said:
                 found.append(said)
     return found
@@ -229,17 +258,23 @@ def conversations() -> list[bytes]:
 def sessions() -> list[bytes]:
     """Each message and each transcript, said to a device that has trained."""
     trained = (CORPUS / "sessions" / "trained").read_bytes() + b"\n"
-    coordinator = [row["text"].encode() for row in _messages() if row["direction"] == "from-coordinator"][::4]
+    coordinator = [
+        row["text"].encode() for row in _messages() if row["direction"] == "from-coordinator"
+    ][::4]
     found = [trained + text + b"\n>5" for text in coordinator]
     for said in transcripts("coordinator"):
-        lines = [json.dumps(message).encode() + b"\n>6" for message in said if message["type"] != "task"]
+        lines = [
+            json.dumps(message).encode() + b"\n>6" for message in said if message["type"] != "task"
+        ]
         found.append(trained + b"\n".join(lines))
     return found
 
 
 def sockets() -> list[bytes]:
     """Some messages, said by a device that has just been given a task."""
-    device = [row["text"].encode() for row in _messages() if row["direction"] == "from-device"][::12]
+    device = [row["text"].encode() for row in _messages() if row["direction"] == "from-device"][
+        ::12
+    ]
     return [b"0+\n0>2\n0%s\n0>3" % text for text in device]
 
 
@@ -257,4 +292,8 @@ def streams() -> list[bytes]:
         b"\x82\xff" + (20).to_bytes(8, "big") + b"\1\2\3\4" + bytes(20),
     ]
     found = [bytes([size]) + b"=" + frames for frames in content for size in (0, 2, 9)]
-    return [*found, b"\x05" + handshake("dev-0") + text, b"\x01" + handshake("dev-0").replace(b"13", b"7")]
+    return [
+        *found,
+        b"\x05" + handshake("dev-0") + text,
+        b"\x01" + handshake("dev-0").replace(b"13", b"7"),
+    ]

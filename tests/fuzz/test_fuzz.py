@@ -1,4 +1,5 @@
-"""The fuzz targets with their seeds, the corpus, and some mutations of them. ``make fuzz`` runs many more."""
+"""The fuzz targets with their seeds, the corpus, and some mutations of them. ``make fuzz`` runs
+many more."""
 
 from __future__ import annotations
 
@@ -58,7 +59,11 @@ def check(name: str, examples: int) -> None:
     begin = known(name)
 
     @settings(
-        max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=[*HealthCheck]
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[*HealthCheck],
     )
     @given(st.sampled_from(begin), st.integers(0, 6), st.randoms(use_true_random=False))
     def run(data: bytes, changes: int, random: Random) -> None:
@@ -98,7 +103,9 @@ def fails(name: str) -> bool:
 
 
 def test_a_spool_file_that_is_never_freed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Uploads, "_begin_again", lambda self, upload: self._without_place.pop(upload, None))
+    monkeypatch.setattr(
+        Uploads, "_begin_again", lambda self, upload: self._without_place.pop(upload, None)
+    )
     assert fails("conversations")
 
 
@@ -134,7 +141,11 @@ def test_a_connection_that_is_not_forgotten_is_found(monkeypatch: pytest.MonkeyP
 
 def test_messages_that_are_cut_wrong_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = DeviceConnection._handle
-    monkeypatch.setattr(DeviceConnection, "_handle", lambda self, data: handle(self, data.replace(b"heart", b"Heart")))
+    monkeypatch.setattr(
+        DeviceConnection,
+        "_handle",
+        lambda self, data: handle(self, data.replace(b"heart", b"Heart")),
+    )
     assert fails("streams")
 
 
@@ -171,7 +182,9 @@ def test_the_command_says_what_it_did(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fuzz", "--without-atheris", "--inputs", "60", "chunks", "deltas"])
+    monkeypatch.setattr(
+        "sys.argv", ["fuzz", "--without-atheris", "--inputs", "60", "chunks", "deltas"]
+    )
     assert command.main() == 0
     said = capsys.readouterr().out
     assert "120 inputs of 2 targets, 0 targets failed" in said

@@ -18,7 +18,8 @@ from tests.fuzz.targets import administration, page, sockets, streams
 from tests.fuzz.targets.table import TARGETS
 
 ALLOWED = 200 * 1024
-"""Bytes that may stay: caches that are not full yet, such as those of encodings and regular expressions."""
+"""Bytes that may stay: caches that are not full yet, such as those of encodings and regular
+expressions."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -49,13 +50,15 @@ def growth(name: str, inputs: int) -> int:
 
 
 def in_use() -> int:
-    """Return how many bytes are in use, without the coordinators that serve inputs and Python's cache of patterns.
-    What pathlib allocates does not count either: it interns names, and Python's table of interned strings grows by
-    megabytes at a time."""
+    """Return how many bytes are in use, without the coordinators that serve inputs and Python's
+    cache of patterns. What pathlib allocates does not count either: it interns names, and Python's
+    table of interned strings grows by megabytes at a time."""
     sockets.stop()
     re.purge()
     gc.collect()
-    snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, pathlib.__file__)])
+    snapshot = tracemalloc.take_snapshot().filter_traces(
+        [tracemalloc.Filter(False, pathlib.__file__)]
+    )
     return sum(trace.size for trace in snapshot.traces)
 
 
@@ -72,5 +75,7 @@ def test_memory_stays_flat_over_many_inputs(name: str) -> None:
 
 def test_a_leak_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[bytes] = []
-    monkeypatch.setitem(TARGETS, "chunks", TARGETS["chunks"]._replace(run=lambda data: kept.append(bytes(2000))))
+    monkeypatch.setitem(
+        TARGETS, "chunks", TARGETS["chunks"]._replace(run=lambda data: kept.append(bytes(2000)))
+    )
     assert growth("chunks", 200) >= ALLOWED

@@ -38,7 +38,11 @@ from safetensors.numpy import save
 
 WEIGHT = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
 BIAS = np.array([7, 8], np.float32)
-TABLE = (Parameter("w", (2, 3), 0, infer_offset=4), Parameter("b", (2,), 6, infer_offset=36), Parameter("n", (), 8))
+TABLE = (
+    Parameter("w", (2, 3), 0, infer_offset=4),
+    Parameter("b", (2,), 6, infer_offset=36),
+    Parameter("n", (), 8),
+)
 TENSORS = {"w": WEIGHT, "b": BIAS, "n": np.array(9, np.float32)}
 CONTENTS = {
     TRAIN: b"train",
@@ -60,17 +64,23 @@ def manifest_of(contents: dict[str, bytes], **changes: Any) -> Manifest:
             "hyper": (Hyper("lr"),),
             "step": LocalStep("sgd"),
             "metrics": (),
-            "files": {path: File(digest(content), len(content)) for path, content in contents.items()},
+            "files": {
+                path: File(digest(content), len(content)) for path, content in contents.items()
+            },
         }
         | changes
     )
 
 
-def write_folder(folder: Path, contents: dict[str, bytes] = CONTENTS, manifest: bytes | None = None) -> Path:
+def write_folder(
+    folder: Path, contents: dict[str, bytes] = CONTENTS, manifest: bytes | None = None
+) -> Path:
     for path, content in contents.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
-    (folder / MANIFEST).write_bytes(write_manifest(manifest_of(contents)) if manifest is None else manifest)
+    (folder / MANIFEST).write_bytes(
+        write_manifest(manifest_of(contents)) if manifest is None else manifest
+    )
     return folder
 
 
@@ -88,7 +98,9 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["folder", "zip"])
 def bundle(request: pytest.FixtureRequest, folder: Path) -> Bundle:
-    return open_bundle(folder if request.param == "folder" else pack_bundle(folder, folder.with_name("m.zip")))
+    return open_bundle(
+        folder if request.param == "folder" else pack_bundle(folder, folder.with_name("m.zip"))
+    )
 
 
 def refused(act: Callable[[], Any], code: Code, *words: str) -> None:
@@ -100,7 +112,8 @@ def refused(act: Callable[[], Any], code: Code, *words: str) -> None:
 
 
 def test_what_is_written_can_be_opened(tmp_path: Path) -> None:
-    """Byte for byte what this file writes by hand; the manifest's own table of files does not matter."""
+    """Byte for byte what this file writes by hand; the manifest's own table of files does not
+    matter."""
     by_hand = write_folder(tmp_path / "by-hand")
     written = write_bundle(tmp_path / "written", manifest_of(CONTENTS, files={}), CONTENTS)
     assert open_bundle(written).manifest == open_bundle(by_hand).manifest
@@ -124,7 +137,11 @@ def test_a_bundle(bundle: Bundle) -> None:
     assert {path: bundle.read(path) for path in CONTENTS} == CONTENTS
     assert bundle.parameters().tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert bundle.parameters().dtype == np.float32
-    refused(lambda: bundle.read("graphs/other.onnx"), Code.UNKNOWN_CONTENT, "bundle m has no graphs/other.onnx")
+    refused(
+        lambda: bundle.read("graphs/other.onnx"),
+        Code.UNKNOWN_CONTENT,
+        "bundle m has no graphs/other.onnx",
+    )
 
 
 def test_a_path_may_be_text_or_begin_at_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,15 +151,31 @@ def test_a_path_may_be_text_or_begin_at_home(folder: Path, monkeypatch: pytest.M
 
 def test_what_is_not_a_bundle(tmp_path: Path) -> None:
     refused(lambda: open_bundle(tmp_path / "none"), Code.UNKNOWN_CONTENT, "none does not exist")
-    refused(lambda: open_bundle(tmp_path), Code.UNKNOWN_CONTENT, "has no manifest.json: not a bundle, or damaged")
+    refused(
+        lambda: open_bundle(tmp_path),
+        Code.UNKNOWN_CONTENT,
+        "has no manifest.json: not a bundle, or damaged",
+    )
     (tmp_path / "text").write_text("hello")
-    refused(lambda: open_bundle(tmp_path / "text"), Code.BAD_MESSAGE, "neither a bundle's folder nor its zip")
+    refused(
+        lambda: open_bundle(tmp_path / "text"),
+        Code.BAD_MESSAGE,
+        "neither a bundle's folder nor its zip",
+    )
     refused(lambda: open_bundle(tmp_path / "text" / "x"), Code.UNKNOWN_CONTENT, "does not exist")
-    refused(lambda: open_bundle(write_zip(tmp_path / "empty.zip", {})), Code.UNKNOWN_CONTENT, "has no manifest.json")
+    refused(
+        lambda: open_bundle(write_zip(tmp_path / "empty.zip", {})),
+        Code.UNKNOWN_CONTENT,
+        "has no manifest.json",
+    )
     folder = write_folder(tmp_path / "b", manifest=b"{}")
     refused(lambda: open_bundle(folder), Code.BAD_MESSAGE, str(folder), "not a bundle's manifest")
     newer = write_manifest(manifest_of(CONTENTS, version=3))
-    refused(lambda: open_bundle(write_folder(folder, manifest=newer)), Code.BAD_VERSION, "Update fleetlearn")
+    refused(
+        lambda: open_bundle(write_folder(folder, manifest=newer)),
+        Code.BAD_VERSION,
+        "Update fleetlearn",
+    )
 
 
 def test_a_missing_a_changed_a_short_and_a_long_file(folder: Path) -> None:
@@ -171,7 +204,10 @@ def test_files_that_change_after_opening_are_seen(bundle: Bundle) -> None:
         write_folder(bundle.path, CONTENTS | {TRAIN: b"other"})
         refused(lambda: bundle.read(MANIFEST), Code.WRONG_HASH)
     else:
-        write_zip(bundle.path, {MANIFEST: write_manifest(manifest_of({**CONTENTS, TRAIN: b"other"})), TRAIN: b"other"})
+        write_zip(
+            bundle.path,
+            {MANIFEST: write_manifest(manifest_of({**CONTENTS, TRAIN: b"other"})), TRAIN: b"other"},
+        )
         refused(lambda: bundle.read(MANIFEST), Code.WRONG_HASH)
     refused(lambda: bundle.read(TRAIN), Code.WRONG_HASH)
 
@@ -198,9 +234,17 @@ def test_links_to_files_are_files_and_endless_ones_are_not(folder: Path, tmp_pat
 
 def test_a_file_that_may_not_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / MANIFEST).chmod(0)
-    if os.access(folder / MANIFEST, os.R_OK):  # the superuser reads everything: let the system say no
-        monkeypatch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
-    refused(lambda: open_bundle(folder), Code.BAD_MESSAGE, "manifest.json cannot be read", "permission denied")
+    # the superuser reads everything: let the system say no
+    if os.access(folder / MANIFEST, os.R_OK):
+        monkeypatch.setattr(
+            Path, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
+        )
+    refused(
+        lambda: open_bundle(folder),
+        Code.BAD_MESSAGE,
+        "manifest.json cannot be read",
+        "permission denied",
+    )
 
 
 def test_lengths_are_compared_before_anything_is_read(folder: Path) -> None:
@@ -211,11 +255,21 @@ def test_lengths_are_compared_before_anything_is_read(folder: Path) -> None:
     (folder / MANIFEST).write_bytes(write_manifest(manifest_of(CONTENTS, files=files)))
     bundle = open_bundle(folder, files=())
     tracemalloc.start()
-    refused(lambda: bundle.read(TRAIN), Code.WRONG_LENGTH, "has 1099511627776 bytes; the manifest says 5")
-    refused(lambda: bundle.read(EVAL), Code.WRONG_LENGTH, "has 0 bytes; the manifest says 8796093022208")
+    refused(
+        lambda: bundle.read(TRAIN),
+        Code.WRONG_LENGTH,
+        "has 1099511627776 bytes; the manifest says 5",
+    )
+    refused(
+        lambda: bundle.read(EVAL), Code.WRONG_LENGTH, "has 0 bytes; the manifest says 8796093022208"
+    )
     with (folder / MANIFEST).open("wb") as stream:
         stream.truncate(MAX_MANIFEST_BYTES + 1)
-    refused(lambda: open_bundle(folder), Code.TOO_LARGE, "manifest.json has 16777217 bytes; the limit is 16777216")
+    refused(
+        lambda: open_bundle(folder),
+        Code.TOO_LARGE,
+        "manifest.json has 16777217 bytes; the limit is 16777216",
+    )
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
 
@@ -224,7 +278,12 @@ def test_lengths_are_compared_before_anything_is_read(folder: Path) -> None:
 def test_a_compressed_zip_is_refused_unread(tmp_path: Path, method: int) -> None:
     bomb = {MANIFEST: b" " * 2**22}
     path = write_zip(tmp_path / "m.zip", bomb, method)
-    refused(lambda: open_bundle(path), Code.BAD_MESSAGE, "is compressed or encrypted", "pack_bundle writes it")
+    refused(
+        lambda: open_bundle(path),
+        Code.BAD_MESSAGE,
+        "is compressed or encrypted",
+        "pack_bundle writes it",
+    )
 
 
 def patched(path: Path, *changes: tuple[int, bytes]) -> Path:
@@ -249,7 +308,9 @@ def patched(path: Path, *changes: tuple[int, bytes]) -> Path:
         ([(46, b"\xff")], "has no manifest.json"),
     ],
 )
-def test_a_zip_that_lies_of_itself(folder: Path, changes: list[tuple[int, bytes]], words: str) -> None:
+def test_a_zip_that_lies_of_itself(
+    folder: Path, changes: list[tuple[int, bytes]], words: str
+) -> None:
     path = patched(pack_bundle(folder, folder.with_name("m.zip")), *changes)
     code = Code.UNKNOWN_CONTENT if words.startswith("has no") else Code.BAD_MESSAGE
     refused(lambda: open_bundle(path), code, words)
@@ -266,7 +327,9 @@ def test_a_zip_cut_short_anywhere(folder: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 2500), st.integers(0, 255)), min_size=1, max_size=4))
-def test_a_zip_with_changed_bytes_is_the_same_or_refused(folder: Path, changes: list[tuple[int, int]]) -> None:
+def test_a_zip_with_changed_bytes_is_the_same_or_refused(
+    folder: Path, changes: list[tuple[int, int]]
+) -> None:
     path = pack_bundle(folder, folder.with_name("m.zip"))
     content = bytearray(path.read_bytes())
     for place, value in changes:
@@ -317,17 +380,39 @@ def test_packing_onto_itself_and_over_a_failure(folder: Path, tmp_path: Path) ->
         (b"\xff" * 100, Code.BAD_MESSAGE, "does not fit"),
         (save(TENSORS)[:-1], Code.BAD_MESSAGE, "does not fit"),
         (save(TENSORS) + bytes(4), Code.BAD_MESSAGE, "not those of its tensors"),
-        (save(TENSORS).replace(b"[2]", b"[3]"), Code.BAD_MESSAGE, "tensor b of shape (3,) is said to be at bytes"),
+        (
+            save(TENSORS).replace(b"[2]", b"[3]"),
+            Code.BAD_MESSAGE,
+            "tensor b of shape (3,) is said to be at bytes",
+        ),
         (save(TENSORS).replace(b"[2]", b"-12"), Code.BAD_MESSAGE, "does not fit"),
-        ((10**9).to_bytes(8, "little") + save(TENSORS)[8:], Code.BAD_MESSAGE, "its header alone 1000000008"),
+        (
+            (10**9).to_bytes(8, "little") + save(TENSORS)[8:],
+            Code.BAD_MESSAGE,
+            "its header alone 1000000008",
+        ),
         (save({"w": WEIGHT, "b": BIAS}), Code.BAD_MESSAGE, "missing ['n']"),
         (save(TENSORS | {"z": BIAS}), Code.BAD_MESSAGE, "not in it ['z']"),
         (save(TENSORS | {"w": WEIGHT.T.copy()}), Code.BAD_MESSAGE, "tensor w has shape (3, 2)"),
-        (save(TENSORS | {"w": WEIGHT.astype(np.float64)}), Code.BAD_MESSAGE, "tensor w is of F64; expected F32"),
-        (save(TENSORS | {"w": WEIGHT.astype(np.int32)}), Code.BAD_MESSAGE, "tensor w is of I32; expected F32"),
-        (save(TENSORS | {"b": np.array([1, np.nan], np.float32)}), Code.NOT_FINITE, "element 7 of the vector is nan"),
         (
-            b"\x48\0\0\0\0\0\0\0" + b'{"w":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}'.ljust(72) + b"\0\0\0\0",
+            save(TENSORS | {"w": WEIGHT.astype(np.float64)}),
+            Code.BAD_MESSAGE,
+            "tensor w is of F64; expected F32",
+        ),
+        (
+            save(TENSORS | {"w": WEIGHT.astype(np.int32)}),
+            Code.BAD_MESSAGE,
+            "tensor w is of I32; expected F32",
+        ),
+        (
+            save(TENSORS | {"b": np.array([1, np.nan], np.float32)}),
+            Code.NOT_FINITE,
+            "element 7 of the vector is nan",
+        ),
+        (
+            b"\x48\0\0\0\0\0\0\0"
+            + b'{"w":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}'.ljust(72)
+            + b"\0\0\0\0",
             Code.BAD_MESSAGE,
             "does not fit",
         ),
@@ -345,7 +430,11 @@ def test_tensors_on_each_other(tmp_path: Path) -> None:
     name = max(header, key=lambda row: header[row]["data_offsets"][0])
     begin, end = header[name]["data_offsets"]
     header[name]["data_offsets"] = [0, end - begin]
-    changed = content[:8] + json.dumps(header, separators=(",", ":")).encode().ljust(size) + content[8 + size :]
+    changed = (
+        content[:8]
+        + json.dumps(header, separators=(",", ":")).encode().ljust(size)
+        + content[8 + size :]
+    )
     bundle = open_bundle(write_folder(tmp_path / "b", CONTENTS | {PARAMETERS: changed}))
     refused(bundle.parameters, Code.BAD_MESSAGE, PARAMETERS, "begins at byte 0, where")
 
@@ -354,7 +443,11 @@ def test_parameters_that_were_changed_meanwhile(folder: Path) -> None:
     """Whether what is there now fits or not."""
     bundle = open_bundle(folder)
     content = (folder / PARAMETERS).read_bytes()
-    for other in (content[:-4] + bytes([content[-4] ^ 1]) + content[-3:], b"\0" + content[1:], bytes(len(content))):
+    for other in (
+        content[:-4] + bytes([content[-4] ^ 1]) + content[-3:],
+        b"\0" + content[1:],
+        bytes(len(content)),
+    ):
         (folder / PARAMETERS).write_bytes(other)
         refused(bundle.parameters, Code.WRONG_HASH, PARAMETERS)
 
@@ -362,7 +455,8 @@ def test_parameters_that_were_changed_meanwhile(folder: Path) -> None:
 def test_parameters_with_a_note_in_the_file(tmp_path: Path) -> None:
     contents = CONTENTS | {PARAMETERS: save(TENSORS, {"made by": "somebody else"})}
     bundle, plain = (
-        open_bundle(write_folder(tmp_path / name, rows)) for name, rows in (("b", contents), ("c", CONTENTS))
+        open_bundle(write_folder(tmp_path / name, rows))
+        for name, rows in (("b", contents), ("c", CONTENTS))
     )
     assert bundle.parameters().tolist() == plain.parameters().tolist()
 
@@ -373,27 +467,37 @@ INITIAL = {"m.w": WEIGHT, "t": np.array(5, np.float32)}
 
 def test_the_initial_state(tmp_path: Path) -> None:
     contents = CONTENTS | {STATE: save(INITIAL)}
-    bundle = open_bundle(write_bundle(tmp_path / "b", manifest_of(contents, state=STATES), contents))
+    bundle = open_bundle(
+        write_bundle(tmp_path / "b", manifest_of(contents, state=STATES), contents)
+    )
     assert bundle.state().tolist() == [1, 2, 3, 4, 5, 6, 5]
     assert bundle.state().dtype == np.float32
 
 
 def test_without_its_file_the_initial_state_is_zeros(tmp_path: Path) -> None:
     for states, zeros in (STATES, [0.0] * 7), ((), []):
-        bundle = open_bundle(write_bundle(tmp_path / f"{len(zeros)}", manifest_of(CONTENTS, state=states), CONTENTS))
+        bundle = open_bundle(
+            write_bundle(tmp_path / f"{len(zeros)}", manifest_of(CONTENTS, state=states), CONTENTS)
+        )
         assert bundle.state().tolist() == zeros
         assert bundle.state().dtype == np.float32
 
 
 def test_a_state_that_does_not_fit(tmp_path: Path) -> None:
     contents = CONTENTS | {STATE: save({"m.w": WEIGHT})}
-    bundle = open_bundle(write_bundle(tmp_path / "b", manifest_of(contents, state=STATES), contents))
+    bundle = open_bundle(
+        write_bundle(tmp_path / "b", manifest_of(contents, state=STATES), contents)
+    )
     refused(bundle.state, Code.BAD_MESSAGE, STATE, "missing ['t']")
 
 
 def test_an_inference_model_with_and_without_what_is_personal(tmp_path: Path) -> None:
-    """A vector of what travels leaves the personal bytes as they were exported; a device's own replaces all."""
-    head = msgspec.structs.replace(TABLE[1], personal=True), msgspec.structs.replace(TABLE[2], personal=True)
+    """A vector of what travels leaves the personal bytes as they were exported; a device's own
+    replaces all."""
+    head = (
+        msgspec.structs.replace(TABLE[1], personal=True),
+        msgspec.structs.replace(TABLE[2], personal=True),
+    )
     manifest = manifest_of(CONTENTS, parameters=(TABLE[0], *head))
     bundle = open_bundle(write_bundle(tmp_path / "b", manifest, CONTENTS))
     assert (manifest.size, bundle.parameters().shape) == (6, (9,))
@@ -401,7 +505,9 @@ def test_an_inference_model_with_and_without_what_is_personal(tmp_path: Path) ->
     body = b"head" + own[:6].tobytes() + b"----more"
     assert write_inference_model(bundle, own[:6]) == body + BIAS.tobytes() + b"tail"
     assert write_inference_model(bundle, own) == body + own[6:8].tobytes() + b"tail"
-    with pytest.raises(ValueError, match=r"a float32 vector of shape \(8,\); expected float32 \(6,\) or \(9,\)"):
+    with pytest.raises(
+        ValueError, match=r"a float32 vector of shape \(8,\); expected float32 \(6,\) or \(9,\)"
+    ):
         write_inference_model(bundle, own[:8])
 
 
@@ -438,4 +544,6 @@ def test_a_file_is_checked_without_being_held(folder: Path, tmp_path: Path) -> N
         bundle.check(MANIFEST)
         refused(lambda bundle=bundle: bundle.check("graphs/other.onnx"), Code.UNKNOWN_CONTENT)
     (folder / TRAIN).write_bytes(b"Train")
-    refused(lambda: open_bundle(folder, files=()).check(TRAIN), Code.WRONG_HASH, TRAIN, "was changed")
+    refused(
+        lambda: open_bundle(folder, files=()).check(TRAIN), Code.WRONG_HASH, TRAIN, "was changed"
+    )

@@ -61,7 +61,10 @@ def test_times_in_the_log_have_their_zone(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_missing_extra_is_named() -> None:
     with pytest.raises(SystemExit) as ended, needs("fleetlearn-test", "coordinator"):
         raise ModuleNotFoundError("No module named 'rich'", name="rich")
-    assert ended.value.code == "fleetlearn-test needs: pip install \"fleetlearn[coordinator]\" (No module named 'rich')"
+    assert (
+        ended.value.code
+        == "fleetlearn-test needs: pip install \"fleetlearn[coordinator]\" (No module named 'rich')"
+    )
 
 
 def test_a_missing_part_of_the_package_itself_is_an_error_of_ours() -> None:
@@ -70,7 +73,10 @@ def test_a_missing_part_of_the_package_itself_is_an_error_of_ours() -> None:
 
 
 def test_the_device_needs_neither_typer_nor_rich() -> None:
-    code = "import sys, fleetlearn_device.__main__; sys.exit(not {'typer', 'rich'}.isdisjoint(sys.modules))"
+    code = (
+        "import sys, fleetlearn_device.__main__; sys.exit(not {'typer', "
+        "'rich'}.isdisjoint(sys.modules))"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
@@ -100,7 +106,14 @@ def test_nohup_keeps_a_process_alive() -> None:
 
 
 TABLE = ("version", "made", "dropped", "accuracy (round)", "accuracy (held-out)", "for")
-ROW = ("17", "of 3, rolled back", "3 lost, 4 late, 12 surplus", "0.9871", "0.9312", "tag [roof], runtime [tls]")
+ROW = (
+    "17",
+    "of 3, rolled back",
+    "3 lost, 4 late, 12 surplus",
+    "0.9871",
+    "0.9312",
+    "tag [roof], runtime [tls]",
+)
 TERMINAL = f"""
 import sys, typer
 from fleetlearn_protocol.typer_app import plain_table, show_table
@@ -126,7 +139,11 @@ def test_a_table_in_a_narrow_terminal_keeps_every_cell_whole() -> None:
     shown = shown_in_a_terminal([sys.executable, "-c", TERMINAL], columns=96)
     lines = shown.splitlines()
     assert max(map(len, lines)) <= 96
-    (first,) = (number for number, line in enumerate(lines) if all(cell in line for cell in ROW if cell != ROW[2]))
+    (first,) = (
+        number
+        for number, line in enumerate(lines)
+        if all(cell in line for cell in ROW if cell != ROW[2])
+    )
     begin, end = lines[first].index("3 lost"), lines[first].index("0.9871")
     assert " ".join(" ".join(line[begin:end] for line in lines[first:]).split()) == ROW[2]
 
@@ -136,9 +153,21 @@ def test_a_table_in_a_narrow_terminal_keeps_every_cell_whole() -> None:
     [
         ("coordinator", ["device-certificate", "--help"], "with `clients` in [tls] knows a device"),
         ("coordinator", ["--help"], "with `clients` in [tls] knows a device"),
-        ("coordinator", ["--help"], "Ask for an evaluation of the newest model on devices' own data"),
-        ("simulator", ["--help"], "Continue a stopped run from its last checkpoint, or the unfinished runs of a sweep"),
-        ("export", ["--help"], "Write an int8 model for faster and smaller inference, and say how it differs on a set"),
+        (
+            "coordinator",
+            ["--help"],
+            "Ask for an evaluation of the newest model on devices' own data",
+        ),
+        (
+            "simulator",
+            ["--help"],
+            "Continue a stopped run from its last checkpoint, or the unfinished runs of a sweep",
+        ),
+        (
+            "export",
+            ["--help"],
+            "Write an int8 model for faster and smaller inference, and say how it differs on a set",
+        ),
     ],
 )
 def test_help_is_whole(module: str, arguments: list[str], text: str) -> None:

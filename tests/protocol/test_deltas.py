@@ -31,7 +31,9 @@ def test_bytes_by_hand() -> None:
 def test_models_that_are_alike_are_small() -> None:
     base = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
     assert len(encode_delta(base, base)) < 0.01 * base.nbytes
-    moved = base + np.float32(1e-4) * np.random.default_rng(1).standard_normal(100_000).astype(np.float32)
+    moved = base + np.float32(1e-4) * np.random.default_rng(1).standard_normal(100_000).astype(
+        np.float32
+    )
     assert len(encode_delta(base, moved)) < 0.65 * base.nbytes
 
 

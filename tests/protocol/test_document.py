@@ -18,7 +18,9 @@ DOCUMENT = Path(describe.__file__).parents[1] / "PROTOCOL.md"
 
 def test_the_tables_are_those_of_the_types() -> None:
     document = DOCUMENT.read_text(encoding="utf-8")
-    assert describe.rewrite(document) == document, "run: python -m fleetlearn_protocol.describe protocol/PROTOCOL.md"
+    assert describe.rewrite(document) == document, (
+        "run: python -m fleetlearn_protocol.describe protocol/PROTOCOL.md"
+    )
 
 
 def test_each_table_stands_in_the_document_once() -> None:
@@ -26,19 +28,29 @@ def test_each_table_stands_in_the_document_once() -> None:
     assert sorted(names) == sorted(describe.tables())
 
 
-@pytest.mark.parametrize("word", [kind.__struct_config__.tag for kind in get_args(messages.FromDevice)])
+@pytest.mark.parametrize(
+    "word", [kind.__struct_config__.tag for kind in get_args(messages.FromDevice)]
+)
 def test_every_message_from_the_device_has_its_row_of_answers(word: str) -> None:
-    assert re.search(rf"^\| `{word}`.*\|.*\|.*\|.*\|.*\|$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.search(
+        rf"^\| `{word}`.*\|.*\|.*\|.*\|.*\|$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE
+    )
 
 
-@pytest.mark.parametrize("word", [kind.__struct_config__.tag for kind in get_args(messages.FromCoordinator)])
+@pytest.mark.parametrize(
+    "word", [kind.__struct_config__.tag for kind in get_args(messages.FromCoordinator)]
+)
 def test_every_message_from_the_coordinator_has_its_row_of_reactions(word: str) -> None:
-    assert re.search(rf"^\| `{word}` \|.*\|.*\|$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.search(
+        rf"^\| `{word}` \|.*\|.*\|$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize("code", errors.Code)
 def test_every_code_is_used_outside_its_table(code: errors.Code) -> None:
-    text = re.sub(r"<!-- described.*?<!-- end -->", "", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(
+        r"<!-- described.*?<!-- end -->", "", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     assert re.search(rf"(?<![a-z-]){code.value}(?![a-z-])", text)
 
 
@@ -88,7 +100,9 @@ Largest payload of a chunk that the device may send, in bytes. |
 
 def test_rewriting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.md"
-    path.write_text("before\n<!-- described: codes -->\nstale text\n<!-- end -->\nafter\n", encoding="utf-8")
+    path.write_text(
+        "before\n<!-- described: codes -->\nstale text\n<!-- end -->\nafter\n", encoding="utf-8"
+    )
     describe.main([str(path)])
     text = path.read_text(encoding="utf-8")
     assert text.startswith("before\n<!-- described: codes -->\n\n| code | meaning |\n")
@@ -112,9 +126,16 @@ def test_printing(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "PROTOCOL.md"
-    emptied = re.sub(r"(<!-- described: \S+ -->\n).*?(?=<!-- end)", r"\1", DOCUMENT.read_text("utf-8"), flags=re.DOTALL)
+    emptied = re.sub(
+        r"(<!-- described: \S+ -->\n).*?(?=<!-- end)",
+        r"\1",
+        DOCUMENT.read_text("utf-8"),
+        flags=re.DOTALL,
+    )
     path.write_text(emptied, "utf-8")
-    subprocess.run([sys.executable, "-m", "fleetlearn_protocol.describe", path], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-m", "fleetlearn_protocol.describe", path], check=True, timeout=60
+    )
     assert path.read_text("utf-8") == DOCUMENT.read_text("utf-8")
 
 

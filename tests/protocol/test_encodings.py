@@ -24,7 +24,10 @@ from hypothesis.extra import numpy as hnp
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 MODERATE = st.floats(-60000, 60000, width=32)
-ALL = [find_encoding(name) for name in (*ENCODINGS, "topk-0.01", "topk-0.3-float16", "topk-0.0005-int8")]
+ALL = [
+    find_encoding(name)
+    for name in (*ENCODINGS, "topk-0.01", "topk-0.3-float16", "topk-0.0005-int8")
+]
 every_encoding = pytest.mark.parametrize("encoding", ALL, ids=[encoding.name for encoding in ALL])
 
 
@@ -38,11 +41,28 @@ def test_names() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["float64", "int8-1", "topk", "topk-0", "topk-0.0", "topk-1", "topk-0.010", "topk-0.01-int4", "topk-1e-3",
-     "topk-0.0000001", "topk-.1", "Topk-0.1", "topk-0.1 ", "topk-0.1\n", "topk-0.\u0661"],
-)  # fmt: skip
+    [
+        "float64",
+        "int8-1",
+        "topk",
+        "topk-0",
+        "topk-0.0",
+        "topk-1",
+        "topk-0.010",
+        "topk-0.01-int4",
+        "topk-1e-3",
+        "topk-0.0000001",
+        "topk-.1",
+        "Topk-0.1",
+        "topk-0.1 ",
+        "topk-0.1\n",
+        "topk-0.\u0661",
+    ],
+)
 def test_a_name_that_is_none(name: str) -> None:
-    with pytest.raises(ProtocolError, match="expected float32, float16, bfloat16, int8, int4, or top-k") as caught:
+    with pytest.raises(
+        ProtocolError, match="expected float32, float16, bfloat16, int8, int4, or top-k"
+    ) as caught:
         find_encoding(name)
     assert caught.value.code is Code.BAD_ENCODING
 
@@ -69,24 +89,35 @@ def test_bytes_beside_float32(name: str, most: float) -> None:
 
 
 @every_encoding
-@given(hnp.arrays(np.float32, st.integers(1, 5000), elements=MODERATE, fill=MODERATE), st.integers(0, 20))
+@given(
+    hnp.arrays(np.float32, st.integers(1, 5000), elements=MODERATE, fill=MODERATE),
+    st.integers(0, 20),
+)
 def test_runs_of_whole_blocks_are_the_whole(encoding: Encoding, vector: Any, cut: int) -> None:
     """The coordinator relies on this: it checks and decodes an update run by run."""
     content = encoding.encode(vector, 3)
     assert content.nbytes == encoding.size(len(vector))
     start = min(cut, len(vector) // encoding.block) * encoding.block
-    runs = [(content[: encoding.size(start)], start), (content[encoding.size(start) :], len(vector) - start)]
+    runs = [
+        (content[: encoding.size(start)], start),
+        (content[encoding.size(start) :], len(vector) - start),
+    ]
     whole = encoding.decode(content, len(vector))
     assert whole.dtype == np.float32
     assert whole.shape == vector.shape
     assert np.concatenate([encoding.decode(*run) for run in runs]).tobytes() == whole.tobytes()
     assert encoding.decode(runs[0][0]).tobytes() == whole[:start].tobytes()
-    assert max(encoding.check(*run) for run in runs) == encoding.check(content, len(vector)) == np.abs(whole).max()
+    assert (
+        max(encoding.check(*run) for run in runs)
+        == encoding.check(content, len(vector))
+        == np.abs(whole).max()
+    )
 
 
 @every_encoding
 def test_slabs_are_the_whole(encoding: Encoding) -> None:
-    """Vectors of several slabs, with a last block that is not full: each draw is the place's own."""
+    """Vectors of several slabs, with a last block that is not full: each draw is the place's
+    own."""
     vector = np.random.default_rng(1).standard_normal(2 * SLAB + 4096 + 77).astype(np.float32)
     content = encoding.encode(vector, 9)
     assert encoding.encode(vector, 9) == content
@@ -94,7 +125,9 @@ def test_slabs_are_the_whole(encoding: Encoding) -> None:
     assert content[: head.nbytes] == head
     assert (encoding.encode(vector, 10) != content) == ("int" in encoding.name)
     error = encoding.decode(content, len(vector)) - vector
-    assert np.abs(error).max() < {"float32": 1e-9, "float16": 0.002, "bfloat16": 0.02}.get(encoding.name, 5.0)
+    assert np.abs(error).max() < {"float32": 1e-9, "float16": 0.002, "bfloat16": 0.02}.get(
+        encoding.name, 5.0
+    )
 
 
 @every_encoding
@@ -119,10 +152,14 @@ def test_bytes_of_another_length(encoding: Encoding, elements: int) -> None:
     content = bytes(encoding.size(elements) + 1)
     for given_bytes in (content, content[:-2]):
         for read in (encoding.decode, encoding.check):
-            with pytest.raises(ProtocolError, match=f"{elements} elements take {len(content) - 1}") as caught:
+            with pytest.raises(
+                ProtocolError, match=f"{elements} elements take {len(content) - 1}"
+            ) as caught:
                 read(given_bytes, elements)
             assert caught.value.code is Code.WRONG_LENGTH
-    with pytest.raises(ProtocolError, match=f"expected a multiple of {encoding.block_bytes}") as caught:
+    with pytest.raises(
+        ProtocolError, match=f"expected a multiple of {encoding.block_bytes}"
+    ) as caught:
         encoding.check(bytes(encoding.block_bytes + 1))
     assert caught.value.code is Code.WRONG_LENGTH
 
@@ -177,5 +214,9 @@ def test_what_messages_say_of_a_vector(encoding: Encoding) -> None:
     vector = np.array([1, 2, 3], np.float32)
     content = encoding.encode(vector)
     size = encoding.size(3)
-    assert encoding.reference("model", vector) == VectorReference("model", digest(content), size, encoding.name)
-    assert encoding.part("update", content) == Part("update", encoding.name, size, checksum(content))
+    assert encoding.reference("model", vector) == VectorReference(
+        "model", digest(content), size, encoding.name
+    )
+    assert encoding.part("update", content) == Part(
+        "update", encoding.name, size, checksum(content)
+    )

@@ -11,7 +11,9 @@ from fleetlearn_protocol.errors import BundleError, Code, FleetError, in_words
 from fleetlearn_simulator.errors import SimulatorError
 
 
-@pytest.mark.parametrize("error", [BundleError(Code.WRONG_HASH, "cut short"), SimulatorError("no such key")])
+@pytest.mark.parametrize(
+    "error", [BundleError(Code.WRONG_HASH, "cut short"), SimulatorError("no such key")]
+)
 def test_an_error_comes_back_as_it_was(error: FleetError) -> None:
     error.add_note("on another machine")
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):

@@ -47,7 +47,9 @@ def test_kind_flags_and_reserved_bits_are_1_0_0(start: tuple[int, int, int]) -> 
     if start == (1, 0, 0):
         assert unpack_chunk(message).payload == b"x"
     else:
-        with pytest.raises(ProtocolError, match=f"kind {start[0]}, flags {start[1]}, reserved {start[2]}"):
+        with pytest.raises(
+            ProtocolError, match=f"kind {start[0]}, flags {start[1]}, reserved {start[2]}"
+        ):
             unpack_chunk(message)
 
 
@@ -67,7 +69,9 @@ def test_a_frame_without_payload(size: int) -> None:
     assert caught.value.code is Code.BAD_FRAME
 
 
-@pytest.mark.parametrize("payload", [b"", bytes(CHUNK_BYTES + 1), np.zeros(CHUNK_BYTES, "<f4").data])
+@pytest.mark.parametrize(
+    "payload", [b"", bytes(CHUNK_BYTES + 1), np.zeros(CHUNK_BYTES, "<f4").data]
+)
 def test_a_payload_of_the_wrong_size_is_not_packed(payload: Any) -> None:
     with pytest.raises(ValueError, match="it takes 1 to 131072"):
         pack_chunk(1, 0, payload)
@@ -88,7 +92,9 @@ def test_the_payload_is_a_view_that_float32_can_be_read_from() -> None:
     assert values.flags.aligned
 
 
-@pytest.mark.parametrize("offset", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES, 2 * CHUNK_BYTES + 9])
+@pytest.mark.parametrize(
+    "offset", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES, 2 * CHUNK_BYTES + 9]
+)
 def test_a_content_from_any_offset(offset: int) -> None:
     content = np.random.default_rng(1).bytes(2 * CHUNK_BYTES + 10)
     chunks = [unpack_chunk(message) for message in pack_chunks(7, content, offset)]

@@ -88,7 +88,9 @@ def test_features_are_left_out_where_a_bundle_has_none() -> None:
     """A bundle without features has the bytes that it had before there were any."""
     assert b"features" not in write_manifest(MANIFEST)
     features = (Input("features", "float32", (8,)), MANIFEST.batch[0])
-    manifest = replace(MANIFEST, features=features, files=FILES | dict.fromkeys(OF_FEATURES, FILES[TRAIN]))
+    manifest = replace(
+        MANIFEST, features=features, files=FILES | dict.fromkeys(OF_FEATURES, FILES[TRAIN])
+    )
     assert read_manifest(write_manifest(manifest)) == manifest
     assert (manifest.computed_features, MANIFEST.computed_features) == (features[:1], ())
 
@@ -109,20 +111,26 @@ def test_normalisation_layers_are_left_out_where_a_bundle_has_none() -> None:
         (LocalStep("adamw", clip=True, weight_decay=True), ()),
     ],
 )
-def test_a_step_needs_the_references_of_its_switches(step: LocalStep, references: tuple[Reference, ...]) -> None:
+def test_a_step_needs_the_references_of_its_switches(
+    step: LocalStep, references: tuple[Reference, ...]
+) -> None:
     manifest = replace(MANIFEST, step=step, references=references)
     assert read_manifest(write_manifest(manifest)) == manifest
 
 
 def test_has_ort_training() -> None:
     assert not MANIFEST.has_ort_training
-    both = replace(MANIFEST, files=FILES | {f"ort_training/{name}": File("1" * 64, 1) for name in ORT_TRAINING})
+    both = replace(
+        MANIFEST, files=FILES | {f"ort_training/{name}": File("1" * 64, 1) for name in ORT_TRAINING}
+    )
     assert read_manifest(write_manifest(both)).has_ort_training
 
 
 def test_file() -> None:
     assert MANIFEST.file(TRAIN) == FILES[TRAIN]
-    with pytest.raises(BundleError, match="bundle m has no ort_training/checkpoint; it has") as caught:
+    with pytest.raises(
+        BundleError, match="bundle m has no ort_training/checkpoint; it has"
+    ) as caught:
         MANIFEST.file("ort_training/checkpoint")
     assert caught.value.code is Code.UNKNOWN_CONTENT
 
@@ -132,10 +140,16 @@ def test_unknown_fields_are_ignored() -> None:
     assert read_manifest(content) == MANIFEST
 
 
-@pytest.mark.parametrize(("version", "advice"), [(0, "Export the model again"), (3, "Update fleetlearn")])
-def test_another_version_is_told_from_damage_whatever_else_it_holds(version: int, advice: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "advice"), [(0, "Export the model again"), (3, "Update fleetlearn")]
+)
+def test_another_version_is_told_from_damage_whatever_else_it_holds(
+    version: int, advice: str
+) -> None:
     with pytest.raises(BundleError, match=f"reads versions 1 to 2. {advice}") as caught:
-        read_manifest(b'{"format": "fleetlearn.bundle", "version": %d, "parameters": "elsewhere"}' % version)
+        read_manifest(
+            b'{"format": "fleetlearn.bundle", "version": %d, "parameters": "elsewhere"}' % version
+        )
     assert caught.value.code is Code.BAD_VERSION
 
 
@@ -151,9 +165,18 @@ def test_another_version_is_told_from_damage_whatever_else_it_holds(version: int
             replace(MANIFEST, parameters=(Parameter("a", (2,), 0), Parameter("a", (2,), 2))),
             "parameter a is there twice",
         ),
-        (replace(MANIFEST, files=FILES | {"../x": FILES[TRAIN]}), r"file path '\.\./x' is not a plain path"),
-        (replace(MANIFEST, files=FILES | {"GRAPHS/Eval.onnx": FILES[TRAIN]}), "file graphs/eval.onnx is there twice"),
-        (replace(MANIFEST, files=FILES | {"graphs": FILES[TRAIN]}), "graphs is a file and a folder"),
+        (
+            replace(MANIFEST, files=FILES | {"../x": FILES[TRAIN]}),
+            r"file path '\.\./x' is not a plain path",
+        ),
+        (
+            replace(MANIFEST, files=FILES | {"GRAPHS/Eval.onnx": FILES[TRAIN]}),
+            "file graphs/eval.onnx is there twice",
+        ),
+        (
+            replace(MANIFEST, files=FILES | {"graphs": FILES[TRAIN]}),
+            "graphs is a file and a folder",
+        ),
         (
             replace(MANIFEST, files=FILES | {f"ort_training/{ORT_TRAINING[0]}": FILES[TRAIN]}),
             "ort_training/eval_model.onnx is missing",
@@ -164,12 +187,19 @@ def test_another_version_is_told_from_damage_whatever_else_it_holds(version: int
         ),
         (
             replace(
-                MANIFEST, parameters=(Parameter("a", (2,), 0, infer_offset=8), Parameter("b", (2,), 2, infer_offset=1))
+                MANIFEST,
+                parameters=(
+                    Parameter("a", (2,), 0, infer_offset=8),
+                    Parameter("b", (2,), 2, infer_offset=1),
+                ),
             ),
             "the bytes of parameter a in graphs/infer.onnx overlap another's",
         ),
         (
-            replace(MANIFEST, parameters=(Parameter("a", (2,), 0, personal=True), Parameter("b", (2,), 2))),
+            replace(
+                MANIFEST,
+                parameters=(Parameter("a", (2,), 0, personal=True), Parameter("b", (2,), 2)),
+            ),
             "every parameter is personal: nothing travels",
         ),
         (
@@ -187,7 +217,10 @@ def test_another_version_is_told_from_damage_whatever_else_it_holds(version: int
             replace(MANIFEST, state=(State("m", (2,), 0), State("v", (2,), 3))),
             "state v begins at element 3; the ones before it end at 2",
         ),
-        (replace(MANIFEST, state=(State("m", (2,), 0), State("m", (2,), 2))), "state m is there twice"),
+        (
+            replace(MANIFEST, state=(State("m", (2,), 0), State("m", (2,), 2))),
+            "state m is there twice",
+        ),
         (replace(MANIFEST, references=("anchor", "anchor")), "reference anchor is there twice"),
         (
             replace(MANIFEST, step=LocalStep(contrastive=True), references=("anchor",)),
@@ -216,7 +249,10 @@ def test_parameters_up_to_the_limit_and_one_beyond() -> None:
     most = (Parameter("a", (2**15, 2**16 - 1), 0), Parameter("b", (2**15,), 2**31 - 2**15))
     assert read_manifest(write_manifest(replace(MANIFEST, parameters=most))).size == 2**31
     more = (*most, Parameter("c", (), 2**31))
-    assert "up to parameter c there are 2147483649 elements" in refused(replace(MANIFEST, parameters=more)).text
+    assert (
+        "up to parameter c there are 2147483649 elements"
+        in refused(replace(MANIFEST, parameters=more)).text
+    )
 
 
 def test_enormous_shapes_are_refused_at_once() -> None:
@@ -231,14 +267,19 @@ def test_enormous_shapes_are_refused_at_once() -> None:
 def test_too_large() -> None:
     content = write_manifest(MANIFEST)
     assert read_manifest(content + b" " * (MAX_MANIFEST_BYTES - len(content))) == MANIFEST
-    with pytest.raises(BundleError, match="a manifest of 16777217 bytes; the limit is 16777216") as caught:
+    with pytest.raises(
+        BundleError, match="a manifest of 16777217 bytes; the limit is 16777216"
+    ) as caught:
         read_manifest(content + b" " * (MAX_MANIFEST_BYTES - len(content) + 1))
     assert caught.value.code is Code.TOO_LARGE
 
 
-@given(st.binary(max_size=100) | st.integers(0, 2000).map(lambda cut: write_manifest(MANIFEST)[:cut]))
+@given(
+    st.binary(max_size=100) | st.integers(0, 2000).map(lambda cut: write_manifest(MANIFEST)[:cut])
+)
 def test_other_bytes_are_refused(content: bytes) -> None:
-    if content.strip() != write_manifest(MANIFEST).strip():  # without its last newline it is the same JSON
+    # without its last newline it is the same JSON
+    if content.strip() != write_manifest(MANIFEST).strip():
         with pytest.raises(BundleError) as caught:
             read_manifest(content)
         assert caught.value.code is Code.BAD_MESSAGE

@@ -25,7 +25,9 @@ def refused(text: str | bytes, decode: Any = m.decode_from_device) -> ProtocolEr
 
 
 def test_tags_are_one_for_each_message_and_told_apart_by_direction() -> None:
-    tags = [kind.__struct_config__.tag for kind in get_args(m.FromDevice) + get_args(m.FromCoordinator)]
+    tags = [
+        kind.__struct_config__.tag for kind in get_args(m.FromDevice) + get_args(m.FromCoordinator)
+    ]
     assert len(set(tags)) == len(tags) == 19
 
 
@@ -36,7 +38,11 @@ def test_every_message_has_a_docstring_and_is_immutable(kind: type[m.Message]) -
 
 
 def test_encoded_as_its_field_names() -> None:
-    assert json.loads(m.encode(m.Fetch("0" * 64, 5))) == {"type": "fetch", "sha256": "0" * 64, "offset": 5}
+    assert json.loads(m.encode(m.Fetch("0" * 64, 5))) == {
+        "type": "fetch",
+        "sha256": "0" * 64,
+        "offset": 5,
+    }
 
 
 def test_bytes_and_text_decode_alike() -> None:
@@ -54,12 +60,14 @@ def test_the_error_names_the_types_that_are_known() -> None:
     error = refused('{"type":"gossip"}')
     assert error.code is Code.UNKNOWN_TYPE
     assert error.text == (
-        "a message of type 'gossip' was sent; here go check-in, failed, fetch, heartbeat, reply, report, uploaded"
+        "a message of type 'gossip' was sent; here go check-in, failed, fetch, heartbeat, reply, "
+        "report, uploaded"
     )
 
 
 def test_a_sender_s_own_words_do_not_decide_the_code() -> None:
-    """msgspec's text for a wrong literal quotes it, so the text must not be searched for the field's name."""
+    """msgspec's text for a wrong literal quotes it, so the text must not be searched for the
+    field's name."""
     error = refused('{"type":"failed","task":"t","code":"x - at `$.type`"}')
     assert error.code is Code.BAD_MESSAGE
 
@@ -68,7 +76,9 @@ def test_an_unknown_type_is_named_briefly() -> None:
     assert len(refused(json.dumps({"type": "x" * 60000})).text) < 200
 
 
-@pytest.mark.parametrize(("size", "good"), [(m.MAX_CONTROL_BYTES, True), (m.MAX_CONTROL_BYTES + 1, False)])
+@pytest.mark.parametrize(
+    ("size", "good"), [(m.MAX_CONTROL_BYTES, True), (m.MAX_CONTROL_BYTES + 1, False)]
+)
 @pytest.mark.parametrize("letter", ["a", "é", "🌱"])
 def test_the_limit_is_in_bytes_of_utf8(size: int, good: bool, letter: str) -> None:
     start, end = '{"type":"heartbeat","x":"', '"}'
@@ -160,7 +170,9 @@ def test_any_bytes_are_refused_with_a_code(content: bytes) -> None:
 
 
 @given(st.sampled_from(TAGS), st.dictionaries(st.sampled_from(FIELDS), st.sampled_from(VALUES)))
-def test_any_fields_are_a_message_that_can_be_sent_or_refused(tag: str, fields: dict[str, Any]) -> None:
+def test_any_fields_are_a_message_that_can_be_sent_or_refused(
+    tag: str, fields: dict[str, Any]
+) -> None:
     found = outcome(json.dumps({"type": tag, **fields}))
     assert found is Code.BAD_MESSAGE or outcome(m.encode(found)) == found
 
@@ -187,10 +199,13 @@ def test_any_fields_are_a_message_that_can_be_sent_or_refused(tag: str, fields: 
         complete=st.booleans(),
         loss=st.floats(-1e30, 1e30),
         metrics=st.dictionaries(
-            st.from_regex(r"\A[A-Za-z_][A-Za-z0-9_.-]{0,127}\Z"), st.floats(-1e30, 1e30), max_size=64
+            st.from_regex(r"\A[A-Za-z_][A-Za-z0-9_.-]{0,127}\Z"),
+            st.floats(-1e30, 1e30),
+            max_size=64,
         ),
         seconds=st.floats(0, 366 * 86400),
-        evaluation=st.none() | st.builds(m.Evaluation, st.integers(1, 2**31), st.floats(-1e30, 1e30)),
+        evaluation=st.none()
+        | st.builds(m.Evaluation, st.integers(1, 2**31), st.floats(-1e30, 1e30)),
     )
 )
 def test_a_report_within_bounds_comes_back_exactly(report: m.Report) -> None:
@@ -199,14 +214,36 @@ def test_a_report_within_bounds_comes_back_exactly(report: m.Report) -> None:
 
 def test_codes_are_words_that_never_change() -> None:
     assert [code.value for code in Code] == [
-        "bad-message", "unknown-type", "too-large", "bad-version", "bad-frame", "out-of-turn", "duplicate",
-        "unknown-task", "stale-round", "not-wanted", "unknown-content", "wrong-offset", "wrong-length", "wrong-hash",
-        "wrong-parts", "bad-encoding", "not-finite", "out-of-range", "norm-too-large", "busy", "replaced",
+        "bad-message",
+        "unknown-type",
+        "too-large",
+        "bad-version",
+        "bad-frame",
+        "out-of-turn",
+        "duplicate",
+        "unknown-task",
+        "stale-round",
+        "not-wanted",
+        "unknown-content",
+        "wrong-offset",
+        "wrong-length",
+        "wrong-hash",
+        "wrong-parts",
+        "bad-encoding",
+        "not-finite",
+        "out-of-range",
+        "norm-too-large",
+        "busy",
+        "replaced",
         "round-over",
-    ]  # fmt: skip
+    ]
 
 
-@given(st.text(st.characters(), max_size=2 * MAX_TEXT) | st.just("x" * MAX_TEXT) | st.just("x" * (MAX_TEXT + 1)))
+@given(
+    st.text(st.characters(), max_size=2 * MAX_TEXT)
+    | st.just("x" * MAX_TEXT)
+    | st.just("x" * (MAX_TEXT + 1))
+)
 def test_an_error_s_text_always_fits_a_message(text: str) -> None:
     error = FleetError(Code.BUSY, text)
     refusal = m.Refused(error.code, error.text)
@@ -216,8 +253,8 @@ def test_an_error_s_text_always_fits_a_message(text: str) -> None:
 
 def test_messages_need_no_numpy() -> None:
     code = (
-        "import sys; from fleetlearn_protocol import Code, ProtocolError, errors, frames, messages\n"
-        "assert not {'numpy', 'safetensors'} & {*sys.modules}"
+        "import sys; from fleetlearn_protocol import Code, ProtocolError, errors, frames, "
+        "messages\nassert not {'numpy', 'safetensors'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

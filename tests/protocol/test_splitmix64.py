@@ -14,11 +14,16 @@ def mix_by_hand(state: int) -> int:
 
 
 def test_the_numbers_that_everybody_has() -> None:
-    """The first outputs for the state 1234567, as in Rosetta Code's task "Pseudo-random numbers/Splitmix64"."""
+    """The first outputs for the state 1234567, as in Rosetta Code's task "Pseudo-random
+    numbers/Splitmix64"."""
     states = np.uint64(1234567) + np.arange(1, 6, dtype=np.uint64) * GAMMA
     expected = [
-        6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821
-    ]  # fmt: skip
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
     assert mix(states).tolist() == expected
     assert mix_by_hand(1234567 + GAMMA_INT & BITS) == expected[0]
 
@@ -30,4 +35,6 @@ def test_fractions_are_halves_of_the_stream_s_numbers() -> None:
     fractions = Fractions(2**53 - 1)
     drawn = [fractions.next(count).tolist() for count in (3, 0, 4, 2)]
     assert [len(some) for some in drawn] == [3, 0, 4, 2]
-    assert [fraction for some in drawn for fraction in some] == [half / 2**32 for half in halves[:9]]
+    assert [fraction for some in drawn for fraction in some] == [
+        half / 2**32 for half in halves[:9]
+    ]

@@ -1,4 +1,5 @@
-"""The transcripts: the Python device is held to all of them, and their program finds what differs."""
+"""The transcripts: the Python device is held to all of them, and their program finds what
+differs."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ import pytest
 from line_bundle import line_data, write_line_bundle
 
 FOLDER = Path(__file__).parents[2] / "protocol" / "transcripts"
-FILES = {path.stem: json.loads(path.read_text(encoding="ascii")) for path in sorted(FOLDER.glob("*.json"))}
+FILES = {
+    path.stem: json.loads(path.read_text(encoding="ascii"))
+    for path in sorted(FOLDER.glob("*.json"))
+}
 TRANSCRIPTS = [row for rows in FILES.values() for row in rows]
 WITHOUT_KEYS = [row for name, rows in FILES.items() for row in rows if name != "signed"]
 VALUES: dict[str, Any] = runpy.run_path(str(FOLDER / "values.py"))
@@ -38,9 +42,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 def play(folder: Path, *options: str, keys: Sequence[str] = ()) -> tuple[int, list[str]]:
-    """The program's status and the lines that it prints. ``keys``: what the device is given to trust."""
+    """The program's status and the lines that it prints. ``keys``: what the device is given to
+    trust."""
     device = (sys.executable, "-c", QUICK, "{url}", str(folder / "data.npz"), "{state}", *keys)
-    command = [sys.executable, FOLDER / "run.py", "--bundle", folder / "line.bundle", *options, "--", *device]
+    command = [
+        sys.executable,
+        FOLDER / "run.py",
+        "--bundle",
+        folder / "line.bundle",
+        *options,
+        "--",
+        *device,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.stderr == ""
     return done.returncode, done.stdout.splitlines()
@@ -52,11 +65,17 @@ def test_the_device_holds_to_all(folder: Path) -> None:
 
 def as_written(rows: list[dict[str, Any]]) -> list[str]:
     """The lines that the program prints where a device holds to these transcripts."""
-    return [*(f"ok         {row['name']}" for row in rows), f"{len(rows)} of {len(rows)} transcripts went as written"]
+    return [
+        *(f"ok         {row['name']}" for row in rows),
+        f"{len(rows)} of {len(rows)} transcripts went as written",
+    ]
 
 
 def test_a_device_with_keys_holds_to_those_about_signatures(folder: Path) -> None:
-    assert play(folder, "--file", str(FOLDER / "signed.json"), keys=["{key}"]) == (0, as_written(FILES["signed"]))
+    assert play(folder, "--file", str(FOLDER / "signed.json"), keys=["{key}"]) == (
+        0,
+        as_written(FILES["signed"]),
+    )
 
 
 @pytest.mark.slow
@@ -73,7 +92,9 @@ def test_each_has_a_name_of_its_own() -> None:
 WELCOMED: list[dict[str, Any]] = [{"checks in": {}}]
 TASK: list[dict[str, Any]] = [{"coordinator": {"type": "task", "task": "t"}}]
 REPORT: list[dict[str, Any]] = [{"device": {"type": "report", "task": "t"}, "as": "$report"}]
-GRANT: list[dict[str, Any]] = [{"coordinator": {"type": "grant", "task": "t", "transfer": 7, "offset": 0}}]
+GRANT: list[dict[str, Any]] = [
+    {"coordinator": {"type": "grant", "task": "t", "transfer": 7, "offset": 0}}
+]
 
 
 WRONG: dict[str, tuple[list[dict[str, Any]], str]] = {
@@ -84,30 +105,59 @@ WRONG: dict[str, tuple[list[dict[str, Any]], str]] = {
         "a fetch is not a report",
     ),
     "an update": (
-        [*WELCOMED, *TASK, *REPORT, {"uploads": "t", "as": "$bytes"},
-         {"coordinator": {"type": "task", "task": "u", "seed": 6}}, {"device": {"type": "report", "task": "u"}},
-         {"uploads": "u", "as": "$bytes"}],
+        [
+            *WELCOMED,
+            *TASK,
+            *REPORT,
+            {"uploads": "t", "as": "$bytes"},
+            {"coordinator": {"type": "task", "task": "u", "seed": 6}},
+            {"device": {"type": "report", "task": "u"}},
+            {"uploads": "u", "as": "$bytes"},
+        ],
         "the upload is",
     ),
     "a chunk": (
-        [*WELCOMED, *TASK, *REPORT, *GRANT, {"chunks": {"transfer": 7}}, {"device": {"type": "uploaded"}},
-         {"coordinator": {"type": "grant", "task": "t", "transfer": 8, "offset": 0}},
-         {"coordinator": {"type": "grant", "task": "t", "transfer": 9, "offset": 4}}, {"chunks": {"transfer": 9}}],
+        [
+            *WELCOMED,
+            *TASK,
+            *REPORT,
+            *GRANT,
+            {"chunks": {"transfer": 7}},
+            {"device": {"type": "uploaded"}},
+            {"coordinator": {"type": "grant", "task": "t", "transfer": 8, "offset": 0}},
+            {"coordinator": {"type": "grant", "task": "t", "transfer": 9, "offset": 4}},
+            {"chunks": {"transfer": 9}},
+        ],
         "the chunk.transfer is 8; expected 9",
     ),
     "a connection that ends": (
-        [*WELCOMED, {"coordinator": {"type": "come-back", "after": 0.1, "reason": "busy"}}, *REPORT],
+        [
+            *WELCOMED,
+            {"coordinator": {"type": "come-back", "after": 0.1, "reason": "busy"}},
+            *REPORT,
+        ],
         "the device closed the connection (code 1000)",
     ),
-    "a closing code": ([*WELCOMED, {"coordinator sends": "{"}, {"closed": 1000}], "with code 1002; expected 1000"),
-    "a device that comes back": ([*WELCOMED, {"cut": True}, {"stays away": 20.0}], "the device connected again"),
-    "a process that ended": ([*WELCOMED, {"kill": True}, {"connects": True}], "the device's process has ended"),
-}  # fmt: skip
+    "a closing code": (
+        [*WELCOMED, {"coordinator sends": "{"}, {"closed": 1000}],
+        "with code 1002; expected 1000",
+    ),
+    "a device that comes back": (
+        [*WELCOMED, {"cut": True}, {"stays away": 20.0}],
+        "the device connected again",
+    ),
+    "a process that ended": (
+        [*WELCOMED, {"kill": True}, {"connects": True}],
+        "the device's process has ended",
+    ),
+}
 
 
 def test_what_differs_is_said(folder: Path) -> None:
     file = folder / "wrong.json"
-    file.write_text(json.dumps([{"name": name, "steps": steps} for name, (steps, _) in WRONG.items()]))
+    file.write_text(
+        json.dumps([{"name": name, "steps": steps} for name, (steps, _) in WRONG.items()])
+    )
     status, lines = play(folder, "--file", str(file))
     text = "\n".join(lines)
     for name, (_, said) in WRONG.items():
@@ -118,7 +168,8 @@ def test_what_differs_is_said(folder: Path) -> None:
 
 
 def test_a_device_that_does_nothing_is_not_waited_for_longer(folder: Path) -> None:
-    """The connection stays, where it is to be closed. A busy machine may need longer for the device to check in."""
+    """The connection stays, where it is to be closed. A busy machine may need longer for the device
+    to check in."""
     file = folder / "stays.json"
     file.write_text(json.dumps([{"name": "stays", "steps": [*WELCOMED, {"closed": None}]}]))
     for patience in ("1", "4", "30"):
@@ -138,7 +189,11 @@ def test_a_device_that_does_nothing_is_not_waited_for_longer(folder: Path) -> No
         ({"a": 1, "c": None}, {"a": 2}, ["a is 2; expected 1", "c is not there"]),
         ({"a": {"b": [1]}}, {"a": {"b": [2]}}, ["a.b is [2]; expected [1]"]),
         ({"a": {"at least": 1, "at most": 3}}, {"a": 3}, []),
-        ({"a": {"at least": 1, "at most": 3}}, {"a": 4}, ["a is 4; expected at least 1 and at most 3"]),
+        (
+            {"a": {"at least": 1, "at most": 3}},
+            {"a": 4},
+            ["a is 4; expected at least 1 and at most 3"],
+        ),
         ({"a": {"at least": 1}}, {"a": None}, ["a is null; expected at least 1"]),
         ({"a": "$x", "b": "$x"}, {"a": 1, "b": 1}, []),
         ({"a": "$x", "b": "$x"}, {"a": 1, "b": 2}, ["b is 2; expected 1"]),
@@ -155,4 +210,7 @@ def test_placeholders_are_filled_in() -> None:
 
 
 def test_no_transcript_is_no_success(folder: Path) -> None:
-    assert play(folder, "--only", "nothing is named like this") == (1, ["0 of 0 transcripts went as written"])
+    assert play(folder, "--only", "nothing is named like this") == (
+        1,
+        ["0 of 0 transcripts went as written"],
+    )

@@ -60,13 +60,18 @@ def caught(function: Any, *arguments: Any) -> Exception:
     ("what", "text"),
     [
         ("key", "KeyError: 3 (in look_up, mydata.py line 9)"),
-        ("library", "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1) (in "
-         "look_up, mydata.py line 11)"),
+        (
+            "library",
+            "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 "
+            "(char 1) (in look_up, mydata.py line 11)",
+        ),
         ("empty", "NotImplementedError (in look_up, mydata.py line 13)"),
         ("value", "ValueError: one two (in look_up, mydata.py line 15)"),
     ],
-)  # fmt: skip
-def test_an_error_of_the_user_has_its_type_and_its_place(what: str, text: str, loader: ModuleType) -> None:
+)
+def test_an_error_of_the_user_has_its_type_and_its_place(
+    what: str, text: str, loader: ModuleType
+) -> None:
     error = caught(loader.load, what)
     assert not is_expected(error)
     assert in_one_line(error) == text
@@ -83,7 +88,9 @@ def test_a_long_text_keeps_its_beginning_its_end_and_the_place(loader: ModuleTyp
     assert len(text) <= MAX_TEXT
 
 
-def test_an_error_without_the_user_s_code_has_the_place_in_an_installed_package(tmp_path: Path) -> None:
+def test_an_error_without_the_user_s_code_has_the_place_in_an_installed_package(
+    tmp_path: Path,
+) -> None:
     error = caught(import_module, "no_such_module")
     assert not is_expected(error)
     assert in_one_line(error) == "ModuleNotFoundError: No module named 'no_such_module'"

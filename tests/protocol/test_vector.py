@@ -31,7 +31,11 @@ def test_flatten_by_hand() -> None:
 def test_views_are_the_vector_s_memory() -> None:
     vector = flatten(TENSORS, TABLE)
     tensors = views(vector, TABLE)
-    assert {name: tensor.shape for name, tensor in tensors.items()} == {"w": (2, 3), "scale": (), "b": (2,)}
+    assert {name: tensor.shape for name, tensor in tensors.items()} == {
+        "w": (2, 3),
+        "scale": (),
+        "b": (2,),
+    }
     tensors["w"][1, 2] = -6
     tensors["scale"][...] = -7
     vector[8] = -9
@@ -56,7 +60,10 @@ def test_views_of_a_vector_that_is_too_short_or_not_flat(shape: tuple[int, ...])
 
 
 def test_flatten_takes_other_layouts_and_numbers() -> None:
-    tensors = TENSORS | {"w": np.asfortranarray(TENSORS["w"].astype(np.float64)), "b": np.array([8, 9])}
+    tensors = TENSORS | {
+        "w": np.asfortranarray(TENSORS["w"].astype(np.float64)),
+        "b": np.array([8, 9]),
+    }
     assert flatten(tensors, TABLE).tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
@@ -89,7 +96,13 @@ def test_digest() -> None:
     assert digest(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     vector = np.arange(12, dtype=np.float32)
     expected = hashlib.sha256(vector.tobytes()).hexdigest()
-    for same in (vector, vector.tobytes(), bytearray(vector.tobytes()), vector.data, vector.reshape(3, 4)):
+    for same in (
+        vector,
+        vector.tobytes(),
+        bytearray(vector.tobytes()),
+        vector.data,
+        vector.reshape(3, 4),
+    ):
         assert digest(same) == expected
     assert digest(np.empty(0, np.float32)) == hashlib.sha256().hexdigest()
     assert digest(vector[::2]) == hashlib.sha256(vector[::2].tobytes()).hexdigest()
@@ -127,7 +140,9 @@ def test_the_largest_magnitude(values: list[float], largest: float) -> None:
 
 @given(
     hnp.arrays(np.float32, st.integers(0, 40), elements=FLOATS)
-    | hnp.arrays(np.float32, 3, elements=st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0]))
+    | hnp.arrays(
+        np.float32, 3, elements=st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0])
+    )
 )
 def test_the_first_place_that_is_not_finite(vector: Any) -> None:
     bad = [place for place, value in enumerate(vector.tolist()) if not math.isfinite(value)]

@@ -18,7 +18,13 @@ from fleetlearn_protocol.errors import BundleError, Code, ProtocolError
 from fleetlearn_protocol.exchanges import content_of
 from fleetlearn_protocol.frames import pack_chunk, unpack_chunk
 from fleetlearn_protocol.manifest import Parameter, read_manifest, write_manifest
-from fleetlearn_protocol.messages import Question, Reply, decode_from_coordinator, decode_from_device, encode
+from fleetlearn_protocol.messages import (
+    Question,
+    Reply,
+    decode_from_coordinator,
+    decode_from_device,
+    encode,
+)
 from fleetlearn_protocol.vector import checksum, digest, flatten, gather, scatter, views
 
 FOLDER = Path(__file__).parents[2] / "protocol" / "vectors"
@@ -31,14 +37,21 @@ def load(name: str) -> dict[str, Any]:
     return made
 
 
-MESSAGES, FRAMES, VECTOR, ENCODED, MANIFEST = map(load, ("messages", "frames", "vector", "encodings", "manifest"))
+MESSAGES, FRAMES, VECTOR, ENCODED, MANIFEST = map(
+    load, ("messages", "frames", "vector", "encodings", "manifest")
+)
 
 
 def content(case: Case) -> bytes:
-    """What a case gives: ``text``, ``hex``, or ``pieces`` of text, each with how often it stands there."""
+    """What a case gives: ``text``, ``hex``, or ``pieces`` of text, each with how often it stands
+    there."""
     if "hex" in case:
         return bytes.fromhex(case["hex"])
-    return (case["text"] if "text" in case else "".join(piece * times for piece, times in case["pieces"])).encode()
+    return (
+        case["text"]
+        if "text" in case
+        else "".join(piece * times for piece, times in case["pieces"])
+    ).encode()
 
 
 def repeated(pieces: list[tuple[str, int]]) -> bytes:
@@ -46,7 +59,9 @@ def repeated(pieces: list[tuple[str, int]]) -> bytes:
 
 
 def named(cases: list[Case]) -> Any:
-    return pytest.mark.parametrize("case", cases, ids=[f"{case.get('direction', '')} {case['name']}" for case in cases])
+    return pytest.mark.parametrize(
+        "case", cases, ids=[f"{case.get('direction', '')} {case['name']}" for case in cases]
+    )
 
 
 def test_the_files_are_what_their_script_makes(tmp_path: Path) -> None:
@@ -55,10 +70,15 @@ def test_the_files_are_what_their_script_makes(tmp_path: Path) -> None:
     assert made == {path.name: path.read_text() for path in FOLDER.glob("*.json")}
 
 
-@pytest.mark.parametrize("case", MESSAGES["contents"], ids=lambda case: f"{case['of']} {case['name']}")
+@pytest.mark.parametrize(
+    "case", MESSAGES["contents"], ids=lambda case: f"{case['of']} {case['name']}"
+)
 def test_the_content_of_an_exchange(case: Case) -> None:
     kind, given = case["kind"], case["content"]
-    questions = {"question": Question("t", kind, 9.0, content=given), "reply": Reply("t", kind, given)}
+    questions = {
+        "question": Question("t", kind, 9.0, content=given),
+        "reply": Reply("t", kind, given),
+    }
     if case["good"]:
         content_of(questions[case["of"]])
     else:
@@ -85,7 +105,11 @@ def test_invalid_message(case: Case) -> None:
 
 
 def test_every_code_that_reading_a_message_can_raise_is_shown() -> None:
-    assert {case["code"] for case in MESSAGES["invalid"]} == {"bad-message", "unknown-type", "too-large"}
+    assert {case["code"] for case in MESSAGES["invalid"]} == {
+        "bad-message",
+        "unknown-type",
+        "too-large",
+    }
 
 
 @named(FRAMES["valid"])
@@ -105,11 +129,14 @@ def test_invalid_frame(case: Case) -> None:
 
 def test_vector() -> None:
     table = [
-        Parameter(row["name"], tuple(row["shape"]), row["offset"], row.get("buffer", False)) for row in VECTOR["table"]
+        Parameter(row["name"], tuple(row["shape"]), row["offset"], row.get("buffer", False))
+        for row in VECTOR["table"]
     ]
     buffers = [slice(row.offset, row.offset + prod(row.shape)) for row in table if row.buffer]
     given = {name: np.array(values, np.float32) for name, values in VECTOR["tensors"].items()}
-    model, trained, update = (bytes.fromhex(VECTOR[name]["hex"]) for name in ("model", "trained", "update"))
+    model, trained, update = (
+        bytes.fromhex(VECTOR[name]["hex"]) for name in ("model", "trained", "update")
+    )
     assert flatten(given, table).tobytes() == model
     assert {name: view.tolist() for name, view in views(FLOAT32.decode(model), table).items()} == {
         name: values.tolist() for name, values in given.items()
@@ -119,7 +146,9 @@ def test_vector() -> None:
     difference = FLOAT32.decode(trained) - FLOAT32.decode(model)
     scatter(difference, buffers, 0.0)
     assert difference.tobytes() == update
-    assert gather(FLOAT32.decode(trained), buffers).tobytes() == bytes.fromhex(VECTOR["buffers"]["hex"])
+    assert gather(FLOAT32.decode(trained), buffers).tobytes() == bytes.fromhex(
+        VECTOR["buffers"]["hex"]
+    )
     for name in ("model", "trained", "update", "buffers"):
         assert digest(bytes.fromhex(VECTOR[name]["hex"])) == VECTOR[name]["sha256"]
         assert checksum(bytes.fromhex(VECTOR[name]["hex"])) == VECTOR[name]["crc32"]
@@ -132,13 +161,17 @@ def test_invalid_vector(case: Case) -> None:
     assert caught.value.code == case["code"]
 
 
-@pytest.mark.parametrize("case", ENCODED["valid"], ids=[case["encoding"] for case in ENCODED["valid"]])
+@pytest.mark.parametrize(
+    "case", ENCODED["valid"], ids=[case["encoding"] for case in ENCODED["valid"]]
+)
 def test_encoded_vector(case: Case) -> None:
     vector = FLOAT32.decode(bytes.fromhex(case["vector"]))
     encoding = find_encoding(case["encoding"])
     content = encoding.encode(vector, case["seed"])
     assert content.hex() == case["hex"]
-    assert encoding.check(content, len(vector)) == np.abs(encoding.decode(content, len(vector))).max()
+    assert (
+        encoding.check(content, len(vector)) == np.abs(encoding.decode(content, len(vector))).max()
+    )
 
 
 @named(ENCODED["invalid"])

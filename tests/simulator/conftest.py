@@ -1,4 +1,5 @@
-"""Bundles for the simulator's tests: one written out by hand, and softmax regression exported once."""
+"""Bundles for the simulator's tests: one written out by hand, and softmax regression exported
+once."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from line_bundle import write_line_bundle
 
 @pytest.fixture(scope="session")
 def line(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_line_bundle(tmp_path_factory.mktemp("line") / "line.bundle", references=["anchor"]).path
+    return write_line_bundle(
+        tmp_path_factory.mktemp("line") / "line.bundle", references=["anchor"]
+    ).path
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +34,12 @@ def softmax(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("softmax") / "softmax.bundle"
     step, many = LocalStep(proximal=True), TrainMany(8, 3)
     cached_export(
-        model, nn.functional.cross_entropy, (x, y), path, step=step, metrics={"accuracy": accuracy}, many=many
+        model,
+        nn.functional.cross_entropy,
+        (x, y),
+        path,
+        step=step,
+        metrics={"accuracy": accuracy},
+        many=many,
     )
     return path

@@ -1,7 +1,8 @@
-"""Every combination of recipe, weighting, encoding, participation and model ends where it must, or its plan is refused.
+"""Every combination of recipe, weighting, encoding, participation and model ends where it must, or
+its plan is refused.
 
-The fast tests read plans without compression, and train a few. The slow ones train every seventh, in which each
-pair of values of two axes is: all 6,000 take hours. Set EVERY to 1 to train them all.
+The fast tests read plans without compression, and train a few. The slow ones train every seventh,
+in which each pair of values of two axes is: all 6,000 take hours. Set EVERY to 1 to train them all.
 """
 
 from __future__ import annotations
@@ -47,15 +48,17 @@ def check(folder: Path, bundles: Path, cell: Cell, rounds: int) -> None:
     minima = np.array([device.minimum for device in APART])
     for name, values in ended.buffers.items():
         assert np.isfinite(values).all(), (cell.name, name)
-        low, high = (0.0, 1.0) if name.endswith("var") else (min(0.0, minima.min()), minima.max() + 1)
+        low, high = (
+            (0.0, 1.0) if name.endswith("var") else (min(0.0, minima.min()), minima.max() + 1)
+        )
         assert (values >= low).all(), (cell.name, name)
         assert (values <= high).all(), (cell.name, name)
 
 
 def slowly(cell: Cell) -> bool:
     """Return whether a cell ends where it must, but late: up to 0.032 away after 150 rounds, less
-    than 2e-4 after 1,200. Adam's and Yogi's second moments remember the first rounds' large updates,
-    and keep steps small. With stale updates SCAFFOLD's c lags behind the model."""
+    than 2e-4 after 1,200. Adam's and Yogi's second moments remember the first rounds' large
+    updates, and keep steps small. With stale updates SCAFFOLD's c lags behind the model."""
     stale = cell.recipe in CORRECTED and cell.participation not in ("all", "some")
     return cell.encoding == FLOAT32.name and (cell.recipe in ("fedadam", "fedyogi") or stale)
 
@@ -72,7 +75,9 @@ def tolerance(cell: Cell) -> float:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_plan_that_cannot_end_where_it_must_is_refused_by_name(tmp_path: Path, bundles: Path, recipe: str) -> None:
+def test_a_plan_that_cannot_end_where_it_must_is_refused_by_name(
+    tmp_path: Path, bundles: Path, recipe: str
+) -> None:
     for cell in ALL:
         plain = cell.weighting == "uniform" and cell.model in ("plain", "personal")
         if cell.recipe == recipe and cell.encoding == FLOAT32.name and plain:

@@ -14,7 +14,14 @@ from pathlib import Path
 import psutil
 import pytest
 from fleetlearn_simulator import Options, simulate
-from fleetlearn_simulator.results.run_folder import CHECKPOINT, EVENTS, ROUNDS, SCENARIO, SUMMARY, read_rows
+from fleetlearn_simulator.results.run_folder import (
+    CHECKPOINT,
+    EVENTS,
+    ROUNDS,
+    SCENARIO,
+    SUMMARY,
+    read_rows,
+)
 from fleetlearn_simulator.scenario.scenario import Scenario
 from virtual import write_scenario
 
@@ -51,9 +58,21 @@ def wait_until(condition: Callable[[], bool], child: subprocess.Popen[str]) -> N
 
 
 def test_a_sweep_is_stopped_and_goes_on(line: Path, tmp_path: Path) -> None:
-    path = write_scenario(tmp_path, line, 3, plan__stop__rounds=300, sweep={"seed": [1, 2, 3, 4, 5]})
+    path = write_scenario(
+        tmp_path, line, 3, plan__stop__rounds=300, sweep={"seed": [1, 2, 3, 4, 5]}
+    )
     folder = tmp_path / "out"
-    words = ("run", str(path), "--output", str(folder), "--workers", "2", "--backend", "bundle", "--no-events")
+    words = (
+        "run",
+        str(path),
+        "--output",
+        str(folder),
+        "--workers",
+        "2",
+        "--backend",
+        "bundle",
+        "--no-events",
+    )
     with command(*words) as child:
         wait_until(lambda: any(folder.glob(f"*/{CHECKPOINT}")), child)
         os.killpg(child.pid, signal.SIGINT)
@@ -72,7 +91,9 @@ def test_a_sweep_is_stopped_and_goes_on(line: Path, tmp_path: Path) -> None:
         said, _ = child.communicate(timeout=LIMIT)
         assert child.returncode == 0, said
     for run in (stopped[0], waiting[-1]):
-        whole = simulate(Scenario.load(run / SCENARIO), tmp_path / "whole", Options("bundle", 1, events=False))
+        whole = simulate(
+            Scenario.load(run / SCENARIO), tmp_path / "whole", Options("bundle", 1, events=False)
+        )
         assert whole is not None
         for name in (SCENARIO, EVENTS, ROUNDS, SUMMARY):
             assert (run / name).read_bytes() == (whole.folder / name).read_bytes()
@@ -90,11 +111,24 @@ def left_of(group: int) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_signal_to_the_command_alone_leaves_no_process_behind(line: Path, tmp_path: Path, number: int) -> None:
-    """A service manager's SIGTERM, a closed terminal, or memory that ran out. A simulated round takes milliseconds."""
+def test_a_signal_to_the_command_alone_leaves_no_process_behind(
+    line: Path, tmp_path: Path, number: int
+) -> None:
+    """A service manager's SIGTERM, a closed terminal, or memory that ran out. A simulated round
+    takes milliseconds."""
     path = write_scenario(tmp_path, line, 3, plan__stop__rounds=100_000, sweep={"seed": [1, 2, 3]})
     folder = tmp_path / "out"
-    words = ("run", str(path), "--output", str(folder), "--workers", "2", "--backend", "bundle", "--no-events")
+    words = (
+        "run",
+        str(path),
+        "--output",
+        str(folder),
+        "--workers",
+        "2",
+        "--backend",
+        "bundle",
+        "--no-events",
+    )
     with command(*words) as child:
         wait_until(lambda: any(folder.glob(f"*/{CHECKPOINT}")), child)
         assert len(left_of(child.pid)) >= 3

@@ -29,7 +29,9 @@ def test_the_numbers_stay_what_they_are() -> None:
     assert keyed_random.generator(7, "data", 3).integers(2**32) == 1146506054
 
 
-@pytest.mark.parametrize("kind", [keyed_random.uniform, keyed_random.normal, keyed_random.exponential])
+@pytest.mark.parametrize(
+    "kind", [keyed_random.uniform, keyed_random.normal, keyed_random.exponential]
+)
 def test_a_number_depends_on_its_keys_alone(kind: object) -> None:
     assert callable(kind)
     bulk = kind(1, "a", MANY[:1000], 9)
@@ -37,7 +39,11 @@ def test_a_number_depends_on_its_keys_alone(kind: object) -> None:
     assert np.array_equal(kind(1, "a", shuffled, 9), bulk[shuffled])
     assert [float(kind(1, "a", int(i), 9)) for i in range(50)] == bulk[:50].tolist()
     assert np.array_equal(kind(1, "a", MANY[:1000:3], 9), bulk[::3])
-    for other in (kind(2, "a", MANY[:1000], 9), kind(1, "b", MANY[:1000], 9), kind(1, "a", MANY[:1000], 8)):
+    for other in (
+        kind(2, "a", MANY[:1000], 9),
+        kind(1, "b", MANY[:1000], 9),
+        kind(1, "a", MANY[:1000], 8),
+    ):
         assert not np.intersect1d(bulk, other).size
 
 
@@ -54,18 +60,25 @@ def test_the_order_of_keys_counts() -> None:
 
 
 def kolmogorov(sample: np.ndarray, distribution: object) -> float:
-    """The largest distance from a distribution function, times the root of the sample's size: above 2 with
-    probability 2 exp(-8) = 0.0007."""
+    """The largest distance from a distribution function, times the root of the sample's size: above
+    2 with probability 2 exp(-8) = 0.0007."""
     assert callable(distribution)
     expected = np.array([distribution(x) for x in np.sort(sample)])
     steps = np.arange(len(sample) + 1) / len(sample)
-    return float(max((steps[1:] - expected).max(), (expected - steps[:-1]).max()) * math.sqrt(len(sample)))
+    return float(
+        max((steps[1:] - expected).max(), (expected - steps[:-1]).max()) * math.sqrt(len(sample))
+    )
 
 
-@pytest.mark.parametrize("keys", [(MANY[:20_000],), (5, MANY[:20_000]), (MANY[:20_000], 5), (MANY[:20_000] << 20,)])
+@pytest.mark.parametrize(
+    "keys", [(MANY[:20_000],), (5, MANY[:20_000]), (MANY[:20_000], 5), (MANY[:20_000] << 20,)]
+)
 def test_distributions(keys: tuple[object, ...]) -> None:
     assert kolmogorov(keyed_random.uniform(3, "d", *keys), lambda x: x) < 2
-    assert kolmogorov(keyed_random.normal(3, "d", *keys), lambda x: 0.5 * math.erfc(-x / math.sqrt(2))) < 2
+    assert (
+        kolmogorov(keyed_random.normal(3, "d", *keys), lambda x: 0.5 * math.erfc(-x / math.sqrt(2)))
+        < 2
+    )
     assert kolmogorov(keyed_random.exponential(3, "d", *keys), lambda x: 1 - math.exp(-x)) < 2
 
 

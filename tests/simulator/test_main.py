@@ -21,7 +21,9 @@ sweep = {{ seed = [1, 2] }}
 def test_a_folder_that_cannot_be_made_is_named(line: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     (tmp_path / "s.toml").write_text(SCENARIO.format(bundle=line))
-    done = CliRunner().invoke(app, ["run", str(tmp_path / "s.toml"), "--output", str(tmp_path / "file" / "run")])
+    done = CliRunner().invoke(
+        app, ["run", str(tmp_path / "s.toml"), "--output", str(tmp_path / "file" / "run")]
+    )
     assert done.exit_code == 1
     assert done.stderr.startswith("fleetlearn-simulate: ")
     assert done.stderr.count("\n") == 1
@@ -31,16 +33,26 @@ def test_a_folder_that_cannot_be_made_is_named(line: Path, tmp_path: Path) -> No
 
 
 def test_the_summary_says_whose_examples_each_number_is_of(softmax: Path, tmp_path: Path) -> None:
-    path = write_scenario(tmp_path, softmax, 9, **(SOFTMAX | {"plan__local__evaluate": True, "plan__stop__rounds": 2}))
+    path = write_scenario(
+        tmp_path, softmax, 9, **(SOFTMAX | {"plan__local__evaluate": True, "plan__stop__rounds": 2})
+    )
     wide = {"COLUMNS": "200"}
-    done = CliRunner().invoke(app, ["run", str(path), "--workers", "1", "--backend", "bundle"], env=wide)
+    done = CliRunner().invoke(
+        app, ["run", str(path), "--workers", "1", "--backend", "bundle"], env=wide
+    )
     assert done.exit_code == 0, done.stderr
     said = " ".join(done.stderr.split())
-    assert re.search(r"metrics .*accuracy [\d.e-]+, on the training examples of the last round's devices", said)
+    assert re.search(
+        r"metrics .*accuracy [\d.e-]+, on the training examples of the last round's devices", said
+    )
     assert re.search(r"test .*accuracy [\d.e-]+, on the test data, of the last model", said)
     path = write_scenario(tmp_path, softmax, 9, **SOFTMAX, sweep={"seed": [1, 2]})
     folder = str(tmp_path / "sweep")
     swept = CliRunner().invoke(
-        app, ["run", str(path), "--output", folder, "--workers", "2", "--backend", "bundle"], env=wide
+        app,
+        ["run", str(path), "--output", folder, "--workers", "2", "--backend", "bundle"],
+        env=wide,
     )
-    assert re.search(r"seed-1: 1 rounds, .*accuracy [\d.e-]+, on the test data, of the last model", swept.stderr)
+    assert re.search(
+        r"seed-1: 1 rounds, .*accuracy [\d.e-]+, on the test data, of the last model", swept.stderr
+    )

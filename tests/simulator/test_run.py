@@ -1,4 +1,5 @@
-"""Whole runs: the same bytes whatever the number of processes, and however often a run was stopped, or killed."""
+"""Whole runs: the same bytes whatever the number of processes, and however often a run was stopped,
+or killed."""
 
 from __future__ import annotations
 
@@ -64,7 +65,13 @@ MESSY: dict[str, Any] = {
     "coordinator": {"crashes": [33.0, 222.0, 400.0], "restart": 10.0},
     "population__connected": 10,
     "plan__local": {"epochs": 2, "batch_size": 10, "lr": 0.002},
-    "plan__round": {"goal": 6, "over_selection": 1.2, "minimum": 5, "deadline": 300.0, "max_weight": 50},
+    "plan__round": {
+        "goal": 6,
+        "over_selection": 1.2,
+        "minimum": 5,
+        "deadline": 300.0,
+        "max_weight": 50,
+    },
     "plan__server": {"optimizer": "adam", "lr": 0.01},
     "plan__stop__rounds": 8,
 }
@@ -102,7 +109,9 @@ def test_the_messy_scenario_is_one(whole: Path) -> None:
     assert len({row["connected"] for row in rounds}) > 1
 
 
-def test_the_same_seed_is_the_same_run_on_two_processes(scenario: Scenario, whole: Path, tmp_path: Path) -> None:
+def test_the_same_seed_is_the_same_run_on_two_processes(
+    scenario: Scenario, whole: Path, tmp_path: Path
+) -> None:
     two = done(simulate(scenario, tmp_path / "two", ONE._replace(workers=2)))
     assert contents(two.folder) == contents(whole)
 
@@ -121,12 +130,18 @@ def make(device, seed):
 """
 
 
-def test_data_that_come_of_products_are_the_same_on_two_processes(line: Path, tmp_path: Path) -> None:
-    """Of this size they differ in their last bits with the number of threads that make them, where there are cores."""
+def test_data_that_come_of_products_are_the_same_on_two_processes(
+    line: Path, tmp_path: Path
+) -> None:
+    """Of this size they differ in their last bits with the number of threads that make them, where
+    there are cores."""
     scenario = make_scenario(tmp_path, line, 4)
     (tmp_path / "lines.py").write_text(PRODUCTS)
     before = threadpool_info()
-    runs = [done(simulate(scenario, tmp_path / f"run{n}", ONE._replace(workers=n))).folder for n in (1, 2)]
+    runs = [
+        done(simulate(scenario, tmp_path / f"run{n}", ONE._replace(workers=n))).folder
+        for n in (1, 2)
+    ]
     assert contents(runs[0]) == contents(runs[1])
     assert threadpool_info() == before, "the program's own products are as fast as before"
 
@@ -137,7 +152,11 @@ def test_its_own_folder_repeats_a_run(whole: Path, tmp_path: Path) -> None:
 
 
 def test_another_seed_is_another_run(line: Path, whole: Path, tmp_path: Path) -> None:
-    other = done(simulate(make_scenario(tmp_path, line, 12, **(MESSY | {"seed": 12})), tmp_path / "other", ONE))
+    other = done(
+        simulate(
+            make_scenario(tmp_path, line, 12, **(MESSY | {"seed": 12})), tmp_path / "other", ONE
+        )
+    )
     assert all(contents(other.folder)[name] != contents(whole)[name] for name in FILES)
 
 
@@ -153,7 +172,10 @@ def test_a_run_stopped_after_any_round_ends_as_if_it_was_not(
 
     folder = tmp_path / "run"
     options = ONE._replace(checkpoint=100)
-    assert simulate(scenario, folder, options, progress=count, should_stop=lambda: seen >= stop) is None
+    assert (
+        simulate(scenario, folder, options, progress=count, should_stop=lambda: seen >= stop)
+        is None
+    )
     assert not (folder / SUMMARY).exists()
     found = read_checkpoint(folder)
     assert found is not None
@@ -171,7 +193,9 @@ def test_a_run_stopped_after_each_round(scenario: Scenario, whole: Path, tmp_pat
             folder,
             ONE,
             resume=times > 0,
-            progress=lambda fleet, seen=seen: seen.append(1) if fleet.history[-1]["how"] == "committed" else None,  # type: ignore[misc]
+            progress=lambda fleet, seen=seen: (
+                seen.append(1) if fleet.history[-1]["how"] == "committed" else None
+            ),  # type: ignore[misc]
             should_stop=lambda seen=seen: bool(seen),  # type: ignore[misc]
         )
         times += 1
@@ -180,8 +204,11 @@ def test_a_run_stopped_after_each_round(scenario: Scenario, whole: Path, tmp_pat
     assert contents(folder) == contents(whole)
 
 
-def test_a_metric_that_too_few_devices_measured_does_not_stop_a_resumed_run(line: Path, tmp_path: Path) -> None:
-    """Two devices' losses are within the bounds, and their mean meets the target; three are the minimum."""
+def test_a_metric_that_too_few_devices_measured_does_not_stop_a_resumed_run(
+    line: Path, tmp_path: Path
+) -> None:
+    """Two devices' losses are within the bounds, and their mean meets the target; three are the
+    minimum."""
     scenario = make_scenario(
         tmp_path, line, 4,
         plan__local__evaluate=True,
@@ -189,10 +216,17 @@ def test_a_metric_that_too_few_devices_measured_does_not_stop_a_resumed_run(line
         plan__stop={"rounds": 2, "metric": "loss", "target": 4.5, "bounds": [0.0, 5.0]},
     )  # fmt: skip
     seen: list[Fleet] = []
-    assert simulate(scenario, tmp_path / "run", ONE, progress=seen.append, should_stop=lambda: bool(seen)) is None
+    assert (
+        simulate(
+            scenario, tmp_path / "run", ONE, progress=seen.append, should_stop=lambda: bool(seen)
+        )
+        is None
+    )
     (row,) = read_rows(tmp_path / "run", ROUNDS)
     assert (row["behind"]["loss"], row["metrics"]["loss"] < 4.5) == (2, True)
-    assert done(simulate(scenario, tmp_path / "run", resume=True)).summary["reason"] == "2 rounds done"
+    assert (
+        done(simulate(scenario, tmp_path / "run", resume=True)).summary["reason"] == "2 rounds done"
+    )
 
 
 def test_a_resumed_run_is_carried_out_as_it_was_begun(scenario: Scenario, tmp_path: Path) -> None:
@@ -201,7 +235,14 @@ def test_a_resumed_run_is_carried_out_as_it_was_begun(scenario: Scenario, tmp_pa
     assert expected[EVENTS] == b""
     seen: list[Any] = []
     assert (
-        simulate(scenario, tmp_path / "run", options, progress=seen.append, should_stop=lambda: len(seen) > 3) is None
+        simulate(
+            scenario,
+            tmp_path / "run",
+            options,
+            progress=seen.append,
+            should_stop=lambda: len(seen) > 3,
+        )
+        is None
     )
     assert contents(done(simulate(scenario, tmp_path / "run", resume=True)).folder) == expected
     assert simulate(scenario, tmp_path / "none", options, should_stop=lambda: True) is None
@@ -211,7 +252,9 @@ def test_a_resumed_run_is_carried_out_as_it_was_begun(scenario: Scenario, tmp_pa
         simulate(scenario, tmp_path / "run", resume=True)
 
 
-def test_a_finished_run_resumed_is_the_same(scenario: Scenario, whole: Path, tmp_path: Path) -> None:
+def test_a_finished_run_resumed_is_the_same(
+    scenario: Scenario, whole: Path, tmp_path: Path
+) -> None:
     shutil.copytree(whole, tmp_path / "copy")
     assert done(simulate(scenario, tmp_path / "copy", ONE, resume=True)).summary["rounds"] == 8
     assert contents(tmp_path / "copy") == contents(whole)
@@ -242,7 +285,9 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_was_not(line: Path, tmp_path: 
     # The data's function imports what the tests share.
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "support")}
     while True:
-        child = subprocess.Popen([sys.executable, str(tmp_path / "child.py"), str(path), str(folder)], env=environment)
+        child = subprocess.Popen(
+            [sys.executable, str(tmp_path / "child.py"), str(path), str(folder)], env=environment
+        )
         try:
             begin = (folder / ROUNDS).stat().st_size if (folder / ROUNDS).exists() else 0
             # As soon as it has written this much more: the size is looked at, not the clock.
@@ -267,9 +312,14 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_was_not(line: Path, tmp_path: 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.0, [0, 3, 6]), (1.0, [0, 3])])
 def test_checkpoints_are_written_every_so_many_rounds(
-    scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: list[int]
+    scenario: Scenario,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    expected: list[int],
 ) -> None:
-    """More rarely where writing one takes as long as a round: a clock that goes on whenever it is read."""
+    """More rarely where writing one takes as long as a round: a clock that goes on whenever it is
+    read."""
     clock = count(0.0, seconds)
     monkeypatch.setattr(run_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     versions = []
@@ -284,7 +334,9 @@ def test_checkpoints_are_written_every_so_many_rounds(
     assert sorted({*versions, found[1]["version"]}) == expected
 
 
-def test_stopped_before_its_first_checkpoint_it_begins_anew(scenario: Scenario, whole: Path, tmp_path: Path) -> None:
+def test_stopped_before_its_first_checkpoint_it_begins_anew(
+    scenario: Scenario, whole: Path, tmp_path: Path
+) -> None:
     assert simulate(scenario, tmp_path / "run", ONE, should_stop=lambda: True) is None
     assert not (tmp_path / "run" / CHECKPOINT).exists()
     simulate(scenario, tmp_path / "run", ONE, resume=True)
@@ -299,7 +351,9 @@ def test_resuming_needs_a_checkpoint_of_the_same_run(
     assert not (tmp_path / "empty").exists()
     shutil.copytree(whole, tmp_path / "copy")
     other = make_scenario(tmp_path, line, 12, **(MESSY | {"seed": 12}))
-    with pytest.raises(SimulatorError, match=r"changed: data\.seed was 14 and is 12; seed was 14 and is 12\. Its"):
+    with pytest.raises(
+        SimulatorError, match=r"changed: data\.seed was 14 and is 12; seed was 14 and is 12\. Its"
+    ):
         simulate(other, tmp_path / "copy", ONE, resume=True)
     (tmp_path / "copy" / MADE_OF).unlink()  # as in an earlier version
     with pytest.raises(SimulatorError, match="is of another bundle, seed or population"):
@@ -309,7 +363,9 @@ def test_resuming_needs_a_checkpoint_of_the_same_run(
     assert contents(tmp_path / "copy") == contents(whole)
 
 
-def test_a_new_run_in_an_old_folder_begins_anew(scenario: Scenario, whole: Path, line: Path, tmp_path: Path) -> None:
+def test_a_new_run_in_an_old_folder_begins_anew(
+    scenario: Scenario, whole: Path, line: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     simulate(make_scenario(tmp_path, line, 12, **(MESSY | {"seed": 12})), folder, ONE)
     simulate(scenario, folder, ONE)
@@ -327,14 +383,21 @@ def test_the_summary_adds_up(whole: Path) -> None:
     for kind in ("down", "up"):
         assert summary["bytes"][kind] == sum(row["bytes"][kind] for row in rows)
     for use in ("useful", "wasted"):
-        assert summary["device_seconds"][use] == pytest.approx(sum(row["device_seconds"][use] for row in rows))
+        assert summary["device_seconds"][use] == pytest.approx(
+            sum(row["device_seconds"][use] for row in rows)
+        )
     assert summary["reason"] == "8 rounds done"
     assert summary["metrics"] == committed[-1]["metrics"]
 
 
 def test_metrics_are_of_the_rounds_model_before_training(line: Path, tmp_path: Path) -> None:
-    """With an evaluation, the first round's is of the initial model; without, the metrics are training's."""
-    settings = {"plan__local__evaluate": True, "plan__stop__rounds": 2, "plan__local__batch_size": 0}
+    """With an evaluation, the first round's is of the initial model; without, the metrics are
+    training's."""
+    settings = {
+        "plan__local__evaluate": True,
+        "plan__stop__rounds": 2,
+        "plan__local__batch_size": 0,
+    }
     evaluated = done(simulate(make_scenario(tmp_path, line, 3, **settings), tmp_path / "a", ONE))
     first, _ = read_rows(evaluated.folder, ROUNDS)
     # All examples in one step: its loss is measured on the same model and data.
@@ -372,11 +435,16 @@ def test_the_test_set_is_measured_as_often_as_asked(line: Path, tmp_path: Path) 
 def test_a_model_that_is_no_use_any_more_ends_nothing(line: Path, tmp_path: Path) -> None:
     """Large updates are accepted; the test loss of what they make is beyond any number."""
     scenario = make_scenario(
-        tmp_path, line, 1, plan__stop__rounds=2, failures__corrupt=[{"share": 1.0, "kind": "scaled", "factor": 1e6}]
+        tmp_path,
+        line,
+        1,
+        plan__stop__rounds=2,
+        failures__corrupt=[{"share": 1.0, "kind": "scaled", "factor": 1e6}],
     )
     (tmp_path / "lines.py").write_text(
         "import numpy as np\n\ndef make(device, seed):\n    x = np.full((1, 3), 0.1, np.float32)\n"
-        "    return x, x[:, 0]\n\ndef test(seed):\n    x = np.full((4, 3), 1e18, np.float32)\n    return x, x[:, 0]\n"
+        "    return x, x[:, 0]\n\ndef test(seed):\n    x = np.full((4, 3), 1e18, np.float32)\n    "
+        "return x, x[:, 0]\n"
     )
     outcome = done(simulate(scenario, tmp_path / "run", ONE))
     assert outcome.summary["rounds"] == 2
@@ -385,7 +453,8 @@ def test_a_model_that_is_no_use_any_more_ends_nothing(line: Path, tmp_path: Path
 
 @pytest.fixture(scope="module")
 def keeping(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
-    """Devices keep a personal parameter, a row of state, the previous model, and what top-k leaves out."""
+    """Devices keep a personal parameter, a row of state, the previous model, and what top-k leaves
+    out."""
     folder = tmp_path_factory.mktemp("keeping")
     bundle = write_line_bundle(
         folder / "keeping.bundle", personal=True, state=True, references=["anchor", "previous"]
@@ -400,16 +469,24 @@ def kept_of(fleets: list[Fleet]) -> list[list[float] | None]:
     assert kept is not None
     assert kept.states is not None
     assert kept.residuals is not None
-    both = [(each.file, row) for each in (kept.states, kept.residuals) for row in each.of(list(range(12)))]
+    both = [
+        (each.file, row)
+        for each in (kept.states, kept.residuals)
+        for row in each.of(list(range(12)))
+    ]
     return [None if row == NO_ROW else file.read(row).tolist() for file, row in both]
 
 
-def test_what_devices_keep_is_the_same_on_two_processes_and_after_a_stop(keeping: Scenario, tmp_path: Path) -> None:
+def test_what_devices_keep_is_the_same_on_two_processes_and_after_a_stop(
+    keeping: Scenario, tmp_path: Path
+) -> None:
     fleets: list[Fleet] = []
     whole = done(simulate(keeping, tmp_path / "whole", ONE, progress=fleets.append)).folder
     kept = kept_of(fleets)
     assert sum(values is not None for values in kept) >= 10
-    two = done(simulate(keeping, tmp_path / "two", ONE._replace(workers=2), progress=fleets.append)).folder
+    two = done(
+        simulate(keeping, tmp_path / "two", ONE._replace(workers=2), progress=fleets.append)
+    ).folder
     assert contents(two) == contents(whole)
     assert kept_of(fleets) == kept
     stopped, outcome, times = tmp_path / "stopped", None, 0
@@ -421,7 +498,9 @@ def test_what_devices_keep_is_the_same_on_two_processes_and_after_a_stop(keeping
             ONE,
             resume=times > 0,
             progress=fleets.append,
-            should_stop=lambda begin=begin: any(fleet.history[-1]["how"] == "committed" for fleet in fleets[begin:]),  # type: ignore[misc]
+            should_stop=lambda begin=begin: any(
+                fleet.history[-1]["how"] == "committed" for fleet in fleets[begin:]
+            ),  # type: ignore[misc]
         )
         times += 1
         assert times < 20
@@ -438,7 +517,10 @@ def test_a_new_run_begins_with_devices_that_keep_nothing(keeping: Scenario, tmp_
 
 def test_auto_without_a_graph_for_many(scenario: Scenario) -> None:
     bundle = open_bundle(scenario.plan.bundle)
-    assert choose_backend(scenario, bundle, "auto") == ("bundle", "bundle line has no graphs/train_many.onnx")
+    assert choose_backend(scenario, bundle, "auto") == (
+        "bundle",
+        "bundle line has no graphs/train_many.onnx",
+    )
     with pytest.raises(SimulatorError, match=r"has no graphs/train_many\.onnx"):
         simulate(scenario, "nowhere", Options(backend="vectorized", workers=1))
     assert not Path("nowhere").exists()
@@ -451,7 +533,10 @@ SOFTMAX = virtual.SOFTMAX | {
 
 
 def events_but_change(folder: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "change"} for row in read_rows(folder, EVENTS)]
+    return [
+        {key: value for key, value in row.items() if key != "change"}
+        for row in read_rows(folder, EVENTS)
+    ]
 
 
 def test_many_devices_in_a_call_on_two_processes(softmax: Path, tmp_path: Path) -> None:
@@ -464,14 +549,17 @@ def test_many_devices_in_a_call_on_two_processes(softmax: Path, tmp_path: Path) 
     per_device = done(simulate(scenario, tmp_path / "bundle", options._replace(backend="bundle")))
     assert events_but_change(one.folder) == events_but_change(per_device.folder), "whatever trains"
     assert abs(one.model - per_device.model).max() < 1e-6
-    assert one.summary["test"]["accuracy"] == pytest.approx(per_device.summary["test"]["accuracy"], abs=0.02)
+    assert one.summary["test"]["accuracy"] == pytest.approx(
+        per_device.summary["test"]["accuracy"], abs=0.02
+    )
 
 
 @pytest.mark.parametrize("backend", ["bundle", "vectorized", "auto"])
 def test_a_run_with_parameters_in_another_memory(
     softmax: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: BackendChoice
 ) -> None:
-    """As on a GPU, with the CPU and memory of its own in the GPU's place. One process trains, as one GPU."""
+    """As on a GPU, with the CPU and memory of its own in the GPU's place. One process trains, as
+    one GPU."""
     monkeypatch.setitem(PROVIDERS, "cuda", Provider(CPU, {}, "cpu"))
     monkeypatch.setattr(choice, "ProcessPool", None)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
@@ -485,7 +573,10 @@ def test_a_run_with_parameters_in_another_memory(
     # A run that is resumed goes on where it was; this one finds that the GPU is gone.
     monkeypatch.setitem(PROVIDERS, "cuda", Provider("NoSuchExecutionProvider", {}, "cuda"))
     before = contents(found.folder)
-    with pytest.raises(SimulatorError, match="the provider 'cuda' is ONNX Runtime's NoSuchExecutionProvider, which is"):
+    with pytest.raises(
+        SimulatorError,
+        match="the provider 'cuda' is ONNX Runtime's NoSuchExecutionProvider, which is",
+    ):
         simulate(scenario, found.folder, resume=True)
     assert contents(found.folder) == before
 
@@ -505,14 +596,19 @@ def test_a_provider_that_cannot_be_used_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_began_before_there_were_providers_is_resumed_on_the_cpu(line: Path, tmp_path: Path) -> None:
+def test_a_run_that_began_before_there_were_providers_is_resumed_on_the_cpu(
+    line: Path, tmp_path: Path
+) -> None:
     scenario = make_scenario(tmp_path, line, 6)
     whole = done(simulate(scenario, tmp_path / "whole", ONE))
     prepare(scenario, tmp_path / "run", ONE, read_json(whole.folder / MADE_OF))
     kept = read_json(tmp_path / "run" / OPTIONS)
     assert kept.pop("provider") == "cpu"
     write_json(tmp_path / "run" / OPTIONS, kept)
-    assert done(simulate(scenario, tmp_path / "run", ONE, resume=True)).model.tobytes() == whole.model.tobytes()
+    assert (
+        done(simulate(scenario, tmp_path / "run", ONE, resume=True)).model.tobytes()
+        == whole.model.tobytes()
+    )
 
 
 def test_auto_says_what_it_took_and_why(softmax: Path, tmp_path: Path) -> None:
@@ -523,7 +619,9 @@ def test_auto_says_what_it_took_and_why(softmax: Path, tmp_path: Path) -> None:
     assert "ms a device" in outcome.summary["why"]
     found = read_checkpoint(outcome.folder)
     assert found is not None
-    assert found[1]["why"] == outcome.summary["why"], "a resumed run takes the same, whatever is faster then"
+    assert found[1]["why"] == outcome.summary["why"], (
+        "a resumed run takes the same, whatever is faster then"
+    )
     assert (outcome.folder / CHECKPOINT).exists()
 
 
@@ -551,7 +649,10 @@ def test_a_run_that_is_over_lets_go_of_its_fleet(line: Path, tmp_path: Path) -> 
     gc.disable()
     try:
         simulate(
-            make_scenario(tmp_path, line, 6), tmp_path / "run", ONE, progress=lambda fleet: left.append(ref(fleet))
+            make_scenario(tmp_path, line, 6),
+            tmp_path / "run",
+            ONE,
+            progress=lambda fleet: left.append(ref(fleet)),
         )
         assert [fleet() for fleet in left] == [None]
     finally:
@@ -567,7 +668,11 @@ ALIKE = {"kind": "synthetic", "alpha": 0.5, "beta": 0.5, "examples": 30}
     ids=["one block", "more devices than a block has", "of other sizes"],
 )
 def test_a_round_of_one_block_is_trained_here(
-    softmax: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], processes: int
+    softmax: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    processes: int,
 ) -> None:
     """Unless the options ask for more processes."""
     made: list[int] = []
@@ -579,7 +684,9 @@ def test_a_round_of_one_block_is_trained_here(
 
     monkeypatch.setattr(choice, "ProcessPool", Counted)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    scenario = make_scenario(tmp_path, softmax, 30, **(virtual.SOFTMAX | {"plan__round__goal": 8} | changes))
+    scenario = make_scenario(
+        tmp_path, softmax, 30, **(virtual.SOFTMAX | {"plan__round__goal": 8} | changes)
+    )
     first = done(simulate(scenario, tmp_path / "run", Options("vectorized")))
     assert sum(made) == processes
     second = done(simulate(scenario, tmp_path / "two", Options("vectorized", workers=2)))

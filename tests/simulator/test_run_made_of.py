@@ -12,7 +12,13 @@ import pytest
 from fleetlearn_simulator import Options, simulate
 from fleetlearn_simulator.__main__ import app
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.results.run_folder import CHECKPOINT, MADE_OF, SUMMARY, read_json, write_json
+from fleetlearn_simulator.results.run_folder import (
+    CHECKPOINT,
+    MADE_OF,
+    SUMMARY,
+    read_json,
+    write_json,
+)
 from fleetlearn_simulator.run import prepare_sweep, summary_alone
 from fleetlearn_simulator.scenario.scenario import Scenario, expand
 from line_bundle import write_line_bundle
@@ -20,7 +26,10 @@ from typer.testing import CliRunner
 from virtual import make_scenario, write_scenario
 
 ONE = Options(backend="bundle", workers=1, checkpoint=1)
-TRACED: dict[str, Any] = {"availability": {"kind": "trace", "file": "online.csv"}, "plan__stop__rounds": 4}
+TRACED: dict[str, Any] = {
+    "availability": {"kind": "trace", "file": "online.csv"},
+    "plan__stop__rounds": 4,
+}
 READING = """
 import numpy as np
 from helper import load
@@ -52,13 +61,18 @@ def reading(folder: Path, line: Path) -> Scenario:
     (folder / "reader.py").write_text(READING)
     (folder / "helper.py").write_text(HELPER)
     np.save(folder / "numbers.npy", np.ones((10, 3), np.float32))
-    return make_scenario(folder, line, 3, data={"kind": "function", "function": "reader:make"}, plan__stop__rounds=4)
+    return make_scenario(
+        folder, line, 3, data={"kind": "function", "function": "reader:make"}, plan__stop__rounds=4
+    )
 
 
 def begin(scenario: Scenario, folder: Path) -> None:
     """Run it until it has a checkpoint."""
     seen: list[Any] = []
-    assert simulate(scenario, folder, ONE, progress=seen.append, should_stop=lambda: len(seen) > 1) is None
+    assert (
+        simulate(scenario, folder, ONE, progress=seen.append, should_stop=lambda: len(seen) > 1)
+        is None
+    )
     assert (folder / CHECKPOINT).exists()
 
 
@@ -71,18 +85,25 @@ def refused(scenario: Scenario, folder: Path) -> str:
     return caught.value.text
 
 
-def test_another_trace_is_refused_and_the_same_one_elsewhere_is_not(line: Path, tmp_path: Path) -> None:
+def test_another_trace_is_refused_and_the_same_one_elsewhere_is_not(
+    line: Path, tmp_path: Path
+) -> None:
     scenario = traced(tmp_path, line)
     begin(scenario, tmp_path / "run")
     (tmp_path / "moved").mkdir()
     elsewhere = traced(tmp_path / "moved", line)
     (tmp_path / "online.csv").write_text("device,on,off\na,0,900000\nb,0,5\n")
     text = refused(Scenario.load(tmp_path / "scenario.toml"), tmp_path / "run")
-    assert "since this run, or its sweep, was begun, this has changed: availability.file online.csv. Its" in text
+    assert (
+        "since this run, or its sweep, was begun, this has changed: availability.file online.csv. "
+        "Its"
+    ) in text
     assert simulate(elsewhere, tmp_path / "run", ONE, resume=True) is not None
 
 
-def test_changed_code_and_changed_data_of_a_function_are_refused(line: Path, tmp_path: Path) -> None:
+def test_changed_code_and_changed_data_of_a_function_are_refused(
+    line: Path, tmp_path: Path
+) -> None:
     scenario = reading(tmp_path, line)
     begin(scenario, tmp_path / "run")
     (tmp_path / "unused.py").write_text("an = 1")
@@ -128,7 +149,9 @@ def test_another_bundle_is_refused_and_a_copy_is_not(line: Path, tmp_path: Path)
     assert simulate(traced(tmp_path, copy), tmp_path / "run", ONE, resume=True) is not None
 
 
-def test_a_sweep_stops_where_its_trace_was_changed_before_a_run_began(line: Path, tmp_path: Path) -> None:
+def test_a_sweep_stops_where_its_trace_was_changed_before_a_run_began(
+    line: Path, tmp_path: Path
+) -> None:
     """Its first run is done then, and its second has no checkpoint."""
     traced(tmp_path, line)
     path = write_scenario(tmp_path, line, 3, **TRACED, sweep={"seed": [1, 2]})
@@ -138,7 +161,10 @@ def test_a_sweep_stops_where_its_trace_was_changed_before_a_run_began(line: Path
     (tmp_path / "online.csv").write_text("device,on,off\na,0,800000\n")
     done = CliRunner().invoke(app, ["resume", str(tmp_path / "sweep")])
     assert done.exit_code == 1
-    assert f"{tmp_path / 'sweep' / second.name}: since this run, or its sweep, was begun, this has" in done.stderr
+    assert (
+        f"{tmp_path / 'sweep' / second.name}: since this run, or its sweep, was begun, this has"
+        in done.stderr
+    )
     assert "availability.file online.csv" in done.stderr
     assert not (tmp_path / "sweep" / second.name / SUMMARY).exists()
 
@@ -146,7 +172,9 @@ def test_a_sweep_stops_where_its_trace_was_changed_before_a_run_began(line: Path
 def test_a_measured_step_is_not_measured_again(line: Path, tmp_path: Path) -> None:
     scenario = traced(tmp_path, line, compute={"step_seconds": "measure"})
     prepare_sweep([scenario], tmp_path, ONE)
-    assert read_json(tmp_path / scenario.name / MADE_OF)["values"]["compute.step_seconds"] == "measure"
+    assert (
+        read_json(tmp_path / scenario.name / MADE_OF)["values"]["compute.step_seconds"] == "measure"
+    )
     begin(scenario, tmp_path / "run")
     kept = read_json(tmp_path / "run" / MADE_OF)
     assert kept["values"]["compute.step_seconds"] not in ("measure", 7.5)
@@ -163,6 +191,8 @@ def test_keys_of_a_later_version_are_not_compared(line: Path, tmp_path: Path) ->
     assert kept["values"].pop("failures.crash") == 0.0
     write_json(tmp_path / "run" / MADE_OF, kept)
     changed = msgspec.structs.replace(scenario.failures, crash=0.01)
-    outcome = simulate(msgspec.structs.replace(scenario, failures=changed), tmp_path / "run", ONE, resume=True)
+    outcome = simulate(
+        msgspec.structs.replace(scenario, failures=changed), tmp_path / "run", ONE, resume=True
+    )
     assert outcome is not None
     assert read_json(tmp_path / "run" / MADE_OF)["values"]["failures.crash"] == 0.01

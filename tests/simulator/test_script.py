@@ -1,4 +1,5 @@
-"""``simulate`` called by a script as the README shows it: at the top, without ``if __name__ == "__main__":``."""
+"""``simulate`` called by a script as the README shows it: at the top, without
+``if __name__ == "__main__":``."""
 
 from __future__ import annotations
 
@@ -27,10 +28,18 @@ def test_a_script_needs_no_main_guard(line: Path, tmp_path: Path, how: str) -> N
     script = tmp_path / "rehearse.py"
     script.write_text(SCRIPT)
     words = {"file": [str(script)], "module": ["-m", "rehearse"], "standard input": ["-"]}
-    path = os.pathsep.join([str(Path(line_bundle.__file__).parent), os.environ.get("PYTHONPATH", "")])  # for the data
+    # for the data
+    path = os.pathsep.join(
+        [str(Path(line_bundle.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    )
     with script.open() as text:
         done = subprocess.run(
-            [sys.executable, *words[how]], cwd=tmp_path, stdin=text, capture_output=True, text=True, timeout=120,
+            [sys.executable, *words[how]],
+            cwd=tmp_path,
+            stdin=text,
+            capture_output=True,
+            text=True,
+            timeout=120,
             env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
+        )
     assert (done.returncode, done.stdout, done.stderr) == (0, "begun\n2 rounds\n", "")

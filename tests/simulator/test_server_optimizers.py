@@ -1,4 +1,5 @@
-"""Each recipe's server optimizer on a model with BatchNorm, whose running statistics travel with it."""
+"""Each recipe's server optimizer on a model with BatchNorm, whose running statistics travel with
+it."""
 
 from __future__ import annotations
 
@@ -50,10 +51,12 @@ def normed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi"])
-def test_a_model_with_batch_norm_learns_by_each_server_optimizer(tmp_path: Path, normed: Path, recipe: str) -> None:
-    """The recipes' own server learning rates; 0.1 on the devices. In the order of the list 0.983, 0.969, 0.992, 0.981
-    and 0.978 were measured. Where the server optimizer moves the statistics too, it is 0.983, 0.875, 0.632, 0.543 and
-    0.532."""
+def test_a_model_with_batch_norm_learns_by_each_server_optimizer(
+    tmp_path: Path, normed: Path, recipe: str
+) -> None:
+    """The recipes' own server learning rates; 0.1 on the devices. In the order of the list 0.983,
+    0.969, 0.992, 0.981 and 0.978 were measured. Where the server optimizer moves the statistics
+    too, it is 0.983, 0.875, 0.632, 0.543 and 0.532."""
     path = write_scenario(
         tmp_path,
         normed,
@@ -70,7 +73,9 @@ def test_a_model_with_batch_norm_learns_by_each_server_optimizer(tmp_path: Path,
     runtime.load(run.model)
     found = evaluate_data(runtime, (data.x_test, data.y_test))
     accuracy = found.metric_sums["accuracy"] / found.examples
-    statistics = [row for row in open_bundle(normed).manifest.parameters if row.name.endswith("running_var")]
+    statistics = [
+        row for row in open_bundle(normed).manifest.parameters if row.name.endswith("running_var")
+    ]
     assert statistics
     assert all(np.all(run.model[row.offset : row.offset + row.shape[0]] > 0) for row in statistics)
     assert accuracy > 0.95

@@ -30,7 +30,9 @@ class Fleet:
 
     def check_in(self, *devices: str) -> list[Command]:
         return [
-            command for device in devices for command in self.carry_out(self.run.engine.check_in(device, None, 0.0))
+            command
+            for device in devices
+            for command in self.carry_out(self.run.engine.check_in(device, None, 0.0))
         ]
 
     def carry_out(self, commands: Iterable[Command], now: Clocks = NOW) -> list[Command]:
@@ -40,12 +42,17 @@ class Fleet:
             heard += self.run.commit(command, now) if isinstance(command, Commit) else [command]
         return heard
 
-    def save_update(self, lease: Assign, update: Vector, *, add: bool = True, **fields: Any) -> None:
-        """Spool the update and make it durable; ``add``: then add it. In the buffers' places the update says how far
-        they moved from the model's values now."""
+    def save_update(
+        self, lease: Assign, update: Vector, *, add: bool = True, **fields: Any
+    ) -> None:
+        """Spool the update and make it durable; ``add``: then add it. In the buffers' places the
+        update says how far they moved from the model's values now."""
         parts = {UPDATE: update}
         if places := self.run.bundle.manifest.buffers:
-            parts = {UPDATE: update.copy(), BUFFERS: gather(self.run.models.newest.model + update, places)}
+            parts = {
+                UPDATE: update.copy(),
+                BUFFERS: gather(self.run.models.newest.model + update, places),
+            }
             scatter(parts[UPDATE], places, 0.0)
         self.save_parts(lease, parts, **fields)
         if add:
@@ -55,7 +62,9 @@ class Fleet:
         """Spool all parts of a report and make them durable. Returns the report."""
         blobs = self.store.blobs
         spool_file = blobs.take_spool_file()
-        blobs.write_spool_file(spool_file, 0, b"".join(vector.tobytes() for vector in parts.values()))
+        blobs.write_spool_file(
+            spool_file, 0, b"".join(vector.tobytes() for vector in parts.values())
+        )
         described = tuple(FLOAT32.part(name, vector.tobytes()) for name, vector in parts.items())
         report = report_of(lease, parts[UPDATE], **({"parts": described} | fields))  # type: ignore[arg-type]
         largest = {name: float(np.abs(vector).max()) for name, vector in parts.items()}

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 
 class Classifier(nn.Module):
-    """Images (n, 3, 16, 16) -> 5 classes: convolutions with BatchNorm and dropout, then two layers of a head."""
+    """Images (n, 3, 16, 16) -> 5 classes: convolutions with BatchNorm and dropout, then two layers
+    of a head."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -31,7 +32,8 @@ class Classifier(nn.Module):
 
 
 def classifier(width: int = 16, seed: int = 0) -> Classifier:
-    """Return a model whose BatchNorms have seen data: their statistics, scales and shifts are not the initial ones."""
+    """Return a model whose BatchNorms have seen data: their statistics, scales and shifts are not
+    the initial ones."""
     torch.manual_seed(seed)
     model = Classifier(width)
     for module in model.modules():

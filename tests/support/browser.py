@@ -33,7 +33,9 @@ def chromium() -> str:
     """The browser's path. Skips the test where there is none."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
-        pytest.skip(f"no Chromium here (looked for {', '.join(NAMES)}; on Debian: apt-get install chromium)")
+        pytest.skip(
+            f"no Chromium here (looked for {', '.join(NAMES)}; on Debian: apt-get install chromium)"
+        )
     return found
 
 
@@ -51,7 +53,9 @@ def served(site: Site) -> Iterator[Site]:
 
 
 @contextmanager
-def browsing(profile: Path, *more_flags: str, webgpu: bool = False, **options: Any) -> Iterator[BrowserContext]:
+def browsing(
+    profile: Path, *more_flags: str, webgpu: bool = False, **options: Any
+) -> Iterator[BrowserContext]:
     """A browser with a profile of its own, driven by Playwright; it reaches this machine alone.
 
     Args:
@@ -63,11 +67,16 @@ def browsing(profile: Path, *more_flags: str, webgpu: bool = False, **options: A
         *FLAGS[1:-1],
         *more_flags,
         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
-        "--disable-features=SpareRendererForSitePerProcess",  # kill_tabs would kill the process of a tab to come
+        # kill_tabs would kill the process of a tab to come
+        "--disable-features=SpareRendererForSitePerProcess",
     ]
     if webgpu:
         flags.remove("--disable-gpu")
-        flags += ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan"]
+        flags += [
+            "--enable-unsafe-webgpu",
+            "--use-webgpu-adapter=swiftshader",
+            "--enable-features=Vulkan",
+        ]
     with sync_playwright() as playwright:
         started = playwright.chromium.launch_persistent_context(
             profile, executable_path=chromium(), args=flags, **options
@@ -79,7 +88,8 @@ def browsing(profile: Path, *more_flags: str, webgpu: bool = False, **options: A
 
 
 def tab_processes() -> list[psutil.Process]:
-    """The processes of the tabs of the browsers that this process started; a tab's workers are in its process."""
+    """The processes of the tabs of the browsers that this process started; a tab's workers are in
+    its process."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -104,8 +114,9 @@ def charts_of(page: Path) -> dict[str, Any]:
 
 
 def ask(page: Path, script: str, folder: Path) -> Any:
-    """Return what the JavaScript ``script``, the body of an async function, returns in the page. Errors of the script
-    and of the page fail the test. The script runs before the page's load event, and may not wait for anything."""
+    """Return what the JavaScript ``script``, the body of an async function, returns in the page.
+    Errors of the script and of the page fail the test. The script runs before the page's load
+    event, and may not wait for anything."""
     probe = """<script>
       const problems = [];
       addEventListener("error", event => problems.push(event.message));
@@ -123,7 +134,12 @@ def ask(page: Path, script: str, folder: Path) -> Any:
     text = page.read_text("utf-8").replace("<head>", f"<head>{probe}", 1)
     head, _, tail = text.rpartition("</body>")
     copy.write_text(f"{head}{finish}</body>{tail}", "utf-8")
-    command = [chromium(), *FLAGS, f"--user-data-dir={folder / 'profile'}", "--window-size=1280,2000"]
+    command = [
+        chromium(),
+        *FLAGS,
+        f"--user-data-dir={folder / 'profile'}",
+        "--window-size=1280,2000",
+    ]
     done = subprocess.run(
         [*command, "--dump-dom", copy.as_uri()],
         capture_output=True,

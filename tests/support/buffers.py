@@ -10,8 +10,8 @@ from fleetlearn_protocol.vector import Vector, gather, scatter
 
 
 def trained_model(parts: Mapping[str, Vector], model: Vector, manifest: Manifest) -> Vector:
-    """The device's model: the round's plus the update, with the buffers' values in their places, where the update has
-    zeros."""
+    """The device's model: the round's plus the update, with the buffers' values in their places,
+    where the update has zeros."""
     assert not gather(parts[UPDATE], manifest.buffers).any()
     trained: Vector = model + parts[UPDATE]
     if manifest.buffers:

@@ -1,4 +1,5 @@
-"""Training steps written out: by PyTorch's autograd and torch.optim, and by running a bundle's graph."""
+"""Training steps written out: by PyTorch's autograd and torch.optim, and by running a bundle's
+graph."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def pytorch_training(
     anchor: dict[str, torch.Tensor] | None = None,
     targets: int = 1,
 ) -> tuple[Arrays, list[float]]:
-    """SGD on loss + mu/2 * ||w - anchor||^2. Returns the model's arrays after it, and each step's loss alone."""
+    """SGD on loss + mu/2 * ||w - anchor||^2. Returns the model's arrays after it, and each step's
+    loss alone."""
     model = copy.deepcopy(model).train()
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     optimizer = torch.optim.SGD(trained.values(), lr=lr)
@@ -47,7 +49,8 @@ def pytorch_training(
 
 
 class Repeatable(nn.Module):
-    """A module whose random numbers in the k-th call come from the seed k, as a bundle's in the k-th step."""
+    """A module whose random numbers in the k-th call come from the seed k, as a bundle's in the
+    k-th step."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -65,8 +68,8 @@ class GraphTraining:
 
     parameters, state: name -> array as they are now; they begin as the bundle's.
     hyper: values; the manifest's defaults for the rest.
-    references: reference -> name -> array, for all that travels. Unless given ``anchor`` and ``previous`` are the
-        parameters at the beginning, ``correction`` is 0.
+    references: reference -> name -> array, for all that travels. Unless given ``anchor`` and
+        ``previous`` are the parameters at the beginning, ``correction`` is 0.
     seed: of the first step; each step adds 1.
     """
 
@@ -83,7 +86,9 @@ class GraphTraining:
         self.hyper = {row.name: row.default for row in self.manifest.hyper} | dict(hyper)
         self.references = {
             reference: {
-                row.name: np.zeros(row.shape, np.float32) if reference == "correction" else self.parameters[row.name]
+                row.name: np.zeros(row.shape, np.float32)
+                if reference == "correction"
+                else self.parameters[row.name]
                 for row in self.manifest.travelling
             }
             for reference in self.manifest.references
@@ -91,11 +96,17 @@ class GraphTraining:
         self.seed = seed
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1  # on a busy machine a second one waits more than it works
-        self.session = onnxruntime.InferenceSession(bundle.path / TRAIN, options, providers=["CPUExecutionProvider"])
+        self.session = onnxruntime.InferenceSession(
+            bundle.path / TRAIN, options, providers=["CPUExecutionProvider"]
+        )
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """Train on one batch. Returns the loss and the metrics, which the graph measures before the update."""
-        feed = {f"batch.{row.name}": np.asarray(array) for row, array in zip(self.manifest.batch, batch, strict=True)}
+        """Train on one batch. Returns the loss and the metrics, which the graph measures before the
+        update."""
+        feed = {
+            f"batch.{row.name}": np.asarray(array)
+            for row, array in zip(self.manifest.batch, batch, strict=True)
+        }
         feed |= {f"param.{name}": value for name, value in self.parameters.items()}
         feed |= {f"state.{name}": value for name, value in self.state.items()}
         feed |= {f"hyper.{name}": np.array(value, np.float32) for name, value in self.hyper.items()}
@@ -108,7 +119,10 @@ class GraphTraining:
         outputs = dict(zip(names, self.session.run(names, feed), strict=True))
         self.parameters = {name: outputs[f"next.param.{name}"] for name in self.parameters}
         self.state = {name: outputs[f"next.state.{name}"] for name in self.state}
-        return {name: float(outputs[name]) for name in ("loss", *(f"metric.{row}" for row in self.manifest.metrics))}
+        return {
+            name: float(outputs[name])
+            for name in ("loss", *(f"metric.{row}" for row in self.manifest.metrics))
+        }
 
 
 def bundle_training(
@@ -121,7 +135,8 @@ def bundle_training(
     hyper: Mapping[str, float] | None = None,
     seed: int = 0,
 ) -> tuple[Arrays, list[float]]:
-    """The same through graphs/train.onnx, fed by hand from the bundle's parameters and its initial state."""
+    """The same through graphs/train.onnx, fed by hand from the bundle's parameters and its initial
+    state."""
     given = {"lr": lr, **({"mu": mu} if bundle.manifest.step.proximal else {}), **(hyper or {})}
     training = GraphTraining(bundle, given, {"anchor": anchor} if anchor else None, seed)
     losses = [training.step(batch)["loss"] for batch in batches]
@@ -130,4 +145,7 @@ def bundle_training(
 
 def largest_difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
     """Over all of ``found``'s arrays."""
-    return max(float(np.abs(np.asarray(value) - np.asarray(expected[name])).max()) for name, value in found.items())
+    return max(
+        float(np.abs(np.asarray(value) - np.asarray(expected[name])).max())
+        for name, value in found.items()
+    )

@@ -18,5 +18,7 @@ def changed(case: Any, path: Path, train: bytes) -> Path:
     manifest = read_manifest((path / "manifest.json").read_bytes())
     files = manifest.files | {TRAIN: File(digest(train), len(train))}
     (path / TRAIN).write_bytes(train)
-    (path / "manifest.json").write_bytes(write_manifest(msgspec.structs.replace(manifest, files=files)))
+    (path / "manifest.json").write_bytes(
+        write_manifest(msgspec.structs.replace(manifest, files=files))
+    )
     return path

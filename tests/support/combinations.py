@@ -1,10 +1,11 @@
-"""Every combination of recipe, weighting, encoding, participation and model on devices whose losses are quadratics, and
-where each must end.
+"""Every combination of recipe, weighting, encoding, participation and model on devices whose losses
+are quadratics, and where each must end.
 
-A device's local steps are affine, y = A_k x + b_k. So the model at which a rule's updates cancel out is the solution of
-a small equation, found here in float64 with NumPy alone (``balance``). SCAFFOLD and FedDyn must end where the sum of
-the losses is least, whoever takes part. What chooses among updates, or averages over devices that come at random, is
-given devices that all want one model: it must find that one.
+A device's local steps are affine, y = A_k x + b_k. So the model at which a rule's updates cancel
+out is the solution of a small equation, found here in float64 with NumPy alone (``balance``).
+SCAFFOLD and FedDyn must end where the sum of the losses is least, whoever takes part. What chooses
+among updates, or averages over devices that come at random, is given devices that all want one
+model: it must find that one.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ APART = (
     Quadratic((2.0, 1.5), (2.5, 3.5), 6),
     Quadratic((0.5, 3.0), (4.0, 4.0), 2),
 )
-"""Four devices that want different models. In batches of two, they do 1, 2, 3 and 1 steps in a pass."""
+"""Four devices that want different models. In batches of two, they do 1, 2, 3 and 1 steps in a
+pass."""
 TOGETHER = tuple(device._replace(minimum=(2.0, 5.0)) for device in APART)
-"""The same devices with one minimum: what every rule must find, however it chooses among updates."""
+"""The same devices with one minimum: what every rule must find, however it chooses among
+updates."""
 START = (3.0, 4.0)
 LR, MU, EPOCHS, BATCH = 0.1, 0.2, 2, 2
 MOMENTUM = 0.1
@@ -64,14 +67,21 @@ ENCODINGS = ("float32", "float16", "int8", "int4", "topk-0.5")
 PARTICIPATIONS: Mapping[str, dict[str, Any]] = {
     "all": {"participation": "synchronous", "goal": 4, "over_selection": 1.0, "minimum": 4},
     "some": {"participation": "synchronous", "goal": 2, "over_selection": 1.0, "minimum": 2},
-    "carried": {"participation": "synchronous", "goal": 2, "over_selection": 2.0, "minimum": 2, "late": "carry"},
+    "carried": {
+        "participation": "synchronous",
+        "goal": 2,
+        "over_selection": 2.0,
+        "minimum": 2,
+        "late": "carry",
+    },
     "buffered": {"participation": "asynchronous", "goal": 2, "concurrency": 4},
     "single": {"participation": "asynchronous", "goal": 1, "concurrency": 4},
 }
 """Name -> the plan's [round]."""
 MODELS = ("plain", "buffers", "personal", "normalisation")
 ALGORITHMS = (*(name for name in RECIPES if name != "moon"), "scaffold-gradient")
-"""MOON is left out: what its term compares are features of a deep model, and nobody knows where it ends."""
+"""MOON is left out: what its term compares are features of a deep model, and nobody knows where it
+ends."""
 KRUMS = ("krum", "multi-krum", "bulyan")
 CORRECTED = ("scaffold", "scaffold-gradient", "feddyn")
 
@@ -82,9 +92,11 @@ def cells() -> Iterator[Cell]:
 
 
 class Net(nn.Module):
-    """Minima (n, 2) -> their distances to w, and those to ``own`` where there is such a personal parameter.
+    """Minima (n, 2) -> their distances to w, and those to ``own`` where there is such a personal
+    parameter.
 
-    BatchNorm measures the inputs, and its output counts 0 times: its statistics are known in closed form."""
+    BatchNorm measures the inputs, and its output counts 0 times: its statistics are known in closed
+    form."""
 
     def __init__(self, model: str, start: tuple[float, float] = START) -> None:
         super().__init__()
@@ -114,7 +126,10 @@ def bundle_of(folder: Path, recipe: str, model: str) -> Path:
     kind = "-".join(sorted(options))
     path = folder / f"{kind}-{model}.bundle"
     if not path.exists():
-        personal = {"personal": {"personal": ["own"]}, "normalisation": {"personal": "normalisation"}}.get(model, {})
+        personal = {
+            "personal": {"personal": ["own"]},
+            "normalisation": {"personal": "normalisation"},
+        }.get(model, {})
         example = torch.rand(4, 2), torch.rand(4, 2)
         cached_export(Net(model), loss, example, path, step=LocalStep(**options), **personal)
     return path
@@ -146,12 +161,13 @@ def plan_of(cell: Cell, rounds: int) -> dict[str, Any]:
         "plan__local": local,
         "plan__server": server,
         "plan__encoding": {"up": cell.encoding},
-        "plan__round": {"deadline": 1e4, "weighting": cell.weighting} | PARTICIPATIONS[cell.participation],
+        "plan__round": {"deadline": 1e4, "weighting": cell.weighting}
+        | PARTICIPATIONS[cell.participation],
         **({} if cell.participation in ("all", "some") else {"plan__staleness": {"max": 50}}),
         "plan__stop__rounds": rounds,
         "plan__seed": 1,
         "tiers": {"device": {"latency": 0.0, "download": 1e12, "upload": 1e12, "spread": 1.0}},
-    }  # fmt: skip
+    }
 
 
 class Steps(NamedTuple):
@@ -207,7 +223,9 @@ def target_of(cell: Cell, mu: float = 0.0) -> Point:
     place = balance(shares, maps)
     for _ in range(1000):  # shares times the losses at the place itself, q = 1
         # The personal parameter ends at its minimum, where its part of the loss is 0.
-        losses = [float(np.array(each.curvature) @ (place - each.minimum) ** 2 / 2) for each in APART]
+        losses = [
+            float(np.array(each.curvature) @ (place - each.minimum) ** 2 / 2) for each in APART
+        ]
         aim = balance([share * loss for share, loss in zip(shares, losses, strict=True)], maps)
         place = 0.9 * place + 0.1 * aim  # whole steps swing
     return place
@@ -290,7 +308,10 @@ def expected_refusals(cell: Cell) -> list[str]:
 def run(folder: Path, bundles: Path, cell: Cell, rounds: int) -> Ended:
     """Simulate a cell; with 0 rounds, only read its plan."""
     folder.mkdir(exist_ok=True)
-    devices, bundle = TOGETHER if needs_one_minimum(cell) else APART, bundle_of(bundles, cell.recipe, cell.model)
+    devices, bundle = (
+        TOGETHER if needs_one_minimum(cell) else APART,
+        bundle_of(bundles, cell.recipe, cell.model),
+    )
     opened = open_bundle(bundle)
     try:
         scenario = quadratics_scenario(folder, bundle, devices, **plan_of(cell, max(rounds, 1)))
@@ -303,7 +324,12 @@ def run(folder: Path, bundles: Path, cell: Cell, rounds: int) -> Ended:
             models.append(fleet.model.copy())
     if not rounds:
         return Ended()
-    causes = {cause for row in fleet.history for cause in row["causes"] if cause.startswith(("failed", "rejected"))}
+    causes = {
+        cause
+        for row in fleet.history
+        for cause in row["causes"]
+        if cause.startswith(("failed", "rejected"))
+    }
     assert not causes, causes
     found = [views(model, opened.manifest.travelling) for model in models]
     names = [row.name for row in opened.manifest.travelling if row.buffer and row.shape == (2,)]

@@ -79,7 +79,9 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-def kill_at(monkeypatch: pytest.MonkeyPatch, point: Any, turn: int, storage: MemoryStorage) -> Callable[[], bool]:
+def kill_at(
+    monkeypatch: pytest.MonkeyPatch, point: Any, turn: int, storage: MemoryStorage
+) -> Callable[[], bool]:
     """Let the coordinator die at this ``dying.Point``, the ``turn``-th time that it comes by.
     Returns whether it did."""
     original: Callable[..., Any] = getattr(point.owner, point.function)

@@ -23,9 +23,13 @@ SIZES = (3, 1, 5)
 
 
 def emitted(
-    function: Callable[..., Any], arrays: list[Tensor], names: list[str], formulas: Formulas = FORMULAS
+    function: Callable[..., Any],
+    arrays: list[Tensor],
+    names: list[str],
+    formulas: Formulas = FORMULAS,
 ) -> tuple[Emission, list[str]]:
-    """Trace the function with a free first axis of each array, and emit it. Returns it with its outputs' names."""
+    """Trace the function with a free first axis of each array, and emit it. Returns it with its
+    outputs' names."""
     outputs: list[str] = []
 
     def named(given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -36,7 +40,9 @@ def emitted(
 
     arguments = dict(zip(names, arrays, strict=True))
     rows = {name: 0 for name, value in arguments.items() if value.dim()}
-    module = without_complex_numbers(without_writes(trace(named, arguments, rows, decompositions(), formulas)))
+    module = without_complex_numbers(
+        without_writes(trace(named, arguments, rows, decompositions(), formulas))
+    )
     return emit(module, names, outputs, names[0]), outputs
 
 
@@ -48,16 +54,21 @@ def check_emission(
     tolerance: float = 1e-6,
     formulas: Formulas = FORMULAS,
 ) -> onnx.ModelProto:
-    """Emit ``function(*arrays, *fixed)`` and compare with PyTorch, for several numbers of examples. Returns the graph.
+    """Emit ``function(*arrays, *fixed)`` and compare with PyTorch, for several numbers of examples.
+    Returns the graph.
 
-    operator: must be among the emitted ones. arrays: have SIZES[0] examples on the first axis; more examples repeat
-        them. fixed: arrays of which no axis is free. tolerance: relative to each result's largest element.
+    operator: must be among the emitted ones. arrays: have SIZES[0] examples on the first axis; more
+        examples repeat them. fixed: arrays of which no axis is free. tolerance: relative to each
+        result's largest element.
     formulas: as for ``trace``.
     """
     names = [f"in{place}" for place in range(len(arrays))]
-    emission, outputs = emitted(lambda *given: function(*given, *fixed), list(arrays), names, formulas)
+    emission, outputs = emitted(
+        lambda *given: function(*given, *fixed), list(arrays), names, formulas
+    )
     assert operator is None or operator in {call.node.target for call in emission.calls}, (
-        f"{operator} is not in the traced graph, but {sorted({str(call.node.target) for call in emission.calls})}"
+        f"{operator} is not in the traced graph, but "
+        f"{sorted({str(call.node.target) for call in emission.calls})}"
     )
     model = emission.model
     model.ir_version = IR_VERSION
@@ -73,13 +84,18 @@ def check_emission(
             wanted = value.detach().numpy()
             assert got[name].dtype == wanted.dtype, f"{got[name].dtype} in place of {wanted.dtype}"
             assert got[name].shape == wanted.shape, f"{got[name].shape} in place of {wanted.shape}"
-            scale = np.abs(wanted[np.isfinite(wanted)]).max(initial=1e-30) if wanted.dtype.kind == "f" else 1
+            scale = (
+                np.abs(wanted[np.isfinite(wanted)]).max(initial=1e-30)
+                if wanted.dtype.kind == "f"
+                else 1
+            )
             np.testing.assert_allclose(got[name], wanted, rtol=0, atol=tolerance * scale)
     return model
 
 
 def gradient_of(function: Callable[..., Tensor], argument: int = 0) -> Callable[..., Tensor]:
-    """Return a function that computes the gradient of ``(function(...) * last argument).sum()`` by one argument.
+    """Return a function that computes the gradient of ``(function(...) * last argument).sum()`` by
+    one argument.
 
     The last argument is the gradient that arrives at the function's result.
     """

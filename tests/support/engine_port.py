@@ -1,4 +1,5 @@
-"""For tests of conversations: a port (conversation/port.py) of a real engine, with files in memory."""
+"""For tests of conversations: a port (conversation/port.py) of a real engine, with files in
+memory."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from fleetlearn_protocol.messages import CheckIn, Reply
 
 
 class SpoolInMemory:
-    """At most ``most`` files of at most ``size`` bytes, which are written from their beginning to their end."""
+    """At most ``most`` files of at most ``size`` bytes, which are written from their beginning to
+    their end."""
 
     def __init__(self, size: int, most: int = 10**9) -> None:
         self.files: dict[int, bytearray] = {}
@@ -37,8 +39,8 @@ class SpoolInMemory:
 
 
 class EnginePort:
-    """What of a port is the engine's alone. A subclass carries the engine's commands out (``carry_out``), and has
-    ``admit``, ``announce`` and ``save_update``."""
+    """What of a port is the engine's alone. A subclass carries the engine's commands out
+    (``carry_out``), and has ``admit``, ``announce`` and ``save_update``."""
 
     engine: Engine
     elements: int
@@ -85,7 +87,15 @@ class EnginePort:
         pass
 
     def progress(
-        self, device: str, task: str | None, what: str, amount: int, now: float, *, received: int = 0, sent: int = 0
+        self,
+        device: str,
+        task: str | None,
+        what: str,
+        amount: int,
+        now: float,
+        *,
+        received: int = 0,
+        sent: int = 0,
     ) -> None:
         self.engine.progress(device, task, what, amount, now)
 

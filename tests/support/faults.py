@@ -1,6 +1,8 @@
-"""For tests: processes whose calls on files fail, and whose clocks jump (faults.c, compiled by the system's compiler).
+"""For tests: processes whose calls on files fail, and whose clocks jump (faults.c, compiled by the
+system's compiler).
 
-A process that is started with ``Fault.env`` counts its calls on files below a folder, and the N-th of them fails.
+A process that is started with ``Fault.env`` counts its calls on files below a folder, and the N-th
+of them fails.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import pytest
 
 SOURCE = Path(__file__).with_name("faults.c")
 KINDS = {
-    "full": "a write is cut short, and from then on nothing is written or made: No space left on device",
+    "full": (
+        "a write is cut short, and from then on nothing is written or made: No space left on device"
+    ),
     "read-only": "from then on nothing can be changed: Read-only file system",
     "error": "one call fails, of reading, writing, opening, renaming, syncing: Input/output error",
 }
@@ -26,9 +30,14 @@ def compile_shim(folder: Path) -> Path:
     """Return the compiled faults.c. Skips the test where there is no Linux or no compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None or not Path("/proc/self/fd").is_dir():
-        pytest.skip("faults are put under files by a library that needs Linux and a C compiler (cc)")
+        pytest.skip(
+            "faults are put under files by a library that needs Linux and a C compiler (cc)"
+        )
     shim = folder / "faults.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", shim, SOURCE, "-ldl"], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", shim, SOURCE, "-ldl"],
+        check=True,
+    )
     return shim
 
 
@@ -46,8 +55,15 @@ class Fault(NamedTuple):
     """As ``Clocks`` writes it."""
 
     def env(self) -> dict[str, str]:
-        """Return the environment of a process to which it happens. The shim is in LD_PRELOAD of warm processes."""
-        values = {"BELOW": self.below, "KIND": self.kind, "NTH": self.nth, "LOG": self.log, "CLOCKS": self.clocks}
+        """Return the environment of a process to which it happens. The shim is in LD_PRELOAD of
+        warm processes."""
+        values = {
+            "BELOW": self.below,
+            "KIND": self.kind,
+            "NTH": self.nth,
+            "LOG": self.log,
+            "CLOCKS": self.clocks,
+        }
         return {f"FAULTS_{name}": str(value) for name, value in values.items() if value is not None}
 
 
@@ -58,7 +74,8 @@ def counted(log: Path) -> list[tuple[str, Path]]:
 
 
 class Clocks:
-    """The clocks of the processes that are started with this file: how many seconds they are ahead."""
+    """The clocks of the processes that are started with this file: how many seconds they are
+    ahead."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,11 +89,17 @@ class Clocks:
 
 
 DAMAGES: dict[str, float | tuple[float, int]] = {
-    "empty": 0.0, "first half": 0.5, "first 90 %": 0.9,
-    "a byte near its begin": (0.0, 20), "a byte in its first quarter": (0.25, 0), "a byte in its middle": (0.5, 1),
-    "a byte in its last quarter": (0.75, 2), "a byte near its end": (0.999, 0),
-}  # fmt: skip
-"""How much is left of the file, or which byte is changed: a share of the file, and bytes after that."""
+    "empty": 0.0,
+    "first half": 0.5,
+    "first 90 %": 0.9,
+    "a byte near its begin": (0.0, 20),
+    "a byte in its first quarter": (0.25, 0),
+    "a byte in its middle": (0.5, 1),
+    "a byte in its last quarter": (0.75, 2),
+    "a byte near its end": (0.999, 0),
+}
+"""How much is left of the file, or which byte is changed: a share of the file, and bytes after
+that."""
 
 
 def damage(path: Path, how: float | tuple[float, int]) -> None:

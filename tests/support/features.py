@@ -16,12 +16,18 @@ BYTES = 4 * 6
 
 
 class Encoded(nn.Module):
-    """Numbers (n, 10) -> 3 classes. The encoder's dropout does nothing while it is frozen; the head's does."""
+    """Numbers (n, 10) -> 3 classes. The encoder's dropout does nothing while it is frozen; the
+    head's does."""
 
     def __init__(self) -> None:
         super().__init__()
         self.encoder = nn.Sequential(
-            nn.Linear(10, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Dropout(0.3), nn.Linear(32, 6), nn.ReLU()
+            nn.Linear(10, 32),
+            nn.BatchNorm1d(32),
+            nn.Tanh(),
+            nn.Dropout(0.3),
+            nn.Linear(32, 6),
+            nn.ReLU(),
         )
         self.dropout = nn.Dropout(0.1)
         self.head = nn.Linear(6, 3)

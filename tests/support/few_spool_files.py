@@ -1,8 +1,10 @@
-"""Serve a plan with few spool files, so that a small fleet's sums are saved, too: as the command serve, for tests.
+"""Serve a plan with few spool files, so that a small fleet's sums are saved, too: as the command
+serve, for tests.
 
     python -m few_spool_files serve PLAN.toml --service SERVICE.toml
 
-With IN_THREAD in its environment, updates are added, saved and committed in another thread, as those of large models.
+With IN_THREAD in its environment, updates are added, saved and committed in another thread, as
+those of large models.
 """
 
 from __future__ import annotations

@@ -63,7 +63,9 @@ class Tab:
 
     def _ask(self, method: str, **parameters: Any) -> Any:
         self._last += 1
-        self._connection.send(json.dumps({"id": self._last, "method": method, "params": parameters}))
+        self._connection.send(
+            json.dumps({"id": self._last, "method": method, "params": parameters})
+        )
         while True:
             message = json.loads(self._connection.recv(60))
             if message.get("id") == self._last:
@@ -73,19 +75,35 @@ class Tab:
 
 @contextmanager
 def firefox(folder: Path) -> Iterator[Tab]:
-    """Firefox with a profile of its own in ``folder``, without a window. Skips the test where there is none."""
+    """Firefox with a profile of its own in ``folder``, without a window. Skips the test where there
+    is none."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
-        pytest.skip(f"no Firefox here (looked for {', '.join(NAMES)}; on Debian: apt-get install firefox-esr)")
+        pytest.skip(
+            f"no Firefox here (looked for {', '.join(NAMES)}; on Debian: apt-get install "
+            "firefox-esr)"
+        )
     profile, log = folder / "firefox", folder / "firefox.log"
     profile.mkdir(exist_ok=True)
-    lines = [f"user_pref({json.dumps(name)}, {json.dumps(value)});" for name, value in PREFERENCES.items()]
+    lines = [
+        f"user_pref({json.dumps(name)}, {json.dumps(value)});"
+        for name, value in PREFERENCES.items()
+    ]
     (profile / "user.js").write_text("\n".join(lines))
-    command = [program, "--headless", "--no-remote", "--profile", str(profile), "--remote-debugging-port=0"]
+    command = [
+        program,
+        "--headless",
+        "--no-remote",
+        "--profile",
+        str(profile),
+        "--remote-debugging-port=0",
+    ]
     with log.open("w") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
-        wait_for(lambda: LISTENING.search(log.read_text()) is not None, f"Firefox, which says {log}")
+        wait_for(
+            lambda: LISTENING.search(log.read_text()) is not None, f"Firefox, which says {log}"
+        )
         found = LISTENING.search(log.read_text())
         assert found
         with connect(f"{found[1]}/session", compression=None, max_size=None) as connection:

@@ -22,7 +22,10 @@ def graph(
     made = helper.make_graph(
         list(nodes),
         "graph",
-        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()],
+        [
+            helper.make_tensor_value_info(name, kind, shape)
+            for name, (kind, shape) in inputs.items()
+        ],
         [onnx.ValueInfoProto(name=name) for name in outputs],
         [onnx.numpy_helper.from_array(array, name) for name, array in (constants or {}).items()],
     )

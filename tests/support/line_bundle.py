@@ -1,7 +1,8 @@
-"""A bundle whose step is written out in ONNX, with any of what a bundle may have; and the same step in numpy.
+"""A bundle whose step is written out in ONNX, with any of what a bundle may have; and the same step
+in numpy.
 
-The model is y = x @ w + h on three features; ``seen`` counts the examples and takes no gradient. The loss is the mean
-of e^2 with e = x @ w + h - y, the metric the mean of \\|e\\|.
+The model is y = x @ w + h on three features; ``seen`` counts the examples and takes no gradient.
+The loss is the mean of e^2 with e = x @ w + h - y, the metric the mean of \\|e\\|.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ INITIAL: Tensors = {
     "seen": np.array(7, np.float32),
     "h": np.array(0.125, np.float32),
 }
-INITIAL_STATE: Tensors = {"m.w": np.array([0.1, 0.2, 0.3], np.float32), "t": np.array(3, np.float32)}
+INITIAL_STATE: Tensors = {
+    "m.w": np.array([0.1, 0.2, 0.3], np.float32),
+    "t": np.array(3, np.float32),
+}
 
 
 def write_line_bundle(
@@ -53,9 +57,10 @@ def write_line_bundle(
     needs: tuple[int, int] = (0, 0),
     optimizer: Literal["custom", "sgd"] = "custom",
 ) -> Bundle:
-    """``personal``: h stays on the device. ``state``: momentum of w, and a count of steps that outlives the task.
-    ``needs``: float32 zeros that the step makes for each example, and zeros that are a constant of its graph.
-    ``optimizer``: what the manifest says of the step; without state it is SGD's."""
+    """``personal``: h stays on the device. ``state``: momentum of w, and a count of steps that
+    outlives the task. ``needs``: float32 zeros that the step makes for each example, and zeros that
+    are a constant of its graph. ``optimizer``: what the manifest says of the step; without state it
+    is SGD's."""
     step = LocalStep(
         optimizer,
         proximal="anchor" in references,
@@ -70,12 +75,21 @@ def write_line_bundle(
     travelling = [row for row in parameters if not row.personal]
     states = (State("m.w", (3,), 0), State("t", (), 3, kept=True)) if state else ()
     rows = [*(f"param.{row.name}" for row in parameters), *(f"state.{row.name}" for row in states)]
-    shapes = {f"param.{row.name}": row.shape for row in parameters} | {f"state.{row.name}": row.shape for row in states}
+    shapes = {f"param.{row.name}": row.shape for row in parameters} | {
+        f"state.{row.name}": row.shape for row in states
+    }
     read = {f"{reference}.{row.name}": row.shape for reference in references for row in travelling}
     terms = [
         ("anchor", "d = Sub(param.w, anchor.w) pull = Mul(hyper.mu, d)", "pull"),
         ("correction", "", "correction.w"),
-        ("previous", "p = Sub(param.w, previous.w) half = Constant<value = float {0.5}>() push = Mul(half, p)", "push"),
+        (
+            "previous",
+            (
+                "p = Sub(param.w, previous.w) half = Constant<value = float {0.5}>() push = "
+                "Mul(half, p)"
+            ),
+            "push",
+        ),
     ]
     lines, gradient = [], "g"
     for reference, made, name in terms:
@@ -84,7 +98,10 @@ def write_line_bundle(
             gradient = f"with.{name}"
     if random:
         lines += [
-            "draw = Cast<to = 1>(seed) milli = Constant<value = float {0.001}>() noise = Mul(draw, milli)",
+            (
+                "draw = Cast<to = 1>(seed) milli = Constant<value = float {0.001}>() noise = "
+                "Mul(draw, milli)"
+            ),
             f"noisy = Add({gradient}, noise)",
         ]
         gradient = "noisy"
@@ -99,12 +116,17 @@ def write_line_bundle(
     if each:
         lines += [
             f"zeros.each = Constant<value_ints = [{each}]>() zeros.n = Shape(e)",
-            "zeros.shape = Concat<axis = 0>(zeros.n, zeros.each) zeros = ConstantOfShape(zeros.shape)",
+            (
+                "zeros.shape = Concat<axis = 0>(zeros.n, zeros.each) zeros = "
+                "ConstantOfShape(zeros.shape)"
+            ),
             f"zeros.sum = ReduceSum<keepdims = 0>(zeros) with.zeros = Add({gradient}, zeros.sum)",
         ]
         gradient = "with.zeros"
     if fixed:
-        lines += [f"zeros.sum = ReduceSum<keepdims = 0>(zeros) with.zeros = Add({gradient}, zeros.sum)"]
+        lines += [
+            f"zeros.sum = ReduceSum<keepdims = 0>(zeros) with.zeros = Add({gradient}, zeros.sum)"
+        ]
         gradient = "with.zeros"
     train = _graph(
         {**shapes, **read, "hyper.lr": (), "hyper.mu": ()},
@@ -150,7 +172,14 @@ def write_line_bundle(
         version=FORMAT_VERSION,
         name="line",
         parameters=tuple(
-            Parameter(row.name, row.shape, row.offset, row.buffer, row.personal, {"w": 4, "h": 16}.get(row.name))
+            Parameter(
+                row.name,
+                row.shape,
+                row.offset,
+                row.buffer,
+                row.personal,
+                {"w": 4, "h": 16}.get(row.name),
+            )
             for row in parameters
         ),
         batch=(Input("x", "float32", (3,)), Input("y", "float32", ())),
@@ -192,14 +221,23 @@ def _graph(
 
     def declared(rows: Mapping[str, tuple[int, ...]]) -> list[str]:
         return [
-            f"float[{','.join(map(str, shape))}] {name}" if shape else f"float {name}" for name, shape in rows.items()
+            f"float[{','.join(map(str, shape))}] {name}" if shape else f"float {name}"
+            for name, shape in rows.items()
         ]
 
-    given = [*declared(inputs), "float[N,3] batch.x", "float[N] batch.y", *(["int64 seed"] if random else [])]
+    given = [
+        *declared(inputs),
+        "float[N,3] batch.x",
+        "float[N] batch.y",
+        *(["int64 seed"] if random else []),
+    ]
     given += [f"float[{zeros}] zeros"] if zeros else []
     made = [*declared(outputs), *(["int64 examples"] if examples else [])]
     text = f"line ({', '.join(given)}) => ({', '.join(made)}) {{ {body} }}"
-    text = "".join("DOT" if here == "." and not text[place + 1].isdigit() else here for place, here in enumerate(text))
+    text = "".join(
+        "DOT" if here == "." and not text[place + 1].isdigit() else here
+        for place, here in enumerate(text)
+    )
     model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {text}')
     for row in (*model.graph.input, *model.graph.output):
         row.name = row.name.replace("DOT", ".")
@@ -208,7 +246,9 @@ def _graph(
             names[:] = [name.replace("DOT", ".") for name in names]
     if zeros:
         model.graph.input.pop()
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(zeros, np.float32), "zeros"))
+        model.graph.initializer.append(
+            onnx.numpy_helper.from_array(np.zeros(zeros, np.float32), "zeros")
+        )
     onnx.checker.check_model(model, full_check=True)
     return model.SerializeToString()
 
@@ -222,7 +262,8 @@ def line_step(
     seed: int | None = None,
     **references: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any], float]:
-    """The step in float64: the parameters and the state after it, and the loss. No ``seed``: not a random bundle."""
+    """The step in float64: the parameters and the state after it, and the loss. No ``seed``: not a
+    random bundle."""
     x, y = (np.asarray(array, np.float64) for array in batch)
     e = x @ now["w"] + now["h"] - y
     gradient = 2 * (e[:, None] * x).mean(0)
@@ -238,14 +279,20 @@ def line_step(
     if state:
         gradient = after["m.w"] = 0.9 * state["m.w"] + gradient
         after["t"] = state["t"] + 1
-    moved = {"w": now["w"] - lr * gradient, "seen": now["seen"] + len(y), "h": now["h"] - lr * 2 * e.mean()}
+    moved = {
+        "w": now["w"] - lr * gradient,
+        "seen": now["seen"] + len(y),
+        "h": now["h"] - lr * 2 * e.mean(),
+    }
     return moved, after, float((e**2).mean())
 
 
 def line_data(examples: int, seed: int = 5) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     random = np.random.default_rng(seed)
     x = random.standard_normal((examples, 3)).astype(np.float32)
-    return x, (x @ np.array([1.0, 2.0, -1.0]) + 0.5 + 0.1 * random.standard_normal(examples)).astype(np.float32)
+    return x, (
+        x @ np.array([1.0, 2.0, -1.0]) + 0.5 + 0.1 * random.standard_normal(examples)
+    ).astype(np.float32)
 
 
 def flat(tensors: Mapping[str, Any], table: Sequence[Parameter | State]) -> NDArray[np.float32]:

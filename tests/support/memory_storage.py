@@ -350,7 +350,9 @@ class MemoryBlobs(MemoryModels):
             end = min(begin + size, place + part_bytes)
             part = bytes(self._contents.spool[number][place:end])
             if len(part) != end - place:
-                text = f"{self.where_spool_file(number)} ends before its update's {begin + size} bytes"
+                text = (
+                    f"{self.where_spool_file(number)} ends before its update's {begin + size} bytes"
+                )
                 raise StoreError(Code.WRONG_LENGTH, text)
             yield memoryview(part)
 
@@ -372,7 +374,8 @@ class MemoryBlobs(MemoryModels):
     def save_aggregator(self, turn: int, tensors: Tensors) -> int:
         sums, content = self._contents.sums, b""
         assert sums is not None
-        for tensor in tensors.values():  # what was there is overwritten piece by piece, as a file is
+        # what was there is overwritten piece by piece, as a file is
+        for tensor in tensors.values():
             content += np.ascontiguousarray(tensor).tobytes()
             self._write_sum(turn, content)
         return checksum(content)
@@ -382,7 +385,9 @@ class MemoryBlobs(MemoryModels):
         assert sums is not None
         sums[turn] = content + sums.get(turn, b"")[len(content) :]
 
-    def load_aggregator(self, turn: int, like: Tensors, crc32: int | None) -> dict[str, NDArray[Any]]:
+    def load_aggregator(
+        self, turn: int, like: Tensors, crc32: int | None
+    ) -> dict[str, NDArray[Any]]:
         content, place = (self._contents.sums or {}).get(turn, b""), 0
         size = sum(each.nbytes for each in like.values())
         if len(content) < size:
@@ -468,7 +473,11 @@ class MemoryReader(Reads):
         ]
 
     def tasks(self, round: int) -> list[tuple[str, str, str]]:
-        return [(task, row.device, row.state) for task, row in sorted(self._tables.tasks.items()) if row.round == round]
+        return [
+            (task, row.device, row.state)
+            for task, row in sorted(self._tables.tasks.items())
+            if row.round == round
+        ]
 
     def measured_in_rounds(self, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
         found = {}
@@ -481,10 +490,16 @@ class MemoryReader(Reads):
 
     def evaluations(self) -> list[tuple[int, int, str, float, dict[str, Any]]]:
         return [
-            (number, row.version, row.outcome or "", row.closed, self._evaluation_summary(number, row.summary))
+            (
+                number,
+                row.version,
+                row.outcome or "",
+                row.closed,
+                self._evaluation_summary(number, row.summary),
+            )
             for number, row in sorted(self._tables.evaluations.items())
             if row.closed is not None
-        ]  # fmt: skip
+        ]
 
     def evaluations_of(self, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
         wanted = {*versions}
@@ -611,7 +626,9 @@ class MemoryLedger(Reads):
 
     def last_committed(self) -> dict[str, Any] | None:
         rounds = self._now().rounds
-        number = max((key for key, row in rounds.items() if row.outcome == "committed"), default=None)
+        number = max(
+            (key for key, row in rounds.items() if row.outcome == "committed"), default=None
+        )
         return None if number is None else self._summary(number, rounds[number].summary)
 
     def committed_rounds(self, most: int) -> list[tuple[int, dict[str, Any]]]:
@@ -665,7 +682,9 @@ class MemoryLedger(Reads):
     def _saved_report(self, task: str, row: TaskRow) -> SavedReport:
         report = read_json(read_report, row.report or b"", f"{self.where}: the report of {task}")
         weight = row.weight or 0
-        return SavedReport(task, row.device, report, weight, row.spool_file, row.staleness, row.round, row.norms)
+        return SavedReport(
+            task, row.device, report, weight, row.spool_file, row.staleness, row.round, row.norms
+        )
 
     def last_evaluation(self) -> LastEvaluation | None:
         tables = self._now()

@@ -1,4 +1,5 @@
-"""Emitted training steps of the zoo's models, and wrong functions in the place of the emitter's right ones."""
+"""Emitted training steps of the zoo's models, and wrong functions in the place of the emitter's
+right ones."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from zoo import Case
 
 aten = torch.ops.aten
 Wrong = Callable[..., Any]
-"""``wrong(right, graph, out, *args, **kwargs)`` writes an operator, with ``right`` the emitter's own function."""
+"""``wrong(right, graph, out, *args, **kwargs)`` writes an operator, with ``right`` the emitter's
+own function."""
 
 
 class TracedStep(NamedTuple):
@@ -44,15 +46,23 @@ class TracedStep(NamedTuple):
         return operator_inputs(self.step, batch, seed)
 
     def emitted(self) -> Emission:
-        emission = emit(self.module, list(self.traced.arguments), self.traced.outputs, next(iter(self.traced.rows)))
+        emission = emit(
+            self.module,
+            list(self.traced.arguments),
+            self.traced.outputs,
+            next(iter(self.traced.rows)),
+        )
         emission.model.ir_version = IR_VERSION
         emission.model.opset_import[0].version = OPSET
         return emission
 
 
 def traced_step(case: Case, examples: int = 4, table: Decompositions | None = None) -> TracedStep:
-    """Trace a step of plain SGD. ``table``: operator -> a function that is traced in its place, besides the usual."""
-    user = make_user_model(case.module, case.loss, case.batch(examples), case.metrics, None, case.targets)
+    """Trace a step of plain SGD. ``table``: operator -> a function that is traced in its place,
+    besides the usual."""
+    user = make_user_model(
+        case.module, case.loss, case.batch(examples), case.metrics, None, case.targets
+    )
     with training_mode(case.module):
         step = make_train_step(user, LocalStep())
         traced = trace_step(step, {**decompositions(), **(table or {})})
@@ -82,9 +92,15 @@ def all_scaled(right: Handler, graph: Emitter, out: Any, *args: Any, **kwargs: A
     """Multiply all results that are floating-point numbers by 1.01."""
     found = right(graph, out, *args, **kwargs)
     if isinstance(found, str):
-        return graph.node("Mul", found, graph.constant(1.01, out.dtype)) if out.is_floating_point() else found
+        return (
+            graph.node("Mul", found, graph.constant(1.01, out.dtype))
+            if out.is_floating_point()
+            else found
+        )
     return [
-        graph.node("Mul", name, graph.constant(1.01, value.dtype)) if name and value.is_floating_point() else name
+        graph.node("Mul", name, graph.constant(1.01, value.dtype))
+        if name and value.is_floating_point()
+        else name
         for name, value in zip(found, out, strict=True)
     ]
 
@@ -105,10 +121,13 @@ def swapped_strides(right: Handler, graph: Emitter, out: Any, *args: Any) -> Any
 
 
 def without_mean(right: Handler, graph: Emitter, out: Any, *args: Any) -> Any:
-    """Leave a term of BatchNorm's backward pass out: weight / deviation times the mean of the gradient."""
+    """Leave a term of BatchNorm's backward pass out: weight / deviation times the mean of the
+    gradient."""
     rows = list(right(graph, out, *args))
     x, weight, inverse = args[1], args[2], args[6]
-    total = rows[2] or graph.node("ReduceSum", args[0], graph.integers([0, *range(2, x.rank)]), keepdims=0)
+    total = rows[2] or graph.node(
+        "ReduceSum", args[0], graph.integers([0, *range(2, x.rank)]), keepdims=0
+    )
     mean = graph.node("Div", total, graph.count([x.shape[0], *x.shape[2:]]))
     term = graph.node("Mul", graph.node("Mul", weight, inverse), mean)
     rows[0] = graph.node("Add", rows[0], graph.reshaped(term, [x.shape[1], *[1] * (x.rank - 2)]))
@@ -116,7 +135,8 @@ def without_mean(right: Handler, graph: Emitter, out: Any, *args: Any) -> Any:
 
 
 def mutate(monkeypatch: Any, operator: Any, wrong: Wrong, number: int | None = None) -> None:
-    """Put a wrong function into the emitter's table. ``number``: for that call only, counted from 0."""
+    """Put a wrong function into the emitter's table. ``number``: for that call only, counted from
+    0."""
     right = OPERATORS[operator]
     calls = 0
 
@@ -138,11 +158,14 @@ def blind_objective(
     *,
     scale: torch.Tensor | None = None,
 ) -> BatchEvaluation:
-    """Do what ``Objective`` does, with the model's own tensors in the loss and the backward pass, and without hooks."""
+    """Do what ``Objective`` does, with the model's own tensors in the loss and the backward pass,
+    and without hooks."""
     leaves = {name: params[name].detach().requires_grad_() for name in objective.trained}
     arrays = {name: value.clone() for name, value in batch.items()}
     with torch.enable_grad():
-        outputs = torch.func.functional_call(objective.model, leaves, tuple(arrays[row] for row in objective.inputs))
+        outputs = torch.func.functional_call(
+            objective.model, leaves, tuple(arrays[row] for row in objective.inputs)
+        )
         loss = objective.loss(outputs, *(arrays[row] for row in objective.targets))
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     rows = zip(leaves.items(), found, strict=True)

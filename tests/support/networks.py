@@ -1,4 +1,5 @@
-"""For tests: networks as people have them, on loopback alone: names, addresses that never answer, proxies."""
+"""For tests: networks as people have them, on loopback alone: names, addresses that never answer,
+proxies."""
 
 from __future__ import annotations
 
@@ -11,8 +12,11 @@ from typing import Any
 import pytest
 
 
-def give_names(monkeypatch: pytest.MonkeyPatch, names: Mapping[str, Sequence[tuple[str, int | None]]]) -> list[str]:
-    """Let names be found: name -> (IP address, port, or None for the port that is asked for). Others are not found.
+def give_names(
+    monkeypatch: pytest.MonkeyPatch, names: Mapping[str, Sequence[tuple[str, int | None]]]
+) -> list[str]:
+    """Let names be found: name -> (IP address, port, or None for the port that is asked for).
+    Others are not found.
 
     Returns the names that are looked up, as they are.
     """
@@ -28,7 +32,9 @@ def give_names(monkeypatch: pytest.MonkeyPatch, names: Mapping[str, Sequence[tup
         for address, own in found:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             end = (0, 0) if family == socket.AF_INET6 else ()
-            rows.append((family, socket.SOCK_STREAM, 6, "", (address, port if own is None else own, *end)))
+            rows.append(
+                (family, socket.SOCK_STREAM, 6, "", (address, port if own is None else own, *end))
+            )
         return rows
 
     def missing() -> list[Any]:
@@ -41,7 +47,8 @@ def give_names(monkeypatch: pytest.MonkeyPatch, names: Mapping[str, Sequence[tup
 
 @contextmanager
 def black_hole(address: str = "127.0.0.1") -> Iterator[int]:
-    """Yield a port of this machine where no connection is ever answered: its queue is full, and stays so."""
+    """Yield a port of this machine where no connection is ever answered: its queue is full, and
+    stays so."""
     with ExitStack() as held:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listening = held.enter_context(socket.socket(family))
@@ -61,7 +68,8 @@ def black_hole(address: str = "127.0.0.1") -> Iterator[int]:
 
 
 class Proxy:
-    """An HTTP proxy on 127.0.0.1. It connects CONNECT requests to ``target``, whatever they ask for."""
+    """An HTTP proxy on 127.0.0.1. It connects CONNECT requests to ``target``, whatever they ask
+    for."""
 
     def __init__(self, target: int, answer: bytes) -> None:
         self.target, self.answer = target, answer
@@ -93,8 +101,11 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 @asynccontextmanager
-async def http_proxy(target: int = 9, answer: bytes = b"HTTP/1.1 200 OK\r\n\r\n") -> AsyncIterator[Proxy]:
-    """A proxy that leads to port ``target`` of this machine, or gives another answer than that it does."""
+async def http_proxy(
+    target: int = 9, answer: bytes = b"HTTP/1.1 200 OK\r\n\r\n"
+) -> AsyncIterator[Proxy]:
+    """A proxy that leads to port ``target`` of this machine, or gives another answer than that it
+    does."""
     proxy = Proxy(target, answer)
     async with await asyncio.start_server(proxy.serve, "127.0.0.1", 0) as server:
         proxy.port = server.sockets[0].getsockname()[1]

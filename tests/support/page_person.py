@@ -97,8 +97,14 @@ def axe_problems(page: Page) -> list[str]:
     """Return what axe finds wrong in the page as it is now, of any severity."""
     if not page.evaluate("'axe' in window"):
         page.evaluate((FOLDER / "node_modules" / "axe-core" / "axe.min.js").read_text("utf-8"))
-    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] }).then(result => result.violations)")
-    return [f"{row['impact']} {row['id']}: {node['target']} {node['html']}" for row in found for node in row["nodes"]]
+    found = page.evaluate(
+        "axe.run(document, { resultTypes: ['violations'] }).then(result => result.violations)"
+    )
+    return [
+        f"{row['impact']} {row['id']}: {node['target']} {node['html']}"
+        for row in found
+        for node in row["nodes"]
+    ]
 
 
 def fits(page: Page) -> bool:

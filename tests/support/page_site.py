@@ -19,8 +19,11 @@ from web_sdk import FOLDER, node, npm
 
 EXAMPLE = FOLDER / "page" / "test" / "status.json"
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self' wss: ws:; "
-    "worker-src 'self'; img-src 'self'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self' wss: ws:; "
+        "worker-src 'self'; img-src 'self'; style-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Embedder-Policy": "require-corp",
     "X-Content-Type-Options": "nosniff",
@@ -43,7 +46,9 @@ class PageSite(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, coordinator: str, status: Callable[[], Any] | None, folder: Path, port: int) -> None:
+    def __init__(
+        self, coordinator: str, status: Callable[[], Any] | None, folder: Path, port: int
+    ) -> None:
         super().__init__(("127.0.0.1", port), partial(Handler, directory=str(folder)))
         self.origin = f"http://127.0.0.1:{self.server_address[1]}"
         self.status = status
@@ -51,7 +56,10 @@ class PageSite(ThreadingHTTPServer):
             "coordinator": coordinator,
             "status": "status.json" if status else None,
             "title": "Handwritten digits",
-            "about": "Together we train a small model that reads handwritten digits. Nobody sees what you draw.",
+            "about": (
+                "Together we train a small model that reads handwritten digits. Nobody sees what "
+                "you draw."
+            ),
             "task": "digits",
         }
 
@@ -88,7 +96,11 @@ class Handler(SimpleHTTPRequestHandler):
 
 @contextmanager
 def page_site(
-    coordinator: str, status: Callable[[], Any] | None = None, *, folder: Path | None = None, port: int = 0
+    coordinator: str,
+    status: Callable[[], Any] | None = None,
+    *,
+    folder: Path | None = None,
+    port: int = 0,
 ) -> Iterator[PageSite]:
     """``folder``: of a built page; left out: the page as it is now. ``port`` 0: any."""
     site = PageSite(coordinator, status, folder or built_page(), port)
@@ -100,18 +112,29 @@ def public_status(data_dir: Path) -> dict[str, Any]:
     """What the coordinator's own page port says of a run."""
     status = status_of(data_dir)
     live: dict[str, Any] = {} if status is None else status.live
-    rounds = [] if status is None else [closed for closed in status.rounds if closed.outcome == "committed"]
+    rounds = (
+        []
+        if status is None
+        else [closed for closed in status.rounds if closed.outcome == "committed"]
+    )
     return {
-        "run": "test", "state": "running", "round": live.get("round", 0), "rounds": None,
-        "reports": live.get("accepted", 0), "goal": 1, "connected": live.get("connected", 0),
+        "run": "test",
+        "state": "running",
+        "round": live.get("round", 0),
+        "rounds": None,
+        "reports": live.get("accepted", 0),
+        "goal": 1,
+        "connected": live.get("connected", 0),
         "history": [
             {
-                "round": closed.number, "loss": closed.summary["metrics"].get("loss"),
-                "accuracy": closed.summary["metrics"].get("accuracy"), "devices": closed.summary["reports"],
+                "round": closed.number,
+                "loss": closed.summary["metrics"].get("loss"),
+                "accuracy": closed.summary["metrics"].get("accuracy"),
+                "devices": closed.summary["reports"],
             }
             for closed in rounds
         ],
-    }  # fmt: skip
+    }
 
 
 def write_service(folder: Path, port: int, site: PageSite) -> str:

@@ -1,4 +1,5 @@
-"""For tests: a coordinator in the test's own event loop, and a device that speaks the protocol by hand."""
+"""For tests: a coordinator in the test's own event loop, and a device that speaks the protocol by
+hand."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ PERSONAL = 1000
 
 
 def write_test_bundle(folder: Path, size: int = SIZE) -> Path:
-    """A bundle as the coordinator sees one: it runs no graph, so the graphs are bytes like any others."""
+    """A bundle as the coordinator sees one: it runs no graph, so the graphs are bytes like any
+    others."""
     vector = np.linspace(-1, 1, size, dtype=np.float32)
     contents = {
         TRAIN: b"train" * 50_000,
@@ -94,7 +96,9 @@ def write_personal_bundle(folder: Path) -> Path:
         Parameter("head", (PERSONAL,), begin, personal=True, infer_offset=4 + 4 * begin),
     )
     step = LocalStep(correction=True)
-    manifest = msgspec.structs.replace(bundle.manifest, parameters=rows, step=step, references=("correction",))
+    manifest = msgspec.structs.replace(
+        bundle.manifest, parameters=rows, step=step, references=("correction",)
+    )
     contents = {file: bundle.read(file) for file in bundle.manifest.files}
     contents[PARAMETERS] = save({"w": vector[:begin], "head": vector[begin:]})
     return write_bundle(folder, manifest, contents)
@@ -104,10 +108,23 @@ PlanMaker = Callable[..., Plan]
 
 
 def plan_text(bundle: Path, data_dir: Path | str, recipe: str = "fedavg", **settings: Any) -> str:
-    """A plan as TOML: ``round__goal=3`` for key goal of table round, and so on. None: the key is left out."""
-    lines = ['name = "test"', f'recipe = "{recipe}"', f'bundle = "{bundle}"', f'data_dir = "{data_dir}"']
+    """A plan as TOML: ``round__goal=3`` for key goal of table round, and so on. None: the key is
+    left out."""
+    lines = [
+        'name = "test"',
+        f'recipe = "{recipe}"',
+        f'bundle = "{bundle}"',
+        f'data_dir = "{data_dir}"',
+    ]
     tables: dict[str, dict[str, Any]] = {
-        "round": {"goal": 2, "over_selection": 1, "minimum": 1, "deadline": 30.0, "grace": 5.0, "gather": 0.05},
+        "round": {
+            "goal": 2,
+            "over_selection": 1,
+            "minimum": 1,
+            "deadline": 30.0,
+            "grace": 5.0,
+            "gather": 0.05,
+        },
         "stop": {"rounds": 1000},
     }
     for key, value in settings.items():
@@ -115,7 +132,9 @@ def plan_text(bundle: Path, data_dir: Path | str, recipe: str = "fedavg", **sett
         tables.setdefault(table, {})[name] = value
     for table, values in tables.items():
         lines.append(f"[{table}]")
-        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items() if value is not None]
+        lines += [
+            f"{name} = {json.dumps(value)}" for name, value in values.items() if value is not None
+        ]
     return "\n".join(lines)
 
 
@@ -176,9 +195,11 @@ class Peer:
                 received += chunk.payload
         return bytes(received)
 
-    async def upload(self, task: Task, update: Vector, /, buffers: Vector | None = None, **fields: Any) -> Any:
-        """Report, be granted, send everything; returns the coordinator's answer. ``buffers``: their values, where the
-        model has any."""
+    async def upload(
+        self, task: Task, update: Vector, /, buffers: Vector | None = None, **fields: Any
+    ) -> Any:
+        """Report, be granted, send everything; returns the coordinator's answer. ``buffers``: their
+        values, where the model has any."""
         if buffers is not None:
             rows = {"update": update, "buffers": buffers}
             fields["parts"] = tuple(FLOAT32.part(name, row.tobytes()) for name, row in rows.items())
@@ -204,7 +225,8 @@ class Peer:
 
 
 def report_of(task: Task, update: Vector, /, **fields: Any) -> Report:
-    """A report of the update; ``fields`` are what is to be otherwise, of its part or of the report."""
+    """A report of the update; ``fields`` are what is to be otherwise, of its part or of the
+    report."""
     otherwise = {name: fields.pop(name) for name in Part.__struct_fields__ if name in fields}
     part = msgspec.structs.replace(FLOAT32.part("update", update.tobytes()), **otherwise)
     values: dict[str, Any] = {
@@ -237,7 +259,10 @@ async def fleet(plan: Plan, **service: Any) -> Any:
 
         async def join(name: str, *, check_in: bool = True, held: Held | None = None) -> Peer:
             connection = await connect(
-                coordinator.host.address, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=None
+                coordinator.host.address,
+                subprotocols=[Subprotocol(PROTOCOL_NAME)],
+                compression=None,
+                max_size=None,
             )
             connections.append(connection)
             peer = Peer(name, connection)

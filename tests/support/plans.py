@@ -39,7 +39,11 @@ def manifest(
         outputs=(Input("scores", "float32", (3,)),),
         hyper=hyper,
         step=step or LocalStep("sgd", proximal=proximal),
-        references=("anchor", "correction", "previous") if step else ("anchor",) if proximal else (),
+        references=("anchor", "correction", "previous")
+        if step
+        else ("anchor",)
+        if proximal
+        else (),
         metrics=metrics,
         files={path: File("0" * 64, 1) for path in (TRAIN, EVAL, INFER, PARAMETERS)},
     )

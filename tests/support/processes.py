@@ -1,4 +1,5 @@
-"""For tests: coordinators and devices as real processes, ended by their ids whatever the test does."""
+"""For tests: coordinators and devices as real processes, ended by their ids whatever the test
+does."""
 
 from __future__ import annotations
 
@@ -31,14 +32,18 @@ class Processes:
     """The processes of one test. Each has its output in a log file of its name below ``folder``."""
 
     def __init__(self, folder: Path, warm: Path | None = None) -> None:
-        """``warm``: the socket of a ``warm_server``, if commands of fleetlearn, and scripts of the tests' that begin
-        them, are to be forks of its process."""
+        """``warm``: the socket of a ``warm_server``, if commands of fleetlearn, and scripts of the
+        tests' that begin them, are to be forks of its process."""
         self.folder, self.warm = folder, warm
         self.running: dict[str, Any] = {}
         """Name -> subprocess.Popen, or a Fork."""
 
     def start(
-        self, name: str, *command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        *command: str | Path,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> Any:
         log = self.folder / f"{name}.log"
         self.running[name] = self._start([str(part) for part in command], log, log, cwd, env)
@@ -47,7 +52,8 @@ class Processes:
     def command(
         self, *command: str | Path, cwd: Path | None = None, expected: int = 0
     ) -> subprocess.CompletedProcess[str]:
-        """A command of the coordinator's to its end: what it printed, and the status that is expected of it."""
+        """A command of the coordinator's to its end: what it printed, and the status that is
+        expected of it."""
         with tempfile.TemporaryDirectory() as folder:
             logs = Path(folder) / "output", Path(folder) / "errors"
             words = [sys.executable, "-m", "fleetlearn_coordinator", *map(str, command)]
@@ -61,7 +67,12 @@ class Processes:
         return done
 
     def _start(
-        self, words: list[str], output: Path, errors: Path, cwd: Path | None, env: Mapping[str, str] | None
+        self,
+        words: list[str],
+        output: Path,
+        errors: Path,
+        cwd: Path | None,
+        env: Mapping[str, str] | None,
     ) -> Any:
         rest = words[2:] if words[1] == "-m" else words[1:]
         output.touch()
@@ -76,21 +87,45 @@ class Processes:
                 env=dict(os.environ if env is None else env),
             )
         with output.open("ab") as out, errors.open("ab") as error:
-            return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=error, cwd=cwd, env=env)
+            return subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=out, stderr=error, cwd=cwd, env=env
+            )
 
-    def coordinator(self, plan: Path, *wrapper: str | Path, env: Mapping[str, str] | None = None) -> Any:
-        """``fleetlearn-coordinator serve``, or the same begun by a script of the test's; with its ``service_file``."""
+    def coordinator(
+        self, plan: Path, *wrapper: str | Path, env: Mapping[str, str] | None = None
+    ) -> Any:
+        """``fleetlearn-coordinator serve``, or the same begun by a script of the test's; with its
+        ``service_file``."""
         command = wrapper or ("-m", "fleetlearn_coordinator", "serve", plan)
-        return self.start("coordinator", sys.executable, *command, "--service", service_file(plan), env=env)
+        return self.start(
+            "coordinator", sys.executable, *command, "--service", service_file(plan), env=env
+        )
 
     def device(
-        self, name: str, url: str, data: Path, *wrapper: str | Path, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        url: str,
+        data: Path,
+        *wrapper: str | Path,
+        env: Mapping[str, str] | None = None,
     ) -> Any:
         """A device, or one begun by a script of the test's."""
         return self.start(
-            name, sys.executable, *(wrapper or ("-m", "fleetlearn_device")), "run", "--coordinator", url,
-            "--data", data, "--state", self.folder / f"{name}.state", "--name", name, "--until-finished", env=env,
-        )  # fmt: skip
+            name,
+            sys.executable,
+            *(wrapper or ("-m", "fleetlearn_device")),
+            "run",
+            "--coordinator",
+            url,
+            "--data",
+            data,
+            "--state",
+            self.folder / f"{name}.state",
+            "--name",
+            name,
+            "--until-finished",
+            env=env,
+        )
 
     def kill(self, name: str) -> None:
         process = self.running[name]
@@ -98,11 +133,14 @@ class Processes:
         process.wait()
 
     def wait(self, name: str, seconds: float = PATIENCE) -> int:
-        """Wait until a process ends. Returns its exit status. Fails with its output if that takes too long."""
+        """Wait until a process ends. Returns its exit status. Fails with its output if that takes
+        too long."""
         try:
             return self.running[name].wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{name} did not end within {seconds:.0f} s: {self.log(name)}") from None
+            raise AssertionError(
+                f"{name} did not end within {seconds:.0f} s: {self.log(name)}"
+            ) from None
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
@@ -125,7 +163,8 @@ def processes(folder: Path, warm: Path | None = None) -> Iterator[Processes]:
 
 
 def service_file(plan: Path, port: int | None = None) -> Path:
-    """The service file beside a plan. It is written if a port is given, or with any free port where there is none."""
+    """The service file beside a plan. It is written if a port is given, or with any free port where
+    there is none."""
     file = plan.with_name("service.toml")
     if port is not None or not file.exists():
         file.write_text(f"port = {port or 0}\n")
@@ -146,13 +185,16 @@ def status_of(data_dir: Path) -> Status | None:
     try:
         return read_status(data_dir)
     except Exception:
-        if (data_dir / "coordinator.sqlite3").exists() and (data_dir / "coordinator.sqlite3").stat().st_size > 100_000:
+        if (data_dir / "coordinator.sqlite3").exists() and (
+            data_dir / "coordinator.sqlite3"
+        ).stat().st_size > 100_000:
             raise
         return None
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now, below those that systems give to outgoing connections."""
+    """A TCP port of 127.0.0.1 that nobody listens on now, below those that systems give to outgoing
+    connections."""
     while True:
         port = random.randrange(15_000, 30_000)
         with socket.socket() as probe, suppress(OSError):

@@ -1,7 +1,8 @@
-"""Devices whose losses are quadratics, so that optimum and fixed points are known; and the bundle that they train.
+"""Devices whose losses are quadratics, so that optimum and fixed points are known; and the bundle
+that they train.
 
-A device's loss is the mean over its examples of a0/2 (w0 - b0)^2 + a1/2 (w1 - b1)^2. The default two devices have
-f1 = (w0 - 15)^2 / 2 + w1^2 and f2 = 2 (w0 + 12)^2 + 0.7 (w1 + 15)^2.
+A device's loss is the mean over its examples of a0/2 (w0 - b0)^2 + a1/2 (w1 - b1)^2. The default
+two devices have f1 = (w0 - 15)^2 / 2 + w1^2 and f2 = 2 (w0 + 12)^2 + 0.7 (w1 + 15)^2.
 """
 
 from __future__ import annotations
@@ -48,13 +49,16 @@ OPTIMUM = np.array([-6.6, -10.5 / 1.7])
 
 def optimum(devices: Sequence[Quadratic]) -> NDArray[np.floating]:
     """Return where the sum of the devices' losses is least."""
-    curvatures, minima = (np.array([getattr(row, name) for row in devices]) for name in ("curvature", "minimum"))
+    curvatures, minima = (
+        np.array([getattr(row, name) for row in devices]) for name in ("curvature", "minimum")
+    )
     found: NDArray[np.floating] = (curvatures * minima).sum(0) / curvatures.sum(0)
     return found
 
 
 def fedavg_fixed_point(devices: Sequence[Quadratic], lr: float, steps: int) -> NDArray[np.floating]:
-    """Return where FedAvg with equal weights stays: after K steps, y_k = b_k + (1 - lr a_k)^K (x - b_k)."""
+    """Return where FedAvg with equal weights stays: after K steps, y_k = b_k + (1 - lr a_k)^K (x -
+    b_k)."""
     pulls = np.array([1 - (1 - lr * np.array(row.curvature)) ** steps for row in devices])
     minima = np.array([row.minimum for row in devices])
     found: NDArray[np.floating] = (pulls * minima).sum(0) / pulls.sum(0)
@@ -77,7 +81,8 @@ def quadratic_loss(distances: Tensor, y: Tensor) -> Tensor:
 
 
 def quadratics_bundle(path: Path, step: LocalStep | None = None, **options: Any) -> Bundle:
-    """Export the model; the step is for every algorithm unless given. ``options``: of ``export_bundle``."""
+    """Export the model; the step is for every algorithm unless given. ``options``: of
+    ``export_bundle``."""
     step = step or LocalStep("sgd", proximal=True, correction=True)
     example = tuple(torch.from_numpy(array) for array in Quadratic((1, 2), (3, 4), 3).data.values())
     cached_export(Weights(), quadratic_loss, example, path, step=step, **options)
@@ -99,7 +104,9 @@ def make(device, seed):
 """
 
 
-def quadratics_scenario(folder: Path, bundle: Path, devices: Sequence[Quadratic], **settings: Any) -> Scenario:
+def quadratics_scenario(
+    folder: Path, bundle: Path, devices: Sequence[Quadratic], **settings: Any
+) -> Scenario:
     """A scenario of these devices; ``settings`` as ``make_scenario`` takes them."""
     data = {"kind": "function", "function": "quadratic_devices:make"}
     scenario = make_scenario(folder, bundle, len(devices), **({"data": data} | settings))

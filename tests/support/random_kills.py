@@ -1,7 +1,7 @@
 """For tests: a coordinator that is killed at random instants, and devices that live through it.
 
-Real processes and sockets; the devices are connections of the test, which send an update that follows from the task's
-name. So the model can be worked out from what the ledger says was accepted.
+Real processes and sockets; the devices are connections of the test, which send an update that
+follows from the task's name. So the model can be worked out from what the ledger says was accepted.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ LONGEST = 0.25
 
 
 def luck_of(task: str) -> float:
-    """Return a number from 0 to 1 that follows from the task's name without the run's: the same task of another run has
-    the same number."""
+    """Return a number from 0 to 1 that follows from the task's name without the run's: the same
+    task of another run has the same number."""
     return crc32(task.partition("-")[2].encode()) % 1000 / 1000
 
 
@@ -61,7 +61,8 @@ def update_for(task: str, size: int = SIZE) -> Vector:
 
 
 class Devices:
-    """Devices that take part until they are told to stop, through whatever deaths of their coordinator."""
+    """Devices that take part until they are told to stop, through whatever deaths of their
+    coordinator."""
 
     def __init__(
         self,
@@ -74,10 +75,17 @@ class Devices:
         restless: float = 0.0,
         luck: random.Random | None = None,
     ) -> None:
-        """``stated``: returns what a device says of itself. ``reported``: what the report of a task has, besides.
-        ``enrolments``: says who each device is. ``size``: of the model. ``restless``: the share of messages after which
-        a device breaks its connection, half of the time without its work; by ``luck``."""
-        self.url, self.names, self.stated, self.reported, self.over = url, list(names), stated, reported, False
+        """``stated``: returns what a device says of itself. ``reported``: what the report of a task
+        has, besides. ``enrolments``: says who each device is. ``size``: of the model. ``restless``:
+        the share of messages after which a device breaks its connection, half of the time without
+        its work; by ``luck``."""
+        self.url, self.names, self.stated, self.reported, self.over = (
+            url,
+            list(names),
+            stated,
+            reported,
+            False,
+        )
         self.enrolments, self.size, self.restless = enrolments or {}, size, restless
         self.luck = luck or random.Random(0)
         self.acknowledged: list[str] = []
@@ -100,7 +108,9 @@ class Devices:
                     if enrolment is not None:
                         enrolment.accepted()
                     peer = Peer(name, connection)
-                    await peer.check_in(None if held is None else Held(held.task, held.round), **self.stated(name))
+                    await peer.check_in(
+                        None if held is None else Held(held.task, held.round), **self.stated(name)
+                    )
                     if held is not None:
                         await self._report(peer, held)
                     while not self.over:
@@ -117,7 +127,9 @@ class Devices:
             await asyncio.sleep(pause)
 
     async def _report(self, peer: Peer, task: Task) -> None:
-        await peer.send(report_of(task, update_for(task.task, self.size), **self.reported(task.task)))
+        await peer.send(
+            report_of(task, update_for(task.task, self.size), **self.reported(task.task))
+        )
 
     async def _go_on(self, peer: Peer, held: Task | None, message: FromCoordinator) -> Task | None:
         """Answer a message. Returns the task whose update is not acknowledged."""
@@ -135,9 +147,11 @@ class Devices:
         return held
 
 
-async def kill_at_random(run: Processes, plan: Path, devices: Devices, luck: random.Random, kills: int = KILLS) -> int:
-    """Serve a plan to these devices, and kill its coordinator that many times; then stop it by SIGTERM. Returns how
-    many times it was killed: fewer if the run finished before."""
+async def kill_at_random(
+    run: Processes, plan: Path, devices: Devices, luck: random.Random, kills: int = KILLS
+) -> int:
+    """Serve a plan to these devices, and kill its coordinator that many times; then stop it by
+    SIGTERM. Returns how many times it was killed: fewer if the run finished before."""
     killed = 0
     async with asyncio.timeout(600), asyncio.TaskGroup() as group:
         for name in devices.names:
@@ -145,7 +159,8 @@ async def kill_at_random(run: Processes, plan: Path, devices: Devices, luck: ran
         for kill in range(kills + 1):
             process = run.coordinator(plan)
             devices.alive.clear()
-            if kill == kills or luck.random() < 0.8:  # the others are killed before they have said anything
+            # the others are killed before they have said anything
+            if kill == kills or luck.random() < 0.8:
                 while not devices.alive.is_set() and process.poll() is None:
                     await asyncio.sleep(0.01)
             await asyncio.sleep(luck.uniform(0, LONGEST))
@@ -167,10 +182,14 @@ def by_hand(
     weight: int = 1,
     reported: Callable[[str], dict[str, Any]] = lambda task: {},
 ) -> Vector:
-    """Return the model that these accepted updates make: (task, round, staleness). Each has this weight. ``reported``:
-    as for ``Devices``."""
+    """Return the model that these accepted updates make: (task, round, staleness). Each has this
+    weight. ``reported``: as for ``Devices``."""
     bundle = open_bundle(plan.bundle)
-    aggregator, optimizer, weighing = plan.aggregator(), plan.optimizer(bundle.manifest), plan.weighing(bundle.manifest)
+    aggregator, optimizer, weighing = (
+        plan.aggregator(),
+        plan.optimizer(bundle.manifest),
+        plan.weighing(bundle.manifest),
+    )
     model = bundle.parameters()[: bundle.manifest.size].copy()
     state, summary = optimizer.init(model), dict[str, Any]()
     for number in range(1, rounds + 1):
@@ -180,10 +199,14 @@ def by_hand(
                 update_for(task, len(model)),
                 {"steps": 5, "evaluation": Evaluation(10, 7.0), **reported(task)},
             )
-            norms = measure(ArrayUpdate(update), len(update)) if weighing.needs_norms else NOT_MEASURED
+            norms = (
+                measure(ArrayUpdate(update), len(update)) if weighing.needs_norms else NOT_MEASURED
+            )
             reports.append(Reported(weight, said["steps"], 0.5, norms).measured(said["evaluation"]))
             factor = plan.staleness_factor(staleness) * weighing.factor(reports[-1], level)
             aggregator.add(total, (update,), weight, float(np.abs(update).max()), factor)
-        model, state, _ = next_model(aggregator, total, optimizer, state, model, scale=weighing.scale(reports, level))
+        model, state, _ = next_model(
+            aggregator, total, optimizer, state, model, scale=weighing.scale(reports, level)
+        )
         summary = weighing.summary(reports, {}, level)
     return model

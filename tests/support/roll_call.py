@@ -78,7 +78,11 @@ class RollCallRecords:
             self.state["open"],
             [(task, device) for task, (device, state, _) in rows.items() if state == "asked"],
             [(task, device) for task, (device, state, _) in rows.items() if state == "answered"],
-            [(task, device, state) for task, (device, state, _) in rows.items() if state not in ("asked", "answered")],
+            [
+                (task, device, state)
+                for task, (device, state, _) in rows.items()
+                if state not in ("asked", "answered")
+            ],
             self.state["phase"],
             self.state["members"],
         )

@@ -71,7 +71,9 @@ def reports_of_rows(
     }
     return ReportColumns(
         weights=np.array(weights, np.int64),
-        largest={part: np.abs(array).max(axis=1).astype(np.float64) for part, array in arrays.items()},
+        largest={
+            part: np.abs(array).max(axis=1).astype(np.float64) for part, array in arrays.items()
+        },
         parts=columns,
         **(usual | more),
     )

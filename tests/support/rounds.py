@@ -10,10 +10,24 @@ from fleetlearn_simulator.fleet.running_tasks import RunningTask
 from fleetlearn_simulator.training.trained_devices import TrainedDevice, TrainedDevices, from_rows
 
 
-def running_task(device: int, ends: float, cause: str = "", corrupt: str = "", factor: float = 1.0) -> RunningTask:
+def running_task(
+    device: int, ends: float, cause: str = "", corrupt: str = "", factor: float = 1.0
+) -> RunningTask:
     name = f"d{device:08d}"
     return RunningTask(
-        ends, device, device, name, f"s-1-{device}", 3, 100 + device, 0.0, cause, None, corrupt, factor, 0
+        ends,
+        device,
+        device,
+        name,
+        f"s-1-{device}",
+        3,
+        100 + device,
+        0.0,
+        cause,
+        None,
+        corrupt,
+        factor,
+        0,
     )
 
 
@@ -21,7 +35,9 @@ def trained_device(update: Sequence[float], examples: int = 10, **more: Any) -> 
     vector = np.array(update, np.float32)
     largest = float(np.abs(vector).max(initial=0.0))
     usual: dict[str, Any] = {"metrics": {}, "complete": True, "loss": 0.5}
-    return TrainedDevice(update=vector, examples=examples, steps=1, seen=examples, largest=largest, **(usual | more))
+    return TrainedDevice(
+        update=vector, examples=examples, steps=1, seen=examples, largest=largest, **(usual | more)
+    )
 
 
 def trained_devices(*rows: TrainedDevice) -> TrainedDevices:

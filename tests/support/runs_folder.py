@@ -1,4 +1,5 @@
-"""A run's folder as the simulator writes it, made of whole cloth: for tests of what is made from it."""
+"""A run's folder as the simulator writes it, made of whole cloth: for tests of what is made from
+it."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def row(number: int, **values: Any) -> dict[str, Any]:
     return {"round": number, "how": "committed", "time": 60.0 * number, "seconds": 60.0} | values
 
 
-def write_rows(folder: Path, rows: list[dict[str, Any]], *, scenario: str = "", summary: Any = None) -> Path:
+def write_rows(
+    folder: Path, rows: list[dict[str, Any]], *, scenario: str = "", summary: Any = None
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows), "utf-8")
     if scenario:
@@ -53,8 +56,11 @@ def write_rows(folder: Path, rows: list[dict[str, Any]], *, scenario: str = "", 
     return folder
 
 
-def write_run(folder: Path, rounds: int, *, seed: int = 1, goal: int = 100, rate: float = 0.05) -> Path:
-    """A run with a bit of everything: some rounds are abandoned, a day's tide, causes, partial work, two tiers."""
+def write_run(
+    folder: Path, rounds: int, *, seed: int = 1, goal: int = 100, rate: float = 0.05
+) -> Path:
+    """A run with a bit of everything: some rounds are abandoned, a day's tide, causes, partial
+    work, two tiers."""
     random = Random(seed)
     rows, time = [], 0.0
     for number in range(rounds):
@@ -62,7 +68,11 @@ def write_run(folder: Path, rounds: int, *, seed: int = 1, goal: int = 100, rate
         time += seconds
         abandoned = random.random() < 0.02
         reports = goal // 4 if abandoned else goal
-        causes = {"train": random.randrange(goal // 4), "offline": random.randrange(goal // 8), "late": goal // 20}
+        causes = {
+            "train": random.randrange(goal // 4),
+            "offline": random.randrange(goal // 8),
+            "late": goal // 20,
+        }
         loss = 2.3 * exp(-rate * number) + 0.3 + 0.05 * random.random()
         train = {"loss": loss, "accuracy": 1 - loss / 3}
         fast = round(0.8 * reports)
@@ -78,7 +88,11 @@ def write_run(folder: Path, rounds: int, *, seed: int = 1, goal: int = 100, rate
                 train=train,
                 evaluation={key: value + 0.02 for key, value in train.items()},
                 metrics=train,
-                **({} if number % 2 or abandoned else {"test": {"loss": loss + 0.1, "accuracy": 0.95 - loss / 3}}),
+                **(
+                    {}
+                    if number % 2 or abandoned
+                    else {"test": {"loss": loss + 0.1, "accuracy": 0.95 - loss / 3}}
+                ),
                 dropped={"vanished": sum(causes.values()) - goal // 20, "late": goal // 20},
                 causes=causes,
                 assigned={"0": fast + goal // 5, "1": reports - fast + goal // 5},
@@ -89,5 +103,10 @@ def write_run(folder: Path, rounds: int, *, seed: int = 1, goal: int = 100, rate
             )
         )
     scenario = SCENARIO.format(name=folder.name, seed=seed, goal=goal, connected=2 * goal)
-    summary = {"reason": f"{rounds} rounds", "backend": "bundle", "why": "chosen", "devices": min(90 * rounds, 999_000)}
+    summary = {
+        "reason": f"{rounds} rounds",
+        "backend": "bundle",
+        "why": "chosen",
+        "devices": min(90 * rounds, 999_000),
+    }
     return write_rows(folder, rows, scenario=scenario, summary=summary)

@@ -70,12 +70,16 @@ class Line:
         assert isinstance(message, kind), f"{message!r:.300} came; expected {kind.__name__}"
         return message
 
-    async def check_in(self, *, heartbeat: float = 5.0, chunk_bytes: int = MAX_FRAME_BYTES - 16) -> CheckIn:
+    async def check_in(
+        self, *, heartbeat: float = 5.0, chunk_bytes: int = MAX_FRAME_BYTES - 16
+    ) -> CheckIn:
         check_in = await self.expect(CheckIn)
         await self.say(Welcome("scripted", heartbeat, chunk_bytes))
         return check_in
 
-    async def send_content(self, fetch: Fetch, *, chunk: int = 4096, stop_after: int | None = None) -> None:
+    async def send_content(
+        self, fetch: Fetch, *, chunk: int = 4096, stop_after: int | None = None
+    ) -> None:
         """Answer a fetch; ``stop_after`` bytes or more, go no further."""
         content, transfer = self.contents[fetch.sha256], 1 + list(self.contents).index(fetch.sha256)
         await self.say(Content(transfer, fetch.sha256, len(content), fetch.offset))
@@ -89,14 +93,17 @@ class Line:
             message = await self.hear()
             if isinstance(message, until):
                 return message
-            assert isinstance(message, Fetch), f"{message!r:.300} came; expected Fetch or {until.__name__}"
+            assert isinstance(message, Fetch), (
+                f"{message!r:.300} came; expected Fetch or {until.__name__}"
+            )
             self.fetches.append(message)
             await self.send_content(message)
 
     async def take_upload(
         self, report: Report, offset: int = 0, *, transfer: int = 7, bytes_: int | None = None
     ) -> bytes:
-        """Grant the upload and take its bytes: all of them and ``uploaded``, or the first ``bytes_`` or more."""
+        """Grant the upload and take its bytes: all of them and ``uploaded``, or the first
+        ``bytes_`` or more."""
         await self.say(Grant(report.task, transfer, offset))
         taken = bytearray()
         while offset + len(taken) < report.size:
@@ -111,7 +118,8 @@ class Line:
         return bytes(taken)
 
     async def accept(self, report: Report) -> bytes:
-        """Take the upload and accept it. Returns its bytes: the update's, and then the other parts'."""
+        """Take the upload and accept it. Returns its bytes: the update's, and then the other
+        parts'."""
         upload, begin = await self.take_upload(report), 0
         for part in report.parts:
             assert zlib.crc32(upload[begin : begin + part.size]) == part.crc32
@@ -205,7 +213,9 @@ class Served:
     def task(self, name: str = "t1", **changes: Any) -> Task:
         settings: dict[str, Any] = {
             "round": 1,
-            "parts": dict.fromkeys(["update", "buffers"] if self.bundle.manifest.buffers else ["update"], "float32"),
+            "parts": dict.fromkeys(
+                ["update", "buffers"] if self.bundle.manifest.buffers else ["update"], "float32"
+            ),
             "hyper": {"lr": 0.1, "mu": 0.01},
             "epochs": 2,
             "batch_size": 8,

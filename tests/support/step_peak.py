@@ -1,4 +1,5 @@
-"""The memory that a training step takes, measured in a process of its own, and as the export estimates it."""
+"""The memory that a training step takes, measured in a process of its own, and as the export
+estimates it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ print(1024 * int(status["VmHWM"].split()[0]))
 def measured(bundle: Bundle, batch: int) -> int:
     """Peak resident bytes of a process that trains on batches of this size."""
     command = [sys.executable, "-c", MEASURE, str(bundle.path), str(batch)]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
+    return int(
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    )
 
 
 def estimated(bundle: Bundle, batch: int) -> int:

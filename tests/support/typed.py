@@ -1,8 +1,10 @@
-"""For tests: what a Markdown page tells a reader to type, typed, and what it shows compared with what is printed.
+"""For tests: what a Markdown page tells a reader to type, typed, and what it shows compared with
+what is printed.
 
-A fenced block whose first line is ``# NAME.py`` or ``# NAME.toml`` is that file. A ``console`` block has commands after
-``$ ``, and under each what it prints; ``...`` stands for lines left out. Commands run in the page's order, in bash;
-one with ``&`` at its end runs beside those behind it, until ``wait``.
+A fenced block whose first line is ``# NAME.py`` or ``# NAME.toml`` is that file. A ``console``
+block has commands after ``$ ``, and under each what it prints; ``...`` stands for lines left out.
+Commands run in the page's order, in bash; one with ``&`` at its end runs beside those behind it,
+until ``wait``.
 
     # types all in the empty FOLDER, writes what is printed into PAGE
     python tests/support/typed.py PAGE FOLDER
@@ -47,7 +49,9 @@ def block(page: str, kind: str, word: str) -> str:
 def files(page: str) -> dict[str, str]:
     """The files that a page shows, by name."""
     blocks = (text for _, text in FENCED.findall(page))
-    return {found[1]: text for text in blocks if (found := re.match(r"# ([\w-]+\.(?:py|toml))\n", text))}
+    return {
+        found[1]: text for text in blocks if (found := re.match(r"# ([\w-]+\.(?:py|toml))\n", text))
+    }
 
 
 def sections(page: str) -> dict[str, list[Command]]:
@@ -77,7 +81,8 @@ def environment() -> dict[str, str]:
 
 
 def type_in(wanted: list[Command], folder: Path, port: int, check: Check) -> None:
-    """Run the commands in the folder. ``check`` gets each with what it printed, those beside others at their end."""
+    """Run the commands in the folder. ``check`` gets each with what it printed, those beside others
+    at their end."""
     path = environment()
     with processes(folder) as run:
         beside: dict[str, Command] = {}
@@ -104,13 +109,15 @@ def _wait(run: Processes, beside: Mapping[str, Command], check: Check) -> None:
 
 
 def assert_shown(command: Command, printed: str, status: int, folder: Path) -> None:
-    """Compare what the page shows with what was printed. Numbers, hashes, paths and the width of columns may differ."""
+    """Compare what the page shows with what was printed. Numbers, hashes, paths and the width of
+    columns may differ."""
     refused = command.shown.startswith("fleetlearn-")
     assert (status != 0) == refused, f"$ {command.text}\n{printed}\nexit status {status}"
     parts = re.split(r"^\.\.\.\n", command.shown, flags=re.MULTILINE)
     wanted = ".*".join(re.escape(plain(part, folder)) for part in parts)
     assert re.fullmatch(wanted, plain(printed, folder)), (
-        f"$ {command.text}\n{printed}\nThe page shows (see {Path(__file__).name} for how to renew it):\n{command.shown}"
+        f"$ {command.text}\n{printed}\nThe page shows (see {Path(__file__).name} for how to renew "
+        f"it):\n{command.shown}"
     )
 
 
@@ -119,7 +126,8 @@ def plain(text: str, folder: Path) -> str:
 
 
 def _without_numbers(text: str) -> str:
-    """Nor spaces, lines of tables, the name of torch's build. Numbers go first: what follows could be part of them."""
+    """Nor spaces, lines of tables, the name of torch's build. Numbers go first: what follows could
+    be part of them."""
     text = re.sub(r"\+(cpu|cu[0-9]+)\b", "", text)
     text = re.sub(r"\w{8}(-\w{4}){3}-\w{12}", "0", text)
     text = re.sub(r"[0-9a-f]*[0-9][0-9a-f]*", "0", text)
@@ -127,12 +135,15 @@ def _without_numbers(text: str) -> str:
 
 
 def renewed(shown: str, printed: str, folder: Path) -> str:
-    """What was printed; of what the page leaves lines out of, the first lines like those that it shows."""
+    """What was printed; of what the page leaves lines out of, the first lines like those that it
+    shows."""
     lines = [line.rstrip() for line in printed.replace(str(folder), HOME).splitlines()]
     if "...\n" in shown:
         rest = iter(lines)
         lines = [
-            line if line == "..." else next(row for row in rest if plain(row, folder) == plain(line, folder))
+            line
+            if line == "..."
+            else next(row for row in rest if plain(row, folder) == plain(line, folder))
             for line in shown.splitlines()
         ]
     return "".join(f"{line}\n" for line in lines)
@@ -147,7 +158,9 @@ def retype(page: Path, folder: Path) -> None:
         nonlocal text
         before = f"\n$ {command.text}\n{command.shown}"
         assert text.count(before) == 1, before
-        text = text.replace(before, f"\n$ {command.text}\n{renewed(command.shown, printed, folder)}")
+        text = text.replace(
+            before, f"\n$ {command.text}\n{renewed(command.shown, printed, folder)}"
+        )
 
     type_in(commands(text), folder, int(PORT), put)
     page.write_text(text)

@@ -1,7 +1,8 @@
-"""For tests: small scenarios on a bundle written out by hand, whose times can be worked out by heart; and their runs.
+"""For tests: small scenarios on a bundle written out by hand, whose times can be worked out by
+heart; and their runs.
 
-Device k has k + 1 batches of 10 examples. A step takes 10 seconds and transfers take none, so that an epoch on device
-k takes 10 (k + 1) seconds.
+Device k has k + 1 batches of 10 examples. A step takes 10 seconds and transfers take none, so that
+an epoch on device k takes 10 (k + 1) seconds.
 """
 
 from __future__ import annotations
@@ -41,12 +42,20 @@ def make(device, seed):
 """
 Row = dict[str, Any]
 SOFTMAX: Row = {
-    "data": {"kind": "synthetic", "alpha": 0.5, "beta": 0.5, "examples": 7, "power": 1.5, "largest": 60},
+    "data": {
+        "kind": "synthetic",
+        "alpha": 0.5,
+        "beta": 0.5,
+        "examples": 7,
+        "power": 1.5,
+        "largest": 60,
+    },
     "plan__recipe": "fedprox",
     "plan__local": {"epochs": 2, "batch_size": 10, "lr": 0.01, "mu": 0.1},
     "failures": {"stragglers": 0.3, "train": 0.001},
 }
-"""Settings of ``write_scenario`` for a softmax regression on devices of different sizes, some of which straggle."""
+"""Settings of ``write_scenario`` for a softmax regression on devices of different sizes, some of
+which straggle."""
 
 
 class Driven(NamedTuple):
@@ -72,7 +81,8 @@ class Driven(NamedTuple):
 
 
 def write_scenario(folder: Path, bundle: Path, size: int, **settings: Any) -> Path:
-    """A scenario file; ``plan__round__goal=3`` for key goal of table plan.round, and so on; a dict replaces a table."""
+    """A scenario file; ``plan__round__goal=3`` for key goal of table plan.round, and so on; a dict
+    replaces a table."""
     (folder / "lines.py").write_text(MODULE)
     tables: Row = {
         "population": {"size": size, "connected": size},
@@ -104,17 +114,28 @@ def make_scenario(folder: Path, bundle: Path, size: int, **settings: Any) -> Sce
 
 
 def make_fleet(
-    scenario: Scenario, note: Callable[[Sequence[Any]], None] = lambda rows: None, backend: type[PerDevice] = PerDevice
+    scenario: Scenario,
+    note: Callable[[Sequence[Any]], None] = lambda rows: None,
+    backend: type[PerDevice] = PerDevice,
 ) -> Fleet:
-    """A fleet that trains in this process, device after device unless another back end is given. What its devices
-    keep is in a folder that ends with it."""
+    """A fleet that trains in this process, device after device unless another back end is given.
+    What its devices keep is in a folder that ends with it."""
     bundle: Bundle = open_bundle(scenario.plan.bundle)
     task = local_settings(scenario.plan, bundle)
     source = source_of(scenario, bundle)
     folder = TemporaryDirectory(prefix="fleetlearn-")
     files = row_files(Path(folder.name), bundle.manifest, task.algorithm)
     residuals = residual_file(Path(folder.name), bundle.manifest, scenario.plan.encoding.up)
-    fleet = Fleet(scenario, bundle, source, backend(bundle, task, source, kept=files), task, note, files, residuals)
+    fleet = Fleet(
+        scenario,
+        bundle,
+        source,
+        backend(bundle, task, source, kept=files),
+        task,
+        note,
+        files,
+        residuals,
+    )
     finalize(fleet, folder.cleanup)
     return fleet
 
@@ -130,7 +151,8 @@ def drive(scenario: Scenario, most: int = 100_000, backend: type[PerDevice] = Pe
 
 
 def by_lines(model: Any, device: int, steps: int, lr: float, seed: int = 0) -> Any:
-    """Return the model after this many full-batch steps of the line's bundle on a device's data, in float64."""
+    """Return the model after this many full-batch steps of the line's bundle on a device's data, in
+    float64."""
     now: Row = {"w": model[:3], "seen": model[3], "h": model[4]}
     for _ in range(steps):
         now, _, _ = line_step(now, {}, line_data(10 * (device + 1), seed=1000 * seed + device), lr)
@@ -173,7 +195,9 @@ def simulate_in_parts(scenario: Scenario, folder: Path) -> Outcome:
             folder,
             Options(backend="bundle", workers=1, checkpoint=1),
             resume=times > 0,
-            progress=lambda fleet, seen=seen: seen.append(1) if fleet.history[-1]["how"] == "committed" else None,  # type: ignore[misc]
+            progress=lambda fleet, seen=seen: (
+                seen.append(1) if fleet.history[-1]["how"] == "committed" else None
+            ),  # type: ignore[misc]
             should_stop=lambda seen=seen: bool(seen),  # type: ignore[misc]
         )
         times += 1

@@ -1,10 +1,11 @@
-"""For tests: processes that are forks of one that has imported everything. They start in 20 ms instead of 2 s.
+"""For tests: processes that are forks of one that has imported everything. They start in 20 ms
+instead of 2 s.
 
     python warm_processes.py SOCKET MODULE...
 
-serves a Unix socket. Each connection is one process: it sends the command as a line of JSON, and is told the process's
-id and later its exit status. ``Processes`` starts each ``python -m PACKAGE`` of PACKAGES so, and each script of the
-tests'; the rest as usual.
+serves a Unix socket. Each connection is one process: it sends the command as a line of JSON, and is
+told the process's id and later its exit status. ``Processes`` starts each ``python -m PACKAGE`` of
+PACKAGES so, and each script of the tests'; the rest as usual.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 PACKAGES = ("fleetlearn_coordinator", "fleetlearn_device", "few_spool_files")
-MODULES = ("fleetlearn_coordinator.__main__", "fleetlearn_device.__main__", "fleetlearn_device.device", "onnxruntime")
+MODULES = (
+    "fleetlearn_coordinator.__main__",
+    "fleetlearn_device.__main__",
+    "fleetlearn_device.device",
+    "onnxruntime",
+)
 WIDTH = 16
 """Bytes of a number on the socket."""
 
@@ -67,7 +73,9 @@ def answer(connection: socket.socket) -> NoReturn:
     os._exit(0)
 
 
-def become(program: str, arguments: list[str], logs: list[str], folder: str, env: dict[str, str]) -> NoReturn:
+def become(
+    program: str, arguments: list[str], logs: list[str], folder: str, env: dict[str, str]
+) -> NoReturn:
     """Do what ``python -m program`` does, or ``python program`` where that is a script's path.
 
     logs: the files, which exist, that get the standard output and the standard error."""
@@ -138,7 +146,8 @@ class Fork:
 
 @contextmanager
 def warm_server(folder: Path, preload: Path | None = None) -> Iterator[Path]:
-    """Start the process that is forked from. ``preload``: a library that is loaded before libc. Yields its socket."""
+    """Start the process that is forked from. ``preload``: a library that is loaded before libc.
+    Yields its socket."""
     address = folder / "socket"
     env = os.environ | ({} if preload is None else {"LD_PRELOAD": str(preload)})
     command = [sys.executable, __file__, str(address), *MODULES]

@@ -1,5 +1,5 @@
-"""For tests: a page with a device of the SDK for browsers, served to a browser, and what stands between it and its
-coordinator."""
+"""For tests: a page with a device of the SDK for browsers, served to a browser, and what stands
+between it and its coordinator."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class Site(ThreadingHTTPServer):
         return {line.split(" as ")[1] for line in self.lines if line.startswith("checked in")}
 
     def wait_for_line(self, part: str, count: int = 1) -> None:
-        wait_for(lambda: sum(part in line for line in self.lines) >= count, f"{part!r} of {self.lines}")
+        wait_for(
+            lambda: sum(part in line for line in self.lines) >= count, f"{part!r} of {self.lines}"
+        )
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -98,8 +100,8 @@ class Relay:
         self._over = asyncio.Event()
 
     def hold(self, kind: str, round: int = 0) -> None:
-        """Hold up the next frame of this kind (a message's type, ``chunk-down``, ``chunk-up``), from this round on, and
-        all behind it in its direction."""
+        """Hold up the next frame of this kind (a message's type, ``chunk-down``, ``chunk-up``),
+        from this round on, and all behind it in its direction."""
         self.held.clear()
         self._wanted = (kind, round)
 
@@ -141,7 +143,9 @@ class Relay:
         offered = device.request.headers["Sec-WebSocket-Protocol"].split(",")
         protocols = [Subprotocol(name.strip()) for name in offered]
         with suppress(OSError, WebSocketException):
-            async with connect(self.target, subprotocols=protocols, compression=None, max_size=None) as coordinator:
+            async with connect(
+                self.target, subprotocols=protocols, compression=None, max_size=None
+            ) as coordinator:
                 jobs = [
                     self._pass_on(device, coordinator, "up"),
                     self._pass_on(coordinator, device, "down"),
@@ -156,7 +160,10 @@ class Relay:
         device.transport.abort()
 
     async def _pass_on(
-        self, source: ServerConnection | ClientConnection, target: ServerConnection | ClientConnection, way: str
+        self,
+        source: ServerConnection | ClientConnection,
+        target: ServerConnection | ClientConnection,
+        way: str,
     ) -> None:
         with suppress(ConnectionClosed):
             async for frame in source:
@@ -178,23 +185,36 @@ class Relay:
 
 
 class Fleet:
-    """One coordinator, whose rounds need a device of a page and a Python device; the page's is behind a relay."""
+    """One coordinator, whose rounds need a device of a page and a Python device; the page's is
+    behind a relay."""
 
     LR, MOST = 0.05, 1e-4
 
-    def __init__(self, run: Processes, relay: Relay, site: Site, rounds: int, epochs: int, grace: float) -> None:
+    def __init__(
+        self, run: Processes, relay: Relay, site: Site, rounds: int, epochs: int, grace: float
+    ) -> None:
         folder = run.folder
         self.run, self.relay, self.site, self.rounds, self.epochs = run, relay, site, rounds, epochs
         self.data_dir, self.plan = folder / "run", folder / "plan.toml"
         self.bundle = write_line_bundle(folder / "line.bundle", references=("anchor",))
         self.plan.write_text(
             plan_text(
-                self.bundle.path, self.data_dir, local__lr=self.LR, local__epochs=epochs, local__batch_size=0,
-                round__goal=2, round__minimum=2, round__gather=60.0, round__grace=grace, round__deadline=600.0,
+                self.bundle.path,
+                self.data_dir,
+                local__lr=self.LR,
+                local__epochs=epochs,
+                local__batch_size=0,
+                round__goal=2,
+                round__minimum=2,
+                round__gather=60.0,
+                round__grace=grace,
+                round__deadline=600.0,
                 stop__rounds=rounds,
             )
-        )  # fmt: skip
-        (folder / "service.toml").write_text(f'port = {relay.target.rpartition(":")[2]}\norigins = ["{site.origin}"]\n')
+        )
+        (folder / "service.toml").write_text(
+            f'port = {relay.target.rpartition(":")[2]}\norigins = ["{site.origin}"]\n'
+        )
         x, y = line_data(20)
         self.shards = [(x[:12], y[:12]), (x[12:], y[12:])]
         np.savez(folder / "python.npz", x=x[12:], y=y[12:])
@@ -215,15 +235,21 @@ class Fleet:
         return 0 if found is None else found.version
 
     def wait_for_version(self, version: int) -> None:
-        wait_for(lambda: self.version() >= version, f"model {version}; the page says {self.site.lines}")
+        wait_for(
+            lambda: self.version() >= version, f"model {version}; the page says {self.site.lines}"
+        )
 
     def finish(self) -> None:
-        """Wait for the end, and check that the model is what the updates make, each counted once."""
+        """Wait for the end, and check that the model is what the updates make, each counted
+        once."""
         assert self.run.wait("coordinator") == 0, self.run.log("coordinator")
         found, model = read_model(self.data_dir)
         assert found == self.rounds
         assert [row.summary["reports"] for row in read_status(self.data_dir).rounds] == [2] * found
-        runtime, expected = open_runtime(self.bundle.path), self.bundle.parameters().astype(np.float64)
+        runtime, expected = (
+            open_runtime(self.bundle.path),
+            self.bundle.parameters().astype(np.float64),
+        )
         for _ in range(self.rounds):
             models = []
             for shard in self.shards:

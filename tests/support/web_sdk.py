@@ -1,5 +1,5 @@
-"""For tests: the SDK for browsers, in Node. Where Node is not there, or npm's registry cannot be reached, they are
-skipped, and pytest says so."""
+"""For tests: the SDK for browsers, in Node. Where Node is not there, or npm's registry cannot be
+reached, they are skipped, and pytest says so."""
 
 from __future__ import annotations
 
@@ -22,16 +22,22 @@ UNREACHABLE = re.compile(r"ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT
 
 @cache
 def node() -> tuple[str, ...]:
-    """The command that runs Node with a WebSocket, after the SDK's packages are installed. Skips where it cannot be."""
+    """The command that runs Node with a WebSocket, after the SDK's packages are installed. Skips
+    where it cannot be."""
     program = shutil.which("node")
     if program is None or shutil.which("npm") is None:
         pytest.skip("the SDK for browsers is not tested: Node and npm are not here")
-    found = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    found = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, check=True
+    ).stdout.strip()
     if tuple(map(int, found.lstrip("v").split(".")[:2])) < (20, 19):
         pytest.skip(f"the SDK for browsers is not tested: Node is {found}; expected 20.19 or newer")
     installed = FOLDER / "node_modules" / ".package-lock.json"
     with FileLock(FOLDER / "build.lock"):
-        if not installed.exists() or installed.stat().st_mtime < (FOLDER / "package-lock.json").stat().st_mtime:
+        if (
+            not installed.exists()
+            or installed.stat().st_mtime < (FOLDER / "package-lock.json").stat().st_mtime
+        ):
             done = npm("ci", "--no-fund", "--no-audit")
             if done.returncode and UNREACHABLE.search(done.stderr):
                 pytest.skip("the SDK for browsers is not tested: npm's registry cannot be reached")
@@ -41,7 +47,9 @@ def node() -> tuple[str, ...]:
 
 
 def npm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["npm", *arguments], cwd=FOLDER, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["npm", *arguments], cwd=FOLDER, capture_output=True, text=True, check=False
+    )
 
 
 @cache

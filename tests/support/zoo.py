@@ -1,7 +1,8 @@
 """Small models of many kinds, each with a loss, metrics and random batches of the right shapes.
 
-``make("gru")`` gives the same weights each time; ``NAMES`` lists them all. Of every kind one: what a layer needs from
-the exporter does not depend on its size. Those that the benchmarks measure have the sizes that people use.
+``make("gru")`` gives the same weights each time; ``NAMES`` lists them all. Of every kind one: what
+a layer needs from the exporter does not depend on its size. Those that the benchmarks measure have
+the sizes that people use.
 """
 
 # A call of a module has no type.
@@ -61,10 +62,18 @@ def case(
     metrics: dict[str, Callable[..., Tensor]] | None = None,
     targets: int = 1,
 ) -> Case:
-    return Case(module, loss, metrics or {}, targets, lambda n, random: tuple(draw(n, random) for draw in draws))
+    return Case(
+        module,
+        loss,
+        metrics or {},
+        targets,
+        lambda n, random: tuple(draw(n, random) for draw in draws),
+    )
 
 
-def classifier(module: nn.Module, x: Callable[[int, torch.Generator], Tensor], count: int = 10, **options: Any) -> Case:
+def classifier(
+    module: nn.Module, x: Callable[[int, torch.Generator], Tensor], count: int = 10, **options: Any
+) -> Case:
     """Return a case with cross-entropy as its loss; ``options`` are cross-entropy's."""
     loss = nn.CrossEntropyLoss(**options) if options else functional.cross_entropy
     return case(module, loss, x, classes(count), metrics={"accuracy": accuracy})
@@ -81,7 +90,8 @@ def mlp() -> Case:
 
 
 def mcmahan_cnn() -> nn.Module:
-    """The CNN of McMahan et al. 2017 (arXiv 1602.05629), 1,663,370 parameters; float32 (n, 1, 28, 28) -> (n, 10)."""
+    """The CNN of McMahan et al. 2017 (arXiv 1602.05629), 1,663,370 parameters; float32 (n, 1,
+    28, 28) -> (n, 10)."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2),
         nn.ReLU(),
@@ -122,7 +132,9 @@ def lenet() -> Case:
 class Residual(nn.Module):
     """He et al. 2015 (arXiv 1512.03385), figure 2: two convolutions beside a shortcut."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]
+    ) -> None:
         super().__init__()
         self.body = nn.Sequential(
             nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
@@ -131,7 +143,9 @@ class Residual(nn.Module):
             nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
             norm(outputs),
         )
-        self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+        self.shortcut = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs)
+        )
         if inputs == outputs:
             self.shortcut = nn.Sequential()
 
@@ -156,11 +170,14 @@ def resnet8(norm: Callable[[int], nn.Module]) -> Case:
 
 
 class InvertedResidual(nn.Module):
-    """MobileNetV3's block with squeeze-and-excite (Howard et al. 2019, arXiv 1905.02244, figure 4)."""
+    """MobileNetV3's block with squeeze-and-excite (Howard et al. 2019, arXiv 1905.02244, figure
+    4)."""
 
     def __init__(self, channels: int, wide: int, kernel: int) -> None:
         super().__init__()
-        self.expand = nn.Sequential(nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.Hardswish())
+        self.expand = nn.Sequential(
+            nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.Hardswish()
+        )
         self.depthwise = nn.Sequential(
             nn.Conv2d(wide, wide, kernel, padding=kernel // 2, groups=wide, bias=False),
             nn.BatchNorm2d(wide),
@@ -173,7 +190,9 @@ class InvertedResidual(nn.Module):
             nn.Conv2d(wide // 4, wide, 1),
             nn.Hardsigmoid(),
         )
-        self.project = nn.Sequential(nn.Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels))
+        self.project = nn.Sequential(
+            nn.Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         z = self.depthwise(self.expand(x))
@@ -226,7 +245,12 @@ def convolutions() -> Case:
         nn.LazyLinear(4),
     )
     module(torch.zeros(1, 3, 12, 13))
-    return case(module, nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 1.0, 0.5])), numbers(3, 12, 13), multi)
+    return case(
+        module,
+        nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 1.0, 0.5])),
+        numbers(3, 12, 13),
+        multi,
+    )
 
 
 def multi(n: int, random: torch.Generator) -> Tensor:
@@ -275,7 +299,11 @@ class Pools(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         z = self.first(x)
         lines = z.flatten(2)
-        more = [functional.adaptive_avg_pool1d(lines, 7), functional.adaptive_max_pool1d(lines, 11), z.amax((2, 3))]
+        more = [
+            functional.adaptive_avg_pool1d(lines, 7),
+            functional.adaptive_max_pool1d(lines, 11),
+            z.amax((2, 3)),
+        ]
         rows = [*(pool(z) for pool in self.pools), *more]
         return self.last(torch.cat([row.flatten(1) for row in rows], 1) / 10)
 
@@ -307,13 +335,22 @@ def gru() -> Case:
 def lstm() -> Case:
     """Two layers, in both directions."""
     layer = nn.LSTM(4, 5, num_layers=2, bidirectional=True, batch_first=True)
-    return case(Recurrent(layer, 2), nn.HuberLoss(delta=0.5), numbers(7, 4), numbers(2), metrics={"error": mean_error})
+    return case(
+        Recurrent(layer, 2),
+        nn.HuberLoss(delta=0.5),
+        numbers(7, 4),
+        numbers(2),
+        metrics={"error": mean_error},
+    )
 
 
 class Encoder(nn.Module):
-    """Words to classes: embeddings of words and positions, a Transformer encoder that leaves padding (word 0) out."""
+    """Words to classes: embeddings of words and positions, a Transformer encoder that leaves
+    padding (word 0) out."""
 
-    def __init__(self, words: int, length: int, width: int, heads: int, layers: int, outputs: int) -> None:
+    def __init__(
+        self, words: int, length: int, width: int, heads: int, layers: int, outputs: int
+    ) -> None:
         super().__init__()
         self.words = nn.Embedding(words, width, padding_idx=0)
         self.positions = nn.Embedding(length, width)
@@ -326,7 +363,9 @@ class Encoder(nn.Module):
         z = self.words(words) + self.positions(torch.arange(words.shape[1], device=words.device))
         absent = words == 0
         z = self.layers(z, src_key_padding_mask=absent)
-        return self.last(z.masked_fill(absent[..., None], 0).sum(1) / (~absent).sum(1, keepdim=True))
+        return self.last(
+            z.masked_fill(absent[..., None], 0).sum(1) / (~absent).sum(1, keepdim=True)
+        )
 
 
 def sentences(words: int, length: int) -> Callable[[int, torch.Generator], Tensor]:
@@ -334,7 +373,9 @@ def sentences(words: int, length: int) -> Callable[[int, torch.Generator], Tenso
 
     def draw(n: int, random: torch.Generator) -> Tensor:
         lengths = torch.randint(length // 2, length + 1, (n, 1), generator=random)
-        return torch.randint(1, words, (n, length), generator=random) * (torch.arange(length) < lengths)
+        return torch.randint(1, words, (n, length), generator=random) * (
+            torch.arange(length) < lengths
+        )
 
     return draw
 
@@ -344,7 +385,8 @@ def transformer() -> Case:
 
 
 class VisionTransformer(nn.Module):
-    """Patches, a class token, one layer written out with PyTorch's attention (Dosovitskiy et al., arXiv 2010.11929)."""
+    """Patches, a class token, one layer written out with PyTorch's attention (Dosovitskiy et al.,
+    arXiv 2010.11929)."""
 
     def __init__(self, width: int = 16, heads: int = 2) -> None:
         super().__init__()
@@ -354,7 +396,9 @@ class VisionTransformer(nn.Module):
         self.heads = heads
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.body = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.body = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
         self.last = nn.Linear(width, 10)
 
     def attention(self, z: Tensor) -> Tensor:
@@ -380,14 +424,18 @@ class UNet(nn.Module):
         super().__init__()
         self.down = nn.ModuleList(self.block(*sizes) for sizes in ((1, 4), (4, 8)))
         self.middle = self.block(8, 16)
-        self.up = nn.ModuleList([nn.ConvTranspose2d(16, 8, 2, stride=2), nn.Upsample(scale_factor=2, mode="bilinear")])
+        self.up = nn.ModuleList(
+            [nn.ConvTranspose2d(16, 8, 2, stride=2), nn.Upsample(scale_factor=2, mode="bilinear")]
+        )
         self.joined = nn.ModuleList([self.block(16, 8), self.block(12, 4)])
         self.last = nn.Conv2d(4, 3, 1)
 
     @staticmethod
     def block(inputs: int, outputs: int) -> nn.Module:
         return nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, padding=1), nn.InstanceNorm2d(outputs, affine=True), nn.ReLU()
+            nn.Conv2d(inputs, outputs, 3, padding=1),
+            nn.InstanceNorm2d(outputs, affine=True),
+            nn.ReLU(),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -458,7 +506,9 @@ class TwoHeads(nn.Module):
 
 def two_heads() -> Case:
     def both(outputs: dict[str, Tensor], kind: Tensor, size: Tensor) -> Tensor:
-        return functional.cross_entropy(outputs["kind"], kind) + 0.5 * functional.smooth_l1_loss(outputs["size"], size)
+        return functional.cross_entropy(outputs["kind"], kind) + 0.5 * functional.smooth_l1_loss(
+            outputs["size"], size
+        )
 
     return case(
         TwoHeads(),
@@ -496,7 +546,8 @@ def tied() -> Case:
 
 
 def focal(outputs: Tensor, y: Tensor) -> Tensor:
-    """A loss of the user's own: -(1 - p)^2 log p (Lin et al. 2017, arXiv 1708.02002, equation 4)."""
+    """A loss of the user's own: -(1 - p)^2 log p (Lin et al. 2017, arXiv 1708.02002, equation
+    4)."""
     log_share = functional.log_softmax(outputs, 1).gather(1, y[:, None])[:, 0]
     return -((1 - log_share.exp()) ** 2 * log_share).mean()
 
@@ -546,7 +597,8 @@ NAMES = tuple(MODELS)
 
 
 def make(name: str) -> Case:
-    """The case of this name, its module with the same initial weights each time, in training mode."""
+    """The case of this name, its module with the same initial weights each time, in training
+    mode."""
     if name not in MODELS:
         raise ValueError(f"model {name!r}; expected one of {', '.join(NAMES)}")
     with torch.random.fork_rng(devices=[]):

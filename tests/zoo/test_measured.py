@@ -1,4 +1,5 @@
-"""The measurement itself: it stops what takes too long and tells what fails. No model of a package is needed."""
+"""The measurement itself: it stops what takes too long and tells what fails. No model of a package
+is needed."""
 
 from __future__ import annotations
 

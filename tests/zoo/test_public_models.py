@@ -1,7 +1,8 @@
-"""Models of real size, exported and trained five steps against PyTorch, each in a process of its own.
+"""Models of real size, exported and trained five steps against PyTorch, each in a process of its
+own.
 
-``make test-zoo`` runs them and prints what each cost; ``ARGS="-k bert"`` chooses. The time and memory that an export
-takes are shown, not judged.
+``make test-zoo`` runs them and prints what each cost; ``ARGS="-k bert"`` chooses. The time and
+memory that an export takes are shown, not judged.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ pytestmark = [
     pytest.mark.zoo,
     pytest.mark.slow,
     pytest.mark.skipif(
-        bool(missing_packages()), reason=f"{', '.join(missing_packages())} not installed: `make test-zoo` does that"
+        bool(missing_packages()),
+        reason=f"{', '.join(missing_packages())} not installed: `make test-zoo` does that",
     ),
 ]
 LARGEST_GRAPH = 1_000_000
@@ -26,9 +28,12 @@ LONGEST_LOAD = 5.0
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.large) if name in LARGE else name for name in MODELS]
+    "name",
+    [pytest.param(name, marks=pytest.mark.large) if name in LARGE else name for name in MODELS],
 )
-def test_five_steps_match_pytorch(name: str, record_property: Callable[[str, object], None]) -> None:
+def test_five_steps_match_pytorch(
+    name: str, record_property: Callable[[str, object], None]
+) -> None:
     found = measured(name)
     record_property("exports", row(found))
     assert not isinstance(found, Failed), found.error

@@ -1,14 +1,15 @@
-"""FedProx's mu, adapted to the loss: Li et al., "Federated Optimization in Heterogeneous Networks" (2020), arXiv
-1812.06127, section 5.3.2: "increasing mu by 0.1 whenever the loss increases and decreasing it by 0.1 whenever the loss
-decreases for 5 consecutive rounds".
+"""FedProx's mu, adapted to the loss: Li et al., "Federated Optimization in Heterogeneous Networks"
+(2020), arXiv 1812.06127, section 5.3.2: "increasing mu by 0.1 whenever the loss increases and
+decreasing it by 0.1 whenever the loss decreases for 5 consecutive rounds".
 
 Beside the paper, mu rises to 1 / lr at most. A step moves a device's model by lr * mu of its way
 back to the model that it was sent: more than all of the way with a larger mu, and further away than
 it was from mu = 2 / lr on. Near the optimum the loss rises every other round by chance, so without
 a limit mu gets there, and the run diverges.
 
-The loss of a committed round is what devices measure of its model before training (or of their training where
-they do not evaluate). What a round leaves for the next is in its summary, and so survives the process.
+The loss of a committed round is what devices measure of its model before training (or of their
+training where they do not evaluate). What a round leaves for the next is in its summary, and so
+survives the process.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class MuState(NamedTuple):
 
 
 def state_after(summary: Mapping[str, Any] | None, first: float) -> MuState:
-    """Return the state after the last committed round. summary: that round's; None before the first. ``first`` is where
-    mu begins."""
+    """Return the state after the last committed round. summary: that round's; None before the
+    first. ``first`` is where mu begins."""
     found = summary or {}
     if "mu" in found:
         return MuState(found["mu"]["next"], found["mu"]["loss"], found["mu"]["falls"])

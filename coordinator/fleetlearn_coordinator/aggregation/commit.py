@@ -1,7 +1,7 @@
 """How accepted updates become the next model. The server and the simulator call the same functions.
 
-Nothing here reads or writes anything but its arguments, and only their new values are returned: ``next_model`` may run
-in another thread while nobody adds to the aggregator's state.
+Nothing here reads or writes anything but its arguments, and only their new values are returned:
+``next_model`` may run in another thread while nobody adds to the aggregator's state.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ S = TypeVar("S")
 
 
 def weights_of(examples: NDArray[np.int64], max_weight: int) -> NDArray[np.int64]:
-    """Return the weights of n updates in the mean, (n,): their devices' examples, up to the plan's limit."""
+    """Return the weights of n updates in the mean, (n,): their devices' examples, up to the plan's
+    limit."""
     return np.minimum(examples, max_weight)
 
 
 class TaskBase(NamedTuple):
-    """The model that the task of a round's only update began from, for a server that mixes models as FedAsync does."""
+    """The model that the task of a round's only update began from, for a server that mixes models
+    as FedAsync does."""
 
     model: Vector
     """float32, shape (P,)."""
@@ -55,26 +57,30 @@ def next_model(
     share: float = 1.0,
     scale: float = 1.0,
 ) -> NextModel:
-    """Return the next model, made from the round's updates. ``model`` and ``optimizer_state`` stay as they are.
+    """Return the next model, made from the round's updates. ``model`` and ``optimizer_state`` stay
+    as they are.
 
-    ``aggregate`` is the aggregator's state with the round's updates. Raises ValueError if it has none, FleetError
-    (not-finite) if the model would not stay finite. ``share``: of all devices, those that took part.
+    ``aggregate`` is the aggregator's state with the round's updates. Raises ValueError if it has
+    none, FleetError (not-finite) if the model would not stay finite. ``share``: of all devices,
+    those that took part.
 
-    With ``base`` the model x moves towards the device's model x_i, not by its update. With the optimizer sgd of rate
-    alpha that is x + alpha * s(tau) * (x_i - x): Xie, Koyejo and Gupta, "Asynchronous Federated Optimization" (2019),
-    arXiv 1903.03934, Algorithm 1, where alpha_t = alpha * s(tau) is the mixing rate.
+    With ``base`` the model x moves towards the device's model x_i, not by its update. With the
+    optimizer sgd of rate alpha that is x + alpha * s(tau) * (x_i - x): Xie, Koyejo and Gupta,
+    "Asynchronous Federated Optimization" (2019), arXiv 1903.03934, Algorithm 1, where alpha_t =
+    alpha * s(tau) is the mixing rate.
 
     ``scale`` (``Weighing.scale``) multiplies the mean of the trained parameters.
 
-    Buffers take the values that the aggregator found, whatever the optimizer and the scale are. With ``base`` they too
-    are mixed: x + alpha * s(tau) * (v - x), where v is the device's value.
+    Buffers take the values that the aggregator found, whatever the optimizer and the scale are.
+    With ``base`` they too are mixed: x + alpha * s(tau) * (v - x), where v is the device's value.
     """
     present = gather(model, optimizer.buffers)
     delta, buffers = aggregator.result(aggregate, present)
     delta *= scale
     if base is not None:  # x_i - x = update + (model that the task began from - x)
         delta += multiplier(1, base.factor) * np.subtract(base.model, model, dtype=np.float64)
-        buffers = (1 - base.rate) * present + base.rate * buffers  # s(tau) is in the aggregator's values
+        # s(tau) is in the aggregator's values
+        buffers = (1 - base.rate) * present + base.rate * buffers
     optimizer_state, after = optimizer.apply(optimizer_state, delta, model, share)
     scatter(after, optimizer.buffers, buffers)
     return NextModel(after, optimizer_state, change_norm(model, after))

@@ -1,4 +1,5 @@
-"""What devices measured in an evaluation, put together: means per example, and quantiles over devices."""
+"""What devices measured in an evaluation, put together: means per example, and quantiles over
+devices."""
 
 from __future__ import annotations
 
@@ -20,19 +21,25 @@ from fleetlearn_coordinator.aggregation.round_summary import (
 
 QUANTILES = {"p10": 0.1, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9}
 FEWEST_DEVICES = 20
-"""A quantile says something of single devices. With fewer devices than this, a group has no quantiles, and of a tier
-only the number of its devices is shown."""
+"""A quantile says something of single devices. With fewer devices than this, a group has no
+quantiles, and of a tier only the number of its devices is shown."""
 
 
 def summarise_evaluation(
-    results: Sequence[Evaluation], tiers: Sequence[str], names: Sequence[str], max_weight: int, bounds: Bounds
+    results: Sequence[Evaluation],
+    tiers: Sequence[str],
+    names: Sequence[str],
+    max_weight: int,
+    bounds: Bounds,
 ) -> dict[str, Any]:
-    """Return an evaluation's summary. ``results`` and ``tiers`` have a row for each device, in any order.
+    """Return an evaluation's summary. ``results`` and ``tiers`` have a row for each device, in any
+    order.
 
-    ``devices``, ``examples``: how many. ``metrics``: the mean of each per example, where a device counts for at most
-    ``max_weight`` examples, and devices whose mean is beyond the metric's bounds are left out. ``behind``,
-    ``left_out``: how many devices each metric has, and lacks for that reason. ``quantiles``: of the devices' own means,
-    each device counting once. ``tiers``: the same for the devices of each tier.
+    ``devices``, ``examples``: how many. ``metrics``: the mean of each per example, where a device
+    counts for at most ``max_weight`` examples, and devices whose mean is beyond the metric's bounds
+    are left out. ``behind``, ``left_out``: how many devices each metric has, and lacks for that
+    reason. ``quantiles``: of the devices' own means, each device counting once. ``tiers``: the same
+    for the devices of each tier.
     """
     measured = evaluation_of(results, names, max_weight)
     groups = np.array(tiers, dtype=object)
@@ -42,13 +49,16 @@ def summarise_evaluation(
         "examples": int(measured.weights.sum()),
         **{key: found[key] for key in ("metrics", "behind", "left_out")},
         "quantiles": quantiles_of(measured, bounds),
-        "tiers": {tier: _of_tier(_select(measured, groups == tier), bounds) for tier in sorted({*tiers})},
+        "tiers": {
+            tier: _of_tier(_select(measured, groups == tier), bounds) for tier in sorted({*tiers})
+        },
     }
 
 
 def quantiles_of(measured: Measurements, bounds: Bounds) -> dict[str, dict[str, float]]:
-    """Return the quantiles of the devices' means of each metric that at least FEWEST_DEVICES have, interpolated
-    linearly (Hyndman and Fan, "Sample Quantiles in Statistical Packages" (1996), definition 7; numpy's default)."""
+    """Return the quantiles of the devices' means of each metric that at least FEWEST_DEVICES have,
+    interpolated linearly (Hyndman and Fan, "Sample Quantiles in Statistical Packages" (1996),
+    definition 7; numpy's default)."""
     found = {}
     for name, sums in measured.sums.items():
         means = sums / np.maximum(measured.weights, 1)
@@ -72,4 +82,6 @@ def _of_tier(measured: Measurements, bounds: Bounds) -> dict[str, Any]:
 
 
 def _select(measured: Measurements, rows: NDArray[np.bool_]) -> Measurements:
-    return Measurements(measured.weights[rows], {name: sums[rows] for name, sums in measured.sums.items()})
+    return Measurements(
+        measured.weights[rows], {name: sums[rows] for name, sums in measured.sums.items()}
+    )

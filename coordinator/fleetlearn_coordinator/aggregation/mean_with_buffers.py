@@ -1,5 +1,5 @@
-"""The weighted mean of the updates of a model that has buffers: an exact sum of the updates, and one of the buffers'
-values beside it (value_sum.py)."""
+"""The weighted mean of the updates of a model that has buffers: an exact sum of the updates, and
+one of the buffers' values beside it (value_sum.py)."""
 
 from __future__ import annotations
 
@@ -30,12 +30,18 @@ class Sums:
 
 
 def init(places: Sequence[slice], size: int) -> Sums:
-    """Return the sums of no reports, for a model of ``size`` elements with buffers in these places."""
-    return Sums(exact_mean.init(size), value_sum.init(sum(place.stop - place.start for place in places)))
+    """Return the sums of no reports, for a model of ``size`` elements with buffers in these
+    places."""
+    return Sums(
+        exact_mean.init(size), value_sum.init(sum(place.stop - place.start for place in places))
+    )
 
 
-def add(sums: Sums, update: Update, weight: int, largest: float, factor: float, values: Values) -> None:
-    """Add a report. Raises ProtocolError as ``exact_mean.add`` does, and leaves the sums as they were."""
+def add(
+    sums: Sums, update: Update, weight: int, largest: float, factor: float, values: Values
+) -> None:
+    """Add a report. Raises ProtocolError as ``exact_mean.add`` does, and leaves the sums as they
+    were."""
     exact_mean.add(sums.updates, update, weight, largest, factor)
     times = np.array([exact_mean.multiplier(weight, float(values.factors[0]))])
     value_sum.add(sums.values, values.rows, times)
@@ -66,15 +72,22 @@ def to_tensors(sums: Sums) -> dict[str, NDArray[np.generic]]:
 
 
 def from_tensors(tensors: Mapping[str, NDArray[np.generic]]) -> Sums:
-    """Return the sums that ``to_tensors`` gave, in memory of their own. Raises ValueError if they are of no sums."""
+    """Return the sums that ``to_tensors`` gave, in memory of their own. Raises ValueError if they
+    are of no sums."""
     if VALUES not in tensors:
-        raise ValueError("a saved sum of a model with buffers has the sum of their values; this one does not")
+        raise ValueError(
+            "a saved sum of a model with buffers has the sum of their values; this one does not"
+        )
     rest = {name: tensor for name, tensor in tensors.items() if name != VALUES}
-    return Sums(exact_mean.from_tensors(rest), tensors[VALUES].astype(np.float64).reshape(len(value_sum.GRIDS), -1))
+    return Sums(
+        exact_mean.from_tensors(rest),
+        tensors[VALUES].astype(np.float64).reshape(len(value_sum.GRIDS), -1),
+    )
 
 
 def functions(places: Sequence[slice]) -> dict[str, Any]:
-    """Return the fields of ``Aggregator`` in which this mean differs from that of a model without buffers."""
+    """Return the fields of ``Aggregator`` in which this mean differs from that of a model without
+    buffers."""
     return {
         "init": partial(init, places),
         "add": add,

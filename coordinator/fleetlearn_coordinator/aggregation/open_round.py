@@ -117,7 +117,10 @@ class OpenRound:
         norms: Sequence[Norms] = [NOT_MEASURED] * len(reports)
         if weighing.needs_norms:
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused
-                norms = [measure(reports.update(UPDATE, row), size, buffers) for row in range(len(reports))]
+                norms = [
+                    measure(reports.update(UPDATE, row), size, buffers)
+                    for row in range(len(reports))
+                ]
         columns = reports.weights.tolist(), reports.steps.tolist(), reports.loss.tolist(), norms
         weighed = list(map(Reported._make, zip(*columns, strict=True)))
         if reports.evaluations:  # the loss before training says more than training's own
@@ -175,7 +178,11 @@ class OpenRound:
         """Return what reports say of the model's buffers. ``stale``: what their staleness leaves of
         it; empty: all of it."""
         column, size = reports.parts[BUFFERS], self._present.size
-        rows = column if isinstance(column, np.ndarray) else np.stack([each.read(0, size) for each in column])
+        rows = (
+            column
+            if isinstance(column, np.ndarray)
+            else np.stack([each.read(0, size) for each in column])
+        )
         factors = np.array(stale) if stale else np.ones(len(reports))
         if self.rules.weighing.bound is not None:
             weighing, state = self.rules.weighing, self.state.weighing
@@ -205,7 +212,9 @@ class OpenRound:
             summary |= adaptive_mu.summary_of(state.mu, loss, rules.most_mu)
         return summary | {"dropped": dropped, "change": 0.0}
 
-    def commit(self, number: int, summary: Mapping[str, Any], base: Vector | None = None) -> CommittedRound:
+    def commit(
+        self, number: int, summary: Mapping[str, Any], base: Vector | None = None
+    ) -> CommittedRound:
         """Make the next model of all reports, which must be added. Nothing of the round changes, so
         that this may run in any thread.
 
@@ -216,7 +225,11 @@ class OpenRound:
         rules, state = self.rules, self.state
         self.sums.add_waiting()
         made = self._next_model(base)
-        vectors, tied_sum, optimizer_state = dict[str, Vector](), state.tied_sum, made.optimizer_state
+        vectors, tied_sum, optimizer_state = (
+            dict[str, Vector](),
+            state.tied_sum,
+            made.optimizer_state,
+        )
         if rules.devices is not None:
             if CONTROL in state.vectors:
                 total = self.sums.states[CONTROL]
@@ -271,7 +284,9 @@ class OpenRound:
         weights = weights_of(examples, self.rules.max_weight)
         sums = dict[str, NDArray[np.float64]]()
         for name in self.rules.metrics:
-            columns = [each.loss if name == "loss" else each.metrics[name] for each in self.accepted]
+            columns = [
+                each.loss if name == "loss" else each.metrics[name] for each in self.accepted
+            ]
             means: NDArray[np.float64] = np.concatenate(columns)
             sums[name] = weights * means
         return Measurements(weights, sums)

@@ -1,27 +1,29 @@
 """Server optimizers: how the mean of a round's updates moves the model.
 
 Each is a pair of functions over numpy vectors, ``init(params) -> state`` and
-``apply(state, delta, params) -> (state, params)``, where delta is the weighted mean of (device's model - round's
-model). It points downhill already: the model moves along it, not against it.
+``apply(state, delta, params) -> (state, params)``, where delta is the weighted mean of (device's
+model - round's model). It points downhill already: the model moves along it, not against it.
 
-``sgd`` with lr 1 is Federated Averaging: McMahan et al., "Communication-Efficient Learning of Deep Networks from
-Decentralized Data" (2016), arXiv 1602.05629, Algorithm 1.
-``momentum`` is FedAvgM: Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated
-Visual Classification" (2019), arXiv 1909.06335, section 4.2.
-``adagrad``, ``adam`` and ``yogi`` are FedAdagrad, FedAdam and FedYogi: Reddi et al., "Adaptive Federated
-Optimization" (2020), arXiv 2003.00295, Algorithm 2, in the version published at ICLR 2021: v follows the square of
-the round's mean Delta_t, and the model moves along the moving average m_t. (The first version on arXiv called both
-Delta_t.) There is no bias correction; v starts at tau^2 and m at 0. The mean is weighted by examples, as there.
+``sgd`` with lr 1 is Federated Averaging: McMahan et al., "Communication-Efficient Learning of Deep
+Networks from Decentralized Data" (2016), arXiv 1602.05629, Algorithm 1.
+``momentum`` is FedAvgM: Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data
+Distribution for Federated Visual Classification" (2019), arXiv 1909.06335, section 4.2.
+``adagrad``, ``adam`` and ``yogi`` are FedAdagrad, FedAdam and FedYogi: Reddi et al., "Adaptive
+Federated Optimization" (2020), arXiv 2003.00295, Algorithm 2, in the version published at ICLR
+2021: v follows the square of the round's mean Delta_t, and the model moves along the moving average
+m_t. (The first version on arXiv called both Delta_t.) There is no bias correction; v starts at
+tau^2 and m at 0. The mean is weighted by examples, as there.
 
-``feddyn`` is FedDyn's server: Acar et al., "Federated Learning Based on Dynamic Regularization" (2021), arXiv
-2111.04263, Algorithm 1.
+``feddyn`` is FedDyn's server: Acar et al., "Federated Learning Based on Dynamic Regularization"
+(2021), arXiv 2111.04263, Algorithm 1.
 
-All of them move the trained parameters alone. Buffers (BatchNorm's running statistics) are measured by the devices, not
-descended: ``commit.next_model`` gives them the mean of the devices' values. Momentum would push a running variance
-below zero, and Adam would scale its change. Their elements of the state keep their values.
+All of them move the trained parameters alone. Buffers (BatchNorm's running statistics) are measured
+by the devices, not descended: ``commit.next_model`` gives them the mean of the devices' values.
+Momentum would push a running variance below zero, and Adam would scale its change. Their elements
+of the state keep their values.
 
-State is float32, as the model is. Each block is worked in float64 with element-wise operations alone (no BLAS), and
-rounded to float32 once: the same inputs give the same bits.
+State is float32, as the model is. Each block is worked in float64 with element-wise operations
+alone (no BLAS), and rounded to float32 once: the same inputs give the same bits.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ BLOCK = 32768
 
 
 Step = Callable[[Block, dict[str, Block], float], Block]
-"""delta, state of one block, share of the devices that took part -> the move. Replaces the state's slots."""
+"""delta, state of one block, share of the devices that took part -> the move. Replaces the state's
+slots."""
 
 
 class Optimizer(NamedTuple):
@@ -64,14 +67,18 @@ class Optimizer(NamedTuple):
 
     def init(self, params: Vector) -> State:
         """Return the state before the first round. ``params`` is float32, shape (P,)."""
-        return {slot: np.full(params.shape, value, np.float32) for slot, value in self.initial.items()}
+        return {
+            slot: np.full(params.shape, value, np.float32) for slot, value in self.initial.items()
+        }
 
-    def apply(self, state: State, delta: Delta, params: Vector, share: float = 1.0) -> tuple[State, Vector]:
-        """Return the next state and params, in new memory. ``delta`` is float64 or float32, shape (P,). ``share``: of
-        all devices, those that took part; FedDyn needs it.
+    def apply(
+        self, state: State, delta: Delta, params: Vector, share: float = 1.0
+    ) -> tuple[State, Vector]:
+        """Return the next state and params, in new memory. ``delta`` is float64 or float32, shape
+        (P,). ``share``: of all devices, those that took part; FedDyn needs it.
 
-        Raises ValueError where shapes do not fit, FleetError (not-finite) where the model or the state would not stay
-        finite in float32.
+        Raises ValueError where shapes do not fit, FleetError (not-finite) where the model or the
+        state would not stay finite in float32.
         """
         self._check_shapes(state, delta, params)
         after = {slot: np.empty_like(values) for slot, values in state.items()}
@@ -81,28 +88,38 @@ class Optimizer(NamedTuple):
             for start in range(0, len(params), BLOCK):
                 place = slice(start, start + BLOCK)
                 block = {slot: values[place].astype(np.float64) for slot, values in state.items()}
-                moved[place] = params[place] + self.step(delta[place].astype(np.float64), block, share)
+                moved[place] = params[place] + self.step(
+                    delta[place].astype(np.float64), block, share
+                )
                 for slot, values in block.items():
                     after[slot][place] = values
             for place in self.buffers:
                 moved[place] = params[place]
                 for slot, before in state.items():
                     after[slot][place] = before[place]
-        for what, result in {"the model": moved, **{f"its state {slot}": after[slot] for slot in after}}.items():
+        for what, result in {
+            "the model": moved,
+            **{f"its state {slot}": after[slot] for slot in after},
+        }.items():
             if not np.isfinite(result).all():
                 place_of = int(np.flatnonzero(~np.isfinite(result))[0])
                 raise FleetError(
                     Code.NOT_FINITE,
-                    f"the server optimizer {self.name} would make element {place_of} of {what} {result[place_of]}. "
-                    "Training has diverged: lower the server's or the devices' learning rate.",
+                    f"the server optimizer {self.name} would make element {place_of} of {what} "
+                    f"{result[place_of]}. Training has diverged: lower the server's or the "
+                    "devices' learning rate.",
                 )
         return after, moved
 
     def _check_shapes(self, state: State, delta: Delta, params: Vector) -> None:
-        shapes = {"delta": delta.shape, **{slot: state[slot].shape if slot in state else None for slot in self.initial}}
+        shapes = {
+            "delta": delta.shape,
+            **{slot: state[slot].shape if slot in state else None for slot in self.initial},
+        }
         if set(state) != set(self.initial) or set(shapes.values()) != {params.shape}:
             raise ValueError(
-                f"{self.name} on a model of shape {params.shape} was given {shapes} and slots {sorted(state)}"
+                f"{self.name} on a model of shape {params.shape} was given {shapes} and slots "
+                f"{sorted(state)}"
             )
 
 
@@ -128,7 +145,8 @@ def feddyn() -> Optimizer:
     """FedDyn's server: h += share * delta; x += delta + h.
 
     In the paper's words h here is -h/alpha: with m devices, P of them in the round, its h moves by
-    -alpha/m * sum(theta_k - theta), that is -alpha * |P|/m * delta, and the next model is mean(theta_k) - h/alpha."""
+    -alpha/m * sum(theta_k - theta), that is -alpha * |P|/m * delta, and the next model is
+    mean(theta_k) - h/alpha."""
 
     def step(delta: Block, state: dict[str, Block], share: float) -> Block:
         state["h"] = state["h"] + share * delta
@@ -177,17 +195,24 @@ OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
 
 
 def defaults(name: str) -> dict[str, float]:
-    """The hyper-parameters that the optimizer takes, with their defaults. Raises ValueError on an unknown name."""
+    """The hyper-parameters that the optimizer takes, with their defaults. Raises ValueError on an
+    unknown name."""
     if name not in OPTIMIZERS:
-        raise ValueError(f"there is no server optimizer {name!r}; there are {', '.join(OPTIMIZERS)}")
-    return {key: parameter.default for key, parameter in inspect.signature(OPTIMIZERS[name]).parameters.items()}
+        raise ValueError(
+            f"there is no server optimizer {name!r}; there are {', '.join(OPTIMIZERS)}"
+        )
+    return {
+        key: parameter.default
+        for key, parameter in inspect.signature(OPTIMIZERS[name]).parameters.items()
+    }
 
 
 def make(name: str, table: Iterable[Parameter] = (), **hyper: float) -> Optimizer:
-    """Return the optimizer called ``name`` for a model with this parameter table, whose buffers it leaves alone.
+    """Return the optimizer called ``name`` for a model with this parameter table, whose buffers it
+    leaves alone.
 
-    Without a table every element is a trained parameter. Raises ValueError on an unknown name, or a value that the
-    optimizer does not take.
+    Without a table every element is a trained parameter. Raises ValueError on an unknown name, or a
+    value that the optimizer does not take.
     """
     if surplus := sorted(set(hyper) - set(defaults(name))):
         raise ValueError(f"{name} takes {', '.join(defaults(name))}; not {', '.join(surplus)}")
@@ -199,7 +224,9 @@ def change_norm(before: Vector, after: Vector) -> float:
     """The L2 norm of the model's change, in float64."""
     squares = []
     for start in range(0, len(before), BLOCK):
-        change = np.subtract(after[start : start + BLOCK], before[start : start + BLOCK], dtype=np.float64)
+        change = np.subtract(
+            after[start : start + BLOCK], before[start : start + BLOCK], dtype=np.float64
+        )
         squares.append(float(np.add.reduce(change * change)))
     return math.sqrt(math.fsum(squares))
 

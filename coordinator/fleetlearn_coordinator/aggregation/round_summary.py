@@ -1,4 +1,5 @@
-"""What the devices measured in a round: the losses and metrics of their reports and evaluations, put together."""
+"""What the devices measured in a round: the losses and metrics of their reports and evaluations,
+put together."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ PERSONAL = "personal."
 BEFORE, WHILE = "before they trained", "while they trained"
 """When devices measured a round's metrics."""
 SLACK = 1e-6
-"""How far rounding in float32 may take a mean beyond its bounds: this times the bound's size, or times 1."""
+"""How far rounding in float32 may take a mean beyond its bounds: this times the bound's size, or
+times 1."""
 
 
 class Measurements(NamedTuple):
@@ -28,7 +30,8 @@ class Measurements(NamedTuple):
     weights: NDArray[np.int64]
     """Shape (n,): for how many examples each device counts, at most the plan's ``max_weight``."""
     sums: Mapping[str, NDArray[np.float64]]
-    """Name of a metric -> its sums over that many examples, shape (n,). NaN: the device does not have the metric."""
+    """Name of a metric -> its sums over that many examples, shape (n,). NaN: the device does not
+    have the metric."""
 
 
 NOTHING = Measurements(np.zeros(0, np.int64), {})
@@ -39,7 +42,9 @@ def training_of(reports: Collection[Report], names: Iterable[str], max_weight: i
     """Return what devices measured in their training. Metrics not in ``names`` are left out."""
     weights = weights_of(np.array([report.examples for report in reports], np.int64), max_weight)
     rows = [{**report.metrics, "loss": report.loss} for report in reports]
-    return Measurements(weights, {name: weights * column for name, column in _columns(rows, names).items()})
+    return Measurements(
+        weights, {name: weights * column for name, column in _columns(rows, names).items()}
+    )
 
 
 def evaluation_of(
@@ -48,18 +53,22 @@ def evaluation_of(
     max_weight: int,
     personal: Sequence[Evaluation | None] = (),
 ) -> Measurements:
-    """Return what devices measured when they evaluated the round's model, or NaN for those that did not.
+    """Return what devices measured when they evaluated the round's model, or NaN for those that did
+    not.
 
-    ``personal``: what they measured of their personal models, for each device or for none. These metrics are named
-    personal.NAME, and a device weighs as much in them as in the others. However many examples a device says it has,
-    it has no more say here than in the model.
+    ``personal``: what they measured of their personal models, for each device or for none. These
+    metrics are named personal.NAME, and a device weighs as much in them as in the others. However
+    many examples a device says it has, it has no more say here than in the model.
     """
     weights = weights_of(_examples_of(evaluations), max_weight)
     sums = _scaled_sums(evaluations, names, weights)
     # A device that measured its personal model alone would have no weight.
     both = [own if shared else None for own, shared in zip(personal, evaluations, strict=False)]
     if any(both):
-        sums |= {f"{PERSONAL}{name}": column for name, column in _scaled_sums(both, names, weights).items()}
+        sums |= {
+            f"{PERSONAL}{name}": column
+            for name, column in _scaled_sums(both, names, weights).items()
+        }
     return Measurements(weights, sums)
 
 
@@ -76,18 +85,24 @@ def _scaled_sums(
     return {name: shares * column for name, column in _columns(rows, names).items()}
 
 
-def _columns(rows: Sequence[Mapping[str, float]], names: Iterable[str]) -> dict[str, NDArray[np.float64]]:
+def _columns(
+    rows: Sequence[Mapping[str, float]], names: Iterable[str]
+) -> dict[str, NDArray[np.float64]]:
     return {name: np.array([row.get(name, np.nan) for row in rows], np.float64) for name in names}
 
 
 def summarise(training: Measurements, evaluation: Measurements, bounds: Bounds) -> dict[str, Any]:
     """Return a round's metrics as they are kept and shown.
 
-    Row k of both measurements is of the same device, unless one is NOTHING. ``metrics`` are those of the round's model
-    before training where the devices evaluated it, else of their training. ``behind``: how many devices measured each.
-    ``left_out``: how many devices are not counted in a metric because they say what no examples can have.
+    Row k of both measurements is of the same device, unless one is NOTHING. ``metrics`` are those
+    of the round's model before training where the devices evaluated it, else of their training.
+    ``behind``: how many devices measured each. ``left_out``: how many devices are not counted in a
+    metric because they say what no examples can have.
     """
-    impossible = {name: _outside(training, bounds, name) | _outside(evaluation, bounds, name) for name in bounds}
+    impossible = {
+        name: _outside(training, bounds, name) | _outside(evaluation, bounds, name)
+        for name in bounds
+    }
     training, evaluation = _without(training, impossible), _without(evaluation, impossible)
     train, evaluated = pooled(training), pooled(evaluation)
     return {
@@ -106,8 +121,8 @@ def summarise_staleness(staleness: Collection[int]) -> dict[str, float]:
 
 
 def pooled(measured: Measurements) -> dict[str, float]:
-    """Return the means of each metric over the examples of the devices that have it. fsum is exact: the order of the
-    devices does not matter."""
+    """Return the means of each metric over the examples of the devices that have it. fsum is exact:
+    the order of the devices does not matter."""
     means = {}
     for name, sums in measured.sums.items():
         having = np.isfinite(sums)
@@ -117,7 +132,8 @@ def pooled(measured: Measurements) -> dict[str, float]:
 
 
 def possible(bounds: Bounds, name: str, mean: Any) -> Any:
-    """Return whether a metric can have this mean, a number or an array of them. Allows for rounding."""
+    """Return whether a metric can have this mean, a number or an array of them. Allows for
+    rounding."""
     low, high = bounds.get(name, (-inf, inf))
     return (mean >= low - SLACK * max(1.0, abs(low))) & (mean <= high + SLACK * max(1.0, abs(high)))
 
@@ -127,14 +143,18 @@ def _outside(measured: Measurements, bounds: Bounds, name: str) -> NDArray[np.bo
     if name not in measured.sums:
         return np.zeros(1, np.bool_)
     sums = measured.sums[name]
-    outside: NDArray[np.bool_] = ~possible(bounds, name, sums / np.maximum(measured.weights, 1)) & ~np.isnan(sums)
+    outside: NDArray[np.bool_] = ~possible(
+        bounds, name, sums / np.maximum(measured.weights, 1)
+    ) & ~np.isnan(sums)
     return outside
 
 
 def _without(measured: Measurements, left_out: Mapping[str, NDArray[np.bool_]]) -> Measurements:
     """Return the measurements without these devices' values of these metrics."""
     replaced = {
-        name: np.where(left_out[name], np.nan, sums) for name, sums in measured.sums.items() if name in left_out
+        name: np.where(left_out[name], np.nan, sums)
+        for name, sums in measured.sums.items()
+        if name in left_out
     }
     return measured._replace(sums={**measured.sums, **replaced})
 
@@ -146,23 +166,35 @@ def _devices_of(measured: Measurements) -> dict[str, int]:
 
 
 def deciding(summary: Mapping[str, Any], minimum: int) -> dict[str, float]:
-    """Return the metrics of a round that may stop the run: at least ``minimum`` devices measured them."""
+    """Return the metrics of a round that may stop the run: at least ``minimum`` devices measured
+    them."""
     behind = summary.get("behind", {})  # a round of an earlier version has none
-    return {name: value for name, value in summary["metrics"].items() if behind.get(name, minimum) >= minimum}
+    return {
+        name: value
+        for name, value in summary["metrics"].items()
+        if behind.get(name, minimum) >= minimum
+    }
 
 
 def measured_when(summary: Mapping[str, Any]) -> str:
-    """Return when the devices of a round measured its metrics: BEFORE if they evaluated the model that they were sent,
-    else WHILE."""
+    """Return when the devices of a round measured its metrics: BEFORE if they evaluated the model
+    that they were sent, else WHILE."""
     return BEFORE if summary.get("evaluation") else WHILE
 
 
 def describe(summary: Mapping[str, Any]) -> str:
     """Return a round's summary in one line."""
-    dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(summary["dropped"].items())) or "none"
+    dropped = (
+        ", ".join(f"{count} {cause}" for cause, count in sorted(summary["dropped"].items()))
+        or "none"
+    )
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in summary["metrics"].items())
-    metrics = f"{metrics} on the devices' training examples, {measured_when(summary)}" if metrics else "no metrics"
+    metrics = (
+        f"{metrics} on the devices' training examples, {measured_when(summary)}"
+        if metrics
+        else "no metrics"
+    )
     return (
-        f"{summary['reports']} reports ({summary['partial']} partial), dropped: {dropped}; {metrics}; "
-        f"change {summary['change']:.3g}; {summary['seconds']:.2f} s"
+        f"{summary['reports']} reports ({summary['partial']} partial), dropped: {dropped}; "
+        f"{metrics}; change {summary['change']:.3g}; {summary['seconds']:.2f} s"
     )

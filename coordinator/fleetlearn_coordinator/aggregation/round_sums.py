@@ -70,7 +70,9 @@ class RoundSums:
             passes &= aggregator.passes_check(reports.largest[part], weights)
         return passes
 
-    def add(self, reports: ReportColumns, factors: Sequence[float] = (), values: Values = NO_VALUES) -> None:
+    def add(
+        self, reports: ReportColumns, factors: Sequence[float] = (), values: Values = NO_VALUES
+    ) -> None:
         """Add reports that have passed ``check``. ``factors``, ``values``: of the updates beside
         their weights, as in ``Aggregator.add_many``; no factors: all are 1."""
         for part in self.aggregators:
@@ -142,7 +144,9 @@ class RoundSums:
         """Undo ``to_tensors``, in new memory. Raises ValueError if the tensors are of no such
         states."""
         for part, aggregator in self.aggregators.items():
-            others = tuple(_prefix(other) for other in self.aggregators if other not in (part, UPDATE))
+            others = tuple(
+                _prefix(other) for other in self.aggregators if other not in (part, UPDATE)
+            )
             prefix = _prefix(part)
             mine = {
                 name.removeprefix(prefix): tensor

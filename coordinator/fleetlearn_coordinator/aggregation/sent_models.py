@@ -1,4 +1,5 @@
-"""The forms in which the newest model travels beside float32, as the plan's ``encoding.down`` says."""
+"""The forms in which the newest model travels beside float32, as the plan's ``encoding.down``
+says."""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ class Forms(NamedTuple):
     contents: Mapping[str, Buffer] = {}
     """SHA-256 -> bytes, for what devices may fetch."""
     half: str | None = None
-    """SHA-256 of the model as float16. None: it does not travel so, or its elements are too large."""
+    """SHA-256 of the model as float16. None: it does not travel so, or its elements are too
+    large."""
     deltas: Mapping[str, Delta] = {}
-    """SHA-256 of an earlier model -> the difference from it, where that is smaller than the model."""
+    """SHA-256 of an earlier model -> the difference from it, where that is smaller than the
+    model."""
 
 
 def half_of(model: Vector) -> memoryview | None:
@@ -37,8 +40,8 @@ def half_of(model: Vector) -> memoryview | None:
 
 
 def make_forms(down: str, model: Vector, earlier: Mapping[str, Vector]) -> Forms:
-    """Return the forms of a model for a plan's ``encoding.down``. ``earlier``: earlier models by their SHA-256. May be
-    called in any thread."""
+    """Return the forms of a model for a plan's ``encoding.down``. ``earlier``: earlier models by
+    their SHA-256. May be called in any thread."""
     if down == "float16" and (half := half_of(model)) is not None:
         sha256 = digest(half)
         return Forms({sha256: half}, sha256)

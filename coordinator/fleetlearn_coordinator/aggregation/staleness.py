@@ -1,12 +1,15 @@
-"""What staleness takes from an update: the factor s(tau) of an update whose task began tau model versions ago.
+"""What staleness takes from an update: the factor s(tau) of an update whose task began tau model
+versions ago.
 
-``constant`` and ``polynomial`` and ``hinge`` are the three functions of Xie, Koyejo and Gupta, "Asynchronous Federated
-Optimization" (2019), arXiv 1903.03934. Polynomial with a = 1/2 is what buffered asynchronous training
-uses: Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation" (2022), arXiv 2106.06639.
+``constant`` and ``polynomial`` and ``hinge`` are the three functions of Xie, Koyejo and Gupta,
+"Asynchronous Federated Optimization" (2019), arXiv 1903.03934. Polynomial with a = 1/2 is what
+buffered asynchronous training
+uses: Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation" (2022), arXiv
+2106.06639.
 
-A fresh update (tau = 0) has the factor 1 with each of them. The mean divides by the weights without the factors:
-sum(s(tau_i) * w_i * delta_i) / sum(w_i). With all weights 1 that is the update of the second paper's Algorithm 1,
-1/K * sum(s(tau_i) * delta_i).
+A fresh update (tau = 0) has the factor 1 with each of them. The mean divides by the weights without
+the factors: sum(s(tau_i) * w_i * delta_i) / sum(w_i). With all weights 1 that is the update of the
+second paper's Algorithm 1, 1/K * sum(s(tau_i) * delta_i).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The elements of one update and the values of its buffers, for the aggregators, and what these return."""
+"""The elements of one update and the values of its buffers, for the aggregators, and what these
+return."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 ALIGNMENT = 4096
-"""Whoever reads a part of an update begins at a multiple of this many elements, since an encoding may have a scale for
-each block."""
+"""Whoever reads a part of an update begins at a multiple of this many elements, since an encoding
+may have a scale for each block."""
 
 
 class Update(Protocol):
@@ -45,7 +46,8 @@ class Values(NamedTuple):
     rows: NDArray[np.float32]
     """The values after training, not differences: finite, shape (n, B)."""
     factors: NDArray[np.float64]
-    """c: a value v counts as c * v + (1 - c) * x, where x is the present model's. Above 0 and at most 1, shape (n,)."""
+    """c: a value v counts as c * v + (1 - c) * x, where x is the present model's. Above 0 and at
+    most 1, shape (n,)."""
     present: Vector
     """x, shape (B,)."""
 
@@ -68,6 +70,7 @@ class Result(NamedTuple):
     """What an aggregator made of a round's reports."""
 
     delta: NDArray[np.float64]
-    """What the server optimizer moves the model by, shape (P,). Any values in the buffers' places."""
+    """What the server optimizer moves the model by, shape (P,). Any values in the buffers'
+    places."""
     buffers: NDArray[np.float64]
     """The next values of the model's buffers, shape (B,)."""

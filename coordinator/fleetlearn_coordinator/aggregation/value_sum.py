@@ -1,22 +1,25 @@
-"""The exact sum of the values that devices report of a model's buffers, such as BatchNorm's statistics.
+"""The exact sum of the values that devices report of a model's buffers, such as BatchNorm's
+statistics.
 
-A buffer is measured by the devices, not descended. So what counts is where its value is, not how far it moved: a report
-counts with a share c of its weight w, 0 < c <= 1 (staleness, clipping), and the other 1 - c of it stays with the value
-x of the present model. The next value is the mean
+A buffer is measured by the devices, not descended. So what counts is where its value is, not how
+far it moved: a report counts with a share c of its weight w, 0 < c <= 1 (staleness, clipping), and
+the other 1 - c of it stays with the value x of the present model. The next value is the mean
 
     sum(w_i * (c_i * v_i + (1 - c_i) * x)) / sum(w_i),
 
-which is nowhere outside the range of x and the devices' values v_i, whatever the staleness. A running variance stays
-a variance.
+which is nowhere outside the range of x and the devices' values v_i, whatever the staleness. A
+running variance stays a variance.
 
-No addition rounds, and no finite float32 is too large, whatever the weight. A product of a value (24 significant bits)
-and of w * c (29, ``exact_mean.multiplier``) has 53 bits, exact in float64. It is cut at fixed places into multiples of
-2^136, 2^100, and so on down to 2^-188, each at most 2^35 times its grid; 2^17 of these add up to at most 2^52 times the
-grid, exactly. What is finer than 2^-188 is dropped: it is nothing beside float32's smallest number, 2^-149. (Binned
-summation as in exact_mean.py, with a bin for every exponent. Buffers are a small part of a model, so the cost, 80 bytes
-and two to four passes for an element, does not matter.)
+No addition rounds, and no finite float32 is too large, whatever the weight. A product of a value
+(24 significant bits) and of w * c (29, ``exact_mean.multiplier``) has 53 bits, exact in float64. It
+is cut at fixed places into multiples of 2^136, 2^100, and so on down to 2^-188, each at most 2^35
+times its grid; 2^17 of these add up to at most 2^52 times the grid, exactly. What is finer than
+2^-188 is dropped: it is nothing beside float32's smallest number, 2^-149. (Binned summation as in
+exact_mean.py, with a bin for every exponent. Buffers are a small part of a model, so the cost, 80
+bytes and two to four passes for an element, does not matter.)
 
-The factors' sum, sum(w_i * c_i), is added up in the same way: as one more element, whose value is always 1.
+The factors' sum, sum(w_i * c_i), is added up in the same way: as one more element, whose value is
+always 1.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ def init(size: int) -> Bins:
 
 
 def add(bins: Bins, values: NDArray[np.float32], times: NDArray[np.float64]) -> None:
-    """Add n reports in place: finite values, float32, shape (n, B), and their w * c, ``exact_mean.multipliers``, (n,).
+    """Add n reports in place: finite values, float32, shape (n, B), and their w * c,
+    ``exact_mean.multipliers``, (n,).
 
     The sum holds ``exact_mean.MAX_UPDATES`` reports."""
     products = np.empty((len(values), bins.shape[1]))
@@ -49,7 +53,8 @@ def add(bins: Bins, values: NDArray[np.float32], times: NDArray[np.float64]) -> 
     for exponent, total in zip(GRIDS, bins, strict=True):
         if largest < 2.0 ** (exponent - 1):  # all of it rounds to 0 here
             continue
-        rounding = 1.5 * 2.0 ** (52 + exponent)  # adding and subtracting it rounds to a multiple of 2^exponent
+        # adding and subtracting it rounds to a multiple of 2^exponent
+        rounding = 1.5 * 2.0 ** (52 + exponent)
         cut = (products + rounding) - rounding
         total += cut.sum(axis=0)  # multiples of one grid: exact in whatever order
         products -= cut
@@ -59,8 +64,8 @@ def add(bins: Bins, values: NDArray[np.float32], times: NDArray[np.float64]) -> 
 
 
 def mean(bins: Bins, weight: int, present: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the next values, float64, shape (B,). ``weight``: the sum of the reports' weights w. ``present``: the
-    values in the present model, (B,)."""
+    """Return the next values, float64, shape (B,). ``weight``: the sum of the reports' weights w.
+    ``present``: the values in the present model, (B,)."""
     total = bins[::-1].sum(axis=0)  # the finest first
     # With c = 1 everywhere sum(w c) is the weight, and nothing of the present values stays.
     mean: NDArray[Any] = (total[:-1] + present * (weight - total[-1])) / weight

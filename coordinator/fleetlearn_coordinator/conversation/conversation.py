@@ -1,10 +1,13 @@
-"""The coordinator's side of the conversation with one connection, without I/O. PROTOCOL.md says what is answered.
+"""The coordinator's side of the conversation with one connection, without I/O. PROTOCOL.md says
+what is answered.
 
-A ``Conversation`` opens no socket and no file, starts no task and reads no clock. Its owner (network/driver.py, or a
-test) tells it what happened and carries out each effect as it comes; times are seconds on the engine's clock. What
-concerns the training goes to the run that admitted the device, through its port.
+A ``Conversation`` opens no socket and no file, starts no task and reads no clock. Its owner
+(network/driver.py, or a test) tells it what happened and carries out each effect as it comes; times
+are seconds on the engine's clock. What concerns the training goes to the run that admitted the
+device, through its port.
 
-A message that is refused changes nothing: the connection, the task and the round go on as if it had not come.
+A message that is refused changes nothing: the connection, the task and the round go on as if it had
+not come.
 """
 
 from __future__ import annotations
@@ -63,8 +66,8 @@ from fleetlearn_coordinator.conversation.uploads import Upload, Uploads
 UPLOAD_TIMEOUT = 30.0
 """Seconds without a byte after which a granted upload's connection is ended."""
 LOST_RACES = frozenset([Code.STALE_ROUND, Code.NOT_WANTED, Code.UNKNOWN_TASK, Code.UNKNOWN_CONTENT])
-"""Refusals that are no fault of a device: the round or the task that its message is about ended a moment before, or the
-coordinator was started again meanwhile."""
+"""Refusals that are no fault of a device: the round or the task that its message is about ended a
+moment before, or the coordinator was started again meanwhile."""
 
 
 class Conversation:
@@ -93,7 +96,8 @@ class Conversation:
         self.port: Port
         """The port of the run that admitted the device. Not set before the check-in."""
         self.device: str | None = None
-        """The device at the other end; None before the check-in, and after another connection took over."""
+        """The device at the other end; None before the check-in, and after another connection took
+        over."""
         self.seen = since
         """When the device last said something, or took a chunk in."""
         self.upload: Upload | None = None
@@ -130,7 +134,10 @@ class Conversation:
 
     def flooded(self) -> None:
         """The peer has been waiting for its budget of messages or bytes for too long."""
-        text = f"more messages or bytes than allowed, for more than {PATIENCE:.0f} s; PROTOCOL.md states the rates"
+        text = (
+            f"more messages or bytes than allowed, for more than {PATIENCE:.0f} s; PROTOCOL.md "
+            "states the rates"
+        )
         self._refuse(ProtocolError(Code.BUSY, text))
         self._end("too many messages")
 
@@ -143,8 +150,8 @@ class Conversation:
             self._uploads.grant(now)
 
     def overdue(self, now: float, silence: float) -> str | None:
-        """Return why the connection should be ended, or None: the peer has not checked in, is silent for longer than
-        ``silence`` seconds, or does not go on with a granted upload."""
+        """Return why the connection should be ended, or None: the peer has not checked in, is
+        silent for longer than ``silence`` seconds, or does not go on with a granted upload."""
         if self._new and now - self._since > CHECK_IN_TIMEOUT:
             return f"not checked in within {CHECK_IN_TIMEOUT:.0f} s"
         if now - self.seen > silence:
@@ -159,10 +166,13 @@ class Conversation:
     # Events of the coordinator
 
     def tell(self, message: FromCoordinator) -> None:
-        """The coordinator has something to say to the device. The caller grants the places that come free."""
+        """The coordinator has something to say to the device. The caller grants the places that
+        come free."""
         match message:
             case Task() | Question():  # first, so that a device may do at once what its task needs
-                deltas = (vector.delta.size for vector in message.vectors if vector.delta is not None)
+                deltas = (
+                    vector.delta.size for vector in message.vectors if vector.delta is not None
+                )
                 download = sum(vector.size for vector in message.vectors) + sum(deltas)
                 parts = message.parts if isinstance(message, Task) else (UPDATE,)
                 upload = sum(FLOAT32.size(self.port.elements_of(part)) for part in parts)
@@ -176,11 +186,15 @@ class Conversation:
 
     def replaced(self) -> None:
         """The device has connected again."""
-        self._owner.perform(SendMessage(Refused(Code.REPLACED, f"device {self.device} has connected again")))
+        self._owner.perform(
+            SendMessage(Refused(Code.REPLACED, f"device {self.device} has connected again"))
+        )
         self._leave()
         self._close(1008, "replaced")
 
-    def withdrawn(self, sha256: str, text: str = "the model that was fetched is of an old round") -> None:
+    def withdrawn(
+        self, sha256: str, text: str = "the model that was fetched is of an old round"
+    ) -> None:
         """This content is no longer served."""
         if self.fetching == sha256:  # not a fault of the device: it is not counted
             self._stop_download()
@@ -220,7 +234,12 @@ class Conversation:
         self._owner.perform(End(reason))
 
     def _refuse(
-        self, error: FleetError, task: str | None = None, sha256: str | None = None, *, ends_task: bool = False
+        self,
+        error: FleetError,
+        task: str | None = None,
+        sha256: str | None = None,
+        *,
+        ends_task: bool = False,
     ) -> None:
         self._owner.perform(LogNote(f"refused: {error}"))
         self._owner.perform(SendMessage(Refused(error.code, error.text, task, sha256)))
@@ -237,7 +256,9 @@ class Conversation:
     def _forget_refusals(self) -> None:
         forgotten = int((self.seen - self._refused_at) / REFUSAL_FORGOTTEN)
         self._refusals = max(0, self._refusals - forgotten)
-        self._refused_at = self._refused_at + forgotten * REFUSAL_FORGOTTEN if self._refusals else self.seen
+        self._refused_at = (
+            self._refused_at + forgotten * REFUSAL_FORGOTTEN if self._refusals else self.seen
+        )
 
     # Messages
 
@@ -255,11 +276,18 @@ class Conversation:
 
     def _check_in(self, message: CheckIn) -> None:
         if self.device is not None:
-            raise ProtocolError(Code.DUPLICATE, f"this connection checked in as {self.device} already")
+            raise ProtocolError(
+                Code.DUPLICATE, f"this connection checked in as {self.device} already"
+            )
         if message.protocol != PROTOCOL_VERSION:
-            text = f"version {message.protocol} of the protocol; this coordinator speaks version {PROTOCOL_VERSION}"
+            text = (
+                f"version {message.protocol} of the protocol; this coordinator speaks version "
+                f"{PROTOCOL_VERSION}"
+            )
             older = "the device" if message.protocol < PROTOCOL_VERSION else "the coordinator"
-            note = f"{message.device} was refused: it speaks {text}. Update the fleetlearn of {older}"
+            note = (
+                f"{message.device} was refused: it speaks {text}. Update the fleetlearn of {older}"
+            )
             self._owner.perform(LogNote(note, warning=True, seldom=True))
             self._owner.perform(SendMessage(Refused(Code.BAD_VERSION, text)))
             self._close(1008, "protocol version")
@@ -295,7 +323,9 @@ class Conversation:
     def _failed(self, device: str, message: Failed) -> None:
         if self.upload is not None and self.upload.report.task == message.task:
             self._stop_upload()
-        self._owner.perform(LogNote(f"failed task {message.task}: {message.code} {message.text!r}", warning=True))
+        self._owner.perform(
+            LogNote(f"failed task {message.task}: {message.code} {message.text!r}", warning=True)
+        )
         self._end_task(device, message.task, f"failed: {message.code}")
 
     def _end_task(self, device: str, task: str, cause: str) -> None:
@@ -335,8 +365,11 @@ class Conversation:
             return
         if self.upload is None or self.upload.report != message:
             self._stop_upload()
-            self.upload = self._uploads.offer(device, message, self.port.spool, self.port.elements_of, self)
-        elif self.upload not in self._uploads.places:  # it was asked to wait, and nothing is on its way now
+            self.upload = self._uploads.offer(
+                device, message, self.port.spool, self.port.elements_of, self
+            )
+        elif self.upload not in self._uploads.places:
+            # it was asked to wait, and nothing is on its way now
             self._uploads.queue(self.upload)
         else:
             return
@@ -350,16 +383,31 @@ class Conversation:
     def _chunk(self, message: bytes) -> None:
         chunk = unpack_chunk(message)
         upload = self.upload
-        if upload is None or self.device is None or not upload.transfer or chunk.transfer != upload.transfer:
+        if (
+            upload is None
+            or self.device is None
+            or not upload.transfer
+            or chunk.transfer != upload.transfer
+        ):
             if chunk.transfer in self._transfers:
                 return
-            raise ProtocolError(Code.OUT_OF_TURN, f"a chunk of transfer {chunk.transfer} came, which was not granted")
+            raise ProtocolError(
+                Code.OUT_OF_TURN,
+                f"a chunk of transfer {chunk.transfer} came, which was not granted",
+            )
         try:
             upload.receive(chunk)
         except ProtocolError as error:
             self._bad_chunk(self.device, upload, error)
             return
-        self.port.progress(self.device, upload.report.task, "upload", upload.offset, self.seen, received=len(message))
+        self.port.progress(
+            self.device,
+            upload.report.task,
+            "upload",
+            upload.offset,
+            self.seen,
+            received=len(message),
+        )
 
     def _bad_chunk(self, device: str, upload: Upload, error: ProtocolError) -> None:
         task = upload.report.task
@@ -379,7 +427,9 @@ class Conversation:
             if self.port.has_counted(device, message.task):
                 self._owner.perform(SendMessage(Accepted(message.task)))
             elif not self._transfers:
-                raise ProtocolError(Code.OUT_OF_TURN, f"no upload of task {message.task} was granted")
+                raise ProtocolError(
+                    Code.OUT_OF_TURN, f"no upload of task {message.task} was granted"
+                )
             return
         held = upload in self._uploads.places.held
         if upload.offset < upload.report.size and (upload.restarted or not held):
@@ -398,10 +448,12 @@ class Conversation:
         self._uploads.grant(self.seen)
 
     def _spoiled(self, device: str, task: str, error: ProtocolError) -> None:
-        """Refuse an upload. If its bytes arrived wrong, the device may send them once more; any other fault ends the
-        task."""
+        """Refuse an upload. If its bytes arrived wrong, the device may send them once more; any
+        other fault ends the task."""
         self._stop_upload()
-        if error.code in (Code.WRONG_HASH, Code.WRONG_LENGTH) and self._uploads.first_spoiled(task, self.port.spool):
+        if error.code in (Code.WRONG_HASH, Code.WRONG_LENGTH) and self._uploads.first_spoiled(
+            task, self.port.spool
+        ):
             self._refuse(error, task)
             self._uploads.grant(self.seen)
         else:
@@ -426,4 +478,5 @@ HANDLERS: dict[type, Callable[[Conversation, str, Any], None]] = {
     Reply: Conversation._reply,
     Failed: Conversation._failed,
 }
-"""What a device may say once it has checked in; each takes the conversation, the device and the message."""
+"""What a device may say once it has checked in; each takes the conversation, the device and the
+message."""

@@ -1,4 +1,5 @@
-"""What a conversation asks of whoever owns its connection. Each effect is carried out at once, before the next."""
+"""What a conversation asks of whoever owns its connection. Each effect is carried out at once,
+before the next."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ class SendMessage(Struct, frozen=True, gc=False):
 
 
 class CheckedIn(Struct, frozen=True, gc=False):
-    """The connection speaks for this device from now on. An earlier connection of the device is told ``replaced``. The
-    device goes on with the budgets that it left; once a minute they are raised to those of a new device."""
+    """The connection speaks for this device from now on. An earlier connection of the device is
+    told ``replaced``. The device goes on with the budgets that it left; once a minute they are
+    raised to those of a new device."""
 
     device: str
     download: int
@@ -51,7 +53,8 @@ class StopDownload(Struct, frozen=True, gc=False):
 
 
 class CloseConnection(Struct, frozen=True, gc=False):
-    """Close in an orderly way: what was sent before goes out first. Messages that still arrive are not handled."""
+    """Close in an orderly way: what was sent before goes out first. Messages that still arrive are
+    not handled."""
 
     code: int
     """The WebSocket's closing code."""
@@ -73,14 +76,17 @@ class LogNote(Struct, frozen=True, gc=False):
     """Devices cause it again and again: it is worth a line once in a while."""
 
 
-Effect = SendMessage | CheckedIn | Allow | StartDownload | StopDownload | CloseConnection | End | LogNote
+Effect = (
+    SendMessage | CheckedIn | Allow | StartDownload | StopDownload | CloseConnection | End | LogNote
+)
 
 
 class Owner(Protocol):
     """The owner of a conversation's connection."""
 
     def confirm(self, check_in: CheckIn) -> CheckIn:
-        """Return what may be believed of a check-in. Raises ProtocolError if the device may not check in."""
+        """Return what may be believed of a check-in. Raises ProtocolError if the device may not
+        check in."""
 
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
         """Find the run that the device is to serve, or send it away. Nothing is remembered yet."""

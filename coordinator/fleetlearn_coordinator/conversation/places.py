@@ -1,21 +1,25 @@
-"""Who may transfer now: a few places at a time, and whose turn is next. No socket, no clock, no bytes.
+"""Who may transfer now: a few places at a time, and whose turn is next. No socket, no clock, no
+bytes.
 
-1,000 transfers at once take gigabytes and are no faster than a few, so downloads have a number of places and uploads
-another. A place is worth something to whoever wants to stop the training: a peer that takes one and hardly moves costs
-nothing to run. So a place is held by the bytes that move, and names alone count for little:
+1,000 transfers at once take gigabytes and are no faster than a few, so downloads have a number of
+places and uploads another. A place is worth something to whoever wants to stop the training: a peer
+that takes one and hardly moves costs nothing to run. So a place is held by the bytes that move, and
+names alone count for little:
 
-- A transfer that moves fewer bytes a second than ``least_rate``, over WINDOW seconds, is *slow*. The next that waits
-  takes its place. Where nobody waits it keeps the place: a poor link is no fault. Of several slow ones the least
-  advanced loses its place, so that in a fleet where all are slow most of those that began also finish.
-- Anybody can make up names, and each new name would hold a place for a WINDOW. A device whose update was accepted at a
-  good rate is *proven*, and that cannot be made up. Where proven and *new* devices both wait, each kind has half of the
-  places: so made-up names cannot keep the proven devices waiting, and proven ones do not keep new ones out of the
-  rounds. A device that is slow is new again.
+- A transfer that moves fewer bytes a second than ``least_rate``, over WINDOW seconds, is *slow*.
+  The next that waits takes its place. Where nobody waits it keeps the place: a poor link is no
+  fault. Of several slow ones the least advanced loses its place, so that in a fleet where all are
+  slow most of those that began also finish.
+- Anybody can make up names, and each new name would hold a place for a WINDOW. A device whose
+  update was accepted at a good rate is *proven*, and that cannot be made up. Where proven and *new*
+  devices both wait, each kind has half of the places: so made-up names cannot keep the proven
+  devices waiting, and proven ones do not keep new ones out of the rounds. A device that is slow is
+  new again.
 - A device without a task (*idle*) comes last, and gives its place to any device that has one.
 
-A transfer that loses its place loses no bytes: it goes on later where it was, and an upload's chunks that were on their
-way still count. To look at rates alone would be simpler. But measuring a rate takes some seconds, which a few made-up
-names could take from each round.
+A transfer that loses its place loses no bytes: it goes on later where it was, and an upload's
+chunks that were on their way still count. To look at rates alone would be simpler. But measuring a
+rate takes some seconds, which a few made-up names could take from each round.
 """
 
 from __future__ import annotations
@@ -27,8 +31,8 @@ from typing import Generic, TypeVar
 WINDOW = 2.0
 """Seconds over which a transfer's rate is measured."""
 PROOF_FACTOR = 16
-"""An update that arrives at this many times the least rate proves its device. One that takes less than a WINDOW does so
-at any rate."""
+"""An update that arrives at this many times the least rate proves its device. One that takes less
+than a WINDOW does so at any rate."""
 PROVEN, NEW, IDLE = range(3)
 """The rank of a transfer: its device is proven, is not, or has no task."""
 
@@ -73,7 +77,8 @@ class Turn:
 
 
 class Proven:
-    """At most ``most`` devices that proved themselves. The one whose last proof is oldest is forgotten first."""
+    """At most ``most`` devices that proved themselves. The one whose last proof is oldest is
+    forgotten first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -96,7 +101,8 @@ T = TypeVar("T", bound=Turn)
 
 
 class Places(Generic[T]):
-    """``limit`` places, and the transfers that hold or await one. ``least_rate`` is bytes per second."""
+    """``limit`` places, and the transfers that hold or await one. ``least_rate`` is bytes per
+    second."""
 
     def __init__(self, limit: int, least_rate: float, proven: Proven) -> None:
         self.limit, self.least_rate, self.proven = limit, least_rate, proven
@@ -128,8 +134,9 @@ class Places(Generic[T]):
             queue.pop(turn, None)
 
     def next(self, now: float) -> tuple[T, T | None] | None:
-        """Give one place to a transfer that waits. Returns that transfer and the one that lost the place to it, if one
-        did; None if no place can be given, or there is no room for what the next transfer brings."""
+        """Give one place to a transfer that waits. Returns that transfer and the one that lost the
+        place to it, if one did; None if no place can be given, or there is no room for what the
+        next transfer brings."""
         proven, new, idle = self._queues
         queue = proven or new or idle
         if proven and new and self._proven_held() >= self._share:
@@ -165,8 +172,8 @@ class Places(Generic[T]):
         return sum(turn.rank == PROVEN for turn in self.held)
 
     def _loser_to(self, turn: T) -> T | None:
-        """Return the transfer that gives its place to this one, or None: of the lowest rank, then a slow one, then the
-        one that has moved the fewest bytes."""
+        """Return the transfer that gives its place to this one, or None: of the lowest rank, then a
+        slow one, then the one that has moved the fewest bytes."""
         takes_from_new = turn.rank == PROVEN and self._proven_held() < self._share
         found = [
             held
@@ -175,4 +182,6 @@ class Places(Generic[T]):
             or held.rank == IDLE > turn.rank
             or (held.rank == NEW and takes_from_new)
         ]
-        return min(found, key=lambda held: (-held.rank, not held.slow, held.progress()), default=None)
+        return min(
+            found, key=lambda held: (-held.rank, not held.slow, held.progress()), default=None
+        )

@@ -1,7 +1,8 @@
-"""What conversations ask of the run that admitted their device, and of the files that its updates are written to.
+"""What conversations ask of the run that admitted their device, and of the files that its updates
+are written to.
 
-Only names, numbers, bytes and messages cross these ports, so the other side may be another process. Times are seconds
-on the engine's clock.
+Only names, numbers, bytes and messages cross these ports, so the other side may be another process.
+Times are seconds on the engine's clock.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ class Admitted(NamedTuple):
 
 
 class Port(Protocol):
-    """A run, as conversations see it. What it decides about a device comes back through ``Conversation.tell``: a task,
-    a cancellation, the end of training. The same call may tell other devices something too."""
+    """A run, as conversations see it. What it decides about a device comes back through
+    ``Conversation.tell``: a task, a cancellation, the end of training. The same call may tell other
+    devices something too."""
 
     @property
     def spool(self) -> Spool:
@@ -46,21 +48,25 @@ class Port(Protocol):
         """The device was welcomed. ``check_in`` is what it said of itself."""
 
     def leave(self, device: str, now: float) -> None:
-        """The device's connection is gone. Not called where the device has connected again before."""
+        """The device's connection is gone. Not called where the device has connected again
+        before."""
 
     # Its task
 
     def announce(self, device: str, report: Report, now: float) -> bool:
-        """Return whether the update of this report is wanted: True, or False if it has counted already.
+        """Return whether the update of this report is wanted: True, or False if it has counted
+        already.
 
-        Raises ProtocolError: stale-round, unknown-task, not-wanted, and nothing has changed; or wrong-parts,
-        wrong-length, bad-message, after which the caller ends the task.
+        Raises ProtocolError: stale-round, unknown-task, not-wanted, and nothing has changed; or
+        wrong-parts, wrong-length, bad-message, after which the caller ends the task.
         """
 
-    def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:
-        """Make the complete update in this spool file durable. From then on the file belongs to the coordinator.
-        ``largest``: name of each part -> the greatest magnitude of its elements. Raises ProtocolError: stale-round,
-        out-of-range, norm-too-large."""
+    def save_update(
+        self, device: str, report: Report, spool: int, largest: Mapping[str, float]
+    ) -> None:
+        """Make the complete update in this spool file durable. From then on the file belongs to the
+        coordinator. ``largest``: name of each part -> the greatest magnitude of its elements.
+        Raises ProtocolError: stale-round, out-of-range, norm-too-large."""
 
     def count_report(self, device: str, task: str, now: float) -> None:
         """Count the report of the update that was just saved. The device has been told."""
@@ -77,24 +83,36 @@ class Port(Protocol):
         """Count the answer that was just saved. The device has been told."""
 
     def end_task(self, device: str, task: str, cause: str, now: float) -> None:
-        """The device failed its task, or its update was rejected. Harmless where the task is not the device's."""
+        """The device failed its task, or its update was rejected. Harmless where the task is not
+        the device's."""
 
     def refused(self, device: str, error: FleetError) -> None:
-        """A message of the device was refused, and the device told. Nothing follows from it here."""
+        """A message of the device was refused, and the device told. Nothing follows from it
+        here."""
 
     # What it does meanwhile
 
     def progress(
-        self, device: str, task: str | None, what: str, amount: int, now: float, *, received: int = 0, sent: int = 0
+        self,
+        device: str,
+        task: str | None,
+        what: str,
+        amount: int,
+        now: float,
+        *,
+        received: int = 0,
+        sent: int = 0,
     ) -> None:
-        """The device came as far as ``amount`` in ``what``: its steps, its upload, or a content (by its SHA-256).
+        """The device came as far as ``amount`` in ``what``: its steps, its upload, or a content (by
+        its SHA-256).
 
-        ``received``, ``sent``: bytes that moved since the last call. What is sent is for the task that the device has.
+        ``received``, ``sent``: bytes that moved since the last call. What is sent is for the task
+        that the device has.
         """
 
     def wait(self, device: str, now: float) -> bool:
-        """From now on it is the coordinator's turn to act: to grant an upload, or to send what the device fetches.
-        Returns whether the device has a task."""
+        """From now on it is the coordinator's turn to act: to grant an upload, or to send what the
+        device fetches. Returns whether the device has a task."""
 
     def proceed(self, device: str, now: float) -> None:
         """It is the device's turn again. Harmless where it was."""
@@ -102,13 +120,14 @@ class Port(Protocol):
     # What it fetches
 
     def find(self, sha256: str, offset: int) -> int:
-        """Return the size in bytes of the content with this hash. Raises ProtocolError: unknown-content,
-        wrong-offset (``offset`` is beyond the end)."""
+        """Return the size in bytes of the content with this hash. Raises ProtocolError:
+        unknown-content, wrong-offset (``offset`` is beyond the end)."""
 
 
 class RunPort(Port, Protocol):
-    """A run on a host with several, as the host sees it: a device serves one of them at a time. For the others it is as
-    if it were not connected; those that it waits for have been told ``join``."""
+    """A run on a host with several, as the host sees it: a device serves one of them at a time. For
+    the others it is as if it were not connected; those that it waits for have been told
+    ``join``."""
 
     name: str
     task_prefix: str
@@ -141,7 +160,8 @@ class RunPort(Port, Protocol):
         """Return the connected devices whose tasks ended since the last call."""
 
     def withdraw(self, device: str, now: float) -> None:
-        """The connected device, which has no task of this run, waits here no longer. Nothing follows from it now."""
+        """The connected device, which has no task of this run, waits here no longer. Nothing
+        follows from it now."""
 
 
 class Spool(Protocol):

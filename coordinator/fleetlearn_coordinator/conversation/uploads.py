@@ -1,8 +1,10 @@
-"""Updates on their way to the coordinator: a few at a time, checked as they arrive. places.py says whose turn it is.
+"""Updates on their way to the coordinator: a few at a time, checked as they arrive. places.py says
+whose turn it is.
 
-When an upload loses its place, chunks that are on their way still count; otherwise a slow device would lose them each
-time. The bytes that arrived are in a spool file. At most as many uploads without a place keep their spool files as
-there are places: beyond that, the upload with the fewest bytes begins again.
+When an upload loses its place, chunks that are on their way still count; otherwise a slow device
+would lose them each time. The bytes that arrived are in a spool file. At most as many uploads
+without a place keep their spool files as there are places: beyond that, the upload with the fewest
+bytes begins again.
 """
 
 from __future__ import annotations
@@ -21,29 +23,37 @@ from fleetlearn_coordinator.conversation.places import PROOF_FACTOR, WINDOW, Pla
 from fleetlearn_coordinator.conversation.port import Spool
 
 
-def check_parts(report: Report, asked: Mapping[str, str], elements_of: Callable[[str], int]) -> None:
-    """Raise ProtocolError (wrong-parts, wrong-length) unless the report has the parts that were asked for (name ->
-    encoding), of as many elements as ``elements_of`` says of each."""
+def check_parts(
+    report: Report, asked: Mapping[str, str], elements_of: Callable[[str], int]
+) -> None:
+    """Raise ProtocolError (wrong-parts, wrong-length) unless the report has the parts that were
+    asked for (name -> encoding), of as many elements as ``elements_of`` says of each."""
     given = [(part.name, part.encoding) for part in report.parts]
     if sorted(given) != sorted(asked.items()):
-        text = f"a report of the parts {_listed(given)} came; the task asked for {_listed(asked.items())}"
+        text = (
+            f"a report of the parts {_listed(given)} came; the task asked for "
+            f"{_listed(asked.items())}"
+        )
         raise ProtocolError(Code.WRONG_PARTS, text)
     for part in report.parts:
         elements = elements_of(part.name)
         expected = find_encoding(part.encoding).size(elements)
         if part.size != expected:
-            text = f"part {part.name} has {part.size} bytes; its {elements} elements take {expected}"
+            text = (
+                f"part {part.name} has {part.size} bytes; its {elements} elements take {expected}"
+            )
             raise ProtocolError(Code.WRONG_LENGTH, text)
 
 
 def check_work(report: Report, epochs: int) -> None:
-    """Raise ProtocolError (bad-message) if the report claims more work than its task's ``epochs`` over the examples
-    that it claims. A step takes at least one example; twice as many steps are let through."""
+    """Raise ProtocolError (bad-message) if the report claims more work than its task's ``epochs``
+    over the examples that it claims. A step takes at least one example; twice as many steps are let
+    through."""
     if report.epochs > epochs or report.steps > 2 * epochs * report.examples:
         raise ProtocolError(
             Code.BAD_MESSAGE,
-            f"a report of {report.epochs:g} epochs and {report.steps} steps on {report.examples} examples came; the "
-            f"task asked for {epochs} epochs",
+            f"a report of {report.epochs:g} epochs and {report.steps} steps on {report.examples} "
+            f"examples came; the task asked for {epochs} epochs",
         )
 
 
@@ -82,7 +92,8 @@ class Upload(Turn):
     largest: dict[str, float] = field(default_factory=dict)
     """Name of each part that has begun to arrive -> the greatest magnitude so far."""
     transfer: int = 0
-    """The number that its chunks carry, while it has a place and for a while afterwards. 0: no chunk counts."""
+    """The number that its chunks carry, while it has a place and for a while afterwards. 0: no
+    chunk counts."""
     restarted: bool = False
     """A chunk was refused, and no chunk with the new transfer number has come yet."""
     crc32: dict[str, int] = field(default_factory=dict)
@@ -99,21 +110,25 @@ class Upload(Turn):
     def proves(self, now: float, least_rate: float) -> bool:
         """Return whether the complete upload was quick enough to prove its device."""
         assert self.began is not None
-        return now - self.began <= max(WINDOW, self.offset / (PROOF_FACTOR * least_rate) if least_rate else 0.0)
+        return now - self.began <= max(
+            WINDOW, self.offset / (PROOF_FACTOR * least_rate) if least_rate else 0.0
+        )
 
     def receive(self, chunk: Chunk) -> None:
-        """Check one chunk and write it to the spool file. Raises ProtocolError (wrong-offset, wrong-length,
-        not-finite, bad-encoding) and changes nothing."""
+        """Check one chunk and write it to the spool file. Raises ProtocolError (wrong-offset,
+        wrong-length, not-finite, bad-encoding) and changes nothing."""
         assert self.spool_file is not None
         size = len(chunk.payload)
         if chunk.offset != self.offset:
             raise ProtocolError(
-                Code.WRONG_OFFSET, f"a chunk begins at byte {chunk.offset}; {self.offset} bytes are here so far"
+                Code.WRONG_OFFSET,
+                f"a chunk begins at byte {chunk.offset}; {self.offset} bytes are here so far",
             )
         part, end = self._arriving_part()
         if self.offset + size > end:
             raise ProtocolError(
-                Code.WRONG_LENGTH, f"a chunk of {size} bytes at {self.offset}; part {part.name} ends at {end}"
+                Code.WRONG_LENGTH,
+                f"a chunk of {size} bytes at {self.offset}; part {part.name} ends at {end}",
             )
         encoding, elements = find_encoding(part.encoding), None
         if self.offset + size == end:  # the last block may be shorter
@@ -130,18 +145,20 @@ class Upload(Turn):
         """Raise ProtocolError (wrong-length, wrong-hash) unless all bytes arrived as announced."""
         if self.offset != self.report.size:
             raise ProtocolError(
-                Code.WRONG_LENGTH, f"{self.offset} bytes were sent; the update was announced with {self.report.size}"
+                Code.WRONG_LENGTH,
+                f"{self.offset} bytes were sent; the update was announced with {self.report.size}",
             )
         for part in self.report.parts:
             if self.crc32[part.name] != part.crc32:
                 raise ProtocolError(
                     Code.WRONG_HASH,
-                    f"part {part.name} has CRC-32 {self.crc32[part.name]:08x}; {part.crc32:08x} was announced. Send it "
-                    "again.",
+                    f"part {part.name} has CRC-32 {self.crc32[part.name]:08x}; {part.crc32:08x} "
+                    "was announced. Send it again.",
                 )
 
     def _arriving_part(self) -> tuple[Part, int]:
-        """Return the part that the next byte belongs to (the last one once all have arrived), and where it ends."""
+        """Return the part that the next byte belongs to (the last one once all have arrived), and
+        where it ends."""
         end = 0
         for part in self.report.parts:
             end += part.size
@@ -159,7 +176,8 @@ class Uploads:
         self._broken: dict[str, Upload] = {}
         """Task -> its upload whose connection broke; the device may go on with it."""
         self._without_place: dict[Upload, None] = {}
-        """Uploads with bytes in a spool file and without a place: broken, waiting, or asked to wait."""
+        """Uploads with bytes in a spool file and without a place: broken, waiting, or asked to
+        wait."""
         self._spoiled: dict[str, Spool] = {}
         """Task whose upload arrived wrong once -> its run's spool."""
 
@@ -181,7 +199,8 @@ class Uploads:
         elements_of: Callable[[str], int],
         sender: Sender | None = None,
     ) -> Upload:
-        """Queue an announced update. It goes on from what an earlier connection brought of the same bytes."""
+        """Queue an announced update. It goes on from what an earlier connection brought of the same
+        bytes."""
         self.forget(report.task, unless=report)
         upload = self._broken.pop(report.task, None) or Upload(device, report, spool, elements_of)
         upload.report, upload.sender = report, sender
@@ -204,8 +223,8 @@ class Uploads:
                 upload.sender.must_wait(upload)
 
     def grants(self, now: float) -> Iterator[Upload]:
-        """Yield the uploads that may begin now, each with a new transfer number, and the uploads that lost their places
-        to them, which hold none now."""
+        """Yield the uploads that may begin now, each with a new transfer number, and the uploads
+        that lost their places to them, which hold none now."""
         while (found := self.places.next(now)) is not None:
             upload, loser = found
             if loser is not None:
@@ -220,7 +239,8 @@ class Uploads:
             yield upload
 
     def renew(self, upload: Upload) -> None:
-        """Give the upload a new transfer number, so that chunks with the old number do not count any more."""
+        """Give the upload a new transfer number, so that chunks with the old number do not count
+        any more."""
         self._count = self._count % (2**32 - 1) + 1
         upload.transfer, upload.restarted = self._count, False
 
@@ -240,7 +260,8 @@ class Uploads:
         self._begin_again(upload)
 
     def complete(self, upload: Upload, now: float) -> int:
-        """The update was saved. Returns the number of its spool file, which is not the upload's from now on."""
+        """The update was saved. Returns the number of its spool file, which is not the upload's
+        from now on."""
         if upload in self.places.held and upload.proves(now, self.places.least_rate):
             self.places.proven.add(upload.device)
         self._stop(upload)
@@ -250,23 +271,33 @@ class Uploads:
         return spool_file
 
     def forget(self, task: str, unless: Report | None = None) -> None:
-        """Drop what a broken connection brought for a task, unless the report ``unless`` announces the same bytes."""
+        """Drop what a broken connection brought for a task, unless the report ``unless`` announces
+        the same bytes."""
         broken = self._broken.get(task)
         if broken is not None and (unless is None or broken.report.parts != unless.parts):
             self._begin_again(self._broken.pop(task))
 
     def first_spoiled(self, task: str, spool: Spool) -> bool:
-        """Return whether this is the first time that the task's upload arrived wrong, and remember that it did."""
+        """Return whether this is the first time that the task's upload arrived wrong, and remember
+        that it did."""
         first = task not in self._spoiled
         self._spoiled[task] = spool
         return first
 
     def forget_tasks(self, spool: Spool, unless: Container[str]) -> None:
-        """A run's tasks are over, except those named by ``unless``: drop what broken connections left of them, and what
-        is remembered about them."""
-        for task in [task for task, its_spool in self._spoiled.items() if its_spool is spool and task not in unless]:
+        """A run's tasks are over, except those named by ``unless``: drop what broken connections
+        left of them, and what is remembered about them."""
+        for task in [
+            task
+            for task, its_spool in self._spoiled.items()
+            if its_spool is spool and task not in unless
+        ]:
             del self._spoiled[task]
-        for task in [task for task, upload in self._broken.items() if upload.spool is spool and task not in unless]:
+        for task in [
+            task
+            for task, upload in self._broken.items()
+            if upload.spool is spool and task not in unless
+        ]:
             self.forget(task)
 
     def _lose_place(self, upload: Upload) -> None:

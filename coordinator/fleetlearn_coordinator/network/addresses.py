@@ -1,7 +1,9 @@
-"""What each address costs the coordinator: its connections, and its budgets of check-ins, messages and bytes.
+"""What each address costs the coordinator: its connections, and its budgets of check-ins, messages
+and bytes.
 
-An IPv4 address counts as it is. An IPv6 address counts with all others of its /64 network, which one machine usually
-has for itself. The book remembers what an address has spent for a while after its last connection, and is bounded.
+An IPv4 address counts as it is. An IPv6 address counts with all others of its /64 network, which
+one machine usually has for itself. The book remembers what an address has spent for a while after
+its last connection, and is bounded.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ NOTHING = 0, 0
 
 @lru_cache(maxsize=1024)  # most connections come from few addresses, and each asks twice
 def read_address(text: str) -> Address | None:
-    """Return the address, an IPv4 address in IPv6 clothes (::ffff:192.0.2.7) as IPv4; None if the text is none."""
+    """Return the address, an IPv4 address in IPv6 clothes (::ffff:192.0.2.7) as IPv4; None if the
+    text is none."""
     try:
         address = ip_address(text.partition("%")[0])
     except ValueError:
@@ -43,7 +46,9 @@ class Networks:
     """Some networks: ``address in networks``."""
 
     def __init__(self, networks: Iterable[str]) -> None:
-        self._networks: list[IPv4Network | IPv6Network] = [ip_network(network) for network in networks]
+        self._networks: list[IPv4Network | IPv6Network] = [
+            ip_network(network) for network in networks
+        ]
 
     def __contains__(self, address: object) -> bool:
         return any(address in network for network in self._networks)
@@ -52,7 +57,16 @@ class Networks:
 class AddressUse:
     """What one address has and has spent. Its connections share it."""
 
-    __slots__ = ("_most", "bytes", "check_ins", "connections", "key", "messages", "newcomers", "short_lives")
+    __slots__ = (
+        "_most",
+        "bytes",
+        "check_ins",
+        "connections",
+        "key",
+        "messages",
+        "newcomers",
+        "short_lives",
+    )
 
     def __init__(self, key: str, limits: Limits, now: float) -> None:
         self.key = key
@@ -64,28 +78,39 @@ class AddressUse:
         self.check_ins = Bucket(limits.check_ins, max(1.0, ADDRESS_BURST * limits.check_ins), now)
         self.messages = Bucket(limits.messages, ADDRESS_BURST * limits.messages, now)
         self.bytes = Bucket(limits.bytes, ADDRESS_BURST * limits.bytes, now)
-        self.short_lives = Bucket(ADDRESS_SHORT_LIVES * SHORT_LIFE_RATE, ADDRESS_SHORT_LIVES * SHORT_LIFE_BURST, now)
+        self.short_lives = Bucket(
+            ADDRESS_SHORT_LIVES * SHORT_LIFE_RATE, ADDRESS_SHORT_LIVES * SHORT_LIFE_BURST, now
+        )
 
     def floods(self, now: float, room: int) -> bool:
-        """Return whether a further connection of the address is to be closed unread: because many of the last ones
-        ended at once, or because as many have not checked in as there is ``room`` for newcomers."""
+        """Return whether a further connection of the address is to be closed unread: because many
+        of the last ones ended at once, or because as many have not checked in as there is ``room``
+        for newcomers."""
         return self.newcomers >= room or self.short_lives.wait(now) > 0
 
     def refusal(self, now: float) -> str:
-        """Count a connection that asks to be opened. Returns why it is refused; empty if it is not."""
+        """Count a connection that asks to be opened. Returns why it is refused; empty if it is
+        not."""
         if self.connections > self._most:
-            return f"{self.key} has {self._most} connections, as many as one address may have at a time"
+            return (
+                f"{self.key} has {self._most} connections, as many as one address may have at a "
+                "time"
+            )
         if self.check_ins.wait(now):
             return f"{self.key} opens more than {self.check_ins.rate:g} connections per second"
         self.check_ins.tokens -= 1
         return ""
 
     def wait(self, now: float) -> tuple[float, tuple[int, int]]:
-        """Return for how many seconds a connection must wait until the address may send more, and how many frames and
-        bytes were booked for it. The connections that wait have their turns one after the other."""
+        """Return for how many seconds a connection must wait until the address may send more, and
+        how many frames and bytes were booked for it. The connections that wait have their turns one
+        after the other."""
         if not self.messages.wait(now, least=0) and not self.bytes.wait(now, least=0):
             return 0.0, NOTHING
-        booked = FRAMES_PER_TURN if self.messages.tokens < 0 else 0, TURN_BYTES if self.bytes.tokens < 0 else 0
+        booked = (
+            FRAMES_PER_TURN if self.messages.tokens < 0 else 0,
+            TURN_BYTES if self.bytes.tokens < 0 else 0,
+        )
         return max(self.messages.book(now, booked[0]), self.bytes.book(now, booked[1])), booked
 
 
@@ -96,7 +121,8 @@ class AddressBook:
         self._limits, self._exempt = limits, Networks(limits.exempt)
         self._connected: dict[str, AddressUse] = {}
         self._gone: dict[str, AddressUse] = {}
-        """Addresses without a connection; the one that went first comes first. At most ADDRESSES_KEPT."""
+        """Addresses without a connection; the one that went first comes first. At most
+        ADDRESSES_KEPT."""
 
     def __len__(self) -> int:
         return len(self._connected) + len(self._gone)
@@ -129,5 +155,6 @@ class AddressBook:
 
 
 def retry_after() -> str:
-    """Return when a refused peer may try again, as the header Retry-After says it: whole seconds, at random."""
+    """Return when a refused peer may try again, as the header Retry-After says it: whole seconds,
+    at random."""
     return str(round(random.uniform(1.0, RETRY_AFTER)))

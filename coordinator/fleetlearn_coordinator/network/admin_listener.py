@@ -1,7 +1,9 @@
-"""The administrators' port: HTTP/1.1 with JSON, one request for each connection, bounded in every way.
+"""The administrators' port: HTTP/1.1 with JSON, one request for each connection, bounded in every
+way.
 
-A request is answered in another thread, a few at a time, so that whatever is asked the event loop goes on answering
-devices. The port is for programs: a browser's request is refused, whatever page it comes from.
+A request is answered in another thread, a few at a time, so that whatever is asked the event loop
+goes on answering devices. The port is for programs: a browser's request is refused, whatever page
+it comes from.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ from typing import Any, NamedTuple
 import h11
 import msgspec
 
-from fleetlearn_coordinator.network.http_port import MOST_HEADERS, HttpPort, RefusedError, read_request, read_target
+from fleetlearn_coordinator.network.http_port import (
+    MOST_HEADERS,
+    HttpPort,
+    RefusedError,
+    read_request,
+    read_target,
+)
 from fleetlearn_coordinator.plan.service_settings import Tls
 
 MOST_CONNECTIONS = 32
@@ -54,7 +62,12 @@ class AdminListener:
         """Raises FleetError where the files of TLS cannot be used."""
         self._answer = answer
         self._port = HttpPort(
-            self._talk, "an administrator", most=MOST_CONNECTIONS, threads=THREADS, timeout=TIMEOUT, tls=tls
+            self._talk,
+            "an administrator",
+            most=MOST_CONNECTIONS,
+            threads=THREADS,
+            timeout=TIMEOUT,
+            tls=tls,
         )
 
     async def listen(self, host: str, port: int) -> str:
@@ -97,19 +110,25 @@ class AdminListener:
 def _check(head: h11.Request) -> None:
     """Refuse a request before its body is read. Raises RefusedError."""
     headers = dict(head.headers)
-    if head.method in (b"HEAD", b"CONNECT"):  # the answer to HEAD has no body, and CONNECT would end HTTP
+    # the answer to HEAD has no body, and CONNECT would end HTTP
+    if head.method in (b"HEAD", b"CONNECT"):
         text = f"{head.method.decode()} is no method of this port"
         raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, text, silent=head.method == b"HEAD")
-    if b"transfer-encoding" in headers:  # each of many small chunks would cost the event loop as much as a large one
+    # each of many small chunks would cost the event loop as much as a large one
+    if b"transfer-encoding" in headers:
         raise RefusedError(HTTPStatus.LENGTH_REQUIRED, "a body needs the header Content-Length")
     if int(headers.get(b"content-length", 0)) > MOST_BODY:
-        raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is longer than {MOST_BODY} bytes")
+        raise RefusedError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is longer than {MOST_BODY} bytes"
+        )
     if any(name in headers for name in BROWSER):
         raise RefusedError(HTTPStatus.FORBIDDEN, "web pages are refused: this port is for programs")
 
 
 def _request(head: h11.Request, body: bytes) -> Request:
     """Return a request that ``_check`` let through."""
-    scheme, _, token = dict(head.headers).get(b"authorization", b"").decode("latin-1").partition(" ")
+    scheme, _, token = (
+        dict(head.headers).get(b"authorization", b"").decode("latin-1").partition(" ")
+    )
     token = token.strip() if scheme.lower() == "bearer" else ""
     return Request(head.method.decode(), *read_target(head), token, body)

@@ -1,9 +1,10 @@
 """A WebSocket connection that handles only as much from its peer as the bounds of limits.py allow.
 
-The frames and the handshake are those of websockets' ServerProtocol, which does no I/O. It is given a few frames at a
-time; in between, other connections have their turn. websockets' own asyncio connection is not used: it handles all
-frames of one read (up to 40,000) at once, answers pings however much waits to be written, and wakes a task for each
-message. Here a message is handled as soon as it is read, and a connection has no task.
+The frames and the handshake are those of websockets' ServerProtocol, which does no I/O. It is given
+a few frames at a time; in between, other connections have their turn. websockets' own asyncio
+connection is not used: it handles all frames of one read (up to 40,000) at once, answers pings
+however much waits to be written, and wakes a task for each message. Here a message is handled as
+soon as it is read, and a connection has no task.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class ConnectionOwner(Protocol):
         """Return the answer to the request that opens the connection, and set its ``known``."""
 
     def speaks_tls(self, connection: DeviceConnection) -> None:
-        """The peer begins a TLS handshake, and this port has no TLS. The connection is ended now."""
+        """The peer begins a TLS handshake, and this port has no TLS. The connection is ended
+        now."""
 
     def lost(self, connection: DeviceConnection) -> None:
         """The connection is closed."""
@@ -64,10 +66,12 @@ class Handler(Protocol):
     """Who handles a connection's messages."""
 
     def received(self, message: str | bytes) -> None:
-        """A message is complete. More may come until ``closed``, even if the connection is ended now."""
+        """A message is complete. More may come until ``closed``, even if the connection is ended
+        now."""
 
     def flooded(self) -> None:
-        """The peer has waited for its budget for too long. Called once; the connection is ended then."""
+        """The peer has waited for its budget for too long. Called once; the connection is ended
+        then."""
 
     def closed(self) -> None:
         """The connection is closed. Called once."""
@@ -77,13 +81,16 @@ class Handler(Protocol):
 
 
 class DeviceConnection(asyncio.Protocol):
-    """Hands frames to websockets within the budgets of limits.py, a few in each turn of the event loop."""
+    """Hands frames to websockets within the budgets of limits.py, a few in each turn of the event
+    loop."""
 
     driver: Handler
     """Set by the listener, before anything arrives."""
     transport: asyncio.Transport
 
-    def __init__(self, protocol: ServerProtocol, owner: ConnectionOwner, message_rate: float = MESSAGE_RATE) -> None:
+    def __init__(
+        self, protocol: ServerProtocol, owner: ConnectionOwner, message_rate: float = MESSAGE_RATE
+    ) -> None:
         self.protocol, self._owner = protocol, owner
         self.loop = asyncio.get_running_loop()
         self.since = now = self.loop.time()
@@ -108,7 +115,8 @@ class DeviceConnection(asyncio.Protocol):
         self.sent_away = ""
         """Why the peer was told to come back later: the reason of a come-back."""
         self._booked = NOTHING
-        """Frames and bytes that were booked of the address's budgets while the peer waited for its turn."""
+        """Frames and bytes that were booked of the address's budgets while the peer waited for its
+        turn."""
         self._socket_transport: asyncio.BaseTransport | None = None
         """The transport, or the one below TLS."""
         self._drained: asyncio.Future[None] | None = None
@@ -133,7 +141,8 @@ class DeviceConnection(asyncio.Protocol):
 
     @property
     def made(self) -> bool:
-        """Whether there is a transport. While TLS shakes hands there is none, and the listener bounds the time."""
+        """Whether there is a transport. While TLS shakes hands there is none, and the listener
+        bounds the time."""
         return self._socket_transport is not None
 
     @property
@@ -160,7 +169,8 @@ class DeviceConnection(asyncio.Protocol):
     # Writing
 
     def send(self, text: str) -> None:
-        """Send a text message, if the connection is open. What the peer does not read waits in the write buffer."""
+        """Send a text message, if the connection is open. What the peer does not read waits in the
+        write buffer."""
         if self.protocol.state is State.OPEN:
             self.protocol.send_text(text.encode())
             self._write()
@@ -192,15 +202,17 @@ class DeviceConnection(asyncio.Protocol):
     # The end
 
     def close(self, code: int, reason: str) -> None:
-        """Close in an orderly way: what was sent before goes out first. What arrives meanwhile is handled."""
+        """Close in an orderly way: what was sent before goes out first. What arrives meanwhile is
+        handled."""
         if self.protocol.state is State.OPEN:
             self.protocol.send_close(code, reason)
             self._write()
             self._limit_closing()
 
     def end(self, code: int, reason: str, *, reading: bool = False) -> None:
-        """Close, and cut the connection off after LINGER seconds. What still arrives is not handled, and not
-        even read unless ``reading``, with which the end of a well-behaved peer is seen sooner."""
+        """Close, and cut the connection off after LINGER seconds. What still arrives is not
+        handled, and not even read unless ``reading``, with which the end of a well-behaved peer is
+        seen sooner."""
         if self._ended:
             return
         self._stop_handling(reading)
@@ -228,7 +240,9 @@ class DeviceConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self._socket_transport = getattr(getattr(transport, "_ssl_protocol", None), "_transport", transport)
+        self._socket_transport = getattr(
+            getattr(transport, "_ssl_protocol", None), "_transport", transport
+        )
         transport.set_write_buffer_limits(DRAIN_ABOVE)
 
     def data_received(self, data: bytes) -> None:
@@ -262,9 +276,10 @@ class DeviceConnection(asyncio.Protocol):
     def cut_cycles(self) -> None:
         """Let what belongs to the connection, which is closed, be freed now.
 
-        Else it waits for the garbage collector, which runs rarely (``process_settings.collect_garbage_rarely``): some
-        30 objects and 4 KiB each, until 1,800 connections have ended, or 36,000 where it ran while they were open, or
-        four million where it ran often."""
+        Else it waits for the garbage collector, which runs rarely
+        (``process_settings.collect_garbage_rarely``): some 30 objects and 4 KiB each, until 1,800
+        connections have ended, or 36,000 where it ran while they were open, or four million where
+        it ran often."""
         self._forgotten = True
         self.driver.cut_cycles()
         del self.driver
@@ -279,7 +294,11 @@ class DeviceConnection(asyncio.Protocol):
 
     def _hand_on_soon(self, wait: float = 0.0) -> None:
         if self._next is None and not self._ended:
-            self._next = self.loop.call_later(wait, self._hand_on) if wait else self.loop.call_soon(self._hand_on)
+            self._next = (
+                self.loop.call_later(wait, self._hand_on)
+                if wait
+                else self.loop.call_soon(self._hand_on)
+            )
 
     def _hand_on(self) -> None:
         """Hand as much of the unread bytes to websockets as may be handled now."""
@@ -298,8 +317,8 @@ class DeviceConnection(asyncio.Protocol):
         self._set_reading()
 
     def _full(self) -> bool:
-        """Return whether too many answers wait for the peer to read them. ``_hand_on_soon`` is called when that is
-        over."""
+        """Return whether too many answers wait for the peer to read them. ``_hand_on_soon`` is
+        called when that is over."""
         if self.paused and self.transport.get_write_buffer_size() > WRITE_PAUSE:
             self.stalled = self.stalled or self.loop.time()
             return True
@@ -324,12 +343,14 @@ class DeviceConnection(asyncio.Protocol):
                 self.driver.flooded()
                 self.end(1008, "too many messages")
             self._patience.tokens -= wait
-        elif self.use is not None and self._booked is NOTHING:  # others share the address: it is no fault of this peer
+        elif self.use is not None and self._booked is NOTHING:
+            # others share the address: it is no fault of this peer
             wait, self._booked = self.use.wait(now)
         return wait
 
     def _charge(self, use: AddressUse, frames: int, size: int) -> None:
-        """Charge the address for what was handed on. The bytes that a task asked for are not charged."""
+        """Charge the address for what was handed on. The bytes that a task asked for are not
+        charged."""
         size = min(size, max(0, round(self.incoming.burst - self.incoming.tokens)))
         use.messages.tokens -= frames - self._booked[0]
         use.bytes.tokens -= size - self._booked[1]
@@ -341,7 +362,8 @@ class DeviceConnection(asyncio.Protocol):
         end = found + 4 if found >= 0 else len(request)
         if request.startswith(TLS_BEGIN):
             self._owner.speaks_tls(self)
-            self.transport.write(NO_TLS)  # no TLS either: the peer's own error names a wrong version, at once
+            # no TLS either: the peer's own error names a wrong version, at once
+            self.transport.write(NO_TLS)
             self.transport.close()
         elif end > HANDSHAKE_BYTES:
             self.transport.abort()
@@ -356,7 +378,8 @@ class DeviceConnection(asyncio.Protocol):
     def _answer(self, request: bytes) -> None:
         """Answer the request that opens the connection."""
         self.protocol.receive_data(request)
-        for event in self.protocol.events_received():  # one, or none if websockets has refused what is no request
+        # one, or none if websockets has refused what is no request
+        for event in self.protocol.events_received():
             assert isinstance(event, Request)
             self.protocol.send_response(self._owner.respond(self, event))
         self._write()
@@ -380,7 +403,8 @@ class DeviceConnection(asyncio.Protocol):
         self._handle(data if whole and begin == 0 else data[begin:end])
         if self._ended:
             return
-        if self.protocol.eof_sent and self.protocol.close_rcvd is None:  # websockets closed it because of an error
+        # websockets closed it because of an error
+        if self.protocol.eof_sent and self.protocol.close_rcvd is None:
             self._stop_handling()
         elif self.protocol.state is State.CLOSING:
             self._limit_closing()
@@ -400,7 +424,10 @@ class DeviceConnection(asyncio.Protocol):
                     continue
                 self._fragments += (frame,)
                 if frame.fin:
-                    first, payload = self._fragments[0], b"".join([part.data for part in self._fragments])
+                    first, payload = (
+                        self._fragments[0],
+                        b"".join([part.data for part in self._fragments]),
+                    )
                     self._fragments = ()
                     self._deliver(first.opcode, payload)
 

@@ -1,10 +1,16 @@
-"""What devices have left of their budgets when their connections end, so that a new connection is no new budget."""
+"""What devices have left of their budgets when their connections end, so that a new connection is
+no new budget."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, TypeVar
 
-from fleetlearn_coordinator.conversation.limits import ALLOWANCE_INTERVAL, DEVICE_BURST, DEVICES_KEPT, Bucket
+from fleetlearn_coordinator.conversation.limits import (
+    ALLOWANCE_INTERVAL,
+    DEVICE_BURST,
+    DEVICES_KEPT,
+    Bucket,
+)
 
 
 class Budgets(NamedTuple):
@@ -16,7 +22,8 @@ class Budgets(NamedTuple):
 
 
 class DeviceBudgets:
-    """The budgets of the devices that went lately, and how often devices check in. Bounded, whatever comes."""
+    """The budgets of the devices that went lately, and how often devices check in. Bounded,
+    whatever comes."""
 
     def __init__(self, check_in_rate: float) -> None:
         """``check_in_rate``: check-ins of a device, per second."""
@@ -28,7 +35,8 @@ class DeviceBudgets:
         """Device -> its budgets when it went."""
 
     def check_in(self, device: str, now: float) -> float:
-        """Count a check-in. Returns 0, or the seconds until the device may check in; then this one is not counted."""
+        """Count a check-in. Returns 0, or the seconds until the device may check in; then this one
+        is not counted."""
         bucket = self._check_ins.get(device) or Bucket(self._rate, DEVICE_BURST, now)
         _put(self._check_ins, device, bucket)
         wait = bucket.wait(now)
@@ -37,8 +45,9 @@ class DeviceBudgets:
         return wait
 
     def allows(self, device: str, now: float, run: str = "") -> bool:
-        """Return whether a device that checks in is allowed what a check-in allows: messages, its first task's bytes.
-        Once in ALLOWANCE_INTERVAL seconds it is; for each ``run``, where it may serve several."""
+        """Return whether a device that checks in is allowed what a check-in allows: messages, its
+        first task's bytes. Once in ALLOWANCE_INTERVAL seconds it is; for each ``run``, where it may
+        serve several."""
         key = f"{device} {run}"  # no name has a space
         if now - self._allowed.get(key, -ALLOWANCE_INTERVAL) < ALLOWANCE_INTERVAL:
             return False

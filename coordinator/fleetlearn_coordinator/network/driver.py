@@ -1,8 +1,10 @@
-"""The owner of one connection's conversation: reads messages for it, and carries out its effects on the WebSocket.
+"""The owner of one connection's conversation: reads messages for it, and carries out its effects on
+the WebSocket.
 
-Three things bound memory and stalls. Frames of contents are made once, and after each of them other connections have
-their turn. Everything that waits for a peer to read has a bound. A peer that stalls is ended by ``abort()``, since a
-closing handshake would wait for ever behind a full write buffer.
+Three things bound memory and stalls. Frames of contents are made once, and after each of them other
+connections have their turn. Everything that waits for a peer to read has a bound. A peer that
+stalls is ended by ``abort()``, since a closing handshake would wait for ever behind a full write
+buffer.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ if TYPE_CHECKING:  # few services sign
 SEND_TIMEOUT = 30.0
 """Seconds that a write to a device may wait for it to read."""
 WAITING_INTERVAL = 20.0
-"""Seconds between the messages that tell a device that its fetch waits: a third of a device's patience."""
+"""Seconds between the messages that tell a device that its fetch waits: a third of a device's
+patience."""
 
 
 class ServedRun(NamedTuple):
@@ -95,7 +98,8 @@ class Shared:
     gate: OutputGate = field(default_factory=OutputGate)
     """Holds back what is sent until what it promises is stored."""
     ended: bool = False
-    """Nothing more may be done: the host is being closed, or an error left its only run's memory and disk different."""
+    """Nothing more may be done: the host is being closed, or an error left its only run's memory
+    and disk different."""
 
 
 class ConnectionDriver:
@@ -125,7 +129,8 @@ class ConnectionDriver:
         self.blocked: float | None = None
         """Since when a write has been waiting for the device to read."""
         self.replaced_by: tuple[str, str] | None = None
-        """The device, and the address from which it connected again while this connection was open."""
+        """The device, and the address from which it connected again while this connection was
+        open."""
         self._returned = False
         """Whether its device has the budgets that an earlier connection left."""
         self._signer: DeviceSigner | None = None
@@ -169,26 +174,28 @@ class ConnectionDriver:
             self._shared.failed(error)
 
     def _warn_of_two(self, device: str, address: str) -> None:
-        """Say that two machines speak as one device, if so: what answers the close of a connection that another
-        replaced is alive. A device has one connection at a time, and leaves the one before without an answer."""
+        """Say that two machines speak as one device, if so: what answers the close of a connection
+        that another replaced is alive. A device has one connection at a time, and leaves the one
+        before without an answer."""
         answer = self.connection.protocol.close_rcvd
         if answer is not None and answer.code == CloseCode.POLICY_VIOLATION:
             say_seldom(
                 f"device {device}",
-                f"two processes speak as this device, from {self.connection.address} and from {address}: each ends the "
-                "other's connection. Was its state directory copied? Give each machine a name, a state directory and a "
-                "token of its own",
+                f"two processes speak as this device, from {self.connection.address} and from "
+                f"{address}: each ends the other's connection. Was its state directory copied? "
+                "Give each machine a name, a state directory and a token of its own",
             )
 
     def cut_cycles(self) -> None:
-        """Nothing is asked of the driver any more. The conversation, whose owner it is, is freed with it."""
+        """Nothing is asked of the driver any more. The conversation, whose owner it is, is freed
+        with it."""
         del self.conversation
 
     # What the host asks
 
     def overdue(self, now: float, silence: float) -> str | None:
-        """Return why the connection should be ended, or None. Either the conversation has a reason, or the device does
-        not read."""
+        """Return why the connection should be ended, or None. Either the conversation has a reason,
+        or the device does not read."""
         if not self.connection.made:
             return None
         unread = self.download.stalled(now) if self.download is not None else inf
@@ -200,18 +207,22 @@ class ConnectionDriver:
         return self.conversation.overdue(now, silence)
 
     def confirm(self, check_in: CheckIn) -> CheckIn:
-        """Return what may be believed of a check-in. Raises ProtocolError (bad-message) if the credential is of another
-        device."""
+        """Return what may be believed of a check-in. Raises ProtocolError (bad-message) if the
+        credential is of another device."""
         known, signer = self.connection.known, self._shared.signer
         if known is not None:
             check_in = confirmed(check_in, known)
-        # From here on the device is who it says. What an earlier check-in asked for, which was refused, does not count.
-        self._signer = signer.for_device(check_in) if signer is not None and check_in.trusts else None
+        # From here on the device is who it says. What an earlier check-in asked for, which was
+        # refused, does not count.
+        self._signer = (
+            signer.for_device(check_in) if signer is not None and check_in.trusts else None
+        )
         return check_in
 
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
         """Admit the device, or send it away."""
-        if self.connection.known is None:  # else its check-in was counted before the WebSocket was accepted
+        # else its check-in was counted before the WebSocket was accepted
+        if self.connection.known is None:
             wait = self._shared.budgets.check_in(check_in.device, self._loop.time())
             if wait:
                 return ComeBack(wait, "busy")
@@ -286,7 +297,11 @@ class ConnectionDriver:
         device, run = self.conversation.device, self.run
         if device is None:
             return f"device (not checked in, at {self.connection.address})"
-        return f"device {device}, run {run.name}" if run is not None and run.name else f"device {device}"
+        return (
+            f"device {device}, run {run.name}"
+            if run is not None and run.name
+            else f"device {device}"
+        )
 
     def _check_in(self, effect: CheckedIn) -> None:
         device, connection, budgets = effect.device, self.connection, self._shared.budgets
@@ -307,11 +322,14 @@ class ConnectionDriver:
             self.send(keys)
 
     def allow_first_task(self, run: RunPort) -> None:
-        """Let the device fetch the bundle of a run that it begins to serve on this connection, unless an earlier
-        connection could do so just now."""
+        """Let the device fetch the bundle of a run that it begins to serve on this connection,
+        unless an earlier connection could do so just now."""
         device = self.conversation.device
         assert device is not None
-        if self._shared.budgets.allows(device, self._loop.time(), run.task_prefix) or not self._returned:
+        if (
+            self._shared.budgets.allows(device, self._loop.time(), run.task_prefix)
+            or not self._returned
+        ):
             self.connection.allow(0, run.download, run.upload)
 
     def arriving(self) -> int:
@@ -331,13 +349,16 @@ class ConnectionDriver:
             self.conversation.withdrawn(start.sha256, error.text)
             return
         download = self.download = Download(device, start.sha256, self.connection.transport)
-        download.task = self._loop.create_task(self._send_content(download, content, start, self.run.port))
+        download.task = self._loop.create_task(
+            self._send_content(download, content, start, self.run.port)
+        )
 
     def _stop_download(self) -> None:
         """End the download.
 
-        The cancelled asyncio task keeps a traceback, which keeps the download, its content and this driver. If the
-        download kept the task, that cycle would wait for the garbage collector, which runs rarely, with a whole model.
+        The cancelled asyncio task keeps a traceback, which keeps the download, its content and this
+        driver. If the download kept the task, that cycle would wait for the garbage collector,
+        which runs rarely, with a whole model.
         """
         download, self.download = self.download, None
         if download is not None:
@@ -358,7 +379,8 @@ class ConnectionDriver:
                 if connection.paused:
                     await self._drain()
                 else:
-                    await asyncio.sleep(0)  # other connections have their turn, even if the kernel takes everything
+                    # other connections have their turn, even if the kernel takes everything
+                    await asyncio.sleep(0)
                 conversation.seen = now = loop.time()  # a device that takes chunks is not silent
                 if not download.turn.is_set():
                     await self._take_turn(download, port)
@@ -366,11 +388,20 @@ class ConnectionDriver:
                     return
                 transport.write(frame)
                 download.sent += len(frame)
-                progress(download.device, None, start.sha256, start.offset + download.sent, now, sent=len(frame))
+                progress(
+                    download.device,
+                    None,
+                    start.sha256,
+                    start.offset + download.sent,
+                    now,
+                    sent=len(frame),
+                )
                 connection.downloads.tokens -= len(frame)
         except OSError as error:  # its file
             self.log(f"a download is ended: {in_words(error, file=True)}", logging.WARNING)
-            conversation.withdrawn(start.sha256, "the coordinator cannot read what was fetched any more")
+            conversation.withdrawn(
+                start.sha256, "the coordinator cannot read what was fetched any more"
+            )
         finally:
             if self.download is download:
                 self.download = None
@@ -386,7 +417,8 @@ class ConnectionDriver:
             await asyncio.sleep(min(wait, WAITING_INTERVAL))
 
     async def _take_turn(self, download: Download, port: Port) -> None:
-        """Wait for a place. First wait until the device has read what was sent: before, it could not use one."""
+        """Wait for a place. First wait until the device has read what was sent: before, it could
+        not use one."""
         await self._drain()
         downloads, now = self._shared.downloads, self._loop.time()
         has_task = port.wait(download.device, now)

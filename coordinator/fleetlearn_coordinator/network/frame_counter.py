@@ -8,7 +8,8 @@ _CONTINUATION, _BINARY = 0, 2
 
 
 class FrameCounter:
-    """Finds where frames end in a stream of bytes (RFC 6455, section 5.2), before anything is done with them."""
+    """Finds where frames end in a stream of bytes (RFC 6455, section 5.2), before anything is done
+    with them."""
 
     __slots__ = ("_header", "_payload", "fragments")
 
@@ -21,9 +22,11 @@ class FrameCounter:
         """Bytes of the current frame that are still to come."""
 
     def advance(self, data: bytes, begin: int, frames: int, small: int) -> tuple[int, int]:
-        """Go on from ``begin`` over at most ``frames`` frames, at most ``small`` of them smaller than LARGE_FRAME.
+        """Go on from ``begin`` over at most ``frames`` frames, at most ``small`` of them smaller
+        than LARGE_FRAME.
 
-        Returns where they end, and how many of them are small. A frame counts when its header is complete.
+        Returns where they end, and how many of them are small. A frame counts when its header is
+        complete.
         """
         at, size, counted = begin, len(data), 0
         while at < size:

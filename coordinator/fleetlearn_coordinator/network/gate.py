@@ -1,5 +1,5 @@
-"""Decides who may open a connection, by its certificate or the headers of its first request, before the WebSocket is
-accepted."""
+"""Decides who may open a connection, by its certificate or the headers of its first request, before
+the WebSocket is accepted."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SECRET = re.compile(r"[A-Za-z0-9_-]{43,128}")
 """A credential or a token: at least 256 bits in base64url (RFC 4648, section 5)."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PREFIX = "fleetlearn."
-"""Browsers can set no header: a page offers subprotocols ``fleetlearn.credential.SECRET`` and so on beside the real
-one, which is the only one that is ever answered."""
+"""Browsers can set no header: a page offers subprotocols ``fleetlearn.credential.SECRET`` and so on
+beside the real one, which is the only one that is ever answered."""
 MOST_TAGS = 16
 
 
@@ -63,28 +63,38 @@ def offered_by(headers: Headers) -> Offered:
     for kind, found in values.items():
         pattern = NAME if kind == "device" else SECRET
         if len(found) > 1 or not all(map(pattern.fullmatch, found)):
-            raise RefusalError(HTTPStatus.BAD_REQUEST, f"the {kind} in the request is not one, or is there twice")
+            raise RefusalError(
+                HTTPStatus.BAD_REQUEST, f"the {kind} in the request is not one, or is there twice"
+            )
     return Offered(**{kind: found[0] for kind, found in values.items() if found})
 
 
 def certified_by(certificate: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the device that a certificate is of, and the Unix time from which it is valid. The device's name is the
-    subject's common name, its only one (RFC 5280, 4.1.2.6). Raises RefusalError.
+    """Return the device that a certificate is of, and the Unix time from which it is valid. The
+    device's name is the subject's common name, its only one (RFC 5280, 4.1.2.6). Raises
+    RefusalError.
 
-    ``certificate``: as ``SSLObject.getpeercert`` returns it. TLS has checked whose it is, and that it is valid now.
+    ``certificate``: as ``SSLObject.getpeercert`` returns it. TLS has checked whose it is, and that
+    it is valid now.
     """
-    names = [value for part in certificate.get("subject", ()) for kind, value in part if kind == "commonName"]
+    names = [
+        value
+        for part in certificate.get("subject", ())
+        for kind, value in part
+        if kind == "commonName"
+    ]
     if len(names) != 1 or not NAME.fullmatch(names[0]):
         raise RefusalError(
             HTTPStatus.FORBIDDEN,
-            f"the certificate's subject has the common names {names!r:.200}; expected one, the device's name: 1 to 64 "
-            "letters, digits and . _ -",
+            f"the certificate's subject has the common names {names!r:.200}; expected one, the "
+            "device's name: 1 to 64 letters, digits and . _ -",
         )
     return names[0], float(ssl.cert_time_to_seconds(certificate["notBefore"]))
 
 
 class Gate:
-    """Lets devices in whose credential or certificate is known, and enrols those that bring a token."""
+    """Lets devices in whose credential or certificate is known, and enrols those that bring a
+    token."""
 
     def __init__(self, identities: Identities) -> None:
         self.identities = identities
@@ -95,8 +105,9 @@ class Gate:
         certificate: Mapping[str, Any] | None,
         count: Callable[[str], None] = lambda device: None,
     ) -> Known:
-        """Return the device that may connect. A ``certificate`` alone decides, where TLS has taken one. ``count`` is
-        called with the name of the device once it is certain, and may raise RefusalError. Raises RefusalError."""
+        """Return the device that may connect. A ``certificate`` alone decides, where TLS has taken
+        one. ``count`` is called with the name of the device once it is certain, and may raise
+        RefusalError. Raises RefusalError."""
         try:
             offered = offered_by(headers)
             if certificate:
@@ -107,14 +118,16 @@ class Gate:
         except StoreUnavailableError as error:
             logger.error("nobody can be let in: %s", error.text)
             raise RefusalError(
-                HTTPStatus.SERVICE_UNAVAILABLE, "the coordinator cannot look credentials up now; try again later"
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "the coordinator cannot look credentials up now; try again later",
             ) from None
 
     def _check_certificate(self, offered: Offered, certificate: Mapping[str, Any]) -> Known:
         device, begin = certified_by(certificate)
         if offered.device not in ("", device):
             raise RefusalError(
-                HTTPStatus.FORBIDDEN, f"this certificate is of the device {device}, not of {offered.device}"
+                HTTPStatus.FORBIDDEN,
+                f"this certificate is of the device {device}, not of {offered.device}",
             )
         try:
             return self.identities.certified(device, begin, time.time())
@@ -126,9 +139,9 @@ class Gate:
         if not offered.credential:
             raise RefusalError(
                 HTTPStatus.UNAUTHORIZED,
-                "this coordinator takes enrolled devices alone: start the device with a token (--token), which its "
-                "operator makes with `fleetlearn-coordinator token`, or with its certificate (--certificate) where it "
-                "was given one",
+                "this coordinator takes enrolled devices alone: start the device with a token "
+                "(--token), which its operator makes with `fleetlearn-coordinator token`, or with "
+                "its certificate (--certificate) where it was given one",
             )
         try:
             known = self.identities.find(offered.credential, now, count)
@@ -138,8 +151,8 @@ class Gate:
             elif offered.device not in ("", known.device):
                 raise RefusalError(
                     HTTPStatus.FORBIDDEN,
-                    f"this credential is of the device {known.device}, not of {offered.device}: its state directory "
-                    "was copied, or its identity.json was changed",
+                    f"this credential is of the device {known.device}, not of {offered.device}: "
+                    "its state directory was copied, or its identity.json was changed",
                 )
             if offered.next not in ("", offered.credential):
                 self.identities.announce_next(known.device, offered.next)
@@ -152,18 +165,21 @@ class Gate:
         if not offered.token:
             raise RefusalError(
                 HTTPStatus.UNAUTHORIZED,
-                "this credential is not known here: it was revoked, or is another coordinator's. A new token (--token) "
-                "enrols the device again",
+                "this credential is not known here: it was revoked, or is another coordinator's. A "
+                "new token (--token) enrols the device again",
             )
         if not offered.device:
-            raise RefusalError(HTTPStatus.BAD_REQUEST, "a device that enrols says its name (Fleetlearn-Device)")
+            raise RefusalError(
+                HTTPStatus.BAD_REQUEST, "a device that enrols says its name (Fleetlearn-Device)"
+            )
         known = self.identities.enrol(offered.device, offered.credential, offered.token, now)
         logger.info("device %s is enrolled", known.device)
         return known
 
 
 def public_keys(files: Sequence[Path]) -> tuple[str, ...]:
-    """Return the public keys of a service's signing keys, which a token brings to its devices. Raises FleetError."""
+    """Return the public keys of a service's signing keys, which a token brings to its devices.
+    Raises FleetError."""
     if not files:
         return ()
     from fleetlearn_coordinator.network.signing import Signer  # few services sign
@@ -172,13 +188,13 @@ def public_keys(files: Sequence[Path]) -> tuple[str, ...]:
 
 
 def confirmed(check_in: CheckIn, known: Known) -> CheckIn:
-    """Return the check-in of a device that is known, with its operator's tags first. Raises ProtocolError (bad-message)
-    if it speaks for another device."""
+    """Return the check-in of a device that is known, with its operator's tags first. Raises
+    ProtocolError (bad-message) if it speaks for another device."""
     if check_in.device != known.device:
         raise ProtocolError(
             Code.BAD_MESSAGE,
-            f"this connection's credential is of {known.device}, and {check_in.device} checked in: a device with a "
-            "certificate is started with the certificate's name (--name)",
+            f"this connection's credential is of {known.device}, and {check_in.device} checked in: "
+            "a device with a certificate is started with the certificate's name (--name)",
         )
     tags = tuple(dict.fromkeys((*known.tags, *check_in.tags)))[:MOST_TAGS]
     return msgspec.structs.replace(check_in, tags=tags)

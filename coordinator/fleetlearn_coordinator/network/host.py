@@ -1,4 +1,5 @@
-"""The connections of one process: where they come in, who speaks for which device, and who is overdue."""
+"""The connections of one process: where they come in, who speaks for which device, and who is
+overdue."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ import msgspec
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.errors import MAX_TEXT
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer
-from fleetlearn_protocol.messages import SILENT_HEARTBEATS, CheckIn, ComeBack, FromCoordinator, Welcome
+from fleetlearn_protocol.messages import (
+    SILENT_HEARTBEATS,
+    CheckIn,
+    ComeBack,
+    FromCoordinator,
+    Welcome,
+)
 
 from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT, TLS_NEWCOMERS
 from fleetlearn_coordinator.conversation.places import Places, Proven
@@ -40,11 +47,12 @@ SOFTWARE = f"fleetlearn {version('fleetlearn')}"
 
 
 class Host:
-    """The listener, the connections and the places for their transfers, within a running event loop.
+    """The listener, the connections and the places for their transfers, within a running event
+    loop.
 
-    It serves one run, to whose port all conversations speak, or ``several``: then ``turns`` says which of them each
-    device serves, and conversations speak to it through a ``SharedPort``. Connections, places for transfers and
-    devices' names are the host's.
+    It serves one run, to whose port all conversations speak, or ``several``: then ``turns`` says
+    which of them each device serves, and conversations speak to it through a ``SharedPort``.
+    Connections, places for transfers and devices' names are the host's.
     """
 
     def __init__(
@@ -55,8 +63,9 @@ class Host:
         *,
         several: bool = False,
     ) -> None:
-        """``places``: how many connections the process has descriptors for. ``gate``: who may connect, if not
-        everybody. Raises FleetError where the files of TLS, or a signing key, cannot be used."""
+        """``places``: how many connections the process has descriptors for. ``gate``: who may
+        connect, if not everybody. Raises FleetError where the files of TLS, or a signing key,
+        cannot be used."""
         self._gate = gate
         proven = Proven(service.max_connections)
         self.heartbeat = service.heartbeat
@@ -69,7 +78,9 @@ class Host:
         self._listener = Listener(
             lambda connection: ConnectionDriver(connection, self.shared),
             origins=service.own_origins,
-            newcomers=places.newcomers if service.tls is None else min(places.newcomers, TLS_NEWCOMERS),
+            newcomers=places.newcomers
+            if service.tls is None
+            else min(places.newcomers, TLS_NEWCOMERS),
             speaking=lambda: len(self.devices),
             heartbeat=service.heartbeat,
             certificates=self._certificates,
@@ -100,9 +111,12 @@ class Host:
         self._swept = self._loop.time()
         """When ``sweep`` looked last."""
 
-    def serve_run(self, port: Port, bundle: Bundle, failed: Callable[[Exception], None], name: str = "") -> ServedRun:
-        """Serve a run. Call once, before ``listen``, unless the host serves ``several``; those are then added to
-        ``turns``. ``failed`` is called with errors that no device caused. ``name``: the run's, of several."""
+    def serve_run(
+        self, port: Port, bundle: Bundle, failed: Callable[[Exception], None], name: str = ""
+    ) -> ServedRun:
+        """Serve a run. Call once, before ``listen``, unless the host serves ``several``; those are
+        then added to ``turns``. ``failed`` is called with errors that no device caused. ``name``:
+        the run's, of several."""
         run = ServedRun(port, Contents(bundle), failed, name)
         if self.turns is None:
             self._run = run
@@ -121,7 +135,10 @@ class Host:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self._listener.close()
 
@@ -137,10 +154,15 @@ class Host:
             answer = ComeBack(spread(30.0), "busy")
         return answer
 
-    def _admit_to(self, turns: Turns, driver: ConnectionDriver, check_in: CheckIn) -> Admitted | ComeBack:
+    def _admit_to(
+        self, turns: Turns, driver: ConnectionDriver, check_in: CheckIn
+    ) -> Admitted | ComeBack:
         unfit = {run: run.port.unfit(check_in) for run in turns.runs}
         fits = {run for run, why in unfit.items() if not why}
-        why = "; ".join(f"{run.port.name}: {why}" for run, why in unfit.items()) or "no run is served here now"
+        why = (
+            "; ".join(f"{run.port.name}: {why}" for run, why in unfit.items())
+            or "no run is served here now"
+        )
         device = SharedDevice(driver, msgspec.structs.replace(check_in, held=None), fits)
         port = SharedPort(turns, device)
         return Admitted(port, welcome(self.heartbeat, "" if fits else why[:MAX_TEXT]), 0, 0)
@@ -148,7 +170,9 @@ class Host:
     def can_sign_for(self, check_in: CheckIn) -> bool:
         """Return whether the device, if it trusts keys, trusts one of the service's."""
         signer = self.shared.signer
-        return not check_in.trusts or (signer is not None and signer.for_device(check_in) is not None)
+        return not check_in.trusts or (
+            signer is not None and signer.for_device(check_in) is not None
+        )
 
     def _fail(self, error: Exception) -> None:
         if self.turns is None:
@@ -172,9 +196,11 @@ class Host:
         """Let uploads begin, as many as there is room for."""
         self.uploads.grant(self._loop.time())
 
-    def publish(self, run: ServedRun, newest: Mapping[str, Buffer], older: Mapping[str, Older]) -> None:
-        """Serve a run's newest vectors by their SHA-256, and the older ones that its tasks began from. Each download of
-        another one would keep that one's bytes in memory."""
+    def publish(
+        self, run: ServedRun, newest: Mapping[str, Buffer], older: Mapping[str, Older]
+    ) -> None:
+        """Serve a run's newest vectors by their SHA-256, and the older ones that its tasks began
+        from. Each download of another one would keep that one's bytes in memory."""
         for gone in run.contents.publish(newest, older):
             for device in self.devices_of(run):
                 self.devices[device].conversation.withdrawn(gone)
@@ -182,10 +208,12 @@ class Host:
     # Time, and the end
 
     def sweep(self, interval: float) -> None:
-        """End the connections that are overdue, and take places from those that hardly move while others wait.
+        """End the connections that are overdue, and take places from those that hardly move while
+        others wait.
 
-        ``interval``: seconds between two calls. Where this one comes late, this process stood still itself (a slow
-        disk, a suspended machine): what devices sent meanwhile was not read yet, and that time is nobody's silence."""
+        ``interval``: seconds between two calls. Where this one comes late, this process stood still
+        itself (a slow disk, a suspended machine): what devices sent meanwhile was not read yet, and
+        that time is nobody's silence."""
         now, silence = self._loop.time(), SILENT_HEARTBEATS * self.heartbeat
         since, self._swept = now - self._swept, now
         if since > 1.25 * interval:
@@ -213,7 +241,9 @@ class Host:
         for driver in list(self.connections):
             known = driver.connection.known
             if known is not None and enrolled.get(known.device) != known.enrolled:
-                driver.log("connection ended: its credential was revoked, or its device was enrolled again")
+                driver.log(
+                    "connection ended: its credential was revoked, or its device was enrolled again"
+                )
                 driver.connection.end(1008, "the credential was revoked")
 
     async def empty(self) -> None:
@@ -224,18 +254,21 @@ class Host:
 
 
 def welcome(heartbeat: float, ineligible: str = "") -> Welcome:
-    """Return the welcome for a device that may stay. ``ineligible``: why it gets no task, for its owner."""
+    """Return the welcome for a device that may stay. ``ineligible``: why it gets no task, for its
+    owner."""
     return Welcome(SOFTWARE, heartbeat, CHUNK_BYTES, ineligible)
 
 
 def _signer(files: Sequence[Path]) -> Signer | None:
     if not files:
         return None
-    from fleetlearn_coordinator.network.signing import Signer  # its import takes 30 ms and 10 MB, for few services
+    # its import takes 30 ms and 10 MB, for few services
+    from fleetlearn_coordinator.network.signing import Signer
 
     return Signer(files)
 
 
 def spread(longest: float) -> float:
-    """A random wait, so that those who are told to come back do not come all at once (full jitter)."""
+    """A random wait, so that those who are told to come back do not come all at once (full
+    jitter)."""
     return round(random.uniform(0.0, longest), 3)

@@ -1,7 +1,9 @@
-"""A TCP port for HTTP/1.1 whose cost is bounded: its connections, by their number, their rate, their time, and for each
-address. h11 reads and writes HTTP without I/O; what is here is the sockets, and the bounds.
+"""A TCP port for HTTP/1.1 whose cost is bounded: its connections, by their number, their rate,
+their time, and for each address. h11 reads and writes HTTP without I/O; what is here is the
+sockets, and the bounds.
 
-The ports of administrators (``admin_listener``) and of the page for people (``page_listener``) are such ports.
+The ports of administrators (``admin_listener``) and of the page for people (``page_listener``) are
+such ports.
 """
 
 from __future__ import annotations
@@ -37,13 +39,16 @@ MOST_HEADERS = 16 * 1024
 READ = 16 * 1024
 """Bytes that are read at a time."""
 BACKLOG = 100
-"""Connections that the kernel holds before they are accepted: those that an attack leaves there are over in seconds."""
+"""Connections that the kernel holds before they are accepted: those that an attack leaves there are
+over in seconds."""
 RETRY = 1.0
-"""Seconds until connections are accepted again after the system had no descriptor or memory for one."""
+"""Seconds until connections are accepted again after the system had no descriptor or memory for
+one."""
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bool]]
-"""Has the conversation of one connection. Returns whether it was of use to its peer: one that was of none and was short
-counts against its address. Raises OSError, TimeoutError, EOFError (the peer is gone, or too slow)."""
+"""Has the conversation of one connection. Returns whether it was of use to its peer: one that was
+of none and was short counts against its address. Raises OSError, TimeoutError, EOFError (the peer
+is gone, or too slow)."""
 
 
 class RefusedError(Exception):
@@ -78,13 +83,16 @@ class HttpPort:
         limits: Limits | None = None,
         proxies: Collection[str] = (),
     ) -> None:
-        """``name``: whose requests these are, for the log. ``most``: connections at a time. ``threads``: of
-        ``pool``. ``timeout``: seconds that
-        one lives. ``limits``: of each address; None: addresses have none. ``proxies``: networks whose addresses have
-        none. Raises FleetError where the files of TLS cannot be used."""
+        """``name``: whose requests these are, for the log. ``most``: connections at a time.
+        ``threads``: of ``pool``. ``timeout``: seconds that
+        one lives. ``limits``: of each address; None: addresses have none. ``proxies``: networks
+        whose addresses have none. Raises FleetError where the files of TLS cannot be used."""
         self._talk, self._name, self._most, self._timeout = talk, name, most, timeout
         self._certificates = None if tls is None else Certificates(tls)
-        self._book, self._proxies = None if limits is None else AddressBook(limits), Networks(proxies)
+        self._book, self._proxies = (
+            None if limits is None else AddressBook(limits),
+            Networks(proxies),
+        )
         self._loop = asyncio.get_running_loop()
         self.pool = ThreadPoolExecutor(threads, name)
         """For what must not hold the event loop up."""
@@ -141,11 +149,14 @@ class HttpPort:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:  # no descriptor is left, or no memory
-            logger.error("no connection of %s can be accepted for %.0f s: %s", self._name, RETRY, error)
+            logger.error(
+                "no connection of %s can be accepted for %.0f s: %s", self._name, RETRY, error
+            )
             self._rest(RETRY)
             return
         now, room, use = self._loop.time(), self._most - len(self._open), self._enter(peer[0])
-        if room and (use is None or not (use.floods(now, room + 1) or use.refusal(now))):  # it is counted itself
+        # it is counted itself
+        if room and (use is None or not (use.floods(now, room + 1) or use.refusal(now))):
             self._accepts.tokens -= 1
             self._open.add(self._loop.create_task(self._serve(accepted, use)))
         else:
@@ -156,7 +167,8 @@ class HttpPort:
             self._rest(wait)
 
     def _enter(self, host: str) -> AddressUse | None:
-        """Count a connection of an address. Returns what the address has spent; None if it has no limits."""
+        """Count a connection of an address. Returns what the address has spent; None if it has no
+        limits."""
         address = read_address(host)
         if self._book is None or address is None or address in self._proxies:
             return None
@@ -179,7 +191,9 @@ class HttpPort:
                 accepted.setblocking(False)
                 reader = asyncio.StreamReader(READ)
                 protocol = asyncio.StreamReaderProtocol(reader)
-                transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, accepted, **self._tls())
+                transport, _ = await self._loop.connect_accepted_socket(
+                    lambda: protocol, accepted, **self._tls()
+                )
                 writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
                 useful = await self._talk(reader, writer)
                 writer.close()
@@ -187,7 +201,8 @@ class HttpPort:
         except (OSError, TimeoutError, EOFError) as error:  # of TLS, too
             if getattr(error, "reason", None) == "HTTP_REQUEST":
                 say_seldom(
-                    f"a request of {self._name} was refused", "it is for http://, and this port has https:// alone"
+                    f"a request of {self._name} was refused",
+                    "it is for http://, and this port has https:// alone",
                 )
             _forget_frames(error)
         except Exception:
@@ -209,27 +224,34 @@ class HttpPort:
             return {}
         self._certificates.check()
         context: ssl.SSLContext = self._certificates.context
-        return {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_TIMEOUT, "ssl_shutdown_timeout": LINGER}
+        return {
+            "ssl": context,
+            "ssl_handshake_timeout": HANDSHAKE_TIMEOUT,
+            "ssl_shutdown_timeout": LINGER,
+        }
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Let an error's frames go. Those of h11, and of asyncio's TLS, hold the error themselves, and so the connection's
-    buffers until the next garbage collection, which is rare here."""
+    """Let an error's frames go. Those of h11, and of asyncio's TLS, hold the error themselves, and
+    so the connection's buffers until the next garbage collection, which is rare here."""
     error.__traceback__ = None
 
 
 async def read_request(
     connection: h11.Connection, reader: asyncio.StreamReader, check: Callable[[h11.Request], None]
 ) -> tuple[h11.Request, bytes]:
-    """Return the next request and its body. ``check``: looks at a request before its body is read, and raises
-    RefusedError. Raises RefusedError (what the request is answered), EOFError (the peer is gone)."""
+    """Return the next request and its body. ``check``: looks at a request before its body is read,
+    and raises RefusedError. Raises RefusedError (what the request is answered), EOFError (the peer
+    is gone)."""
     head, body = None, b""
     while True:
         try:
             event = connection.next_event()
         except h11.RemoteProtocolError as error:
             _forget_frames(error)
-            raise RefusedError(HTTPStatus(error.error_status_hint), f"this is not HTTP/1.1: {error}") from None
+            raise RefusedError(
+                HTTPStatus(error.error_status_hint), f"this is not HTTP/1.1: {error}"
+            ) from None
         match event:
             case h11.NEED_DATA:
                 connection.receive_data(await reader.read(READ))
@@ -251,6 +273,9 @@ def read_target(request: h11.Request) -> RequestTarget:
         target = urlsplit(request.target.decode("ascii"))
         path = tuple(unquote(part, errors="strict") for part in target.path.strip("/").split("/"))
         return RequestTarget(
-            path, dict(parse_qsl(target.query, keep_blank_values=True, errors="strict", max_num_fields=20))
+            path,
+            dict(
+                parse_qsl(target.query, keep_blank_values=True, errors="strict", max_num_fields=20)
+            ),
         )
     raise RefusedError(HTTPStatus.BAD_REQUEST, "the request's target is no path that can be read")

@@ -1,7 +1,7 @@
 """Accepts connections, a few at a time, and only as many as there are places and descriptors for.
 
-websockets' own listener accepts without a bound, and asyncio's, at the process's limit of descriptors, logs 4,096
-errors at once and tries again.
+websockets' own listener accepts without a bound, and asyncio's, at the process's limit of
+descriptors, logs 4,096 errors at once and tries again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,13 @@ from fleetlearn_coordinator.conversation.limits import (
     Bucket,
 )
 from fleetlearn_coordinator.network import process_settings
-from fleetlearn_coordinator.network.addresses import AddressBook, AddressUse, Networks, read_address, retry_after
+from fleetlearn_coordinator.network.addresses import (
+    AddressBook,
+    AddressUse,
+    Networks,
+    read_address,
+    retry_after,
+)
 from fleetlearn_coordinator.network.connection import DeviceConnection, Handler
 from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
 from fleetlearn_coordinator.network.forwarded import origin_of
@@ -46,7 +52,8 @@ from fleetlearn_coordinator.plan.service_settings import Limits
 
 SUBPROTOCOLS = [Subprotocol(PROTOCOL_NAME)]
 RETRY = 1.0
-"""Seconds until connections are accepted again after the system had no descriptor or memory for one."""
+"""Seconds until connections are accepted again after the system had no descriptor or memory for
+one."""
 
 
 class Listener:
@@ -65,11 +72,11 @@ class Listener:
         limits: Limits,
         proxies: Collection[str] = (),
     ) -> None:
-        """``handler_of``: makes the handler of a new connection; ``origins``: web pages that may connect;
-        ``newcomers``: connections beside those that are ``speaking`` for a device; ``heartbeat``: seconds between a
-        device's signs of life; ``certificates``: for TLS, if it is to be had; ``gate``: who
-        may connect, if not everybody; ``limits``: of addresses and devices; ``proxies``: networks that say truly whom
-        they connect for."""
+        """``handler_of``: makes the handler of a new connection; ``origins``: web pages that may
+        connect; ``newcomers``: connections beside those that are ``speaking`` for a device;
+        ``heartbeat``: seconds between a device's signs of life; ``certificates``: for TLS, if it is
+        to be had; ``gate``: who may connect, if not everybody; ``limits``: of addresses and
+        devices; ``proxies``: networks that say truly whom they connect for."""
         self._certificates, self._gate = certificates, gate
         self._handler_of, self._origins = handler_of, frozenset(origins)
         self.page_port: int | None = None
@@ -103,7 +110,10 @@ class Listener:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
@@ -177,7 +187,9 @@ class Listener:
             if use is not None and use.floods(self._loop.time(), self._room()):
                 self._close_unread(accepted, use)
                 continue
-            protocol = ServerProtocol(subprotocols=SUBPROTOCOLS, max_size=LARGEST_MESSAGE, logger=websockets_logger)
+            protocol = ServerProtocol(
+                subprotocols=SUBPROTOCOLS, max_size=LARGEST_MESSAGE, logger=websockets_logger
+            )
             connection = DeviceConnection(protocol, self, self._message_rate)
             connection.driver = self._handler_of(connection)
             self._enter(connection, name[0], use)
@@ -186,7 +198,8 @@ class Listener:
         self.check()
 
     def _use_of(self, host: str) -> AddressUse | None:
-        """Return what an address has spent; None if it has no limits, or is a proxy's, whose clients have them."""
+        """Return what an address has spent; None if it has no limits, or is a proxy's, whose
+        clients have them."""
         address = read_address(host)
         if address is None or address in self._proxies:
             return None
@@ -220,8 +233,11 @@ class Listener:
             }
         try:
             await self._loop.connect_accepted_socket(lambda: connection, accepted, **tls)
-        except (OSError, asyncio.CancelledError) as error:  # the peer has gone already, or speaks no TLS
-            if self._certificates is not None and (why := explain(error, hello, self._certificates.own, time.time())):
+        except (OSError, asyncio.CancelledError) as error:
+            # the peer has gone already, or speaks no TLS
+            if self._certificates is not None and (
+                why := explain(error, hello, self._certificates.own, time.time())
+            ):
                 say_seldom(f"a connection of {connection.address} failed in its TLS handshake", why)
             accepted.close()
             self.lost(connection)
@@ -234,8 +250,8 @@ class Listener:
         """Called by a connection without TLS whose peer begins a TLS handshake."""
         say_seldom(
             f"a connection of {connection.address} was refused",
-            "it speaks TLS, and this port has none: it must connect to ws:// instead of wss://, or the service file "
-            "must have [tls]",
+            "it speaks TLS, and this port has none: it must connect to ws:// instead of wss://, or "
+            "the service file must have [tls]",
         )
 
     def lost(self, connection: DeviceConnection) -> None:
@@ -273,7 +289,9 @@ class Listener:
             if self._gate is not None:
                 self._check_credential(connection, self._gate, request)
         except RefusalError as refusal:
-            say_seldom(f"a connection of {connection.address} was refused", refusal.text, logging.INFO)
+            say_seldom(
+                f"a connection of {connection.address} was refused", refusal.text, logging.INFO
+            )
             response = connection.protocol.reject(refusal.status, f"{refusal.text}\n")
             if refusal.status == HTTPStatus.UNAUTHORIZED:
                 response.headers["WWW-Authenticate"] = "Bearer"
@@ -286,23 +304,27 @@ class Listener:
             offered = ", ".join(request.headers.get_all("Sec-WebSocket-Protocol"))[:200] or "none"
             say_seldom(
                 f"a connection of {connection.address} was refused",
-                f"it is no WebSocket of this protocol (subprotocols offered: {offered}; expected: {PROTOCOL_NAME}). A "
-                "device with another version of fleetlearn, or another program, connects there",
+                f"it is no WebSocket of this protocol (subprotocols offered: {offered}; expected: "
+                f"{PROTOCOL_NAME}). A device with another version of fleetlearn, or another "
+                "program, connects there",
                 logging.INFO,
             )
         return response
 
     def _check_address(self, connection: DeviceConnection, request: Request) -> None:
-        """Find out which address a proxy connects for, and hold the address to its limits. Raises RefusalError."""
+        """Find out which address a proxy connects for, and hold the address to its limits. Raises
+        RefusalError."""
         now, proxy = self._loop.time(), read_address(connection.address)
         if proxy is not None and proxy in self._proxies:
             client = str(origin_of(request.headers, proxy, self._proxies))
             use = self._use_of(client)
-            floods = use is not None and use.floods(now, self._room() + 1)  # it has one of the places itself
+            # it has one of the places itself
+            floods = use is not None and use.floods(now, self._room() + 1)
             self._enter(connection, client, use)
             if floods:
                 raise RefusalError(
-                    HTTPStatus.TOO_MANY_REQUESTS, f"too many connections of {client} end at once, or do not check in"
+                    HTTPStatus.TOO_MANY_REQUESTS,
+                    f"too many connections of {client} end at once, or do not check in",
                 )
         why = "" if connection.use is None else connection.use.refusal(now)
         if why:
@@ -312,21 +334,21 @@ class Listener:
             )
 
     def _check_origin(self, request: Request) -> None:
-        """Refuse web pages that are not the coordinator's own and that ``origins`` does not name: browsers send the
-        page's Origin, devices send none."""
+        """Refuse web pages that are not the coordinator's own and that ``origins`` does not name:
+        browsers send the page's Origin, devices send none."""
         for origin in request.headers.get_all("Origin"):
             if origin not in self._origins and not self._is_own_page(origin, request):
                 raise RefusalError(
                     HTTPStatus.FORBIDDEN,
-                    f"the origin {origin[:200]} may not connect: web pages must be named in origins, in the "
-                    "coordinator's service file",
+                    f"the origin {origin[:200]} may not connect: web pages must be named in "
+                    "origins, in the coordinator's service file",
                 )
 
     def _is_own_page(self, origin: str, request: Request) -> bool:
         """Return whether a page's origin is the page's port of the host that the request is for.
 
-        Without TLS the host must be an address: a name may have been pointed here by somebody else, for a page of
-        their own (DNS rebinding). With TLS no such name has a certificate here."""
+        Without TLS the host must be an address: a name may have been pointed here by somebody else,
+        for a page of their own (DNS rebinding). With TLS no such name has a certificate here."""
         hosts = request.headers.get_all("Host")
         if self.page_port is None or len(hosts) != 1:
             return False
@@ -339,7 +361,8 @@ class Listener:
         return origin == f"{'https' if tls else 'http'}://{host}{port}"
 
     def _check_credential(self, connection: DeviceConnection, gate: Gate, request: Request) -> None:
-        """Find out whose credential or certificate it is, and hold the device to its limit. Raises RefusalError."""
+        """Find out whose credential or certificate it is, and hold the device to its limit. Raises
+        RefusalError."""
         certificate = connection.transport.get_extra_info("peercert")
         connection.known = gate.check(request.headers, certificate, self._count_check_in)
 
@@ -347,8 +370,8 @@ class Listener:
         if self.budgets.check_in(device, self._loop.time()):
             raise RefusalError(
                 HTTPStatus.TOO_MANY_REQUESTS,
-                f"{device} connects more often than a device may ([limits] of the coordinator's service file). Try "
-                "again later",
+                f"{device} connects more often than a device may ([limits] of the coordinator's "
+                "service file). Try again later",
             )
 
 

@@ -31,8 +31,8 @@ class OwnCertificate(NamedTuple):
     """The common name of the CA that made it; empty where that has none."""
 
     def is_for(self, host: str) -> bool:
-        """Return whether the certificate is for this host name or IP address (RFC 9525: a name may begin with ``*.``,
-        which stands for one label)."""
+        """Return whether the certificate is for this host name or IP address (RFC 9525: a name may
+        begin with ``*.``, which stands for one label)."""
         host = host.lower().rstrip(".")
         return host in self.names or f"*.{host.partition('.')[2]}" in self.names
 
@@ -44,9 +44,13 @@ class OwnCertificate(NamedTuple):
     def out_of_date(self, now: float) -> str:
         """Return why the certificate is not valid at this Unix time; empty if it is."""
         if now < self.begins:
-            # The hour alone: a line that says the second would be another line for each device that is refused.
+            # The hour alone: a line that says the second would be another line for each device that
+            # is refused.
             clock = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d %Hh UTC}"
-            return f"{self.file} is valid from {shown(self.begins)} on, and by this machine's clock it is {clock}"
+            return (
+                f"{self.file} is valid from {shown(self.begins)} on, and by this machine's clock "
+                f"it is {clock}"
+            )
         if now > self.ends:
             return f"{self.file} ended on {shown(self.ends)}"
         return ""
@@ -73,25 +77,32 @@ def _read(file: Path, certificate: x509.Certificate) -> OwnCertificate:
             assert isinstance(found, x509.SubjectAlternativeName)
             names += [name.lower() for name in found.get_values_for_type(x509.DNSName)]
             names += map(str, found.get_values_for_type(x509.IPAddress))
-    issuers = [str(part.value) for part in certificate.issuer.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    begins, ends = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+    issuers = [
+        str(part.value) for part in certificate.issuer.get_attributes_for_oid(NameOID.COMMON_NAME)
+    ]
+    begins, ends = (
+        certificate.not_valid_before_utc.timestamp(),
+        certificate.not_valid_after_utc.timestamp(),
+    )
     return OwnCertificate(file, begins, ends, tuple(names), issuers[0] if issuers else "")
 
 
 def remarks(own: OwnCertificate, host: str, now: float) -> list[str]:
-    """Return what keeps devices away, or soon will, at this Unix time. ``host``: where the coordinator listens."""
+    """Return what keeps devices away, or soon will, at this Unix time. ``host``: where the
+    coordinator listens."""
     found = []
     if why := own.out_of_date(now):
         found.append(f"the certificate {why}: devices refuse it. {RENEW}")
     elif own.ends - now < SOON:
         days = int((own.ends - now) // DAY)
         found.append(
-            f"the certificate {own.file} ends on {shown(own.ends)}, in {days} days; then devices refuse it. {RENEW}"
+            f"the certificate {own.file} ends on {shown(own.ends)}, in {days} days; then devices "
+            f"refuse it. {RENEW}"
         )
     if host not in ANY_ADDRESS and not own.is_for(_plain(host)):
         found.append(
-            f'the certificate {own.file} is for {own.listed}, and not for host = "{host}": devices that connect to '
-            "that name or address refuse it"
+            f'the certificate {own.file} is for {own.listed}, and not for host = "{host}": devices '
+            "that connect to that name or address refuse it"
         )
     return found
 

@@ -1,8 +1,10 @@
-"""The port of the page for people: the files of one folder, and a few documents that are made when they are asked for.
+"""The port of the page for people: the files of one folder, and a few documents that are made when
+they are asked for.
 
-Whoever can reach the port may read all of it. So it is bounded in every way, and what it costs the event loop is a part
-of one core at most, whoever asks: requests and bytes have a rate for all peers together. Files are read in other
-threads and sent in chunks. The peer must take a chunk before the next is read.
+Whoever can reach the port may read all of it. So it is bounded in every way, and what it costs the
+event loop is a part of one core at most, whoever asks: requests and bytes have a rate for all peers
+together. Files are read in other threads and sent in chunks. The peer must take a chunk before the
+next is read.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from fleetlearn_coordinator.plan.service_settings import Limits, Tls
 MOST_CONNECTIONS = 128
 """Connections at a time; an address that has limits gets at most half of those that are free."""
 DESCRIPTORS = 2 * MOST_CONNECTIONS
-"""File descriptors that the page needs: for each connection its socket, and the file that is sent."""
+"""File descriptors that the page needs: for each connection its socket, and the file that is
+sent."""
 THREADS = 4
 """Files that are opened or read, and documents that are made, at a time."""
 REQUEST_TIMEOUT = 10.0
@@ -47,9 +50,9 @@ REQUEST_RATE, REQUEST_BURST = 300.0, 300.0
 BYTE_RATE, BYTE_BURST = 32.0 * 2**20, 8.0 * 2**20
 """Bytes per second to all peers together, and at once."""
 POLICY = (
-    "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; style-src 'self'; "
-    "img-src 'self' data: blob:; media-src 'self' blob:; connect-src 'self' wss: ws:; object-src 'none'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; style-src "
+    "'self'; img-src 'self' data: blob:; media-src 'self' blob:; connect-src 'self' wss: ws:; "
+    "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """What the page may load, and run: its own files alone. It may speak to any coordinator."""
 HEADERS = (
@@ -60,10 +63,12 @@ HEADERS = (
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
 )
-"""Headers of every answer. The first two make threads possible: the page is "cross-origin isolated" (HTML, 7.1.3)."""
+"""Headers of every answer. The first two make threads possible: the page is "cross-origin isolated"
+(HTML, 7.1.3)."""
 
 Document = Callable[[], bytes]
-"""Returns a document's JSON. Called in other threads. Raises FleetError, OSError where it cannot be had now."""
+"""Returns a document's JSON. Called in other threads. Raises FleetError, OSError where it cannot be
+had now."""
 
 
 class PageListener:
@@ -78,8 +83,9 @@ class PageListener:
         limits: Limits,
         proxies: Collection[str] = (),
     ) -> None:
-        """``documents``: JSON by its name in the folder, in place of a file of that name. ``limits``: of each address.
-        ``proxies``: networks without such limits. Raises FleetError where the files of TLS cannot be used."""
+        """``documents``: JSON by its name in the folder, in place of a file of that name.
+        ``limits``: of each address. ``proxies``: networks without such limits. Raises FleetError
+        where the files of TLS cannot be used."""
         self._folder, self._documents = folder, documents
         self._port = HttpPort(
             self._talk,
@@ -93,7 +99,10 @@ class PageListener:
         )
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
-        self._requests, self._bytes = Bucket(REQUEST_RATE, REQUEST_BURST, now), Bucket(BYTE_RATE, BYTE_BURST, now)
+        self._requests, self._bytes = (
+            Bucket(REQUEST_RATE, REQUEST_BURST, now),
+            Bucket(BYTE_RATE, BYTE_BURST, now),
+        )
 
     async def listen(self, host: str, port: int) -> str:
         """Begin to accept connections. Returns the address, as a URL. Raises OSError."""
@@ -104,7 +113,8 @@ class PageListener:
         await self._port.close()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer requests, one after the other. Returns whether one of them was for something that is there."""
+        """Answer requests, one after the other. Returns whether one of them was for something that
+        is there."""
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADERS)
         writer.transport.set_write_buffer_limits(high=CHUNK)
         began, useful, silent, last = self._loop.time(), False, False, False
@@ -133,7 +143,9 @@ class PageListener:
     async def _answer(self, request: h11.Request) -> FileResponse:
         try:
             target = read_target(request)
-            return await self._loop.run_in_executor(self._port.pool, self._find, target, dict(request.headers))
+            return await self._loop.run_in_executor(
+                self._port.pool, self._find, target, dict(request.headers)
+            )
         except RefusedError as refused:
             return _refusal(refused)
 
@@ -146,7 +158,9 @@ class PageListener:
             return self._folder.find(target.path, headers)
         except (FleetError, OSError) as error:  # which names paths, and is not for everybody
             logger.warning("the page cannot be told %s: %s", "/".join(target.path)[:200], error)
-            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "this cannot be read now; try again later") from None
+            raise RefusedError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "this cannot be read now; try again later"
+            ) from None
 
     async def _send(
         self,
@@ -157,13 +171,16 @@ class PageListener:
         silent: bool,
         last: bool,
     ) -> None:
-        """Send an answer. Raises TimeoutError where the peer does not take it, OSError where the peer is gone."""
+        """Send an answer. Raises TimeoutError where the peer does not take it, OSError where the
+        peer is gone."""
         headers = [*answer.headers, *HEADERS, *([("Connection", "close")] if last else [])]
         head = h11.Response(status_code=answer.status, headers=headers, reason=answer.status.phrase)
         writer.write(connection.send(head) or b"")
         left = 0 if silent else answer.size
         while left:
-            chunk = await self._loop.run_in_executor(self._port.pool, answer.content.read, min(left, CHUNK))
+            chunk = await self._loop.run_in_executor(
+                self._port.pool, answer.content.read, min(left, CHUNK)
+            )
             if not chunk:  # the file became shorter: the connection ends, which tells the peer so
                 raise EOFError
             left -= len(chunk)
@@ -180,7 +197,9 @@ def _check(head: h11.Request) -> None:
     if head.method not in (b"GET", b"HEAD"):
         raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "this port takes GET and HEAD")
     if b"transfer-encoding" in headers or int(headers.get(b"content-length", 0)):
-        raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "requests have no body here", silent=silent)
+        raise RefusedError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "requests have no body here", silent=silent
+        )
 
 
 def _refusal(refused: RefusedError) -> FileResponse:

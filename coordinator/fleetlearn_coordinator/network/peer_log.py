@@ -1,6 +1,7 @@
 """The log of what peers do: at most a few lines a second, and how many lines were left out.
 
-What keeps peers away is said once in a while for each cause (``say_seldom``): a device tries again for ever.
+What keeps peers away is said once in a while for each cause (``say_seldom``): a device tries again
+for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ websockets_logger.setLevel(logging.WARNING)  # its less important lines come for
 
 
 class FewLines(logging.Filter):
-    """Lets a burst of lines through, then some a second; the next line says how many were left out."""
+    """Lets a burst of lines through, then some a second; the next line says how many were left
+    out."""
 
     def __init__(self, rate: float, burst: int, about: str = "connections") -> None:
         """``rate``: lines a second. ``about``: what the lines are about, for people."""
@@ -69,7 +71,8 @@ _said: dict[str, tuple[float, int]] = {}
 
 
 def say_seldom(who: str, text: str, level: int = logging.WARNING) -> None:
-    """Log ``who: text``, unless just this was logged in the last INTERVAL seconds; then count it for the next line."""
+    """Log ``who: text``, unless just this was logged in the last INTERVAL seconds; then count it
+    for the next line."""
     now, line = time.monotonic(), f"{who}: {text}"
     at, left_out = _said.get(line, (-INTERVAL, 0))
     if now - at < INTERVAL:
@@ -79,7 +82,12 @@ def say_seldom(who: str, text: str, level: int = logging.WARNING) -> None:
     _said[line] = now, 0
     if len(_said) > MOST_CAUSES:
         del _said[next(iter(_said))]
-    logger.log(level, "%s%s", line, f" ({left_out} times more since this was logged last)" if left_out else "")
+    logger.log(
+        level,
+        "%s%s",
+        line,
+        f" ({left_out} times more since this was logged last)" if left_out else "",
+    )
 
 
 class ConnectionLog:
@@ -109,5 +117,7 @@ class ConnectionLog:
         """Say how many lines were left out, where the connection ends."""
         if self._left_out:
             logger.info(
-                "device %s: %d more lines about its connection were left out", device or "(unknown)", self._left_out
+                "device %s: %d more lines about its connection were left out",
+                device or "(unknown)",
+                self._left_out,
             )

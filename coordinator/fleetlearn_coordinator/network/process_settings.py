@@ -1,4 +1,5 @@
-"""Settings of the process that bound a coordinator's memory and stalls, each with its measured effect."""
+"""Settings of the process that bound a coordinator's memory and stalls, each with its measured
+effect."""
 
 from __future__ import annotations
 
@@ -17,22 +18,25 @@ from fleetlearn_protocol.errors import in_words
 from fleetlearn_coordinator.conversation.limits import NEWCOMERS, OTHER_FILES
 
 BACKLOG = 4096
-"""Connections the kernel holds before they are accepted. With asyncio's 100, 10,000 devices that connect at the same
-instant take a minute and some fail; with 4096 seconds."""
+"""Connections the kernel holds before they are accepted. With asyncio's 100, 10,000 devices that
+connect at the same instant take a minute and some fail; with 4096 seconds."""
 SEND_BUFFER = 256 * 1024
-"""Bytes of kernel memory that a device which stopped reading can hold (4 MiB each where the kernel decides)."""
+"""Bytes of kernel memory that a device which stopped reading can hold (4 MiB each where the kernel
+decides)."""
 USER_TIMEOUT_MS = 30_000
-"""Milliseconds of unacknowledged data after which the kernel ends a connection, where the system has the option."""
+"""Milliseconds of unacknowledged data after which the kernel ends a connection, where the system
+has the option."""
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def collect_garbage_rarely() -> None:
-    """Keep all objects that exist now out of the garbage collector, and run the collector less often.
+    """Keep all objects that exist now out of the garbage collector, and run the collector less
+    often.
 
-    A connection is some 50 objects: with the default thresholds more than half of a handshake's CPU is collection,
-    and a full collection stops 10,000 connections for 0.4 s. Nothing that comes and goes may wait for it: see
-    ``Connection.cut_cycles``.
+    A connection is some 50 objects: with the default thresholds more than half of a handshake's CPU
+    is collection, and a full collection stops 10,000 connections for 0.4 s. Nothing that comes and
+    goes may wait for it: see ``Connection.cut_cycles``.
     """
     gc.collect()
     gc.freeze()
@@ -40,7 +44,8 @@ def collect_garbage_rarely() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep freed memory instead of returning it to the kernel, which clears each page that comes back."""
+    """Have glibc keep freed memory instead of returning it to the kernel, which clears each page
+    that comes back."""
     if sys.platform != "linux":
         return
     try:
@@ -53,8 +58,9 @@ def keep_freed_memory() -> None:
 
 
 def shrink_tls_buffers() -> None:
-    """Have asyncio read from TLS connections in parts of one record. By itself it keeps 256 KiB for each connection:
-    1,000 idle ones take 277 MiB, and 43 MiB with this. asyncio has no setting for it."""
+    """Have asyncio read from TLS connections in parts of one record. By itself it keeps 256 KiB for
+    each connection: 1,000 idle ones take 277 MiB, and 43 MiB with this. asyncio has no setting for
+    it."""
     asyncio.sslproto.SSLProtocol.max_size = 2**14
 
 
@@ -71,13 +77,15 @@ class DescriptorShares(NamedTuple):
     limit: int
     """Files and sockets that the process may open (RLIMIT_NOFILE)."""
     devices: int
-    """Connections that may speak for a device: as many as were asked for, or fewer. Below 1 there is room for none."""
+    """Connections that may speak for a device: as many as were asked for, or fewer. Below 1 there
+    is room for none."""
     newcomers: int
     """Other connections: in the handshake, before the check-in, closing."""
 
 
 def places(devices: int, *, files: int) -> DescriptorShares:
-    """Share the process's descriptors between ``files`` files, ``devices`` devices, and newcomers."""
+    """Share the process's descriptors between ``files`` files, ``devices`` devices, and
+    newcomers."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return DescriptorShares(2**31, devices, NEWCOMERS)
@@ -86,13 +94,17 @@ def places(devices: int, *, files: int) -> DescriptorShares:
 
 
 async def listening_sockets(host: str, port: int, backlog: int = BACKLOG) -> list[socket.socket]:
-    """Return sockets that listen on an address, without blocking. ``backlog``: connections that the kernel holds before
-    they are accepted. Raises OSError, whose text says what can be done."""
+    """Return sockets that listen on an address, without blocking. ``backlog``: connections that the
+    kernel holds before they are accepted. Raises OSError, whose text says what can be done."""
     try:
         # asyncio looks up the name and makes the sockets.
-        server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+        server = await asyncio.get_running_loop().create_server(
+            asyncio.Protocol, host, port, start_serving=False
+        )
     except OSError as error:
-        raise OSError(error.errno, f"cannot listen on {host}, port {port}: {_why_not(error)}") from None
+        raise OSError(
+            error.errno, f"cannot listen on {host}, port {port}: {_why_not(error)}"
+        ) from None
     listening = [one.dup() for one in server.sockets]
     server.close()
     for one in listening:
@@ -106,13 +118,22 @@ def _why_not(error: OSError) -> str:
     """Return why an address cannot be listened on, and what can be done."""
     match error.errno:
         case errno.EADDRINUSE:
-            return "another program listens there, perhaps another coordinator. End it, or set another port"
+            return (
+                "another program listens there, perhaps another coordinator. End it, or set "
+                "another port"
+            )
         case errno.EACCES | errno.EPERM:
             return "the system forbids it: ports below 1024 are for root. Set another port"
         case errno.EADDRNOTAVAIL:
-            return "this machine has no such address. Set host to one that it has, or to 0.0.0.0 for all"
+            return (
+                "this machine has no such address. Set host to one that it has, or to 0.0.0.0 for "
+                "all"
+            )
     if isinstance(error, socket.gaierror):
-        return f"the name cannot be looked up ({in_words(error)}). Set host to an address of this machine"
+        return (
+            f"the name cannot be looked up ({in_words(error)}). Set host to an address of this "
+            "machine"
+        )
     return in_words(error)
 
 

@@ -1,7 +1,8 @@
-"""Answers to HTTP requests from the files of a folder: which may be read, their types, and how long browsers keep them.
+"""Answers to HTTP requests from the files of a folder: which may be read, their types, and how long
+browsers keep them.
 
-What is served is a regular file below the folder, by a path without a dot at the beginning of any part; a symbolic link
-counts as where it leads.
+What is served is a regular file below the folder, by a path without a dot at the beginning of any
+part; a symbolic link counts as where it leads.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ TYPES = {
     ".webp": "image/webp",
     ".woff2": "font/woff2",
 }
-"""By the end of the name; others are ``application/octet-stream``. Not the system's table, which differs."""
+"""By the end of the name; others are ``application/octet-stream``. Not the system's table, which
+differs."""
 HASHED = re.compile(r"[.-](?:(?=[^.]*[0-9])[0-9a-f]{8,64}|[A-Z2-7]{8})\.")
 """A hash of the content in a file's name: as hexadecimal digits, or as esbuild writes it."""
 FOR_EVER = "public, max-age=31536000, immutable"
-"""How long a file is kept whose name has its hash. Others are asked for again, and answered with 304 while the same."""
+"""How long a file is kept whose name has its hash. Others are asked for again, and answered with
+304 while the same."""
 
 
 class FileResponse(NamedTuple):
@@ -58,9 +61,15 @@ class FileResponse(NamedTuple):
     content: BinaryIO
 
 
-def document(content: bytes, status: HTTPStatus = HTTPStatus.OK, kind: str = "application/json") -> FileResponse:
+def document(
+    content: bytes, status: HTTPStatus = HTTPStatus.OK, kind: str = "application/json"
+) -> FileResponse:
     """Return an answer that is made for this request, and kept by nobody."""
-    headers = [("Content-Type", kind), ("Content-Length", str(len(content))), ("Cache-Control", "no-store")]
+    headers = [
+        ("Content-Type", kind),
+        ("Content-Length", str(len(content))),
+        ("Cache-Control", "no-store"),
+    ]
     return FileResponse(status, headers, len(content), BytesIO(content))
 
 
@@ -71,18 +80,23 @@ class StaticFolder:
         """Raises FleetError (unknown-content) where it is no folder with an index.html."""
         self._root = path.resolve()
         if not (self._root / INDEX).is_file():
-            raise FleetError(Code.UNKNOWN_CONTENT, f"page.folder = {path} is no folder with a file {INDEX}")
+            raise FleetError(
+                Code.UNKNOWN_CONTENT, f"page.folder = {path} is no folder with a file {INDEX}"
+            )
 
     def find(self, path: tuple[str, ...], headers: Mapping[bytes, bytes]) -> FileResponse:
-        """Return the file at a path, or that it is the same as before. ``headers``: the request's, lower case.
+        """Return the file at a path, or that it is the same as before. ``headers``: the request's,
+        lower case.
 
-        Blocks while the file is opened. Raises RefusedError (not found), OSError (it cannot be read)."""
+        Blocks while the file is opened. Raises RefusedError (not found), OSError (it cannot be
+        read)."""
         *folders, name = path if path != ("",) else (INDEX,)
         file, packed = self._below([*folders, name]), self._below([*folders, f"{name}.gz"])
         if file is None:
             raise RefusedError(HTTPStatus.NOT_FOUND, "there is no such file")
         answer = [("Cache-Control", FOR_EVER if HASHED.search(name) else "no-cache")]
-        if packed is not None and packed.stat().st_mtime_ns >= file.stat().st_mtime_ns:  # not left over from before
+        # not left over from before
+        if packed is not None and packed.stat().st_mtime_ns >= file.stat().st_mtime_ns:
             answer.append(("Vary", "Accept-Encoding"))
             if _takes_gzip(headers.get(b"accept-encoding", b"")):
                 answer.append(("Content-Encoding", "gzip"))
@@ -98,7 +112,8 @@ class StaticFolder:
         return FileResponse(HTTPStatus.OK, answer, found.st_size, content)
 
     def _below(self, path: Iterable[str]) -> Path | None:
-        """Return where a path leads, if that is in the folder, and no part of its name is hidden."""
+        """Return where a path leads, if that is in the folder, and no part of its name is
+        hidden."""
         if not all(map(_is_name, path)):
             return None
         try:
@@ -115,7 +130,8 @@ def _is_name(part: str) -> bool:
 
 def _open(file: Path) -> BinaryIO:
     """Open a file. Raises RefusedError where it is a folder, a pipe or the like, OSError."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # a pipe would wait for its writer
+    # a pipe would wait for its writer
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     if S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb", buffering=0)
     os.close(descriptor)

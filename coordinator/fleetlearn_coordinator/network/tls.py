@@ -1,5 +1,5 @@
-"""TLS of the listener: the certificate that new connections are shown, and whose certificates devices may show. The
-files are read again when they change."""
+"""TLS of the listener: the certificate that new connections are shown, and whose certificates
+devices may show. The files are read again when they change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Certificates:
         self._read()
 
     def _read(self) -> None:
-        from fleetlearn_coordinator.network.own_certificate import read_certificates  # 10 MB, for services with TLS
+        # 10 MB, for services with TLS
+        from fleetlearn_coordinator.network.own_certificate import read_certificates
 
         self._stamps = self._look()
         self.context = _context(self._settings)
@@ -38,8 +39,9 @@ class Certificates:
         self._authorities = [] if clients is None else read_certificates(clients)
 
     def say_remarks(self, host: str, now: float) -> None:
-        """Say in the log what keeps devices away, or soon will: at the first call, when the files have changed, and
-        once a day. ``host``: where the coordinator listens; ``now``: Unix time."""
+        """Say in the log what keeps devices away, or soon will: at the first call, when the files
+        have changed, and once a day. ``host``: where the coordinator listens; ``now``: Unix
+        time."""
         if now < self._remarks_due:
             return
         from fleetlearn_coordinator.network.own_certificate import DAY, remarks, remarks_on_ca
@@ -52,8 +54,8 @@ class Certificates:
             logger.warning("%s", text)
 
     def check(self) -> None:
-        """Read the files again if they have changed. If they cannot be used, the ones before stay, and the log says so.
-        Open connections are left as they are."""
+        """Read the files again if they have changed. If they cannot be used, the ones before stay,
+        and the log says so. Open connections are left as they are."""
         stamps = self._look()
         if stamps == self._stamps:
             return
@@ -67,7 +69,10 @@ class Certificates:
 
     def _look(self) -> list[tuple[int, int] | None]:
         """Return when each file was written, and its size. None: it is not there."""
-        return [_stamp(file) for file in (self._settings.certificate, self._settings.key, self._settings.clients)]
+        return [
+            _stamp(file)
+            for file in (self._settings.certificate, self._settings.key, self._settings.clients)
+        ]
 
 
 def _stamp(file: Path | None) -> tuple[int, int] | None:
@@ -81,8 +86,13 @@ def _stamp(file: Path | None) -> tuple[int, int] | None:
 
 
 def _context(settings: Tls) -> ssl.SSLContext:
-    """Return the context. Raises FleetError (bad-message) where the files cannot be used, naming them."""
-    for file in (settings.certificate, settings.key, *([settings.clients] if settings.clients is not None else [])):
+    """Return the context. Raises FleetError (bad-message) where the files cannot be used, naming
+    them."""
+    for file in (
+        settings.certificate,
+        settings.key,
+        *([settings.clients] if settings.clients is not None else []),
+    ):
         if not file.exists():  # OpenSSL's error would not say which
             raise FleetError(Code.BAD_MESSAGE, f"{file} does not exist; {_MADE_BY}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -94,23 +104,29 @@ def _context(settings: Tls) -> ssl.SSLContext:
     except (OSError, ValueError) as error:
         raise FleetError(
             Code.BAD_MESSAGE,
-            f"{settings.certificate} and {settings.key} cannot be used for TLS: {in_words(error)}. {_MADE_BY}",
+            f"{settings.certificate} and {settings.key} cannot be used for TLS: {in_words(error)}. "
+            f"{_MADE_BY}",
         ) from None
     if settings.clients is not None:
-        context.verify_mode = ssl.CERT_OPTIONAL  # the gate refuses who shows none, in words, or takes its credential
+        # the gate refuses who shows none, in words, or takes its credential
+        context.verify_mode = ssl.CERT_OPTIONAL
         try:
             context.load_verify_locations(settings.clients)
         except OSError as error:
             raise FleetError(
                 Code.BAD_MESSAGE,
-                f"{settings.clients} cannot be used as the CA of devices' certificates: {in_words(error)}; "
-                "expected a PEM file",
+                f"{settings.clients} cannot be used as the CA of devices' certificates: "
+                f"{in_words(error)}; expected a PEM file",
             ) from None
     return context
 
 
-_MADE_BY = "[tls] names PEM files; `fleetlearn-coordinator certificate` makes a certificate and its key"
+_MADE_BY = (
+    "[tls] names PEM files; `fleetlearn-coordinator certificate` makes a certificate and its key"
+)
 
 
 def _refuse_password() -> bytes:
-    raise ValueError("the key has a password; write it without one, readable by the coordinator's user alone")
+    raise ValueError(
+        "the key has a password; write it without one, readable by the coordinator's user alone"
+    )

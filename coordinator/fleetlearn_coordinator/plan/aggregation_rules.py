@@ -16,20 +16,25 @@ from fleetlearn_coordinator.plan.sections import Aggregation, RoundSection
 NORMALISE = "aggregation.normalise = true"
 
 
-def weighing_rule(aggregation: Aggregation, step: LocalStep, hyper: Mapping[str, float]) -> WeighingRule | None:
-    """Return the rule by which updates are weighed, if there is one. ``hyper``: the step's hyper-parameters.
+def weighing_rule(
+    aggregation: Aggregation, step: LocalStep, hyper: Mapping[str, float]
+) -> WeighingRule | None:
+    """Return the rule by which updates are weighed, if there is one. ``hyper``: the step's
+    hyper-parameters.
 
     Raises ValueError, in words, where the step does not fit."""
     if aggregation.q is not None:
         if "lr" not in hyper:
-            raise ValueError(f"aggregation.q = {aggregation.q:g} needs a step with a learning rate lr.")
+            raise ValueError(
+                f"aggregation.q = {aggregation.q:g} needs a step with a learning rate lr."
+            )
         return fair(aggregation.q, hyper["lr"])
     if not aggregation.normalise:
         return None
     if step.optimizer not in STEPS:
         raise ValueError(
-            f"{NORMALISE} needs to know how much each gradient of a device counts in its update, as with "
-            f"{', '.join(STEPS)}."
+            f"{NORMALISE} needs to know how much each gradient of a device counts in its update, "
+            f"as with {', '.join(STEPS)}."
         )
     rho = 0.0 if step.optimizer == "sgd" else hyper["momentum"]
     mu = hyper["mu"] if step.proximal else 0.0
@@ -37,13 +42,16 @@ def weighing_rule(aggregation: Aggregation, step: LocalStep, hyper: Mapping[str,
     if not 0 <= rho < 1:
         raise ValueError(f"{NORMALISE} needs a momentum of 0 to below 1; it is {rho:g}.")
     if alpha and step.clip:
-        raise ValueError(f"{NORMALISE} with mu = {mu:g} needs a step that does not clip the gradient.")
+        raise ValueError(
+            f"{NORMALISE} with mu = {mu:g} needs a step that does not clip the gradient."
+        )
     most = most_alpha(step.optimizer, rho)
     if alpha >= 1 or alpha > most:
         limit = f"of at most {most:.3g}" if most < 1 else "below 1"
         raise ValueError(
-            f"{NORMALISE} needs lr * mu {limit}, here with momentum {rho:g}; lr is {hyper['lr']:g} and mu {mu:g}. With "
-            "more, the proximal term undoes a gradient in later steps more than once."
+            f"{NORMALISE} needs lr * mu {limit}, here with momentum {rho:g}; lr is {hyper['lr']:g} "
+            f"and mu {mu:g}. With more, the proximal term undoes a gradient in later steps more "
+            "than once."
         )
     return normalised(step.optimizer, rho, alpha)
 
@@ -56,19 +64,36 @@ def contradictions_of_aggregation(
     given = {"aggregation.q": aggregation.q is not None, NORMALISE: aggregation.normalise}
     chosen = [key for key, there in given.items() if there]
     if len(chosen) > 1:
-        yield " and ".join(chosen) + ": both say what updates are multiplied by; it takes one of them"
+        yield (
+            " and ".join(chosen) + ": both say what updates are multiplied by; it takes one of them"
+        )
     if chosen and rule is not None:
-        yield f'{chosen[0]} weighs the updates of a mean: it needs aggregation.aggregator = "mean", not {name!r}'
+        yield (
+            f'{chosen[0]} weighs the updates of a mean: it needs aggregation.aggregator = "mean", '
+            f"not {name!r}"
+        )
     if chosen and mix:
-        yield f"{chosen[0]} weighs a round's updates against each other; server.mix = true has one at a time"
+        yield (
+            f"{chosen[0]} weighs a round's updates against each other; server.mix = true has one "
+            "at a time"
+        )
     if aggregation.q is not None and not evaluate:
-        yield "aggregation.q weighs updates by the losses that devices measure: it needs local.evaluate = true"
+        yield (
+            "aggregation.q weighs updates by the losses that devices measure: it needs "
+            "local.evaluate = true"
+        )
     if rule is None:
         return
     if mix:
-        yield f"aggregation.aggregator = {name!r} combines several updates; server.mix = true has one at a time"
+        yield (
+            f"aggregation.aggregator = {name!r} combines several updates; server.mix = true has "
+            "one at a time"
+        )
     if round_.goal > MAX_KEPT:
-        yield f"round.goal = {round_.goal}: the aggregator {name} keeps a round's updates, at most {MAX_KEPT}"
+        yield (
+            f"round.goal = {round_.goal}: the aggregator {name} keeps a round's updates, at most "
+            f"{MAX_KEPT}"
+        )
     bounds = aggregation.bounds
     least = least_updates(name, bounds, round_.goal)
     if round_.minimum < least:
@@ -76,5 +101,8 @@ def contradictions_of_aggregation(
         what = f"round.minimum = {round_.minimum} and round.goal = {round_.goal}"
         if least > round_.goal:
             hostile = bounds.count(round_.goal)
-            yield f"{what}: with {hostile} hostile devices ({share}) {name} needs {rule.least(hostile)} updates"
+            yield (
+                f"{what}: with {hostile} hostile devices ({share}) {name} needs "
+                f"{rule.least(hostile)} updates"
+            )
         yield f"{what}: with {share} {name} needs a minimum of {least}"

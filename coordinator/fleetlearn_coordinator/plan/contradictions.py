@@ -62,7 +62,8 @@ MODEL_RULES = (
     PlanRule(
         lambda plan: plan.round.minimum > plan.round.goal,
         lambda plan: (
-            f"round.minimum = {plan.round.minimum} is more than round.goal = {plan.round.goal}; it takes 1 to the goal"
+            f"round.minimum = {plan.round.minimum} is more than round.goal = {plan.round.goal}; it "
+            "takes 1 to the goal"
         ),
     ),
     PlanRule(
@@ -74,11 +75,16 @@ MODEL_RULES = (
     ),
     PlanRule(
         lambda plan: plan.models.best is not None and plan.models.metric is None,
-        lambda plan: f"models.best = {plan.models.best} needs models.metric: what the best models are best by",
+        lambda plan: (
+            f"models.best = {plan.models.best} needs models.metric: what the best models are best "
+            "by"
+        ),
     ),
     PlanRule(
         lambda plan: (
-            plan.models.best is not None and plan.models.measured_by == "held-out" and plan.evaluation.data is None
+            plan.models.best is not None
+            and plan.models.measured_by == "held-out"
+            and plan.evaluation.data is None
         ),
         lambda plan: 'models.measured_by = "held-out" needs evaluation.data',
     ),
@@ -140,20 +146,22 @@ ALGORITHM_RULES = (
     PlanRule(
         lambda plan: plan.local.adaptive_mu and plan.aggregation.normalise,
         lambda plan: (
-            "local.adaptive_mu = true changes mu from round to round; aggregation.normalise = true needs it to stay"
+            "local.adaptive_mu = true changes mu from round to round; aggregation.normalise = true "
+            "needs it to stay"
         ),
     ),
     PlanRule(
         lambda plan: plan.algorithm.tied and _clips(plan),
         lambda plan: (
-            f'local.algorithm = "{plan.local.algorithm}": {KEEPS_WHOLE}, so these must count whole. '
-            'It takes aggregation.norm_action = "refuse"'
+            f'local.algorithm = "{plan.local.algorithm}": {KEEPS_WHOLE}, so these must count '
+            'whole. It takes aggregation.norm_action = "refuse"'
         ),
     ),
     PlanRule(
         lambda plan: plan.algorithm.tied and plan.aggregation.has_rule,
         lambda plan: (
-            f'local.algorithm = "{plan.local.algorithm}" works with the mean of whole updates, without normalise or q'
+            f'local.algorithm = "{plan.local.algorithm}" works with the mean of whole updates, '
+            "without normalise or q"
         ),
     ),
     PlanRule(
@@ -181,7 +189,9 @@ ALGORITHM_RULES = (
         ),
     ),
     PlanRule(
-        lambda plan: plan.algorithm.whole_updates and (plan.round.asynchronous or plan.round.late == "carry"),
+        lambda plan: (
+            plan.algorithm.whole_updates and (plan.round.asynchronous or plan.round.late == "carry")
+        ),
         lambda plan: (
             f'local.algorithm = "{plan.local.algorithm}" and round.{_stale(plan)}: {KEEPS_WHOLE}, '
             "and stale ones count less. Whole ones would make the model swing ever further. It "
@@ -207,7 +217,8 @@ ALGORITHM_RULES = (
 WEIGHT_RULES = (
     PlanRule(
         lambda plan: (
-            plan.round.weighting == "inverse-participation" and (not plan.round.asynchronous or plan.round.goal == 1)
+            plan.round.weighting == "inverse-participation"
+            and (not plan.round.asynchronous or plan.round.goal == 1)
         ),
         lambda plan: (
             'round.weighting = "inverse-participation" weighs the updates of one buffer against '
@@ -243,17 +254,23 @@ ROUND_RULES = (
     PlanRule(
         lambda plan: plan.round.cohort > MAX_UPDATES,
         lambda plan: (
-            f"round.goal * round.over_selection gives a cohort of {plan.round.cohort}; the limit is {MAX_UPDATES}"
+            f"round.goal * round.over_selection gives a cohort of {plan.round.cohort}; the limit "
+            f"is {MAX_UPDATES}"
         ),
     ),
     PlanRule(
-        lambda plan: plan.local.time_budget is not None and plan.local.time_budget > plan.round.deadline,
         lambda plan: (
-            f"local.time_budget = {plan.local.time_budget} s is more than round.deadline = {plan.round.deadline} s"
+            plan.local.time_budget is not None and plan.local.time_budget > plan.round.deadline
+        ),
+        lambda plan: (
+            f"local.time_budget = {plan.local.time_budget} s is more than round.deadline = "
+            f"{plan.round.deadline} s"
         ),
     ),
     PlanRule(
-        lambda plan: plan.recipe == "fedsgd" and (plan.local.epochs, plan.local.batch_size) != (1, 0),
+        lambda plan: (
+            plan.recipe == "fedsgd" and (plan.local.epochs, plan.local.batch_size) != (1, 0)
+        ),
         lambda plan: (
             f"local.epochs = {plan.local.epochs} and local.batch_size = {plan.local.batch_size}: "
             "recipe fedsgd is one step on all examples, epochs = 1 and batch_size = 0; more steps "
@@ -271,7 +288,8 @@ ROUND_RULES = (
     PlanRule(
         lambda plan: plan.server.mix and plan.encoding.down == "float16",
         lambda plan: (
-            'encoding.down = "float16": server.mix = true moves the model towards what devices were sent exactly'
+            'encoding.down = "float16": server.mix = true moves the model towards what devices '
+            "were sent exactly"
         ),
     ),
     PlanRule(
@@ -280,7 +298,9 @@ ROUND_RULES = (
     ),
     PlanRule(
         lambda plan: plan.pace.connected is None and plan.pace != PaceSection(),
-        lambda plan: "pace.longest and pace.check_ins need pace.connected, how many devices stay connected",
+        lambda plan: (
+            "pace.longest and pace.check_ins need pace.connected, how many devices stay connected"
+        ),
     ),
     PlanRule(
         lambda plan: plan.pace.connected is not None and plan.pace.connected < plan.round.cohort,
@@ -304,7 +324,8 @@ STOP_RULES = (
     PlanRule(
         lambda plan: plan.stop.target is not None and plan.stop.metric is None,
         lambda plan: (
-            f'stop.target = {plan.stop.target} needs stop.metric, the name of a metric of the bundle or "loss"'
+            f"stop.target = {plan.stop.target} needs stop.metric, the name of a metric of the "
+            'bundle or "loss"'
         ),
     ),
     PlanRule(
@@ -334,17 +355,27 @@ STOP_RULES = (
         ),
     ),
     PlanRule(
-        lambda plan: plan.stop.metric is not None and plan.stop.measured_by == "round" and not plan.local.evaluate,
-        lambda plan: f'stop.metric = "{plan.stop.metric}" is measured by the devices: it needs local.evaluate = true',
+        lambda plan: (
+            plan.stop.metric is not None
+            and plan.stop.measured_by == "round"
+            and not plan.local.evaluate
+        ),
+        lambda plan: (
+            f'stop.metric = "{plan.stop.metric}" is measured by the devices: it needs '
+            "local.evaluate = true"
+        ),
     ),
     PlanRule(
         lambda plan: plan.stop.measured_by == "held-out" and plan.evaluation.data is None,
-        lambda plan: 'stop.measured_by = "held-out" needs evaluation.data, an .npz file of held-out data',
+        lambda plan: (
+            'stop.measured_by = "held-out" needs evaluation.data, an .npz file of held-out data'
+        ),
     ),
     PlanRule(
         lambda plan: plan.stop.measured_by == "evaluation" and plan.evaluation.every is None,
         lambda plan: (
-            'stop.measured_by = "evaluation" needs evaluation.every, the number of rounds between two evaluations'
+            'stop.measured_by = "evaluation" needs evaluation.every, the number of rounds between '
+            "two evaluations"
         ),
     ),
 )

@@ -23,14 +23,20 @@ SYNCHRONOUS: Mapping[str, Any] = {"over_selection": 1.3, "gather": 5.0, "late": 
 
 
 def fill_defaults(raw: dict[str, Any]) -> None:
-    """Put in what depends on other values. Leaves what has a wrong type for the conversion to refuse."""
+    """Put in what depends on other values. Leaves what has a wrong type for the conversion to
+    refuse."""
     name = raw.get("recipe", "fedavg")
     if name not in list(RECIPES):  # a list, since what was given may not be hashable
-        raise ValueError(f"recipe = {name!r} is not known{near(str(name), RECIPES)} Recipes: {', '.join(RECIPES)}.")
+        raise ValueError(
+            f"recipe = {name!r} is not known{near(str(name), RECIPES)} Recipes: "
+            f"{', '.join(RECIPES)}."
+        )
     recipe = RECIPES[name]
     for section in SECTIONS:
         raw.setdefault(section, {})
-    local, round_, staleness, aggregation, server, stop, evaluation, models = (raw[section] for section in RELATED)
+    local, round_, staleness, aggregation, server, stop, evaluation, models = (
+        raw[section] for section in RELATED
+    )
     raw.setdefault("data_dir", f"{raw.get('name')}.run")
     if isinstance(local, dict):
         given = local
@@ -38,7 +44,9 @@ def fill_defaults(raw: dict[str, Any]) -> None:
         chosen = local["algorithm"]
         if chosen not in list(ALGORITHMS):
             hint, allowed = near(str(chosen), ALGORITHMS), ", ".join(ALGORITHMS)
-            raise ValueError(f"local.algorithm = {chosen!r} is not known{hint} Algorithms: {allowed}.")
+            raise ValueError(
+                f"local.algorithm = {chosen!r} is not known{hint} Algorithms: {allowed}."
+            )
         if chosen != recipe.local["algorithm"] and "personal_epochs" not in given:
             local.pop("personal_epochs", None)  # the recipe's is for its own algorithm
     if isinstance(aggregation, dict):
@@ -47,7 +55,8 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     if isinstance(round_, dict):
         defaults = recipe.round
         if isinstance(aggregation, dict) and aggregation["aggregator"] in RULES:
-            # A robust rule bounds what one device can do; a weight that the device claims itself would undo that.
+            # A robust rule bounds what one device can do; a weight that the device claims itself
+            # would undo that.
             defaults = {**defaults, "weighting": "uniform"}
         _fill_round(round_, defaults, partial(_least_updates, aggregation))
     if isinstance(staleness, dict) and isinstance(round_, dict):
@@ -66,12 +75,20 @@ def fill_defaults(raw: dict[str, Any]) -> None:
         if chosen not in list(optimizers.OPTIMIZERS):
             hint = near(str(chosen), optimizers.OPTIMIZERS)
             allowed = ", ".join(optimizers.OPTIMIZERS)
-            raise ValueError(f"server.optimizer = {chosen!r} is not known{hint} Optimizers: {allowed}.")
+            raise ValueError(
+                f"server.optimizer = {chosen!r} is not known{hint} Optimizers: {allowed}."
+            )
         values: dict[str, Any] = {**optimizers.defaults(chosen)}
         for key in set(server) & {"lr", "momentum", "beta1", "beta2", "tau"} - set(values):
             takes = ", ".join(values) or "no hyper-parameter"
-            raise ValueError(f"server.{key} = {server[key]!r}: the optimizer {chosen} takes {takes}")
-        raw["server"] = {**values, **(recipe.server if chosen == recipe.server["optimizer"] else {}), **server}
+            raise ValueError(
+                f"server.{key} = {server[key]!r}: the optimizer {chosen} takes {takes}"
+            )
+        raw["server"] = {
+            **values,
+            **(recipe.server if chosen == recipe.server["optimizer"] else {}),
+            **server,
+        }
 
 
 def _better(metric: object) -> str:
@@ -88,18 +105,28 @@ def _fill_models(models: dict[str, Any], stop: dict[str, Any]) -> None:
     models.setdefault("measured_by", stop.get("measured_by", "round"))
 
 
-def _fill_round(round_: dict[str, Any], defaults: Mapping[str, Any], least: Callable[[int], int]) -> None:
+def _fill_round(
+    round_: dict[str, Any], defaults: Mapping[str, Any], least: Callable[[int], int]
+) -> None:
     """``least``: goal -> from how many updates on the aggregator works."""
     asynchronous = round_.get("participation", defaults["participation"]) == "asynchronous"
     for key in ("concurrency", "max_share") if not asynchronous else SYNCHRONOUS:
         if key in round_:
-            own, others = ("asynchronous", "synchronous") if asynchronous else ("synchronous", "asynchronous")
-            raise ValueError(f'round.{key} = {round_[key]!r} is for {others} rounds; round.participation is "{own}"')
+            own, others = (
+                ("asynchronous", "synchronous") if asynchronous else ("synchronous", "asynchronous")
+            )
+            raise ValueError(
+                f"round.{key} = {round_[key]!r} is for {others} rounds; round.participation is "
+                f'"{own}"'
+            )
     for key, value in (defaults if asynchronous else {**defaults, **SYNCHRONOUS}).items():
         round_.setdefault(key, value)
     goal = round_.get("goal")
-    if isinstance(goal, int) and goal <= MAX_UPDATES:  # a larger one is refused, and ``least`` would count for hours
-        round_.setdefault("minimum", goal if asynchronous else max(1, -(-goal // 2), min(goal, least(goal))))
+    # a larger one is refused, and ``least`` would count for hours
+    if isinstance(goal, int) and goal <= MAX_UPDATES:
+        round_.setdefault(
+            "minimum", goal if asynchronous else max(1, -(-goal // 2), min(goal, least(goal)))
+        )
 
 
 def _fill_staleness(staleness: dict[str, Any], round_: dict[str, Any]) -> None:
@@ -109,16 +136,22 @@ def _fill_staleness(staleness: dict[str, Any], round_: dict[str, Any]) -> None:
             return
         key, value = next(iter(staleness.items()))
         raise ValueError(
-            f"staleness.{key} = {value!r}: no update is stale in synchronous rounds that discard late ones; it needs "
-            'round.participation = "asynchronous" or round.late = "carry"'
+            f"staleness.{key} = {value!r}: no update is stale in synchronous rounds that discard "
+            'late ones; it needs round.participation = "asynchronous" or round.late = "carry"'
         )
     function = staleness.setdefault("function", "polynomial")
     if function not in list(FUNCTIONS):
         hint = near(str(function), FUNCTIONS)
-        raise ValueError(f"staleness.function = {function!r} is not known{hint} Functions: {', '.join(FUNCTIONS)}.")
+        raise ValueError(
+            f"staleness.function = {function!r} is not known{hint} Functions: "
+            f"{', '.join(FUNCTIONS)}."
+        )
     takes = FUNCTIONS[function].defaults
     for key in {"a", "b"} & set(staleness) - set(takes):
-        raise ValueError(f"staleness.{key} = {staleness[key]!r}: {function} takes {' and '.join(takes) or 'neither'}")
+        raise ValueError(
+            f"staleness.{key} = {staleness[key]!r}: {function} takes "
+            f"{' and '.join(takes) or 'neither'}"
+        )
     for key, value in takes.items():
         staleness.setdefault(key, value)
     goal, most = round_.get("goal"), round_.get("concurrency")
@@ -132,10 +165,14 @@ def _check_aggregation(aggregation: dict[str, Any]) -> None:
     name = aggregation["aggregator"]
     if name not in list(aggregators.AGGREGATORS):
         hint, allowed = near(str(name), aggregators.AGGREGATORS), ", ".join(aggregators.AGGREGATORS)
-        raise ValueError(f"aggregation.aggregator = {name!r} is not known{hint} Aggregators: {allowed}.")
+        raise ValueError(
+            f"aggregation.aggregator = {name!r} is not known{hint} Aggregators: {allowed}."
+        )
     takes = RULES[name].takes if name in RULES else None
     for key in aggregation.keys() & {"hostile", "radius"} - {takes}:
-        raise ValueError(f"aggregation.{key} = {aggregation[key]!r}: {name} takes {takes or 'neither'}")
+        raise ValueError(
+            f"aggregation.{key} = {aggregation[key]!r}: {name} takes {takes or 'neither'}"
+        )
     for key in ("norm_action", "norm_quantile", "norm_rate"):
         needs = "norm_quantile" if key == "norm_rate" else "max_norm"
         if key in aggregation and needs not in aggregation:
@@ -146,4 +183,8 @@ def _least_updates(aggregation: object, goal: int) -> int:
     if not isinstance(aggregation, dict) or aggregation["aggregator"] not in RULES:
         return 1
     hostile = aggregation.get("hostile", DEFAULTS.hostile)
-    return least_updates(aggregation["aggregator"], Bounds(hostile), goal) if isinstance(hostile, float) else 1
+    return (
+        least_updates(aggregation["aggregator"], Bounds(hostile), goal)
+        if isinstance(hostile, float)
+        else 1
+    )

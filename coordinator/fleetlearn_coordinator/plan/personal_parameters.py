@@ -8,8 +8,8 @@ from fleetlearn_coordinator.plan.local_algorithms import Personal
 
 
 def personal_misfit(name: str, personal: Personal | None, manifest: Manifest) -> str | None:
-    """Return why recipe or algorithm ``name``, which needs ``personal`` on the devices, cannot run this bundle, and
-    what to export instead. None: it can."""
+    """Return why recipe or algorithm ``name``, which needs ``personal`` on the devices, cannot run
+    this bundle, and what to export instead. None: it can."""
     match personal:
         case "some":
             return _no_personal_parameters(name, manifest)
@@ -26,20 +26,27 @@ def _no_personal_parameters(name: str, manifest: Manifest) -> str | None:
     if any(row.personal for row in manifest.parameters):
         return None
     return (
-        f"{name} needs personal parameters, which stay on the devices, and bundle {manifest.name} has none. Export it "
-        'with export_bundle(..., personal=["head"]), where "head" is the name of the model\'s last layer'
+        f"{name} needs personal parameters, which stay on the devices, and bundle {manifest.name} "
+        'has none. Export it with export_bundle(..., personal=["head"]), where "head" is the name '
+        "of the model's last layer"
     )
 
 
 def _cannot_freeze(name: str, manifest: Manifest) -> str | None:
     for switch, why in (
-        ("clip", "clips the gradient of all parameters together, so that frozen ones would change how the others move"),
+        (
+            "clip",
+            (
+                "clips the gradient of all parameters together, so that frozen ones would change "
+                "how the others move"
+            ),
+        ),
         ("contrastive", "compares with the previous model, which has one phase and not two"),
     ):
         if getattr(manifest.step, switch):
             return (
-                f"{name} freezes the personal parameters and the others in turns, and the step of bundle "
-                f"{manifest.name} {why}. Export it without {switch}=True"
+                f"{name} freezes the personal parameters and the others in turns, and the step of "
+                f"bundle {manifest.name} {why}. Export it without {switch}=True"
             )
     return None
 
@@ -50,20 +57,21 @@ def _not_the_normalisation(name: str, manifest: Manifest) -> str | None:
     export = f'Export it with export_bundle(..., personal="normalisation") for {name}'
     if not norms:
         return (
-            f"{name} keeps normalisation layers on the devices, and the manifest of bundle {manifest.name} names none: "
-            f"the model has none of PyTorch's, or an earlier version exported it. {export}"
+            f"{name} keeps normalisation layers on the devices, and the manifest of bundle "
+            f"{manifest.name} names none: the model has none of PyTorch's, or an earlier version "
+            f"exported it. {export}"
         )
     for row in manifest.parameters:
         if row.personal and row.name not in norms:
             return (
-                f"{name} keeps normalisation layers alone on the devices, and in bundle {manifest.name} the parameter "
-                f'{row.name}, of another layer, is personal too. {export}, or set recipe = "fedper", which takes any '
-                "personal parameters"
+                f"{name} keeps normalisation layers alone on the devices, and in bundle "
+                f"{manifest.name} the parameter {row.name}, of another layer, is personal too. "
+                f'{export}, or set recipe = "fedper", which takes any personal parameters'
             )
         if row.name in norms and not row.personal:
             return (
-                f"{name} keeps all normalisation layers on the devices, and in bundle {manifest.name} the parameter "
-                f"{row.name} of such a layer travels. {export}"
+                f"{name} keeps all normalisation layers on the devices, and in bundle "
+                f"{manifest.name} the parameter {row.name} of such a layer travels. {export}"
             )
     return None
 
@@ -77,6 +85,7 @@ def _keeps_something(name: str, manifest: Manifest) -> str | None:
     if not kept:
         return None
     return (
-        f"{name} has a whole model for each device, and of bundle {manifest.name} devices keep {kept[0]} besides. "
-        "Export it without personal= and kept=, and with a step that does not read the previous model"
+        f"{name} has a whole model for each device, and of bundle {manifest.name} devices keep "
+        f"{kept[0]} besides. Export it without personal= and kept=, and with a step that does not "
+        "read the previous model"
     )

@@ -1,4 +1,5 @@
-"""A plan: everything that one training run is, in a TOML file. examples/plan.toml shows every key."""
+"""A plan: everything that one training run is, in a TOML file. examples/plan.toml shows every
+key."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ from fleetlearn_protocol.paths import in_home
 
 from fleetlearn_coordinator.aggregation import adaptive_mu, aggregators, optimizers
 from fleetlearn_coordinator.aggregation import staleness as staleness_functions
-from fleetlearn_coordinator.aggregation.participation_rates import FULL_WEIGHT, ParticipationRates, UpdateWeights
+from fleetlearn_coordinator.aggregation.participation_rates import (
+    FULL_WEIGHT,
+    ParticipationRates,
+    UpdateWeights,
+)
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.aggregation.round_summary import PERSONAL
 from fleetlearn_coordinator.aggregation.weighing.weighing import Weighing
@@ -40,7 +45,8 @@ from fleetlearn_coordinator.rounds.settings import MEASURED_ON, EvaluationSettin
 
 
 class PlanError(FleetError):
-    """A plan that cannot be run. ``text`` names the file, the key, what was given and what is allowed."""
+    """A plan that cannot be run. ``text`` names the file, the key, what was given and what is
+    allowed."""
 
 
 class Plan(PlanKeys, frozen=True, kw_only=True):
@@ -53,7 +59,9 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
             path = in_home(path)
             text = path.read_text("utf-8")
         except (OSError, ValueError) as error:
-            raise PlanError(Code.BAD_MESSAGE, f"{path}: the plan cannot be read: {in_words(error)}") from None
+            raise PlanError(
+                Code.BAD_MESSAGE, f"{path}: the plan cannot be read: {in_words(error)}"
+            ) from None
         return cls.parse(text, path.absolute().parent, file=str(path))
 
     @classmethod
@@ -71,8 +79,15 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         try:
             if "service" in raw:
                 raise ValueError(MOVED)
-            if raw and not raw.keys() & {*cls.__struct_fields__} and raw.keys() <= {*ServiceSettings.__struct_fields__}:
-                raise ValueError("this is a service file, and a plan is expected here: the file that names the bundle")
+            if (
+                raw
+                and not raw.keys() & {*cls.__struct_fields__}
+                and raw.keys() <= {*ServiceSettings.__struct_fields__}
+            ):
+                raise ValueError(
+                    "this is a service file, and a plan is expected here: the file that names the "
+                    "bundle"
+                )
             refuse_unknown(raw, "plan", Plan, {**SECTIONS, **NESTED}, hidden=("file",))
             fill_defaults(raw)
             plan = read_tables({**raw, "file": file}, "plan", cls, paths_from(base))
@@ -83,14 +98,16 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         return plan
 
     def stall(self, heartbeat: float) -> float:
-        """Seconds that a task lives without progress. A slow device may take long to open a large model and to make
-        its first step, and tells of its steps with its heartbeats alone, which are ``heartbeat`` seconds apart."""
+        """Seconds that a task lives without progress. A slow device may take long to open a large
+        model and to make its first step, and tells of its steps with its heartbeats alone, which
+        are ``heartbeat`` seconds apart."""
         if self.round.stall is not None:
             return self.round.stall
         return max(30.0, 4 * heartbeat, min(self.round.deadline / 5, 300.0))
 
     def engine_settings(self, heartbeat: float) -> Settings:
-        """What the engine needs of this plan, where devices give a sign of life every ``heartbeat`` seconds."""
+        """What the engine needs of this plan, where devices give a sign of life every ``heartbeat``
+        seconds."""
         return Settings(
             goal=self.round.goal,
             cohort=self.round.cohort,
@@ -123,7 +140,11 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
     @property
     def largest_weight(self) -> int:
         """The most that an update weighs in the mean."""
-        most = {"uniform": 1, "examples": self.round.max_weight, "inverse-participation": FULL_WEIGHT}
+        most = {
+            "uniform": 1,
+            "examples": self.round.max_weight,
+            "inverse-participation": FULL_WEIGHT,
+        }
         return most[self.round.weighting]
 
     def update_weights(self) -> UpdateWeights:
@@ -132,7 +153,8 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         return UpdateWeights(self.largest_weight, ParticipationRates() if follows_rates else None)
 
     def staleness_factor(self, staleness: int) -> float:
-        """Return what an update of this staleness counts, as a factor of its weight: above 0, and 1 for a fresh one."""
+        """Return what an update of this staleness counts, as a factor of its weight: above 0, and 1
+        for a fresh one."""
         rule = self.staleness
         if rule.function is None:  # no update is stale
             return 1.0
@@ -140,7 +162,8 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         return staleness_functions.FUNCTIONS[rule.function].of(staleness, hyper)
 
     def aggregator(self, buffers: Sequence[slice] = ()) -> aggregators.Aggregator[Any]:
-        """Return the aggregator of updates. ``buffers``: the model's elements that are no trained parameters."""
+        """Return the aggregator of updates. ``buffers``: the model's elements that are no trained
+        parameters."""
         return aggregators.make(self.aggregation.aggregator, self.aggregation.bounds, buffers)
 
     @property
@@ -163,10 +186,11 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         return tuple(name for name in EXCHANGES[self.local.algorithm].vectors if name != MODEL)
 
     def weighing(self, manifest: Manifest) -> Weighing:
-        """Return how updates are weighed, beside their examples and their staleness. Raises PlanError where the
-        bundle's step does not fit."""
+        """Return how updates are weighed, beside their examples and their staleness. Raises
+        PlanError where the bundle's step does not fit."""
         hyper = self.hyper(manifest)
-        if self.algorithm.personal_model:  # the update is trained without the pull, whose weight mu is
+        # the update is trained without the pull, whose weight mu is
+        if self.algorithm.personal_model:
             hyper["mu"] = 0.0
         try:
             rule = weighing_rule(self.aggregation, manifest.step, hyper)
@@ -175,13 +199,16 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         return Weighing(rule, self.aggregation.norm_bound)
 
     def aggregators(self, buffers: Sequence[slice] = ()) -> dict[str, aggregators.Aggregator[Any]]:
-        """Return the aggregator of each part of a report, except ``buffers``, which the update's has too. ``buffers``:
-        as for ``aggregator``."""
+        """Return the aggregator of each part of a report, except ``buffers``, which the update's
+        has too. ``buffers``: as for ``aggregator``."""
         parts = EXCHANGES[self.local.algorithm].parts
-        return {part: self.aggregator(buffers) if part == UPDATE else aggregators.MEAN for part in parts}
+        return {
+            part: self.aggregator(buffers) if part == UPDATE else aggregators.MEAN for part in parts
+        }
 
     def round_rules(self, manifest: Manifest) -> RoundRules:
-        """Return how a round's reports become the next model. Raises PlanError where the bundle's step does not fit."""
+        """Return how a round's reports become the next model. Raises PlanError where the bundle's
+        step does not fit."""
         hyper = self.hyper(manifest)
         server_hyper = {**optimizers.defaults(self.server.optimizer), **self.server.hyper}
         return RoundRules(
@@ -205,13 +232,17 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         return optimizers.make(self.server.optimizer, manifest.travelling, **self.server.hyper)
 
     def hyper(self, manifest: Manifest) -> dict[str, float]:
-        """A value for each hyper-parameter of the bundle's step: the plan's, else the bundle's default.
+        """A value for each hyper-parameter of the bundle's step: the plan's, else the bundle's
+        default.
 
-        mu weights the terms that only some recipes use; with the others it is 0. A recipe that is made of such a term
-        needs a mu. Raises PlanError where plan and bundle do not fit.
+        mu weights the terms that only some recipes use; with the others it is 0. A recipe that is
+        made of such a term needs a mu. Raises PlanError where plan and bundle do not fit.
         """
         named = {"lr": self.local.lr, "mu": self.local.mu}
-        given = {**self.local.hyper, **{key: value for key, value in named.items() if value is not None}}
+        given = {
+            **self.local.hyper,
+            **{key: value for key, value in named.items() if value is not None},
+        }
         declared = {row.name: row.default for row in manifest.hyper}
         needs, what = RECIPES[self.recipe].needs + self.algorithm.needs, self._needing()
         terms = [term for term in TERMS if getattr(manifest.step, term)]
@@ -219,27 +250,38 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
             if not getattr(manifest.step, need):
                 raise self._misfit(f"{what} needs a step with {SWITCHES[need]}.", manifest)
         if self.local.mu is not None and "mu" not in declared:
-            raise self._misfit(f"local.mu = {self.local.mu} needs a step with a {' or '.join(TERMS)} term.", manifest)
+            raise self._misfit(
+                f"local.mu = {self.local.mu} needs a step with a {' or '.join(TERMS)} term.",
+                manifest,
+            )
         for key in given:
             if key not in declared:
                 where = f"local.{key}" if key in named else f"local.hyper.{key}"
                 raise self._misfit(
-                    f"{where} = {given[key]} is not a value that the step takes{near(key, declared)}", manifest
+                    f"{where} = {given[key]} is not a value that the step "
+                    f"takes{near(key, declared)}",
+                    manifest,
                 )
         if self.local.adaptive_mu and not manifest.step.proximal:
-            raise self._misfit(f"local.adaptive_mu = true needs a step with {SWITCHES['proximal']}.", manifest)
+            raise self._misfit(
+                f"local.adaptive_mu = true needs a step with {SWITCHES['proximal']}.", manifest
+            )
         if terms and not set(terms) & set(needs):
             given.setdefault("mu", 0.0)
         values = {key: given.get(key, default) for key, default in declared.items()}
         for key, value in values.items():
             if value is None:
                 where = f"local.{key}" if key in named else f"local.hyper.{key}"
-                raise self._misfit(f"{where} is missing: the step needs it, and the bundle has no default.", manifest)
+                raise self._misfit(
+                    f"{where} is missing: the step needs it, and the bundle has no default.",
+                    manifest,
+                )
         weighted = [term for term in TERMS if term in needs]
         if weighted and self.local.mu is None and not self.local.adaptive_mu and not values["mu"]:
             text = (
-                f"local.mu is missing, and the bundle's default is 0: without the {weighted[0]} term, whose weight mu "
-                f"is, {what} is another algorithm. Set local.mu, such as 0.01; local.mu = 0 says that this is meant."
+                f"local.mu is missing, and the bundle's default is 0: without the {weighted[0]} "
+                f"term, whose weight mu is, {what} is another algorithm. Set local.mu, such as "
+                "0.01; local.mu = 0 says that this is meant."
             )
             raise self._misfit(text, manifest)
         return {key: value for key, value in values.items() if value is not None}
@@ -249,16 +291,20 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         found = []
         if manifest.step.correction and "correction" not in self.algorithm.needs:
             found.append(
-                "the bundle's step adds a correction to the gradient, and this plan has none: it is zeros. "
-                'recipe = "scaffold" and recipe = "feddyn" use it'
+                "the bundle's step adds a correction to the gradient, and this plan has none: it "
+                'is zeros. recipe = "scaffold" and recipe = "feddyn" use it'
             )
-        needed = [term for term in TERMS if term in RECIPES[self.recipe].needs + self.algorithm.needs]
+        needed = [
+            term for term in TERMS if term in RECIPES[self.recipe].needs + self.algorithm.needs
+        ]
         if needed and self.local.mu == 0 and not self.local.adaptive_mu:
-            found.append(f"local.mu = 0: {self._needing()} without its {needed[0]} term is another algorithm")
+            found.append(
+                f"local.mu = 0: {self._needing()} without its {needed[0]} term is another algorithm"
+            )
         if manifest.step.contrastive and not self.hyper(manifest).get("mu"):
             found.append(
-                "the bundle's step has MOON's contrastive term, and its weight mu is 0: devices compute it for "
-                'nothing. Set recipe = "moon" and local.mu, or export without it'
+                "the bundle's step has MOON's contrastive term, and its weight mu is 0: devices "
+                'compute it for nothing. Set recipe = "moon" and local.mu, or export without it'
             )
         if remark := self.selection.remark(self.round.weighting):
             found.append(remark)
@@ -268,10 +314,16 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         """Raise PlanError where the plan and the bundle do not fit together."""
         self.weighing(manifest)
         if self.algorithm.plain_sgd and manifest.step.optimizer != "sgd":
-            text = f"{self._needing()} takes a model's change for a sum of gradients: it needs a step of plain SGD."
+            text = (
+                f"{self._needing()} takes a model's change for a sum of gradients: it needs a step "
+                "of plain SGD."
+            )
             raise self._misfit(text, manifest)
         if self.algorithm.plain_sgd and manifest.compute is not msgspec.UNSET:
-            text = f"{self._needing()} needs the gradient of each step, also of those that overflow {manifest.compute}."
+            text = (
+                f"{self._needing()} needs the gradient of each step, also of those that overflow "
+                f"{manifest.compute}."
+            )
             raise self._misfit(f"{text} Export it without compute=.", manifest)
         of_recipe = f"recipe {self.recipe}", RECIPES[self.recipe].personal
         for name, personal in (of_recipe, (self._needing(), self.algorithm.personal)):
@@ -283,30 +335,34 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
             if self.algorithm.personal_model and rule.measured_by == "round":
                 known += [f"{PERSONAL}{name}" for name in known]
             if rule.metric is not None and rule.metric not in known:
-                text = f'{section}.metric = "{rule.metric}" is not measured{near(rule.metric, known)}'
+                text = (
+                    f'{section}.metric = "{rule.metric}" is not measured{near(rule.metric, known)}'
+                )
                 raise self._misfit(text, manifest)
 
     def check_service(self, service: ServiceSettings) -> None:
         """Raise PlanError where a process with these settings could not serve the plan."""
         if self.round.cohort > service.max_connections and self.round.asynchronous:
             text = (
-                f"max_connections = {service.max_connections} of the service is less than round.concurrency = "
-                f"{self.round.cohort}; as many tasks could never run at a time"
+                f"max_connections = {service.max_connections} of the service is less than "
+                f"round.concurrency = {self.round.cohort}; as many tasks could never run at a time"
             )
         elif self.round.cohort > service.max_connections:
             text = (
-                f"max_connections = {service.max_connections} of the service is less than the cohort of "
-                f"{self.round.cohort} (round.goal * round.over_selection); no round could be full"
+                f"max_connections = {service.max_connections} of the service is less than the "
+                f"cohort of {self.round.cohort} (round.goal * round.over_selection); no round "
+                "could be full"
             )
         elif self.pace.connected is not None and self.pace.connected >= service.max_connections:
             text = (
-                f"max_connections = {service.max_connections} of the service is not more than pace.connected = "
-                f"{self.pace.connected}; a device that comes could not take the place of another"
+                f"max_connections = {service.max_connections} of the service is not more than "
+                f"pace.connected = {self.pace.connected}; a device that comes could not take the "
+                "place of another"
             )
         elif self.round.stall is not None and self.round.stall < 2 * service.heartbeat:
             text = (
-                f"round.stall = {self.round.stall} s is less than two heartbeats (heartbeat = {service.heartbeat} s of "
-                "the service), with which devices tell of their progress"
+                f"round.stall = {self.round.stall} s is less than two heartbeats (heartbeat = "
+                f"{service.heartbeat} s of the service), with which devices tell of their progress"
             )
         else:
             return
@@ -338,8 +394,8 @@ SWITCHES = {
 }
 """Switch of the bundle's step -> what it is, for people."""
 MOVED = (
-    "a plan has no table [service] any more. Move its keys, without the heading, to a file of their own, and start "
-    "with `serve PLAN.toml --service SERVICE.toml`; for the simulator, to a table [service] of the scenario. "
-    "durable is now a key of the plan itself, beside data_dir"
+    "a plan has no table [service] any more. Move its keys, without the heading, to a file of "
+    "their own, and start with `serve PLAN.toml --service SERVICE.toml`; for the simulator, to a "
+    "table [service] of the scenario. durable is now a key of the plan itself, beside data_dir"
 )
 """What the author of an older plan is told."""

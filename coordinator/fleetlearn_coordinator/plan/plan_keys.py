@@ -28,8 +28,8 @@ from fleetlearn_coordinator.plan.toml_errors import Section
 
 
 class PlanKeys(Section, frozen=True, kw_only=True):
-    """What a plan says. ``contradictions.py`` checks that its keys go together; ``Plan`` adds what the bundle has to
-    do with it."""
+    """What a plan says. ``contradictions.py`` checks that its keys go together; ``Plan`` adds what
+    the bundle has to do with it."""
 
     name: Identifier
     """The run's name: letters, digits, ``._-``."""
@@ -43,7 +43,8 @@ class PlanKeys(Section, frozen=True, kw_only=True):
     """Where the run is kept: a folder, relative to the plan file, or a store's URL. Default:
     ``<name>.run`` beside it."""
     durable: Literal["process", "power"] = "process"
-    """What an acknowledged update survives: the process's death, or also the machine's (an fsync for each update)."""
+    """What an acknowledged update survives: the process's death, or also the machine's (an fsync
+    for each update)."""
     local: Local
     round: RoundSection
     staleness: Staleness
@@ -60,12 +61,16 @@ class PlanKeys(Section, frozen=True, kw_only=True):
 
     @property
     def bounds(self) -> dict[str, tuple[float, float]]:
-        """The metric that may stop the run -> the least and the greatest that a device's mean can be."""
+        """The metric that may stop the run -> the least and the greatest that a device's mean can
+        be."""
         stop = self.stop
         if stop.metric is None:
             return {}
         # By default only on the side where one device's word would stop the run.
-        return {stop.metric: stop.bounds or ((0.0, math.inf) if stop.direction == "below" else (-math.inf, 1.0))}
+        return {
+            stop.metric: stop.bounds
+            or ((0.0, math.inf) if stop.direction == "below" else (-math.inf, 1.0))
+        }
 
     @property
     def most_updates_of_a_device(self) -> int | None:

@@ -1,7 +1,8 @@
-"""Recipes: names for combinations of a local step and a server optimizer. Data, not code: a plan may override it all.
+"""Recipes: names for combinations of a local step and a server optimizer. Data, not code: a plan
+may override it all.
 
-The values are where to start from, not the papers' tuned ones: those differ for each data set. ``lr`` on the devices
-has no default here, for the same reason.
+The values are where to start from, not the papers' tuned ones: those differ for each data set.
+``lr`` on the devices has no default here, for the same reason.
 """
 
 from __future__ import annotations
@@ -24,29 +25,52 @@ class Recipe(NamedTuple):
 
     source: str
     needs: tuple[Need, ...] = ()
-    """What the bundle's step must have, beside what the algorithm needs. Where the step has a term that is weighted by
-    mu and that nothing needs, mu is 0."""
+    """What the bundle's step must have, beside what the algorithm needs. Where the step has a term
+    that is weighted by mu and that nothing needs, mu is 0."""
     local: Mapping[str, Any] = LOCAL
     server: Mapping[str, Any] = FEDAVG
-    """The optimizer, and what belongs to it: where a plan names another optimizer, that one's own defaults count."""
+    """The optimizer, and what belongs to it: where a plan names another optimizer, that one's own
+    defaults count."""
     round: Mapping[str, Any] = SYNCHRONOUS
     aggregation: Mapping[str, Any] = MEAN
     personal: Personal | None = None
     """What of the bundle must stay on the devices, beside what the algorithm needs there."""
 
 
-_MCMAHAN = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv 1602.05629"
+_MCMAHAN = (
+    "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, "
+    "arXiv 1602.05629"
+)
 _REDDI = "Reddi et al., Adaptive Federated Optimization, arXiv 2003.00295, Algorithm 2"
-_SCAFFOLD = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, arXiv 1910.06378"
+_SCAFFOLD = (
+    "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, arXiv "
+    "1910.06378"
+)
 
 _ROBUST = {
     "median": "Yin et al., Byzantine-Robust Distributed Learning, arXiv 1803.01498, definition 1",
-    "trimmed-mean": "Yin et al., Byzantine-Robust Distributed Learning, arXiv 1803.01498, definition 2",
-    "krum": "Blanchard et al., Machine Learning with Adversaries, NIPS 2017, arXiv 1703.02757, section 4",
-    "multi-krum": "Blanchard et al., Machine Learning with Adversaries, NIPS 2017, arXiv 1703.02757, section 5",
-    "bulyan": "El Mhamdi et al., The Hidden Vulnerability of Distributed Learning in Byzantium, arXiv 1802.07927",
-    "geometric-median": "Pillutla et al., Robust Aggregation for Federated Learning, arXiv 1912.13445, Algorithm 2",
-    "centred-clipping": "Karimireddy et al., Learning from History for Byzantine Robust Optimization, arXiv 2012.10333",
+    "trimmed-mean": (
+        "Yin et al., Byzantine-Robust Distributed Learning, arXiv 1803.01498, definition 2"
+    ),
+    "krum": (
+        "Blanchard et al., Machine Learning with Adversaries, NIPS 2017, arXiv 1703.02757, section "
+        "4"
+    ),
+    "multi-krum": (
+        "Blanchard et al., Machine Learning with Adversaries, NIPS 2017, arXiv 1703.02757, section "
+        "5"
+    ),
+    "bulyan": (
+        "El Mhamdi et al., The Hidden Vulnerability of Distributed Learning in Byzantium, arXiv "
+        "1802.07927"
+    ),
+    "geometric-median": (
+        "Pillutla et al., Robust Aggregation for Federated Learning, arXiv 1912.13445, Algorithm 2"
+    ),
+    "centred-clipping": (
+        "Karimireddy et al., Learning from History for Byzantine Robust Optimization, arXiv "
+        "2012.10333"
+    ),
 }
 """Recipe and aggregator of this name -> its source."""
 
@@ -54,33 +78,49 @@ RECIPES: Mapping[str, Recipe] = {
     "fedsgd": Recipe(f"{_MCMAHAN}, section 2: E = 1, B = all", local={**LOCAL, "batch_size": 0}),
     "fedavg": Recipe(f"{_MCMAHAN}, Algorithm 1"),
     "fedprox": Recipe(
-        "Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127, Algorithm 2", ("proximal",)
+        "Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127, Algorithm "
+        "2",
+        ("proximal",),
     ),
     "fedprox-adaptive": Recipe(
-        "Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127, section 5.3.2",
+        "Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127, section "
+        "5.3.2",
         ("proximal",),
         local={**LOCAL, "adaptive_mu": True},
     ),
     "moon": Recipe(
-        "Li, He and Song, Model-Contrastive Federated Learning, arXiv 2103.16257, Algorithm 1", ("contrastive",)
+        "Li, He and Song, Model-Contrastive Federated Learning, arXiv 2103.16257, Algorithm 1",
+        ("contrastive",),
     ),
-    "scaffold": Recipe(f"{_SCAFFOLD}, Algorithm 1, option II", local={**LOCAL, "algorithm": "scaffold"}, round=UNIFORM),
+    "scaffold": Recipe(
+        f"{_SCAFFOLD}, Algorithm 1, option II",
+        local={**LOCAL, "algorithm": "scaffold"},
+        round=UNIFORM,
+    ),
     "feddyn": Recipe(
-        "Acar et al., Federated Learning Based on Dynamic Regularization, arXiv 2111.04263, Algorithm 1",
+        "Acar et al., Federated Learning Based on Dynamic Regularization, arXiv 2111.04263, "
+        "Algorithm 1",
         local={**LOCAL, "algorithm": "feddyn"},
         server={"optimizer": "feddyn"},
         round=UNIFORM,
     ),
     "fedavgm": Recipe(
-        "Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual "
-        "Classification, arXiv 1909.06335, section 4.2",
+        "Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated "
+        "Visual Classification, arXiv 1909.06335, section 4.2",
         server={"optimizer": "momentum", "lr": 1.0, "momentum": 0.9},
     ),
-    "fedadagrad": Recipe(_REDDI, server={"optimizer": "adagrad", "lr": 0.1, "beta1": 0.0, "tau": 1e-3}),
-    "fedadam": Recipe(_REDDI, server={"optimizer": "adam", "lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}),
-    "fedyogi": Recipe(_REDDI, server={"optimizer": "yogi", "lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}),
+    "fedadagrad": Recipe(
+        _REDDI, server={"optimizer": "adagrad", "lr": 0.1, "beta1": 0.0, "tau": 1e-3}
+    ),
+    "fedadam": Recipe(
+        _REDDI, server={"optimizer": "adam", "lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
+    ),
+    "fedyogi": Recipe(
+        _REDDI, server={"optimizer": "yogi", "lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
+    ),
     "fedbuff": Recipe(
-        "Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, arXiv 2106.06639, Algorithm 1",
+        "Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, arXiv "
+        "2106.06639, Algorithm 1",
         round={**ASYNCHRONOUS, "goal": 10},
     ),
     "fedasync": Recipe(
@@ -98,22 +138,27 @@ RECIPES: Mapping[str, Recipe] = {
         aggregation={**MEAN, "q": 1.0},
     ),
     "fedper": Recipe(
-        "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818, Algorithms 1 and 2",
+        "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818, "
+        "Algorithms 1 and 2",
         personal="some",
     ),
     "fedbn": Recipe(
-        "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, arXiv 2102.07623, "
-        "Algorithm 1",
+        "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, "
+        "arXiv 2102.07623, Algorithm 1",
         personal="normalisation",
     ),
     "fedrep": Recipe(
-        "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, arXiv 2102.07078, "
-        "Algorithm 1",
+        "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, "
+        "arXiv 2102.07078, Algorithm 1",
         local={**LOCAL, "algorithm": "fedrep", "personal_epochs": 10},
     ),
     "ditto": Recipe(
-        "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, arXiv 2012.04221, Algorithm 1",
+        "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, arXiv "
+        "2012.04221, Algorithm 1",
         local={**LOCAL, "algorithm": "ditto"},
     ),
-    **{name: Recipe(source, round=UNIFORM, aggregation={"aggregator": name}) for name, source in _ROBUST.items()},
+    **{
+        name: Recipe(source, round=UNIFORM, aggregation={"aggregator": name})
+        for name, source in _ROBUST.items()
+    },
 }

@@ -25,12 +25,13 @@ class OortSection(Section, frozen=True, kw_only=True):
     """[selection.oort]: the constants of strategy = "oort" (Lai et al., arXiv 2010.06081)."""
 
     preferred_seconds: Seconds | None = None
-    """T at the beginning: the seconds from a task to its report that cost no utility. Default: a tenth of
-    round.deadline."""
+    """T at the beginning: the seconds from a task to its report that cost no utility. Default: a
+    tenth of round.deadline."""
     preferred_step: Seconds | None = None
     """Delta: seconds that the pacer adds to T. Default: a tenth of round.deadline."""
     window: Positive = 20
-    """W, in rounds: the pacer compares the utility of the last W rounds with the utility of the W rounds before."""
+    """W, in rounds: the pacer compares the utility of the last W rounds with the utility of the W
+    rounds before."""
     penalty: Annotated[float, Meta(ge=0, le=100)] = 2.0
     """Alpha, the exponent of T / t for a task of t > T seconds."""
     exploration: Annotated[float, Meta(ge=0, le=1)] = 0.9
@@ -50,7 +51,8 @@ class SelectionSection(Section, frozen=True, kw_only=True):
     """[selection]: which devices are given tasks. Default: any, each with the same probability."""
 
     strategy: Strategy = "uniform"
-    """uniform; power-of-choice: of a few candidates those with the largest loss; oort: by loss, examples and speed."""
+    """uniform; power-of-choice: of a few candidates those with the largest loss; oort: by loss,
+    examples and speed."""
     candidates: Annotated[float, Meta(ge=1, le=1000)] | None = None
     """Power-of-choice: candidates that are drawn for each task, the paper's d / m. Default: 2."""
     least_examples: Annotated[int, Meta(ge=1, le=MAX_EXAMPLES)] = 1
@@ -58,7 +60,8 @@ class SelectionSection(Section, frozen=True, kw_only=True):
     least_memory: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     """Least MiB of RAM of a device."""
     runtimes: Names = ()
-    """What may train: first words of the runtimes that devices state, such as "onnx". Default: anything."""
+    """What may train: first words of the runtimes that devices state, such as "onnx". Default:
+    anything."""
     tags: Names = ()
     """Tags that a device must have."""
     without_tags: Names = ()
@@ -70,8 +73,8 @@ class SelectionSection(Section, frozen=True, kw_only=True):
     unmetered: bool = False
     """Whether a device's network must be unmetered when it checks in."""
     weighting: Literal["uniform", "examples"] = "uniform"
-    """Whether all devices are drawn with the same probability, or in proportion to their examples, up to
-    round.max_weight."""
+    """Whether all devices are drawn with the same probability, or in proportion to their examples,
+    up to round.max_weight."""
     tier_weights: dict[Identifier, Factor] = msgspec.field(default_factory=dict)
     """Tier -> factor of the weight by which its devices are drawn. Default: 1 each."""
     tag_weights: dict[Identifier, Factor] = msgspec.field(default_factory=dict)
@@ -81,8 +84,8 @@ class SelectionSection(Section, frozen=True, kw_only=True):
     tag_quotas: dict[Identifier, Share] = msgspec.field(default_factory=dict)
     """Tag -> the same."""
     once_in: Annotated[int, Meta(ge=1, le=10**6)] | None = None
-    """A device that is given a task in round r is given the next in round r + this at the earliest. Default: no
-    limit."""
+    """A device that is given a task in round r is given the next in round r + this at the earliest.
+    Default: no limit."""
     oort: OortSection | None = None
 
     def rules(self, deadline: float, max_weight: int) -> SelectionRules | None:
@@ -122,26 +125,31 @@ class SelectionSection(Section, frozen=True, kw_only=True):
         """Yield what makes no sense, in words. ``tasks``: of a usual round."""
         if self.strategy == "oort" and asynchronous:
             yield (
-                'selection.strategy = "oort" is for synchronous rounds: its preferred duration T trades the utility of '
-                'a round for its length, and asynchronous rounds wait for nobody; use "power-of-choice", or '
-                'round.participation = "synchronous"'
+                'selection.strategy = "oort" is for synchronous rounds: its preferred duration T '
+                "trades the utility of a round for its length, and asynchronous rounds wait for "
+                'nobody; use "power-of-choice", or round.participation = "synchronous"'
             )
         if self.strategy != "uniform":
             for key in ("weighting", "tier_weights", "tag_weights"):
                 if (value := getattr(self, key)) not in ("uniform", {}):
                     yield (
-                        f'selection.{key} = {value!r}: strategy "{self.strategy}" has weights of its own; weights are '
-                        'for strategy "uniform"'
+                        f'selection.{key} = {value!r}: strategy "{self.strategy}" has weights of '
+                        'its own; weights are for strategy "uniform"'
                     )
         if self.candidates is not None and self.strategy != "power-of-choice":
             yield (
-                f'selection.candidates = {self.candidates} is for strategy "power-of-choice"; selection.strategy is '
-                f'"{self.strategy}"'
+                f'selection.candidates = {self.candidates} is for strategy "power-of-choice"; '
+                f'selection.strategy is "{self.strategy}"'
             )
         if self.oort is not None and self.strategy != "oort":
-            yield f'[selection.oort] is for strategy "oort"; selection.strategy is "{self.strategy}"'
+            yield (
+                f'[selection.oort] is for strategy "oort"; selection.strategy is "{self.strategy}"'
+            )
         if both := sorted({*self.tags} & {*self.without_tags}):
-            yield f"selection.tags and selection.without_tags both name {both[0]}: no device could be eligible"
+            yield (
+                f"selection.tags and selection.without_tags both name {both[0]}: no device could "
+                "be eligible"
+            )
         for key in ("tier_weights", "tier_quotas"):
             for name in sorted(getattr(self, key)):
                 if self.tiers and name not in self.tiers:
@@ -150,18 +158,22 @@ class SelectionSection(Section, frozen=True, kw_only=True):
             for name, share in getattr(self, key).items():
                 if Decimal(str(share)) * tasks < 1:
                     yield (
-                        f"selection.{key}.{name} = {share} of the {tasks} tasks of a round is less than one; it takes "
-                        f"{1 / tasks:.3g} to 1, or name it in selection.without_tags, or leave it out of "
-                        "selection.tiers"
+                        f"selection.{key}.{name} = {share} of the {tasks} tasks of a round is less "
+                        f"than one; it takes {1 / tasks:.3g} to 1, or name it in "
+                        "selection.without_tags, or leave it out of selection.tiers"
                     )
 
     def remark(self, weighting: str) -> str | None:
-        """Return what the author of a plan may not mean, for the log. ``weighting``: round.weighting."""
-        if weighting != "examples" or (self.weighting != "examples" and self.strategy != "power-of-choice"):
+        """Return what the author of a plan may not mean, for the log. ``weighting``:
+        round.weighting."""
+        if weighting != "examples" or (
+            self.weighting != "examples" and self.strategy != "power-of-choice"
+        ):
             return None
         return (
-            "devices are drawn in proportion to their examples, and their updates weigh as many examples: large "
-            'devices count twice over. round.weighting = "uniform" weighs each update once'
+            "devices are drawn in proportion to their examples, and their updates weigh as many "
+            'examples: large devices count twice over. round.weighting = "uniform" weighs each '
+            "update once"
         )
 
 
@@ -170,7 +182,10 @@ def _labels(kind: str, names: Iterable[str]) -> list[str]:
 
 
 def _labelled(tiers: Mapping[str, Any], tags: Mapping[str, Any]) -> dict[str, float]:
-    return {**{f"tier:{name}": value for name, value in tiers.items()}, **{f"tag:{n}": v for n, v in tags.items()}}
+    return {
+        **{f"tier:{name}": value for name, value in tiers.items()},
+        **{f"tag:{n}": v for n, v in tags.items()},
+    }
 
 
 NESTED: Mapping[str, type[Section]] = {"selection.oort": OortSection}

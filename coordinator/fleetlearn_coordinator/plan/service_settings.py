@@ -1,6 +1,8 @@
-"""The settings of a coordinator's process, in a TOML file beside the plans. examples/service.toml shows every key.
+"""The settings of a coordinator's process, in a TOML file beside the plans. examples/service.toml
+shows every key.
 
-What one training run is stays in its plan: a run can move to a process with other settings, and goes on there.
+What one training run is stays in its plan: a run can move to a process with other settings, and
+goes on there.
 """
 
 from __future__ import annotations
@@ -18,18 +20,27 @@ from fleetlearn_protocol.messages import Identifier
 from fleetlearn_protocol.paths import in_home
 from msgspec import Meta
 
-from fleetlearn_coordinator.plan.toml_errors import Positive, Section, paths_from, read_tables, refuse_unknown
+from fleetlearn_coordinator.plan.toml_errors import (
+    Positive,
+    Section,
+    paths_from,
+    read_tables,
+    refuse_unknown,
+)
 
 ORIGIN = r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
-"""What browsers send as the header Origin (RFC 6454, section 6.1), "null" excepted: every page can have that."""
+"""What browsers send as the header Origin (RFC 6454, section 6.1), "null" excepted: every page can
+have that."""
 
 
 class ServiceError(FleetError):
-    """A service file that cannot be used. ``text`` names the file, the key, what was given and what is allowed."""
+    """A service file that cannot be used. ``text`` names the file, the key, what was given and what
+    is allowed."""
 
 
 def is_service_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether this file is a service file with several runs, and no plan. False where it cannot be read."""
+    """Return whether this file is a service file with several runs, and no plan. False where it
+    cannot be read."""
     try:
         return "runs" in tomllib.loads(in_home(path).read_text("utf-8"))
     except (OSError, ValueError):  # no home folder, no UTF-8, no TOML
@@ -44,16 +55,16 @@ class Tls(Section, frozen=True, kw_only=True):
     key: Path
     """PEM: its private key, without a password."""
     clients: Path | None = None
-    """PEM: the CAs of devices' certificates, by which devices are known in place of credentials. Such a CA certifies
-    devices of this coordinator and nobody else."""
+    """PEM: the CAs of devices' certificates, by which devices are known in place of credentials.
+    Such a CA certifies devices of this coordinator and nobody else."""
 
 
 Rate = Annotated[float, Meta(ge=0.001, le=1e12)]
 
 
 class Limits(Section, frozen=True, kw_only=True):
-    """[limits]: what one address may cost, which is an IPv4 address or an IPv6 /64 network, and one device. Many
-    devices may share an address."""
+    """[limits]: what one address may cost, which is an IPv4 address or an IPv6 /64 network, and one
+    device. Many devices may share an address."""
 
     connections: Positive = 1000
     """Connections of an address at a time."""
@@ -62,15 +73,18 @@ class Limits(Section, frozen=True, kw_only=True):
     messages: Rate = 5000.0
     """Frames that an address sends, per second."""
     bytes: Rate = 4194304.0
-    """Bytes that an address sends beside the updates that its devices were asked for, per second."""
+    """Bytes that an address sends beside the updates that its devices were asked for, per
+    second."""
     device_check_ins: Rate = 1.0
     """Check-ins of one device, per second."""
     exempt: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
-    """Networks whose addresses have no limits of their own: this machine, unless others are named."""
+    """Networks whose addresses have no limits of their own: this machine, unless others are
+    named."""
 
 
 class Admin(Section, frozen=True, kw_only=True):
-    """[admin]: the port of administrators, docs/operate/administration.md. With [tls] it has TLS, too."""
+    """[admin]: the port of administrators, docs/operate/administration.md. With [tls] it has TLS,
+    too."""
 
     host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
     """Address to listen on."""
@@ -79,18 +93,22 @@ class Admin(Section, frozen=True, kw_only=True):
 
 
 class Page(Section, frozen=True, kw_only=True):
-    """[page]: the port of a page for people, by which their browsers become devices. With [tls] it has TLS, too."""
+    """[page]: the port of a page for people, by which their browsers become devices. With [tls] it
+    has TLS, too."""
 
     folder: Path
-    """The built page: any folder of files with an index.html. Whoever can connect may read all of it."""
+    """The built page: any folder of files with an index.html. Whoever can connect may read all of
+    it."""
     host: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
     """Address to listen on. Default: the service's."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8767
     """TCP port; 0: any that is free."""
     address: Annotated[str, Meta(pattern=rf"^{ORIGIN}\Z")] | None = None
-    """Where people find the page, "https://example.org": for links to it, and as an origin. Default: host and port."""
+    """Where people find the page, "https://example.org": for links to it, and as an origin.
+    Default: host and port."""
     coordinator: Annotated[str, Meta(pattern=r"^(wss?://[^\s]+|:[0-9]{1,5})\Z")] | None = None
-    """Where the page's devices connect: a URL, or ":8765" for the page's own host. Default: the service's port."""
+    """Where the page's devices connect: a URL, or ":8765" for the page's own host. Default: the
+    service's port."""
     run: Identifier | None = None
     """Which of the service's ``runs`` the page is about. One plan's own run needs no name."""
     title: Annotated[str, Meta(max_length=200)] = "Federated training"
@@ -102,7 +120,8 @@ class Page(Section, frozen=True, kw_only=True):
 
 
 class ServiceSettings(Section, frozen=True, kw_only=True):
-    """Checked settings of a coordinator's process. ``ServiceSettings.load`` reads a file; each key has a default."""
+    """Checked settings of a coordinator's process. ``ServiceSettings.load`` reads a file; each key
+    has a default."""
 
     host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
     """Address to listen on; "0.0.0.0" for all of IPv4."""
@@ -115,33 +134,36 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     downloads: Positive = 64
     """Downloads served at a time."""
     least_rate: Annotated[float, Meta(ge=0, le=1e9)] = 16384.0
-    """Bytes per second; an upload or a download that moves less loses its place while others wait. Lower it where all
-    devices are on slower links."""
+    """Bytes per second; an upload or a download that moves less loses its place while others wait.
+    Lower it where all devices are on slower links."""
     max_connections: Positive = 20_000
     """Devices connected at a time; more are told to come back."""
     origins: tuple[str, ...] = ()
-    """Web pages that may connect, as browsers name them: "https://example.org". Devices that are no pages need none."""
+    """Web pages that may connect, as browsers name them: "https://example.org". Devices that are no
+    pages need none."""
     insecure: bool = False
-    """Whether other machines may connect without TLS: where a proxy in front has it, or everybody on the network is
-    trusted."""
+    """Whether other machines may connect without TLS: where a proxy in front has it, or everybody
+    on the network is trusted."""
     identities: Path | None = None
-    """Folder of the devices' identities: only enrolled devices connect. Default: whoever connects is a device, under
-    whatever name it says."""
+    """Folder of the devices' identities: only enrolled devices connect. Default: whoever connects
+    is a device, under whatever name it says."""
     open: bool = False
     """Whether other machines may connect as devices without being enrolled."""
     signing_keys: tuple[Path, ...] = ()
-    """PEM: private keys that sign tasks, for devices that trust their public keys. Several while one is replaced."""
+    """PEM: private keys that sign tasks, for devices that trust their public keys. Several while
+    one is replaced."""
     proxies: tuple[str, ...] = ()
-    """Networks of the proxies in front: which address a device has is believed from there alone (`Forwarded`,
-    `X-Forwarded-For`). Each must set one of these headers."""
+    """Networks of the proxies in front: which address a device has is believed from there alone
+    (`Forwarded`, `X-Forwarded-For`). Each must set one of these headers."""
     limits: Limits = Limits()
     runs: Path | None = None
-    """Folder of the runs that this coordinator serves, which `fleetlearn-coordinator run` adds. Default: it serves the
-    one plan that it is started with."""
+    """Folder of the runs that this coordinator serves, which `fleetlearn-coordinator run` adds.
+    Default: it serves the one plan that it is started with."""
     tls: Tls | None = None
     """Default: no TLS, for this machine alone."""
     admin: Admin | None = None
-    """Default: no port for administrators. Needs ``identities``, where administrators and the audit log are kept."""
+    """Default: no port for administrators. Needs ``identities``, where administrators and the audit
+    log are kept."""
     page: Page | None = None
     """Default: no page for people."""
 
@@ -169,49 +191,65 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     def read(
         cls, raw: dict[str, Any], base: str | os.PathLike[str] = "", *, file: str = "service file"
     ) -> ServiceSettings:
-        """Return the settings of a service file's keys. ``base`` is what its paths are relative to; ``file`` is named
-        in errors. Raises ServiceError."""
+        """Return the settings of a service file's keys. ``base`` is what its paths are relative to;
+        ``file`` is named in errors. Raises ServiceError."""
         try:
             if "bundle" in raw:
                 raise ValueError(
-                    "this is a plan, and a service file is expected here: the file that says where to listen and who "
-                    "may connect"
+                    "this is a plan, and a service file is expected here: the file that says where "
+                    "to listen and who may connect"
                 )
             if "durable" in raw:
-                raise ValueError("durable is a key of the plan, beside data_dir: it is about a run's storage")
-            tables: dict[str, type[Section]] = {"tls": Tls, "limits": Limits, "admin": Admin, "page": Page}
+                raise ValueError(
+                    "durable is a key of the plan, beside data_dir: it is about a run's storage"
+                )
+            tables: dict[str, type[Section]] = {
+                "tls": Tls,
+                "limits": Limits,
+                "admin": Admin,
+                "page": Page,
+            }
             refuse_unknown(raw, "service file", cls, tables, hidden=())
             settings = read_tables(raw, "service file", cls, paths_from(Path(base)))
             if settings.tls is None and not settings.insecure and not is_loopback(settings.host):
                 raise ValueError(
-                    f'host = "{settings.host}" lets other machines connect, and without TLS whoever is on the way '
-                    "reads and changes all that is sent. Give [tls] a certificate and a key (`fleetlearn-coordinator "
-                    "certificate` makes them), or say insecure = true where a proxy in front has TLS, or everybody on "
-                    "the network is trusted"
+                    f'host = "{settings.host}" lets other machines connect, and without TLS '
+                    "whoever is on the way reads and changes all that is sent. Give [tls] a "
+                    "certificate and a key (`fleetlearn-coordinator certificate` makes them), or "
+                    "say insecure = true where a proxy in front has TLS, or everybody on the "
+                    "network is trusted"
                 )
             if settings.identities is None and not settings.open and not is_loopback(settings.host):
                 raise ValueError(
-                    f'host = "{settings.host}" lets other machines connect, and without identities whoever does is a '
-                    "device, under any name. Name a folder for identities, and enrol devices with tokens "
-                    "(`fleetlearn-coordinator token`), or say open = true where everybody who can connect is trusted"
+                    f'host = "{settings.host}" lets other machines connect, and without identities '
+                    "whoever does is a device, under any name. Name a folder for identities, and "
+                    "enrol devices with tokens (`fleetlearn-coordinator token`), or say open = "
+                    "true where everybody who can connect is trusted"
                 )
             if settings.admin is not None:
                 _check_admin(settings, settings.admin)
             if settings.page is not None:
                 _check_page(settings, settings.page)
             if settings.identities is not None and settings.open:
-                raise ValueError("identities and open = true contradict each other: leave one of them out")
-            if settings.tls is not None and settings.tls.clients is not None and settings.identities is None:
                 raise ValueError(
-                    "tls.clients lets devices in by their certificates, and who was revoked is written down in the "
-                    'folder of identities, which is missing: add identities = "identities"'
+                    "identities and open = true contradict each other: leave one of them out"
+                )
+            if (
+                settings.tls is not None
+                and settings.tls.clients is not None
+                and settings.identities is None
+            ):
+                raise ValueError(
+                    "tls.clients lets devices in by their certificates, and who was revoked is "
+                    "written down in the folder of identities, which is missing: add identities = "
+                    '"identities"'
                 )
             for origin in settings.origins:
                 if not re.fullmatch(ORIGIN, origin):
                     raise ValueError(
-                        f"origins names {origin!r}; an origin is scheme://host or scheme://host:port in lower case, "
-                        'without a path, as browsers send it: "https://example.org". Each page is named: there is no '
-                        '"*"'
+                        f"origins names {origin!r}; an origin is scheme://host or "
+                        "scheme://host:port in lower case, without a path, as browsers send it: "
+                        '"https://example.org". Each page is named: there is no "*"'
                     )
             _check_networks("proxies", settings.proxies)
             _check_networks("limits.exempt", settings.limits.exempt)
@@ -226,34 +264,44 @@ def _check_networks(key: str, networks: tuple[str, ...]) -> None:
             ip_network(text)
         except ValueError as error:
             raise ValueError(
-                f'{key} names {text!r}: {error}. Expected networks such as "10.0.0.0/8", "192.0.2.7" or "2001:db8::/32"'
+                f'{key} names {text!r}: {error}. Expected networks such as "10.0.0.0/8", '
+                '"192.0.2.7" or "2001:db8::/32"'
             ) from None
 
 
 def _check_admin(settings: ServiceSettings, admin: Admin) -> None:
     if settings.identities is None:
         raise ValueError(
-            "[admin] needs identities: administrators and the audit log are kept there. Name a folder for identities"
+            "[admin] needs identities: administrators and the audit log are kept there. Name a "
+            "folder for identities"
         )
     if settings.tls is None and not settings.insecure and not is_loopback(admin.host):
         raise ValueError(
-            f'admin.host = "{admin.host}" lets other machines connect, and without TLS whoever is on the way reads '
-            "administrators' tokens. Give [tls] a certificate and a key, or listen on 127.0.0.1"
+            f'admin.host = "{admin.host}" lets other machines connect, and without TLS whoever is '
+            "on the way reads administrators' tokens. Give [tls] a certificate and a key, or "
+            "listen on 127.0.0.1"
         )
 
 
 def _check_page(settings: ServiceSettings, page: Page) -> None:
-    if settings.tls is None and not settings.insecure and not is_loopback(page.host or settings.host):
+    if (
+        settings.tls is None
+        and not settings.insecure
+        and not is_loopback(page.host or settings.host)
+    ):
         raise ValueError(
-            f'page.host = "{page.host}" lets other machines connect, and without TLS whoever is on the way changes the '
-            "page, and browsers do not let it train. Give [tls] a certificate and a key, or listen on 127.0.0.1"
+            f'page.host = "{page.host}" lets other machines connect, and without TLS whoever is on '
+            "the way changes the page, and browsers do not let it train. Give [tls] a certificate "
+            "and a key, or listen on 127.0.0.1"
         )
     if (page.run is None) != (settings.runs is None):
         raise ValueError(
-            'page.run = "NAME" says which of several runs the page is about: it is needed with runs, and goes with '
-            "nothing else"
+            'page.run = "NAME" says which of several runs the page is about: it is needed with '
+            "runs, and goes with nothing else"
         )
     tls = () if settings.tls is None else (settings.tls.key,)
     for secret in (settings.identities, settings.runs, *settings.signing_keys, *tls):
         if secret is not None and secret.resolve().is_relative_to(page.folder.resolve()):
-            raise ValueError(f"page.folder = {page.folder} holds {secret}: whoever can connect could read that")
+            raise ValueError(
+                f"page.folder = {page.folder} holds {secret}: whoever can connect could read that"
+            )

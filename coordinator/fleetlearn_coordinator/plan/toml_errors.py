@@ -1,4 +1,5 @@
-"""Reading the tables of a TOML file into Structs, with errors that name the key, what was given and what is allowed."""
+"""Reading the tables of a TOML file into Structs, with errors that name the key, what was given and
+what is allowed."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def paths_from(base: Path) -> Callable[[type, Any], Path]:
 
 
 def near(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """The end of a sentence on an unknown word: "; did you mean X?", or "." where nothing is close."""
+    """The end of a sentence on an unknown word: "; did you mean X?", or "." where nothing is
+    close."""
     close = [prefix + name for name in difflib.get_close_matches(word, known, n=2, cutoff=0.6)]
     return f"; did you mean {' or '.join(close)}?" if close else "."
 
@@ -59,11 +61,16 @@ def refuse_unknown(
 ) -> None:
     """Raise ValueError for the first key that its table does not have.
 
-    ``what`` is the file's kind for people; ``sections`` are the tables below the root, and the lists of tables, by
-    dotted name; ``hidden`` are fields of the root that are not keys.
+    ``what`` is the file's kind for people; ``sections`` are the tables below the root, and the
+    lists of tables, by dotted name; ``hidden`` are fields of the root that are not keys.
     """
-    tables: list[tuple[str, type[Section]]] = [("", root), *((f"{name}.", kind) for name, kind in sections.items())]
-    everywhere = [f"{name}.{key}" for name, kind in sections.items() for key in kind.__struct_fields__]
+    tables: list[tuple[str, type[Section]]] = [
+        ("", root),
+        *((f"{name}.", kind) for name, kind in sections.items()),
+    ]
+    everywhere = [
+        f"{name}.{key}" for name, kind in sections.items() for key in kind.__struct_fields__
+    ]
     for prefix, kind in tables:
         known = [key for key in kind.__struct_fields__ if prefix or key not in hidden]
         table = _at(raw, prefix.rstrip(".").split(".") if prefix else [])
@@ -74,7 +81,10 @@ def refuse_unknown(
                     hint = near(key, known, prefix)
                     if elsewhere:
                         hint = f"; did you mean {' or '.join(elsewhere)}?"
-                    raise ValueError(f"{prefix}{key} is not a key of a {what}{hint} Allowed here: {', '.join(known)}.")
+                    raise ValueError(
+                        f"{prefix}{key} is not a key of a {what}{hint} Allowed here: "
+                        f"{', '.join(known)}."
+                    )
 
 
 def read_tables(
@@ -86,19 +96,23 @@ def read_tables(
 ) -> Table:
     """Return a file's tables as a Struct.
 
-    Raises ValueError, which names the first key that is missing or whose value is refused, what was given and what is
-    allowed. ``what`` is the file's kind for people, ``dec_hook`` is msgspec's. ``prefix`` goes before each key, where
-    ``raw`` is a table of a larger one.
+    Raises ValueError, which names the first key that is missing or whose value is refused, what was
+    given and what is allowed. ``what`` is the file's kind for people, ``dec_hook`` is msgspec's.
+    ``prefix`` goes before each key, where ``raw`` is a table of a larger one.
     """
     try:
         return msgspec.convert(raw, root, dec_hook=dec_hook)
     except msgspec.ValidationError:
-        # msgspec says where the mistake is in an English sentence only. So each value is converted by itself.
+        # msgspec says where the mistake is in an English sentence only. So each value is converted
+        # by itself.
         raise ValueError(f"{prefix}{_mistake(raw, root, '', what, dec_hook)}") from None
 
 
-def _mistake(value: Any, kind: Any, key: str, what: str, dec_hook: Callable[[type, Any], Any] | None) -> str | None:
-    """Return a sentence on the innermost value that its type refuses, the first where there are several, or None."""
+def _mistake(
+    value: Any, kind: Any, key: str, what: str, dec_hook: Callable[[type, Any], Any] | None
+) -> str | None:
+    """Return a sentence on the innermost value that its type refuses, the first where there are
+    several, or None."""
     try:
         msgspec.convert(value, kind, dec_hook=dec_hook)
         return None
@@ -109,12 +123,17 @@ def _mistake(value: Any, kind: Any, key: str, what: str, dec_hook: Callable[[typ
             if inner := _mistake(part, its_kind, place, what, dec_hook):
                 return inner
         cause = error.__cause__
-        why = cause if isinstance(cause, ValueError) else f"it takes {describe(types.type_info(kind))}"
+        why = (
+            cause
+            if isinstance(cause, ValueError)
+            else f"it takes {describe(types.type_info(kind))}"
+        )
         return f"{key} = {value!r} is refused: {why}"
 
 
 def _parts(value: Any, kind: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what a table or a list holds: key, value and type. The value is MISSING where the type requires one."""
+    """Yield what a table or a list holds: key, value and type. The value is MISSING where the type
+    requires one."""
     if get_origin(kind) is Annotated:
         yield from _parts(value, get_args(kind)[0], key)
     elif get_origin(kind) in (Union, UnionType):
@@ -129,7 +148,9 @@ def _parts(value: Any, kind: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
             yield f"{key}.{name}", item, get_args(kind)[1]
     elif isinstance(value, list) and get_origin(kind) is tuple:
         kinds = get_args(kind)
-        for index, (item, its_kind) in enumerate(zip(value, repeat(kinds[0]) if ... in kinds else kinds, strict=False)):
+        for index, (item, its_kind) in enumerate(
+            zip(value, repeat(kinds[0]) if ... in kinds else kinds, strict=False)
+        ):
             yield f"{key}[{index}]", item, its_kind
 
 
@@ -137,12 +158,16 @@ def describe(info: types.Type) -> str:
     """Return the values that a type takes, in words."""
     match info:
         case types.UnionType():
-            return ", or ".join(describe(kind) for kind in info.types if not isinstance(kind, types.NoneType))
+            return ", or ".join(
+                describe(kind) for kind in info.types if not isinstance(kind, types.NoneType)
+            )
         case types.LiteralType():
             return " or ".join(f'"{value}"' for value in info.values)
         case types.IntType() | types.FloatType():
             words = {"at least": info.ge, "above": info.gt, "at most": info.le, "below": info.lt}
-            bounds = " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
+            bounds = " and ".join(
+                f"{word} {bound}" for word, bound in words.items() if bound is not None
+            )
             noun = "an integer" if isinstance(info, types.IntType) else "a number"
             return f"{noun}, {bounds}" if bounds else noun
         case types.StrType() if info.pattern is not None:
@@ -156,11 +181,17 @@ def describe(info: types.Type) -> str:
         case types.StructType():
             return f"a table of {', '.join(field.name for field in info.fields)}"
         case types.DictType():
-            return f"a table; each key is {describe(info.key_type)}, each value {describe(info.value_type)}"
+            return (
+                f"a table; each key is {describe(info.key_type)}, each value "
+                f"{describe(info.value_type)}"
+            )
         case types.VarTupleType():
             return f"a list; each entry is {describe(info.item_type)}"
         case types.TupleType():
-            return f"a list of {len(info.item_types)} entries: {'; '.join(map(describe, info.item_types))}"
+            return (
+                f"a list of {len(info.item_types)} entries: "
+                f"{'; '.join(map(describe, info.item_types))}"
+            )
     assert isinstance(info, types.CustomType)
     return f"a {info.cls.__name__.lower()}"
 

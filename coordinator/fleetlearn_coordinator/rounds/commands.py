@@ -7,11 +7,12 @@ from typing import Literal, NamedTuple
 from fleetlearn_protocol.errors import Code
 
 LOST, LATE, SURPLUS, STALLED, STALE = "lost", "late", "surplus", "stalled", "stale"
-"""The engine's own causes: the device vanished; the deadline passed; the goal was reached without it; the device made
-no step and moved no byte for ``Settings.stall`` seconds; its update would be too stale."""
+"""The engine's own causes: the device vanished; the deadline passed; the goal was reached without
+it; the device made no step and moved no byte for ``Settings.stall`` seconds; its update would be
+too stale."""
 STOPPED = "failed: stopping"
-"""The cause where a device gives its task back because it stops. It may have another turn if it returns in this
-round."""
+"""The cause where a device gives its task back because it stops. It may have another turn if it
+returns in this round."""
 
 
 class Opened(NamedTuple):
@@ -21,7 +22,8 @@ class Opened(NamedTuple):
 
 
 class Assign(NamedTuple):
-    """Give the device its task: a new one, or again the one it holds, after it came back without its work."""
+    """Give the device its task: a new one, or again the one it holds, after it came back without
+    its work."""
 
     device: str
     task: str
@@ -46,7 +48,8 @@ class Ended(NamedTuple):
 
 
 class Revived(NamedTuple):
-    """A lease that had ended because its device was lost runs again: the device returned with its work done."""
+    """A lease that had ended because its device was lost runs again: the device returned with its
+    work done."""
 
     device: str
     task: str
@@ -101,8 +104,8 @@ class ExchangeOpened(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Ask the device what the exchange asks: a new task, or again the one that it has, after it came
-    back."""
+    """Ask the device what the exchange asks: a new task, or again the one that it has, after it
+    came back."""
 
     device: str
     task: str
@@ -153,8 +156,9 @@ class Finish(NamedTuple):
     metric: str | None = None
     """The metric's name, where the rule is one of a metric."""
     version: int | None = None
-    """For a rule about a metric: the version of the model that was measured. It may be older than the
-    newest: devices measure the model with which a round begins, and the round makes one more."""
+    """For a rule about a metric: the version of the model that was measured. It may be older than
+    the newest: devices measure the model with which a round begins, and the round makes one
+    more."""
 
 
 Command = (

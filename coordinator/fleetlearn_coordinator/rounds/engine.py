@@ -1,12 +1,13 @@
 """The round engine: events in, commands out. It opens no socket, reads no clock and starts no task.
 
-Time is handed to every event as seconds on one clock that never goes back; what to do next comes back as a list of
-commands, to be carried out in order. The websocket server and the simulator are two drivers of it.
+Time is handed to every event as seconds on one clock that never goes back; what to do next comes
+back as a list of commands, to be carried out in order. The websocket server and the simulator are
+two drivers of it.
 
-A device's task is a lease (lease_book.py). It ends by a report that counts, a failure, the device's loss, a stall, its
-time, or the end of the round (training_tasks.py). When rounds open and end, and whether leases outlive them, is decided
-in participation.py, who is given a task in selection.py, who stays connected in pace.py. What a driver may ask is in
-round_state.py.
+A device's task is a lease (lease_book.py). It ends by a report that counts, a failure, the device's
+loss, a stall, its time, or the end of the round (training_tasks.py). When rounds open and end, and
+whether leases outlive them, is decided in participation.py, who is given a task in selection.py,
+who stays connected in pace.py. What a driver may ask is in round_state.py.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 
 RESTART_GRACE = 90.0
-"""Seconds that a lease waits for its device after the coordinator restarted: above a device's longest back-off."""
+"""Seconds that a lease waits for its device after the coordinator restarted: above a device's
+longest back-off."""
 
 
 class Snapshot(NamedTuple):
@@ -57,34 +59,46 @@ class Engine(EngineState):
     # --- the state, taken and brought back ---
 
     def snapshot(self) -> Snapshot:
-        """Return the state between a round and its ``committed``, as plain values. Raises ValueError at any other
-        time."""
+        """Return the state between a round and its ``committed``, as plain values. Raises
+        ValueError at any other time."""
         self._check_committing()
         return Snapshot(
-            self.version, self.round, self.book.snapshot(), None if self.pace is None else self.pace.snapshot()
+            self.version,
+            self.round,
+            self.book.snapshot(),
+            None if self.pace is None else self.pace.snapshot(),
         )
 
     @classmethod
-    def from_snapshot(cls, settings: Settings, prefix: str, taken: Snapshot, connected: Iterable[str]) -> Engine:
-        """Return an engine that goes on from a snapshot with these devices. The driver must call ``committed`` next.
-        What the engine remembered about devices that failed is forgotten, as after a restart."""
+    def from_snapshot(
+        cls, settings: Settings, prefix: str, taken: Snapshot, connected: Iterable[str]
+    ) -> Engine:
+        """Return an engine that goes on from a snapshot with these devices. The driver must call
+        ``committed`` next. What the engine remembered about devices that failed is forgotten, as
+        after a restart."""
         engine = cls(settings, prefix, taken.version, taken.round, Phase.COMMITTING)
         if taken.book is not None:
             engine.book.take_up(taken.book)
         if engine.pace is not None and taken.pace is not None:
             engine.pace.take_up(taken.pace)
-        engine.selection.resting.update(device for device in connected if device not in engine.book.tasks)
+        engine.selection.resting.update(
+            device for device in connected if device not in engine.book.tasks
+        )
         return engine
 
     def restore(self, found: Restored, now: float) -> list[Command]:
         """Go on after a restart with what was stored.
 
-        An open round gets its whole time again, and each running lease RESTART_GRACE for its device to return.
+        An open round gets its whole time again, and each running lease RESTART_GRACE for its device
+        to return.
         """
         self.deadline = now + self.settings.deadline
         if found.round is not None:
             self.round, self.phase = found.round, Phase.OPEN
-        ends, expires = self.participation.lease_ends(self.deadline, now), now + max(self.settings.grace, RESTART_GRACE)
+        ends, expires = (
+            self.participation.lease_ends(self.deadline, now),
+            now + max(self.settings.grace, RESTART_GRACE),
+        )
         self.tasks.restore(found, self.round, self.version, ends, expires)
         return self._advance(now)
 
@@ -131,7 +145,8 @@ class Engine(EngineState):
         return self._advance(now)
 
     def disconnect(self, device: str, now: float) -> list[Command]:
-        """The device's connection is gone. Its lease, if it has one, lives on for the grace period."""
+        """The device's connection is gone. Its lease, if it has one, lives on for the grace
+        period."""
         self.selection.remove(device)
         self.book.leave(device, now)
         if self.pace is not None:
@@ -147,7 +162,8 @@ class Engine(EngineState):
             self.pace.withdraw(device)
 
     def progress(self, device: str, task: str | None, what: str, amount: int, now: float) -> None:
-        """The device came as far as ``amount`` in ``what``: its steps, its upload, or a content that it fetches.
+        """The device came as far as ``amount`` in ``what``: its steps, its upload, or a content
+        that it fetches.
 
         Only a larger amount than before is progress.
         """
@@ -156,8 +172,8 @@ class Engine(EngineState):
             watch.progress(what, amount, self.settings.grace, now)
 
     def wait(self, device: str, now: float) -> None:
-        """From now on it is the coordinator's turn to act: to grant the device's upload, or to send what it fetches.
-        Meanwhile its lease, if it has one, does not stall."""
+        """From now on it is the coordinator's turn to act: to grant the device's upload, or to send
+        what it fetches. Meanwhile its lease, if it has one, does not stall."""
         if device in self.book.tasks:
             self.book.watch(device, now).begin_wait(now)
 
@@ -168,7 +184,8 @@ class Engine(EngineState):
             watch.end_wait(now)
 
     def announce(self, device: str, task: str, round: int, now: float) -> list[Command]:
-        """The device offers the update of its task, which does not count yet (``accepted``). It may upload it.
+        """The device offers the update of its task, which does not count yet (``accepted``). It may
+        upload it.
 
         Raises ProtocolError (stale-round, unknown-task, not-wanted) and changes nothing.
         """
@@ -179,15 +196,18 @@ class Engine(EngineState):
         return commands
 
     def count_report(self, device: str, task: str, now: float) -> list[Command]:
-        """The device's update is safe: its report counts. Call only where ``takes_report`` holds."""
+        """The device's update is safe: its report counts. Call only where ``takes_report``
+        holds."""
         return self.count_reports([device], [task], now)
 
-    def count_reports(self, devices: Sequence[str], tasks: Sequence[str], now: float) -> list[Command]:
+    def count_reports(
+        self, devices: Sequence[str], tasks: Sequence[str], now: float
+    ) -> list[Command]:
         """The updates of these devices' tasks are safe, the last of them now: their reports count.
 
-        Does what ``count_report`` would do for one after the other. Call only where ``takes_report`` holds
-        for each, and for no more than ``reports_together``. Raises ValueError at the first report for
-        which it does not; those before it count.
+        Does what ``count_report`` would do for one after the other. Call only where
+        ``takes_report`` holds for each, and for no more than ``reports_together``. Raises
+        ValueError at the first report for which it does not; those before it count.
         """
         # Where leases outlive their round, a report between two rounds counts for the next one.
         early = self.phase is not Phase.OPEN and self.settings.outlive
@@ -195,7 +215,9 @@ class Engine(EngineState):
         self.tasks.complete(devices[:good], tasks, early=early)
         if good < len(tasks):
             device, task = devices[good], tasks[good]
-            raise ValueError(f"task {task} of {device} is not wanted in round {self.round} ({self.phase})")
+            raise ValueError(
+                f"task {task} of {device} is not wanted in round {self.round} ({self.phase})"
+            )
         goes_on = self.book.tasks and self.wanted_reports() > 0 and not self.settings.asynchronous
         if goes_on and not self.asks_next():
             return []  # their slots stay taken: no device can be given a task
@@ -212,17 +234,22 @@ class Engine(EngineState):
         return len(tasks)
 
     def end(self, device: str, task: str, cause: str, now: float) -> list[Command]:
-        """The device failed its task or its update was rejected: its slot comes back. Harmless when repeated.
+        """The device failed its task or its update was rejected: its slot comes back. Harmless when
+        repeated.
 
-        A device that stops is given nothing more until it checks in again, in this round or later."""
+        A device that stops is given nothing more until it checks in again, in this round or
+        later."""
         if not self.takes_report(device, task):
             series = self.exchange_of(device, task)
             return [] if series is None else [*series.end(device, task, cause), *self._advance(now)]
         return [self.tasks.stop(device, cause, self.round_for_ended_tasks), *self._advance(now)]
 
-    def committed(self, now: float, *, change: float, metrics: Mapping[str, float]) -> list[Command]:
-        """The driver made the round's model: ``change`` is the L2 norm of its difference, ``metrics`` the round's that
-        may stop the run. They are of the model with which the round began, the version before."""
+    def committed(
+        self, now: float, *, change: float, metrics: Mapping[str, float]
+    ) -> list[Command]:
+        """The driver made the round's model: ``change`` is the L2 norm of its difference,
+        ``metrics`` the round's that may stop the run. They are of the model with which the round
+        began, the version before."""
         self._check_committing()
         self.version += 1
         finish = self.finishing or self.finish(change, metrics, self.version - 1)
@@ -233,12 +260,14 @@ class Engine(EngineState):
         return commands + self._advance(now) + self._begin_exchanges(now)
 
     def roll_back(self) -> list[Command]:
-        """The driver makes an earlier model the next version: give up the open round, or the one that is about to be
-        committed, the tasks that run, and all reports that came early. ``go_on_from_model`` follows when the
-        model is there."""
+        """The driver makes an earlier model the next version: give up the open round, or the one
+        that is about to be committed, the tasks that run, and all reports that came early.
+        ``go_on_from_model`` follows when the model is there."""
         text, commands = "the run goes back to an earlier model", list[Command]()
         for device in list(self.book.tasks):
-            commands += self.tasks.cancel(device, STALE, self.round_for_ended_tasks, Code.STALE_ROUND, text)
+            commands += self.tasks.cancel(
+                device, STALE, self.round_for_ended_tasks, Code.STALE_ROUND, text
+            )
         commands += self.tasks.give_up()
         if self.phase in (Phase.OPEN, Phase.COMMITTING):
             commands.append(Abandon(self.round, self.causes(), text))
@@ -249,7 +278,8 @@ class Engine(EngineState):
         return commands
 
     def go_on_from_model(self, now: float) -> list[Command]:
-        """The earlier model is there. Of the stop rules, the one on the number of versions alone may be met by it."""
+        """The earlier model is there. Of the stop rules, the one on the number of versions alone
+        may be met by it."""
         return self.measured({}, self.version, now) or self.begin(now)
 
     def count_answer(self, device: str, task: str, now: float) -> list[Command]:
@@ -268,8 +298,9 @@ class Engine(EngineState):
         return self._begin_exchanges(now)
 
     def measured(self, metrics: Mapping[str, float], version: int, now: float) -> list[Command]:
-        """These metrics of the model of this version, which may stop the run, were measured outside of its round. A
-        round that is open then stays as it is, and goes on if the run is resumed with another stop rule."""
+        """These metrics of the model of this version, which may stop the run, were measured outside
+        of its round. A round that is open then stays as it is, and goes on if the run is resumed
+        with another stop rule."""
         finish = None if self.phase is Phase.FINISHED else self.finish(inf, metrics, version)
         if finish is None:
             return []
@@ -319,7 +350,9 @@ class Engine(EngineState):
             commands += self.tasks.give(free, self.round, self.version, self.deadline, ends, now)
         if waiting.again and not self.paused and (lacking := policy.lacking(self.book)) > 0:
             ends = policy.lease_ends(self.deadline, now)
-            commands += self.tasks.give_again(lacking, self.round, self.version, self.deadline, ends, now)
+            commands += self.tasks.give_again(
+                lacking, self.round, self.version, self.deadline, ends, now
+            )
         if policy.nobody_is_left(self.book):
             return commands + self._close(now, by_deadline=False)
         return commands
@@ -353,7 +386,9 @@ class Engine(EngineState):
 
     def _revive(self, device: str, task: str, now: float) -> list[Command]:
         """Let the lease of a lost device that returns with its work done go on, if it may."""
-        can = self.phase is Phase.OPEN or (self.settings.outlive and self.phase is not Phase.FINISHED)
+        can = self.phase is Phase.OPEN or (
+            self.settings.outlive and self.phase is not Phase.FINISHED
+        )
         if not can or not self.participation.may_revive(self.book):
             return []
         if not self.tasks.revive(device, task, self.participation.lease_ends(self.deadline, now)):
@@ -367,7 +402,9 @@ class Engine(EngineState):
         text = f"round {self.round} is over: {why}"
         for device in self.participation.ends_with_round(book):
             cause = LOST if device in book.absent else LATE if by_deadline else SURPLUS
-            commands += self.tasks.cancel(device, cause, self.round_for_ended_tasks, Code.ROUND_OVER, text)
+            commands += self.tasks.cancel(
+                device, cause, self.round_for_ended_tasks, Code.ROUND_OVER, text
+            )
         causes = self.causes()
         if self.settings.outlive:  # what ends from now on counts for the next round
             book.dropped.clear()

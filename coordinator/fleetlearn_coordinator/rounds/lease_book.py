@@ -1,6 +1,8 @@
-"""The lease book: which device holds which task, from which model version on and until when, and how leases ended.
+"""The lease book: which device holds which task, from which model version on and until when, and
+how leases ended.
 
-The book decides nothing. Participation (participation.py) and selection (selection.py) read it, the engine writes it.
+The book decides nothing. Participation (participation.py) and selection (selection.py) read it, the
+engine writes it.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from fleetlearn_coordinator.rounds.commands import LATE, LOST, STALLED
 from fleetlearn_coordinator.rounds.progress_watch import Watch
 
 CHECKS_PER_STALL = 4
-"""A lease cannot stall while it waits for the coordinator or while its device is away. It is then checked again after
-``LeaseBook.stall`` divided by this. So a lease that stalls soon after a wait or an absence may end that much
-late."""
+"""A lease cannot stall while it waits for the coordinator or while its device is away. It is then
+checked again after ``LeaseBook.stall`` divided by this. So a lease that stalls soon after a wait or
+an absence may end that much late."""
 
 
 class Terms(NamedTuple):
@@ -30,7 +32,8 @@ class Terms(NamedTuple):
     ends: float
     """When they end at the latest. Leases that are given later do not end sooner."""
     short: bool = False
-    """Whether they have less than half a round's time: to be late is then not the device's fault."""
+    """Whether they have less than half a round's time: to be late is then not the device's
+    fault."""
 
 
 @dataclass(slots=True)
@@ -38,7 +41,8 @@ class LeaseBook:
     """All leases of a run. A device has one at most. Times are seconds on the engine's clock."""
 
     grace: float
-    """How long a lease outlives its device's connection, all absences together, until the device makes progress."""
+    """How long a lease outlives its device's connection, all absences together, until the device
+    makes progress."""
     stall: float = inf
     """How long a lease lives without progress. Infinite: progress is not watched."""
     outlive: bool = False
@@ -52,16 +56,19 @@ class LeaseBook:
     accepted: dict[str, str] = field(default_factory=dict)
     """Task -> device, of leases that ended with a report that counts."""
     early: dict[str, str] = field(default_factory=dict)
-    """Task -> device, for reports that came while no round was open. They count for the next round, or
-    for a later one."""
+    """Task -> device, for reports that came while no round was open. They count for the next round,
+    or for a later one."""
     dropped: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Task -> (device, cause), of leases that ended otherwise."""
     lost: dict[str, tuple[str, Terms]] = field(default_factory=dict)
-    """Task -> (device, terms), of leases that ended because the device was lost, and may go on if it returns."""
+    """Task -> (device, terms), of leases that ended because the device was lost, and may go on if
+    it returns."""
     watches: dict[str, Watch] = field(default_factory=dict)
-    """Device -> its lease's watch. Where progress is not watched, only devices that were disconnected have one."""
+    """Device -> its lease's watch. Where progress is not watched, only devices that were
+    disconnected have one."""
     _lost_checks: deque[tuple[float, str, str]] = field(default_factory=deque)
-    """(when, device, task), sorted by time: each lease ends then, unless its device has returned."""
+    """(when, device, task), sorted by time: each lease ends then, unless its device has
+    returned."""
     _stall_checks: list[tuple[float, str, str]] = field(default_factory=list)
     """(when, device, task), a heap: when to check which lease for progress."""
 
@@ -72,12 +79,13 @@ class LeaseBook:
         return dict(Counter(cause for _, cause in self.dropped.values()))
 
     def oldest_version(self) -> int | None:
-        """Return the oldest model version that a running lease began from, or None without leases. Models from there
-        on are still needed."""
+        """Return the oldest model version that a running lease began from, or None without leases.
+        Models from there on are still needed."""
         return min((terms.version for terms in self.terms.values()), default=None)
 
     def wake_at(self) -> float | None:
-        """Return when ``next_lost``, ``next_stalled`` or ``next_expired`` may find a lease, or None."""
+        """Return when ``next_lost``, ``next_stalled`` or ``next_expired`` may find a lease, or
+        None."""
         due = self._lost_checks[0][0] if self._lost_checks else None
         if self._stall_checks and (due is None or self._stall_checks[0][0] < due):
             due = self._stall_checks[0][0]
@@ -87,14 +95,15 @@ class LeaseBook:
         return due
 
     def too_old(self, oldest: int) -> Sequence[str]:
-        """Return the devices whose leases began from a model before version ``oldest``. A lease that was revived may
-        be left out."""
+        """Return the devices whose leases began from a model before version ``oldest``. A lease
+        that was revived may be left out."""
         rows = self.terms.items()
         return [device for device, _ in takewhile(lambda row: row[1].version < oldest, rows)]
 
     def held_up(self, device: str, cause: str) -> bool:
-        """Return whether the device's lease, which is to end by ``cause``, held its slot up by the device's fault: it
-        stalled, it was late, or its device was lost after returns without any progress."""
+        """Return whether the device's lease, which is to end by ``cause``, held its slot up by the
+        device's fault: it stalled, it was late, or its device was lost after returns without any
+        progress."""
         watch = self.watches.get(device)
         if cause == LOST:
             return watch is not None and not watch.progressed and watch.grace < self.grace
@@ -119,9 +128,9 @@ class LeaseBook:
         lost: Iterable[tuple[str, str, Terms]],
         expires: float,
     ) -> None:
-        """Fill an empty book after a restart with rows of (task, device[, terms or cause]), the oldest leases first. No
-        device is connected yet; those that do not return by ``expires`` lose their leases. Progress made before the
-        restart is not known."""
+        """Fill an empty book after a restart with rows of (task, device[, terms or cause]), the
+        oldest leases first. No device is connected yet; those that do not return by ``expires``
+        lose their leases. Progress made before the restart is not known."""
         for task, device, terms in leases:
             self.tasks[device], self.terms[device], self.absent[device] = task, terms, expires
             self._lost_checks.append((expires, device, task))
@@ -151,14 +160,17 @@ class LeaseBook:
         self._lost_checks = deque(map(tuple, taken["lost_checks"]))
         self._stall_checks = [*map(tuple, taken["stall_checks"])]
 
-    def complete(self, devices: Sequence[str], tasks: Sequence[str], *, early: bool = False) -> Sequence[str]:
-        """End these leases: their reports count, in the open round or, ``early``, in a later one. Returns those of the
-        devices that are connected."""
+    def complete(
+        self, devices: Sequence[str], tasks: Sequence[str], *, early: bool = False
+    ) -> Sequence[str]:
+        """End these leases: their reports count, in the open round or, ``early``, in a later one.
+        Returns those of the devices that are connected."""
         (self.early if early else self.accepted).update(zip(tasks, devices, strict=False))
         return self._release(devices)
 
     def begin_round(self, most: int) -> Sequence[str]:
-        """A round opens: the first ``most`` of the early reports count in it. Returns their devices."""
+        """A round opens: the first ``most`` of the early reports count in it. Returns their
+        devices."""
         moved = list(islice(self.early.items(), most))
         for task, device in moved:
             self.accepted[task] = device
@@ -166,7 +178,8 @@ class LeaseBook:
         return [device for _, device in moved]
 
     def drop(self, device: str, cause: str) -> Sequence[str]:
-        """End the device's lease without a report that counts. Returns the device if it is connected."""
+        """End the device's lease without a report that counts. Returns the device if it is
+        connected."""
         task = self.tasks[device]
         self.dropped[task] = device, cause
         if cause == LOST:
@@ -174,8 +187,8 @@ class LeaseBook:
         return self._release([device])
 
     def revive(self, device: str, task: str, ends: float) -> bool:
-        """Let the lease of a lost device go on until ``ends``. Returns False, and changes nothing, if the task did not
-        end by the loss of this device, or too long ago."""
+        """Let the lease of a lost device go on until ``ends``. Returns False, and changes nothing,
+        if the task did not end by the loss of this device, or too long ago."""
         found = self.lost.get(task)
         if found is None or found[0] != device:
             return False
@@ -195,11 +208,14 @@ class LeaseBook:
         return [device for device in devices if self.absent.pop(device, None) is None]
 
     def end_round(self, oldest: int) -> None:
-        """Forget the round's reports, and how its leases ended. Where leases outlive their round, those of lost devices
-        may go on that began from version ``oldest`` or a newer one; else no lease runs."""
+        """Forget the round's reports, and how its leases ended. Where leases outlive their round,
+        those of lost devices may go on that began from version ``oldest`` or a newer one; else no
+        lease runs."""
         self.accepted.clear()
         if self.outlive:
-            self.lost = {task: kept for task, kept in self.lost.items() if kept[1].version >= oldest}
+            self.lost = {
+                task: kept for task, kept in self.lost.items() if kept[1].version >= oldest
+            }
             return
         self.dropped.clear()
         self.lost.clear()
@@ -209,8 +225,8 @@ class LeaseBook:
     # --- absence and progress ---
 
     def watch(self, device: str, now: float) -> Watch:
-        """Return the watch of the device's lease. It begins now if the lease has none: after a restart or a revival,
-        and where progress is not watched."""
+        """Return the watch of the device's lease. It begins now if the lease has none: after a
+        restart or a revival, and where progress is not watched."""
         watch, task = self.watches.get(device), self.tasks[device]
         if watch is None:
             watch = self.watches[device] = Watch(task, now, self.grace)
@@ -219,7 +235,8 @@ class LeaseBook:
         return watch
 
     def leave(self, device: str, now: float) -> None:
-        """The device's connection is gone. Its lease, if it has one, lives on for what is left of its grace."""
+        """The device's connection is gone. Its lease, if it has one, lives on for what is left of
+        its grace."""
         if device in self.tasks and device not in self.absent:
             watch = self.watch(device, now)
             watch.leave(now)
@@ -231,7 +248,8 @@ class LeaseBook:
         self.watch(device, now).come_back(self.grace, now)
 
     def next_lost(self, now: float) -> str | None:
-        """Return a device that was away for longer than its grace, or None. Its lease is to be dropped at once."""
+        """Return a device that was away for longer than its grace, or None. Its lease is to be
+        dropped at once."""
         while self._lost_checks and self._lost_checks[0][0] <= now:
             _, device, task = self._lost_checks.popleft()
             expires = self.absent.get(device)
@@ -242,7 +260,8 @@ class LeaseBook:
         return None
 
     def next_stalled(self, now: float) -> str | None:
-        """Return a device that made no progress for too long, or None. Its lease is to be dropped at once."""
+        """Return a device that made no progress for too long, or None. Its lease is to be dropped
+        at once."""
         while self._stall_checks and self._stall_checks[0][0] <= now:
             _, device, task = heappop(self._stall_checks)
             watch = self.watches.get(device)
@@ -257,14 +276,16 @@ class LeaseBook:
         return None
 
     def next_expired(self, now: float) -> str | None:
-        """Return a device whose lease has outlived its round and its terms, or None. It is to be dropped at once."""
+        """Return a device whose lease has outlived its round and its terms, or None. It is to be
+        dropped at once."""
         device = next(iter(self.terms), None) if self.outlive else None
         return None if device is None or self.terms[device].ends > now else device
 
     def _await_return(self, device: str, expires: float) -> None:
         self.absent[device] = expires
         entry = (expires, device, self.tasks[device])
-        if self._lost_checks and entry < self._lost_checks[-1]:  # only beside the longer graces of a restart
+        # only beside the longer graces of a restart
+        if self._lost_checks and entry < self._lost_checks[-1]:
             self._lost_checks = deque(sorted([*self._lost_checks, entry]))
         else:
             self._lost_checks.append(entry)

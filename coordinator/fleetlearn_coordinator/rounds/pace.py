@@ -1,15 +1,18 @@
-"""Pace steering: a limited number of devices stays connected; the others are told when to come back.
+"""Pace steering: a limited number of devices stays connected; the others are told when to come
+back.
 
-After Bonawitz et al., "Towards Federated Learning at Scale: System Design" (arXiv 1902.01046, section 2.3). What they
-want of it, and how it is reached here:
+After Bonawitz et al., "Towards Federated Learning at Scale: System Design" (arXiv 1902.01046,
+section 2.3). What they want of it, and how it is reached here:
 
-- Few devices should come together, so that a round has enough. Up to ``PaceSettings.connected`` devices stay, also
-  after their tasks: a newcomer takes the place of one of them. So a round never waits for devices to return, and a
-  population that is smaller than this limit is never sent away.
-- Of many devices no more should come at a time than are needed. Each return is booked: bookings follow each other at a
-  rate (``Bookings``), so that the time until the next free one grows with the population. Nobody has to count it.
-- The choice must be fair. Who had a task since it came goes first, or who may have none. Else a device goes that is
-  drawn at random, the newcomer among them. No device is remembered once it has gone.
+- Few devices should come together, so that a round has enough. Up to ``PaceSettings.connected``
+  devices stay, also after their tasks: a newcomer takes the place of one of them. So a round never
+  waits for devices to return, and a population that is smaller than this limit is never sent away.
+- Of many devices no more should come at a time than are needed. Each return is booked: bookings
+  follow each other at a rate (``Bookings``), so that the time until the next free one grows with
+  the population. Nobody has to count it.
+- The choice must be fair. Who had a task since it came goes first, or who may have none. Else a
+  device goes that is drawn at random, the newcomer among them. No device is remembered once it has
+  gone.
 """
 
 from __future__ import annotations
@@ -26,10 +29,11 @@ from fleetlearn_coordinator.rounds.random_draws import picks
 from fleetlearn_coordinator.rounds.settings import PaceSettings
 
 MEMORY = 3600.0
-"""Seconds after which what was seen counts 1/e of what is seen now. Longer than most rounds, whose tasks are given at
-once."""
+"""Seconds after which what was seen counts 1/e of what is seen now. Longer than most rounds, whose
+tasks are given at once."""
 MARGIN = 1.25
-"""Devices that are told to come for each one that is needed. Some are offline at that time, and come later."""
+"""Devices that are told to come for each one that is needed. Some are offline at that time, and
+come later."""
 SHORTEST = 0.01
 """The shortest wait, as a part of the longest."""
 FINISHED_LONGEST = 3600.0
@@ -42,10 +46,11 @@ BIN = 300.0
 class Bookings:
     """When those return that were sent away. Times are seconds on the engine's clock.
 
-    Returns are booked one after the other, ``MARGIN`` times as many per second as devices are needed: one for each task
-    that is given, and one for each device that leaves by itself. Where a device would have to wait for longer than
-    ``longest``, as many are booked as ``check_ins`` allows. A coordinator that has seen nothing yet books as many, too:
-    those who are told to come late cannot be called back earlier.
+    Returns are booked one after the other, ``MARGIN`` times as many per second as devices are
+    needed: one for each task that is given, and one for each device that leaves by itself. Where a
+    device would have to wait for longer than ``longest``, as many are booked as ``check_ins``
+    allows. A coordinator that has seen nothing yet books as many, too: those who are told to come
+    late cannot be called back earlier.
     """
 
     rules: PaceSettings
@@ -67,7 +72,11 @@ class Bookings:
         self._counted_at = now
 
     def _needed_at(self, now: float) -> float:
-        return self._needed if self._counted_at is None else self._needed * exp((self._counted_at - now) / MEMORY)
+        return (
+            self._needed
+            if self._counted_at is None
+            else self._needed * exp((self._counted_at - now) / MEMORY)
+        )
 
     def rate(self, now: float) -> float:
         """Return how many returns are booked per second."""
@@ -93,7 +102,8 @@ class Bookings:
         return [self.free_from, self._needed, self._counted_at, [*self.expected.items()]]
 
     def take_up(self, taken: Sequence[Any]) -> None:
-        """Go on from what another object's ``snapshot`` returned, on the same clock: to the last bit."""
+        """Go on from what another object's ``snapshot`` returned, on the same clock: to the last
+        bit."""
         self.free_from, self._needed, self._counted_at, expected = taken
         self.expected = Counter(dict(expected))
 
@@ -101,18 +111,29 @@ class Bookings:
         """Return the state for ``restore``, with times that count from now."""
         self.away(now)  # forgets what has passed
         ahead = [[(number + 0.5) * BIN - now, count] for number, count in self.expected.items()]
-        return {"free_from": self.free_from - now, "needed": self._needed_at(now), "expected": ahead}
+        return {
+            "free_from": self.free_from - now,
+            "needed": self._needed_at(now),
+            "expected": ahead,
+        }
 
     def restore(self, state: Mapping[str, Any], now: float) -> None:
         """Go on from a state whose times count from ``now``."""
-        self.free_from, self._needed, self._counted_at = now + state["free_from"], state["needed"], now
-        self.expected = Counter({int((now + ahead) // BIN): count for ahead, count in state["expected"]})
+        self.free_from, self._needed, self._counted_at = (
+            now + state["free_from"],
+            state["needed"],
+            now,
+        )
+        self.expected = Counter(
+            {int((now + ahead) // BIN): count for ahead, count in state["expected"]}
+        )
 
 
 @dataclass(slots=True)
 class FinishedReturns:
-    """When devices of a finished run come back: soon, so that the run goes on with them if its stop rules are changed,
-    and one a second at most, up to an hour. Nobody has to know how many there are."""
+    """When devices of a finished run come back: soon, so that the run goes on with them if its stop
+    rules are changed, and one a second at most, up to an hour. Nobody has to know how many there
+    are."""
 
     soonest: float
     """Seconds."""
@@ -120,8 +141,11 @@ class FinishedReturns:
     """The first moment that is not booked."""
 
     def book(self, now: float) -> float:
-        """Return how long a device is to wait, in seconds, about: a device waits 0.5 to 1.5 times as long."""
-        due = min(max(self.free_from, now + self.soonest), now + max(FINISHED_LONGEST, self.soonest))
+        """Return how long a device is to wait, in seconds, about: a device waits 0.5 to 1.5 times
+        as long."""
+        due = min(
+            max(self.free_from, now + self.soonest), now + max(FINISHED_LONGEST, self.soonest)
+        )
         self.free_from = due + 1.0
         return due - now
 
@@ -170,8 +194,9 @@ class Pace:
     fresh: Names = field(default_factory=Names)
     """Those of them that had no task since they came. Some may have one now."""
     served: Names = field(default_factory=Names)
-    """Those of them that had one, and may have one now, and those that the plan's rules give none. Both leave out who
-    must stay: a device with a task, or with an update that it has not reported yet."""
+    """Those of them that had one, and may have one now, and those that the plan's rules give none.
+    Both leave out who must stay: a device with a task, or with an update that it has not reported
+    yet."""
     with_update: set[str] = field(default_factory=set)
     """Present devices that may have such an update."""
     needed: int = 0
@@ -201,7 +226,11 @@ class Pace:
         for names, saved in ((self.fresh, taken["fresh"]), (self.served, taken["served"])):
             for name in saved:
                 names.add(name)
-        self.needed, self.draws, self.sent_away = taken["needed"], taken["draws"], taken["sent_away"]
+        self.needed, self.draws, self.sent_away = (
+            taken["needed"],
+            taken["draws"],
+            taken["sent_away"],
+        )
         self.bookings.take_up(taken["bookings"])
 
     def check_in(
@@ -219,7 +248,8 @@ class Pace:
         whether it may be given a task in the next round; if not, it is the first to leave."""
         self._forget(device)
         self.present.add(device)
-        # It may still be training on a task that was taken from it, and get it back with its update.
+        # It may still be training on a task that was taken from it, and get it back with its
+        # update.
         if has_update or any(owner == device for owner, _ in books[0].lost.values()):
             self.with_update.add(device)
         else:
@@ -253,8 +283,8 @@ class Pace:
             self.needed += 1
 
     def withdraw(self, device: str) -> None:
-        """The device serves another run of its coordinator from now on. No other device is needed for it: it comes
-        back."""
+        """The device serves another run of its coordinator from now on. No other device is needed
+        for it: it comes back."""
         self._forget(device)
 
     def free(self, devices: Iterable[str]) -> None:
@@ -272,10 +302,15 @@ class Pace:
                 self.needed += 1
 
     def status(self, now: float) -> dict[str, float]:
-        """Return what people want to know, as numbers: devices that were sent away since the process began, how many
-        are away, and in how many seconds the last of them was told to come."""
+        """Return what people want to know, as numbers: devices that were sent away since the
+        process began, how many are away, and in how many seconds the last of them was told to
+        come."""
         away = self.bookings.away(now)
-        return {"sent_away": self.sent_away, "away": away, "all_back_in": max(0.0, self.bookings.free_from - now)}
+        return {
+            "sent_away": self.sent_away,
+            "away": away,
+            "all_back_in": max(0.0, self.bookings.free_from - now),
+        }
 
     def _forget(self, device: str) -> None:
         self.present.discard(device)

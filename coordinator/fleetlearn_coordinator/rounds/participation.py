@@ -1,7 +1,8 @@
-"""Participation: when a round opens and ends, how many tasks may be given, and which leases end with the round.
+"""Participation: when a round opens and ends, how many tasks may be given, and which leases end
+with the round.
 
-Participation is a policy over the lease book. It reads the book and changes nothing there. Each policy has the same
-methods; ``participation_of`` chooses one.
+Participation is a policy over the lease book. It reads the book and changes nothing there. Each
+policy has the same methods; ``participation_of`` chooses one.
 """
 
 from __future__ import annotations
@@ -14,28 +15,30 @@ from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.settings import Settings
 
 TOGETHER = 100
-"""Asynchronously, slots that come free are given together as soon as one in this number is free. To choose a device
-and to tell it its task alone costs several times as much as among a hundred, and the others wait for a hundredth of the
-time that a task takes."""
+"""Asynchronously, slots that come free are given together as soon as one in this number is free. To
+choose a device and to tell it its task alone costs several times as much as among a hundred, and
+the others wait for a hundredth of the time that a task takes."""
 
 
 @dataclass(slots=True)
 class SynchronousRounds:
-    """Synchronous rounds after Bonawitz et al., "Towards Federated Learning at Scale" (arXiv 1902.01046).
+    """Synchronous rounds after Bonawitz et al., "Towards Federated Learning at Scale" (arXiv
+    1902.01046).
 
-    More devices than the goal get tasks, the round closes at the goal or at its deadline, and below the minimum it is
-    abandoned. All leases end with the round, so each update is of the round's own model and none is stale. With
-    ``Settings.carry`` they go on for up to a deadline more: an update that comes late counts in the round that is open
-    then, or in the next one to open.
+    More devices than the goal get tasks, the round closes at the goal or at its deadline, and below
+    the minimum it is abandoned. All leases end with the round, so each update is of the round's own
+    model and none is stale. With ``Settings.carry`` they go on for up to a deadline more: an update
+    that comes late counts in the round that is open then, or in the next one to open.
     """
 
     settings: Settings
     gather_until: float | None = None
-    """When a round opens with fewer devices than its goal; None: fewer than the minimum are there."""
+    """When a round opens with fewer devices than its goal; None: fewer than the minimum are
+    there."""
 
     def may_open(self, idle: int, waiting: int, now: float) -> bool:
-        """Return whether a round may open now. ``waiting`` devices are there; ``idle`` of them are not in doubt. Early
-        reports and leases of the round before count for both."""
+        """Return whether a round may open now. ``waiting`` devices are there; ``idle`` of them are
+        not in doubt. Early reports and leases of the round before count for both."""
         if idle < self.settings.goal:  # else devices that check in later fill what is free
             if waiting < self.settings.minimum:
                 self.gather_until = None
@@ -53,14 +56,17 @@ class SynchronousRounds:
 
     def lacking(self, book: LeaseBook) -> int:
         """Return how many more tasks must run for the round to have a model."""
-        return min(self.settings.minimum - len(book.tasks) - len(book.accepted), self.free_slots(book))
+        return min(
+            self.settings.minimum - len(book.tasks) - len(book.accepted), self.free_slots(book)
+        )
 
     def may_revive(self, book: LeaseBook) -> bool:
         """Return whether a lost device that returns with its work done may have a slot again."""
         return self.free_slots(book) > 0
 
     def lease_ends(self, deadline: float, now: float) -> float:
-        """Return when a lease that is given now ends at the latest, in a round that ends at ``deadline``."""
+        """Return when a lease that is given now ends at the latest, in a round that ends at
+        ``deadline``."""
         return deadline + self.settings.deadline if self.settings.carry else deadline
 
     def wanted_reports(self, book: LeaseBook) -> int:
@@ -68,7 +74,8 @@ class SynchronousRounds:
         return self.settings.goal - len(book.accepted)
 
     def reports_together(self, book: LeaseBook) -> int:
-        """Return how many reports may be counted together, since nothing but the last of them has a consequence."""
+        """Return how many reports may be counted together, since nothing but the last of them has a
+        consequence."""
         return self.wanted_reports(book)
 
     def nobody_is_left(self, book: LeaseBook) -> bool:
@@ -90,14 +97,15 @@ class SynchronousRounds:
 
 @dataclass(slots=True)
 class BufferedAsynchronous:
-    """Buffered asynchronous training after Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation"
-    (arXiv 2106.06639), Algorithm 1.
+    """Buffered asynchronous training after Nguyen et al., "Federated Learning with Buffered
+    Asynchronous Aggregation" (arXiv 2106.06639), Algorithm 1.
 
-    A round is the time that its buffer takes to fill. Tasks are given at any time, as many at a time as
-    ``Settings.cohort`` (the paper's concurrency), and go on when a round ends. Where that is 200 or more, slots are
-    given as soon as a hundredth of them is free (``TOGETHER``). With every ``Settings.goal`` updates
-    (its K), from whatever versions they began, the round is committed. At its deadline a round is committed with the
-    minimum, and goes on with fewer; it is never abandoned."""
+    A round is the time that its buffer takes to fill. Tasks are given at any time, as many at a
+    time as ``Settings.cohort`` (the paper's concurrency), and go on when a round ends. Where that
+    is 200 or more, slots are given as soon as a hundredth of them is free (``TOGETHER``). With
+    every ``Settings.goal`` updates (its K), from whatever versions they began, the round is
+    committed. At its deadline a round is committed with the minimum, and goes on with fewer; it is
+    never abandoned."""
 
     settings: Settings
     gather_until: float | None = None
@@ -111,7 +119,10 @@ class BufferedAsynchronous:
         return free if free >= self.settings.cohort // TOGETHER else 0
 
     def lacking(self, book: LeaseBook) -> int:
-        return min(self.settings.goal - len(book.tasks) - len(book.accepted), self.settings.cohort - len(book.tasks))
+        return min(
+            self.settings.goal - len(book.tasks) - len(book.accepted),
+            self.settings.cohort - len(book.tasks),
+        )
 
     def may_revive(self, book: LeaseBook) -> bool:
         return True  # its work is done: it only has to be sent

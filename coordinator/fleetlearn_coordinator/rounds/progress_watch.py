@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 MAX_RETURNS = 4
-"""Each absence uses up at least the grace divided by this. So a lease ends after this many returns without progress."""
+"""Each absence uses up at least the grace divided by this. So a lease ends after this many returns
+without progress."""
 
 
 @dataclass(slots=True)
 class Watch:
-    """The progress of one lease. Time in which the device cannot act does not count: ``moved`` is put off by it."""
+    """The progress of one lease. Time in which the device cannot act does not count: ``moved`` is
+    put off by it."""
 
     task: str
     moved: float
@@ -20,11 +22,13 @@ class Watch:
     progressed: bool = False
     """Whether the lease ever made progress."""
     waits: float | None = None
-    """Since when it has been the coordinator's turn to act: to grant an upload, or to send a content."""
+    """Since when it has been the coordinator's turn to act: to grant an upload, or to send a
+    content."""
     gone: float | None = None
     """Since when the device has not been connected."""
     furthest: dict[str, int] = field(default_factory=dict)
-    """What the device moves, such as ``steps`` -> how far it came. Only more than before is progress."""
+    """What the device moves, such as ``steps`` -> how far it came. Only more than before is
+    progress."""
 
     def progress(self, what: str, amount: int, grace: float, now: float) -> None:
         """The device came this far. Progress restores the whole ``grace``."""
@@ -49,7 +53,8 @@ class Watch:
         self.gone = now
 
     def come_back(self, grace: float, now: float) -> None:
-        """The device is connected again. Its absence shortens the grace that is left; ``grace`` is the whole."""
+        """The device is connected again. Its absence shortens the grace that is left; ``grace`` is
+        the whole."""
         self.end_wait(now)
         if self.gone is not None:
             away = now - self.gone

@@ -1,4 +1,5 @@
-"""Random numbers that follow from the run's seed and the round alone, so that none needs to be stored."""
+"""Random numbers that follow from the run's seed and the round alone, so that none needs to be
+stored."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ def _start(seed: int, round: int, what: str, size: int) -> blake2b:
 def task_seeds(seed: int, round: int, devices: Iterable[str]) -> list[int]:
     """Return 53 random bits (a browser's integers) for each device's training.
 
-    They depend on the round and the device, not on the task: a device trains the same way in a round whichever slot it
-    was given."""
+    They depend on the round and the device, not on the task: a device trains the same way in a
+    round whichever slot it was given."""
     start, digests = _start(seed, round, "device", 8), []
     for device in devices:
         drawn = start.copy()  # half the cost of hashing seed and round again for each device
@@ -40,7 +41,8 @@ def shuffled(seed: int, number: int, devices: Iterable[str], kind: str) -> list[
 
 
 def picks(seed: int, round: int, first: int, count: int, what: str = "picks") -> Sequence[int]:
-    """Return 64 random bits for each of ``count`` picks, beginning with pick number ``first``. A digest has eight."""
+    """Return 64 random bits for each of ``count`` picks, beginning with pick number ``first``. A
+    digest has eight."""
     found: list[int] = []
     for block in range(first // 8, (first + count - 1) // 8 + 1):
         drawn = _start(seed, round, what, 64).copy()
@@ -50,8 +52,8 @@ def picks(seed: int, round: int, first: int, count: int, what: str = "picks") ->
 
 
 def stream(draw: int) -> Iterator[int]:
-    """Yield as many numbers of 64 random bits as are wanted, which follow from one: SplitMix64 (Steele, Lea and Flood,
-    "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014)."""
+    """Yield as many numbers of 64 random bits as are wanted, which follow from one: SplitMix64
+    (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014)."""
     while True:
         draw = draw + 0x9E3779B97F4A7C15 & MASK
         mixed = (draw ^ draw >> 30) * 0xBF58476D1CE4E5B9 & MASK

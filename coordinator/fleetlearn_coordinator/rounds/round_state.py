@@ -1,4 +1,5 @@
-"""The state of a training run's rounds, and what drivers and the engine ask of it. Nothing here changes it."""
+"""The state of a training run's rounds, and what drivers and the engine ask of it. Nothing here
+changes it."""
 
 from __future__ import annotations
 
@@ -39,12 +40,13 @@ class ReportTerms(NamedTuple):
 
 @dataclass(slots=True)
 class EngineState:
-    """The state of one training run. ``version`` counts committed rounds and roll backs; ``round`` numbers
-    all rounds from 1."""
+    """The state of one training run. ``version`` counts committed rounds and roll backs; ``round``
+    numbers all rounds from 1."""
 
     settings: Settings
     prefix: str = "t"
-    """Task ids begin with it. Each run has its own, so that an update cannot be taken for one of another run."""
+    """Task ids begin with it. Each run has its own, so that an update cannot be taken for one of
+    another run."""
     version: int = 0
     round: int = 0
     phase: Phase = Phase.GATHERING
@@ -65,8 +67,8 @@ class EngineState:
     draining: bool = False
     """No other round or series of exchanges opens."""
     finishing: Finish | None = None
-    """The stop rule that is met, while the run does not finish yet: a model is being made, or the last one is being
-    measured."""
+    """The stop rule that is met, while the run does not finish yet: a model is being made, or the
+    last one is being measured."""
 
     def __post_init__(self) -> None:
         rule = self.settings
@@ -124,8 +126,8 @@ class EngineState:
 
     @property
     def measures_last(self) -> bool:
-        """Whether training is over, and the run finishes when the exchanges about its last model are
-        over."""
+        """Whether training is over, and the run finishes when the exchanges about its last model
+        are over."""
         last = self.phase is Phase.FINISHED and self.finishing is not None
         return last and self.exchanges_follow()
 
@@ -155,9 +157,12 @@ class EngineState:
             times.append(self.deadline if is_open else self.participation.gather_until)
         return min((time for time in times if time is not None), default=None)
 
-    def finish(self, change: float, metrics: Mapping[str, float], measured: int | None = None) -> Finish | None:
-        """Return the stop rule that is met at this version, if one is. ``change`` is of the last committed round, as
-        for ``committed``; ``metrics`` are of the model of version ``measured``."""
+    def finish(
+        self, change: float, metrics: Mapping[str, float], measured: int | None = None
+    ) -> Finish | None:
+        """Return the stop rule that is met at this version, if one is. ``change`` is of the last
+        committed round, as for ``committed``; ``metrics`` are of the model of version
+        ``measured``."""
         return stop_rules.finish(self.settings, self.version, change, metrics, measured)
 
     # --- reports ---
@@ -177,7 +182,8 @@ class EngineState:
         return self.book.tasks.get(device) == task and self.phase is not Phase.FINISHED
 
     def has_counted(self, device: str, task: str) -> bool:
-        """Return whether the device's report of this task counts, for the open round or a later one."""
+        """Return whether the device's report of this task counts, for the open round or a later
+        one."""
         return device in (self.book.accepted.get(task), self.book.early.get(task))
 
     def report_terms(self, device: str) -> ReportTerms:
@@ -191,9 +197,15 @@ class EngineState:
         return ReportTerms(self.round + 1 + ahead, newest + ahead - version, True)
 
     def check_staleness(self, device: str) -> None:
-        """Raise ProtocolError (stale-round) if the update of the device's task is too stale to count now."""
-        if self.settings.outlive and (staleness := self.report_terms(device).staleness) > self.settings.max_staleness:
-            raise ProtocolError(Code.STALE_ROUND, self.tasks.too_stale(self.book.tasks[device], staleness))
+        """Raise ProtocolError (stale-round) if the update of the device's task is too stale to
+        count now."""
+        if (
+            self.settings.outlive
+            and (staleness := self.report_terms(device).staleness) > self.settings.max_staleness
+        ):
+            raise ProtocolError(
+                Code.STALE_ROUND, self.tasks.too_stale(self.book.tasks[device], staleness)
+            )
 
     def check_wanted(self, device: str, task: str, round: int) -> None:
         """Raise ProtocolError where the device does not hold the task, with the reason."""
@@ -201,11 +213,15 @@ class EngineState:
             return
         ended = self.book.dropped.get(task)
         if ended is not None and ended[0] == device:
-            raise ProtocolError(Code.NOT_WANTED, f"task {task} ended ({ended[1]}); its slot was given back")
+            raise ProtocolError(
+                Code.NOT_WANTED, f"task {task} ended ({ended[1]}); its slot was given back"
+            )
         if round != self.round or self.phase is not Phase.OPEN:
             at = f"round {self.round} is {self.phase}" if self.round else "no round has begun"
             raise ProtocolError(Code.STALE_ROUND, f"task {task} is of round {round}; {at}")
-        raise ProtocolError(Code.UNKNOWN_TASK, f"task {task} was not given to device {device} in round {round}")
+        raise ProtocolError(
+            Code.UNKNOWN_TASK, f"task {task} was not given to device {device} in round {round}"
+        )
 
     def round_of(self, task: str) -> int:
         """Return the round in which a task was given."""

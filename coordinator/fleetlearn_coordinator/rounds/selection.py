@@ -1,6 +1,7 @@
 """Selection: which of the waiting devices are given tasks.
 
-Who is chosen follows from the seed, the round, the devices that wait, and what is remembered of them (reliability.py).
+Who is chosen follows from the seed, the round, the devices that wait, and what is remembered of
+them (reliability.py).
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from fleetlearn_coordinator.rounds.reliability import DOUBT, Reliability
 from fleetlearn_coordinator.rounds.settings import Settings
 
 MAX_COPIED_NAMES = 4096
-"""Up to this many names are copied into a plain list before some are taken out: a list is quicker to
-take from than a SortedList, and of more names the copy costs more than that saves."""
+"""Up to this many names are copied into a plain list before some are taken out: a list is quicker
+to take from than a SortedList, and of more names the copy costs more than that saves."""
 SECOND_CHANCES = 3
-"""How many more tasks of a round, or measurements of an evaluation, a device may be given whose tasks in it failed. A
-device that fails each time cannot keep a round from ending: it is given one only where the round could not have a model
-without it."""
+"""How many more tasks of a round, or measurements of an evaluation, a device may be given whose
+tasks in it failed. A device that fails each time cannot keep a round from ending: it is given one
+only where the round could not have a model without it."""
 REBUILD_RATIO = 32
-"""A change of more than one name in this many makes the SortedList again as a whole. A smaller change
-takes the names out, or puts them back, one by one.
+"""A change of more than one name in this many makes the SortedList again as a whole. A smaller
+change takes the names out, or puts them back, one by one.
 
 With MAX_COPIED_NAMES and REBUILD_RATIO the engine takes 1.7 CPU-us for a report with 1,000 devices,
 100 of them in a round, and 4.0 us with 100,000 and 10,000. With SortedList's ``pop`` and ``update``
@@ -35,39 +36,44 @@ alone it takes 2.2 and 4.8 us."""
 
 @dataclass(slots=True)
 class Selection:
-    """The connected devices that have no task. Each is idle, or in doubt, or rests until the round ends.
+    """The connected devices that have no task. Each is idle, or in doubt, or rests until the round
+    ends.
 
-    In synchronous rounds a device has one turn in a round. Asynchronously a device whose report counts may have another
-    at once, up to ``Settings.max_updates`` in a round; one whose task failed rests until the round, or its time, is
-    over.
+    In synchronous rounds a device has one turn in a round. Asynchronously a device whose report
+    counts may have another at once, up to ``Settings.max_updates`` in a round; one whose task
+    failed rests until the round, or its time, is over.
 
-    A device whose task failed may have another in the same round, once it has checked in again, where nobody else is
-    there for a slot that the round needs (``choose_again``)."""
+    A device whose task failed may have another in the same round, once it has checked in again,
+    where nobody else is there for a slot that the round needs (``choose_again``)."""
 
     settings: Settings
     idle: SortedList[str] = field(default_factory=SortedList)
-    """Devices that may be given a task. Sorted, so that who is chosen does not depend on who came first."""
+    """Devices that may be given a task. Sorted, so that who is chosen does not depend on who came
+    first."""
     doubted: dict[int, SortedList[str]] = field(default_factory=dict)
-    """Level of doubt (``Reliability.level``) -> devices that would be idle if their last tasks had not failed."""
+    """Level of doubt (``Reliability.level``) -> devices that would be idle if their last tasks had
+    not failed."""
     resting: set[str] = field(default_factory=set)
     """Devices that had their turn in this round."""
     had_turn: set[str] = field(default_factory=set)
-    """Devices that had their turn in this round, connected or not. In synchronous rounds a turn begins with the lease;
-    asynchronously a device has had it when it may have no other."""
+    """Devices that had their turn in this round, connected or not. In synchronous rounds a turn
+    begins with the lease; asynchronously a device has had it when it may have no other."""
     failures: Counter[str] = field(default_factory=Counter)
     """Device -> its tasks that ended in this round without a report that counts."""
     again: set[str] = field(default_factory=set)
-    """Devices in ``resting`` that checked in again after their task failed: they may have another."""
+    """Devices in ``resting`` that checked in again after their task failed: they may have
+    another."""
     updates: Counter[str] = field(default_factory=Counter)
     """Device -> its updates that count in this round. Empty unless they are limited."""
     reliability: Reliability = field(default_factory=Reliability)
     held_up: int = 0
-    """How many of this round's leases kept their slots from other devices (``LeaseBook.held_up``)."""
+    """How many of this round's leases kept their slots from other devices
+    (``LeaseBook.held_up``)."""
     next_round: int = 1
     """The open round, or the next one to open."""
     freed: list[str] | None = None
-    """Connected devices whose tasks ended, until the driver takes them from here: other runs come first. None: there
-    are no other runs, and devices wait here again."""
+    """Connected devices whose tasks ended, until the driver takes them from here: other runs come
+    first. None: there are no other runs, and devices wait here again."""
 
     def ready(self) -> int:
         """Return how many devices that are not in doubt a new round could give tasks."""
@@ -91,11 +97,13 @@ class Selection:
         return SortedList()
 
     def may_serve(self, device: str) -> bool:
-        """Return whether the plan's rules let this connected device have a task in the next round."""
+        """Return whether the plan's rules let this connected device have a task in the next
+        round."""
         return True
 
     def come_back(self, device: str) -> None:
-        """The device is connected and has no task: let it wait, or rest until the round is over if it had its turn."""
+        """The device is connected and has no task: let it wait, or rest until the round is over if
+        it had its turn."""
         if device in self.had_turn:  # until the round is committed or abandoned
             self.resting.add(device)
             if 0 < self.failures.get(device, 0) <= SECOND_CHANCES:
@@ -112,7 +120,8 @@ class Selection:
         self.again.discard(device)
 
     def report(self, devices: Sequence[str], there: Collection[str]) -> None:
-        """Leases of these devices ended, ``there`` are those that are connected: their reports count."""
+        """Leases of these devices ended, ``there`` are those that are connected: their reports
+        count."""
         self.reliability.clear(devices)
         if self.failures:
             self._forgive(devices)
@@ -160,8 +169,8 @@ class Selection:
             self.updates.update(devices)
 
     def end_turns(self, devices: Iterable[str]) -> None:
-        """The open round began with updates of these devices, which have no task: let those rest that had their
-        turn."""
+        """The open round began with updates of these devices, which have no task: let those rest
+        that had their turn."""
         self.count(devices)
         for device in devices:
             if not self.settings.asynchronous or self._is_at_limit(device):
@@ -178,8 +187,8 @@ class Selection:
         return most is not None and self.updates[device] >= most
 
     def end_rest(self) -> None:
-        """Devices that rest may be given tasks again, except those that have as many updates in the round as they
-        may."""
+        """Devices that rest may be given tasks again, except those that have as many updates in the
+        round as they may."""
         self.had_turn = set(filter(self._is_at_limit, self.updates))
         over = self.resting - self.had_turn
         self.resting -= over
@@ -200,8 +209,10 @@ class Selection:
             self.reliability.fail(device, DOUBT if held_up else 1)
 
     def end_round(self, reported: Collection[str]) -> None:
-        """The round is over: all devices may be given a task again. ``reported``: those whose reports counted."""
-        held_up = 0 if self.settings.asynchronous else self.held_up  # no device waits for another there
+        """The round is over: all devices may be given a task again. ``reported``: those whose
+        reports counted."""
+        # no device waits for another there
+        held_up = 0 if self.settings.asynchronous else self.held_up
         self.reliability.end_round(reported, held_up, self.settings.cohort - self.settings.goal)
         if self.reliability.points:
             doubted = [device for device in self.resting if self.reliability.level(device)]
@@ -223,18 +234,22 @@ class Selection:
         """After a restart: these devices were given the open round's tasks so far."""
 
     def choose(self, most: int, round: int, first: int, book: LeaseBook) -> list[str]:
-        """Take ``most`` devices, or all that there are. ``first``: the number of the round's first lease among them."""
+        """Take ``most`` devices, or all that there are. ``first``: the number of the round's first
+        lease among them."""
         if self.doubted or self.reliability.careful:
             devices = self._choose_with_care(most, round, first, book)
         else:
-            devices = take(self.idle, picks(self.settings.seed, round, first, min(most, len(self.idle))))
+            devices = take(
+                self.idle, picks(self.settings.seed, round, first, min(most, len(self.idle)))
+            )
         if not self.settings.asynchronous:
             self.had_turn.update(devices)
         return devices
 
     def choose_again(self, most: int, round: int, lost: Collection[str]) -> list[str]:
-        """Take up to ``most`` of the devices that failed in this round and checked in again: first those that failed
-        least often. ``lost``: devices that get back the task that they had, which was counted when it was given."""
+        """Take up to ``most`` of the devices that failed in this round and checked in again: first
+        those that failed least often. ``lost``: devices that get back the task that they had, which
+        was counted when it was given."""
         chosen = list[str]()
         for device in sorted(self.again, key=lambda device: (self.failures[device], device)):
             if len(chosen) < most and (device in lost or self._may_try_again(device, round)):
@@ -249,9 +264,9 @@ class Selection:
     def _choose_with_care(self, most: int, round: int, first: int, book: LeaseBook) -> list[str]:
         """Choose where tasks failed lately, or a round was held up.
 
-        In a careful round the slots that the goal needs go to proven devices first. A few of the others are tried, and
-        so are a few of those in doubt, in slots that the round can spare. Devices in doubt fill what is left only where
-        the round would be below its minimum.
+        In a careful round the slots that the goal needs go to proven devices first. A few of the
+        others are tried, and so are a few of those in doubt, in slots that the round can spare.
+        Devices in doubt fill what is left only where the round would be below its minimum.
         """
         rule, known = self.settings, self.reliability
         draws = list(picks(rule.seed, round, first, most))
@@ -263,7 +278,9 @@ class Selection:
             proven = [device for device in known.proven if device in self.idle]
             unproven = sum(device not in known.proven for device in book.tasks) + len(chosen)
             count = min(most - len(chosen) - max(0, spare - unproven), len(proven))
-            picked = self._take(SortedList(proven), draws[len(chosen) : len(chosen) + max(0, count)])
+            picked = self._take(
+                SortedList(proven), draws[len(chosen) : len(chosen) + max(0, count)]
+            )
             for device in picked:
                 self.idle.discard(device)
             chosen += picked
@@ -278,8 +295,8 @@ class Selection:
         return take(names, draws)
 
     def _choose_trials(self, draws: Iterable[int]) -> list[str]:
-        """Take devices in doubt that get another chance though others are idle: each draw names one, which has it with
-        probability 2^-level."""
+        """Take devices in doubt that get another chance though others are idle: each draw names
+        one, which has it with probability 2^-level."""
         chosen = list[str]()
         for number in draws:
             place = number % max(1, sum(map(len, self.doubted.values())))
@@ -293,11 +310,14 @@ class Selection:
 
 
 def take(names: SortedList[str], draws: Sequence[int]) -> list[str]:
-    """Take a name out for each number, one after the other: the one at the number modulo how many are left. Ends when
-    no name is left."""
+    """Take a name out for each number, one after the other: the one at the number modulo how many
+    are left. Ends when no name is left."""
     copied = len(names) <= MAX_COPIED_NAMES and not _are_few(draws, names)
     left = list(names) if copied else names
-    taken = [left.pop(number % size) for number, size in zip(draws, range(len(left), 0, -1), strict=False)]
+    taken = [
+        left.pop(number % size)
+        for number, size in zip(draws, range(len(left), 0, -1), strict=False)
+    ]
     if copied:
         names.clear()
         names.update(left)

@@ -68,13 +68,16 @@ class Eligibility(NamedTuple):
     unmetered: bool = False
 
     def refusals(self, stated: Stated) -> dict[str, str]:
-        """Return the plan's keys that keep the device from tasks, each with what it states. Empty: it may have one."""
+        """Return the plan's keys that keep the device from tasks, each with what it states. Empty:
+        it may have one."""
         found: dict[str, str] = {}
         if stated.examples < self.least_examples:
             found["least_examples"] = f"{stated.examples} examples"
         if self.least_memory and (stated.memory or 0) < self.least_memory:
             found["least_memory"] = (
-                "memory not stated" if stated.memory is None else f"{stated.memory / 2**20:.0f} MiB of memory"
+                "memory not stated"
+                if stated.memory is None
+                else f"{stated.memory / 2**20:.0f} MiB of memory"
             )
         if self.runtimes and stated.runtime not in self.runtimes:
             found["runtimes"] = f"runtime {stated.runtime or 'not stated'}"
@@ -83,7 +86,9 @@ class Eligibility(NamedTuple):
         if wrong := sorted(self.no_labels & stated.labels):
             found["without_tags"] = ", ".join(wrong)
         if self.tiers and not self.tiers & stated.labels:
-            found["tiers"] = next((label for label in stated.labels if label.startswith("tier:")), "tier not stated")
+            found["tiers"] = next(
+                (label for label in stated.labels if label.startswith("tier:")), "tier not stated"
+            )
         if self.charging and not stated.charging:
             found["charging"] = "not charging"
         if self.unmetered and stated.network != "unmetered":
@@ -132,7 +137,8 @@ class SelectionRules(NamedTuple):
     quotas: Mapping[str, float] = NO_LABELS
     """Label -> largest share of a round's tasks that devices with the label are given."""
     once_in: int | None = None
-    """A device that is given a task in round r is given the next in round r + this at the earliest."""
+    """A device that is given a task in round r is given the next in round r + this at the
+    earliest."""
     candidates: float = 2.0
     """Power-of-choice: candidates that are drawn for each task."""
     oort: Oort | None = None

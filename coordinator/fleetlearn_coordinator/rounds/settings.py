@@ -13,7 +13,8 @@ MEASURED_ON = {
     "evaluation": "the devices' training examples",
     "held-out": "held-out data",
 }
-"""Who measured a metric, as a plan's ``measured_by`` says -> whose examples the metric is of, in words."""
+"""Who measured a metric, as a plan's ``measured_by`` says -> whose examples the metric is of, in
+words."""
 
 
 class PaceSettings(NamedTuple):
@@ -22,7 +23,8 @@ class PaceSettings(NamedTuple):
     connected: int
     """Most devices that stay connected. Those with a task stay in any case."""
     longest: float = 43200.0
-    """Seconds after which a device is to come back at the latest, unless more than ``check_ins`` would come."""
+    """Seconds after which a device is to come back at the latest, unless more than ``check_ins``
+    would come."""
     check_ins: float = 100.0
     """Most devices per second that are told to come back at a time."""
 
@@ -31,7 +33,8 @@ class EvaluationSettings(NamedTuple):
     """What the engine needs of a plan's [evaluation]."""
 
     every: int = 0
-    """Versions from one evaluation to the next, and one of the last version. 0: only when somebody asks for one."""
+    """Versions from one evaluation to the next, and one of the last version. 0: only when somebody
+    asks for one."""
     devices: int = 1
     """Devices that measure."""
     minimum: int = 1
@@ -46,14 +49,15 @@ class Settings(NamedTuple):
     goal: int
     """Reports that close the round."""
     cohort: int
-    """Most slots of a round: leases that run plus reports that count. goal x over-selection. Asynchronous: most leases
-    that run."""
+    """Most slots of a round: leases that run plus reports that count. goal x over-selection.
+    Asynchronous: most leases that run."""
     minimum: int
     """Fewest reports of a round that is committed."""
     deadline: float
     """Length of a round. Asynchronous: length of a lease too."""
     grace: float
-    """How long a lease outlives its device's connection, all absences together, until the device makes progress."""
+    """How long a lease outlives its device's connection, all absences together, until the device
+    makes progress."""
     gather: float
     """How long to wait for ``goal`` devices once ``minimum`` are there."""
     seed: int = 0
@@ -68,11 +72,13 @@ class Settings(NamedTuple):
     epsilon: float = 0.0
     """Stop once the L2 norm of the model's change is below this."""
     stall: float = inf
-    """How long a lease lives without progress. Infinite: ``progress`` is not told, and no device is remembered."""
+    """How long a lease lives without progress. Infinite: ``progress`` is not told, and no device is
+    remembered."""
     asynchronous: bool = False
     """Whether tasks are given at any time and go on across rounds (``BufferedAsynchronous``)."""
     carry: bool = False
-    """Whether leases of synchronous rounds outlive their round, so that a late update counts in the next."""
+    """Whether leases of synchronous rounds outlive their round, so that a late update counts in the
+    next."""
     max_staleness: int = 0
     """Where leases outlive their round: an update of a larger staleness does not count."""
     max_updates: int | None = None

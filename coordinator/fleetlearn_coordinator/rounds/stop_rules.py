@@ -9,12 +9,16 @@ from fleetlearn_coordinator.rounds.settings import Settings
 
 
 def finish(
-    rule: Settings, version: int, change: float, metrics: Mapping[str, float], measured: int | None = None
+    rule: Settings,
+    version: int,
+    change: float,
+    metrics: Mapping[str, float],
+    measured: int | None = None,
 ) -> Finish | None:
     """Return the stop rule that is met at this version, if one is.
 
-    ``change`` is the L2 norm of the last committed round's change of the model. ``metrics`` are of the model of version
-    ``measured``.
+    ``change`` is the L2 norm of the last committed round's change of the model. ``metrics`` are of
+    the model of version ``measured``.
     """
     if rule.rounds is not None and version >= rule.rounds:
         return Finish(f"{version} rounds done", "rounds", version, rule.rounds)
@@ -24,7 +28,9 @@ def finish(
     if rule.metric is not None and rule.metric in metrics:
         value = metrics[rule.metric]
         if value <= rule.target if rule.below else value >= rule.target:
-            found = f"{rule.metric} of model version {measured} is {value:.6g} on {rule.measured_on}"
+            found = (
+                f"{rule.metric} of model version {measured} is {value:.6g} on {rule.measured_on}"
+            )
             reason = f"{found}; the target is {rule.target:.6g}"
             return Finish(reason, "metric", value, rule.target, rule.metric, measured)
     return None

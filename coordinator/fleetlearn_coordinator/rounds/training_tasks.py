@@ -1,8 +1,9 @@
 """The tasks of the training rounds: how they are given and end, for all that keep account of them.
 
-A device's task is a lease in the lease book. While it runs, the device is not there to be selected, and stays connected
-(pace.py); when it ends, selection remembers how. This file tells them, and makes the commands for the driver. When
-tasks are given and end is the engine's business (engine.py).
+A device's task is a lease in the lease book. While it runs, the device is not there to be selected,
+and stays connected (pace.py); when it ends, selection remembers how. This file tells them, and
+makes the commands for the driver. When tasks are given and end is the engine's business
+(engine.py).
 """
 
 from __future__ import annotations
@@ -90,21 +91,37 @@ class TrainingTasks:
         self.selection.end_round(self.book.accepted.values())
         self.book.end_round(version - self.settings.max_staleness)
 
-    def restore(self, found: Restored, round: int, version: int, ends: float, expires: float) -> None:
-        """Go on after a restart with what was stored. ``round``: the open round, or the last one. ``ends``: when leases
-        end at the latest. ``expires``: until when each waits for its device."""
+    def restore(
+        self, found: Restored, round: int, version: int, ends: float, expires: float
+    ) -> None:
+        """Go on after a restart with what was stored. ``round``: the open round, or the last one.
+        ``ends``: when leases end at the latest. ``expires``: until when each waits for its
+        device."""
 
-        def with_terms(rows: Iterable[tuple[str, str, int | None]]) -> Iterable[tuple[str, str, Terms]]:
-            return ((row[0], row[1], Terms(version if row[2] is None else row[2], ends)) for row in rows)
+        def with_terms(
+            rows: Iterable[tuple[str, str, int | None]],
+        ) -> Iterable[tuple[str, str, Terms]]:
+            return (
+                (row[0], row[1], Terms(version if row[2] is None else row[2], ends)) for row in rows
+            )
 
         book, selection = self.book, self.selection
-        book.restore(with_terms(found.leases), found.accepted, found.dropped, with_terms(found.lost), expires)
+        book.restore(
+            with_terms(found.leases), found.accepted, found.dropped, with_terms(found.lost), expires
+        )
         book.early = dict(found.early)
         for device, cause in book.dropped.values():
             if cause == STALLED:  # a restart forgets every other failure of devices
                 selection.reliability.fail(device, DOUBT)
-        rows = [*book.accepted.items(), *((task, device) for task, (device, _) in book.dropped.items())]
-        given = [*rows, *((task, device) for device, task in book.tasks.items()), *book.early.items()]
+        rows = [
+            *book.accepted.items(),
+            *((task, device) for task, (device, _) in book.dropped.items()),
+        ]
+        given = [
+            *rows,
+            *((task, device) for device, task in book.tasks.items()),
+            *book.early.items(),
+        ]
         given = [row for row in given if row[0].startswith(f"{self.prefix}{round}-")]
         self.given = len(given)
         if self.settings.asynchronous:
@@ -118,12 +135,13 @@ class TrainingTasks:
         selection.end_turns(list(book.accepted.values()))
 
     def _unforgiven(self) -> list[str]:
-        """Return the device of each task that ended without a report that counts, and after the device's last report
-        that does: a report makes up for earlier failures."""
+        """Return the device of each task that ended without a report that counts, and after the
+        device's last report that does: a report makes up for earlier failures."""
         book, last = self.book, dict[str, tuple[int, int]]()
         for task, device in chain(book.accepted.items(), book.early.items()):
             last[device] = max(self._order(task), last.get(device, (0, 0)))
-        # Tasks of an open round are surplus only if the run finished during the round, and is resumed now.
+        # Tasks of an open round are surplus only if the run finished during the round, and is
+        # resumed now.
         return [
             device
             for task, (device, cause) in book.dropped.items()
@@ -136,17 +154,20 @@ class TrainingTasks:
 
     # --- how tasks are given ---
 
-    def give(self, most: int, round: int, version: int, deadline: float, ends: float, now: float) -> list[Assign]:
-        """Give tasks to up to ``most`` devices, in a round that ends at ``deadline``. The leases end at ``ends``."""
+    def give(
+        self, most: int, round: int, version: int, deadline: float, ends: float, now: float
+    ) -> list[Assign]:
+        """Give tasks to up to ``most`` devices, in a round that ends at ``deadline``. The leases
+        end at ``ends``."""
         devices = self.selection.choose(most, round, self.given + 1, self.book)
         return self._give_to(devices, round, version, deadline, ends, now)
 
     def give_again(
         self, most: int, round: int, version: int, deadline: float, ends: float, now: float
     ) -> list[Command]:
-        """Give tasks to up to ``most`` devices that failed in this round and checked in again. A device that was lost
-        gets back the task that it had: it may still be at it. Where tasks outlive their round it gets another, since
-        the one that it had may be of an older model."""
+        """Give tasks to up to ``most`` devices that failed in this round and checked in again. A
+        device that was lost gets back the task that it had: it may still be at it. Where tasks
+        outlive their round it gets another, since the one that it had may be of an older model."""
         commands, others = list[Command](), list[str]()
         lost = {} if self.settings.outlive else self.book.lost
         had = {device: task for task, (device, _) in lost.items()}
@@ -160,7 +181,13 @@ class TrainingTasks:
         return [*commands, *self._give_to(others, round, version, deadline, ends, now)]
 
     def _give_to(
-        self, devices: Sequence[str], round: int, version: int, deadline: float, ends: float, now: float
+        self,
+        devices: Sequence[str],
+        round: int,
+        version: int,
+        deadline: float,
+        ends: float,
+        now: float,
     ) -> list[Assign]:
         first, begin = self.given + 1, f"{self.prefix}{round}-"
         tasks = [f"{begin}{number}" for number in range(first, first + len(devices))]
@@ -168,7 +195,10 @@ class TrainingTasks:
         if self.settings.asynchronous:
             self.turns.update(devices)
             turns = map(self.turns.__getitem__, devices)
-            tasks = [task if turn == 1 else f"{task}.{turn}" for task, turn in zip(tasks, turns, strict=True)]
+            tasks = [
+                task if turn == 1 else f"{task}.{turn}"
+                for task, turn in zip(tasks, turns, strict=True)
+            ]
         else:
             short = deadline - now < self.settings.deadline / 2
         self.book.give(devices, tasks, Terms(version, ends, short), now)
@@ -178,21 +208,43 @@ class TrainingTasks:
     def assign_again(self, device: str) -> list[Assign]:
         """Return the command that tells a device of the task that it has already."""
         task, terms = self.book.tasks[device], self.book.terms[device]
-        return self._assign([device], [task], self.round_of(task), terms.ends, terms.version, again=True)
+        return self._assign(
+            [device], [task], self.round_of(task), terms.ends, terms.version, again=True
+        )
 
     def _assign(
-        self, devices: Sequence[str], tasks: Sequence[str], round: int, ends: float, version: int, *, again: bool
+        self,
+        devices: Sequence[str],
+        tasks: Sequence[str],
+        round: int,
+        ends: float,
+        version: int,
+        *,
+        again: bool,
     ) -> list[Assign]:
         names = devices
-        if self.settings.asynchronous:  # a device that has two turns in a round trains in another order in the second
-            names = [device + task.partition(".")[2] for device, task in zip(devices, tasks, strict=True)]
+        # a device that has two turns in a round trains in another order in the second
+        if self.settings.asynchronous:
+            names = [
+                device + task.partition(".")[2] for device, task in zip(devices, tasks, strict=True)
+            ]
         seeds = task_seeds(self.settings.seed, round, names)
-        rows = zip(devices, tasks, repeat(round), seeds, repeat(ends), repeat(again), repeat(version), strict=False)
-        return list(map(partial(tuple.__new__, Assign), rows))  # a third of the cost of calling the type
+        rows = zip(
+            devices,
+            tasks,
+            repeat(round),
+            seeds,
+            repeat(ends),
+            repeat(again),
+            repeat(version),
+            strict=False,
+        )
+        # a third of the cost of calling the type
+        return list(map(partial(tuple.__new__, Assign), rows))
 
     def revive(self, device: str, task: str, ends: float) -> bool:
-        """Let the task of a lost device go on until ``ends``. Returns False, and changes nothing, if the task did not
-        end by the loss of this device, or too long ago."""
+        """Let the task of a lost device go on until ``ends``. Returns False, and changes nothing,
+        if the task did not end by the loss of this device, or too long ago."""
         if not self.book.revive(device, task, ends):
             return False
         self.selection.remove(device)  # it may wait for another task
@@ -201,16 +253,20 @@ class TrainingTasks:
     # --- how tasks end ---
 
     def give_up(self) -> list[Ended]:
-        """End what may still count for a round to come: reports that came early, and tasks of lost devices that may go
-        on."""
+        """End what may still count for a round to come: reports that came early, and tasks of lost
+        devices that may go on."""
         book = self.book
-        rows = {**book.early, **({task: row[0] for task, row in book.lost.items()} if self.settings.outlive else {})}
+        rows = {
+            **book.early,
+            **({task: row[0] for task, row in book.lost.items()} if self.settings.outlive else {}),
+        }
         book.early.clear()
         book.lost.clear()
         return [Ended(device, task, self.round_of(task), STALE) for task, device in rows.items()]
 
     def complete(self, devices: Sequence[str], tasks: Sequence[str], *, early: bool) -> None:
-        """The reports of these devices' tasks count: in the open round or, ``early``, in a later one."""
+        """The reports of these devices' tasks count: in the open round or, ``early``, in a later
+        one."""
         there = self.book.complete(devices, tasks, early=early)
         self.selection.report(devices, there)
         if self.pace is not None:
@@ -235,8 +291,8 @@ class TrainingTasks:
         return [ended, CancelTask(device, task, code, text)] if connected else [ended]
 
     def stop(self, device: str, cause: str, round: int) -> Ended:
-        """End the task of a device that failed or stops. One that stops is given nothing more until it checks in
-        again, in this round or later."""
+        """End the task of a device that failed or stops. One that stops is given nothing more until
+        it checks in again, in this round or later."""
         ended = self.drop(device, cause, round)
         if cause == STOPPED:
             self.selection.had_turn.discard(device)
@@ -247,13 +303,17 @@ class TrainingTasks:
         return ended
 
     def tick(self, round: int, now: float) -> list[Command]:
-        """End the tasks of devices that were away for too long or made no progress, and those whose time is over."""
+        """End the tasks of devices that were away for too long or made no progress, and those whose
+        time is over."""
         commands = list[Command]()
         while (device := self.book.next_lost(now)) is not None:
             commands.append(self.drop(device, LOST, round))
         while (device := self.book.next_stalled(now)) is not None:
             seconds = f"{self.settings.stall:g} s"
-            text = f"no step and no byte for {seconds} (round.stall); the slot is given to another device"
+            text = (
+                f"no step and no byte for {seconds} (round.stall); the slot is given to another "
+                "device"
+            )
             commands += self.cancel(device, STALLED, round, Code.NOT_WANTED, text)
         while (device := self.book.next_expired(now)) is not None:
             text = "the task has had all the time that round.deadline gives it"
@@ -264,7 +324,9 @@ class TrainingTasks:
         """A newer model is there: end the tasks whose updates would be too stale for it."""
         commands = list[Command]()
         for device in self.book.too_old(version - self.settings.max_staleness):
-            text = self.too_stale(self.book.tasks[device], version - self.book.terms[device].version)
+            text = self.too_stale(
+                self.book.tasks[device], version - self.book.terms[device].version
+            )
             commands += self.cancel(device, STALE, round, Code.STALE_ROUND, text)
         return commands
 

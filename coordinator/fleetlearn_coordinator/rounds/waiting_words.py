@@ -24,7 +24,9 @@ def waits_for(state: EngineState, now: float) -> str:
             return f"the model of round {state.round} is being made"
         case Phase.OPEN:
             return _for_reports(state, now)
-    return "the training is over, and its last model is being measured" if state.measures_last else ""
+    return (
+        "the training is over, and its last model is being measured" if state.measures_last else ""
+    )
 
 
 def _for_devices(state: EngineState, now: float) -> str:
@@ -34,7 +36,10 @@ def _for_devices(state: EngineState, now: float) -> str:
     there = state.waiting() + len(state.book.tasks) + len(state.book.early)
     if until is not None:
         left = max(0.0, until - now)
-        return f"a round begins in {left:.0f} s, or when {rule.goal} devices (round.goal) are there; {there} are"
+        return (
+            f"a round begins in {left:.0f} s, or when {rule.goal} devices (round.goal) are there; "
+            f"{there} are"
+        )
     needed = 1 if rule.asynchronous else rule.minimum
     devices = "device" if needed == 1 else "devices (round.minimum)"
     return f"a round needs {needed} {devices}, and {there or 'none'} can take part"
@@ -52,8 +57,13 @@ def _for_reports(state: EngineState, now: float) -> str:
     failures = state.selection.failures
     back = [device for device, count in failures.items() if count <= SECOND_CHANCES]
     if back:
-        return f"{said}, and waits until another device, or one whose task failed ({named(back)}), connects, {left}"
-    failed = f"; {named(failures)} failed {1 + SECOND_CHANCES} times in this round" if failures else ""
+        return (
+            f"{said}, and waits until another device, or one whose task failed ({named(back)}), "
+            f"connects, {left}"
+        )
+    failed = (
+        f"; {named(failures)} failed {1 + SECOND_CHANCES} times in this round" if failures else ""
+    )
     return f"{said}, and waits until another device connects, {left}{failed}"
 
 

@@ -1,8 +1,9 @@
 """What administrators can ask over HTTP: the endpoints, who may use them, and what each does.
 
-Everything here works as the commands do, from outside: it reads databases and files and writes what is wanted there,
-and the coordinator takes it up within a second. So no request touches the event loop's state, and an operation survives
-``kill -9``. Each operation is one row of the audit log, with the administrator's name.
+Everything here works as the commands do, from outside: it reads databases and files and writes what
+is wanted there, and the coordinator takes it up within a second. So no request touches the event
+loop's state, and an operation survives ``kill -9``. Each operation is one row of the audit log,
+with the administrator's name.
 """
 
 from __future__ import annotations
@@ -41,9 +42,16 @@ logger = logging.getLogger("fleetlearn.coordinator")
 VERSION = "v1"
 LAST, MOST_LAST = 20, 1000
 """Rows of a list that are answered by default, and at most."""
-VERBS: dict[str, Verb] = {"pause": "paused", "resume": "resumed", "drain": "drained", "stop": "stopped"}
+VERBS: dict[str, Verb] = {
+    "pause": "paused",
+    "resume": "resumed",
+    "drain": "drained",
+    "stop": "stopped",
+}
 """The last word of an operation's path -> the operation."""
-Labels = Annotated[tuple[Annotated[str, Meta(pattern=rf"^{NAME.pattern}\Z")], ...], Meta(max_length=MOST_TAGS)]
+Labels = Annotated[
+    tuple[Annotated[str, Meta(pattern=rf"^{NAME.pattern}\Z")], ...], Meta(max_length=MOST_TAGS)
+]
 Body = TypeVar("Body")
 
 
@@ -94,7 +102,9 @@ class Asked(NamedTuple):
         """Return how many rows are asked for. Raises RefusedError."""
         given = self.request.query.get("last", str(LAST))
         if not re.fullmatch("[0-9]{1,4}", given) or not 1 <= int(given) <= MOST_LAST:
-            raise RefusedError(HTTPStatus.BAD_REQUEST, f"last = {given!r} was given; it takes 1 to {MOST_LAST}")
+            raise RefusedError(
+                HTTPStatus.BAD_REQUEST, f"last = {given!r} was given; it takes 1 to {MOST_LAST}"
+            )
         return int(given)
 
     def log(self, what: str, about: dict[str, Any]) -> None:
@@ -116,7 +126,8 @@ class AdminApi:
     """The endpoints of one coordinator. Safe to call from any thread."""
 
     def __init__(self, service: ServiceSettings, identities: Path, plan: Plan | None) -> None:
-        """``identities``: the service's. ``plan``: the one that is served; None: the service's runs are."""
+        """``identities``: the service's. ``plan``: the one that is served; None: the service's runs
+        are."""
         self._service, self._identities, self._plan = service, identities, plan
         self._of_thread = threading.local()
         self._routes = [
@@ -139,21 +150,32 @@ class AdminApi:
     def answer(self, request: Request) -> Any:
         """Return what is answered, as JSON. Raises RefusedError."""
         if not request.token:
-            text = "who asks? Send the header Authorization: Bearer TOKEN, with an administrator's token"
+            text = (
+                "who asks? Send the header Authorization: Bearer TOKEN, with an administrator's "
+                "token"
+            )
             raise RefusedError(HTTPStatus.UNAUTHORIZED, text)
         try:
             administrators = self._administrators()
             who = administrators.find_administrator(request.token, time.time())
             if who is None:
-                raise RefusedError(HTTPStatus.UNAUTHORIZED, "this token is not known here, or it has expired")
+                raise RefusedError(
+                    HTTPStatus.UNAUTHORIZED, "this token is not known here, or it has expired"
+                )
             route, names = self._find(request)
             if route.role == "operate" and who.role != "operate":
-                raise RefusedError(HTTPStatus.FORBIDDEN, f"{who.name} may view; this needs the role operate")
+                raise RefusedError(
+                    HTTPStatus.FORBIDDEN, f"{who.name} may view; this needs the role operate"
+                )
             return route.do(Asked(request, who, names, administrators))
         except (StoreUnavailableError, OSError) as error:  # busy, or a full disk
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, in_words(error, file=True)) from None
         except FleetError as error:
-            status = HTTPStatus.NOT_FOUND if error.code == Code.UNKNOWN_CONTENT else HTTPStatus.BAD_REQUEST
+            status = (
+                HTTPStatus.NOT_FOUND
+                if error.code == Code.UNKNOWN_CONTENT
+                else HTTPStatus.BAD_REQUEST
+            )
             raise RefusedError(status, error.text) from None
 
     def _administrators(self) -> Administrators:
@@ -167,12 +189,15 @@ class AdminApi:
         for route in self._routes:
             wanted = (VERSION, *route.path.split("/"))
             pairs = list(zip(wanted, request.path, strict=False))
-            is_path = len(wanted) == len(request.path) and all(each in ("*", given) for each, given in pairs)
+            is_path = len(wanted) == len(request.path) and all(
+                each in ("*", given) for each, given in pairs
+            )
             if is_path and route.method == request.method:
                 return route, tuple(given for each, given in pairs if each == "*")
         paths = ", ".join(f"{route.method} /{VERSION}/{route.path}" for route in self._routes)
         raise RefusedError(
-            HTTPStatus.NOT_FOUND, f"there is no {request.method} /{'/'.join(request.path)}; there are: {paths}"
+            HTTPStatus.NOT_FOUND,
+            f"there is no {request.method} /{'/'.join(request.path)}; there are: {paths}",
         )
 
     # Runs
@@ -181,7 +206,10 @@ class AdminApi:
     def _operating(self, asked: Asked) -> Iterator[Operations]:
         """Open the host's runs. Raises RefusedError where one plan is served."""
         if self._plan is not None:
-            text = "this coordinator serves one plan: it can be evaluated and rolled back, and is ended by a signal"
+            text = (
+                "this coordinator serves one plan: it can be evaluated and rolled back, and is "
+                "ended by a signal"
+            )
             raise RefusedError(HTTPStatus.BAD_REQUEST, text)
         with operating(self._service, asked.who.name) as operations:
             yield operations
@@ -193,7 +221,8 @@ class AdminApi:
             return operations.runs.runs()
 
     def _plan_of(self, asked: Asked) -> tuple[str, Plan]:
-        """Return the name and the plan of the run that is asked for. Raises RefusedError, PlanError."""
+        """Return the name and the plan of the run that is asked for. Raises RefusedError,
+        PlanError."""
         (name,) = asked.names
         if self._plan is not None and name == self._plan.name:
             return name, self._plan
@@ -202,13 +231,20 @@ class AdminApi:
             if run.name == name:
                 return name, Plan.load(run.plan)
         names = ", ".join(run.name for run in wanted) if self._plan is None else self._plan.name
-        raise RefusedError(HTTPStatus.NOT_FOUND, f"there is no run called {name}; there are: {names or 'none'}")
+        raise RefusedError(
+            HTTPStatus.NOT_FOUND, f"there is no run called {name}; there are: {names or 'none'}"
+        )
 
     def _described(self, run: WantedRun | None) -> dict[str, Any]:
         """Return a run in a few words."""
         found: dict[str, Any] = {}
         if run is not None:
-            found = {"name": run.name, "wanted": run.wanted, "failed": run.failed, "plan": str(run.plan)}
+            found = {
+                "name": run.name,
+                "wanted": run.wanted,
+                "failed": run.failed,
+                "plan": str(run.plan),
+            }
         try:
             plan = self._plan if run is None else Plan.load(run.plan)
             assert plan is not None
@@ -220,7 +256,9 @@ class AdminApi:
         return {"name": plan.name, **found, **_brief(status), **live}
 
     def _list_runs(self, asked: Asked) -> Any:
-        return [self._described(run) for run in (self._wanted(asked) if self._plan is None else [None])]
+        return [
+            self._described(run) for run in (self._wanted(asked) if self._plan is None else [None])
+        ]
 
     def _status(self, asked: Asked) -> Any:
         runs = self._list_runs(asked)
@@ -245,11 +283,14 @@ class AdminApi:
         with self._operating(asked) as operations:
             base = operations.runs.path.parent.parent.resolve()
             path = base if "\0" in body.plan else (base / body.plan).resolve()
-            # Nothing else may be opened: closing a database's file would take its locks away (storage/identities.py).
+            # Nothing else may be opened: closing a database's file would take its locks away
+            # (storage/identities.py).
             if not path.is_relative_to(base) or path.suffix != ".toml":
                 text = f"plan = {body.plan!r} is not a file below {base} whose name ends in .toml"
                 raise RefusedError(HTTPStatus.BAD_REQUEST, text)
-            operations.add(body.name, path, Population(body.tags, body.tiers, body.runtimes, body.share))
+            operations.add(
+                body.name, path, Population(body.tags, body.tiers, body.runtimes, body.share)
+            )
         return {"name": body.name, "wanted": "running"}
 
     def _change(self, asked: Asked) -> Any:
@@ -300,7 +341,9 @@ class AdminApi:
         (device,) = asked.names
         tls = self._service.tls
         certified = tls is not None and tls.clients is not None
-        found = asked.administrators.revoke(device, time.time(), certified=certified, who=asked.who.name)
+        found = asked.administrators.revoke(
+            device, time.time(), certified=certified, who=asked.who.name
+        )
         if not found and not certified:
             raise RefusedError(HTTPStatus.NOT_FOUND, f"no device called {device} is enrolled")
         return {"device": device, "revoked": True}
@@ -316,14 +359,22 @@ def _brief(status: Status) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def administrators_port(service: ServiceSettings, plan: Plan | None = None) -> AsyncIterator[None]:
-    """Listen on the administrators' port, if the service file has one, until the block is left. ``plan``: as for
-    ``AdminApi``. Raises FleetError (the files of TLS cannot be used), OSError (the address cannot be listened on)."""
+async def administrators_port(
+    service: ServiceSettings, plan: Plan | None = None
+) -> AsyncIterator[None]:
+    """Listen on the administrators' port, if the service file has one, until the block is left.
+    ``plan``: as for ``AdminApi``. Raises FleetError (the files of TLS cannot be used), OSError (the
+    address cannot be listened on)."""
     if service.admin is None or service.identities is None:
         yield
         return
-    # Administrators have tokens: whatever the devices' port asks of its peers, this one asks for no certificate.
-    tls = None if service.tls is None else Tls(certificate=service.tls.certificate, key=service.tls.key)
+    # Administrators have tokens: whatever the devices' port asks of its peers, this one asks for no
+    # certificate.
+    tls = (
+        None
+        if service.tls is None
+        else Tls(certificate=service.tls.certificate, key=service.tls.key)
+    )
     listener = AdminListener(AdminApi(service, service.identities, plan).answer, tls)
     address = await listener.listen(service.admin.host, service.admin.port)
     logger.info("administrators: %s", address)

@@ -38,7 +38,8 @@ WHY = {
     STALLED: "stalled: no step and no byte for too long (round.stall)",
     STALE: "stale: the model that the task began from is too old",
 }
-"""The engine's own causes. What devices fail and what is rejected is logged where their messages are read."""
+"""The engine's own causes. What devices fail and what is rejected is logged where their messages
+are read."""
 
 _tasks = logging.getLogger("fleetlearn.coordinator.tasks")
 _tasks.addFilter(FewLines(LINE_RATE, LINE_BURST, "tasks"))
@@ -73,11 +74,14 @@ class EventLog:
                     )
                 case ModelRestored(version, restores, who, keeps_state):
                     self._log.warning(
-                        "rolled back (%s): version %d is version %d's model; the server optimizer %s",
+                        "rolled back (%s): version %d is version %d's model; the server optimizer "
+                        "%s",
                         who,
                         version,
                         restores,
-                        "goes on from that version's state" if keeps_state else "begins from the beginning",
+                        "goes on from that version's state"
+                        if keeps_state
+                        else "begins from the beginning",
                     )
                 case Finish(reason):
                     self._log.info("finished: %s", reason)
@@ -109,7 +113,13 @@ class EventLog:
 
 def describe_evaluation(summary: Mapping[str, Any]) -> str:
     """Return an evaluation's summary in one line."""
-    dropped = ", ".join(f"{count} {cause}" for cause, count in sorted(summary["dropped"].items())) or "none"
+    dropped = (
+        ", ".join(f"{count} {cause}" for cause, count in sorted(summary["dropped"].items()))
+        or "none"
+    )
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in summary["metrics"].items())
     metrics = f"{metrics} on the devices' training examples" if metrics else "no metrics"
-    return f"{summary['devices']} devices, {summary['examples']} examples, dropped: {dropped}; {metrics}"
+    return (
+        f"{summary['devices']} devices, {summary['examples']} examples, dropped: {dropped}; "
+        f"{metrics}"
+    )

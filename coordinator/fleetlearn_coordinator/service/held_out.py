@@ -1,8 +1,8 @@
 """Held-out evaluation: committed models are measured on the user's data, in a process of its own.
 
-The process loads ONNX Runtime, which this one does not. It is given one model after the other over a pipe, and started
-again when it dies. A version's result is stored once (storage/held_out.py); a version that has none
-is measured by the next process, whoever died.
+The process loads ONNX Runtime, which this one does not. It is given one model after the other over
+a pipe, and started again when it dies. A version's result is stored once (storage/held_out.py); a
+version that has none is measured by the next process, whoever died.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.held_out import HeldOutResults
 
 MAX_WAITING = 16
-"""Models that are kept for their measurement. Where training is faster, older ones are passed over."""
+"""Models that are kept for their measurement. Where training is faster, older ones are passed
+over."""
 MAX_DEATHS = 3
-"""Processes that may die while they measure a model. After that this coordinator measures the model no more."""
+"""Processes that may die while they measure a model. After that this coordinator measures the model
+no more."""
 PIECE = 2**20
 """Bytes of a model that are read and sent to the process at a time."""
 PAUSE = 1.0
@@ -40,13 +42,15 @@ def check_installed() -> None:
     """Raise PlanError if the process could not run."""
     if find_spec("onnxruntime") is None:
         text = (
-            'held-out evaluation needs ONNX Runtime: pip install "fleetlearn[evaluation]", or leave evaluation.data out'
+            'held-out evaluation needs ONNX Runtime: pip install "fleetlearn[evaluation]", or '
+            "leave evaluation.data out"
         )
         raise PlanError(Code.BAD_MESSAGE, text)
 
 
 class HeldOut:
-    """The measurement of one run's models. ``measured`` is called with each version and its metrics."""
+    """The measurement of one run's models. ``measured`` is called with each version and its
+    metrics."""
 
     def __init__(
         self,
@@ -58,7 +62,8 @@ class HeldOut:
         is_due: Callable[[int], bool],
         log: RunLog | None = None,
     ) -> None:
-        """``digest_of``: returns the SHA-256 of a version's model. ``is_due``: whether a version is to be measured."""
+        """``digest_of``: returns the SHA-256 of a version's model. ``is_due``: whether a version is
+        to be measured."""
         self.bundle, self.data, self._results, self._models = bundle, data, results, models
         self._log = log or RunLog()
         self._digest_of, self._is_due = digest_of, is_due
@@ -70,7 +75,9 @@ class HeldOut:
     def waiting(self) -> list[int]:
         """Return the versions that are to be measured, the oldest first."""
         versions = filter(self._is_due, self._models.model_versions())
-        return [version for version in versions if version not in self._done | self._given_up][-MAX_WAITING:]
+        return [version for version in versions if version not in self._done | self._given_up][
+            -MAX_WAITING:
+        ]
 
     async def run(self) -> None:
         """Measure models as they are made, for ever."""
@@ -94,13 +101,17 @@ class HeldOut:
             found = await self._ask(job, model)
             if found is not None:
                 break
-            self._log.warning("the process for held-out data died (%d) at model version %d", death, version)
+            self._log.warning(
+                "the process for held-out data died (%d) at model version %d", death, version
+            )
             await asyncio.sleep(PAUSE)
         else:
             found = {"error": f"{MAX_DEATHS} processes died"}
         if "error" in found:
             self._given_up.add(version)
-            self._log.error("model version %d is not measured on %s: %s", version, self.data, found["error"])
+            self._log.error(
+                "model version %d is not measured on %s: %s", version, self.data, found["error"]
+            )
             return
         sums = {"loss": found["loss_sum"], **found["metric_sums"]}
         metrics = {name: value / found["examples"] for name, value in sums.items()}
@@ -113,7 +124,13 @@ class HeldOut:
     async def _ask(self, job: dict[str, Any], model: StoredBytes) -> dict[str, Any] | None:
         """Return the process's answer, or None if it died. Raises OSError."""
         if self._process is None or self._process.returncode is not None:
-            command = (sys.executable, "-m", "fleetlearn_device.measure", str(self.bundle.path), str(self.data))
+            command = (
+                sys.executable,
+                "-m",
+                "fleetlearn_device.measure",
+                str(self.bundle.path),
+                str(self.data),
+            )
             # In a session of its own, so that Ctrl-C is for the coordinator alone.
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=PIPE, start_new_session=True
@@ -151,8 +168,8 @@ def means_of_newest(results: dict[int, dict[str, Any]]) -> dict[str, float]:
 
 
 def measure_by_hand(plan: Plan, data: Path) -> dict[int, dict[str, Any]]:
-    """Measure every model of a run whose file is kept and that has no result. Returns all results. Raises PlanError,
-    StoreError, BundleError."""
+    """Measure every model of a run whose file is kept and that has no result. Returns all results.
+    Raises PlanError, StoreError, BundleError."""
     check_installed()
     storage, bundle = find_storage(plan.data_dir), open_bundle(plan.bundle)
     results, models = storage.held_out, storage.models

@@ -42,13 +42,18 @@ def open_run(
     bundle: Bundle | None = None,
     any_thread: bool = False,
 ) -> Run:
-    """Open a plan's data directory, and read the model. ``name``: of one of several runs. ``bundle``: the plan's, if it
-    is open already. ``any_thread``: the run may then be used in other threads than this one, one at a time. Raises
-    PlanError, BundleError, StoreError."""
+    """Open a plan's data directory, and read the model. ``name``: of one of several runs.
+    ``bundle``: the plan's, if it is open already. ``any_thread``: the run may then be used in other
+    threads than this one, one at a time. Raises PlanError, BundleError, StoreError."""
     bundle = bundle or open_bundle(plan.bundle)
     kept = updates_kept(plan)
     store = open_store(
-        plan.data_dir, bundle.sha256, durable=plan.durable, uploads=service.uploads, kept=kept, any_thread=any_thread
+        plan.data_dir,
+        bundle.sha256,
+        durable=plan.durable,
+        uploads=service.uploads,
+        kept=kept,
+        any_thread=any_thread,
     )
     try:
         run = Run(plan, bundle, store, now, service.heartbeat, RunLog(name))
@@ -60,16 +65,20 @@ def open_run(
 
 
 def _measurer(run: Run) -> HeldOut | None:
-    """Return what measures the run's models on held-out data, if the plan names some. Raises PlanError."""
+    """Return what measures the run's models on held-out data, if the plan names some. Raises
+    PlanError."""
     plan, rule = run.plan, run.plan.evaluation
     if rule.data is None:
         return None
     if not rule.data.is_file():
-        raise PlanError(Code.UNKNOWN_CONTENT, f"{plan.file}: evaluation.data = {rule.data} is not a file")
+        raise PlanError(
+            Code.UNKNOWN_CONTENT, f"{plan.file}: evaluation.data = {rule.data} is not a file"
+        )
     check_installed()
 
     def is_due(version: int) -> bool:
-        newest = run.engine.version  # the file of a newer one may be there, which does not count yet
+        # the file of a newer one may be there, which does not count yet
+        newest = run.engine.version
         last = run.finished is not None and version == newest
         return 0 < version <= newest and (version % rule.data_every == 0 or last)
 
@@ -80,13 +89,17 @@ def _measurer(run: Run) -> HeldOut | None:
 class HostedRun:
     """A run within a running event loop. ``begin`` follows; then ``end``, and ``close``."""
 
-    def __init__(self, run: Run, host: Host, *, name: str = "", population: Population = EVERYBODY) -> None:
-        """``run``: from ``open_run``; if this fails it is closed. ``name``, ``population``: of one of a host's several
-        runs. Raises BundleError."""
+    def __init__(
+        self, run: Run, host: Host, *, name: str = "", population: Population = EVERYBODY
+    ) -> None:
+        """``run``: from ``open_run``; if this fails it is closed. ``name``, ``population``: of one
+        of a host's several runs. Raises BundleError."""
         self.plan, self._store, self._held_out = run.plan, run.store, run.work.held_out
         try:
             self.server = (
-                RunServer(run, host) if host.turns is None else SharedRunServer(run, host, host.turns, name, population)
+                RunServer(run, host)
+                if host.turns is None
+                else SharedRunServer(run, host, host.turns, name, population)
             )
         except BaseException:
             self._store.close()
@@ -120,13 +133,15 @@ class HostedRun:
         self._store.write([Metadata("address", address)])
 
     async def end(self) -> None:
-        """Let what is being computed come to its end, and record that the run is not served any more."""
+        """Let what is being computed come to its end, and record that the run is not served any
+        more."""
         await self.server.wait_for_thread()
         if self._held_out is not None and self._measuring is not None:
             self._measuring.cancel()
             await self._held_out.close()
         failed = self.server.done.done() and self.server.done.exception() is not None
-        with suppress(FleetError) if failed else nullcontext():  # the first error says why: such as a full disk
+        # the first error says why: such as a full disk
+        with suppress(FleetError) if failed else nullcontext():
             self.record(ended=True)
             if not self._store.is_safe:
                 await asyncio.to_thread(self._store.wait_until_safe)
@@ -137,7 +152,8 @@ class HostedRun:
         self._store.close()
 
     def look(self) -> None:
-        """Look for requests, say what the run waits for, and record what ``status`` shows. Called each second."""
+        """Look for requests, say what the run waits for, and record what ``status`` shows. Called
+        each second."""
         self.server.look_for_request()
         self._waiting.look(self.server, self.server.loop.time())
         self.record()

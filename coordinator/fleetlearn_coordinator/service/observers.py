@@ -110,7 +110,9 @@ Observer: TypeAlias = Callable[[Sequence[RunEvent]], None]
 class Observers:
     """Who is told what happens in one run."""
 
-    def __init__(self, when_safe: Callable[[Callable[[], None]], None] = lambda tell: tell()) -> None:
+    def __init__(
+        self, when_safe: Callable[[Callable[[], None]], None] = lambda tell: tell()
+    ) -> None:
         """``when_safe``: calls something once all that was recorded so far is durable
         (``Store.when_safe``)."""
         self._observers: list[Observer] = []
@@ -121,8 +123,8 @@ class Observers:
         self._observers.append(observer)
 
     def tell(self, events: Sequence[RunEvent]) -> None:
-        """Tell all observers. One that raises is removed, with an error in the log: the run does not
-        depend on who watches it."""
+        """Tell all observers. One that raises is removed, with an error in the log: the run does
+        not depend on who watches it."""
         if events:
             self._when_safe(lambda: self._tell(events))
 

@@ -1,6 +1,8 @@
-"""The page for people: its port, and what it is told of the run. Public counts only, and nothing that names a device.
+"""The page for people: its port, and what it is told of the run. Public counts only, and nothing
+that names a device.
 
-As the administrators' API does, this reads the run's records from outside: no request touches the event loop's state.
+As the administrators' API does, this reads the run's records from outside: no request touches the
+event loop's state.
 """
 
 from __future__ import annotations
@@ -45,19 +47,23 @@ class PublicRun(NamedTuple):
 class PublicStatus:
     """Makes ``status.json``. Safe to call from any thread."""
 
-    def __init__(self, find_run: Callable[[], PublicRun], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, find_run: Callable[[], PublicRun], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """``find_run``: raises FleetError where the run is not there."""
         self._find_run, self._clock = find_run, clock
         self._lock = threading.Lock()
         self._made = b""
         self._until = -1.0
         self._run: str | None = None
-        """The random name of the run that ``_history`` is of: another one may come under the same name."""
+        """The random name of the run that ``_history`` is of: another one may come under the same
+        name."""
         self._read_until = 0
         self._history: list[dict[str, Any]] = []
 
     def __call__(self) -> bytes:
-        """Return the document, at most FRESH seconds old. Raises FleetError (the records cannot be read), OSError."""
+        """Return the document, at most FRESH seconds old. Raises FleetError (the records cannot be
+        read), OSError."""
         with self._lock:
             if self._clock() >= self._until:
                 self._made = msgspec.json.encode(self._look())
@@ -76,7 +82,11 @@ class PublicStatus:
             self._read_until = number
             metrics = summary["metrics"]
             if outcome == "committed" and "loss" in metrics:
-                row = {"loss": metrics["loss"], "accuracy": metrics.get("accuracy"), "devices": summary["reports"]}
+                row = {
+                    "loss": metrics["loss"],
+                    "accuracy": metrics.get("accuracy"),
+                    "devices": summary["reports"],
+                }
                 self._history.append({"round": number, **row})
         self._history = self._history[-HISTORY:]
         live = msgspec.json.decode(meta.get("live") or "{}")
@@ -94,8 +104,8 @@ class PublicStatus:
 
 
 def run_of_page(service: ServiceSettings, plan: Plan | None) -> PublicRun:
-    """Return the run that the service's page is about. ``plan``: the one that is served; None: the service's runs are.
-    Raises FleetError where there is no such run, or its plan cannot be read."""
+    """Return the run that the service's page is about. ``plan``: the one that is served; None: the
+    service's runs are. Raises FleetError where there is no such run, or its plan cannot be read."""
     if plan is not None:
         return PublicRun(plan.name, plan, False)
     assert service.page is not None
@@ -103,12 +113,15 @@ def run_of_page(service: ServiceSettings, plan: Plan | None) -> PublicRun:
     with closing(Runs(service.runs)) as runs:
         found = [run for run in runs.runs() if run.name == service.page.run]
     if not found:
-        raise ServiceError(Code.UNKNOWN_CONTENT, f"page.run = {service.page.run}: there is no such run")
+        raise ServiceError(
+            Code.UNKNOWN_CONTENT, f"page.run = {service.page.run}: there is no such run"
+        )
     return PublicRun(found[0].name, Plan.load(found[0].plan), found[0].wanted != "running")
 
 
 def page_settings(service: ServiceSettings, page: Page, devices_port: int, page_port: int) -> bytes:
-    """Return ``page.json``. ``devices_port``, ``page_port``: where the coordinator and its page listen.
+    """Return ``page.json``. ``devices_port``, ``page_port``: where the coordinator and its page
+    listen.
 
     It says who may connect too: a browser does not tell a page why a connection was refused."""
     return msgspec.json.encode(
@@ -125,17 +138,23 @@ def page_settings(service: ServiceSettings, page: Page, devices_port: int, page_
 
 
 def join_link(service: ServiceSettings, token: str) -> str:
-    """Return the link by which a person joins. The token is behind a "#": browsers send that to no server.
+    """Return the link by which a person joins. The token is behind a "#": browsers send that to no
+    server.
 
     Raises ServiceError where the service has no page, or its address is not known."""
     page = service.page
     if page is None:
-        raise ServiceError(Code.BAD_MESSAGE, "the service file has no [page]: there is nothing to link to")
+        raise ServiceError(
+            Code.BAD_MESSAGE, "the service file has no [page]: there is nothing to link to"
+        )
     address = page.address
     if address is None:
         host = page.host or service.host
         if not page.port or host in ("0.0.0.0", "::"):
-            text = f'page.host = "{host}" and page.port = {page.port} are no address: add page.address = "https://..."'
+            text = (
+                f'page.host = "{host}" and page.port = {page.port} are no address: add '
+                'page.address = "https://..."'
+            )
             raise ServiceError(Code.BAD_MESSAGE, text)
         host = f"[{host}]" if ":" in host else host
         address = f"{'http' if service.tls is None else 'https'}://{host}:{page.port}"
@@ -148,10 +167,12 @@ def page_descriptors(service: ServiceSettings) -> int:
 
 
 @asynccontextmanager
-async def page_port(service: ServiceSettings, host: Host, plan: Plan | None = None) -> AsyncIterator[None]:
-    """Listen on the page's port, if the service file has one, until the block is left. ``host``: listens already.
-    ``plan``: as for ``run_of_page``. Raises FleetError (the folder has no page, the files of TLS cannot be used),
-    OSError (the address cannot be listened on)."""
+async def page_port(
+    service: ServiceSettings, host: Host, plan: Plan | None = None
+) -> AsyncIterator[None]:
+    """Listen on the page's port, if the service file has one, until the block is left. ``host``:
+    listens already. ``plan``: as for ``run_of_page``. Raises FleetError (the folder has no page,
+    the files of TLS cannot be used), OSError (the address cannot be listened on)."""
     page = service.page
     if page is None:
         yield
@@ -159,13 +180,21 @@ async def page_port(service: ServiceSettings, host: Host, plan: Plan | None = No
     devices_port = urlsplit(host.address).port or 0
     status = PublicStatus(lambda: run_of_page(service, plan))
     # Whatever the devices' port asks of its peers, this one asks for no certificate.
-    tls = None if service.tls is None else Tls(certificate=service.tls.certificate, key=service.tls.key)
+    tls = (
+        None
+        if service.tls is None
+        else Tls(certificate=service.tls.certificate, key=service.tls.key)
+    )
     documents: dict[str, Document] = {
         PAGE: lambda: page_settings(service, page, devices_port, urlsplit(address).port or 0),
         STATUS: status,
     }
     listener = PageListener(
-        StaticFolder(page.folder), documents, tls=tls, limits=service.limits, proxies=service.proxies
+        StaticFolder(page.folder),
+        documents,
+        tls=tls,
+        limits=service.limits,
+        proxies=service.proxies,
     )
     address = await listener.listen(page.host or service.host, page.port)
     host.allow_page(urlsplit(address).port or 0)

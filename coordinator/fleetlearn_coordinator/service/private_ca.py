@@ -1,8 +1,10 @@
-"""A private CA, a server's certificate for coordinators whose name no public CA certifies, and devices' certificates.
+"""A private CA, a server's certificate for coordinators whose name no public CA certifies, and
+devices' certificates.
 
-Devices are given ``ca.pem`` and trust that CA alone. A server's certificate is of no use to a device, and a device's of
-none to a server (RFC 5280, 4.2.1.12). ``ca-key.pem`` makes further certificates and is not needed where
-the coordinator runs. Keys are of the curve P-256 (RFC 5480), certificates as RFC 5280 says.
+Devices are given ``ca.pem`` and trust that CA alone. A server's certificate is of no use to a
+device, and a device's of none to a server (RFC 5280, 4.2.1.12). ``ca-key.pem`` makes further
+certificates and is not needed where the coordinator runs. Keys are of the curve P-256 (RFC 5480),
+certificates as RFC 5280 says.
 """
 
 from __future__ import annotations
@@ -26,42 +28,56 @@ DEVICES = "devices"
 CA_DAYS = 3650
 """Days that the CA is valid. Devices must be given another one before they are over."""
 CLOCKS = timedelta(days=1)
-"""How far a device's clock may be behind. A device's own certificate is valid from when it was made: the coordinator
-checks it, and tells by that time whether it was made after the device was revoked."""
+"""How far a device's clock may be behind. A device's own certificate is valid from when it was
+made: the coordinator checks it, and tells by that time whether it was made after the device was
+revoked."""
 DEVICE = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """A device's name."""
 
 
 def make_certificate(folder: Path, names: Sequence[str], days: int) -> bool:
-    """Write a certificate for these names and IP addresses, valid for ``days``, with the folder's CA.
+    """Write a certificate for these names and IP addresses, valid for ``days``, with the folder's
+    CA.
 
-    Makes the CA if the folder has none; returns whether it did. A certificate that is there is replaced. Raises
-    FleetError (bad-message) on a name that is none, or where the folder's CA cannot be used, OSError.
+    Makes the CA if the folder has none; returns whether it did. A certificate that is there is
+    replaced. Raises FleetError (bad-message) on a name that is none, or where the folder's CA
+    cannot be used, OSError.
     """
     wanted = x509.SubjectAlternativeName([_name(name) for name in names])
     new = _open_ca(folder)
     key = ec.generate_private_key(ec.SECP256R1())
-    certificate = _certified(folder, names[0][:64], key, days, ExtendedKeyUsageOID.SERVER_AUTH, wanted)
+    certificate = _certified(
+        folder, names[0][:64], key, days, ExtendedKeyUsageOID.SERVER_AUTH, wanted
+    )
     _write_key(folder / KEY, key)
     _write(folder / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     return new
 
 
 def make_device_certificate(folder: Path, device: str, days: int) -> bool:
-    """Write a device's certificate ``devices/NAME.pem`` and key ``devices/NAME.key``. Its common name is the device's.
+    """Write a device's certificate ``devices/NAME.pem`` and key ``devices/NAME.key``. Its common
+    name is the device's.
 
-    Makes the CA if the folder has none; returns whether it did. A certificate that is there is replaced. Raises
-    FleetError (bad-message) on a name that no device can have, or where the folder's CA cannot be used, OSError.
+    Makes the CA if the folder has none; returns whether it did. A certificate that is there is
+    replaced. Raises FleetError (bad-message) on a name that no device can have, or where the
+    folder's CA cannot be used, OSError.
     """
     if not re.fullmatch(DEVICE, device):
-        text = "a device's name has 1 to 64 letters, digits and . _ -, and begins with a letter or digit"
+        text = (
+            "a device's name has 1 to 64 letters, digits and . _ -, and begins with a letter or "
+            "digit"
+        )
         raise FleetError(Code.BAD_MESSAGE, f"the name {device!r} was given; {text}")
     new = _open_ca(folder)
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = _certified(folder, device, key, days, ExtendedKeyUsageOID.CLIENT_AUTH)
     (folder / DEVICES).mkdir(exist_ok=True)
     _write_key(folder / DEVICES / f"{device}.key", key)
-    _write(folder / DEVICES / f"{device}.pem", certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    _write(
+        folder / DEVICES / f"{device}.pem",
+        certificate.public_bytes(serialization.Encoding.PEM),
+        0o644,
+    )
     return new
 
 
@@ -88,15 +104,22 @@ def _certified(
         raise FleetError(
             Code.BAD_MESSAGE,
             f"a certificate of {days} days would outlive {folder / CA}, which ends on "
-            f"{ca.not_valid_after_utc:%Y-%m-%d}: ask for fewer days, or make a new CA in another folder",
+            f"{ca.not_valid_after_utc:%Y-%m-%d}: ask for fewer days, or make a new CA in another "
+            "folder",
         )
-    begin = datetime.now(UTC) if usage == ExtendedKeyUsageOID.CLIENT_AUTH else datetime.now(UTC) - CLOCKS
+    begin = (
+        datetime.now(UTC)
+        if usage == ExtendedKeyUsageOID.CLIENT_AUTH
+        else datetime.now(UTC) - CLOCKS
+    )
     builder = (
         _begun(common_name, ca.subject, key, days, begin)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         .add_extension(_key_usage(signs=False), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+        )
     )
     if names is not None:
         builder = builder.add_extension(names, critical=False)
@@ -109,7 +132,9 @@ def _name(text: str) -> x509.GeneralName:
     except ValueError:
         pass
     labels = text.split(".")
-    if len(text) > 253 or not all(label.isascii() and label.replace("-", "a").isalnum() for label in labels):
+    if len(text) > 253 or not all(
+        label.isascii() and label.replace("-", "a").isalnum() for label in labels
+    ):
         raise FleetError(Code.BAD_MESSAGE, f"{text!r} is neither an IP address nor a host's name")
     return x509.DNSName(text)
 
@@ -134,7 +159,8 @@ def _read_ca(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey
     except (OSError, ValueError, TypeError) as error:
         raise FleetError(
             Code.BAD_MESSAGE,
-            f"{folder / CA} and {folder / CA_KEY} cannot be used: {in_words(error)}; expected PEM files",
+            f"{folder / CA} and {folder / CA_KEY} cannot be used: {in_words(error)}; expected PEM "
+            "files",
         ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != ca.public_key():
         raise FleetError(Code.BAD_MESSAGE, f"{folder / CA_KEY} is not the key of {folder / CA}")
@@ -177,7 +203,8 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Write the file whole, readable by nobody else where ``mode`` says so, from its first byte on."""
+    """Write the file whole, readable by nobody else where ``mode`` says so, from its first byte
+    on."""
     draft = path.with_name(f"{path.name}.draft")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

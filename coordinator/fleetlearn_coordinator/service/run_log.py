@@ -16,6 +16,8 @@ class RunLog(logging.LoggerAdapter[logging.Logger]):
         self.begin = f"run {name}: " if name else ""
         """What each line begins with."""
 
-    def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
+    def process(
+        self, msg: object, kwargs: MutableMapping[str, Any]
+    ) -> tuple[str, MutableMapping[str, Any]]:
         """Return a line as it is logged."""
         return f"{self.begin}{msg}", kwargs

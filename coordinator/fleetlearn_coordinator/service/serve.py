@@ -53,29 +53,35 @@ class RunResult(NamedTuple):
 def serve(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False) -> RunResult:
     """Run the plan's training until it is finished, or SIGTERM, SIGINT or SIGHUP ends it. Blocks.
 
-    ``service``: the settings of the process; the defaults where there are none. ``stay``: once finished, go on telling
-    devices so until a signal comes.
+    ``service``: the settings of the process; the defaults where there are none. ``stay``: once
+    finished, go on telling devices so until a signal comes.
 
-    Raises ServiceError (the service names a folder of runs), PlanError (also where the plan does not fit the service,
-    or the process may not open enough files for a round's devices), BundleError, StoreError (the data directory is in
-    use or another bundle's), OSError (the address cannot be listened on), RuntimeError (an event loop runs in this
-    thread: await ``serve_async``).
+    Raises ServiceError (the service names a folder of runs), PlanError (also where the plan does
+    not fit the service, or the process may not open enough files for a round's devices),
+    BundleError, StoreError (the data directory is in use or another bundle's), OSError (the address
+    cannot be listened on), RuntimeError (an event loop runs in this thread: await ``serve_async``).
     """
     refuse_in_loop("serve", "serve_async(...)")
     return asyncio.run(serve_async(plan, service=service, stay=stay))
 
 
-async def serve_async(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False) -> RunResult:
-    """Do what ``serve`` does, in a running event loop. The process's signal handlers are as before when it returns."""
+async def serve_async(
+    plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False
+) -> RunResult:
+    """Do what ``serve`` does, in a running event loop. The process's signal handlers are as before
+    when it returns."""
     with process_for_serving() as stopped:
         return await _serve(plan, service or ServiceSettings(), stopped, stay=stay)
 
 
-async def _serve(plan: Plan, service: ServiceSettings, stopped: asyncio.Future[str], *, stay: bool) -> RunResult:
+async def _serve(
+    plan: Plan, service: ServiceSettings, stopped: asyncio.Future[str], *, stay: bool
+) -> RunResult:
     async with running(plan, service) as server:
         process_settings.collect_garbage_rarely()
         await asyncio.wait({server.done, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if server.done.done() and server.run.work.held_out is not None:  # the last models are still to be measured
+        # the last models are still to be measured
+        if server.done.done() and server.run.work.held_out is not None:
             while server.run.work.held_out.waiting() and not stopped.done() and not server.ended:
                 await asyncio.wait({stopped}, timeout=SWEEP)
         if stay and server.done.done() and server.done.exception() is None:
@@ -93,12 +99,13 @@ async def _serve(plan: Plan, service: ServiceSettings, stopped: asyncio.Future[s
 
 @asynccontextmanager
 async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServer]:
-    """Serve a plan, with its data directory open and its host listening, until the block is left."""
+    """Serve a plan, with its data directory open and its host listening, until the block is
+    left."""
     if service.runs is not None:
         text = (
-            f"a plan was given ({plan.file}), and runs = {service.runs} in the service file: one process serves either "
-            "a plan or a folder of runs. Leave runs out, or serve the service file alone and add the plan to it with "
-            "`fleetlearn-coordinator run add`"
+            f"a plan was given ({plan.file}), and runs = {service.runs} in the service file: one "
+            "process serves either a plan or a folder of runs. Leave runs out, or serve the "
+            "service file alone and add the plan to it with `fleetlearn-coordinator run add`"
         )
         raise ServiceError(Code.BAD_MESSAGE, text)
     plan.check_service(service)
@@ -120,7 +127,9 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
                 run.listens_at(host.address)
                 _log(identities, "started", plan, run)
                 where = run.server.run.where
-                logger.info("listening on %s, data in %s: the run %s", host.address, plan.data_dir, where)
+                logger.info(
+                    "listening on %s, data in %s: the run %s", host.address, plan.data_dir, where
+                )
                 sweeper = asyncio.get_running_loop().create_task(_sweep(host, run))
                 try:
                     async with page_port(service, host, plan):
@@ -146,26 +155,34 @@ def _log_roll_back(identities: Identities, plan: str, request: RollBack, made: M
     identities.log_once(made.at, "rolled back", about)
 
 
-def check_places(plan: Plan, service: ServiceSettings, places: process_settings.DescriptorShares) -> None:
-    """Raise PlanError if the process may open too few files for a round; warn if for fewer devices than asked for."""
+def check_places(
+    plan: Plan, service: ServiceSettings, places: process_settings.DescriptorShares
+) -> None:
+    """Raise PlanError if the process may open too few files for a round; warn if for fewer devices
+    than asked for."""
     wanted = service.max_connections
     if places.devices >= wanted:
         return
     text = (
-        f"this process may open {places.limit} files (RLIMIT_NOFILE), which is enough for {max(0, places.devices)} "
-        f"devices at a time; max_connections = {wanted} of the service needs {places.limit + wanted - places.devices}. "
-        "Raise the limit (ulimit -n, or LimitNOFILE= of systemd), or lower max_connections"
+        f"this process may open {places.limit} files (RLIMIT_NOFILE), which is enough for "
+        f"{max(0, places.devices)} devices at a time; max_connections = {wanted} of the service "
+        f"needs {places.limit + wanted - places.devices}. Raise the limit (ulimit -n, or "
+        "LimitNOFILE= of systemd), or lower max_connections"
     )
     if places.devices < plan.round.cohort:
-        raise PlanError(Code.BUSY, f"{plan.file}: {text}. A round needs {plan.round.cohort} devices.")
-    default = ServiceSettings().max_connections  # who asked for no number of devices need not be alarmed by ours
+        raise PlanError(
+            Code.BUSY, f"{plan.file}: {text}. A round needs {plan.round.cohort} devices."
+        )
+    # who asked for no number of devices need not be alarmed by ours
+    default = ServiceSettings().max_connections
     if wanted != default or places.devices < ENOUGH_PLACES:
         logger.warning("%s", text)
 
 
 @contextmanager
 def process_for_serving() -> Iterator[asyncio.Future[str]]:
-    """A context that sets what is the process's. Yields what is set, with the reason, when a signal stops it."""
+    """A context that sets what is the process's. Yields what is set, with the reason, when a signal
+    stops it."""
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[str] = loop.create_future()
     process_settings.keep_freed_memory()

@@ -28,7 +28,8 @@ class ServedModels:
         self._published: set[str] = set()
         """The SHA-256 of the newest model and of the vectors beside it, which are served."""
         self._half_digests: dict[int, str | None] = {}
-        """Version -> SHA-256 of its model as float16, for the newest and for those that tasks began from."""
+        """Version -> SHA-256 of its model as float16, for the newest and for those that tasks began
+        from."""
         self._know_up: set[str] = set()
         """Devices that know the plan's encoding of updates. The others are asked for float32."""
         self._know_half: set[str] = set()
@@ -61,31 +62,43 @@ class ServedModels:
     def parts_of(self, device: str) -> dict[str, str]:
         """Return the parts that the device is asked for: name -> encoding."""
         plan = self._run.plan
-        return (plan.parts if device in self._know_up else plan.exact_parts)(self._run.bundle.manifest)
+        return (plan.parts if device in self._know_up else plan.exact_parts)(
+            self._run.bundle.manifest
+        )
 
-    def references(self, device: str, version: int, beside: Collection[str] = ()) -> tuple[VectorReference, ...]:
-        """Let the device fetch this version's model and the vectors beside it. Returns what a task says of them."""
+    def references(
+        self, device: str, version: int, beside: Collection[str] = ()
+    ) -> tuple[VectorReference, ...]:
+        """Let the device fetch this version's model and the vectors beside it. Returns what a task
+        says of them."""
         run, size = self._run, self._run.models.newest.model.size
         self.publish()
         digests = run.models.digests_of(version, beside)
-        if version != run.engine.version:  # the device came back without its work, and goes on with it
+        # the device came back without its work, and goes on with it
+        if version != run.engine.version:
             for sha256, where in self._find_older([version], beside).items():
                 self._served.contents.serve_older(sha256, where)
-        found = {name: VectorReference(name, each, FLOAT32.size(size), FLOAT32.name) for name, each in digests.items()}
+        found = {
+            name: VectorReference(name, each, FLOAT32.size(size), FLOAT32.name)
+            for name, each in digests.items()
+        }
         half = self._half_digest(version) if device in self._know_half else None
         if half is not None:
             found[MODEL] = VectorReference(MODEL, half, FLOAT16.size(size), FLOAT16.name)
         elif run.plan.encoding.down == "delta":
             base = self._last_model.get(device)
             if version == run.engine.version and base is not None:
-                found[MODEL] = msgspec.structs.replace(found[MODEL], delta=run.models.forms.deltas.get(base))
+                found[MODEL] = msgspec.structs.replace(
+                    found[MODEL], delta=run.models.forms.deltas.get(base)
+                )
             self._last_model[device] = digests[MODEL]
         return tuple(found.values())
 
     # The contents
 
     def publish(self) -> None:
-        """Serve the newest model in all its forms, the vectors beside it, and the older ones that tasks began from."""
+        """Serve the newest model in all its forms, the vectors beside it, and the older ones that
+        tasks began from."""
         run, engine, state = self._run, self._run.engine, self._run.models.newest
         # A vector may change where the model stays as it is, bit for bit.
         beside = {state.vector_digests[name]: each for name, each in state.vectors.items()}
@@ -99,8 +112,12 @@ class ServedModels:
         newest = {sha256: FLOAT32.encode(vector) for sha256, vector in vectors.items()} | dict(
             run.models.forms.contents
         )
-        self._half_digests = {number: self._half_digest(number) for number in (*versions, engine.version)}
-        self._host.publish(self._served, newest, self._find_older(sorted(versions), run.plan.vectors))
+        self._half_digests = {
+            number: self._half_digest(number) for number in (*versions, engine.version)
+        }
+        self._host.publish(
+            self._served, newest, self._find_older(sorted(versions), run.plan.vectors)
+        )
 
     def _find_older(self, versions: Iterable[int], beside: Collection[str]) -> dict[str, Older]:
         """Return SHA-256 -> its bytes, for each of these models that is there and for the vectors

@@ -1,4 +1,5 @@
-"""One run, as the connections of its host see it: the engine's and the run's decisions behind the port."""
+"""One run, as the connections of its host see it: the engine's and the run's decisions behind the
+port."""
 
 from __future__ import annotations
 
@@ -46,12 +47,14 @@ from fleetlearn_coordinator.service.served_models import ServedModels
 from fleetlearn_coordinator.service.training_run.run import Run
 
 LARGE_MODEL = 8 * 2**20
-"""Bytes from which on a model's updates are added, saved and committed in another thread. Measured on a busy machine
-with FedAdam, a commit of 4 MB takes 50 ms, of 16 MB 200 to 400 ms, of 40 MB about a second."""
+"""Bytes from which on a model's updates are added, saved and committed in another thread. Measured
+on a busy machine with FedAdam, a commit of 4 MB takes 50 ms, of 16 MB 200 to 400 ms, of 40 MB about
+a second."""
 
 
 class RunServer:
-    """A run on a host, within a running event loop. ``serve.running`` makes one whose host listens."""
+    """A run on a host, within a running event loop. ``serve.running`` makes one whose host
+    listens."""
 
     name = ""
     """The run's, of several. Empty: the host serves it alone."""
@@ -89,18 +92,24 @@ class RunServer:
             self._finish(self.run.finished)
 
     def end(self, why: str = "") -> None:
-        """Do nothing more, whatever devices say and however late it is. ``why`` is for the devices of one of several
-        runs, for people."""
+        """Do nothing more, whatever devices say and however late it is. ``why`` is for the devices
+        of one of several runs, for people."""
         self.ended = self.host.shared.ended = True
 
     def fail(self, error: Exception) -> None:
-        """Something that no device is to blame for: end the run rather than go on half-done. Disk has the truth."""
+        """Something that no device is to blame for: end the run rather than go on half-done. Disk
+        has the truth."""
         self.end("the run was stopped by an error of its coordinator")
         if not self.done.done():
             self.done.set_exception(error)
         else:
-            expected = isinstance(error, FleetError | OSError)  # such as a full disk: its text says all
-            self.run.log.error("after the end: %s", in_words(error, file=True), exc_info=None if expected else error)
+            # such as a full disk: its text says all
+            expected = isinstance(error, FleetError | OSError)
+            self.run.log.error(
+                "after the end: %s",
+                in_words(error, file=True),
+                exc_info=None if expected else error,
+            )
 
     # The port of the conversations: what devices do
 
@@ -109,7 +118,9 @@ class RunServer:
             return self._finished()
         if self.done.done():
             return self._stopping()
-        return Admitted(self, welcome(self.host.heartbeat, self.unfit(check_in)), self.download, self.upload)
+        return Admitted(
+            self, welcome(self.host.heartbeat, self.unfit(check_in)), self.download, self.upload
+        )
 
     def unfit(self, check_in: CheckIn) -> str:
         """Return why the device can have no task of this run, for its owner; empty if it can."""
@@ -119,11 +130,17 @@ class RunServer:
     def _lacks(self, check_in: CheckIn) -> str:
         """Return why the device cannot do any task of this run; empty if it can."""
         if not self.host.can_sign_for(check_in):
-            return f"the device does only tasks signed with {' or '.join(check_in.trusts)}, and this coordinator cannot"
+            return (
+                f"the device does only tasks signed with {' or '.join(check_in.trusts)}, and this "
+                "coordinator cannot"
+            )
         algorithm, knows = self.run.plan.local.algorithm, (PLAIN, *check_in.algorithms)
         if algorithm in knows:
             return ""
-        text = f"this run trains with the algorithm {algorithm}, and the device knows {', '.join(knows)}"
+        text = (
+            f"this run trains with the algorithm {algorithm}, and the device knows "
+            f"{', '.join(knows)}"
+        )
         return f"{text[: MAX_TEXT - 40]}. Update its fleetlearn"
 
     def join(self, check_in: CheckIn, now: float) -> None:
@@ -141,7 +158,8 @@ class RunServer:
         self._carry_out(self.engine.check_in(device, None if held is None else held.task, now), now)
 
     def leave(self, device: str, now: float) -> None:
-        if device not in self._idle and not self.done.done():  # else the leases stay as they are, for the next process
+        # else the leases stay as they are, for the next process
+        if device not in self._idle and not self.done.done():
             now = self.clock.read(now)
             self._carry_out(self.engine.disconnect(device, now), now)
         self._forget(device)
@@ -170,9 +188,13 @@ class RunServer:
     def elements_of(self, part: str) -> int:
         return self.run.bundle.manifest.elements_of(part)
 
-    def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:
+    def save_update(
+        self, device: str, report: Report, spool: int, largest: Mapping[str, float]
+    ) -> None:
         if not self.engine.takes_report(device, report.task):
-            raise ProtocolError(Code.STALE_ROUND, f"round {report.round} ended before the update was here")
+            raise ProtocolError(
+                Code.STALE_ROUND, f"round {report.round} ended before the update was here"
+            )
         self.run.save_update(device, report, spool, largest, self.clock.now())
 
     def count_report(self, device: str, task: str, now: float) -> None:
@@ -205,7 +227,15 @@ class RunServer:
         self.run.observers.tell([MessageRefused(device, error.code, error.text)])
 
     def progress(
-        self, device: str, task: str | None, what: str, amount: int, now: float, *, received: int = 0, sent: int = 0
+        self,
+        device: str,
+        task: str | None,
+        what: str,
+        amount: int,
+        now: float,
+        *,
+        received: int = 0,
+        sent: int = 0,
     ) -> None:
         if sent:
             task = self.engine.leases.get(device)
@@ -284,8 +314,8 @@ class RunServer:
             self.fail(error)
 
     def _do_work(self) -> None:
-        """Do what is to be done with accepted updates: those of a large model in another thread, while this one answers
-        the devices."""
+        """Do what is to be done with accepted updates: those of a large model in another thread,
+        while this one answers the devices."""
         if self.run.models.newest.model.nbytes < LARGE_MODEL:
             if commands := self.run.work.do_work(self.now()):
                 self._tell_all(commands)
@@ -369,13 +399,16 @@ class RunServer:
 
     def held_out_measured(self, version: int, metrics: dict[str, float]) -> None:
         """A model was measured on held-out data: its metrics may stop the run."""
-        counts = self.run.plan.stop.measured_by == "held-out" and version >= self.run.roll_backs.newest
+        counts = (
+            self.run.plan.stop.measured_by == "held-out" and version >= self.run.roll_backs.newest
+        )
         if counts and self.run.finished is None and not self.done.done():
             now = self.clock.now()
             self._carry_out(self.engine.measured(metrics, version, now), now)
 
     def look_for_request(self) -> None:
-        """Open an evaluation, or roll back, if somebody asked for it. For a finished run its next start does."""
+        """Open an evaluation, or roll back, if somebody asked for it. For a finished run its next
+        start does."""
         if self.run.finished is not None or self.done.done():
             return
         if self.run.roll_backs.look(time.time()):
@@ -417,7 +450,9 @@ class RunServer:
             "leases": len(self.engine.leases),
             "accepted": len(self.engine.accepted),
             "dropped": self.engine.causes(),
-            "uploading": sum(upload.spool is self.spool for upload in self.host.uploads.places.held),
+            "uploading": sum(
+                upload.spool is self.spool for upload in self.host.uploads.places.held
+            ),
             "waits_for": waits_for(self.engine, self.clock.now()),
             "queued": sum(upload.spool is self.spool for upload in self.host.uploads.waiting),
             **({} if self.run.selection is None else self.run.selection.selection.live()),
@@ -430,10 +465,18 @@ class RunServer:
         if not found.is_open:
             return {}
         measured, wanted = len(found.book.accepted), found.terms.devices
-        return {"evaluation": {"number": found.number, "version": found.version, "devices": measured, "of": wanted}}
+        return {
+            "evaluation": {
+                "number": found.number,
+                "version": found.version,
+                "devices": measured,
+                "of": wanted,
+            }
+        }
 
     async def stop(self, reason: str) -> None:
-        """Tell every device to come back later, and wait STOP_TIMEOUT seconds at most for them to leave."""
+        """Tell every device to come back later, and wait STOP_TIMEOUT seconds at most for them to
+        leave."""
         if not self.done.done():
             self.done.set_result(reason)
         if self.run.finished is None:
@@ -441,10 +484,12 @@ class RunServer:
         await self.host.empty()
 
     def free(self) -> None:
-        """The process goes on without this run: let what is large be freed now, as ``Run.free`` does."""
+        """The process goes on without this run: let what is large be freed now, as ``Run.free``
+        does."""
         self.run.free()
         self._served.contents.clear()
-        self.done = self.loop.create_future()  # the one before may keep an error, whose frames have vectors
+        # the one before may keep an error, whose frames have vectors
+        self.done = self.loop.create_future()
         self.done.set_result("freed")
 
     def _finished(self) -> ComeBack:

@@ -1,4 +1,5 @@
-"""A coordinator's process with any number of runs, which come and go while devices stay connected."""
+"""A coordinator's process with any number of runs, which come and go while devices stay
+connected."""
 
 from __future__ import annotations
 
@@ -38,14 +39,16 @@ from fleetlearn_coordinator.storage.store import most_spool_files
 logger = logging.getLogger("fleetlearn.coordinator")
 
 RUNS_TO_COME = 8
-"""Runs that may be added to those that are there at the start: file descriptors are set aside for them."""
+"""Runs that may be added to those that are there at the start: file descriptors are set aside for
+them."""
 
 
 def serve_runs(service: ServiceSettings) -> str:
-    """Serve the runs of a service, ``service.runs``, until SIGTERM, SIGINT or SIGHUP ends it. Blocks. Returns why it
-    ended.
+    """Serve the runs of a service, ``service.runs``, until SIGTERM, SIGINT or SIGHUP ends it.
+    Blocks. Returns why it ended.
 
-    Raises StoreError (another coordinator serves these runs), OSError (the address cannot be listened on).
+    Raises StoreError (another coordinator serves these runs), OSError (the address cannot be
+    listened on).
     """
     return asyncio.run(_serve(service))
 
@@ -62,7 +65,8 @@ async def _serve(service: ServiceSettings) -> str:
 
 @asynccontextmanager
 async def hosting(service: ServiceSettings) -> AsyncIterator[HostedRuns]:
-    """Serve the runs of a service, with their data directories open and the host listening, until the block is left."""
+    """Serve the runs of a service, with their data directories open and the host listening, until
+    the block is left."""
     assert service.runs is not None
     with closing(Runs(service.runs)) as wanted, wanted.lock():
         identities = None if service.identities is None else open_identities(service.identities)
@@ -70,7 +74,9 @@ async def hosting(service: ServiceSettings) -> AsyncIterator[HostedRuns]:
             files = most_spool_files(service.uploads) * (len(wanted.runs()) + RUNS_TO_COME)
             files += page_descriptors(service)
             places = process_settings.places(service.max_connections, files=files)
-            host = Host(service, places, None if identities is None else Gate(identities), several=True)
+            host = Host(
+                service, places, None if identities is None else Gate(identities), several=True
+            )
             runs = HostedRuns(service, host, places, wanted, identities)
             async with host, administrators_port(service):
                 await host.listen()
@@ -103,8 +109,8 @@ class HostedRuns:
         """Number of a run that is served -> the run."""
         self._names: dict[int, str] = {}
         self._over: dict[int, int] = {}
-        """Number of a run that has ended here -> ``WantedRun.asked`` of that time. It is begun again when it is asked
-        for once more."""
+        """Number of a run that has ended here -> ``WantedRun.asked`` of that time. It is begun
+        again when it is asked for once more."""
         self._sweeper: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._starting = True
@@ -136,14 +142,16 @@ class HostedRuns:
             await asyncio.wait({self._sweeper})
 
     async def wait(self, stopped: asyncio.Future[str]) -> None:
-        """Wait until the process is stopped. Raises what is wrong with the host itself, if something is."""
+        """Wait until the process is stopped. Raises what is wrong with the host itself, if
+        something is."""
         ends: set[asyncio.Future[Any]] = {stopped, self.host.failure}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():
             self.host.failure.result()
 
     async def send_all_away(self) -> None:
-        """Tell every device to come back later, and wait STOP_TIMEOUT seconds at most for them to leave."""
+        """Tell every device to come back later, and wait STOP_TIMEOUT seconds at most for them to
+        leave."""
         await self._stop_sweeping()
         for run in self._open.values():
             if not run.server.done.done():  # from now on, leases stay as they are on disk
@@ -179,19 +187,31 @@ class HostedRuns:
         for run in wanted:
             if run.number in self._open:
                 await self._look_at(run, self._open[run.number])
-            elif run.wanted != "stopped" and not run.failed and self._over.get(run.number) != run.asked:
+            elif (
+                run.wanted != "stopped"
+                and not run.failed
+                and self._over.get(run.number) != run.asked
+            ):
                 await self._begin(run)
         self._starting = False
 
     async def _begin(self, wanted: WantedRun) -> None:
-        """Open a run and serve it, in the state that is wanted. If that cannot be, it has failed."""
+        """Open a run and serve it, in the state that is wanted. If that cannot be, it has
+        failed."""
         number = wanted.number
         try:
             plan = Plan.load(wanted.plan)
             plan.check_service(self._service)
             check_places(plan, self._service, self._places)
-            begin = partial(self._open_and_resume, wanted.name, plan, wanted.wanted, asyncio.get_running_loop().time)
-            # At the start devices wait: each must find the run whose task it has from an earlier process.
+            begin = partial(
+                self._open_and_resume,
+                wanted.name,
+                plan,
+                wanted.wanted,
+                asyncio.get_running_loop().time,
+            )
+            # At the start devices wait: each must find the run whose task it has from an earlier
+            # process.
             found, pending = begin() if self._starting else await asyncio.to_thread(begin)
             run = HostedRun(found, self.host, name=wanted.name, population=wanted.population)
         except Exception as error:
@@ -206,17 +226,26 @@ class HostedRuns:
             run.server.fail(error)
         else:
             where = run.server.run.where
-            logger.info("run %s is served (%s), data in %s: it %s", wanted.name, wanted.wanted, plan.data_dir, where)
+            logger.info(
+                "run %s is served (%s), data in %s: it %s",
+                wanted.name,
+                wanted.wanted,
+                plan.data_dir,
+                where,
+            )
             self._log("started", wanted.name)
         await self._look_at(wanted, run)
 
     def _open_and_resume(
         self, name: str, plan: Plan, state: State, clock: Callable[[], float]
     ) -> tuple[Run, list[Command]]:
-        """Open a run's data directory and take up what an earlier process left there, in this state. After the start it
-        is called in another thread, while devices serve the other runs: a model of 400 MB takes seconds. ``clock``: the
-        event loop's. Returns what ``Run.resume`` does beside the run."""
-        run = open_run(plan, self._service, Clocks(clock(), time.time()), name=name, any_thread=True)
+        """Open a run's data directory and take up what an earlier process left there, in this
+        state. After the start it is called in another thread, while devices serve the other runs: a
+        model of 400 MB takes seconds. ``clock``: the event loop's. Returns what ``Run.resume`` does
+        beside the run."""
+        run = open_run(
+            plan, self._service, Clocks(clock(), time.time()), name=name, any_thread=True
+        )
         try:
             _refuse_twins(run, [each.server.run for each in self._open.values()])
             run.engine.paused, run.engine.draining = state == "paused", state == "draining"
@@ -254,7 +283,9 @@ class HostedRuns:
         """The run is stopped by an error: say so. The others go on."""
         expected = isinstance(error, FleetError | OSError)
         why = in_words(error, file=True)
-        logger.error("run %s is stopped: %s", wanted.name, why, exc_info=None if expected else error)
+        logger.error(
+            "run %s is stopped: %s", wanted.name, why, exc_info=None if expected else error
+        )
         self._over[wanted.number] = wanted.asked
         self._write(lambda: self._wanted.failed(wanted, why))
         self._log("failed", wanted.name, why=why)
@@ -268,11 +299,18 @@ class HostedRuns:
         try:
             await run.end()
         except Exception as error:  # its disk is full, for example
-            logger.error("run %s: its last state cannot be recorded: %s", name, in_words(error, file=True))
+            logger.error(
+                "run %s: its last state cannot be recorded: %s", name, in_words(error, file=True)
+            )
         run.close()
         run.server.free()
         if what != "failed":
-            logger.info("run %s is %s; its newest model is version %d", name, what, run.server.engine.version)
+            logger.info(
+                "run %s is %s; its newest model is version %d",
+                name,
+                what,
+                run.server.engine.version,
+            )
             self._log("stopped", name, why=what)
 
     def _write(self, write: Callable[[], None]) -> None:
@@ -282,14 +320,20 @@ class HostedRuns:
             logger.error("what became of a run cannot be recorded: %s", error.text)
 
     def _log_operations(self) -> None:
-        """Let the audit log have what somebody asked for whose process was killed before it wrote there."""
+        """Let the audit log have what somebody asked for whose process was killed before it wrote
+        there."""
         if self._identities is not None:
             identities = self._identities
             self._write(lambda: log_operations(self._wanted, identities))
 
     def _log_roll_back(self, name: str, request: RollBack, made: ModelMade) -> None:
         if self._identities is not None:
-            about = {"run": name, "version": request.version, "as": made.version, "who": request.who}
+            about = {
+                "run": name,
+                "version": request.version,
+                "as": made.version,
+                "who": request.who,
+            }
             self._identities.log_once(made.at, "rolled back", about)
 
     def _log(self, what: str, name: str, **more: str | int) -> None:
@@ -311,14 +355,19 @@ def _bring_into_state(wanted: WantedRun, server: SharedRunServer) -> None:
 
 
 def _refuse_twins(run: Run, others: Iterable[Run]) -> None:
-    """Raise StoreError if tasks of two runs could be taken for each other, or PlanError if what devices keep could."""
+    """Raise StoreError if tasks of two runs could be taken for each other, or PlanError if what
+    devices keep could."""
     for other in others:
         if other.store.run == run.store.run:
-            text = f"{run.plan.data_dir} is a copy of {other.plan.data_dir}, whose run is served too; give each its own"
+            text = (
+                f"{run.plan.data_dir} is a copy of {other.plan.data_dir}, whose run is served too; "
+                "give each its own"
+            )
             raise StoreError(Code.DUPLICATE, text)
         if run.plan.tied and other.plan.tied and run.bundle.sha256 == other.bundle.sha256:
             text = (
-                f"{run.plan.file}: devices keep vectors of this bundle for {other.plan.file}, which is served too "
-                "(one run of a bundle may have error feedback or SCAFFOLD). Export the model again, under another name"
+                f"{run.plan.file}: devices keep vectors of this bundle for {other.plan.file}, "
+                "which is served too (one run of a bundle may have error feedback or SCAFFOLD). "
+                "Export the model again, under another name"
             )
             raise PlanError(Code.BUSY, text)

@@ -1,4 +1,5 @@
-"""Reading a data directory from outside, also while its coordinator runs: how far it is, and the models it made."""
+"""Reading a data directory from outside, also while its coordinator runs: how far it is, and the
+models it made."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ class Closed(msgspec.Struct, frozen=True):
     """Unix time."""
     closed: float
     summary: dict[str, Any]
-    """reports, partial, dropped by cause, train, evaluation, metrics, behind (devices that measured each metric),
-    left_out (devices not counted in a metric), change, bytes_up, bytes_down, seconds."""
+    """reports, partial, dropped by cause, train, evaluation, metrics, behind (devices that measured
+    each metric), left_out (devices not counted in a metric), change, bytes_up, bytes_down,
+    seconds."""
 
 
 class ClosedEvaluation(msgspec.Struct, frozen=True):
@@ -53,11 +55,12 @@ class Status(msgspec.Struct, frozen=True):
     finished: str | None
     """Why training is over, or None."""
     finished_by: dict[str, Any] | None
-    """The stop rule that is met: rule (``rounds``, ``epsilon`` or ``metric``), value, limit, metric, reason, and for a
-    metric the version of the model that was measured. None while training is not over, or where an earlier version of
-    fleetlearn was the last to run it."""
+    """The stop rule that is met: rule (``rounds``, ``epsilon`` or ``metric``), value, limit,
+    metric, reason, and for a metric the version of the model that was measured. None while training
+    is not over, or where an earlier version of fleetlearn was the last to run it."""
     live: dict[str, Any]
-    """The coordinator's last look at itself: time, phase, round, connected, leases, accepted, ..."""
+    """The coordinator's last look at itself: time, phase, round, connected, leases, accepted,
+    ..."""
     rounds: list[Closed]
     evaluations: list[ClosedEvaluation]
     held_out: dict[int, dict[str, Any]]
@@ -65,18 +68,21 @@ class Status(msgspec.Struct, frozen=True):
 
     @property
     def met_by(self) -> int | None:
-        """The version of the model whose metric met the target, where that ended the run. None: it did not."""
+        """The version of the model whose metric met the target, where that ended the run. None: it
+        did not."""
         found: int | None = (self.finished_by or {}).get("version")
         return found
 
     @property
     def died(self) -> bool:
-        """Whether the coordinator ended without its own doing: it was killed, or the machine went down."""
+        """Whether the coordinator ended without its own doing: it was killed, or the machine went
+        down."""
         return not self.running and self.live.get("pid") is not None
 
 
 def read_status(folder: str | os.PathLike[str], *, since: int = 0) -> Status:
-    """The state of the run in a data directory, with its rounds from number ``since`` on. Raises StoreError."""
+    """The state of the run in a data directory, with its rounds from number ``since`` on. Raises
+    StoreError."""
     storage = find_storage(folder)
     with storage.read_ledger() as ledger:
         meta, version = ledger.metadata(), max(ledger.models(), default=0)
@@ -84,7 +90,8 @@ def read_status(folder: str | os.PathLike[str], *, since: int = 0) -> Status:
         evaluations = [ClosedEvaluation(*row) for row in ledger.evaluations()]
     live = msgspec.json.decode(meta.get("live") or "{}")
     rule = msgspec.json.decode(meta.get("finished_by") or "null")
-    # Its process id says nothing: in a container it is often 1, and elsewhere another process may have it by now.
+    # Its process id says nothing: in a container it is often 1, and elsewhere another process may
+    # have it by now.
     running = live.get("pid") is not None and storage.is_locked()
     return Status(
         running,
@@ -100,7 +107,8 @@ def read_status(folder: str | os.PathLike[str], *, since: int = 0) -> Status:
 
 
 def last_rounds(folder: str | os.PathLike[str], most: int) -> list[Closed]:
-    """The last rounds of a run that are over, at most this many, the oldest first. Raises StoreError."""
+    """The last rounds of a run that are over, at most this many, the oldest first. Raises
+    StoreError."""
     with find_storage(folder).read_ledger() as ledger:
         return [Closed(*row) for row in ledger.closed_rounds(ledger.last_round() - most)][-most:]
 
@@ -127,11 +135,15 @@ class TaskRecord(msgspec.Struct, frozen=True):
     task: str
     device: str
     state: str
-    """``assigned`` while it runs, ``accepted``, or the cause of its end: ``lost``, ``late``, ``surplus``, ..."""
+    """``assigned`` while it runs, ``accepted``, or the cause of its end: ``lost``, ``late``,
+    ``surplus``, ..."""
 
 
-def read_tasks(folder: str | os.PathLike[str], round: int | None = None) -> tuple[int, list[TaskRecord]]:
-    """A round's number and its tasks; by default the open round, or (0, []) where none is open. Raises StoreError."""
+def read_tasks(
+    folder: str | os.PathLike[str], round: int | None = None
+) -> tuple[int, list[TaskRecord]]:
+    """A round's number and its tasks; by default the open round, or (0, []) where none is open.
+    Raises StoreError."""
     with find_storage(folder).read_ledger() as ledger:
         round = (ledger.open_round() or 0) if round is None else round
         return round, [TaskRecord(*row) for row in ledger.tasks(round)]

@@ -1,4 +1,5 @@
-"""The versions of a run's model, from outside: what is kept and why, what was measured of each, how two differ."""
+"""The versions of a run's model, from outside: what is kept and why, what was measured of each, how
+two differ."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ from fleetlearn_protocol.vector import Vector
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.settings import MEASURED_ON
 from fleetlearn_coordinator.service.status import read_model, read_status
-from fleetlearn_coordinator.service.training_run.kept_models import best_versions, measured, metrics_of, why_kept
+from fleetlearn_coordinator.service.training_run.kept_models import (
+    best_versions,
+    measured,
+    metrics_of,
+    why_kept,
+)
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.find_storage import find_storage
 
@@ -39,8 +45,8 @@ class Version(msgspec.Struct, frozen=True):
     change: float | None
     """L2 norm of its difference from the version before, where a round made it."""
     kept: str | None
-    """Why it is kept: ``target`` (it met the target that ended the run), ``initial``, ``newest``, ``last``, ``every``,
-    ``best``; ``needed`` while something uses it. None: its file is gone."""
+    """Why it is kept: ``target`` (it met the target that ended the run), ``initial``, ``newest``,
+    ``last``, ``every``, ``best``; ``needed`` while something uses it. None: its file is gone."""
     size: int | None
     """Bytes of its file, with the server optimizer's state. None: it is gone."""
     metrics: dict[str, dict[str, float]]
@@ -48,8 +54,8 @@ class Version(msgspec.Struct, frozen=True):
 
 
 def read_versions(plan: Plan, *, gone: bool = False, most: int | None = None) -> list[Version]:
-    """Return the versions of a run's model that are kept, the oldest first; ``gone``: the others, too. ``most``: the
-    newest of them, this many. Raises StoreError."""
+    """Return the versions of a run's model that are kept, the oldest first; ``gone``: the others,
+    too. ``most``: the newest of them, this many. Raises StoreError."""
     storage = find_storage(plan.data_dir)
     with storage.read_ledger() as ledger:
         known = ledger.known_models()
@@ -81,8 +87,12 @@ def read_versions(plan: Plan, *, gone: bool = False, most: int | None = None) ->
     return found
 
 
-def _why_kept(plan: Plan, version: int, newest: int, best: Collection[int], met_by: int | None) -> str:
-    return "target" if version == met_by else why_kept(plan.models, version, newest, best) or "needed"
+def _why_kept(
+    plan: Plan, version: int, newest: int, best: Collection[int], met_by: int | None
+) -> str:
+    return (
+        "target" if version == met_by else why_kept(plan.models, version, newest, best) or "needed"
+    )
 
 
 class ChosenVersion(NamedTuple):
@@ -97,9 +107,10 @@ def choose_version(plan: Plan, wanted: str | None) -> ChosenVersion:
     """Return the version of a run's model that is wanted: its number, or one of these words.
 
     newest: the one that was made last.
-    measured: the one whose metric met the target, where that ended the run; else the newest that was measured, by
-        what the plan's [models] says.
-    best: of those that are kept and were measured, the best by the metric of [models], or of [stop].
+    measured: the one whose metric met the target, where that ended the run; else the newest that
+        was measured, by what the plan's [models] says.
+    best: of those that are kept and were measured, the best by the metric of [models], or of
+        [stop].
     None: measured, where a target ended the run; else newest.
 
     Raises StoreError where there is no such version, or what is wanted is none of these.
@@ -117,16 +128,24 @@ def choose_version(plan: Plan, wanted: str | None) -> ChosenVersion:
         text = f"version {wanted!r}: a version is a number, or one of newest, measured, best"
         raise StoreError(Code.UNKNOWN_CONTENT, text)
     if rule.metric is None:
-        text = f"{plan.file}: to know the {wanted} version, models.metric or stop.metric must name a metric"
+        text = (
+            f"{plan.file}: to know the {wanted} version, models.metric or stop.metric must name a "
+            "metric"
+        )
         raise StoreError(Code.UNKNOWN_CONTENT, text)
     values = measured(plan, find_storage(plan.data_dir).models.model_versions())
     if not values:
-        text = f"{plan.data_dir}: no version that is kept was measured by {rule.metric} ({rule.measured_by}) yet"
+        text = (
+            f"{plan.data_dir}: no version that is kept was measured by {rule.metric} "
+            f"({rule.measured_by}) yet"
+        )
         raise StoreError(Code.UNKNOWN_CONTENT, text)
     best = max(best_versions(msgspec.structs.replace(rule, best=1), values), default=max(values))
     version = max(values) if wanted == "measured" else best
     what = "the best" if wanted == "best" else "the newest that was measured"
-    return ChosenVersion(version, f"{what}: {rule.metric} {values[version]:.6g} on {MEASURED_ON[rule.measured_by]}")
+    return ChosenVersion(
+        version, f"{what}: {rule.metric} {values[version]:.6g} on {MEASURED_ON[rule.measured_by]}"
+    )
 
 
 class ParameterChange(msgspec.Struct, frozen=True):
@@ -166,7 +185,11 @@ def compare(plan: Plan, first: int, second: int) -> Comparison:
     for row, (begin, end) in zip(table, pairwise(edges), strict=True):
         squares = _sums(a[begin:end], b[begin:end])
         largest = float(np.abs(a[begin:end].astype(np.float64) - b[begin:end]).max(initial=0.0))
-        changes.append(ParameterChange(row.name, row.shape, math.sqrt(squares[0]), math.sqrt(squares[1]), largest))
+        changes.append(
+            ParameterChange(
+                row.name, row.shape, math.sqrt(squares[0]), math.sqrt(squares[1]), largest
+            )
+        )
     changes.sort(key=lambda row: -row.change)
     apart, own, other, dot = _sums(a, b)
     cosine = dot / math.sqrt(own * other) if own and other else None
@@ -189,6 +212,9 @@ def _sums(a: Vector, b: Vector) -> list[float]:
     """Return the sums of (a - b)^2, a^2, b^2 and a b over all elements."""
     found = np.zeros(4)
     for begin in range(0, len(a), BLOCK):
-        x, y = a[begin : begin + BLOCK].astype(np.float64), b[begin : begin + BLOCK].astype(np.float64)
+        x, y = (
+            a[begin : begin + BLOCK].astype(np.float64),
+            b[begin : begin + BLOCK].astype(np.float64),
+        )
         found += [np.sum((x - y) ** 2), np.sum(x * x), np.sum(y * y), np.sum(x * y)]
     return [float(each) for each in found]

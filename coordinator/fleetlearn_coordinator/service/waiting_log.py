@@ -1,4 +1,5 @@
-"""What a run waits for, said in the log while nothing happens: after a minute, then less and less often."""
+"""What a run waits for, said in the log while nothing happens: after a minute, then less and less
+often."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ if TYPE_CHECKING:
     from fleetlearn_coordinator.service.server import RunServer
 
 FIRST, LONGEST = 60.0, 3600.0
-"""Seconds without news before the first line, and between two lines at most. Each wait is twice the one before."""
+"""Seconds without news before the first line, and between two lines at most. Each wait is twice the
+one before."""
 
 
 class WaitingLog:
@@ -25,18 +27,28 @@ class WaitingLog:
     def look(self, server: RunServer, now: float) -> None:
         """Say what the run waits for, if it is time to. ``now``: seconds on any clock."""
         engine = server.engine
-        news = engine.phase, engine.round, engine.version, len(engine.accepted), engine.tasks.given, engine.paused
+        news = (
+            engine.phase,
+            engine.round,
+            engine.version,
+            len(engine.accepted),
+            engine.tasks.given,
+            engine.paused,
+        )
         if news != self._news:
             self._news, self._since, self._wait, self._due = news, now, FIRST, now + FIRST
         elif now >= self._due:
             self._wait = min(2 * self._wait, LONGEST)
             self._due = now + self._wait
             if text := _what_is_missing(server):
-                server.run.log.info("nothing has happened for %s: %s", span(now - self._since), text)
+                server.run.log.info(
+                    "nothing has happened for %s: %s", span(now - self._since), text
+                )
 
 
 def _what_is_missing(server: RunServer) -> str:
-    """Return what the run waits for, in sentences; empty if it is paused, drained, finished or makes a model."""
+    """Return what the run waits for, in sentences; empty if it is paused, drained, finished or
+    makes a model."""
     engine = server.engine
     if engine.phase not in (Phase.GATHERING, Phase.OPEN) or engine.paused or engine.draining:
         return ""
@@ -54,7 +66,9 @@ def _connected(server: RunServer) -> str:
     if server.unable:
         parts.append(f"{server.unable} cannot do this run's tasks, as their own logs say")
     if live.get("ineligible"):
-        causes = ", ".join(f"{number} by {key}" for key, number in sorted(live["ineligible_by"].items()))
+        causes = ", ".join(
+            f"{number} by {key}" for key, number in sorted(live["ineligible_by"].items())
+        )
         parts.append(f"{live['ineligible']} may not take part ({causes})")
     if live.get("barred"):
         parts.append(f"{live['barred']} took part lately")

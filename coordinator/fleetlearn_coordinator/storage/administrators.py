@@ -1,7 +1,9 @@
-"""Who may operate a coordinator over the network: administrators, apart from devices. In the database of identities.
+"""Who may operate a coordinator over the network: administrators, apart from devices. In the
+database of identities.
 
-An administrator has a token of 256 random bits, kept as its SHA-256 alone, and a role: one who *views* may
-look, one who *operates* may also change. There is none by default. Every change is a row of the audit log.
+An administrator has a token of 256 random bits, kept as its SHA-256 alone, and a role: one who
+*views* may look, one who *operates* may also change. There is none by default. Every change is a
+row of the audit log.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from fleetlearn_coordinator.storage.identities import COMMAND, Identities, hash_
 
 Role: TypeAlias = Literal["view", "operate"]
 _TABLE = (
-    "CREATE TABLE IF NOT EXISTS administrators(name TEXT PRIMARY KEY, hash TEXT NOT NULL, role TEXT NOT NULL, "
-    "added REAL NOT NULL, until REAL)"
+    "CREATE TABLE IF NOT EXISTS administrators(name TEXT PRIMARY KEY, hash TEXT NOT NULL, role "
+    "TEXT NOT NULL, added REAL NOT NULL, until REAL)"
 )
 
 
@@ -35,30 +37,39 @@ class Administrator(NamedTuple):
 
 
 class Administrators(Identities):
-    """The database of identities, with its administrators. All calls are synchronous, as those of ``Identities``."""
+    """The database of identities, with its administrators. All calls are synchronous, as those of
+    ``Identities``."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._db.execute(_TABLE)
 
     def add(self, name: str, role: Role, until: float | None, now: float) -> str:
-        """Return the token of a new administrator. It is shown once. Raises StoreError if there is one of this name."""
+        """Return the token of a new administrator. It is shown once. Raises StoreError if there is
+        one of this name."""
         token = token_urlsafe(32)
         with self._db.transaction():
             if self._db.execute("SELECT 1 FROM administrators WHERE name=?", (name,)).fetchone():
-                text = f"there is an administrator called {name} already: take another name, or remove that one"
+                text = (
+                    f"there is an administrator called {name} already: take another name, or "
+                    "remove that one"
+                )
                 raise StoreError(Code.DUPLICATE, text)
             self._db.execute(
-                "INSERT INTO administrators VALUES(?, ?, ?, ?, ?)", (name, hash_of(token), role, now, until)
+                "INSERT INTO administrators VALUES(?, ?, ?, ?, ?)",
+                (name, hash_of(token), role, now, until),
             )
             about = {"administrator": name, "role": role, "until": until, "who": COMMAND}
             self._log(now, "administrator added", about)
         return token
 
     def remove(self, name: str, now: float) -> bool:
-        """The administrator's token is not valid any more. Returns whether there was one of this name."""
+        """The administrator's token is not valid any more. Returns whether there was one of this
+        name."""
         with self._db.transaction():
-            found = self._db.execute("DELETE FROM administrators WHERE name=?", (name,)).rowcount > 0
+            found = (
+                self._db.execute("DELETE FROM administrators WHERE name=?", (name,)).rowcount > 0
+            )
             if found:
                 self._log(now, "administrator removed", {"administrator": name, "who": COMMAND})
         return found
@@ -69,7 +80,8 @@ class Administrators(Identities):
         return [Administrator(*row) for row in rows]
 
     def find_administrator(self, token: str, now: float) -> Administrator | None:
-        """Return whose token this is, or None: nobody's, or it has expired. Takes as long for any token."""
+        """Return whose token this is, or None: nobody's, or it has expired. Takes as long for any
+        token."""
         wanted, found = hash_of(token), None
         for name, kept, role, added, until in self._db.execute(
             "SELECT name, hash, role, added, until FROM administrators"

@@ -89,7 +89,9 @@ class BatchWriter:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._rows or self._safe < self._submitted)
+                self._changed.wait_for(
+                    lambda: self._closed or self._rows or self._safe < self._submitted
+                )
                 if self._safe == self._submitted:
                     return
                 rows, self._rows, until = self._rows, [], self._submitted

@@ -12,7 +12,11 @@ from typing import Any, NamedTuple, NoReturn, Self
 
 from fleetlearn_protocol.errors import Code
 
-from fleetlearn_coordinator.storage.errors import DuplicateRowError, StoreError, StoreUnavailableError
+from fleetlearn_coordinator.storage.errors import (
+    DuplicateRowError,
+    StoreError,
+    StoreUnavailableError,
+)
 
 _ADVICE = {
     sqlite3.SQLITE_FULL: "free some space, and start again",
@@ -20,8 +24,12 @@ _ADVICE = {
     sqlite3.SQLITE_READONLY: "its file system is read-only, or its permissions let nobody write",
     sqlite3.SQLITE_CANTOPEN: "check its folder, the permissions and the room on the disk",
     sqlite3.SQLITE_BUSY: "another process has it open",
-    sqlite3.SQLITE_CORRUPT: "it is damaged: put it back from a backup, with its -wal file if there is one",
-    sqlite3.SQLITE_NOTADB: "it is damaged: put it back from a backup, with its -wal file if there is one",
+    sqlite3.SQLITE_CORRUPT: (
+        "it is damaged: put it back from a backup, with its -wal file if there is one"
+    ),
+    sqlite3.SQLITE_NOTADB: (
+        "it is damaged: put it back from a backup, with its -wal file if there is one"
+    ),
 }
 """By SQLite's primary result code."""
 
@@ -94,14 +102,21 @@ def _refuse(path: Path, error: sqlite3.Error) -> NoReturn:
     raise StoreUnavailableError(Code.BUSY, text) from error
 
 
-def connect(path: Path, *, timeout: float = 5.0, read_only: bool = False, any_thread: bool = False) -> Database:
-    """Open a database, without implicit transactions. ``timeout``: seconds to wait for another process's transaction.
-    ``any_thread``: other threads than this one may use it, one at a time. Raises
-    StoreUnavailableError."""
+def connect(
+    path: Path, *, timeout: float = 5.0, read_only: bool = False, any_thread: bool = False
+) -> Database:
+    """Open a database, without implicit transactions. ``timeout``: seconds to wait for another
+    process's transaction. ``any_thread``: other threads than this one may use it, one at a time.
+    Raises StoreUnavailableError."""
     where = f"{path.absolute().as_uri()}?mode=ro" if read_only else str(path)
     try:
         found = sqlite3.connect(
-            where, timeout, isolation_level=None, check_same_thread=not any_thread, factory=Database, uri=read_only
+            where,
+            timeout,
+            isolation_level=None,
+            check_same_thread=not any_thread,
+            factory=Database,
+            uri=read_only,
         )
     except sqlite3.Error as error:
         _refuse(path, error)
@@ -121,19 +136,24 @@ class Tables(NamedTuple):
 
 
 def open_shared(path: Path, tables: Tables, *, timeout: float, mode: int) -> Database:
-    """Open a database that several processes may have open, and whose transactions outlive a power cut.
+    """Open a database that several processes may have open, and whose transactions outlive a power
+    cut.
 
-    If there is none, a new one is made. mode: permissions of a new file. Raises StoreError where a newer version made
-    the database or the file is empty, StoreUnavailableError where the disk is full or the file is no database.
+    If there is none, a new one is made. mode: permissions of a new file. Raises StoreError where a
+    newer version made the database or the file is empty, StoreUnavailableError where the disk is
+    full or the file is no database.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         _make(path, tables, mode)
-    # Looked at, never opened: POSIX takes this process's locks on a file away when it closes a descriptor of it,
-    # and an administrator's request opens the database beside the coordinator. Another process would then delete the
-    # log that both still write to.
+    # Looked at, never opened: POSIX takes this process's locks on a file away when it closes a
+    # descriptor of it, and an administrator's request opens the database beside the coordinator.
+    # Another process would then delete the log that both still write to.
     if not path.stat().st_size:
-        text = f"{path} is empty: its content is lost. Put the file back from a backup, or remove it to start a new one"
+        text = (
+            f"{path} is empty: its content is lost. Put the file back from a backup, or remove it "
+            "to start a new one"
+        )
         raise StoreError(Code.WRONG_HASH, text)
     found = connect(path, timeout=timeout)
     try:
@@ -141,7 +161,10 @@ def open_shared(path: Path, tables: Tables, *, timeout: float, mode: int) -> Dat
         found.execute("PRAGMA synchronous=FULL")
         version = found.execute("PRAGMA user_version").fetchone()[0]
         if version > tables.version:
-            text = f"{path} is of version {version}; this fleetlearn reads version {tables.version}. Update it."
+            text = (
+                f"{path} is of version {version}; this fleetlearn reads version {tables.version}. "
+                "Update it."
+            )
             raise StoreError(Code.BAD_VERSION, text)
         with found.transaction():
             found.execute(tables.added)
@@ -152,7 +175,8 @@ def open_shared(path: Path, tables: Tables, *, timeout: float, mode: int) -> Dat
 
 
 def _make(path: Path, tables: Tables, mode: int) -> None:
-    """Make the file with its tables in one step. So a file that is found empty has lost its content."""
+    """Make the file with its tables in one step. So a file that is found empty has lost its
+    content."""
     draft = path.with_name(f"{path.name}.{token_hex(8)}.draft")
     os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
     try:

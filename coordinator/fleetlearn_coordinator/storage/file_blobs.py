@@ -124,7 +124,8 @@ class FileBlobs(FileModels):
                 if os.preadv(self._spool[number], [part], begin + place) != len(part):
                     path = self._spool_path(number)
                     raise StoreError(
-                        Code.WRONG_LENGTH, f"{path} ends before its update's {begin + size} bytes: it is damaged"
+                        Code.WRONG_LENGTH,
+                        f"{path} ends before its update's {begin + size} bytes: it is damaged",
                     )
                 yield part
 
@@ -153,7 +154,9 @@ class FileBlobs(FileModels):
 
     def open_aggregator(self) -> None:
         (self.folder / SUMS_FOLDER).mkdir(exist_ok=True)
-        self._sums = [os.open(self._sum_path(turn), os.O_RDWR | os.O_CREAT) for turn in range(len(SUMS))]
+        self._sums = [
+            os.open(self._sum_path(turn), os.O_RDWR | os.O_CREAT) for turn in range(len(SUMS))
+        ]
         if self._power:
             sync(self.folder / SUMS_FOLDER)
             sync(self.folder)
@@ -169,16 +172,22 @@ class FileBlobs(FileModels):
                 os.fsync(self._sums[turn])
         return crc32
 
-    def load_aggregator(self, turn: int, like: Tensors, crc32: int | None) -> dict[str, NDArray[Any]]:
+    def load_aggregator(
+        self, turn: int, like: Tensors, crc32: int | None
+    ) -> dict[str, NDArray[Any]]:
         path, place, found = self._sum_path(turn), 0, 0
         tensors: dict[str, NDArray[Any]] = {}
         for name, wanted in like.items():
             tensors[name] = np.fromfile(path, wanted.dtype, wanted.size, offset=place)
             if tensors[name].size != wanted.size:
-                raise StoreError(Code.WRONG_LENGTH, f"{path} is shorter than the sum of a round: it is damaged")
+                raise StoreError(
+                    Code.WRONG_LENGTH, f"{path} is shorter than the sum of a round: it is damaged"
+                )
             place, found = place + wanted.nbytes, checksum(tensors[name].data.cast("B"), found)
         if crc32 not in (None, found):
-            raise StoreError(Code.WRONG_HASH, f"{path} was changed after it was written: it is damaged")
+            raise StoreError(
+                Code.WRONG_HASH, f"{path} was changed after it was written: it is damaged"
+            )
         return tensors
 
     def where_aggregator(self) -> str:
@@ -228,11 +237,17 @@ def load_model(path: Path, sha256: str) -> dict[str, NDArray[Any]]:
     try:
         tensors = load_file(path)
     except FileNotFoundError:
-        raise StoreError(Code.UNKNOWN_CONTENT, f"{path} is missing; put it back from a backup") from None
+        raise StoreError(
+            Code.UNKNOWN_CONTENT, f"{path} is missing; put it back from a backup"
+        ) from None
     except SafetensorError as error:
-        raise StoreError(Code.WRONG_HASH, f"{path} is damaged: {error}; put it back from a backup") from None
+        raise StoreError(
+            Code.WRONG_HASH, f"{path} is damaged: {error}; put it back from a backup"
+        ) from None
     if PARAMETERS not in tensors or digest(tensors[PARAMETERS]) != sha256:
-        raise StoreError(Code.WRONG_HASH, f"{path} was changed after it was committed; put it back from a backup")
+        raise StoreError(
+            Code.WRONG_HASH, f"{path} was changed after it was committed; put it back from a backup"
+        )
     return tensors
 
 

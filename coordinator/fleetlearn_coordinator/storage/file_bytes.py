@@ -10,7 +10,9 @@ class FileBytes:
     """``StoredBytes`` in a file. A file that replaces this one on the disk, or its removal, changes
     nothing here."""
 
-    def __init__(self, path: str | os.PathLike[str], begin: int = 0, size: int | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], begin: int = 0, size: int | None = None
+    ) -> None:
         """``begin``: the byte of the file at which the bytes begin. ``size``: how many they are;
         None: up to the file's end. Raises OSError."""
         self._file = os.open(path, os.O_RDONLY)

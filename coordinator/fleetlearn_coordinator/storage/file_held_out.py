@@ -39,7 +39,10 @@ class FileHeldOutResults:
 
     def read_all(self) -> dict[int, dict[str, Any]]:
         paths = sorted(self._folder.glob("v*.json"))
-        return {int(path.stem[1:]): decode(path.read_bytes(), dict[str, Any], str(path)) for path in paths}
+        return {
+            int(path.stem[1:]): decode(path.read_bytes(), dict[str, Any], str(path))
+            for path in paths
+        }
 
     def _path(self, version: int) -> Path:
         return self._folder / f"v{version:08d}.json"

@@ -1,9 +1,10 @@
 """The lock of a data directory: one coordinator at a time.
 
-A coordinator holds an exclusive lock. ``is_locked`` asks for a shared one and gives it back at once, so two processes
-that only look do not take each other for a coordinator. A coordinator that starts waits for shared locks, and is
-refused at once by an exclusive one. The `filelock` library has exclusive locks only, and must be able to write the
-file; people who look at a run may only have the right to read it.
+A coordinator holds an exclusive lock. ``is_locked`` asks for a shared one and gives it back at
+once, so two processes that only look do not take each other for a coordinator. A coordinator that
+starts waits for shared locks, and is refused at once by an exclusive one. The `filelock` library
+has exclusive locks only, and must be able to write the file; people who look at a run may only have
+the right to read it.
 """
 
 from __future__ import annotations
@@ -24,22 +25,26 @@ LOCK_TIMEOUT = 10.0
 
 
 def lock(path: Path) -> int:
-    """Lock ``path`` for as long as the returned descriptor is open. Raises StoreError if another coordinator holds
-    it."""
+    """Lock ``path`` for as long as the returned descriptor is open. Raises StoreError if another
+    coordinator holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
     until = time.monotonic() + LOCK_TIMEOUT
     while not _flock(descriptor, fcntl.LOCK_EX):
-        # A coordinator's lock is exclusive. ``is_locked`` takes a shared one, and gives it back in a moment.
+        # A coordinator's lock is exclusive. ``is_locked`` takes a shared one, and gives it back in
+        # a moment.
         if not _flock(descriptor, fcntl.LOCK_SH) or time.monotonic() > until:
             os.close(descriptor)
-            raise StoreError(Code.BUSY, f"{path.parent} is in use by another coordinator; stop that one first")
+            raise StoreError(
+                Code.BUSY, f"{path.parent} is in use by another coordinator; stop that one first"
+            )
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         time.sleep(random.uniform(0.0, 0.002))
     return descriptor
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a coordinator holds ``path``, also one in another container or process namespace."""
+    """Return whether a coordinator holds ``path``, also one in another container or process
+    namespace."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,8 +1,10 @@
-"""The runs of a host: what each is to do, and why one failed. In SQLite, ``runs.db`` in the host's folder of runs.
+"""The runs of a host: what each is to do, and why one failed. In SQLite, ``runs.db`` in the host's
+folder of runs.
 
-Whoever operates the host (its commands, its HTTP API) writes here what is wanted. The host reads it within a second and
-makes it so. So an operation survives ``kill -9`` on either side, and works while no host runs. The audit log is another
-database: an operation's row of it is written here first, with the operation, and stays until it is there.
+Whoever operates the host (its commands, its HTTP API) writes here what is wanted. The host reads it
+within a second and makes it so. So an operation survives ``kill -9`` on either side, and works
+while no host runs. The audit log is another database: an operation's row of it is written here
+first, with the operation, and stays until it is there.
 """
 
 from __future__ import annotations
@@ -24,17 +26,19 @@ DATABASE = "runs.db"
 BUSY_TIMEOUT = 1.0
 """Seconds to wait for another process's transaction."""
 State: TypeAlias = Literal["running", "paused", "draining", "stopped"]
-"""What a run is to do. paused: no new task and no new round, and what is out still counts. draining: the open round
-goes to its end, then the run is stopped. stopped: it is left as a stopped process leaves it, and can go on later."""
+"""What a run is to do. paused: no new task and no new round, and what is out still counts.
+draining: the open round goes to its end, then the run is stopped. stopped: it is left as a stopped
+process leaves it, and can go on later."""
 # AUTOINCREMENT: a run that is removed and added again under its name is another one.
 _TABLES = Tables(
     1,
     (
-        "CREATE TABLE runs(number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, plan TEXT NOT NULL, "
-        "population TEXT NOT NULL, wanted TEXT NOT NULL, asked INTEGER NOT NULL, failed TEXT NOT NULL)",
+        "CREATE TABLE runs(number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, "
+        "plan TEXT NOT NULL, population TEXT NOT NULL, wanted TEXT NOT NULL, asked INTEGER NOT "
+        "NULL, failed TEXT NOT NULL)",
     ),
-    "CREATE TABLE IF NOT EXISTS to_log(number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, what TEXT NOT NULL, "
-    "about TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS to_log(number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, "
+    "what TEXT NOT NULL, about TEXT NOT NULL)",
 )
 
 
@@ -62,7 +66,8 @@ class WantedRun(NamedTuple):
     population: Population
     wanted: State
     asked: int
-    """How many times something was asked of the run. A run that ended is begun again when it is asked for once more."""
+    """How many times something was asked of the run. A run that ended is begun again when it is
+    asked for once more."""
     failed: str
     """Why the run was stopped by an error; empty: it was not."""
 
@@ -78,8 +83,9 @@ class Operation(NamedTuple):
 
 
 class Runs:
-    """The database. All calls are synchronous and take well below a millisecond. Raises StoreError where the database
-    is a newer version's, StoreUnavailableError where the disk is full or the file is no database."""
+    """The database. All calls are synchronous and take well below a millisecond. Raises StoreError
+    where the database is a newer version's, StoreUnavailableError where the disk is full or the
+    file is no database."""
 
     def __init__(self, folder: Path) -> None:
         """Open the folder's database, which is made if there is none."""
@@ -87,7 +93,10 @@ class Runs:
         self._db = open_shared(self.path, _TABLES, timeout=BUSY_TIMEOUT, mode=0o666)
         for run in self.runs():  # an earlier release wrote absolute paths
             if (kept := self._kept_path(run.plan)) != str(run.plan):
-                self._db.execute("UPDATE runs SET plan=? WHERE number=? AND plan=?", (kept, run.number, str(run.plan)))
+                self._db.execute(
+                    "UPDATE runs SET plan=? WHERE number=? AND plan=?",
+                    (kept, run.number, str(run.plan)),
+                )
         self._seen = self._data_version()
 
     def close(self) -> None:
@@ -110,8 +119,9 @@ class Runs:
         return is_locked(self.path.parent / LOCK)
 
     def _kept_path(self, plan: Path) -> str:
-        """Return a plan's path as it is written: relative to the folder of runs, if the plan is beside the folder or
-        in it. A copy of all of it, such as a restored backup, then has its own plans, and not the originals."""
+        """Return a plan's path as it is written: relative to the folder of runs, if the plan is
+        beside the folder or in it. A copy of all of it, such as a restored backup, then has its own
+        plans, and not the originals."""
         home, plan = _plain(self.path.parent), _plain(plan)
         near = plan.is_relative_to(home.parent) and home.parent != Path(home.anchor)
         return os.path.relpath(plan, home) if near else str(plan)
@@ -127,20 +137,25 @@ class Runs:
         row = (name, self._kept_path(plan), msgspec.json.encode(population).decode())
         try:
             self._db.execute(
-                "INSERT INTO runs(name, plan, population, wanted, asked, failed) VALUES(?, ?, ?, 'running', 0, '')", row
+                "INSERT INTO runs(name, plan, population, wanted, asked, failed) VALUES(?, ?, ?, "
+                "'running', 0, '')",
+                row,
             )
         except DuplicateRowError:
             text = f"there is a run called {name} already: take another name, or remove that one"
             raise StoreError(Code.DUPLICATE, text) from None
 
     def want(self, name: str, state: State) -> None:
-        """From now on the run is to be in this state. A failure is forgotten: a run that is to be running tries again.
-        Raises StoreError if there is no such run."""
+        """From now on the run is to be in this state. A failure is forgotten: a run that is to be
+        running tries again. Raises StoreError if there is no such run."""
         assert state in get_args(State)
-        self._change(name, "UPDATE runs SET wanted=?, failed='', asked=asked+1 WHERE name=?", state, name)
+        self._change(
+            name, "UPDATE runs SET wanted=?, failed='', asked=asked+1 WHERE name=?", state, name
+        )
 
     def ask_again(self, name: str) -> None:
-        """Begin the run again if it has ended and is to be running. Raises StoreError if there is no such run."""
+        """Begin the run again if it has ended and is to be running. Raises StoreError if there is
+        no such run."""
         self._change(name, "UPDATE runs SET asked=asked+1 WHERE name=?", name)
 
     def remove(self, name: str) -> None:
@@ -150,7 +165,9 @@ class Runs:
     def _change(self, name: str, statement: str, *values: object) -> None:
         if not self._db.execute(statement, values).rowcount:
             names = ", ".join(run.name for run in self.runs()) or "none"
-            raise StoreError(Code.UNKNOWN_CONTENT, f"there is no run called {name}; there are: {names}")
+            raise StoreError(
+                Code.UNKNOWN_CONTENT, f"there is no run called {name}; there are: {names}"
+            )
 
     # The audit log
 
@@ -165,7 +182,10 @@ class Runs:
     def to_log(self) -> list[Operation]:
         """Return the rows that may not be in the audit log yet, the oldest first."""
         rows = self._db.execute("SELECT number, at, what, about FROM to_log ORDER BY number")
-        return [Operation(number, at, what, msgspec.json.decode(about)) for number, at, what, about in rows]
+        return [
+            Operation(number, at, what, msgspec.json.decode(about))
+            for number, at, what, about in rows
+        ]
 
     def is_logged(self, operation: Operation) -> None:
         """The row is in the audit log."""
@@ -175,11 +195,15 @@ class Runs:
 
     def failed(self, run: WantedRun, why: str) -> None:
         """The run was stopped by an error."""
-        self._db.execute("UPDATE runs SET failed=? WHERE number=? AND asked=?", (why, run.number, run.asked))
+        self._db.execute(
+            "UPDATE runs SET failed=? WHERE number=? AND asked=?", (why, run.number, run.asked)
+        )
 
     def drained(self, run: WantedRun) -> None:
         """The round of a run that is drained is over: it is stopped."""
-        statement = "UPDATE runs SET wanted='stopped' WHERE number=? AND asked=? AND wanted='draining'"
+        statement = (
+            "UPDATE runs SET wanted='stopped' WHERE number=? AND asked=? AND wanted='draining'"
+        )
         self._db.execute(statement, (run.number, run.asked))
 
     # What is known
@@ -190,12 +214,19 @@ class Runs:
             "SELECT number, name, plan, population, wanted, asked, failed FROM runs ORDER BY number"
         )
         return [
-            WantedRun(number, name, self._plan_path(plan), msgspec.json.decode(population, type=Population), *rest)
+            WantedRun(
+                number,
+                name,
+                self._plan_path(plan),
+                msgspec.json.decode(population, type=Population),
+                *rest,
+            )
             for number, name, plan, population, *rest in rows
         ]
 
     def changed(self) -> bool:
-        """Return whether another process, or another ``Runs``, has changed something since the last call."""
+        """Return whether another process, or another ``Runs``, has changed something since the last
+        call."""
         before, self._seen = self._seen, self._data_version()
         return before != self._seen
 

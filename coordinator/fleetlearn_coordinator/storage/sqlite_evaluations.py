@@ -32,21 +32,27 @@ TABLES = (
 ) WITHOUT ROWID""",
     "CREATE INDEX measurements_of_evaluation ON measurements(evaluation)",
 )
-EvaluationRow = EvaluationBegun | MeasurementGiven | MeasurementDropped | MeasurementAccepted | EvaluationEnded
+EvaluationRow = (
+    EvaluationBegun | MeasurementGiven | MeasurementDropped | MeasurementAccepted | EvaluationEnded
+)
 
 
 def write(db: sqlite3.Connection, row: EvaluationRow) -> None:
     """Write a row, in the transaction that is open."""
     match row:
         case EvaluationBegun():
-            db.execute("INSERT INTO evaluations(number, version, request, opened) VALUES(?, ?, ?, ?)", row)
+            db.execute(
+                "INSERT INTO evaluations(number, version, request, opened) VALUES(?, ?, ?, ?)", row
+            )
         case MeasurementGiven():
             db.execute("INSERT INTO measurements VALUES(?, ?, ?, ?, 'assigned', NULL)", row)
         case MeasurementDropped(task, cause):
             db.execute("UPDATE measurements SET state=? WHERE task=?", (cause, task))
         case MeasurementAccepted(task, result):
             content = msgspec.json.encode(result)
-            db.execute("UPDATE measurements SET state='accepted', result=? WHERE task=?", (content, task))
+            db.execute(
+                "UPDATE measurements SET state='accepted', result=? WHERE task=?", (content, task)
+            )
         case EvaluationEnded(number, outcome, summary, at):
             db.execute(
                 "UPDATE evaluations SET closed=?, outcome=?, summary=? WHERE number=?",
@@ -56,10 +62,11 @@ def write(db: sqlite3.Connection, row: EvaluationRow) -> None:
 
 
 def last_evaluation(db: sqlite3.Connection, where: object) -> LastEvaluation | None:
-    """Return the evaluation that was opened last, or None. ``where``: the database, for messages. Raises StoreError
-    (damaged)."""
+    """Return the evaluation that was opened last, or None. ``where``: the database, for messages.
+    Raises StoreError (damaged)."""
     row = db.execute(
-        "SELECT number, version, request, closed IS NULL FROM evaluations ORDER BY number DESC LIMIT 1"
+        "SELECT number, version, request, closed IS NULL FROM evaluations ORDER BY number DESC "
+        "LIMIT 1"
     ).fetchone()
     if row is None:
         return None
@@ -67,16 +74,20 @@ def last_evaluation(db: sqlite3.Connection, where: object) -> LastEvaluation | N
     found = LastEvaluation(number, version, request, bool(is_open), [])
     if is_open:
         for task, device, tier, state, content in db.execute(
-            "SELECT task, device, tier, state, result FROM measurements WHERE evaluation=? ORDER BY task", (number,)
+            "SELECT task, device, tier, state, result FROM measurements WHERE evaluation=? ORDER "
+            "BY task",
+            (number,),
         ):
             result = content and decode(content, Evaluation, f"{where}: the measurement of {task}")
             found.measurements.append(SavedMeasurement(task, device, tier, state, result))
     return found
 
 
-def last_valid(db: sqlite3.Connection, where: object, since: int) -> tuple[int, dict[str, Any]] | None:
-    """Return the version and the summary of the last valid evaluation of version ``since`` or a newer one. Raises
-    StoreError (damaged)."""
+def last_valid(
+    db: sqlite3.Connection, where: object, since: int
+) -> tuple[int, dict[str, Any]] | None:
+    """Return the version and the summary of the last valid evaluation of version ``since`` or a
+    newer one. Raises StoreError (damaged)."""
     row = db.execute(
         "SELECT version, summary, number FROM evaluations WHERE outcome='valid' AND version>=? "
         "ORDER BY number DESC LIMIT 1",
@@ -87,10 +98,16 @@ def last_valid(db: sqlite3.Connection, where: object, since: int) -> tuple[int, 
     return row[0], decode(row[1], dict[str, Any], f"{where}: the summary of evaluation {row[2]}")
 
 
-def closed_evaluations(db: sqlite3.Connection, where: object) -> list[tuple[int, int, str, float, dict[str, Any]]]:
-    """Return (number, version, outcome, closed, summary) of each evaluation that is over, in order. Raises StoreError
-    (damaged)."""
+def closed_evaluations(
+    db: sqlite3.Connection, where: object
+) -> list[tuple[int, int, str, float, dict[str, Any]]]:
+    """Return (number, version, outcome, closed, summary) of each evaluation that is over, in order.
+    Raises StoreError (damaged)."""
     rows = db.execute(
-        "SELECT number, version, outcome, closed, summary FROM evaluations WHERE closed IS NOT NULL ORDER BY number"
+        "SELECT number, version, outcome, closed, summary FROM evaluations WHERE closed IS NOT "
+        "NULL ORDER BY number"
     )
-    return [(*row[:4], decode(row[4], dict[str, Any], f"{where}: the summary of evaluation {row[0]}")) for row in rows]
+    return [
+        (*row[:4], decode(row[4], dict[str, Any], f"{where}: the summary of evaluation {row[0]}"))
+        for row in rows
+    ]

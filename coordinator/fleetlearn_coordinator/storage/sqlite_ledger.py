@@ -1,7 +1,7 @@
 """The ledger of a run in SQLite (WAL): ``coordinator.sqlite3`` in its data directory.
 
-``kill -9`` loses nothing that was written, because the kernel keeps it. With ``power`` SQLite also fsyncs, so that a
-power cut loses nothing either.
+``kill -9`` loses nothing that was written, because the kernel keeps it. With ``power`` SQLite also
+fsyncs, so that a power cut loses nothing either.
 """
 
 from __future__ import annotations
@@ -69,9 +69,13 @@ CREATE TABLE tasks(
 ) WITHOUT ROWID;
 CREATE INDEX tasks_of_round ON tasks(round);{DEVICES};{TIED};
 """
-"""A task's round is the one in which it was given while it runs, and then the one that its end counts for."""
+"""A task's round is the one in which it was given while it runs, and then the one that its end
+counts for."""
 MIGRATIONS = {
-    1: ("ALTER TABLE tasks ADD COLUMN version INTEGER", "ALTER TABLE tasks ADD COLUMN staleness INTEGER"),
+    1: (
+        "ALTER TABLE tasks ADD COLUMN version INTEGER",
+        "ALTER TABLE tasks ADD COLUMN staleness INTEGER",
+    ),
     2: (DEVICES, *sqlite_evaluations.TABLES),
     3: (
         TIED,
@@ -93,8 +97,8 @@ class SqliteLedger:
     is_slow = False
 
     def __init__(self, path: Path, *, power: bool = False, any_thread: bool = False) -> None:
-        """Open the database. ``any_thread``: as for ``connect``. Raises StoreError where a newer version made it or its
-        log is damaged, and as every method StoreUnavailableError."""
+        """Open the database. ``any_thread``: as for ``connect``. Raises StoreError where a newer
+        version made it or its log is damaged, and as every method StoreUnavailableError."""
         self.path, self.where = path, path.name
         self.restore_advice = f"Put it back from a backup (with {path.name}-wal, if there is one)."
         check_wal(path)
@@ -106,8 +110,8 @@ class SqliteLedger:
             if not 0 <= version <= SCHEMA_VERSION:
                 raise StoreError(
                     Code.BAD_VERSION,
-                    f"{path.parent} has a database of version {version}; this fleetlearn reads version "
-                    f"{SCHEMA_VERSION}",
+                    f"{path.parent} has a database of version {version}; this fleetlearn reads "
+                    f"version {SCHEMA_VERSION}",
                 )
             if version:
                 self._migrate(version)
@@ -147,7 +151,11 @@ class SqliteLedger:
         execute = self._db.execute
         match row:
             case TaskGiven():
-                execute("INSERT INTO tasks(task, round, device, state, version) VALUES(?, ?, ?, 'assigned', ?)", row)
+                execute(
+                    "INSERT INTO tasks(task, round, device, state, version) VALUES(?, ?, ?, "
+                    "'assigned', ?)",
+                    row,
+                )
             case TaskEnded(task, cause, counts_for):
                 execute("UPDATE tasks SET state=? WHERE task=?", (cause, task))
                 self._move(task, counts_for)
@@ -155,16 +163,25 @@ class SqliteLedger:
                 execute("UPDATE tasks SET state='assigned' WHERE task=?", row)
             case ReportAccepted(report, weight, spool_file, staleness, counts_for, norms):
                 execute(
-                    "UPDATE tasks SET state='accepted', report=?, weight=?, slot=?, staleness=?, norm=?, "
-                    "trained_norm=? WHERE task=?",
-                    (msgspec.json.encode(report), weight, spool_file, staleness, *(norms or (None, None)), report.task),
+                    "UPDATE tasks SET state='accepted', report=?, weight=?, slot=?, staleness=?, "
+                    "norm=?, trained_norm=? WHERE task=?",
+                    (
+                        msgspec.json.encode(report),
+                        weight,
+                        spool_file,
+                        staleness,
+                        *(norms or (None, None)),
+                        report.task,
+                    ),
                 )
                 self._move(report.task, counts_for)
             case AggregatorSaved(turn, crc32, tasks, layout):
                 self._put("sum", turn)
                 self._put("sum_crc32", crc32)
                 self._put("sum_layout", layout)
-                self._db.executemany("UPDATE tasks SET slot=NULL WHERE task=?", [(task,) for task in tasks])
+                self._db.executemany(
+                    "UPDATE tasks SET slot=NULL WHERE task=?", [(task,) for task in tasks]
+                )
             case RoundOpened():
                 execute("INSERT INTO rounds(number, opened) VALUES(?, ?)", row)
                 self._put("sum", None)
@@ -174,7 +191,10 @@ class SqliteLedger:
                 execute("INSERT OR REPLACE INTO models VALUES(?, ?, ?, ?, ?, ?, ?)", row)
             case DeviceRemembered():
                 labels = " ".join(row.labels)
-                execute("INSERT OR REPLACE INTO devices VALUES(?, ?, ?, ?, ?, ?, ?, ?)", row._replace(labels=labels))
+                execute(
+                    "INSERT OR REPLACE INTO devices VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
+                    row._replace(labels=labels),
+                )
             case TiedVectorsCounted():
                 execute("INSERT OR REPLACE INTO tied VALUES(?, ?)", row)
             case TiedVectorsForgotten():
@@ -218,7 +238,8 @@ class SqliteLedger:
 
     def last_committed(self) -> dict[str, Any] | None:
         row = self._db.execute(
-            "SELECT number, summary FROM rounds WHERE outcome='committed' ORDER BY number DESC LIMIT 1"
+            "SELECT number, summary FROM rounds WHERE outcome='committed' ORDER BY number DESC "
+            "LIMIT 1"
         ).fetchone()
         return None if row is None else self._summary(*row)
 
@@ -228,7 +249,9 @@ class SqliteLedger:
             "WHERE outcome='committed' ORDER BY version DESC LIMIT ?",
             (most,),
         )
-        return [(version, self._summary(number, summary)) for version, number, summary in rows][::-1]
+        return [(version, self._summary(number, summary)) for version, number, summary in rows][
+            ::-1
+        ]
 
     def _summary(self, round: int, text: str) -> dict[str, Any]:
         return decode(text, dict[str, Any], f"{self.path}: the summary of round {round}")
@@ -242,18 +265,24 @@ class SqliteLedger:
         return None if row is None else str(row[0])
 
     def model_digest(self, version: int) -> str:
-        return str(self._db.execute("SELECT sha256 FROM models WHERE version=?", (version,)).fetchone()[0])
+        return str(
+            self._db.execute("SELECT sha256 FROM models WHERE version=?", (version,)).fetchone()[0]
+        )
 
     def model(self, version: int) -> ModelMade | None:
         row = self._db.execute("SELECT * FROM models WHERE version=?", (version,)).fetchone()
         return None if row is None else ModelMade._make(row)
 
     def rolled_back(self) -> int:
-        row = self._db.execute("SELECT COALESCE(MAX(version), 0) FROM models WHERE restores IS NOT NULL").fetchone()
+        row = self._db.execute(
+            "SELECT COALESCE(MAX(version), 0) FROM models WHERE restores IS NOT NULL"
+        ).fetchone()
         return int(row[0])
 
     def accepted_updates(self) -> Sequence[tuple[int, str]]:
-        return self._db.execute("SELECT round, device FROM tasks WHERE state='accepted' ORDER BY round").fetchall()
+        return self._db.execute(
+            "SELECT round, device FROM tasks WHERE state='accepted' ORDER BY round"
+        ).fetchall()
 
     def last_evaluation(self) -> LastEvaluation | None:
         return sqlite_evaluations.last_evaluation(self._db, self.path)
@@ -265,20 +294,38 @@ class SqliteLedger:
         opened = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()
         found = Unfinished(None if opened is None else int(opened[0]), [], [], [], [])
         first = self.last_round() + 1 if found.round is None else found.round
-        which = "round>=?" if lost_since is None else "round>=? OR state='assigned' OR (state='lost' AND version>=?)"
+        which = (
+            "round>=?"
+            if lost_since is None
+            else "round>=? OR state='assigned' OR (state='lost' AND version>=?)"
+        )
         tasks = self._db.execute(
-            "SELECT task, device, version, round, state, report, weight, slot, staleness, norm, trained_norm "
-            f"FROM tasks WHERE {which} ORDER BY version, task",
+            "SELECT task, device, version, round, state, report, weight, slot, staleness, norm, "
+            f"trained_norm FROM tasks WHERE {which} ORDER BY version, task",
             (first,) if lost_since is None else (first, lost_since),
         )
-        for task, device, version, round, state, content, weight, spool_file, staleness, norm, trained in tasks:
+        for (
+            task,
+            device,
+            version,
+            round,
+            state,
+            content,
+            weight,
+            spool_file,
+            staleness,
+            norm,
+            trained,
+        ) in tasks:
             if state == "assigned":
                 found.leases.append(SavedTask(task, device, version))
             elif state == "accepted":
                 report = read_json(read_report, content, f"{self.path}: the report of {task}")
                 norms = None if norm is None else (norm, trained)
                 found.reports.append(
-                    SavedReport(task, device, report, weight, spool_file, staleness or 0, round, norms)
+                    SavedReport(
+                        task, device, report, weight, spool_file, staleness or 0, round, norms
+                    )
                 )
             elif round >= first:
                 found.dropped.append((task, device, state))

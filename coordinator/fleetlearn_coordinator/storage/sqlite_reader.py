@@ -37,7 +37,11 @@ class SqliteReader:
             (since,),
         )
         return [
-            (*row[:4], decode(row[4], dict[str, Any], f"{self._path}: the summary of round {row[0]}")) for row in rows
+            (
+                *row[:4],
+                decode(row[4], dict[str, Any], f"{self._path}: the summary of round {row[0]}"),
+            )
+            for row in rows
         ]
 
     def evaluations(self) -> list[tuple[int, int, str, float, dict[str, Any]]]:
@@ -45,19 +49,22 @@ class SqliteReader:
         return sqlite_evaluations.closed_evaluations(self._db, self._path) if version >= 3 else []
 
     def known_models(self) -> list[ModelMade]:
-        rows = self._db.execute("SELECT * FROM models ORDER BY version").fetchall()  # earlier versions: fewer columns
+        # earlier versions: fewer columns
+        rows = self._db.execute("SELECT * FROM models ORDER BY version").fetchall()
         return [ModelMade(*row) for row in rows]
 
     def measured_in_rounds(self, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
         found = {}
         for version in versions:
             row = self._db.execute(
-                "SELECT rounds.summary, rounds.number FROM models JOIN rounds ON rounds.number=models.round "
-                "WHERE models.version=? AND rounds.outcome='committed'",
+                "SELECT rounds.summary, rounds.number FROM models JOIN rounds ON "
+                "rounds.number=models.round WHERE models.version=? AND rounds.outcome='committed'",
                 (version + 1,),
             ).fetchone()
             if row is not None:
-                found[version] = decode(row[0], dict[str, Any], f"{self._path}: the summary of round {row[1]}")
+                found[version] = decode(
+                    row[0], dict[str, Any], f"{self._path}: the summary of round {row[1]}"
+                )
         return found
 
     def evaluations_of(self, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
@@ -89,7 +96,8 @@ def read_ledger(folder: Path) -> Iterator[SqliteReader]:
     with closing(connect(path, timeout=10.0, read_only=True)) as db:
         if not db.execute("PRAGMA user_version").fetchone()[0]:  # written together with the tables
             raise StoreError(
-                Code.UNKNOWN_CONTENT, f"{folder} is still being made by a coordinator that starts; ask again"
+                Code.UNKNOWN_CONTENT,
+                f"{folder} is still being made by a coordinator that starts; ask again",
             )
         db.execute("BEGIN")
         yield SqliteReader(db, path)

@@ -52,7 +52,9 @@ class Store:
     """What one run remembers. All calls are synchronous; ``write_model`` may be called in any
     thread, and so may what ``begin_save`` returns."""
 
-    def __init__(self, storage: RunStorage, ledger: Ledger, blobs: Blobs, resources: ExitStack) -> None:
+    def __init__(
+        self, storage: RunStorage, ledger: Ledger, blobs: Blobs, resources: ExitStack
+    ) -> None:
         """Made by ``open_store``. ``resources`` are closed with it."""
         self.storage, self.blobs, self._ledger = storage, blobs, ledger
         self._resources = resources
@@ -144,12 +146,18 @@ class Store:
                 self._turn = None
                 self._free_held()
             elif type(row) is RoundOpened and self._early:
-                self._held |= {task: file for task, (round, file) in self._early.items() if round == row.number}
-                self._early = {task: kept for task, kept in self._early.items() if task not in self._held}
+                self._held |= {
+                    task: file for task, (round, file) in self._early.items() if round == row.number
+                }
+                self._early = {
+                    task: kept for task, kept in self._early.items() if task not in self._held
+                }
 
     # --- updates ---
 
-    def record_report(self, accepted: ReportAccepted, early: int | None = None, also: Sequence[Row] = ()) -> None:
+    def record_report(
+        self, accepted: ReportAccepted, early: int | None = None, also: Sequence[Row] = ()
+    ) -> None:
         """Make the report and its update durable: once it is safe they survive this process.
         ``early``: the round that it counts for, if that is not open yet. ``also``: rows that count
         with it."""
@@ -199,9 +207,13 @@ class Store:
         if turn is None:
             return None
         if layout is None and first_version:
-            return self.blobs.load_aggregator(int(turn), first_version, self.ledger.get("sum_crc32"))
+            return self.blobs.load_aggregator(
+                int(turn), first_version, self.ledger.get("sum_crc32")
+            )
         if layout is None:
-            text = f"{self.blobs.where_aggregator()}: an earlier version of fleetlearn saved the sum"
+            text = (
+                f"{self.blobs.where_aggregator()}: an earlier version of fleetlearn saved the sum"
+            )
             raise StoreError(Code.WRONG_HASH, text)
         like = {name: np.empty(size, dtype) for name, dtype, size in json.loads(layout)}
         return self.blobs.load_aggregator(int(turn), like, self.ledger.get("sum_crc32"))
@@ -252,11 +264,16 @@ class Store:
             yield
         except (StoreError, ValueError) as error:
             where = self.blobs.where_aggregator()
-            damage = error if isinstance(error, StoreError) else StoreError(Code.WRONG_HASH, f"{where}: {error}")
+            damage = (
+                error
+                if isinstance(error, StoreError)
+                else StoreError(Code.WRONG_HASH, f"{where}: {error}")
+            )
             raise StoreError(
                 damage.code,
-                f"{damage.text}. Put the data directory back from a backup. Or remove {where}: the next start then "
-                f"gives up what was reported in round {self.ledger.last_round()}, and goes on from the newest model.",
+                f"{damage.text}. Put the data directory back from a backup. Or remove {where}: the "
+                f"next start then gives up what was reported in round {self.ledger.last_round()}, "
+                "and goes on from the newest model.",
             ) from None
 
     # --- models ---
@@ -283,7 +300,8 @@ class Store:
             where = self.blobs.where_model(known.version)
             raise StoreError(
                 Code.WRONG_HASH,
-                f"{where}: the server optimizer's state was changed after it was committed; put it back from a backup",
+                f"{where}: the server optimizer's state was changed after it was committed; put it "
+                "back from a backup",
             )
         return vector, state
 
@@ -291,14 +309,22 @@ class Store:
         """Return those vectors of the state beside an older model that have these names and are
         there. Raises StoreError (missing, damaged)."""
         tensors = self.blobs.load_model(version, sha256)
-        return {name: tensors[OPTIMIZER_STATE + name] for name in names if OPTIMIZER_STATE + name in tensors}
+        return {
+            name: tensors[OPTIMIZER_STATE + name]
+            for name in names
+            if OPTIMIZER_STATE + name in tensors
+        }
 
     def load_parameters(self, version: int, sha256: str) -> Vector:
         """Return an older model as a float32 vector (P,). Raises StoreError (missing, damaged)."""
         return self.blobs.load_model(version, sha256)[PARAMETERS]
 
     def write_model(
-        self, made: ModelMade, vector: Vector, state: Mapping[str, Vector], dropped: Iterable[int] = ()
+        self,
+        made: ModelMade,
+        vector: Vector,
+        state: Mapping[str, Vector],
+        dropped: Iterable[int] = (),
     ) -> list[Row]:
         """Write a model's file, and remove those of older versions that are not kept any more,
         ``dropped``. The newest model so far is none of them: until the rows are written, a start
@@ -307,7 +333,10 @@ class Store:
         Returns the rows that make this model the newest, once they are written. May be called in
         any thread. Raises StoreError (the disk is full).
         """
-        tensors = {PARAMETERS: vector, **{OPTIMIZER_STATE + name: tensor for name, tensor in state.items()}}
+        tensors = {
+            PARAMETERS: vector,
+            **{OPTIMIZER_STATE + name: tensor for name, tensor in state.items()},
+        }
         self.blobs.save_model(made.version, tensors)
         self.blobs.drop_models(dropped)
         crc32 = checksum_of(state)
@@ -335,7 +364,9 @@ def open_store(
         opened.enter_context(storage.lock())
         blobs = opened.enter_context(closing(storage.open_blobs(power=power, spool_files=most)))
         blobs.drop_drafts()
-        ledger = opened.enter_context(closing(storage.open_ledger(power=power, any_thread=any_thread)))
+        ledger = opened.enter_context(
+            closing(storage.open_ledger(power=power, any_thread=any_thread))
+        )
         _refuse_lost(storage, ledger, blobs)
         if ledger.is_new:
             ledger.create({"bundle": bundle, "run": token_hex(4)})
@@ -358,9 +389,9 @@ def _refuse_lost(storage: RunStorage, ledger: Ledger, blobs: Blobs) -> None:
     if versions if ledger.is_new else versions[-1:] > [0] and ledger.newest_model() is None:
         raise StoreError(
             Code.UNKNOWN_CONTENT,
-            f"{storage.where} has models up to version {versions[-1]}, "
-            f"but {ledger.where} there is lost or empty. {ledger.restore_advice} "
-            "Or give the plan another data_dir, or remove that one: training then begins at version 0.",
+            f"{storage.where} has models up to version {versions[-1]}, but {ledger.where} there is "
+            f"lost or empty. {ledger.restore_advice} Or give the plan another data_dir, or remove "
+            "that one: training then begins at version 0.",
         )
 
 

@@ -1,9 +1,10 @@
 """Looks for damage in SQLite's write-ahead log, before SQLite opens it.
 
-SQLite takes a damaged frame for one that was being written when the process died: it goes back to the state before, in
-silence, and what was committed later is gone. Two things tell damage from that. The index beside the log (-shm), which
-a killed process leaves, says how many frames were committed. And after a frame that was being written there is none of
-a later transaction. The formats: https://www.sqlite.org/fileformat2.html#walformat and
+SQLite takes a damaged frame for one that was being written when the process died: it goes back to
+the state before, in silence, and what was committed later is gone. Two things tell damage from
+that. The index beside the log (-shm), which a killed process leaves, says how many frames were
+committed. And after a frame that was being written there is none of a later transaction. The
+formats: https://www.sqlite.org/fileformat2.html#walformat and
 https://www.sqlite.org/walformat.html.
 """
 
@@ -25,8 +26,8 @@ _FRAME = struct.Struct(">6I")
 _MAGIC = 0x377F0682
 """Its last bit says that sums are over big-endian words."""
 _INDEX = struct.Struct("=I4xI2BH2I4I2I")
-"""Of the index: version, changes, whether it is made, the sums' byte order, page size, frames, pages, two sums, two
-salts, and two sums of this itself."""
+"""Of the index: version, changes, whether it is made, the sums' byte order, page size, frames,
+pages, two sums, two salts, and two sums of this itself."""
 _BACKFILLED = struct.Struct("=I")
 """How many frames are in the database already. After the index's two equal headers."""
 
@@ -40,30 +41,36 @@ class _Log(NamedTuple):
 
 
 def check_wal(database: Path) -> None:
-    """Raise StoreError where transactions are lost that were committed. Other processes may have the database open,
-    this one must not: POSIX takes a process's locks on a file away when it closes any descriptor of it."""
+    """Raise StoreError where transactions are lost that were committed. Other processes may have
+    the database open, this one must not: POSIX takes a process's locks on a file away when it
+    closes any descriptor of it."""
     # Another process may write while this one reads: what is found damaged twice is damaged.
     if _is_lost(database) and _is_lost(database):
         path = database.with_name(f"{database.name}-wal")
         raise StoreError(
             Code.WRONG_HASH,
-            f"{path} is damaged or lost: SQLite would go on without what was written last. Put it back from a backup, "
-            f"together with {database.name}. Or remove {path.name} and {database.name}-shm, to go on from what "
-            f"{database.name} has without them.",
+            f"{path} is damaged or lost: SQLite would go on without what was written last. Put it "
+            f"back from a backup, together with {database.name}. Or remove {path.name} and "
+            f"{database.name}-shm, to go on from what {database.name} has without them.",
         )
 
 
 def _is_lost(database: Path) -> bool:
-    path, index = database.with_name(f"{database.name}-wal"), _read_index(database.with_name(f"{database.name}-shm"))
+    path, index = (
+        database.with_name(f"{database.name}-wal"),
+        _read_index(database.with_name(f"{database.name}-shm")),
+    )
     log = _read_log(path)
     if log is None:
-        return (path.exists() and path.stat().st_size > _HEADER.size) or (index is not None and index[1] > index[2])
+        return (path.exists() and path.stat().st_size > _HEADER.size) or (
+            index is not None and index[1] > index[2]
+        )
     return log.later or (index is not None and index[0] == log.salts and index[1] > log.committed)
 
 
 def _read_index(path: Path) -> tuple[tuple[int, int], int, int] | None:
-    """Return the salts, the number of committed frames, and how many of them are in the database. None: there is no
-    index, or it is not whole."""
+    """Return the salts, the number of committed frames, and how many of them are in the database.
+    None: there is no index, or it is not whole."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -88,12 +95,15 @@ def _read_log(path: Path) -> _Log | None:
         return None
     magic, _, page, _, first, second, *sums = _HEADER.unpack_from(content)
     order = ">" if magic & 1 else "<"
-    if magic & ~1 != _MAGIC or tuple(sums) != (total := _sum(content[: _HEADER.size - 8], order, (0, 0))):
+    if magic & ~1 != _MAGIC or tuple(sums) != (
+        total := _sum(content[: _HEADER.size - 8], order, (0, 0))
+    ):
         return None
     salts, committed, damaged, ended = (first, second), 0, False, False
     for number, (head, frame) in enumerate(_frames(content[_HEADER.size :], page), start=1):
         _, pages, *found = _FRAME.unpack(head)
-        if tuple(found[:2]) != salts:  # left from before the log began again, unless a salt is damaged
+        # left from before the log began again, unless a salt is damaged
+        if tuple(found[:2]) != salts:
             if damaged:
                 continue
             damaged, ended = True, False

@@ -1,4 +1,5 @@
-"""The coordinator's address: what a device may connect to, whom TLS trusts, and how the device says who it is."""
+"""The coordinator's address: what a device may connect to, whom TLS trusts, and how the device says
+who it is."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ class Enrolment:
     """What the device shows of itself when it connects, as headers of the handshake."""
 
     def __init__(self, folder: Path, device: str, token: str | None) -> None:
-        """``folder``: the state directory. ``token``: what enrols the device, if it is given one; the device then makes
-        itself a credential. Raises StateError."""
+        """``folder``: the state directory. ``token``: what enrols the device, if it is given one;
+        the device then makes itself a credential. Raises StateError."""
         self._folder, self._device, self._token = folder, device, token
         self._announced: str | None = None
         self.was_accepted = was_let_in(folder)
@@ -38,7 +39,8 @@ class Enrolment:
             make_credential(folder)
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of the next handshake; none where the device has no credential. Raises StateError."""
+        """Return the headers of the next handshake; none where the device has no credential. Raises
+        StateError."""
         found = read_credential(self._folder)
         if found is None:
             return {}
@@ -51,7 +53,8 @@ class Enrolment:
         return headers
 
     def accepted(self) -> None:
-        """The coordinator has accepted the handshake: it knows the credential, and the next one. Raises StateError."""
+        """The coordinator has accepted the handshake: it knows the credential, and the next one.
+        Raises StateError."""
         self._token = None
         if not self.was_accepted:
             note_let_in(self._folder)
@@ -80,18 +83,23 @@ def checked_address(
 ) -> Address:
     """Return the address. Raises ValueError where a device may not connect to it.
 
-    ``ca``: a PEM file of the only CAs that TLS trusts; None: those that the system trusts. ``certificate``, ``key``:
-    PEM files by which the coordinator knows the device. ``insecure``: whether another machine's address may be without
-    TLS.
+    ``ca``: a PEM file of the only CAs that TLS trusts; None: those that the system trusts.
+    ``certificate``, ``key``: PEM files by which the coordinator knows the device. ``insecure``:
+    whether another machine's address may be without TLS.
     """
     try:
         parsed = parse_uri(url)
     except InvalidURI as error:
         raise ValueError(f"{error}; expected ws://HOST:PORT or wss://HOST:PORT") from None
     if parsed.username is not None:
-        raise ValueError("the address has a user name or a password; expected wss://HOST:PORT alone, and token=...")
+        raise ValueError(
+            "the address has a user name or a password; expected wss://HOST:PORT alone, and "
+            "token=..."
+        )
     if (certificate is None) != (key is None):
-        raise ValueError("a certificate and its key go together, and one of them was given without the other")
+        raise ValueError(
+            "a certificate and its key go together, and one of them was given without the other"
+        )
     if parsed.secure:
         context = _context(ca)
         if certificate is not None and key is not None:
@@ -102,21 +110,22 @@ def checked_address(
             raise ValueError(f"a {what} was given for {url}, which has no TLS; expected wss://")
     if not insecure and not is_loopback(parsed.host):
         raise ValueError(
-            f"{url} is another machine's address without TLS: whoever is on the way reads and changes all that is "
-            "sent. Expected wss://; or insecure=True (--insecure) where everybody on the network is trusted"
+            f"{url} is another machine's address without TLS: whoever is on the way reads and "
+            "changes all that is sent. Expected wss://; or insecure=True (--insecure) where "
+            "everybody on the network is trusted"
         )
     return Address(url, None)
 
 
 def read_token(token: str) -> tuple[str, tuple[str, ...]]:
-    """Return a token's secret, and the public keys that come with it. Raises ValueError if this cannot be a token. The
-    text does not have it: it is a secret."""
+    """Return a token's secret, and the public keys that come with it. Raises ValueError if this
+    cannot be a token. The text does not have it: it is a secret."""
     found = _TOKEN.fullmatch(token)
     if found is None:
         raise ValueError(
-            f"the token that was given cannot be one: it has {len(token)} characters. Expected 43 to 128 letters, "
-            "digits, - and _, and keys behind dots if there are any, with no space or line end, as "
-            "`fleetlearn-coordinator token` prints it"
+            f"the token that was given cannot be one: it has {len(token)} characters. Expected 43 "
+            "to 128 letters, digits, - and _, and keys behind dots if there are any, with no space "
+            "or line end, as `fleetlearn-coordinator token` prints it"
         )
     return found[1], tuple(found[2].split(".")[1:])
 
@@ -125,21 +134,27 @@ def _context(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=ca)
     except OSError as error:  # an SSLError, too
-        raise ValueError(f"{ca} cannot be used as a CA: {error}; expected a PEM file of certificates") from None
+        raise ValueError(
+            f"{ca} cannot be used as a CA: {error}; expected a PEM file of certificates"
+        ) from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 
 
-def _show(context: ssl.SSLContext, certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> None:
+def _show(
+    context: ssl.SSLContext, certificate: str | os.PathLike[str], key: str | os.PathLike[str]
+) -> None:
     try:
         # Without the callback a key with a password would make OpenSSL ask for it at the terminal.
         context.load_cert_chain(certificate, key, password=_refuse_password)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{certificate} and {key} cannot be used as the device's certificate and key: {error}. Each is a PEM file, "
-            "as `fleetlearn-coordinator device-certificate` makes them"
+            f"{certificate} and {key} cannot be used as the device's certificate and key: {error}. "
+            "Each is a PEM file, as `fleetlearn-coordinator device-certificate` makes them"
         ) from None
 
 
 def _refuse_password() -> bytes:
-    raise ValueError("the key has a password; write it without one, readable by the device's user alone")
+    raise ValueError(
+        "the key has a password; write it without one, readable by the device's user alone"
+    )

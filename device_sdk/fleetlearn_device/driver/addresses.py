@@ -1,8 +1,9 @@
 """Connecting to the first of a host's addresses that answers ("happy eyeballs", RFC 8305).
 
-A name often has an IPv6 and an IPv4 address, and the network at home only one that works. Addresses are tried one after
-the other, a quarter of a second apart, and the first connection wins. asyncio's ``happy_eyeballs_delay`` does the same,
-but does not say which addresses it tried, and uvloop has no such argument.
+A name often has an IPv6 and an IPv4 address, and the network at home only one that works. Addresses
+are tried one after the other, a quarter of a second apart, and the first connection wins. asyncio's
+``happy_eyeballs_delay`` does the same, but does not say which addresses it tried, and uvloop has no
+such argument.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from fleetlearn_protocol.addresses import is_loopback
 from fleetlearn_protocol.errors import in_words
 
 NEXT_AFTER = 0.25
-"""Seconds after which the next address is tried, if those before have not answered (RFC 8305, section 5)."""
+"""Seconds after which the next address is tried, if those before have not answered (RFC 8305,
+section 5)."""
 
 
 class UnreachableError(OSError):
-    """No address of a host could be connected to. The text says which were tried, what happened, and what to do."""
+    """No address of a host could be connected to. The text says which were tried, what happened,
+    and what to do."""
 
 
 class Place(NamedTuple):
@@ -42,10 +45,11 @@ class Place(NamedTuple):
 
 
 async def find_places(host: str, port: int, seconds: float) -> list[Place]:
-    """Return the addresses of a host, in the order in which to try them: families take turns (RFC 8305, section 4).
+    """Return the addresses of a host, in the order in which to try them: families take turns (RFC
+    8305, section 4).
 
-    Only addresses of this machine are addresses of a name such as ``localhost``. ``seconds``: for the lookup. Raises
-    UnreachableError.
+    Only addresses of this machine are addresses of a name such as ``localhost``. ``seconds``: for
+    the lookup. Raises UnreachableError.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -57,14 +61,17 @@ async def find_places(host: str, port: int, seconds: float) -> list[Place]:
         ) from None
     except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
         raise UnreachableError(
-            f"the name {host} was not found ({in_words(error)}): check its spelling, and this device's network and DNS"
+            f"the name {host} was not found ({in_words(error)}): check its spelling, and this "
+            "device's network and DNS"
         ) from None
     # A dict, since some systems give an address twice.
     places = list(dict.fromkeys(Place(row[0], row[4]) for row in rows))  # type: ignore[arg-type]
     if is_loopback(host):
         places = [place for place in places if place.is_loopback]
         if not places:
-            raise UnreachableError(f"the name {host} leads to another machine here; write 127.0.0.1 in its place")
+            raise UnreachableError(
+                f"the name {host} leads to another machine here; write 127.0.0.1 in its place"
+            )
     first = [place for place in places if place.family == places[0].family]
     others = [place for place in places if place.family != places[0].family]
     turns = [place for pair in zip(first, others, strict=False) for place in pair]
@@ -87,7 +94,9 @@ async def connect_first(places: Sequence[Place], seconds: float) -> tuple[socket
                 place = waiting.popleft()
                 running[asyncio.create_task(_connect(place))] = place
             patience = NEXT_AFTER if waiting else end - loop.time()
-            done, _ = await asyncio.wait(running, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                running, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+            )
             for task in done:
                 error = task.exception()
                 if error is None:
@@ -139,5 +148,8 @@ def _happened(error: OSError | None, seconds: float) -> str:
         return f"gave no answer in {seconds:.3g} s"
     if isinstance(error, ConnectionRefusedError):
         return "refused the connection"
-    words = {errno.ENETUNREACH: "cannot be reached from here", errno.EHOSTUNREACH: "cannot be reached from here"}
+    words = {
+        errno.ENETUNREACH: "cannot be reached from here",
+        errno.EHOSTUNREACH: "cannot be reached from here",
+    }
     return words.get(error.errno or 0) or f"failed ({in_words(error)})"

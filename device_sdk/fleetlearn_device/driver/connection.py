@@ -1,4 +1,5 @@
-"""The WebSocket to the coordinator: opened again after each end, and never waited for beyond a limit."""
+"""The WebSocket to the coordinator: opened again after each end, and never waited for beyond a
+limit."""
 
 from __future__ import annotations
 
@@ -19,7 +20,13 @@ from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
 from fleetlearn_device.driver.address import Address, Enrolment
-from fleetlearn_device.driver.dead_ends import DeadEnd, dead_end_of, dead_end_of_refusal, header, refusal
+from fleetlearn_device.driver.dead_ends import (
+    DeadEnd,
+    dead_end_of,
+    dead_end_of_refusal,
+    header,
+    refusal,
+)
 from fleetlearn_device.driver.timing import Timing, retry_after, seconds_to_wait
 from fleetlearn_device.driver.way import Way, explain, open_way
 from fleetlearn_device.session.commands import Commands
@@ -34,7 +41,8 @@ Event = Callable[[], Commands]
 
 
 class _DirectConnect(connect):
-    """Follows no redirects: nobody has checked the address where they lead, and it would get the device's token."""
+    """Follows no redirects: nobody has checked the address where they lead, and it would get the
+    device's token."""
 
     def process_redirect(self, exc: Exception) -> Exception | str:
         return exc
@@ -49,14 +57,17 @@ class Connection:
     async def send(self, message: str | bytes) -> bool:
         """Send within the time limit. Returns False where the connection is gone.
 
-        The connection to a coordinator that reads nothing is aborted: neither close() nor the keepalive ends a
-        connection whose write buffer is full.
+        The connection to a coordinator that reads nothing is aborted: neither close() nor the
+        keepalive ends a connection whose write buffer is full.
         """
         try:
             async with asyncio.timeout(self._timing.send):
                 await self._socket.send(message)
         except TimeoutError:
-            log.warning("the coordinator took nothing for %g s; the connection is aborted", self._timing.send)
+            log.warning(
+                "the coordinator took nothing for %g s; the connection is aborted",
+                self._timing.send,
+            )
             self.abort()
             return False
         except ConnectionClosed:
@@ -87,8 +98,8 @@ class Connector:
         state: Returns what the device states at a check-in.
         handle: Passes an event to the session, and returns when its commands were carried out.
         on_end: Called when a connection has ended, before the session is told.
-        report: Called with whether there is a connection, as a sentence without its subject, and when the device
-            connects again, in seconds since 1970, where that is known.
+        report: Called with whether there is a connection, as a sentence without its subject, and
+            when the device connects again, in seconds since 1970, where that is known.
     """
 
     def __init__(
@@ -109,7 +120,8 @@ class Connector:
         self.why_not = ""
         """Why there is no connection; the driver sets it where the session closes one."""
         self._retry_after = 0.0
-        """Least seconds to wait before the next connection, which the answer to the last handshake asked for."""
+        """Least seconds to wait before the next connection, which the answer to the last handshake
+        asked for."""
         self._dead_end: DeadEnd | None = None
         """Why the last connection could not be opened, where trying again alone will not help."""
         self._failing_since: float | None = None
@@ -148,20 +160,28 @@ class Connector:
     def _end(self) -> DeadEnd | None:
         """Return why the device is to end rather than to try again, or None."""
         end, until_finished = self._dead_end, self._session.until_finished
-        if end is not None and (until_finished or (end.kind == "not-admitted" and not self._enrolment.was_accepted)):
+        if end is not None and (
+            until_finished or (end.kind == "not-admitted" and not self._enrolment.was_accepted)
+        ):
             return end
-        if not until_finished or self._failing_since is None or self._session.running_task_id is not None:
+        if (
+            not until_finished
+            or self._failing_since is None
+            or self._session.running_task_id is not None
+        ):
             return None
         if time.monotonic() - self._failing_since < self._timing.give_up:
             return None
         text = (
-            f"no connection to {self._address.url} in {self._timing.give_up:g} s: the coordinator may have ended with "
-            "the training. This device was to run until the training is finished (--until-finished), so it ends"
+            f"no connection to {self._address.url} in {self._timing.give_up:g} s: the coordinator "
+            "may have ended with the training. This device was to run until the training is "
+            "finished (--until-finished), so it ends"
         )
         return DeadEnd("unreachable", text)
 
     async def _converse(self) -> bool:
-        """Open a connection and pass on its frames until it ends. Returns whether the device was welcomed."""
+        """Open a connection and pass on its frames until it ends. Returns whether the device was
+        welcomed."""
         session, timing, url = self._session, self._timing, self._address.url
         uri = parse_uri(url)
         way: Way | None = None
@@ -170,7 +190,8 @@ class Connector:
             self._failing_since = time.monotonic()
         try:
             way = await open_way(uri, timing.open, self._failures)
-            # Text frames are smaller than chunks. Few frames are queued: a slow disk slows the coordinator down.
+            # Text frames are smaller than chunks. Few frames are queued: a slow disk slows the
+            # coordinator down.
             async with _DirectConnect(
                 url,
                 ssl=self._address.tls,
@@ -228,11 +249,16 @@ class Connector:
 
 def _received(session: Session, frame: str | bytes) -> Commands:
     now = time.monotonic()
-    return session.received(frame, now) if isinstance(frame, str) else session.received_chunk(frame, now)
+    return (
+        session.received(frame, now)
+        if isinstance(frame, str)
+        else session.received_chunk(frame, now)
+    )
 
 
 class RepeatedLine:
-    """Writes a warning once, and again after ten minutes and when it changes: a device may be offline for weeks."""
+    """Writes a warning once, and again after ten minutes and when it changes: a device may be
+    offline for weeks."""
 
     AGAIN = 600.0
     """Seconds."""
@@ -251,7 +277,10 @@ class RepeatedLine:
         often = f" ({self._times} times in a row)" if self._times > 1 else ""
         log.log(self.level(logging.WARNING), "%s%s", text, often)
         if self._times == 2 and self._repeats:
-            log.info("the device goes on trying; this is written again in %g min, if it lasts", self.AGAIN / 60)
+            log.info(
+                "the device goes on trying; this is written again in %g min, if it lasts",
+                self.AGAIN / 60,
+            )
 
     def level(self, level: int) -> int:
         """Return the level for a line that goes with the last warning."""
@@ -263,8 +292,11 @@ class RepeatedLine:
 
 
 def printable(text: str) -> str:
-    """Replace what is not printable, so that the coordinator's text cannot begin a line of the log or colour it."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+    """Replace what is not printable, so that the coordinator's text cannot begin a line of the log
+    or colour it."""
+    return "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
+    )
 
 
 def _close_reason(socket: ClientConnection) -> str:

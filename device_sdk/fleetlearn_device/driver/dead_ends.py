@@ -1,7 +1,9 @@
-"""Why a connection cannot be had, where trying again alone will not help: TLS, who the device is, the version.
+"""Why a connection cannot be had, where trying again alone will not help: TLS, who the device is,
+the version.
 
-Somebody has to do something first: the operator of the coordinator, or whoever starts the device. The text says what.
-A device that nobody watches goes on trying, slowly, since a certificate or a coordinator can be mended while it waits.
+Somebody has to do something first: the operator of the coordinator, or whoever starts the device.
+The text says what. A device that nobody watches goes on trying, slowly, since a certificate or a
+coordinator can be mended while it waits.
 """
 
 from __future__ import annotations
@@ -26,35 +28,51 @@ PROBE = 3.0
 """Seconds to find out what is spoken at an address."""
 
 _WRONG_CERTIFICATE = {
-    9: "it is not valid yet: the clock of this device may be wrong; otherwise wait, or ask for another certificate",
-    10: "it has expired, or the clock of this device is wrong: the coordinator's operator renews the certificate "
-    "(`fleetlearn-coordinator certificate` makes one)",
-    62: "it is for another name than the one in this address: use the name that the certificate has, or ask the "
-    "coordinator's operator for a certificate of this name (`fleetlearn-coordinator certificate NAME`)",
-    64: "it is for another address than this one: use the name or the address that the certificate has, or ask the "
-    "coordinator's operator for a certificate of this one (`fleetlearn-coordinator certificate ADDRESS`)",
+    9: (
+        "it is not valid yet: the clock of this device may be wrong; otherwise wait, or ask for "
+        "another certificate"
+    ),
+    10: (
+        "it has expired, or the clock of this device is wrong: the coordinator's operator renews "
+        "the certificate (`fleetlearn-coordinator certificate` makes one)"
+    ),
+    62: (
+        "it is for another name than the one in this address: use the name that the certificate "
+        "has, or ask the coordinator's operator for a certificate of this name "
+        "(`fleetlearn-coordinator certificate NAME`)"
+    ),
+    64: (
+        "it is for another address than this one: use the name or the address that the certificate "
+        "has, or ask the coordinator's operator for a certificate of this one "
+        "(`fleetlearn-coordinator certificate ADDRESS`)"
+    ),
 }
 """What to do, by OpenSSL's error of the verification (X509_V_ERR_...)."""
 _UNKNOWN_CA = (
-    "no CA that this device trusts signed it: give the CA's file, ca.pem of the coordinator, with --ca; if --ca is "
-    "given, the coordinator has another CA by now"
+    "no CA that this device trusts signed it: give the CA's file, ca.pem of the coordinator, with "
+    "--ca; if --ca is given, the coordinator has another CA by now"
 )
-_NO_TLS = "the coordinator speaks no TLS at this address: use ws:// where that is allowed, or give it a certificate"
+_NO_TLS = (
+    "the coordinator speaks no TLS at this address: use ws:// where that is allowed, or give it a "
+    "certificate"
+)
 _ONLY_TLS = "the coordinator speaks TLS at this address: use wss://"
 _WANTS_CERTIFICATE = (
-    "the coordinator does not take this device's certificate, or asks for one: give the one that its operator made for "
-    "this device (`fleetlearn-coordinator device-certificate`) with --certificate and --key"
+    "the coordinator does not take this device's certificate, or asks for one: give the one that "
+    "its operator made for this device (`fleetlearn-coordinator device-certificate`) with "
+    "--certificate and --key"
 )
 _TITLE = re.compile(r"<title[^>]*>([^<]+)", re.IGNORECASE)
 _NOT_THE_COORDINATOR = "a proxy or another server answers there, and no fleetlearn coordinator"
 _OTHER_VERSION = (
-    "the coordinator speaks another version of the protocol ({}): install the version of fleetlearn here that the "
-    "coordinator has"
+    "the coordinator speaks another version of the protocol ({}): install the version of "
+    "fleetlearn here that the coordinator has"
 )
 
 
 class NoConnectionError(Exception):
-    """The device cannot be connected to its coordinator, and ends. The text says why, and what to do."""
+    """The device cannot be connected to its coordinator, and ends. The text says why, and what to
+    do."""
 
     def __init__(self, kind: Kind, text: str) -> None:
         super().__init__(text)
@@ -77,12 +95,15 @@ class DeadEnd(NamedTuple):
 async def dead_end_of(error: Exception, address: Address, at: Place | None) -> DeadEnd | None:
     """Return why a connection could not be opened, or None where trying again may be enough.
 
-    An error that says too little is looked into: ``at`` the place that was connected to, without saying who the device
-    is. None: there was a proxy in between, and nothing is looked into.
+    An error that says too little is looked into: ``at`` the place that was connected to, without
+    saying who the device is. None: there was a proxy in between, and nothing is looked into.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         advice = _WRONG_CERTIFICATE.get(error.verify_code, _UNKNOWN_CA)
-        return DeadEnd("tls", f"the coordinator's certificate is not accepted ({error.verify_message}): {advice}")
+        return DeadEnd(
+            "tls",
+            f"the coordinator's certificate is not accepted ({error.verify_message}): {advice}",
+        )
     if isinstance(error, ssl.SSLError):
         return _tls_failed(error)
     if at is None:
@@ -98,15 +119,17 @@ async def dead_end_of(error: Exception, address: Address, at: Place | None) -> D
 
 
 def refusal(response: Response) -> str:
-    """Return why a request was refused, in the coordinator's words. Others, such as a proxy or the page of a hotel's
-    network, answer with web pages and redirections: of these, what answered."""
+    """Return why a request was refused, in the coordinator's words. Others, such as a proxy or the
+    page of a hotel's network, answer with web pages and redirections: of these, what answered."""
     status = f"HTTP {response.status_code} {response.reason_phrase}".strip()
     said = bytes(response.body or b"").decode(errors="replace").strip()
     if "HTTPS port" in said:  # nginx, in a web page
         return _ONLY_TLS
     if "html" in header(response, "Content-Type").lower() or said.startswith("<"):
         title = _TITLE.search(said)
-        page = "a web page" if title is None else f'the web page "{" ".join(title[1].split())[:80]}"'
+        page = (
+            "a web page" if title is None else f'the web page "{" ".join(title[1].split())[:80]}"'
+        )
         said = f"{status}, with {page}: {_NOT_THE_COORDINATOR}"
     elif place := header(response, "Location"):
         said = f"{status}, which leads to {place[:200]} and is not followed: {_NOT_THE_COORDINATOR}"
@@ -121,8 +144,8 @@ def header(response: Response, name: str) -> str:
 
 
 def dead_end_of_refusal(status: int, said: str) -> DeadEnd | None:
-    """Return why the coordinator refused a handshake, with this HTTP status and this ``refusal``, or None where trying
-    again may be enough."""
+    """Return why the coordinator refused a handshake, with this HTTP status and this ``refusal``,
+    or None where trying again may be enough."""
     if status in (401, 403) and _NOT_THE_COORDINATOR not in said:
         return DeadEnd("not-admitted", said)
     if status == 400 and "subprotocol" in said:
@@ -138,8 +161,8 @@ def _tls_failed(error: ssl.SSLError) -> DeadEnd | None:
 
 
 async def _speaks_tls(at: Place) -> bool:
-    """Return whether TLS is spoken at an address without TLS. Whose certificate it is does not matter: the connection
-    is closed without a word."""
+    """Return whether TLS is spoken at an address without TLS. Whose certificate it is does not
+    matter: the connection is closed without a word."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -152,7 +175,8 @@ async def _speaks_tls(at: Place) -> bool:
 
 
 async def _speaks_http(at: Place) -> bool:
-    """Return whether a plain request for nothing in particular is answered at an address with TLS."""
+    """Return whether a plain request for nothing in particular is answered at an address with
+    TLS."""
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(PROBE):
             reader, writer = await _open(at, None)
@@ -165,10 +189,11 @@ async def _speaks_http(at: Place) -> bool:
 
 
 async def _refuses_certificate(address: Address, at: Place) -> bool:
-    """Return whether the coordinator ends the connection after TLS's handshake, where it would wait for a request.
+    """Return whether the coordinator ends the connection after TLS's handshake, where it would wait
+    for a request.
 
-    That is when it has read the device's certificate, or has seen that there is none (TLS 1.3). Some servers say so
-    with an alert, others close.
+    That is when it has read the device's certificate, or has seen that there is none (TLS 1.3).
+    Some servers say so with an alert, others close.
     """
     try:
         async with asyncio.timeout(PROBE):
@@ -188,4 +213,6 @@ async def _open(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """``host``: the name that the certificate must have; the address itself where there is none."""
     name = None if tls is None else host
-    return await asyncio.open_connection(at.address[0], at.address[1], ssl=tls, server_hostname=name)
+    return await asyncio.open_connection(
+        at.address[0], at.address[1], ssl=tls, server_hostname=name
+    )

@@ -28,11 +28,13 @@ class Description:
 
     Args:
         tags, tier: Names that the coordinator's plan may choose devices by.
-        charging: Whether the device is charging, or a function that says so at each check-in. None: as Linux says.
-        network: ``metered`` or ``unmetered``, or a function that says which at each check-in. None: not stated.
+        charging: Whether the device is charging, or a function that says so at each check-in. None:
+            as Linux says.
+        network: ``metered`` or ``unmetered``, or a function that says which at each check-in. None:
+            not stated.
 
-    A function is called in the event loop, so it should return at once. Raises ValueError on a tag, tier or network
-    that is not allowed.
+    A function is called in the event loop, so it should return at once. Raises ValueError on a tag,
+    tier or network that is not allowed.
     """
 
     def __init__(
@@ -73,7 +75,11 @@ def _ask(function: Callable[[], Value | None]) -> Value | None:
     try:
         return function()
     except Exception as error:  # the user's code: training must not end by it
-        log.warning("what %s says is not stated: %s", getattr(function, "__name__", function), in_one_line(error))
+        log.warning(
+            "what %s says is not stated: %s",
+            getattr(function, "__name__", function),
+            in_one_line(error),
+        )
         return None
 
 
@@ -86,7 +92,8 @@ def memory() -> int | None:
 
 
 def is_charging(folder: Path = POWER_SUPPLIES) -> bool | None:
-    """Return whether a charger is connected, as Linux says. None: it knows neither a battery nor a charger."""
+    """Return whether a charger is connected, as Linux says. None: it knows neither a battery nor a
+    charger."""
     battery = charger = False
     try:
         supplies = sorted(folder.iterdir())

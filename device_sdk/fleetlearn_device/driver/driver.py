@@ -1,4 +1,5 @@
-"""Carries a session's commands out, one after the other, and tells the session what came of them."""
+"""Carries a session's commands out, one after the other, and tells the session what came of
+them."""
 
 from __future__ import annotations
 
@@ -51,8 +52,9 @@ log = logging.getLogger("fleetlearn.device")
 
 
 class Driver:
-    """One run of a device. Events wait in a queue. The commands with which the session answers an event are carried
-    out before the next event; what takes long is done by a job, whose end is an event."""
+    """One run of a device. Events wait in a queue. The commands with which the session answers an
+    event are carried out before the next event; what takes long is done by a job, whose end is an
+    event."""
 
     def __init__(
         self,
@@ -64,17 +66,29 @@ class Driver:
         session: Session,
         description: Description,
     ) -> None:
-        self._contents, self._outbox, self._folder = directory.contents, directory.outbox, directory.path
+        self._contents, self._outbox, self._folder = (
+            directory.contents,
+            directory.outbox,
+            directory.path,
+        )
         self._trainer, self._session, self._description = trainer, session, description
         self._status = StatusFile(directory.path, session)
         self._connector = Connector(
-            address, enrolment, timing, session, self._state, self._handle, self._stop_upload, self._status.update
+            address,
+            enrolment,
+            timing,
+            session,
+            self._state,
+            self._handle,
+            self._stop_upload,
+            self._status.update,
         )
         self._finished: FinishedUpdate | None = None
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
         self._jobs: set[asyncio.Task[None]] = set()
         self._cache_lock = asyncio.Lock()
-        """Held by the one job that looks up or files contents: a lookup deletes what only the task before needed."""
+        """Held by the one job that looks up or files contents: a lookup deletes what only the task
+        before needed."""
         self._upload: asyncio.Task[None] | None = None
         self._last_error = ""
         """What the last exception that was no error of ours said."""
@@ -92,7 +106,9 @@ class Driver:
     def _state(self) -> Statement:
         """Return what the device states at a check-in."""
         challenge = None if self._session.trusted is None else token_hex(32)
-        return self._description.state()._replace(models=self._contents.models(), challenge=challenge)
+        return self._description.state()._replace(
+            models=self._contents.models(), challenge=challenge
+        )
 
     async def run(self) -> None:
         """Run until the session is over. Raises its error."""
@@ -184,7 +200,11 @@ class Driver:
                 self._stop_upload()
             case Close(reason=reason, after=after, code=code):
                 calm = after is not None or self._session.stopping
-                log.log(logging.INFO if calm else logging.WARNING, "closing the connection: %s", printable(reason))
+                log.log(
+                    logging.INFO if calm else logging.WARNING,
+                    "closing the connection: %s",
+                    printable(reason),
+                )
                 self._connector.why_not = printable(reason)
                 self._connector.come_back_after = after
                 self._stop_upload()
@@ -211,11 +231,16 @@ class Driver:
             self.post(partial(_raise, error))
 
     def _abandon(self, error: Exception, ended_task_id: str | None = None) -> None:
-        """End the device with this error; ``ended_task_id`` names the task whose training or saving it ended."""
+        """End the device with this error; ``ended_task_id`` names the task whose training or saving
+        it ended."""
 
         def event() -> Commands:
             commands = self._session.abandon(error, failure_of(error).code)
-            return commands if ended_task_id is None else [*commands, *self._session.ended(ended_task_id)]
+            return (
+                commands
+                if ended_task_id is None
+                else [*commands, *self._session.ended(ended_task_id)]
+            )
 
         self.post(event)
 
@@ -224,7 +249,9 @@ class Driver:
             async with self._cache_lock:
                 trainer, look = self._trainer, self._contents.lacking
                 infer = trainer.own_model is not None
-                lacking = await asyncio.to_thread(look, task, trainer.kind, trainer.from_features, infer)
+                lacking = await asyncio.to_thread(
+                    look, task, trainer.kind, trainer.from_features, infer
+                )
         except StateError as error:
             self._abandon(error)
         except (BundleError, MemoryError) as error:
@@ -268,7 +295,8 @@ class Driver:
             self.post(lambda: session.ended(task_id, failure.code, text))
 
     def _log_traceback(self, task_id: str, error: Exception, text: str) -> None:
-        """Write where an exception of the user's code came from; the same one again only at the level DEBUG.
+        """Write where an exception of the user's code came from; the same one again only at the
+        level DEBUG.
 
         Its lines are indented, so that a text with line ends cannot begin a line of the log.
         """
@@ -276,7 +304,10 @@ class Driver:
         self._last_error = text
         lines = "\n".join(f"    {printable(line)}" for line in traceback_lines(error))
         log.log(
-            level, "task %s failed by an exception, most likely of the code that gives the data:\n%s", task_id, lines
+            level,
+            "task %s failed by an exception, most likely of the code that gives the data:\n%s",
+            task_id,
+            lines,
         )
 
     async def _train(self, task: Task, seconds: float) -> None:
@@ -289,7 +320,8 @@ class Driver:
         else:
             report = finished.report
             log.info(
-                "task %s: trained %d steps, %.4g epochs%s, loss %.6g on this device's data, in %.2f s%s",
+                "task %s: trained %d steps, %.4g epochs%s, loss %.6g on this device's data, in "
+                "%.2f s%s",
                 report.task,
                 report.steps,
                 report.epochs,

@@ -1,4 +1,5 @@
-"""Maps each exception to the failure that the coordinator is told, and to whether the device can go on."""
+"""Maps each exception to the failure that the coordinator is told, and to whether the device can go
+on."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
 from fleetlearn_device.storage.errors import DiskFullError, StateError
 from fleetlearn_device.training.algorithms import UnsupportedError
-from fleetlearn_device.training.train import BadValuesError, DivergedError, NoExamplesError, OutOfTimeError
+from fleetlearn_device.training.train import (
+    BadValuesError,
+    DivergedError,
+    NoExamplesError,
+    OutOfTimeError,
+)
 from fleetlearn_device.training.trainer import KilledError
 
 
@@ -39,7 +45,8 @@ FAILURES: dict[type, Failure] = {
     FleetError: Failure("bad-bundle"),
     Exception: Failure("runtime-error"),
 }
-"""By class. An exception that is not listed is treated as the nearest listed class that it derives from."""
+"""By class. An exception that is not listed is treated as the nearest listed class that it derives
+from."""
 
 
 def failure_of(error: Exception) -> Failure:

@@ -1,8 +1,9 @@
 """Which proxy a connection goes through.
 
-The variables are those that websockets and Python's urllib read; on macOS and Windows the system's settings count, too.
-Two rules are our own. This machine is always connected to directly: no proxy can lead to it. And so is every address
-without TLS: a proxy would read the device's credential, which goes with the first request.
+The variables are those that websockets and Python's urllib read; on macOS and Windows the system's
+settings count, too. Two rules are our own. This machine is always connected to directly: no proxy
+can lead to it. And so is every address without TLS: a proxy would read the device's credential,
+which goes with the first request.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from websockets.uri import WebSocketURI
 from fleetlearn_device.driver.addresses import UnreachableError, find_places
 
 SETTINGS = ("wss", "socks", "https")
-"""The settings that name the proxy of a ``wss://`` address, the first that is there: the variables WSS_PROXY,
-SOCKS_PROXY and HTTPS_PROXY, in capitals or not."""
+"""The settings that name the proxy of a ``wss://`` address, the first that is there: the variables
+WSS_PROXY, SOCKS_PROXY and HTTPS_PROXY, in capitals or not."""
 LOOKUP = 1.0
-"""Seconds to find out whether a name is of this machine. Behind a proxy there may be no DNS that answers."""
+"""Seconds to find out whether a name is of this machine. Behind a proxy there may be no DNS that
+answers."""
 
 
 class Proxy(NamedTuple):
@@ -66,20 +68,24 @@ async def find_proxy(uri: WebSocketURI) -> Proxy | None:
         ) from None
     except ValueError:  # its text may have a part of the password
         raise UnreachableError(
-            f"{setting} names a proxy with no port that can be used. Expected http://HOST:PORT; {instead}"
+            f"{setting} names a proxy with no port that can be used. Expected http://HOST:PORT; "
+            f"{instead}"
         ) from None
     host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
-    proxy = Proxy(url, f"{parsed.scheme}://{host}:{parsed.port}", setting, not _is_ip_address(parsed.host))
+    proxy = Proxy(
+        url, f"{parsed.scheme}://{host}:{parsed.port}", setting, not _is_ip_address(parsed.host)
+    )
     if parsed.scheme.startswith("socks") and find_spec("python_socks") is None:
         raise UnreachableError(
-            f'{proxy} speaks SOCKS, which needs: pip install "python-socks[asyncio]"; {instead}. An HTTP proxy needs '
-            "no package"
+            f'{proxy} speaks SOCKS, which needs: pip install "python-socks[asyncio]"; {instead}. '
+            "An HTTP proxy needs no package"
         )
     return proxy
 
 
 def configured_proxy(uri: WebSocketURI) -> tuple[str, str] | None:
-    """Return what names a proxy for this address, and the proxy's address as it is there. None: nothing does."""
+    """Return what names a proxy for this address, and the proxy's address as it is there. None:
+    nothing does."""
     if proxy_bypass(f"{uri.host}:{uri.port}"):
         return None
     proxies = getproxies()
@@ -89,7 +95,9 @@ def configured_proxy(uri: WebSocketURI) -> tuple[str, str] | None:
                 url = f"socks5h{url[4:]}"  # so do macOS's settings name it
             variable = f"{scheme}_proxy"
             named = sorted(
-                name for name in os.environ if name.lower() == variable and os.environ[name] == proxies[scheme]
+                name
+                for name in os.environ
+                if name.lower() == variable and os.environ[name] == proxies[scheme]
             )
             return (named[0] if named else f"the system's settings ({scheme})"), url
     return None
@@ -104,8 +112,9 @@ def _is_ip_address(host: str) -> bool:
 
 
 async def _is_this_machine(uri: WebSocketURI, found: tuple[str, str]) -> bool:
-    """Return whether a name is of this machine alone, such as a Raspberry Pi's own name on the Pi. It is not looked up
-    where the proxy is one that looks names up itself: then DNS here is not asked, as the setting says."""
+    """Return whether a name is of this machine alone, such as a Raspberry Pi's own name on the Pi.
+    It is not looked up where the proxy is one that looks names up itself: then DNS here is not
+    asked, as the setting says."""
     if found[1].startswith(("socks5h://", "socks4a://")):
         return False
     try:

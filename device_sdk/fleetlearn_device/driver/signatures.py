@@ -1,4 +1,5 @@
-"""Checks signatures, with the package cryptography, which only devices need that were given keys to trust."""
+"""Checks signatures, with the package cryptography, which only devices need that were given keys to
+trust."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from fleetlearn_device.session.trust import Verify
 
 
 def find_verifier() -> Verify:
-    """Return what checks an Ed25519 signature (RFC 8032). Raises FleetError where cryptography is not installed."""
+    """Return what checks an Ed25519 signature (RFC 8032). Raises FleetError where cryptography is
+    not installed."""
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -21,7 +23,9 @@ def find_verifier() -> Verify:
 
     def verify(key: str, signature: str, content: bytes) -> bool:
         try:
-            Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(signature), content)
+            Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(
+                bytes.fromhex(signature), content
+            )
         except (InvalidSignature, ValueError):  # ValueError: no point of the curve
             return False
         return True

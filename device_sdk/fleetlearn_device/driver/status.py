@@ -10,7 +10,16 @@ from pathlib import Path
 import msgspec
 
 from fleetlearn_device.session.session import Session
-from fleetlearn_device.session.states import AnswerReady, Holding, Idle, Online, Saving, Sent, Training, Uploading
+from fleetlearn_device.session.states import (
+    AnswerReady,
+    Holding,
+    Idle,
+    Online,
+    Saving,
+    Sent,
+    Training,
+    Uploading,
+)
 from fleetlearn_device.storage.status import DeviceStatus, read_status, write_status
 
 log = logging.getLogger("fleetlearn.device")
@@ -23,16 +32,20 @@ _DOES: dict[type, str] = {
     Uploading: "is trained, and its update is being sent",
     Sent: "is trained, and its update was sent",
 }
-"""What the device does with its task in each state of the session's work; in the others it fetches what it needs."""
+"""What the device does with its task in each state of the session's work; in the others it fetches
+what it needs."""
 
 
 class StatusFile:
-    """The status of the device that this process is. The history goes on from the file, if there is one.
+    """The status of the device that this process is. The history goes on from the file, if there is
+    one.
 
     ``clock``: seconds since 1970.
     """
 
-    def __init__(self, folder: Path, session: Session, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, folder: Path, session: Session, clock: Callable[[], float] = time.time
+    ) -> None:
         self._folder, self._session, self._clock = folder, session, clock
         now, found = clock(), read_status(folder)
         if found is not None:
@@ -41,11 +54,14 @@ class StatusFile:
         self._status = DeviceStatus(now, "", now, None, False, "", now, session.history, reason)
         self._warned = False
 
-    def update(self, connection: str | None = None, again_at: float | None = None, end: str = "") -> None:
+    def update(
+        self, connection: str | None = None, again_at: float | None = None, end: str = ""
+    ) -> None:
         """Write the file if something changed.
 
-        ``connection``: whether there is a connection; None: as before. ``again_at``: when the device is to connect
-        again, with a ``connection`` that is not there. ``end``: why the process ends.
+        ``connection``: whether there is a connection; None: as before. ``again_at``: when the
+        device is to connect again, with a ``connection`` that is not there. ``end``: why the
+        process ends.
         """
         session, before = self._session, self._status
         idle, history = isinstance(session.work, Idle), session.history

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 
 class Timing(NamedTuple):
-    """Time limits, in seconds. The defaults suit devices on real networks; tests take smaller ones."""
+    """Time limits, in seconds. The defaults suit devices on real networks; tests take smaller
+    ones."""
 
     open: float = 10.0
     """Looking the name up, connecting, and the handshake: each at most so long."""
@@ -18,14 +19,16 @@ class Timing(NamedTuple):
     close: float = 5.0
     """The closing handshake; then the connection is aborted."""
     base: float = 0.5
-    """Longest wait before the first connection after one that was welcomed; it doubles with each failure."""
+    """Longest wait before the first connection after one that was welcomed; it doubles with each
+    failure."""
     cap: float = 60.0
     """Longest wait before any connection."""
     slow_cap: float = 900.0
-    """Longest wait between attempts where trying again alone will not help, as with a certificate that
-    is not accepted."""
+    """Longest wait between attempts where trying again alone will not help, as with a certificate
+    that is not accepted."""
     give_up: float = 900.0
-    """How long a device that runs until the training is finished tries to connect, without one connection."""
+    """How long a device that runs until the training is finished tries to connect, without one
+    connection."""
 
 
 LONGEST_RETRY_AFTER = 3600.0
@@ -33,19 +36,21 @@ LONGEST_RETRY_AFTER = 3600.0
 
 
 def retry_after(value: str) -> float:
-    """Return the seconds that the header Retry-After (RFC 9110, section 10.2.3) asks to wait at least; 0 where it is
-    missing, or a date."""
+    """Return the seconds that the header Retry-After (RFC 9110, section 10.2.3) asks to wait at
+    least; 0 where it is missing, or a date."""
     if not value.isascii() or not value.isdecimal():
         return 0.0
     return min(float(value[:9]), LONGEST_RETRY_AFTER)
 
 
-def seconds_to_wait(timing: Timing, failures: int, come_back_after: float | None, dice: random.Random) -> float:
+def seconds_to_wait(
+    timing: Timing, failures: int, come_back_after: float | None, dice: random.Random
+) -> float:
     """Return how long to wait before the next connection.
 
-    If the coordinator said ``come_back_after``, the wait is 0.5 to 1.5 times that. Otherwise it is uniform between 0
-    and min(cap, base * 2**failures) ("full jitter": Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog
-    2015).
+    If the coordinator said ``come_back_after``, the wait is 0.5 to 1.5 times that. Otherwise it is
+    uniform between 0 and min(cap, base * 2**failures) ("full jitter": Brooker, "Exponential Backoff
+    And Jitter", AWS Architecture Blog 2015).
     """
     if come_back_after is not None:
         return dice.uniform(0.5, 1.5) * come_back_after

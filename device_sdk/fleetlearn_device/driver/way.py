@@ -1,4 +1,5 @@
-"""The way to the coordinator: directly to one of its addresses, or through a proxy; and what went wrong on it."""
+"""The way to the coordinator: directly to one of its addresses, or through a proxy; and what went
+wrong on it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ from fleetlearn_protocol.errors import in_words
 from websockets.exceptions import InvalidProxyStatus
 from websockets.uri import WebSocketURI
 
-from fleetlearn_device.driver.addresses import NEXT_AFTER, Place, UnreachableError, connect_first, find_places
+from fleetlearn_device.driver.addresses import (
+    NEXT_AFTER,
+    Place,
+    UnreachableError,
+    connect_first,
+    find_places,
+)
 from fleetlearn_device.driver.proxies import Proxy, configured_proxy, find_proxy
 
 
@@ -26,9 +33,12 @@ class Way(NamedTuple):
         """Return what websockets' ``connect`` is given for this way."""
         if self.proxy is None:
             return {"sock": self.socket, "proxy": None}
-        # uvloop has no such argument, and tries a proxy's addresses one after the other. Without need it is not given:
-        # asyncio before 3.12 leaves a socket open where it is cancelled at the moment of the connection.
-        happy = self.proxy.has_name and isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop)
+        # uvloop has no such argument, and tries a proxy's addresses one after the other. Without
+        # need it is not given: asyncio before 3.12 leaves a socket open where it is cancelled at
+        # the moment of the connection.
+        happy = self.proxy.has_name and isinstance(
+            asyncio.get_running_loop(), asyncio.BaseEventLoop
+        )
         return {"proxy": self.proxy.url} | ({"happy_eyeballs_delay": NEXT_AFTER} if happy else {})
 
     def close(self) -> None:
@@ -43,8 +53,9 @@ class Way(NamedTuple):
 async def open_way(uri: WebSocketURI, seconds: float, turn: int) -> Way:
     """Return the way to a coordinator.
 
-    ``seconds``: for the lookup of its name, and for the connection. ``turn``: the number of attempts before this one:
-    each begins with the next address, since a network may let small packets through to one and lose large ones.
+    ``seconds``: for the lookup of its name, and for the connection. ``turn``: the number of
+    attempts before this one: each begins with the next address, since a network may let small
+    packets through to one and lose large ones.
 
     Raises UnreachableError.
     """
@@ -60,8 +71,8 @@ async def open_way(uri: WebSocketURI, seconds: float, turn: int) -> Way:
         if unused is None:
             raise
         raise UnreachableError(
-            f"{error}. {unused[0]} names a proxy, which is not used for ws://: it would read the device's credential; "
-            "use wss:// where the way leads through a proxy"
+            f"{error}. {unused[0]} names a proxy, which is not used for ws://: it would read the "
+            "device's credential; use wss:// where the way leads through a proxy"
         ) from None
     return Way(place, connected)
 
@@ -72,14 +83,20 @@ def explain(error: Exception, uri: WebSocketURI, way: Way | None) -> str:
         return str(error)
     if way.proxy is None:
         if isinstance(error, TimeoutError):
-            return "it took the connection, but gave no answer to the handshake: something else may listen there"
+            return (
+                "it took the connection, but gave no answer to the handshake: something else may "
+                "listen there"
+            )
         return str(error) or type(error).__name__
     name = f"[{uri.host}]" if ":" in uri.host else uri.host
     instead = f"check {way.proxy.setting}, or set NO_PROXY={uri.host} to connect without the proxy"
     if isinstance(error, InvalidProxyStatus):
         status = f"HTTP {error.response.status_code} {error.response.reason_phrase}".strip()
         if error.response.status_code == 407:
-            instead = f"it asks for a name and a password, as in {way.proxy.setting}=http://NAME:PASSWORD@HOST:PORT"
+            instead = (
+                "it asks for a name and a password, as in "
+                f"{way.proxy.setting}=http://NAME:PASSWORD@HOST:PORT"
+            )
         return f"the proxy refuses to connect to {name}:{uri.port} ({status}): {instead}"
     if isinstance(error, TimeoutError):
         return f"no answer: {instead}"

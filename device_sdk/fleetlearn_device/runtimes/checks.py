@@ -1,4 +1,5 @@
-"""Checks what is given to a runtime against the bundle's manifest: batches, hyper-parameters, vectors."""
+"""Checks what is given to a runtime against the bundle's manifest: batches, hyper-parameters,
+vectors."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Batch = Sequence[ArrayLike] | Mapping[str, ArrayLike]
 
 
 class DataError(ValueError):
-    """The data do not fit the bundle's batch. The text says what was given and what was expected."""
+    """The data do not fit the bundle's batch. The text says what was given and what was
+    expected."""
 
 
 def describe(inputs: Sequence[Input]) -> str:
@@ -27,23 +29,31 @@ def describe(inputs: Sequence[Input]) -> str:
 
 
 def check_batch(batch: Batch, inputs: Sequence[Input]) -> Arrays:
-    """Return the batch as C-contiguous arrays in the manifest's order and dtypes; arrays that are so are not copied.
+    """Return the batch as C-contiguous arrays in the manifest's order and dtypes; arrays that are
+    so are not copied.
 
-    A dtype is converted where numpy calls that a cast of the same kind (float64 to float32, uint8 or int32 to int64,
-    integers to floats) and every value fits; labels given as floats are refused. Raises DataError.
+    A dtype is converted where numpy calls that a cast of the same kind (float64 to float32, uint8
+    or int32 to int64, integers to floats) and every value fits; labels given as floats are refused.
+    Raises DataError.
     """
     if isinstance(batch, Mapping):
         if set(batch) != {row.name for row in inputs}:
             raise DataError(f"arrays {sorted(batch)} were given; expected {describe(inputs)}")
         batch = [batch[row.name] for row in inputs]
     elif isinstance(batch, str | bytes | np.ndarray) or not isinstance(batch, Sequence):
-        raise DataError(f"a {type(batch).__name__} was given; expected a tuple of arrays: {describe(inputs)}")
+        raise DataError(
+            f"a {type(batch).__name__} was given; expected a tuple of arrays: {describe(inputs)}"
+        )
     if len(batch) != len(inputs):
-        raise DataError(f"{len(batch)} arrays were given; expected {len(inputs)}: {describe(inputs)}")
+        raise DataError(
+            f"{len(batch)} arrays were given; expected {len(inputs)}: {describe(inputs)}"
+        )
     arrays = tuple(_check_array(array, row) for array, row in zip(batch, inputs, strict=True))
     lengths = {row.name: len(array) for row, array in zip(inputs, arrays, strict=True)}
     if len(set(lengths.values())) > 1:
-        raise DataError(f"the arrays have different numbers of examples: {lengths}; their first axes must agree")
+        raise DataError(
+            f"the arrays have different numbers of examples: {lengths}; their first axes must agree"
+        )
     if not len(arrays[0]):
         raise DataError(f"there are no examples; expected at least one in {describe(inputs)}")
     return arrays
@@ -53,38 +63,50 @@ def _check_array(given: ArrayLike, row: Input) -> NDArray[Any]:
     try:
         array = np.asarray(given)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError(f"numpy can make no array of {row.name}, a {type(given).__name__}: {error}") from None
+        raise DataError(
+            f"numpy can make no array of {row.name}, a {type(given).__name__}: {error}"
+        ) from None
     if array.shape[1:] != row.shape or not array.ndim:
-        raise DataError(f"array {row.name} has shape {array.shape}; expected {_shape(row)}, n examples")
+        raise DataError(
+            f"array {row.name} has shape {array.shape}; expected {_shape(row)}, n examples"
+        )
     dtype = np.dtype(row.dtype)
     if array.dtype == dtype:
         return np.ascontiguousarray(array)
     if array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, dtype, "same_kind"):
         raise DataError(
-            f"array {row.name} has dtype {array.dtype}; expected {dtype}, or one that numpy casts to it under the rule "
-            f"'same_kind'. If its values are right, convert it: {row.name}.astype('{dtype}')"
+            f"array {row.name} has dtype {array.dtype}; expected {dtype}, or one that numpy casts "
+            "to it under the rule 'same_kind'. If its values are right, convert it: "
+            f"{row.name}.astype('{dtype}')"
         )
     if dtype.kind in "iu" and array.size:
         limits = np.iinfo(dtype)
         low, high = int(array.min()), int(array.max())
         if low < limits.min or high > limits.max:
-            raise DataError(f"array {row.name} has values from {low} to {high}, which do not fit {dtype}")
+            raise DataError(
+                f"array {row.name} has values from {low} to {high}, which do not fit {dtype}"
+            )
     try:
         with np.errstate(over="raise"):
             return np.ascontiguousarray(array, dtype)
     except FloatingPointError:
-        raise DataError(f"array {row.name} has {array.dtype} values that are too large for {dtype}") from None
+        raise DataError(
+            f"array {row.name} has {array.dtype} values that are too large for {dtype}"
+        ) from None
 
 
 def check_ranges(arrays: Arrays, inputs: Sequence[Input], where: str = "") -> None:
-    """Raise DataError where an integer names no class and no row (``Input.below``). The text names array and example.
+    """Raise DataError where an integer names no class and no row (``Input.below``). The text names
+    array and example.
 
-    One pass over the arrays of integers that have a range: 0.3 ns for each int64 of a large one, 4 us for a small one.
+    One pass over the arrays of integers that have a range: 0.3 ns for each int64 of a large one, 4
+    us for a small one.
     """
     for array, row in zip(arrays, inputs, strict=True):
         if row.below is None or array.dtype.kind not in "iu" or not array.size:
             continue
-        # As unsigned integers, negative values are the largest: one maximum finds values below and above the range.
+        # As unsigned integers, negative values are the largest: one maximum finds values below and
+        # above the range.
         if array.view(f"u{array.itemsize}").max() < row.below:
             continue
         wrong = (array < 0) | (array >= row.below)
@@ -93,20 +115,25 @@ def check_ranges(arrays: Arrays, inputs: Sequence[Input], where: str = "") -> No
         if not wrong.any():
             continue
         place = np.unravel_index(int(wrong.argmax()), array.shape)
-        allowed = f"0 to {row.below - 1}" + ("" if row.ignored is None else f", or {row.ignored} for what is left out")
+        allowed = f"0 to {row.below - 1}" + (
+            "" if row.ignored is None else f", or {row.ignored} for what is left out"
+        )
         raise DataError(
-            f"array {row.name} has the value {array[place]} in {_example(place)}{where}; expected {allowed}. "
-            f"{np.count_nonzero(wrong)} of its {array.size} values are none of these"
+            f"array {row.name} has the value {array[place]} in {_example(place)}{where}; expected "
+            f"{allowed}. {np.count_nonzero(wrong)} of its {array.size} values are none of these"
         )
 
 
 def find_nonfinite(arrays: Arrays, inputs: Sequence[Input], start: int = 0) -> str | None:
-    """Return what to say of the first NaN or infinity, or None. ``start``: the number of the arrays' first example."""
+    """Return what to say of the first NaN or infinity, or None. ``start``: the number of the
+    arrays' first example."""
     for array, row in zip(arrays, inputs, strict=True):
         if array.dtype.kind == "f" and not (finite := np.isfinite(array)).all():
             place = np.unravel_index(int(finite.argmin()), array.shape)
             where = _example((int(place[0]) + start, *place[1:]))
-            return f"array {row.name} has the value {array[place]} in {where}; expected finite numbers"
+            return (
+                f"array {row.name} has the value {array[place]} in {where}; expected finite numbers"
+            )
     return None
 
 
@@ -121,20 +148,24 @@ def _shape(row: Input) -> str:
 
 
 def check_hyper(given: Mapping[str, float], rows: Sequence[Hyper]) -> dict[str, float]:
-    """Return the value of each hyper-parameter, in the manifest's order; the default where none is given.
+    """Return the value of each hyper-parameter, in the manifest's order; the default where none is
+    given.
 
-    Raises ValueError: a name that the bundle does not have, no value for one without default, not a finite float32.
+    Raises ValueError: a name that the bundle does not have, no value for one without default, not a
+    finite float32.
     """
     unknown = sorted(set(given) - {row.name for row in rows})
     if unknown:
         raise ValueError(
-            f"hyper-parameters {unknown} are not the bundle's; it has {[row.name for row in rows]}. "
-            "They were chosen when the bundle was exported"
+            f"hyper-parameters {unknown} are not the bundle's; it has "
+            f"{[row.name for row in rows]}. They were chosen when the bundle was exported"
         )
     values = {row.name: given.get(row.name, row.default) for row in rows}
     missing = [name for name, value in values.items() if value is None]
     if missing:
-        raise ValueError(f"hyper-parameters {missing} were not given and have no default in the bundle")
+        raise ValueError(
+            f"hyper-parameters {missing} were not given and have no default in the bundle"
+        )
     checked = {}
     for name, value in values.items():
         try:
@@ -155,13 +186,17 @@ def check_seed(seed: int) -> int:
 
 
 def check_load(
-    manifest: Manifest, vector: Vector, references: Mapping[str, Vector | None], state: Vector | None
+    manifest: Manifest,
+    vector: Vector,
+    references: Mapping[str, Vector | None],
+    state: Vector | None,
 ) -> None:
     """Raise ValueError unless the vectors to load fit the bundle. None: not given."""
     check_vector(vector, manifest.size, manifest.local_size)
     for name, reference in references.items():
         if reference is not None:
-            # Every runtime has an anchor, which updates are made against, whether its step reads it or not.
+            # Every runtime has an anchor, which updates are made against, whether its step reads it
+            # or not.
             if name != "anchor" and name not in manifest.references:
                 raise ValueError(
                     f"a vector {name!r} was given, which the bundle's step does not read; it reads "
@@ -173,19 +208,29 @@ def check_load(
 
 
 def check_vector(vector: Vector, *sizes: int, what: str = "the parameter vector") -> Vector:
-    """Return ``vector``. Raises ValueError unless it is a float32 array of shape (size,) for one of the sizes."""
+    """Return ``vector``. Raises ValueError unless it is a float32 array of shape (size,) for one of
+    the sizes."""
     expected = " or ".join(f"({size},)" for size in dict.fromkeys(sizes))
     if not isinstance(vector, np.ndarray):
-        raise ValueError(f"{what} is a {type(vector).__name__}; expected a float32 numpy array of shape {expected}")
+        raise ValueError(
+            f"{what} is a {type(vector).__name__}; expected a float32 numpy array of shape "
+            f"{expected}"
+        )
     if vector.dtype != np.float32 or vector.ndim != 1 or vector.size not in sizes:
-        raise ValueError(f"{what} is {vector.dtype} of shape {vector.shape}; expected float32 of shape {expected}")
+        raise ValueError(
+            f"{what} is {vector.dtype} of shape {vector.shape}; expected float32 of shape "
+            f"{expected}"
+        )
     return vector
 
 
 def copy_all(pairs: Sequence[tuple[Vector, Vector]]) -> None:
-    """Copy each source to its target, as if all at once: a source may overlap another pair's target."""
+    """Copy each source to its target, as if all at once: a source may overlap another pair's
+    target."""
     sources = [
-        source.copy() if _overlaps(source, (other for _, other in pairs if other is not target)) else source
+        source.copy()
+        if _overlaps(source, (other for _, other in pairs if other is not target))
+        else source
         for source, target in pairs
     ]
     for source, (_, target) in zip(sources, pairs, strict=True):

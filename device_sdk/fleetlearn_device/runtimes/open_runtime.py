@@ -22,27 +22,32 @@ def open_runtime(
     model: Vector | None = None,
     from_features: bool = False,
 ) -> Runtime:
-    """Open a bundle (folder, zip, or one already opened) for training, with ``threads`` threads in an operator.
+    """Open a bundle (folder, zip, or one already opened) for training, with ``threads`` threads in
+    an operator.
 
     ``onnx`` runs graphs/train.onnx on any ONNX Runtime; ``ort-training`` runs ort_training/ on
-    onnxruntime-training-cpu. ``auto`` is ``onnx``: it runs everywhere, on a runtime that is still maintained,
-    measures metrics in the step itself, and gives the same numbers.
+    onnxruntime-training-cpu. ``auto`` is ``onnx``: it runs everywhere, on a runtime that is still
+    maintained, measures metrics in the step itself, and gives the same numbers.
 
-    ``provider`` is where ``onnx`` computes: ``cpu``, or ``cuda`` with onnxruntime-gpu and an NVIDIA GPU, the first one
-    that CUDA_VISIBLE_DEVICES names. ``ort-training`` computes on the CPU.
+    ``provider`` is where ``onnx`` computes: ``cpu``, or ``cuda`` with onnxruntime-gpu and an NVIDIA
+    GPU, the first one that CUDA_VISIBLE_DEVICES names. ``ort-training`` computes on the CPU.
 
-    ``model`` (float32, shape (P,) or (local_size,)) is loaded instead of the bundle's initial parameters. These are
-    then read only for personal parameters that ``model`` lacks, and may be missing otherwise.
+    ``model`` (float32, shape (P,) or (local_size,)) is loaded instead of the bundle's initial
+    parameters. These are then read only for personal parameters that ``model`` lacks, and may be
+    missing otherwise.
 
     With ``from_features`` the runtime's batch, and its manifest's, are the manifest's features
     (``training.features.FeatureCache`` computes them). ``ort-training`` cannot do that.
 
-    Raises ValueError (kind, threads, provider, model, from_features), BundleError (damaged, or without ort_training/ or
-    features), RuntimeUnavailableError, MemoryError.
+    Raises ValueError (kind, threads, provider, model, from_features), BundleError (damaged, or
+    without ort_training/ or features), RuntimeUnavailableError, MemoryError.
     """
     check_choices(kind, threads, provider)
     if from_features and kind == "ort-training":
-        raise ValueError("the runtime ort-training trains whole models; only the runtime onnx trains from features")
+        raise ValueError(
+            "the runtime ort-training trains whole models; only the runtime onnx trains from "
+            "features"
+        )
     # Each kind has a module, so that opening one imports nothing of the other.
     if kind == "ort-training":
         from fleetlearn_device.runtimes.runtime_ort_training import OrtTrainingRuntime
@@ -65,7 +70,9 @@ def check_choices(kind: str, threads: int, provider: str) -> None:
         raise ValueError(f"{threads} threads; expected at least 1")
     check_provider_name(provider)
     if kind == "ort-training" and provider != "cpu":
-        raise ValueError(f"provider {provider!r}; the runtime 'ort-training' computes on the CPU. Use 'onnx'")
+        raise ValueError(
+            f"provider {provider!r}; the runtime 'ort-training' computes on the CPU. Use 'onnx'"
+        )
 
 
 def _open(path: str | os.PathLike[str], files: Sequence[str]) -> Bundle:

@@ -1,4 +1,5 @@
-"""Where a session computes, chosen by name: on the CPU or on a GPU. And tensors in the memory that it computes in."""
+"""Where a session computes, chosen by name: on the CPU or on a GPU. And tensors in the memory that
+it computes in."""
 
 from __future__ import annotations
 
@@ -35,9 +36,11 @@ class Provider(NamedTuple):
     memory: str | None
     """The memory that it computes in, by ONNX Runtime's name. None: the host's."""
     rewrite: Callable[[bytes], bytes | None] | None = None
-    """Returns a graph (an encoded ModelProto) without what it cannot run; None where the graph has nothing of that."""
+    """Returns a graph (an encoded ModelProto) without what it cannot run; None where the graph has
+    nothing of that."""
     recording: dict[str, str] | None = None
-    """Options with which a session records what it has a GPU do, and replays it. None: it cannot."""
+    """Options with which a session records what it has a GPU do, and replays it. None: it
+    cannot."""
 
     def session_arguments(self) -> dict[str, Any]:
         """Return the arguments of an InferenceSession that choose this provider."""
@@ -55,9 +58,11 @@ PROVIDERS: dict[str, Provider] = {
     "cuda": Provider(
         "CUDAExecutionProvider",
         {
-            # TensorFloat-32 rounds the factors of a product to 11 bits: errors of 5e-4, where float32 has 6e-8.
+            # TensorFloat-32 rounds the factors of a product to 11 bits: errors of 5e-4, where
+            # float32 has 6e-8.
             "use_tf32": "0",
-            # By default cuDNN's algorithms are timed for each new shape, and another one may win at the next start.
+            # By default cuDNN's algorithms are timed for each new shape, and another one may win at
+            # the next start.
             "cudnn_conv_algo_search": "HEURISTIC",
         },
         "cuda",
@@ -76,8 +81,8 @@ def check_provider_name(name: str) -> None:
 def open_provider(name: str) -> Provider:
     """Return the provider, once it has shown that it works here.
 
-    Raises ValueError on an unknown name, RuntimeUnavailableError where ONNX Runtime lacks the provider or cannot use a
-    GPU, MemoryError where the GPU has no memory left.
+    Raises ValueError on an unknown name, RuntimeUnavailableError where ONNX Runtime lacks the
+    provider or cannot use a GPU, MemoryError where the GPU has no memory left.
     """
     check_provider_name(name)
     provider, onnxruntime = PROVIDERS[name], import_onnxruntime()
@@ -85,9 +90,10 @@ def open_provider(name: str) -> Provider:
     available = onnxruntime.get_available_providers()
     if provider.name not in available:
         raise RuntimeUnavailableError(
-            f"the provider {name!r} is ONNX Runtime's {provider.name}, which is not in {here}; it has "
-            f"{', '.join(available)}. Replace it: pip uninstall {' '.join(installed())}, then pip install "
-            '"onnxruntime-gpu[cuda,cudnn]"; on a Jetson, NVIDIA\'s wheel of onnxruntime-gpu for its JetPack'
+            f"the provider {name!r} is ONNX Runtime's {provider.name}, which is not in {here}; it "
+            f"has {', '.join(available)}. Replace it: pip uninstall {' '.join(installed())}, then "
+            'pip install "onnxruntime-gpu[cuda,cudnn]"; on a Jetson, NVIDIA\'s wheel of '
+            "onnxruntime-gpu for its JetPack"
         )
     if provider.memory is not None:
         _load_libraries(onnxruntime)
@@ -105,20 +111,23 @@ def unusable(name: str, why: str) -> RuntimeUnavailableError:
     """Return the error for a provider that is installed and does not work."""
     here = f"{' and '.join(installed()) or 'onnxruntime'} {import_onnxruntime().__version__}"
     return RuntimeUnavailableError(
-        f"the provider {name!r} does not work here, with {here}: {why}. It needs an NVIDIA GPU with its driver, and "
-        'CUDA and cuDNN in the versions of that package: pip install "onnxruntime-gpu[cuda,cudnn]" brings these two'
+        f"the provider {name!r} does not work here, with {here}: {why}. It needs an NVIDIA GPU "
+        "with its driver, and CUDA and cuDNN in the versions of that package: pip install "
+        '"onnxruntime-gpu[cuda,cudnn]" brings these two'
     )
 
 
 def _load_libraries(onnxruntime: ModuleType) -> None:
-    """Load CUDA and cuDNN from their wheels, if they are installed: ONNX Runtime does not find them by itself."""
+    """Load CUDA and cuDNN from their wheels, if they are installed: ONNX Runtime does not find them
+    by itself."""
     if hasattr(onnxruntime, "preload_dlls"):  # since 1.21
         with redirect_stdout(io.StringIO()):  # it prints what it does not find
             onnxruntime.preload_dlls()
 
 
 def _missing_library(onnxruntime: ModuleType) -> str:
-    """Return why the system cannot load ONNX Runtime's part for CUDA, or nothing: ONNX Runtime only logs it."""
+    """Return why the system cannot load ONNX Runtime's part for CUDA, or nothing: ONNX Runtime only
+    logs it."""
     library = Path(onnxruntime.__path__[0], "capi", "libonnxruntime_providers_cuda.so")
     if library.exists():
         try:
@@ -129,23 +138,30 @@ def _missing_library(onnxruntime: ModuleType) -> str:
 
 
 def borrow(array: NDArray[Any]) -> Any:
-    """Return an OrtValue in the array's own memory. It does not keep the array alive: the caller must."""
+    """Return an OrtValue in the array's own memory. It does not keep the array alive: the caller
+    must."""
     return import_onnxruntime().OrtValue.ortvalue_from_numpy(array)
 
 
 def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], memory: str) -> Any:
     """Return an OrtValue in memory of its own, whose values are not set."""
-    return import_onnxruntime().OrtValue.ortvalue_from_shape_and_type(list(shape), dtype.type, memory)
+    return import_onnxruntime().OrtValue.ortvalue_from_shape_and_type(
+        list(shape), dtype.type, memory
+    )
 
 
 class Tensors:
-    """The tensors of a flat vector, by a graph's names, as OrtValues in the memory that a session computes in.
+    """The tensors of a flat vector, by a graph's names, as OrtValues in the memory that a session
+    computes in.
 
-    In the host's memory (``memory`` is None) they are the vector's own memory, and nothing is ever copied. Elsewhere
-    each has memory of its own: ``send`` copies the vector there, ``fetch`` copies the tensors back into the vector.
+    In the host's memory (``memory`` is None) they are the vector's own memory, and nothing is ever
+    copied. Elsewhere each has memory of its own: ``send`` copies the vector there, ``fetch`` copies
+    the tensors back into the vector.
     """
 
-    def __init__(self, vector: Vector, views: Mapping[str, NDArray[Any]], memory: str | None) -> None:
+    def __init__(
+        self, vector: Vector, views: Mapping[str, NDArray[Any]], memory: str | None
+    ) -> None:
         """``views``: the tensors as views of the vector."""
         self.vector = vector
         """Must outlive the values that borrow its memory."""

@@ -1,4 +1,5 @@
-"""What a runtime is: it trains a bundle's model, one optimizer step at a time. ``open_runtime`` opens one."""
+"""What a runtime is: it trains a bundle's model, one optimizer step at a time. ``open_runtime``
+opens one."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ KINDS = ("auto", "onnx", "ort-training")
 
 
 class Runtime(Protocol):
-    """A bundle's model in training. The first model is the bundle's initial one; ``load`` sets a round's model."""
+    """A bundle's model in training. The first model is the bundle's initial one; ``load`` sets a
+    round's model."""
 
     @property
     def kind(self) -> str:
@@ -30,20 +32,23 @@ class Runtime(Protocol):
 
     @property
     def parameters(self) -> Vector:
-        """The travelling parameters now: float32, shape (P,), in manifest order. Read-only, and valid until the next
-        ``step`` or ``load``, which reuse the memory; copy it to keep it."""
+        """The travelling parameters now: float32, shape (P,), in manifest order. Read-only, and
+        valid until the next ``step`` or ``load``, which reuse the memory; copy it to keep it."""
 
     @property
     def local(self) -> Vector:
-        """The whole model now: float32, shape (local_size,); the personal parameters are last. Read-only, as above."""
+        """The whole model now: float32, shape (local_size,); the personal parameters are last.
+        Read-only, as above."""
 
     @property
     def state(self) -> Vector:
-        """What the last step passes to the next: float32, shape (state_size,), in manifest order. As above."""
+        """What the last step passes to the next: float32, shape (state_size,), in manifest order.
+        As above."""
 
     @property
     def anchor(self) -> Vector:
-        """The round's global model, which the proximal term pulls towards: float32, shape (P,). Read-only."""
+        """The round's global model, which the proximal term pulls towards: float32, shape (P,).
+        Read-only."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -58,30 +63,36 @@ class Runtime(Protocol):
         previous: Vector | None = None,
         state: Vector | None = None,
     ) -> None:
-        """Copy a model in, for training to begin from. All are float32. Do not write to the anchor (``vector``, unless
-        given) before the next ``load``: a runtime whose step does not read the anchor keeps no copy of it.
+        """Copy a model in, for training to begin from. All are float32. Do not write to the anchor
+        (``vector``, unless given) before the next ``load``: a runtime whose step does not read the
+        anchor keeps no copy of it.
 
-        vector: shape (P,): the travelling parameters; the personal ones stay as they are. Or shape (local_size,): all.
-        anchor: shape (P,). The travelling part of ``vector`` unless given.
+        vector: shape (P,): the travelling parameters; the personal ones stay as they are. Or shape
+        (local_size,): all. anchor: shape (P,). The travelling part of ``vector`` unless given.
         correction: shape (P,), added to the gradient (SCAFFOLD's c - c_k). Zeros unless given.
-        previous: shape (P,), the model with which this device's last task ended (MOON). The anchor unless given.
-        state: shape (state_size,). The bundle's initial state unless given; rows that are ``kept`` stay as they are.
+        previous: shape (P,), the model with which this device's last task ended (MOON). The anchor
+        unless given. state: shape (state_size,). The bundle's initial state unless given; rows that
+        are ``kept`` stay as they are.
 
-        Raises ValueError on another dtype or shape, or a reference that the step does not read; nothing has changed.
+        Raises ValueError on another dtype or shape, or a reference that the step does not read;
+        nothing has changed.
         """
 
     def step(self, batch: Batch, /, *, seed: int = 0, **hyper: float) -> float:
-        """One optimizer step. Returns the batch's mean loss, before the update and without the proximal penalty.
+        """One optimizer step. Returns the batch's mean loss, before the update and without the
+        proximal penalty.
 
-        The step is w <- optimizer(w, g + mu * (w - anchor) + ...) as the manifest's LocalStep says. With mu the
-        objective is loss + mu/2 * ||w - anchor||^2 (Li et al. 2020, "Federated Optimization in Heterogeneous
-        Networks", arXiv 1812.06127, equation 2: the factor 1/2 is the paper's). Hyper-parameters not given take the
-        manifest's defaults. A random bundle's draws (dropout) follow from ``seed`` (0 to 2^53 - 1) alone: give each
-        step another. Other bundles do not read it.
+        The step is w <- optimizer(w, g + mu * (w - anchor) + ...) as the manifest's LocalStep says.
+        With mu the objective is loss + mu/2 * ||w - anchor||^2 (Li et al. 2020, "Federated
+        Optimization in Heterogeneous Networks", arXiv 1812.06127, equation 2: the factor 1/2 is the
+        paper's). Hyper-parameters not given take the manifest's defaults. A random bundle's draws
+        (dropout) follow from ``seed`` (0 to 2^53 - 1) alone: give each step another. Other bundles
+        do not read it.
 
-        Raises DataError (a ValueError), ValueError on a hyper-parameter or seed, StepError, MemoryError; then nothing
-        has changed.
+        Raises DataError (a ValueError), ValueError on a hyper-parameter or seed, StepError,
+        MemoryError; then nothing has changed.
         """
 
     def evaluate(self, batch: Batch) -> Evaluation:
-        """Return examples, summed loss and summed metrics of the model now. Raises DataError, StepError."""
+        """Return examples, summed loss and summed metrics of the model now. Raises DataError,
+        StepError."""

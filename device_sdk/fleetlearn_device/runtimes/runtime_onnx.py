@@ -1,4 +1,5 @@
-"""The runtime ``onnx``: graphs/train.onnx, standard operators only, on any ONNX Runtime's InferenceSession."""
+"""The runtime ``onnx``: graphs/train.onnx, standard operators only, on any ONNX Runtime's
+InferenceSession."""
 
 from __future__ import annotations
 
@@ -19,8 +20,20 @@ from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector, views
 from numpy.typing import NDArray
 
-from fleetlearn_device.runtimes.checks import Arrays, Batch, check_batch, check_hyper, check_load, check_seed, copy_all
-from fleetlearn_device.runtimes.cuda.recorded_step import RecordedStep, check_read_in, records_two_steps
+from fleetlearn_device.runtimes.checks import (
+    Arrays,
+    Batch,
+    check_batch,
+    check_hyper,
+    check_load,
+    check_seed,
+    copy_all,
+)
+from fleetlearn_device.runtimes.cuda.recorded_step import (
+    RecordedStep,
+    check_read_in,
+    records_two_steps,
+)
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime
 from fleetlearn_device.runtimes.providers import PROVIDERS, Tensors, borrow, open_provider
 from fleetlearn_device.runtimes.runtime import Runtime
@@ -28,11 +41,13 @@ from fleetlearn_device.runtimes.sessions import batch_values, make_session, run
 
 
 class OnnxRuntime:
-    """Two flat buffers of parameters and state. A step reads one and writes the other, and they change places after it.
+    """Two flat buffers of parameters and state. A step reads one and writes the other, and they
+    change places after it.
 
-    On the CPU, ONNX Runtime reads and writes the buffers' own memory: a tensor is a view into the vector. On a GPU the
-    buffers' tensors stay there. A step sends the batch and brings back the loss and the metrics; ``load`` sends
-    parameters, and what reads them after steps fetches them once.
+    On the CPU, ONNX Runtime reads and writes the buffers' own memory: a tensor is a view into the
+    vector. On a GPU the buffers' tensors stay there. A step sends the batch and brings back the
+    loss and the metrics; ``load`` sends parameters, and what reads them after steps fetches them
+    once.
     """
 
     kind = "onnx"
@@ -60,7 +75,9 @@ class OnnxRuntime:
         first = np.zeros(manifest.local_size + manifest.state_size, np.float32)
         # Not zeros_like, which writes the zeros. The host needs no copy of what is on a GPU.
         second = np.zeros(first.size, np.float32) if memory is None else first
-        self._now, self._next = (Tensors(vector, self._views(vector), memory) for vector in (first, second))
+        self._now, self._next = (
+            Tensors(vector, self._views(vector), memory) for vector in (first, second)
+        )
         self._fetched = True
         """Whether ``_now.vector`` has the tensors' values."""
         self._references = {name: self._reference(name, memory) for name in manifest.references}
@@ -82,13 +99,18 @@ class OnnxRuntime:
         self._reference_values = {
             name: value for part in self._references.values() for name, value in part.values.items()
         }
-        self._fixed = self._reference_values | {name: borrow(array) for name, array in self._scalars.items()}
+        self._fixed = self._reference_values | {
+            name: borrow(array) for name, array in self._scalars.items()
+        }
         carried = list(self._now.values)
         self._inputs = [*carried, *self._fixed, *(f"batch.{row.name}" for row in manifest.batch)]
         self._outputs = [*(f"next.{name}" for name in carried), *self._result_views]
-        self._session = make_session(bundle, self._train, threads, self._inputs, self._outputs, provider)
+        self._session = make_session(
+            bundle, self._train, threads, self._inputs, self._outputs, provider
+        )
         self._binding, self._next_binding = (
-            self._bind(read, write) for read, write in ((self._now, self._next), (self._next, self._now))
+            self._bind(read, write)
+            for read, write in ((self._now, self._next), (self._next, self._now))
         )
         self._recorded: RecordedStep | None = None
         self._may_record = PROVIDERS[provider].recording is not None and records_two_steps()
@@ -103,10 +125,13 @@ class OnnxRuntime:
         }
 
     def _reference(self, reference: Reference, memory: str | None) -> Tensors:
-        """Return zeros for a reference that the graph reads. The tensors are by the graph's names."""
+        """Return zeros for a reference that the graph reads. The tensors are by the graph's
+        names."""
         vector = np.zeros(self.manifest.size, np.float32)
         read = views(vector, self.manifest.travelling)
-        return Tensors(vector, {f"{reference}.{name}": array for name, array in read.items()}, memory)
+        return Tensors(
+            vector, {f"{reference}.{name}": array for name, array in read.items()}, memory
+        )
 
     def _bind(self, read: Tensors, write: Tensors) -> Any:
         """Bind the step from one buffer to the other: everything except the batch."""
@@ -161,14 +186,23 @@ class OnnxRuntime:
         if previous is None:
             previous = anchor
         self._fetch()  # what is not given stays as it is
-        now, references = self._now.vector, {name: tensors.vector for name, tensors in self._references.items()}
+        now, references = (
+            self._now.vector,
+            {name: tensors.vector for name, tensors in self._references.items()},
+        )
         if "anchor" in references:
             self._anchor = references["anchor"]
         else:  # the step does not read it: a copy would cost time and memory for nothing
-            own = any(np.may_share_memory(anchor, tensors.vector) for tensors in (self._now, self._next))
+            own = any(
+                np.may_share_memory(anchor, tensors.vector) for tensors in (self._now, self._next)
+            )
             self._anchor = anchor.copy() if own else anchor
         pairs = [(vector, now[: vector.size])]
-        for name, reference in (("anchor", anchor), ("previous", previous), ("correction", correction)):
+        for name, reference in (
+            ("anchor", anchor),
+            ("previous", previous),
+            ("correction", correction),
+        ):
             if name in references and reference is not None:
                 pairs.append((reference, references[name]))
         if state is not None:
@@ -193,11 +227,13 @@ class OnnxRuntime:
         self._hyper[:] = list(check_hyper(hyper, self.manifest.hyper).values())
         self._seed[...] = check_seed(seed)
         if not self._replay(arrays):
-            # The binding only borrows these arrays. The next run of this binding is given other arrays first.
+            # The binding only borrows these arrays. The next run of this binding is given other
+            # arrays first.
             inputs = batch_values(self.manifest, arrays)
             if self._copied:
-                # What a session reads in another memory is copied when it is bound: the scalars here, and tensors that
-                # an operator without a kernel for the GPU reads on the host. What is where it is read stays there.
+                # What a session reads in another memory is copied when it is bound: the scalars
+                # here, and tensors that an operator without a kernel for the GPU reads on the host.
+                # What is where it is read stays there.
                 inputs |= self._fixed | self._now.values
             run(self._session, self._binding, self._train, arrays, inputs, wait=self._copied)
         self._now, self._next = self._next, self._now
@@ -208,10 +244,12 @@ class OnnxRuntime:
         return float(loss)
 
     def _replay(self, arrays: Arrays) -> bool:
-        """Do the step by replaying a recorded one. Return whether it could be done; if not, nothing has changed.
+        """Do the step by replaying a recorded one. Return whether it could be done; if not, nothing
+        has changed.
 
-        A step is recorded when two batches in a row have the same number of examples. Not every step can be: not one
-        with loops, or with operators that run on the host, or without memory for a second session.
+        A step is recorded when two batches in a row have the same number of examples. Not every
+        step can be: not one with loops, or with operators that run on the host, or without memory
+        for a second session.
         """
         examples, last = len(arrays[0]), self._last_examples
         self._last_examples = examples
@@ -223,23 +261,35 @@ class OnnxRuntime:
                 return False
             self._recorded.run(self._now, arrays)
         except Exception:
-            # The step is launched operator by operator instead. If that fails too, its error says why.
+            # The step is launched operator by operator instead. If that fails too, its error says
+            # why.
             self._recorded = None
             return False
         return True
 
     def _record(self, arrays: Arrays) -> RecordedStep:
         """Return a step for batches of as many examples. Raises what ONNX Runtime raises."""
-        batch = {f"batch.{row.name}": array for row, array in zip(self.manifest.batch, arrays, strict=True)}
+        batch = {
+            f"batch.{row.name}": array
+            for row, array in zip(self.manifest.batch, arrays, strict=True)
+        }
         symbols = {value.shape[0] for value in self._session.get_inputs() if value.name in batch}
         sizes = {symbol: len(arrays[0]) for symbol in symbols if isinstance(symbol, str)}
         session = make_session(
-            self._bundle, self._train, self._threads, self._inputs, self._outputs, self._provider, sizes
+            self._bundle,
+            self._train,
+            self._threads,
+            self._inputs,
+            self._outputs,
+            self._provider,
+            sizes,
         )
         memory = PROVIDERS[self._provider].memory or "cpu"
         check_read_in(session, memory, [*batch, *self._scalars])
         buffers, fixed = (self._now, self._next), self._reference_values
-        return RecordedStep(session, self._train, memory, buffers, fixed, batch, self._scalars, self._result_views)
+        return RecordedStep(
+            session, self._train, memory, buffers, fixed, batch, self._scalars, self._result_views
+        )
 
     def evaluate(self, batch: Batch) -> Evaluation:
         if self._evaluator is None:
@@ -248,30 +298,47 @@ class OnnxRuntime:
 
 
 class Evaluator:
-    """Runs graphs/eval.onnx, which sums over a batch, or eval_from_features.onnx. Both runtimes use it."""
+    """Runs graphs/eval.onnx, which sums over a batch, or eval_from_features.onnx. Both runtimes use
+    it."""
 
-    def __init__(self, bundle: Bundle, threads: int, provider: str = "cpu", file: str = EVAL) -> None:
-        self._manifest, self._file, self._copied = bundle.manifest, file, PROVIDERS[provider].memory is not None
-        self._outputs = ["examples", "loss_sum", *(f"metric_sum.{name}" for name in self._manifest.metrics)]
+    def __init__(
+        self, bundle: Bundle, threads: int, provider: str = "cpu", file: str = EVAL
+    ) -> None:
+        self._manifest, self._file, self._copied = (
+            bundle.manifest,
+            file,
+            PROVIDERS[provider].memory is not None,
+        )
+        self._outputs = [
+            "examples",
+            "loss_sum",
+            *(f"metric_sum.{name}" for name in self._manifest.metrics),
+        ]
         self._parameters = [f"param.{row.name}" for row in self._manifest.parameters]
         batch = [f"batch.{row.name}" for row in self._manifest.batch]
         inputs = [*self._parameters, *batch]
         self._session = make_session(bundle, file, threads, inputs, self._outputs, provider)
 
     def evaluate(self, values: Mapping[str, Any], batch: Batch) -> Evaluation:
-        """Return the sums for a model, given as OrtValues by the graph's names. Raises DataError, StepError."""
+        """Return the sums for a model, given as OrtValues by the graph's names. Raises DataError,
+        StepError."""
         arrays = check_batch(batch, self._manifest.batch)
         binding = self._session.io_binding()
         for name in self._outputs:
             binding.bind_output(name)
-        inputs = {name: values[name] for name in self._parameters} | batch_values(self._manifest, arrays)
+        inputs = {name: values[name] for name in self._parameters} | batch_values(
+            self._manifest, arrays
+        )
         run(self._session, binding, self._file, arrays, inputs, wait=self._copied)
         examples, loss, *metrics = (float(value) for value in binding.copy_outputs_to_cpu())
-        return Evaluation(round(examples), loss, dict(zip(self._manifest.metrics, metrics, strict=True)))
+        return Evaluation(
+            round(examples), loss, dict(zip(self._manifest.metrics, metrics, strict=True))
+        )
 
 
 def load_first(runtime: Runtime, bundle: Bundle, model: Vector | None) -> None:
-    """Load the model with which a runtime is opened, and from the bundle the parameters that ``model`` lacks."""
+    """Load the model with which a runtime is opened, and from the bundle the parameters that
+    ``model`` lacks."""
     whole = bundle.manifest.local_size
     if model is None or bundle.manifest.size < whole != np.size(model):
         runtime.load(bundle.parameters())

@@ -1,4 +1,5 @@
-"""The runtime ``ort-training``: ONNX Runtime's own training API, which ended with onnxruntime-training-cpu 1.19.2."""
+"""The runtime ``ort-training``: ONNX Runtime's own training API, which ended with
+onnxruntime-training-cpu 1.19.2."""
 
 from __future__ import annotations
 
@@ -14,19 +15,31 @@ from fleetlearn_protocol.manifest import ORT_TRAINING
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector, views
 
-from fleetlearn_device.runtimes.checks import Batch, check_batch, check_hyper, check_load, check_seed, copy_all
-from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime, import_training_api, ran_out_of_memory
+from fleetlearn_device.runtimes.checks import (
+    Batch,
+    check_batch,
+    check_hyper,
+    check_load,
+    check_seed,
+    copy_all,
+)
+from fleetlearn_device.runtimes.import_onnxruntime import (
+    import_onnxruntime,
+    import_training_api,
+    ran_out_of_memory,
+)
 from fleetlearn_device.runtimes.providers import borrow
 from fleetlearn_device.runtimes.runtime_onnx import Evaluator, load_first, read_only
 from fleetlearn_device.runtimes.sessions import StepError, session_options
 
 
 class OrtTrainingRuntime:
-    """The parameters live inside ONNX Runtime; its one contiguous copy of them is read and written as a whole.
+    """The parameters live inside ONNX Runtime; its one contiguous copy of them is read and written
+    as a whole.
 
-    A step without proximal term copies nothing. With it, the step is ONNX Runtime's, and the term's part,
-    lr * mu * (w - anchor) with w from before the step, is subtracted from the parameters after it: for SGD that is
-    the same step.
+    A step without proximal term copies nothing. With it, the step is ONNX Runtime's, and the term's
+    part, lr * mu * (w - anchor) with w from before the step, is subtracted from the parameters
+    after it: for SGD that is the same step.
     """
 
     kind = "ort-training"
@@ -44,12 +57,14 @@ class OrtTrainingRuntime:
             named = ", ".join(what for what, needed in needs.items() if needed)
             raise BundleError(
                 Code.BAD_MESSAGE,
-                f"{bundle.path}: its step has {named}, which the runtime 'ort-training' cannot run; use 'onnx'",
+                f"{bundle.path}: its step has {named}, which the runtime 'ort-training' cannot "
+                "run; use 'onnx'",
             )
         if not manifest.has_ort_training:
             raise BundleError(
                 Code.UNKNOWN_CONTENT,
-                f"{bundle.path} has no ort_training/ files: export again where onnxruntime-training-cpu is installed",
+                f"{bundle.path} has no ort_training/ files: export again where "
+                "onnxruntime-training-cpu is installed",
             )
         api = import_training_api()
         self.version: str = import_onnxruntime().__version__
@@ -67,24 +82,34 @@ class OrtTrainingRuntime:
             options = session_options(threads)
             try:
                 state = api.CheckpointState.load_checkpoint(folder / "checkpoint")
-                self._module = api.Module(folder / "training_model.onnx", state, session_options=options)
+                self._module = api.Module(
+                    folder / "training_model.onnx", state, session_options=options
+                )
                 self._optimizer = api.Optimizer(folder / "optimizer_model.onnx", self._module)
             except (RuntimeError, MemoryError) as error:
                 if ran_out_of_memory(error):
-                    raise MemoryError(f"there was not enough memory to load ort_training/: {error}") from error
+                    raise MemoryError(
+                        f"there was not enough memory to load ort_training/: {error}"
+                    ) from error
                 raise BundleError(
                     Code.BAD_MESSAGE,
-                    f"{bundle.path}: onnxruntime-training {self.version} cannot load ort_training/: {error}",
+                    f"{bundle.path}: onnxruntime-training {self.version} cannot load "
+                    f"ort_training/: {error}",
                 ) from error
         self._outputs: list[str] = self._module.output_names()
         for what, found, expected in (
             ("inputs", self._module.input_names(), [f"batch.{row.name}" for row in manifest.batch]),
-            ("outputs", sorted(self._outputs), sorted(["loss", *(f"metric.{name}" for name in manifest.metrics)])),
+            (
+                "outputs",
+                sorted(self._outputs),
+                sorted(["loss", *(f"metric.{name}" for name in manifest.metrics)]),
+            ),
         ):
             if found != expected:
                 raise BundleError(
                     Code.BAD_MESSAGE,
-                    f"{bundle.path}: training_model.onnx has {what} {found}; the manifest has {expected}. Export again",
+                    f"{bundle.path}: training_model.onnx has {what} {found}; the manifest has "
+                    f"{expected}. Export again",
                 )
         self._state = state
         self._stale = False
@@ -96,15 +121,18 @@ class OrtTrainingRuntime:
     def _map_buffer(self) -> tuple[Vector, list[tuple[slice, slice]]]:
         """Return the contiguous copy, and for each parameter its places in (buffer, vector).
 
-        The API does not say in which order the copy has the parameters (1.19.2: as the training graph's inputs), so
-        each parameter is filled with its own number, and the numbers are looked up. What the checkpoint has beyond
-        the manifest (frozen parameters) keeps its values, which the returned buffer holds.
+        The API does not say in which order the copy has the parameters (1.19.2: as the training
+        graph's inputs), so each parameter is filled with its own number, and the numbers are looked
+        up. What the checkpoint has beyond the manifest (frozen parameters) keeps its values, which
+        the returned buffer holds.
         """
         buffer = self._read_buffer()
         # Numbers of parameters are far below 2^24, so float32 holds them exactly.
         numbers = {name: float(number) for number, (name, _) in enumerate(self._state.parameters)}
         for name, number in numbers.items():
-            self._state.parameters[name] = np.full(self._state.parameters[name].data.shape, number, np.float32)
+            self._state.parameters[name] = np.full(
+                self._state.parameters[name].data.shape, number, np.float32
+            )
         filled = self._read_buffer()
         starts = {float(filled[i]): int(i) for i in (0, *(np.flatnonzero(np.diff(filled)) + 1))}
         places = []
@@ -114,8 +142,8 @@ class OrtTrainingRuntime:
             if start is None or np.count_nonzero(filled == numbers[row.name]) != size:
                 raise BundleError(
                     Code.BAD_MESSAGE,
-                    f"{self._bundle.path}: the manifest has parameter {row.name} of shape {row.shape}; "
-                    f"ort_training/checkpoint has {sorted(numbers)}. Export again",
+                    f"{self._bundle.path}: the manifest has parameter {row.name} of shape "
+                    f"{row.shape}; ort_training/checkpoint has {sorted(numbers)}. Export again",
                 )
             places.append((slice(start, start + size), slice(row.offset, row.offset + size)))
         return buffer, places
@@ -189,9 +217,14 @@ class OrtTrainingRuntime:
         except RuntimeError as error:
             shapes = [array.shape for array in arrays]
             if ran_out_of_memory(error):
-                text = f"there was not enough memory to run ort_training/ on a batch of shapes {shapes}: {error}"
+                text = (
+                    "there was not enough memory to run ort_training/ on a batch of shapes "
+                    f"{shapes}: {error}"
+                )
                 raise MemoryError(text) from error
-            raise StepError(f"ort_training/ could not be run on a batch of shapes {shapes}: {error}") from error
+            raise StepError(
+                f"ort_training/ could not be run on a batch of shapes {shapes}: {error}"
+            ) from error
         self._optimizer.step()
         self._module.lazy_reset_grad()
         self._stale = True
@@ -199,16 +232,20 @@ class OrtTrainingRuntime:
             self._read()
             self._vector -= pull
             self._write()
-        results = dict(zip(self._outputs, outputs if isinstance(outputs, tuple) else (outputs,), strict=True))
+        results = dict(
+            zip(self._outputs, outputs if isinstance(outputs, tuple) else (outputs,), strict=True)
+        )
         self.metrics = {name: float(results[f"metric.{name}"]) for name in self.manifest.metrics}
         return float(results["loss"])
 
     def evaluate(self, batch: Batch) -> Evaluation:
-        # The same graph as the other runtime's, not eval_model.onnx: that one has no metrics and no sums.
+        # The same graph as the other runtime's, not eval_model.onnx: that one has no metrics and no
+        # sums.
         if self._evaluator is None:
             self._evaluator = Evaluator(self._bundle, self._threads)
         self._read()
         values = {
-            f"param.{name}": borrow(array) for name, array in views(self._vector, self.manifest.parameters).items()
+            f"param.{name}": borrow(array)
+            for name, array in views(self._vector, self.manifest.parameters).items()
         }
         return self._evaluator.evaluate(values, batch)

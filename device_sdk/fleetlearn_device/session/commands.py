@@ -53,7 +53,8 @@ class StoreChunk:
 
 @dataclass(frozen=True, slots=True)
 class FinishContent:
-    """Move the complete content to its place, or delete it where its SHA-256 is wrong; answer with ``stored``."""
+    """Move the complete content to its place, or delete it where its SHA-256 is wrong; answer with
+    ``stored``."""
 
     wanted: Wanted
 
@@ -78,7 +79,8 @@ class StartAnswer:
 
 @dataclass(frozen=True, slots=True)
 class StopTraining:
-    """Stop the task's training, or the work on an answer, before its next batch; answer with ``ended``."""
+    """Stop the task's training, or the work on an answer, before its next batch; answer with
+    ``ended``."""
 
     task_id: str
 
@@ -106,8 +108,8 @@ class DropPending:
 
 @dataclass(frozen=True, slots=True)
 class SendUpdate:
-    """Send the saved update's chunks from ``offset`` on, instead of any that are being sent; answer with
-    ``update_sent``."""
+    """Send the saved update's chunks from ``offset`` on, instead of any that are being sent; answer
+    with ``update_sent``."""
 
     task_id: str
     transfer: int

@@ -38,7 +38,8 @@ class History(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, task=task.task, what=what, end="")
 
     def ended(self, task_id: str, outcome: Outcome, why: str) -> History:
-        """Return the history after the task has ended. ``why``: for tasks that failed or do not count."""
+        """Return the history after the task has ended. ``why``: for tasks that failed or do not
+        count."""
         ends = {
             "accepted": "its update was accepted",
             "answered": "its answer was accepted",
@@ -48,4 +49,6 @@ class History(msgspec.Struct, frozen=True):
         count = {outcome: getattr(self, outcome) + 1}
         reason = f"task {task_id} {ends[outcome]}" if why else self.reason
         what = self.what if task_id == self.task else ""
-        return msgspec.structs.replace(self, task=task_id, what=what, end=ends[outcome], reason=reason, **count)
+        return msgspec.structs.replace(
+            self, task=task_id, what=what, end=ends[outcome], reason=reason, **count
+        )

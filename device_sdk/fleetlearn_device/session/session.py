@@ -1,14 +1,15 @@
 """The device's side of the conversation, without I/O: events in, commands out.
 
-A ``Session`` opens no socket and no file, starts no thread, reads no clock and draws no random number. Its owner
-(the driver, or a test) tells it what happened, and carries out the commands with which it answers, in order. Times are
-seconds on any clock that never goes back. Two states describe the session: ``link``, the connection, and ``work``, the
-task. Work outlives the connection: training goes on while the device is offline, and what is finished is reported
-later.
+A ``Session`` opens no socket and no file, starts no thread, reads no clock and draws no random
+number. Its owner (the driver, or a test) tells it what happened, and carries out the commands with
+which it answers, in order. Times are seconds on any clock that never goes back. Two states describe
+the session: ``link``, the connection, and ``work``, the task. Work outlives the connection:
+training goes on while the device is offline, and what is finished is reported later.
 
-A well-behaved coordinator can send a message late or twice: it crossed with ours, or it tells what we know. The session
-ignores such a message with a note. A message that breaks the protocol closes the connection; the work stays, and the
-owner connects again after a back-off that grows with ``faults``.
+A well-behaved coordinator can send a message late or twice: it crossed with ours, or it tells what
+we know. The session ignores such a message with a note. A message that breaks the protocol closes
+the connection; the work stays, and the owner connects again after a back-off that grows with
+``faults``.
 """
 
 from __future__ import annotations
@@ -95,13 +96,15 @@ from fleetlearn_device.session.states import (
 from fleetlearn_device.session.trust import Trusted, message_in
 
 PATIENCE = 60.0
-"""Seconds to wait for an answer to a check-in, a fetch or a finished upload before the connection is closed."""
+"""Seconds to wait for an answer to a check-in, a fetch or a finished upload before the connection
+is closed."""
 BEAT = 0.8
 """Heartbeats are sent at this part of the interval that the coordinator allows."""
 UPLOAD_MARGIN = 0.1, 60.0
 """Part of the deadline that is kept for the upload, and the most seconds it can be."""
 VERSION_WAIT = 600.0
-"""Seconds, about, until the device checks in again with a coordinator that speaks another version of the protocol."""
+"""Seconds, about, until the device checks in again with a coordinator that speaks another version
+of the protocol."""
 QUIET, QUIET_AT_MOST = 600.0, 86400.0
 """Seconds without a task after which the log says so, and most seconds until it says so again."""
 COME_BACK = {
@@ -112,15 +115,16 @@ COME_BACK = {
 }
 """Why the coordinator sends a device away, for people."""
 MAX_ARRIVALS = 2
-"""How often one content may arrive for a task: a second time where its SHA-256 was wrong the first time."""
+"""How often one content may arrive for a task: a second time where its SHA-256 was wrong the first
+time."""
 
 
 class Session:
     """One device's conversation, over any number of connections.
 
     held: an update saved by an earlier process. algorithms: those that the device can do beside
-    ``plain``. exchanges: the kinds of questions that it can answer. trusted: the device's keys, where
-    it does only what one of them signed.
+    ``plain``. exchanges: the kinds of questions that it can answer. trusted: the device's keys,
+    where it does only what one of them signed.
     """
 
     def __init__(
@@ -136,13 +140,19 @@ class Session:
         trusted: Trusted | None = None,
         until_finished: bool = False,
     ) -> None:
-        self.device, self.examples, self.runtime, self.software = device, examples, runtime, software
+        self.device, self.examples, self.runtime, self.software = (
+            device,
+            examples,
+            runtime,
+            software,
+        )
         self.algorithms, self.exchanges, self.trusted = algorithms, exchanges, trusted
         self.until_finished = until_finished
         self.link: Link = Offline()
         self.work: Work = Idle() if held is None else Holding(held, reported_again=False)
         self.running_task_id: str | None = None
-        """The task whose training or saving has not ended, wanted or not. There is never a second."""
+        """The task whose training or saving has not ended, wanted or not. There is never a
+        second."""
         self.faults = 0
         """Failed tasks and broken protocol since the last accepted update."""
         self.steps = 0
@@ -157,7 +167,8 @@ class Session:
         self._last_progress = 0.0
         """When the last frame arrived, or the device last began to wait for an answer."""
         self._ended_task_id: str | None = None
-        """The task that ended on this connection, or whose failure is not sent yet. It is not begun again."""
+        """The task that ended on this connection, or whose failure is not sent yet. It is not begun
+        again."""
         self._unsent_failure: Failed | None = None
         """It is sent with the next welcome."""
         self._ineligible = ""
@@ -205,7 +216,9 @@ class Session:
         """The connection is gone, or could not be opened."""
         self._interrupt_transfer()
         self.link = Offline()
-        self._ended_task_id = self._unsent_failure.task if self._unsent_failure is not None else None
+        self._ended_task_id = (
+            self._unsent_failure.task if self._unsent_failure is not None else None
+        )
         return []
 
     def received(self, text: str | bytes, now: float) -> Commands:
@@ -228,7 +241,11 @@ class Session:
                 raise ProtocolError(Code.OUT_OF_TURN, "a chunk came before the welcome")
             chunk = unpack_chunk(frame)
             work = self.work
-            if not isinstance(work, Fetching) or work.content is None or chunk.transfer != work.content.transfer:
+            if (
+                not isinstance(work, Fetching)
+                or work.content is None
+                or chunk.transfer != work.content.transfer
+            ):
                 return []  # the rest of an earlier fetch, whose task was cancelled
             wanted, size, end = work.wanted[0], work.content.size, chunk.offset + len(chunk.payload)
             if chunk.offset != work.end:
@@ -294,7 +311,8 @@ class Session:
         """Training ended well; ``report`` describes its update."""
         if not isinstance(self.work, Training) or self.work.task_id != report.task:
             return self.ended(report.task)
-        self.examples = report.examples  # what the passes gave may be another number than what was stated
+        # what the passes gave may be another number than what was stated
+        self.examples = report.examples
         self.work = Saving(report)
         return [SavePending(report)]
 
@@ -350,7 +368,9 @@ class Session:
         """Time passed; ``steps`` is how far training is: batches evaluated, and steps."""
         self.steps = 0 if isinstance(self.work, Idle | Locating | Fetching | Storing) else steps
         if isinstance(self.work, Locating | Fetching) and now >= self.work.assignment.deadline:
-            return self._fail_task(self.work, "out-of-time", "the deadline passed before training began")
+            return self._fail_task(
+                self.work, "out-of-time", "the deadline passed before training began"
+            )
         if self._awaits_answer() and now >= self._last_progress + PATIENCE:
             return self._close(f"no answer for {PATIENCE:g} s")
         if isinstance(self.link, Online) and now >= self.link.next_heartbeat:
@@ -361,16 +381,21 @@ class Session:
         return []
 
     def stop(self) -> Commands:
-        """The owner wants to end. An unfinished task is given back; a finished update stays saved."""
+        """The owner wants to end. An unfinished task is given back; a finished update stays
+        saved."""
         self.stopping = True
         commands: Commands = []
         if isinstance(self.work, UnfinishedTask):
             failed = Failed(self.work.task_id, "stopping", "the device is stopping")
-            commands = [*self._send_if_online(failed), *self._drop_task("uncounted", "the device was stopped")]
+            commands = [
+                *self._send_if_online(failed),
+                *self._drop_task("uncounted", "the device was stopped"),
+            ]
         return [*commands, *self._close("stopping")]
 
     def abandon(self, error: Exception, code: FailureCode) -> Commands:
-        """The device cannot go on at all (its data do not fit, its disk is full): say so and end with ``error``."""
+        """The device cannot go on at all (its data do not fit, its disk is full): say so and end
+        with ``error``."""
         self.error, self.stopping = error, True
         if isinstance(self.work, UnfinishedTask | Saving):
             return self._fail_task(self.work, code, str(error))
@@ -379,7 +404,9 @@ class Session:
     # Messages
 
     def _handle(self, message: FromCoordinator, now: float) -> Commands:
-        if isinstance(self.link, CheckingIn) and not isinstance(message, Welcome | ComeBack | Refused):
+        if isinstance(self.link, CheckingIn) and not isinstance(
+            message, Welcome | ComeBack | Refused
+        ):
             raise ProtocolError(Code.OUT_OF_TURN, f"{_tag(message)} came before the welcome")
         match message:
             case Welcome():
@@ -389,10 +416,15 @@ class Session:
                     self.finished = self.stopping = True
                     dropped = self._drop_unfinished_task("the training is finished")
                     return [*dropped, *self._close("the training is finished", after)]
-                return self._close(f"{COME_BACK[reason]}; the device comes back in about {after:g} s ({reason})", after)
+                return self._close(
+                    f"{COME_BACK[reason]}; the device comes back in about {after:g} s ({reason})",
+                    after,
+                )
             case Task() | Question():
                 if self.trusted is not None:
-                    return self._distrust(message, "it is not signed, and this device does only what is")
+                    return self._distrust(
+                        message, "it is not signed, and this device does only what is"
+                    )
                 return self._assign(message, now)
             case Signed():
                 return self._open(message, self.trusted, now)
@@ -430,11 +462,15 @@ class Session:
         interval = max(BEAT * message.heartbeat, 0.01)
         self.link = Online(interval, now + interval, min(message.chunk_bytes, CHUNK_BYTES))
         self._ineligible, self._quiet = message.ineligible, (now, now + QUIET)
-        goes_on = "waiting for a task" if self.task_id is None else f"going on with task {self.task_id}"
+        goes_on = (
+            "waiting for a task" if self.task_id is None else f"going on with task {self.task_id}"
+        )
         coordinator = message.coordinator or "the coordinator"
         commands: Commands = [Note(f"checked in with {coordinator} as {self.device}; {goes_on}")]
         if message.ineligible:
-            commands.append(Note(f"there will be no task for this device: {message.ineligible}", warning=True))
+            commands.append(
+                Note(f"there will be no task for this device: {message.ineligible}", warning=True)
+            )
         if self._unsent_failure is not None:
             commands.append(Send(self._unsent_failure))
             self._unsent_failure = None
@@ -443,13 +479,17 @@ class Session:
         elif isinstance(self.work, AnswerReady):
             commands.append(Send(self.work.message))
         elif self.task_id is not None:
-            commands.append(Send(Heartbeat(self.task_id, self.steps)))  # so that the lease is known to be alive
+            # so that the lease is known to be alive
+            commands.append(Send(Heartbeat(self.task_id, self.steps)))
         return [*commands, *self._locate()]
 
     def _open(self, signed: Signed, trusted: Trusted | None, now: float) -> Commands:
         """Do what a signed message says, if the signature is good."""
         if trusted is None:
-            raise ProtocolError(Code.OUT_OF_TURN, "a signed message came, and this device has no keys to check it with")
+            raise ProtocolError(
+                Code.OUT_OF_TURN,
+                "a signed message came, and this device has no keys to check it with",
+            )
         message = message_in(signed)
         why = trusted.why_not(signed, self._challenge, self.device)
         match message:
@@ -459,12 +499,16 @@ class Session:
                 if why is not None:
                     return self._close_for_fault(f"new keys to trust are refused: {why}")
                 self.trusted = trusted._replace(keys=keys)
-                return [Note(f"the coordinator's keys are now {', '.join(keys)}"), SaveTrusted(keys)]
+                return [
+                    Note(f"the coordinator's keys are now {', '.join(keys)}"),
+                    SaveTrusted(keys),
+                ]
 
     def _distrust(self, task: Task | Question, why: str) -> Commands:
         """Give back a task that is not to be believed. What the device works on stays as it is."""
         text = clip(f"task {task.task} is not trained: {why}")
-        named = task.task in (self.task_id, self._ended_task_id)  # a forged message must not end the real task
+        # a forged message must not end the real task
+        named = task.task in (self.task_id, self._ended_task_id)
         failed: Commands = [] if named else [Send(Failed(task.task, "untrusted", text))]
         return [Note(text, True), *failed, *self._close_for_fault("a task is not trusted")]
 
@@ -473,13 +517,19 @@ class Session:
         if task.task in (self.task_id, self._ended_task_id):
             if isinstance(self.work, UnfinishedTask) and task.task == self.task_id:
                 # A coordinator that was restarted gives the round its time again.
-                self.work = replace(self.work, assignment=replace(self.work.assignment, deadline=deadline))
+                self.work = replace(
+                    self.work, assignment=replace(self.work.assignment, deadline=deadline)
+                )
             return [Note(f"task {task.task} was given again; the device has it")]
         commands: Commands = []
         if self.task_id is not None:
-            # A coordinator that gives another task no longer waits for the first (it lost it in a restart).
+            # A coordinator that gives another task no longer waits for the first (it lost it in a
+            # restart).
             why = f"the coordinator gave task {task.task} in its place"
-            commands = [Note(f"task {self.task_id} is dropped: {why}", True), *self._drop_task("uncounted", why)]
+            commands = [
+                Note(f"task {self.task_id} is dropped: {why}", True),
+                *self._drop_task("uncounted", why),
+            ]
         self.work, self.history = Locating(Assignment(task, deadline)), self.history.begun(task)
         what = f"round {task.round}, {task.epochs} epochs" if isinstance(task, Task) else task.kind
         text = f"task {task.task}: {what}, {task.deadline:.4g} s to the deadline"
@@ -489,8 +539,8 @@ class Session:
         return [*commands, Note(text), *self._locate()]
 
     def _unsupported(self, task: Task | Question) -> str | None:
-        """Return what of the task this device cannot do, for people. Raises ProtocolError (bad-message)
-        on a question whose content is not as its kind says."""
+        """Return what of the task this device cannot do, for people. Raises ProtocolError
+        (bad-message) on a question whose content is not as its kind says."""
         sent = [(vector.name, vector.encoding) for vector in task.vectors]
         if isinstance(task, Question):
             if task.kind not in self.exchanges:
@@ -515,18 +565,26 @@ class Session:
     def _receive(self, content: Content) -> Commands:
         """Expect the chunks of the content that was asked for."""
         work = self.work
-        # The answer to an earlier fetch, whose task was cancelled, may still come; the later fetch replaces it.
+        # The answer to an earlier fetch, whose task was cancelled, may still come; the later fetch
+        # replaces it.
         if not isinstance(work, Fetching) or content.sha256 != work.wanted[0].sha256:
             return [Note(f"content {content.sha256} is not awaited; ignored")]
         wanted = work.wanted[0]
         if content.offset != wanted.have:
-            return [Note(f"{wanted.name} from byte {content.offset} is ignored; {wanted.have} was asked for")]
+            return [
+                Note(
+                    f"{wanted.name} from byte {content.offset} is ignored; {wanted.have} was asked "
+                    "for"
+                )
+            ]
         if content.size > wanted.limit or (wanted.size is not None and content.size != wanted.size):
             expected = f"at most {wanted.limit}" if wanted.size is None else wanted.size
             text = f"{wanted.name} has {content.size} bytes; expected {expected}"
             return self._fail_task(work, "bad-bundle", text)
         if content.offset > content.size:
-            raise ProtocolError(Code.WRONG_OFFSET, f"{wanted.name} begins at {content.offset}, behind its end")
+            raise ProtocolError(
+                Code.WRONG_OFFSET, f"{wanted.name} begins at {content.offset}, behind its end"
+            )
         self.work = replace(work, content=content, end=content.offset)
         return self._store(work, work.wanted) if content.offset == content.size else []
 
@@ -540,16 +598,23 @@ class Session:
             return [Note(f"task {grant.task}: a second grant {grant.transfer} is ignored")]
         size = work.report.size
         if grant.offset > size:
-            text = f"the grant for task {grant.task} begins at {grant.offset}; the update has {size} bytes"
+            text = (
+                f"the grant for task {grant.task} begins at {grant.offset}; the update has {size} "
+                "bytes"
+            )
             raise ProtocolError(Code.WRONG_OFFSET, text)
         assert isinstance(self.link, Online)
         self.work = Uploading(work.report, work.reported_again, grant.transfer)
         rest = f", from byte {grant.offset} on" if grant.offset else ""
         text = f"task {grant.task}: uploading the update of {size} bytes{rest}"
-        return [Note(text), SendUpdate(work.task_id, grant.transfer, grant.offset, self.link.chunk_bytes)]
+        return [
+            Note(text),
+            SendUpdate(work.task_id, grant.transfer, grant.offset, self.link.chunk_bytes),
+        ]
 
     def _wait(self, waiting: Waiting) -> Commands:
-        """A transfer lost its turn, or has none yet. For a fetch, the message alone starts the patience again."""
+        """A transfer lost its turn, or has none yet. For a fetch, the message alone starts the
+        patience again."""
         if waiting.task is None:
             return [Note("what is fetched waits for its turn")]
         work = self.work
@@ -557,7 +622,11 @@ class Session:
             return self._ignore(waiting, waiting.task)
         # The report comes after the last chunk, so the next grant's offset counts all chunks.
         self.work = Holding(work.report, work.reported_again)
-        return [Note(f"task {waiting.task}: the upload waits for its turn"), StopUpdate(), Send(work.report)]
+        return [
+            Note(f"task {waiting.task}: the upload waits for its turn"),
+            StopUpdate(),
+            Send(work.report),
+        ]
 
     def _refused(self, refused: Refused, now: float) -> Commands:
         said = f"{refused.text} [{refused.code.value}]"
@@ -577,7 +646,9 @@ class Session:
             text = f"the coordinator speaks another version of the protocol: {refused.text}"
             return [Note(text, True), *self._close("another version of the protocol", VERSION_WAIT)]
         if refused.code in (Code.BAD_VERSION, Code.BAD_MESSAGE, Code.UNKNOWN_TYPE, Code.TOO_LARGE):
-            self.error = ProtocolError(refused.code, f"the coordinator refuses the check-in: {refused.text}")
+            self.error = ProtocolError(
+                refused.code, f"the coordinator refuses the check-in: {refused.text}"
+            )
             self.stopping = True
         return self._close_for_fault(f"the check-in is refused: {said}")
 
@@ -611,12 +682,13 @@ class Session:
         return [note, *self._drop_task("uncounted", said)]
 
     def _end_replaced(self, said: str) -> Commands:
-        """End the device. This is the session's only connection, so another process speaks for the device, and has its
-        task. The two would replace each other for ever."""
+        """End the device. This is the session's only connection, so another process speaks for the
+        device, and has its task. The two would replace each other for ever."""
         text = (
-            f"another process connected to the coordinator as device {self.device}, so this one ends ({said}). Each "
-            "device needs a state directory of its own, which holds its name: where one was copied, as with a card, "
-            "delete identity.json and, if there is one, credential.json in the copy"
+            f"another process connected to the coordinator as device {self.device}, so this one "
+            f"ends ({said}). Each device needs a state directory of its own, which holds its name: "
+            "where one was copied, as with a card, delete identity.json and, if there is one, "
+            "credential.json in the copy"
         )
         self.error, self.stopping = ProtocolError(Code.REPLACED, text), True
         why = "another process speaks for this device"
@@ -624,21 +696,31 @@ class Session:
 
     def _check_reported(self, message: Accepted | Grant, task_id: str) -> None:
         if task_id == self.task_id and not isinstance(self.work, Finished | AnswerReady):
-            text = f"{_tag(message)} came for task {task_id}, which was not reported (it is {_name(self.work)})"
+            text = (
+                f"{_tag(message)} came for task {task_id}, which was not reported (it is "
+                f"{_name(self.work)})"
+            )
             raise ProtocolError(Code.OUT_OF_TURN, text)
 
     def _ignore(self, message: FromCoordinator, about: str) -> Commands:
-        return [Note(f"{_tag(message)} about {about[:64]} is ignored: it is not what the device works on")]
+        return [
+            Note(
+                f"{_tag(message)} about {about[:64]} is ignored: it is not what the device works on"
+            )
+        ]
 
     # Shared steps
 
     def _say_quiet(self, now: float) -> Commands:
-        """Say that there was no task for a while: after 10 minutes, 20, 40 and so on, and once a day from then on."""
+        """Say that there was no task for a while: after 10 minutes, 20, 40 and so on, and once a
+        day from then on."""
         since, _ = self._quiet
         waited = now - since
         self._quiet = since, now + min(max(waited, QUIET), QUIET_AT_MOST)
         why = self._ineligible or "the coordinator has not chosen it for a round since then"
-        return [Note(f"no task for {waited / 60:.0f} min; the device is connected and ready: {why}")]
+        return [
+            Note(f"no task for {waited / 60:.0f} min; the device is connected and ready: {why}")
+        ]
 
     def _locate(self) -> Commands:
         """Look up what is lacking, if that is the task's next step."""
@@ -669,7 +751,8 @@ class Session:
         return [FinishContent(wanted[0])]
 
     def _drop_task(self, outcome: Outcome, why: str = "") -> Commands:
-        """End the current task, whatever its state. ``why``: for a task that fails or does not count."""
+        """End the current task, whatever its state. ``why``: for a task that fails or does not
+        count."""
         work, self.work = self.work, Idle()
         self._ended_task_id = work.task_id
         self._quiet = self._last_progress, self._last_progress + QUIET
@@ -709,7 +792,8 @@ class Session:
         return [Close(reason, after, code)]
 
     def _interrupt_transfer(self) -> None:
-        """Go back to where the next connection begins: a fetch at its partial content, an upload at its report."""
+        """Go back to where the next connection begins: a fetch at its partial content, an upload at
+        its report."""
         work = self.work
         if isinstance(work, Fetching):
             self.work = Locating(work.assignment)
@@ -723,7 +807,8 @@ class Session:
 def _differing(
     what: str, given: Sequence[tuple[str, str]], names: Sequence[str], families: Sequence[str]
 ) -> str | None:
-    """Return how these vectors or parts, with their encodings, are not those that are known here."""
+    """Return how these vectors or parts, with their encodings, are not those that are known
+    here."""
     same = sorted(name for name, _ in given) == sorted(names)
     if same and all(is_known(encoding, families) for _, encoding in given):
         return None

@@ -1,4 +1,5 @@
-"""The states of a session: ``link``, the connection, and ``work``, the task; each with the values that it needs."""
+"""The states of a session: ``link``, the connection, and ``work``, the task; each with the values
+that it needs."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class Assignment:
     deadline: float
     """When the result must have arrived, by the owner's clock."""
     arrived: tuple[str, ...] = ()
-    """The place of each content that arrived to its last byte; twice where its SHA-256 was wrong the first time."""
+    """The place of each content that arrived to its last byte; twice where its SHA-256 was wrong
+    the first time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ class UnfinishedTask:
 
 @dataclass(frozen=True, slots=True)
 class Locating(UnfinishedTask):
-    """The device waits to know which contents are lacking; or to be online, or for an earlier training to end."""
+    """The device waits to know which contents are lacking; or to be online, or for an earlier
+    training to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,8 @@ class Training(UnfinishedTask):
 
 @dataclass(frozen=True, slots=True)
 class AnswerReady:
-    """The question is answered. The reply is sent on each connection until the coordinator says that
+    """The question is answered. The reply is sent on each connection until the coordinator says
+    that
     it has it. The reply is not durable: a device that was restarted is asked again."""
 
     message: Reply
@@ -153,4 +157,15 @@ class Sent(Finished):
     transfer: int
 
 
-Work = Idle | Locating | Fetching | Storing | Training | AnswerReady | Saving | Holding | Uploading | Sent
+Work = (
+    Idle
+    | Locating
+    | Fetching
+    | Storing
+    | Training
+    | AnswerReady
+    | Saving
+    | Holding
+    | Uploading
+    | Sent
+)

@@ -2,13 +2,14 @@
 
 ::
 
-    bundles/SHA/     training bundles by their manifest's SHA-256, the last MAX_BUNDLES used; only files that are needed
-                     (a file that two bundles have in common is fetched once, and is on the disk once)
+    bundles/SHA/     training bundles by their manifest's SHA-256, the last MAX_BUNDLES used; only
+                     files that are needed (a file that two bundles have in common is fetched once,
+                     and is on the disk once)
     models/SHA       the last task's vectors, such as the round's model
     partial/SHA      a content that is still arriving: a download goes on from the file's length
 
-A content is checked against its SHA-256 when it has arrived, and again when a process first uses it. Therefore none of
-these files is synced.
+A content is checked against its SHA-256 when it has arrived, and again when a process first uses
+it. Therefore none of these files is synced.
 """
 
 from __future__ import annotations
@@ -70,44 +71,57 @@ class ContentCache:
     def lacking(
         self, task: Task | Question, kind: str, from_features: bool = False, infer: bool = False
     ) -> list[Wanted]:
-        """Return what the task needs and the cache lacks, the manifest first: only the manifest names the other files.
+        """Return what the task needs and the cache lacks, the manifest first: only the manifest
+        names the other files.
 
-        from_features: whether the device trains from features if the bundle has any. infer: whether it needs infer.onnx
-        as well.
+        from_features: whether the device trains from features if the bundle has any. infer: whether
+        it needs infer.onnx as well.
 
-        Marks the bundle as used last, and deletes the bundles beyond ``MAX_BUNDLES``, other vectors, and downloads that
-        the task does not need. Raises BundleError on a manifest that this version cannot read or that lacks the files
-        of this runtime, StateError.
+        Marks the bundle as used last, and deletes the bundles beyond ``MAX_BUNDLES``, other
+        vectors, and downloads that the task does not need. Raises BundleError on a manifest that
+        this version cannot read or that lacks the files of this runtime, StateError.
         """
         with os_errors_as_state_errors(self._path):
             if task.bundle is None:  # a question that is answered without a model
                 return []
             folder = f"bundles/{task.bundle}"
             self._make_room(task, self.bundle_path(task.bundle))
-            wanted = [Wanted(task.bundle, MANIFEST, f"{folder}/{MANIFEST}", None, MAX_MANIFEST_BYTES)]
+            wanted = [
+                Wanted(task.bundle, MANIFEST, f"{folder}/{MANIFEST}", None, MAX_MANIFEST_BYTES)
+            ]
             if self._has(wanted[0]):
                 manifest = read_manifest((self._path / wanted[0].place).read_bytes())
                 for file in needed_files(manifest, kind, from_features, infer):
                     entry = manifest.file(file)
-                    wanted.append(Wanted(entry.sha256, file, f"{folder}/{file}", entry.size, entry.size))
+                    wanted.append(
+                        Wanted(entry.sha256, file, f"{folder}/{file}", entry.size, entry.size)
+                    )
             for vector in task.vectors:
                 place = f"models/{vector.sha256}"
-                if all(place != other.place for other in wanted):  # two vectors may be the same, such as zeros
-                    wanted.append(Wanted(vector.sha256, f"the {vector.name}", place, vector.size, vector.size))
-            lacking = [content for content in wanted if not (self._has(content) or self._link(content))]
+                # two vectors may be the same, such as zeros
+                if all(place != other.place for other in wanted):
+                    wanted.append(
+                        Wanted(vector.sha256, f"the {vector.name}", place, vector.size, vector.size)
+                    )
+            lacking = [
+                content for content in wanted if not (self._has(content) or self._link(content))
+            ]
             deltas = {vector.sha256: vector.delta for vector in task.vectors}
-            return self._resume([self._smaller(content, deltas.get(content.sha256)) for content in lacking])
+            return self._resume(
+                [self._smaller(content, deltas.get(content.sha256)) for content in lacking]
+            )
 
     def append(self, wanted: Wanted, offset: int, payload: Buffer) -> None:
-        """Write the next bytes of a partial content; ``offset`` 0 begins it again. Raises StateError."""
+        """Write the next bytes of a partial content; ``offset`` 0 begins it again. Raises
+        StateError."""
         path = self._partial(wanted)
         with os_errors_as_state_errors(path), path.open("r+b" if offset else "wb") as file:
             file.seek(offset)
             file.write(payload)
 
     def finish(self, wanted: Wanted) -> bool:
-        """Move a complete content, or the vector that a difference gives, to its place. Deletes it and returns False
-        where the SHA-256 is wrong.
+        """Move a complete content, or the vector that a difference gives, to its place. Deletes it
+        and returns False where the SHA-256 is wrong.
 
         Raises StateError.
         """
@@ -127,20 +141,34 @@ class ContentCache:
             return True
 
     def models(self) -> tuple[str, ...]:
-        """Return the SHA-256 of the vectors that later ones may come as differences from. Raises StateError."""
+        """Return the SHA-256 of the vectors that later ones may come as differences from. Raises
+        StateError."""
         with os_errors_as_state_errors(self._path):
-            return tuple(sorted(path.name for path in (self._path / "models").iterdir())[:MAX_VECTORS])
+            return tuple(
+                sorted(path.name for path in (self._path / "models").iterdir())[:MAX_VECTORS]
+            )
 
     def _smaller(self, content: Wanted, delta: Delta | None) -> Wanted:
-        """Return the difference that gives this content, if there is one, and the device has what it differs from."""
-        if delta is None or not self._has(Wanted(delta.base, "the earlier model", f"models/{delta.base}", None, 0)):
+        """Return the difference that gives this content, if there is one, and the device has what
+        it differs from."""
+        if delta is None or not self._has(
+            Wanted(delta.base, "the earlier model", f"models/{delta.base}", None, 0)
+        ):
             return content
         name = f"the difference of {content.name}"
-        return Wanted(delta.sha256, name, content.place, delta.size, delta.size, base=delta.base, instead=content)
+        return Wanted(
+            delta.sha256,
+            name,
+            content.place,
+            delta.size,
+            delta.size,
+            base=delta.base,
+            instead=content,
+        )
 
     def _apply(self, source: Path, wanted: Wanted) -> bool:
-        """Replace the difference in this file by the vector that it gives. Returns False if that is another one than
-        is wanted."""
+        """Replace the difference in this file by the vector that it gives. Returns False if that is
+        another one than is wanted."""
         assert wanted.base is not None
         try:
             content = apply_delta(self.vector_path(wanted.base).read_bytes(), source.read_bytes())
@@ -155,7 +183,9 @@ class ContentCache:
 
         Only damaged files are then fetched again: the others would arrive with the same bytes.
         """
-        self._intact = {path for path in self._intact if self.bundle_path(sha256) not in path.parents}
+        self._intact = {
+            path for path in self._intact if self.bundle_path(sha256) not in path.parents
+        }
 
     def delete_bundle(self, sha256: str) -> None:
         """Delete a bundle's files."""
@@ -174,11 +204,14 @@ class ContentCache:
         return True
 
     def _link(self, wanted: Wanted) -> bool:
-        """Take a bundle's file from another bundle that has the same one. Returns False if none has it intact."""
+        """Take a bundle's file from another bundle that has the same one. Returns False if none has
+        it intact."""
         target = self._path / wanted.place
         for folder in bundles_by_use(self._path):
             for source in _files_with_hash(folder, wanted.sha256):
-                if source == target or (source not in self._intact and _digest(source) != wanted.sha256):
+                if source == target or (
+                    source not in self._intact and _digest(source) != wanted.sha256
+                ):
                     continue
                 target.parent.mkdir(parents=True, exist_ok=True)
                 try:
@@ -192,7 +225,8 @@ class ContentCache:
         return False
 
     def _resume(self, lacking: list[Wanted]) -> list[Wanted]:
-        """Return ``lacking`` with the bytes that arrived before; delete the partial contents that are not in it."""
+        """Return ``lacking`` with the bytes that arrived before; delete the partial contents that
+        are not in it."""
         have = {}
         for path in (self._path / "partial").iterdir():
             have[path.name] = path.stat().st_size
@@ -220,11 +254,15 @@ class ContentCache:
         return self._path / "partial" / wanted.sha256
 
 
-def needed_files(manifest: Manifest, kind: str, from_features: bool = False, infer: bool = False) -> list[str]:
-    """Return the files of a bundle that a runtime of this kind (``onnx``, ``ort-training``, ``auto``) reads in a round.
+def needed_files(
+    manifest: Manifest, kind: str, from_features: bool = False, infer: bool = False
+) -> list[str]:
+    """Return the files of a bundle that a runtime of this kind (``onnx``, ``ort-training``,
+    ``auto``) reads in a round.
 
-    from_features: whether it trains from features if the bundle has any. infer: whether infer.onnx is needed as well.
-    The bundle's initial parameters are needed only where some are personal: the round's model has all others.
+    from_features: whether it trains from features if the bundle has any. infer: whether infer.onnx
+    is needed as well. The bundle's initial parameters are needed only where some are personal: the
+    round's model has all others.
     """
     frozen = [FROZEN] if FROZEN in manifest.files else []
     inference = [INFER] if infer else []
@@ -247,7 +285,9 @@ def _files_with_hash(folder: Path, sha256: str) -> list[Path]:
 
 def bundles_by_use(path: Path) -> list[Path]:
     """Return the folders of the bundles in the state directory ``path``, the last used first."""
-    return sorted((path / "bundles").iterdir(), key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
+    return sorted(
+        (path / "bundles").iterdir(), key=lambda folder: folder.stat().st_mtime_ns, reverse=True
+    )
 
 
 def _digest(path: Path) -> str:

@@ -1,7 +1,8 @@
-"""credential.json: the device's credential, 256 random bits that it makes for itself and shows its coordinator alone.
-Beside it, whether a coordinator has ever let the device in.
+"""credential.json: the device's credential, 256 random bits that it makes for itself and shows its
+coordinator alone. Beside it, whether a coordinator has ever let the device in.
 
-``next`` is the credential that the device changes to: both are valid until the coordinator has heard of the new one.
+``next`` is the credential that the device changes to: both are valid until the coordinator has
+heard of the new one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from fleetlearn_device.storage.files import write_durably
 
 FILE = "credential.json"
 LET_IN = "let-in"
-"""An empty file, there from the first handshake on that a coordinator accepted, with a credential or without."""
+"""An empty file, there from the first handshake on that a coordinator accepted, with a credential
+or without."""
 
 
 Secret = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{43,128}$")]
@@ -34,13 +36,16 @@ class Credential(msgspec.Struct, frozen=True):
 
 
 def read_credential(folder: Path) -> Credential | None:
-    """Return the credential in a state directory, or None where there is none. Raises StateError (damaged)."""
+    """Return the credential in a state directory, or None where there is none. Raises StateError
+    (damaged)."""
     path = folder / FILE
     try:
         with os_errors_as_state_errors(path):
             return read_json(path.read_bytes(), Credential) if path.exists() else None
     except msgspec.DecodeError as error:
-        raise StateError(f"{path} is damaged ({error}): delete it, and enrol the device again with a token") from None
+        raise StateError(
+            f"{path} is damaged ({error}): delete it, and enrol the device again with a token"
+        ) from None
 
 
 def make_credential(folder: Path) -> None:
@@ -50,7 +55,8 @@ def make_credential(folder: Path) -> None:
 
 
 def begin_change(folder: Path) -> None:
-    """Make the credential that the device changes to at its next connection. Raises StateError where it has none."""
+    """Make the credential that the device changes to at its next connection. Raises StateError
+    where it has none."""
     found = read_credential(folder)
     if found is None:
         raise StateError(f"{folder} has no credential: the device is not enrolled")
@@ -58,7 +64,8 @@ def begin_change(folder: Path) -> None:
 
 
 def end_change(folder: Path) -> None:
-    """The coordinator has heard of the credential that the device changes to: it is the device's from now on."""
+    """The coordinator has heard of the credential that the device changes to: it is the device's
+    from now on."""
     found = read_credential(folder)
     if found is not None and found.next is not None:
         _write(folder, Credential(found.next))
@@ -77,8 +84,8 @@ def note_let_in(folder: Path) -> None:
 
 def _write(folder: Path, credential: Credential) -> None:
     with os_errors_as_state_errors(folder):
-        # Readable by its owner alone from its first byte on, and of a name of its own: the command ``rotate`` may write
-        # at the same moment as the device.
+        # Readable by its owner alone from its first byte on, and of a name of its own: the command
+        # ``rotate`` may write at the same moment as the device.
         descriptor, draft = mkstemp(prefix=f"{FILE}.", dir=folder)
         os.close(descriptor)
         write_durably(folder / FILE, msgspec.json.encode(credential), into=Path(draft))

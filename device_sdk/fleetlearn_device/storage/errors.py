@@ -11,9 +11,15 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ADVICE = {
     errno.ENOSPC: "the disk is full: free some space",
     errno.EDQUOT: "the disk quota is used up: free some space",
-    errno.EFBIG: "a file may not be as large as that: raise the limit (ulimit -f), or choose another disk",
-    errno.EACCES: "it may not be written to: change its permissions or choose another state directory",
-    errno.EPERM: "it may not be written to: change its permissions or choose another state directory",
+    errno.EFBIG: (
+        "a file may not be as large as that: raise the limit (ulimit -f), or choose another disk"
+    ),
+    errno.EACCES: (
+        "it may not be written to: change its permissions or choose another state directory"
+    ),
+    errno.EPERM: (
+        "it may not be written to: change its permissions or choose another state directory"
+    ),
     errno.EROFS: "its file system is read-only: choose another state directory",
     errno.ENOTDIR: "a part of the path is a file: choose another state directory",
     errno.EEXIST: "a file is in the way: choose another state directory",
@@ -30,10 +36,14 @@ class DiskFullError(StateError):
 
 @contextmanager
 def os_errors_as_state_errors(path: Path) -> Iterator[None]:
-    """Raise each OSError of the block as a StateError that says what to do. ``path`` stands in for an unnamed file."""
+    """Raise each OSError of the block as a StateError that says what to do. ``path`` stands in for
+    an unnamed file."""
     try:
         yield
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0, "check the disk and the path")
-        text = f"cannot use the state directory: {error.filename or path}: {error.strerror or error}; {advice}"
+        text = (
+            f"cannot use the state directory: {error.filename or path}: {error.strerror or error}; "
+            f"{advice}"
+        )
         raise (DiskFullError if error.errno in _FULL else StateError)(text) from error

@@ -11,7 +11,8 @@ from fleetlearn_protocol.frames import Buffer
 
 
 def write_durably(path: Path, *contents: Buffer, into: Path | None = None) -> None:
-    """Write a file beside its place, sync it, and rename it. ``into``: the file to write over, where it exists."""
+    """Write a file beside its place, sync it, and rename it. ``into``: the file to write over,
+    where it exists."""
     aside = into if into is not None and into.exists() else path.with_name(f"{path.name}.tmp")
     with aside.open("r+b" if aside is into else "wb") as file:
         for content in contents:

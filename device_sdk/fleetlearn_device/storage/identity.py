@@ -28,8 +28,8 @@ def read_or_make_name(path: Path, name: str | None) -> str:
         device = read_name(path)
         if name is not None and name != device:
             raise StateError(
-                f"{path} says that this device is {device}, not {name}: leave the name out, or give {name} a state "
-                "directory of its own"
+                f"{path} says that this device is {device}, not {name}: leave the name out, or "
+                f"give {name} a state directory of its own"
             )
         return device
     device = name if name is not None else str(uuid.uuid4())
@@ -37,8 +37,8 @@ def read_or_make_name(path: Path, name: str | None) -> str:
         identity = msgspec.convert({"device": device}, Identity)
     except msgspec.ValidationError:
         raise StateError(
-            f"the name {device!r} was given; a device's name has 1 to 64 letters, digits and . _ -, and begins with a "
-            "letter or digit"
+            f"the name {device!r} was given; a device's name has 1 to 64 letters, digits and . _ "
+            "-, and begins with a letter or digit"
         ) from None
     write_durably(path, msgspec.json.encode(identity))
     return device
@@ -50,6 +50,6 @@ def read_name(path: Path) -> str:
         return read_json(path.read_bytes(), Identity).device
     except msgspec.DecodeError as error:
         raise StateError(
-            f'{path} is damaged ({error}); it should hold {{"device": NAME}}. Write it again with the name that the '
-            "coordinator knows, or delete it and the device gets a new name"
+            f'{path} is damaged ({error}); it should hold {{"device": NAME}}. Write it again with '
+            "the name that the coordinator knows, or delete it and the device gets a new name"
         ) from None

@@ -1,8 +1,10 @@
 """kept/SHA: a device's kept state for each bundle, as raw float32 and the CRC-32 of these bytes.
 
-kept/SHA.personal: its personal model, where it was trained by an algorithm that has one beside the round's (Ditto).
+kept/SHA.personal: its personal model, where it was trained by an algorithm that has one beside the
+round's (Ditto).
 
-Personal parameters and models are the user's: nothing deletes them, not even the end of their bundle in the cache.
+Personal parameters and models are the user's: nothing deletes them, not even the end of their
+bundle in the cache.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ class KeptStates:
         path.mkdir(exist_ok=True)
 
     def load(self, name: str, size: int) -> Vector | None:
-        """Return what the last task of a bundle left: float32, shape (size,). name: the bundle's SHA-256 for its kept
-        state, or ``personal_name`` of it.
+        """Return what the last task of a bundle left: float32, shape (size,). name: the bundle's
+        SHA-256 for its kept state, or ``personal_name`` of it.
 
-        Returns None before the first task, and where ``size`` is 0. A damaged file is renamed to NAME.damaged with a
-        warning, and None is returned. Raises StateError.
+        Returns None before the first task, and where ``size`` is 0. A damaged file is renamed to
+        NAME.damaged with a warning, and None is returned. Raises StateError.
         """
         path = self._path / name
         with os_errors_as_state_errors(path):
@@ -43,11 +45,15 @@ class KeptStates:
                 return None
             content = path.read_bytes()
             values = memoryview(content)[: 4 * size]
-            if len(content) == file_size(4 * size) and _CRC.unpack(content[4 * size :]) == (checksum(values),):
+            if len(content) == file_size(4 * size) and _CRC.unpack(content[4 * size :]) == (
+                checksum(values),
+            ):
                 return np.frombuffer(values, "<f4")
             aside = path.with_name(f"{name}.damaged")
             path.replace(aside)
-            log.warning("%s is damaged; it is put aside as %s, and training begins as at first", path, aside)
+            log.warning(
+                "%s is damaged; it is put aside as %s, and training begins as at first", path, aside
+            )
             return None
 
     def take(self, source: Path, name: str) -> None:
@@ -67,5 +73,6 @@ def file_contents(kept_state: Vector) -> tuple[Buffer, Buffer]:
 
 
 def file_size(state_bytes: int) -> int:
-    """Return the size of the file of a kept state of ``state_bytes``; 0 where there is no kept state."""
+    """Return the size of the file of a kept state of ``state_bytes``; 0 where there is no kept
+    state."""
     return state_bytes + _CRC.size if state_bytes else 0

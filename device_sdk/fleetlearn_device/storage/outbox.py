@@ -1,16 +1,19 @@
-"""pending/: the finished update that the coordinator has not acknowledged, and what the device keeps of its task.
+"""pending/: the finished update that the coordinator has not acknowledged, and what the device
+keeps of its task.
 
 ::
 
-    CRC.bin             the bytes of the report's parts; its name has the CRC-32 of each part, with - between them
+    CRC.bin             the bytes of the report's parts; its name has the CRC-32 of each part,
+                        with - between them
     report.json         its report; the update exists from the moment this file appears
     kept-TASK.BUNDLE    the task's kept state, until it is moved to kept/
     tied-TASK.BUNDLE    the task's tied vectors, until they are moved to tied/
     own-TASK.BUNDLE     the personal model after the task, until it is moved to kept/
     NAME.reserved       room on the disk for one of these files, which a running training holds
 
-The update of a task and what is kept of it appear together. What is kept is written to pending/ first, report.json
-makes all exist, and only then, or when a process next opens the directory, is it moved to its place.
+The update of a task and what is kept of it appear together. What is kept is written to pending/
+first, report.json makes all exist, and only then, or when a process next opens the directory, is it
+moved to its place.
 """
 
 from __future__ import annotations
@@ -41,18 +44,22 @@ log = logging.getLogger("fleetlearn.device")
 
 
 class Outbox:
-    """The folder pending/, which holds at most one update. Opening it finishes what an earlier process began."""
+    """The folder pending/, which holds at most one update. Opening it finishes what an earlier
+    process began."""
 
     def __init__(self, path: Path, kept: KeptStates, tied: TiedVectors) -> None:
         self._path, self._kept_states, self._tied_vectors = path, kept, tied
         path.mkdir(exist_ok=True)
         self._settle()
 
-    def reserve(self, update_bytes: int, state_bytes: int, tied_bytes: int = 0, personal_bytes: int = 0) -> None:
-        """Hold room on the disk for an update and what is kept with it, so that a full disk shows before the training.
+    def reserve(
+        self, update_bytes: int, state_bytes: int, tied_bytes: int = 0, personal_bytes: int = 0
+    ) -> None:
+        """Hold room on the disk for an update and what is kept with it, so that a full disk shows
+        before the training.
 
-        state_bytes: of the kept state. tied_bytes: of the file of tied vectors. personal_bytes: of the personal model.
-        Raises StateError.
+        state_bytes: of the kept state. tied_bytes: of the file of tied vectors. personal_bytes: of
+        the personal model. Raises StateError.
         """
         sizes = {
             "update": update_bytes,
@@ -86,10 +93,12 @@ class Outbox:
         tied: Mapping[str, Vector] | None = None,
         personal: Vector | None = None,
     ) -> None:
-        """Make an update durable, and with it what the device keeps for the next task of ``bundle``, if anything.
+        """Make an update durable, and with it what the device keeps for the next task of
+        ``bundle``, if anything.
 
-        ``contents`` holds the bytes of each of the report's parts. After a crash the update, the kept state, the tied
-        vectors and the personal model are all there, or none is. Raises StateError.
+        ``contents`` holds the bytes of each of the report's parts. After a crash the update, the
+        kept state, the tied vectors and the personal model are all there, or none is. Raises
+        StateError.
         """
         kept: dict[str, tuple[Buffer, ...]] = {}
         if kept_state is not None and kept_state.size:
@@ -101,13 +110,21 @@ class Outbox:
         with os_errors_as_state_errors(self._path):
             write_durably(self._update(report), *contents, into=self._reserved("update"))
             for name, pieces in kept.items():
-                write_durably(self._path / f"{name}-{report.task}.{bundle}", *pieces, into=self._reserved(name))
-            write_durably(self._path / "report.json", msgspec.json.encode(report), into=self._reserved("report"))
+                write_durably(
+                    self._path / f"{name}-{report.task}.{bundle}",
+                    *pieces,
+                    into=self._reserved(name),
+                )
+            write_durably(
+                self._path / "report.json",
+                msgspec.json.encode(report),
+                into=self._reserved("report"),
+            )
             self._settle()
 
     def load(self) -> Report | None:
-        """Return the report of the update that an earlier process left. Returns None, and deletes the update, where it
-        is damaged. Raises StateError."""
+        """Return the report of the update that an earlier process left. Returns None, and deletes
+        the update, where it is damaged. Raises StateError."""
         with os_errors_as_state_errors(self._path):
             report = read_report(self._path)
             if report is not None:
@@ -126,7 +143,8 @@ class Outbox:
                 self._settle()
 
     def chunks(self, transfer: int, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
-        """Yield the update's bytes from ``offset`` on, as binary frames, each with whole blocks of one part.
+        """Yield the update's bytes from ``offset`` on, as binary frames, each with whole blocks of
+        one part.
 
         Raises StateError.
         """
@@ -151,10 +169,15 @@ class Outbox:
         return self._path / f"{name}.reserved"
 
     def _settle(self) -> None:
-        """Move what is kept of the report's task to its place, and delete every file that belongs to no report: the
-        files of an update whose report was not written yet, or was deleted already."""
+        """Move what is kept of the report's task to its place, and delete every file that belongs
+        to no report: the files of an update whose report was not written yet, or was deleted
+        already."""
         report = read_report(self._path)
-        names = None if report is None else re.compile(rf"(kept|tied|own)-{re.escape(report.task)}\.([0-9a-f]{{64}})")
+        names = (
+            None
+            if report is None
+            else re.compile(rf"(kept|tied|own)-{re.escape(report.task)}\.([0-9a-f]{{64}})")
+        )
         for path in self._path.iterdir():
             found = names and names.fullmatch(path.name)
             if report is not None and found:
@@ -171,7 +194,8 @@ class Outbox:
 
 
 def read_report(pending: Path) -> Report | None:
-    """Return the report of the update in the folder pending/; None where there is none, or it is damaged."""
+    """Return the report of the update in the folder pending/; None where there is none, or it is
+    damaged."""
     path = pending / "report.json"
     try:
         return decode_report(path.read_bytes())

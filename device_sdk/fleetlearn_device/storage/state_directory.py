@@ -1,4 +1,5 @@
-"""The state directory: what a device keeps on disk, so that a process that dies loses at most the training it was in.
+"""The state directory: what a device keeps on disk, so that a process that dies loses at most the
+training it was in.
 
 ::
 
@@ -13,8 +14,8 @@
     tied/                       the tied vectors of the last tasks             (tied_vectors.py)
     status.json                 how the device is, for its owner               (status.py)
 
-Every file is written beside its place and renamed. The update, what is kept with it, the identity, the credential and
-the keys are synced as well.
+Every file is written beside its place and renamed. The update, what is kept with it, the identity,
+the credential and the keys are synced as well.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ else:
 
 
 def state_folder(path: str | os.PathLike[str]) -> Path:
-    """Return a state directory's path, without ``~``. Raises StateError where no home folder is known."""
+    """Return a state directory's path, without ``~``. Raises StateError where no home folder is
+    known."""
     try:
         return in_home(path)
     except ValueError as error:
@@ -56,14 +58,15 @@ def state_folder(path: str | os.PathLike[str]) -> Path:
 
 
 LOCK_TRIES = 3
-"""How often a device tries to lock its directory: ``info``, which asks whether it is locked, holds the lock for a
-moment."""
+"""How often a device tries to lock its directory: ``info``, which asks whether it is locked, holds
+the lock for a moment."""
 
 
 class StateDirectory:
     """An open state directory, locked against other processes until ``close``.
 
-    ``name`` becomes the device's name if it has none yet, and must be its name otherwise. Raises StateError.
+    ``name`` becomes the device's name if it has none yet, and must be its name otherwise. Raises
+    StateError.
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
@@ -96,21 +99,26 @@ class Summary(NamedTuple):
     """(SHA-256 of the manifest, the bundle's name), the last used first."""
     pending: Report | None
     kept_states: list[tuple[str, int]]
-    """(name of the file, bytes) of each kept state and personal model; the bundle itself may be gone."""
+    """(name of the file, bytes) of each kept state and personal model; the bundle itself may be
+    gone."""
     tied_sets: list[TiedSet]
     trusted: tuple[str, ...]
     """Public keys."""
     running: bool
     """A process uses the directory."""
     status: DeviceStatus | None
-    """How the device is, or was when its process ended. None: it never ran, or not with this version."""
+    """How the device is, or was when its process ended. None: it never ran, or not with this
+    version."""
 
 
 def describe(path: str | os.PathLike[str]) -> Summary:
     """Return what a state directory holds; it may be in use. Raises StateError."""
     directory = state_folder(path)
     if not (directory / "bundles").is_dir():
-        raise StateError(f"{directory} is not a state directory: fleetlearn-device run makes one at its first start")
+        raise StateError(
+            f"{directory} is not a state directory: fleetlearn-device run makes one at its first "
+            "start"
+        )
     with os_errors_as_state_errors(directory):
         identity = directory / "identity.json"
         device = read_name(identity) if identity.exists() else None
@@ -120,11 +128,22 @@ def describe(path: str | os.PathLike[str]) -> Summary:
                 bundles.append((folder.name, read_manifest((folder / MANIFEST).read_bytes()).name))
             except (FleetError, FileNotFoundError):
                 bundles.append((folder.name, "(incomplete)"))
-        kept_states = [(path.name, path.stat().st_size) for path in sorted(directory.glob("kept/*"))]
+        kept_states = [
+            (path.name, path.stat().st_size) for path in sorted(directory.glob("kept/*"))
+        ]
         tied_sets = sets_in(directory / "tied")
         trusted = read_trusted_keys(directory)
         pending, running = read_report(directory / "pending"), is_running(directory)
-        return Summary(device, bundles, pending, kept_states, tied_sets, trusted, running, read_status(directory))
+        return Summary(
+            device,
+            bundles,
+            pending,
+            kept_states,
+            tied_sets,
+            trusted,
+            running,
+            read_status(directory),
+        )
 
 
 def is_running(directory: Path) -> bool:
@@ -148,7 +167,10 @@ def _lock(directory: Path) -> BinaryIO:
         file.close()
         raise
     file.close()
-    raise StateError(f"the state directory {directory} is in use by another process: each device needs one of its own")
+    raise StateError(
+        f"the state directory {directory} is in use by another process: each device needs one of "
+        "its own"
+    )
 
 
 def _try_lock(file: BinaryIO, shared: bool = False) -> bool:

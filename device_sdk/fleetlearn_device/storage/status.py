@@ -1,6 +1,8 @@
-"""status.json: how the device is, for ``fleetlearn-device info``. Written by the running device whenever that changes.
+"""status.json: how the device is, for ``fleetlearn-device info``. Written by the running device
+whenever that changes.
 
-It is not synced: after a power cut it may be old, or gone. Nothing but people reads it, and the counts go on from it.
+It is not synced: after a power cut it may be old, or gone. Nothing but people reads it, and the
+counts go on from it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class DeviceStatus(msgspec.Struct, frozen=True):
     ready: bool
     """The coordinator has welcomed the device, and the device has no task."""
     task: str
-    """What the device does with the last task, or how that task ended: a sentence without its subject."""
+    """What the device does with the last task, or how that task ended: a sentence without its
+    subject."""
     task_since: float
     history: History
     reason_since: float
@@ -56,14 +59,16 @@ def write_status(folder: Path, status: DeviceStatus) -> None:
 
 
 def in_lines(status: DeviceStatus, running: bool) -> list[tuple[str, str]]:
-    """Return the status for people: a word for what each line is about, and the line. ``running``: a process holds the
-    state directory."""
+    """Return the status for people: a word for what each line is about, and the line. ``running``:
+    a process holds the state directory."""
     history, lines = status.history, []
     if running:
         lines.append(("process", f"runs since {_at(status.started)}"))
         again = "" if status.again_at is None else f"; it connects again at {_at(status.again_at)}"
         waits = ", waiting for a task" if status.ready else ""
-        lines.append(("link", f"{status.connection}, since {_at(status.connection_since)}{waits}{again}"))
+        lines.append(
+            ("link", f"{status.connection}, since {_at(status.connection_since)}{waits}{again}")
+        )
     elif status.end:
         lines.append(("process", f"ended at {_at(status.written)}: {status.end}"))
     else:

@@ -1,9 +1,10 @@
-"""tied/BUNDLE.TASK: the tied vectors that a task made: what must agree with what the coordinator counted of that task.
+"""tied/BUNDLE.TASK: the tied vectors that a task made: what must agree with what the coordinator
+counted of that task.
 
-A file holds one set: each vector as raw float32, then the names as a JSON array, then the length of that array and the
-CRC-32 of all bytes before it (each 4 bytes, little-endian). There are at most two sets of a bundle: the one that a task
-goes on from, which the coordinator names, and the one that it makes. The coordinator decides later which of the two the
-next task goes on from.
+A file holds one set: each vector as raw float32, then the names as a JSON array, then the length of
+that array and the CRC-32 of all bytes before it (each 4 bytes, little-endian). There are at most
+two sets of a bundle: the one that a task goes on from, which the coordinator names, and the one
+that it makes. The coordinator decides later which of the two the next task goes on from.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ class TiedVectors:
         path.mkdir(exist_ok=True)
 
     def begin(self, bundle: str, task: str | None, size: int) -> dict[str, Vector]:
-        """Return the set that this task made, by name: float32, shape (size,). Delete the bundle's other sets.
+        """Return the set that this task made, by name: float32, shape (size,). Delete the bundle's
+        other sets.
 
-        Returns none where ``task`` is None. Where the set is lost, or damaged (the file is then renamed to
-        BUNDLE.damaged), it warns and returns none. Raises StateError.
+        Returns none where ``task`` is None. Where the set is lost, or damaged (the file is then
+        renamed to BUNDLE.damaged), it warns and returns none. Raises StateError.
         """
         with os_errors_as_state_errors(self._path):
             for path in self._path.glob(f"{bundle}.*"):
@@ -61,14 +63,18 @@ class TiedVectors:
                 return {}
             if not path.exists():
                 log.warning(
-                    "%s is lost, although the coordinator counts the update of its task; zeros take its place", path
+                    "%s is lost, although the coordinator counts the update of its task; zeros "
+                    "take its place",
+                    path,
                 )
                 return {}
             found = _read(path.read_bytes(), size)
             if found is None:
                 aside = path.with_name(f"{bundle}.{_DAMAGED}")
                 path.replace(aside)
-                log.warning("%s is damaged; it is put aside as %s, and zeros take its place", path, aside)
+                log.warning(
+                    "%s is damaged; it is put aside as %s, and zeros take its place", path, aside
+                )
                 return {}
             return found
 
@@ -98,7 +104,8 @@ def file_contents(vectors: Mapping[str, Vector]) -> tuple[Buffer, ...]:
 
 
 def file_size(names: Iterable[str], size: int) -> int:
-    """Return the size of the file of these vectors, each of ``size`` elements; 0 where there are none."""
+    """Return the size of the file of these vectors, each of ``size`` elements; 0 where there are
+    none."""
     names = tuple(names)
     return 4 * size * len(names) + len(_names(names)) + _END.size if names else 0
 
@@ -122,4 +129,6 @@ def _read(content: bytes, size: int) -> dict[str, Vector] | None:
         return None
     if end - length != 4 * size * len(names):
         return None
-    return {name: np.frombuffer(view, "<f4", size, 4 * size * place) for place, name in enumerate(names)}
+    return {
+        name: np.frombuffer(view, "<f4", size, 4 * size * place) for place, name in enumerate(names)
+    }

@@ -1,6 +1,7 @@
 """training.json: which task is being trained, and how often its training was started.
 
-The file is there while a training runs. A process that finds it knows that the process before died during a training.
+The file is there while a training runs. A process that finds it knows that the process before died
+during a training.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ class Starts(msgspec.Struct, frozen=True):
 
 
 class TrainingStarts:
-    """Counts how often processes died during the training of one task. Each method raises StateError."""
+    """Counts how often processes died during the training of one task. Each method raises
+    StateError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def count(self, task_id: str) -> int:
-        """Return how often the training of this task was started by processes that died during it."""
+        """Return how often the training of this task was started by processes that died during
+        it."""
         with os_errors_as_state_errors(self._path):
             try:
                 started = read_json(self._path.read_bytes(), Starts)

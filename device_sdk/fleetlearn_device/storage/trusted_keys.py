@@ -1,7 +1,9 @@
-"""trusted.json: the public keys that the device trusts, where it was given any. Without the file it does any task.
+"""trusted.json: the public keys that the device trusts, where it was given any. Without the file it
+does any task.
 
-The file is written when the device is first given keys, before it connects with them. From then on it decides: a start
-without the keys does not forget them, and neither does one with a token or an option from before they were changed.
+The file is written when the device is first given keys, before it connects with them. From then on
+it decides: a start without the keys does not forget them, and neither does one with a token or an
+option from before they were changed.
 """
 
 from __future__ import annotations
@@ -36,20 +38,27 @@ def checked_keys(given: Sequence[str]) -> tuple[str, ...]:
         return msgspec.convert({"keys": keys}, TrustedKeys).keys if keys else ()
     except msgspec.ValidationError:
         raise ValueError(
-            f"the keys {', '.join(map(repr, keys))} were given to be trusted; expected at most {MAX_KEYS}, each of 64 "
-            "hexadecimal digits, as `fleetlearn-coordinator signing-key` prints them"
+            f"the keys {', '.join(map(repr, keys))} were given to be trusted; expected at most "
+            f"{MAX_KEYS}, each of 64 hexadecimal digits, as `fleetlearn-coordinator signing-key` "
+            "prints them"
         ) from None
 
 
 def read_trusted_keys(folder: Path) -> tuple[str, ...]:
-    """Return the keys in a state directory, none where it has no file. Raises StateError (damaged)."""
+    """Return the keys in a state directory, none where it has no file. Raises StateError
+    (damaged)."""
     path = folder / FILE
     try:
         with os_errors_as_state_errors(path):
-            return msgspec.json.decode(path.read_bytes(), type=TrustedKeys).keys if path.exists() else ()
+            return (
+                msgspec.json.decode(path.read_bytes(), type=TrustedKeys).keys
+                if path.exists()
+                else ()
+            )
     except msgspec.DecodeError as error:
         raise StateError(
-            f"{path} is damaged ({error}): `fleetlearn-device trust` writes it again, with the keys that it is given"
+            f"{path} is damaged ({error}): `fleetlearn-device trust` writes it again, with the "
+            "keys that it is given"
         ) from None
 
 
@@ -60,8 +69,8 @@ def write_trusted_keys(folder: Path, keys: Sequence[str]) -> None:
 
 
 def trust_first(folder: Path, given: Sequence[str]) -> tuple[str, ...]:
-    """Return the keys that the device trusts: those in its state directory, or those given if it has none yet, which
-    are then there. Raises StateError."""
+    """Return the keys that the device trusts: those in its state directory, or those given if it
+    has none yet, which are then there. Raises StateError."""
     keys = read_trusted_keys(folder)
     if not keys and given:
         write_trusted_keys(folder, given)
@@ -69,7 +78,8 @@ def trust_first(folder: Path, given: Sequence[str]) -> tuple[str, ...]:
     for key in given:
         if key not in keys:
             text = (
-                "this device trusts %s, and goes on so: %s was given, and only `fleetlearn-device trust` changes keys"
+                "this device trusts %s, and goes on so: %s was given, and only `fleetlearn-device "
+                "trust` changes keys"
             )
             log.warning(text, ", ".join(keys), key)
     return keys

@@ -1,12 +1,14 @@
-"""What a device does in a task, by the name of the task's algorithm: training, and what goes with it.
+"""What a device does in a task, by the name of the task's algorithm: training, and what goes with
+it.
 
-An algorithm works with float32 vectors of P elements, the travelling parameters in manifest order: those that the task
-brings (``vectors``), those that it reports (``parts``), and *tied vectors*, which stay on the device and agree with
-what the coordinator counted. In rows of the manifest that are buffers, all are 0 except the model: what training left
-in these rows is reported as values, in the part ``buffers``.
+An algorithm works with float32 vectors of P elements, the travelling parameters in manifest order:
+those that the task brings (``vectors``), those that it reports (``parts``), and *tied vectors*,
+which stay on the device and agree with what the coordinator counted. In rows of the manifest that
+are buffers, all are 0 except the model: what training left in these rows is reported as values, in
+the part ``buffers``.
 
-To add an algorithm, write its function, add it to ALGORITHMS here and to EXCHANGES in the protocol, and describe it in
-section 4 of PROTOCOL.md.
+To add an algorithm, write its function, add it to ALGORITHMS here and to EXCHANGES in the protocol,
+and describe it in section 4 of PROTOCOL.md.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ from fleetlearn_device.training.work import Inputs, TaskOutcome, TaskSettings, T
 DUAL = "dual"
 """FedDyn's lambda_k: the name of the tied vector."""
 GRADIENT_LR = 1024.0
-"""Learning rate of the step that measures a gradient, (x - y) / lr. The larger lr is, the smaller is the rounding of x
-in float32 beside the gradient; a power of two adds no rounding of its own."""
+"""Learning rate of the step that measures a gradient, (x - y) / lr. The larger lr is, the smaller
+is the rounding of x in float32 beside the gradient; a power of two adds no rounding of its own."""
 
 
 class UnsupportedError(TrainingError):
@@ -61,11 +63,13 @@ class Algorithm(NamedTuple):
     without: tuple[str, ...] = ()
     """What must not be switched on there."""
     per_update: Mapping[str, Callable[[Mapping[str, float]], float]] = {}
-    """Tied vector that changes by a multiple of the update -> hyper-parameters -> that factor. The coordinator's sum
-    has the update as its encoding sends it, so the vector must change by that (``sent_parts.tied_as_sent``)."""
+    """Tied vector that changes by a multiple of the update -> hyper-parameters -> that factor. The
+    coordinator's sum has the update as its encoding sends it, so the vector must change by that
+    (``sent_parts.tied_as_sent``)."""
     personal: Literal["parameters", "model"] | None = None
-    """What of the device's own it trains in passes by itself. ``parameters``: the bundle's personal ones, which it must
-    have. ``model``: a whole model; devices then must keep nothing else of the bundle from task to task."""
+    """What of the device's own it trains in passes by itself. ``parameters``: the bundle's personal
+    ones, which it must have. ``model``: a whole model; devices then must keep nothing else of the
+    bundle from task to task."""
 
 
 def run_algorithm(
@@ -78,9 +82,10 @@ def run_algorithm(
 ) -> TaskOutcome:
     """Do a task by the algorithm ``name``, a key of ALGORITHMS, and return what it leaves.
 
-    ``runtime`` is of ``bundle``; whatever is loaded in it is replaced. Raises UnsupportedError (the bundle's step is
-    not made for the algorithm), DivergedError (also where a part or a tied vector is not finite), BundleError (a
-    damaged file of initial values), ValueError (a vector of another shape), and what ``train`` raises.
+    ``runtime`` is of ``bundle``; whatever is loaded in it is replaced. Raises UnsupportedError (the
+    bundle's step is not made for the algorithm), DivergedError (also where a part or a tied vector
+    is not finite), BundleError (a damaged file of initial values), ValueError (a vector of another
+    shape), and what ``train`` raises.
     """
     check_step(name, bundle.manifest)
     own = {} if inputs.personal is None else {"personal model": inputs.personal}
@@ -103,52 +108,65 @@ def run_algorithm(
 
 
 def check_step(name: str, manifest: Manifest) -> None:
-    """Raise UnsupportedError unless the bundle's step is made for the algorithm. The text says what to export."""
+    """Raise UnsupportedError unless the bundle's step is made for the algorithm. The text says what
+    to export."""
     algorithm = ALGORITHMS[name]
     given = manifest.step
     wrong = []
     if algorithm.optimizer not in (None, given.optimizer):
-        wrong.append(f"the optimizer {algorithm.optimizer}, since it takes a model's change for a sum of gradients")
+        wrong.append(
+            f"the optimizer {algorithm.optimizer}, since it takes a model's change for a sum of "
+            "gradients"
+        )
     wrong += [f"{switch}=True" for switch in algorithm.switches if not getattr(given, switch)]
     wrong += [f"{switch}=False" for switch in algorithm.without if getattr(given, switch)]
     if wrong:
         export = ", ".join(
-            [repr(algorithm.optimizer or given.optimizer), *(f"{row}=True" for row in algorithm.switches)]
+            [
+                repr(algorithm.optimizer or given.optimizer),
+                *(f"{row}=True" for row in algorithm.switches),
+            ]
         )
         raise UnsupportedError(
-            f"the algorithm {name} needs a step with {' and '.join(wrong)}; the step of bundle {manifest.name} is "
-            f"{_described(given)}. Export the model again with step=LocalStep({export})"
+            f"the algorithm {name} needs a step with {' and '.join(wrong)}; the step of bundle "
+            f"{manifest.name} is {_described(given)}. Export the model again with "
+            f"step=LocalStep({export})"
         )
     if algorithm.personal == "parameters" and manifest.local_size == manifest.size:
         raise UnsupportedError(
-            f"the algorithm {name} needs personal parameters, and bundle {manifest.name} has none. Export the model "
-            'again with personal=["head"], where "head" is the name of the last layer'
+            f"the algorithm {name} needs personal parameters, and bundle {manifest.name} has none. "
+            'Export the model again with personal=["head"], where "head" is the name of the last '
+            "layer"
         )
     if algorithm.personal == "model" and kept_state_size(manifest):
         raise UnsupportedError(
-            f"the algorithm {name} has a whole model for each device, and of bundle {manifest.name} devices keep parts "
-            "from task to task. Export the model again without personal= and kept="
+            f"the algorithm {name} has a whole model for each device, and of bundle "
+            f"{manifest.name} devices keep parts from task to task. Export the model again without "
+            "personal= and kept="
         )
     if algorithm.optimizer is not None and manifest.compute is not msgspec.UNSET:
         raise UnsupportedError(
-            f"the algorithm {name} needs the gradient of every step; bundle {manifest.name} computes in "
-            f"{manifest.compute}, where a step whose gradient overflows changes nothing. Export the model again "
-            "without compute="
+            f"the algorithm {name} needs the gradient of every step; bundle {manifest.name} "
+            f"computes in {manifest.compute}, where a step whose gradient overflows changes "
+            "nothing. Export the model again without compute="
         )
 
 
 def plain(work: TaskWork) -> TaskOutcome:
-    """Train, and report the update (McMahan et al. 2017, arXiv 1602.05629, algorithm 1, ClientUpdate)."""
+    """Train, and report the update (McMahan et al. 2017, arXiv 1602.05629, algorithm 1,
+    ClientUpdate)."""
     work.load()
     result = work.train()
     return TaskOutcome(result, {UPDATE: result.update})
 
 
 def scaffold(work: TaskWork) -> TaskOutcome:
-    """Train with c - c_k added to each gradient; c_k becomes the mean of the steps' gradients (option II).
+    """Train with c - c_k added to each gradient; c_k becomes the mean of the steps' gradients
+    (option II).
 
-    Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", arXiv 1910.06378,
-    algorithm 1: c_k+ = c_k - c + (x - y) / (K lr), with the K steps that were done, if the time was too short for all.
+    Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+    arXiv 1910.06378, algorithm 1: c_k+ = c_k - c + (x - y) / (K lr), with the K steps that were
+    done, if the time was too short for all.
     """
     server, own = work.inputs.vectors[CONTROL], work.tied(CONTROL)
     lr = _positive_lr(work)
@@ -158,7 +176,8 @@ def scaffold(work: TaskWork) -> TaskOutcome:
 
 
 def scaffold_gradient(work: TaskWork) -> TaskOutcome:
-    """Train as ``scaffold`` does; c_k becomes the gradient of all the device's data at the round's model (option I)."""
+    """Train as ``scaffold`` does; c_k becomes the gradient of all the device's data at the round's
+    model (option I)."""
     server, own = work.inputs.vectors[CONTROL], work.tied(CONTROL)
     correction = _without_buffers(server - own, work)
     gradient = np.zeros_like(own)
@@ -175,14 +194,17 @@ def scaffold_gradient(work: TaskWork) -> TaskOutcome:
 def feddyn(work: TaskWork) -> TaskOutcome:
     """Train on loss - <lambda_k, w> + mu/2 ||w - x||^2; then lambda_k moves against the update.
 
-    Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", arXiv 2111.04263, algorithm 1 and equation
-    1, where mu is the paper's alpha and lambda_k the gradient of the device's loss at its last model.
+    Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", arXiv 2111.04263,
+    algorithm 1 and equation 1, where mu is the paper's alpha and lambda_k the gradient of the
+    device's loss at its last model.
     """
     own = work.tied(DUAL)
     work.load(_without_buffers(-own, work))
     result = work.train()
     change = np.float32(_dual_per_update(work.hyper)) * result.update
-    return TaskOutcome(result, {UPDATE: result.update}, {DUAL: own + _without_buffers(change, work)})
+    return TaskOutcome(
+        result, {UPDATE: result.update}, {DUAL: own + _without_buffers(change, work)}
+    )
 
 
 def _dual_per_update(hyper: Mapping[str, float]) -> float:
@@ -193,7 +215,9 @@ ALGORITHMS = {
     PLAIN: Algorithm(plain),
     "scaffold": Algorithm(scaffold, (CONTROL,), "sgd", ("correction",)),
     "scaffold-gradient": Algorithm(scaffold_gradient, (CONTROL,), "sgd", ("correction",)),
-    "feddyn": Algorithm(feddyn, (DUAL,), None, ("correction", "proximal"), per_update={DUAL: _dual_per_update}),
+    "feddyn": Algorithm(
+        feddyn, (DUAL,), None, ("correction", "proximal"), per_update={DUAL: _dual_per_update}
+    ),
     "ditto": Algorithm(ditto, switches=("proximal",), personal="model"),
     "fedrep": Algorithm(fedrep, without=("clip", "contrastive"), personal="parameters"),
 }
@@ -206,15 +230,21 @@ def known_algorithms(kind: Kind) -> tuple[str, ...]:
 
 
 def _with_control(work: TaskWork, result: TrainingResult, change: Vector) -> TaskOutcome:
-    """Return what SCAFFOLD leaves, where c_k changes by ``change``: the device keeps the sum of what it reports."""
+    """Return what SCAFFOLD leaves, where c_k changes by ``change``: the device keeps the sum of
+    what it reports."""
     change = _without_buffers(change, work)
-    return TaskOutcome(result, {UPDATE: result.update, CONTROL: change}, {CONTROL: work.tied(CONTROL) + change})
+    return TaskOutcome(
+        result, {UPDATE: result.update, CONTROL: change}, {CONTROL: work.tied(CONTROL) + change}
+    )
 
 
 def _positive_lr(work: TaskWork) -> float:
     lr = work.hyper["lr"]
     if not lr > 0:
-        raise ValueError(f"hyper-parameter lr is {lr}; the algorithm scaffold divides by it: expected more than 0")
+        raise ValueError(
+            f"hyper-parameter lr is {lr}; the algorithm scaffold divides by it: expected more than "
+            "0"
+        )
     return lr
 
 
@@ -231,7 +261,9 @@ def _gradient(work: TaskWork, data: Data) -> Vector:
             raise StoppedError("training was stopped before its first step")
         work.load()
         arrays = check_batch(batch, runtime.manifest.batch)
-        runtime.step(arrays, seed=(settings.seed + number) % SEEDS, **(work.hyper | {"lr": GRADIENT_LR}))
+        runtime.step(
+            arrays, seed=(settings.seed + number) % SEEDS, **(work.hyper | {"lr": GRADIENT_LR})
+        )
         total += np.float32(len(arrays[0]) / GRADIENT_LR) * (runtime.anchor - runtime.parameters)
         seen += len(arrays[0])
         settings.on_evaluated()
@@ -239,11 +271,16 @@ def _gradient(work: TaskWork, data: Data) -> Vector:
 
 
 def _without_buffers(vector: Vector, work: TaskWork) -> Vector:
-    """Set the elements of the manifest's buffers, which take no gradient, to 0. Returns ``vector``."""
+    """Set the elements of the manifest's buffers, which take no gradient, to 0. Returns
+    ``vector``."""
     scatter(vector, work.bundle.manifest.buffers, 0.0)
     return vector
 
 
 def _described(step: LocalStep) -> str:
-    switches = [f"{name}=True" for name in ("proximal", "correction", "contrastive", "clip") if getattr(step, name)]
+    switches = [
+        f"{name}=True"
+        for name in ("proximal", "correction", "contrastive", "clip")
+        if getattr(step, name)
+    ]
     return f"LocalStep({', '.join([repr(step.optimizer), *switches])})"

@@ -1,4 +1,5 @@
-"""A device's own data as batches: arrays in memory, a file of them, or whatever the user iterates over."""
+"""A device's own data as batches: arrays in memory, a file of them, or whatever the user iterates
+over."""
 
 from __future__ import annotations
 
@@ -25,14 +26,16 @@ class Data(Protocol):
         """n_k: the device's examples, and so its weight in the mean."""
 
     def fit(self, inputs: Sequence[Input]) -> Data:
-        """Return the data in the manifest's order and dtypes. Raises DataError where they do not fit."""
+        """Return the data in the manifest's order and dtypes. Raises DataError where they do not
+        fit."""
 
     def batches(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[Batch]:
         """Yield the batches of one pass. Seed None: in the order of the data."""
 
 
 class ArrayData:
-    """Arrays in the manifest's order, or by the manifest's names. The first axis of each counts the examples."""
+    """Arrays in the manifest's order, or by the manifest's names. The first axis of each counts the
+    examples."""
 
     def __init__(self, arrays: Batch) -> None:
         rows = arrays.items() if isinstance(arrays, Mapping) else enumerate(arrays)
@@ -40,8 +43,8 @@ class ArrayData:
         lengths = {name: array.shape[0] if array.ndim else None for name, array in columns.items()}
         if not lengths or len(set(lengths.values())) > 1 or not all(lengths.values()):
             raise DataError(
-                f"arrays with these numbers of examples were given: {lengths}; expected at least one array, "
-                "all with the same number of examples along their first axes, at least 1"
+                f"arrays with these numbers of examples were given: {lengths}; expected at least "
+                "one array, all with the same number of examples along their first axes, at least 1"
             )
         self._arrays: Batch = columns if isinstance(arrays, Mapping) else tuple(columns.values())
         self.columns: Arrays = tuple(columns.values())
@@ -53,17 +56,24 @@ class ArrayData:
         check_ranges(arrays, inputs)
         return ArrayData(arrays)
 
-    def rows(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[slice | NDArray[np.int64]]:
-        """Yield which examples are in each batch of a pass. The arguments are those of ``batches``."""
+    def rows(
+        self, batch_size: int, seed: int | None, epoch: int = 0
+    ) -> Iterator[slice | NDArray[np.int64]]:
+        """Yield which examples are in each batch of a pass. The arguments are those of
+        ``batches``."""
         if batch_size < 0:
-            raise ValueError(f"batch_size is {batch_size}; expected at least 1, or 0 for all examples in one batch")
+            raise ValueError(
+                f"batch_size is {batch_size}; expected at least 1, or 0 for all examples in one "
+                "batch"
+            )
         size = batch_size or self.examples
         order = None if seed is None else permutation(self.examples, seed, epoch)
         for start in range(0, self.examples, size):
             yield slice(start, start + size) if order is None else order[start : start + size]
 
     def batches(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[Batch]:
-        """Yield one pass, in the order of (seed, epoch). The last batch may be smaller; batch_size 0: one batch."""
+        """Yield one pass, in the order of (seed, epoch). The last batch may be smaller; batch_size
+        0: one batch."""
         for part in self.rows(batch_size, seed, epoch):
             if isinstance(self._arrays, Mapping):
                 yield {name: np.asarray(array)[part] for name, array in self._arrays.items()}
@@ -72,20 +82,25 @@ class ArrayData:
 
 
 class BatchData:
-    """The user's own batches: each pass iterates over ``source``, which decides sizes and order itself.
+    """The user's own batches: each pass iterates over ``source``, which decides sizes and order
+    itself.
 
-    ``source`` yields batches: tuples of arrays in the manifest's order, or dicts by its names. numpy converts them, so
-    the tensors of a PyTorch DataLoader are fine. A pass yields at most ``examples`` examples.
+    ``source`` yields batches: tuples of arrays in the manifest's order, or dicts by its names.
+    numpy converts them, so the tensors of a PyTorch DataLoader are fine. A pass yields at most
+    ``examples`` examples.
     """
 
     def __init__(self, source: Iterable[Batch], examples: int) -> None:
         if not isinstance(source, Iterable) or isinstance(source, Iterator):
             raise DataError(
-                f"a {type(source).__name__} was given; training passes over the data several times, so expected "
-                "arrays, or an object whose __iter__ starts a new pass (a list, a DataLoader), not an iterator"
+                f"a {type(source).__name__} was given; training passes over the data several "
+                "times, so expected arrays, or an object whose __iter__ starts a new pass (a list, "
+                "a DataLoader), not an iterator"
             )
         if examples < 1:
-            raise DataError(f"examples={examples}; expected how many examples a pass yields, at least 1")
+            raise DataError(
+                f"examples={examples}; expected how many examples a pass yields, at least 1"
+            )
         self._source, self.examples = source, examples
         self._inputs: Sequence[Input] | None = None
 
@@ -107,7 +122,8 @@ class BatchData:
 
 
 def as_data(source: Data | Batch | Iterable[Batch], examples: int | None = None) -> Data:
-    """Return ``source`` as Data: arrays (a tuple, list or dict of them), or the user's own batches with ``examples``.
+    """Return ``source`` as Data: arrays (a tuple, list or dict of them), or the user's own batches
+    with ``examples``.
 
     Raises DataError.
     """
@@ -121,19 +137,26 @@ def as_data(source: Data | Batch | Iterable[Batch], examples: int | None = None)
             raise DataError(f"examples={examples} was given; the arrays have {data.examples}")
         return data
     if isinstance(source, np.ndarray):
-        raise DataError(f"an array of shape {source.shape} was given; expected a tuple of arrays, such as (x, y)")
+        raise DataError(
+            f"an array of shape {source.shape} was given; expected a tuple of arrays, such as (x, "
+            "y)"
+        )
     if examples is None:
         raise DataError(
-            f"a {type(source).__name__} was given without examples=; say how many examples one pass over it yields"
+            f"a {type(source).__name__} was given without examples=; say how many examples one "
+            "pass over it yields"
         )
     return BatchData(source, examples)  # type: ignore[arg-type]
 
 
-def load_npz(path: str | os.PathLike[str], manifest: Manifest | None = None) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a NumPy .npz file by name, checked against the bundle's batch where it is given.
+def load_npz(
+    path: str | os.PathLike[str], manifest: Manifest | None = None
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a NumPy .npz file by name, checked against the bundle's batch where it
+    is given.
 
-    Raises DataError: no such file, not an .npz, pickled objects in it, missing or surplus arrays, lengths that
-    differ, wrong dtype or shape, integers that name no class.
+    Raises DataError: no such file, not an .npz, pickled objects in it, missing or surplus arrays,
+    lengths that differ, wrong dtype or shape, integers that name no class.
     """
     try:
         path = in_home(path)

@@ -1,7 +1,9 @@
-"""A device's features: what the frozen part of a model makes of each example, computed once and kept.
+"""A device's features: what the frozen part of a model makes of each example, computed once and
+kept.
 
-They are kept in memory, as long as the process lives. A process that begins computes them again, which takes less than
-one epoch of training does without them: no reason to write them to the disk, which others need more.
+They are kept in memory, as long as the process lives. A process that begins computes them again,
+which takes less than one epoch of training does without them: no reason to write them to the disk,
+which others need more.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ Columns = Mapping[str, NDArray[Any]]
 
 
 class FeatureCache:
-    """The features of a device's first examples: of as many as ``limit`` bytes hold, computed in order."""
+    """The features of a device's first examples: of as many as ``limit`` bytes hold, computed in
+    order."""
 
     def __init__(self, bundle: Bundle, threads: int, limit: int, provider: str = "cpu") -> None:
         self.bundle = bundle
@@ -54,7 +57,8 @@ class FeatureCache:
         return sum(prod(row.shape) * np.dtype(row.dtype).itemsize for row in self._rows)
 
     def of(self, data: ArrayData) -> FeatureData:
-        """Return the features as data to train on. Forgets them if the data are not the same as before.
+        """Return the features as data to train on. Forgets them if the data are not the same as
+        before.
 
         Raises DataError where the data do not fit the bundle.
         """
@@ -64,14 +68,23 @@ class FeatureCache:
         content = _digest(columns)
         if content != self._data:
             count = min(data.examples, self._limit // self._bytes_per_example)
-            self._arrays = {row.name: np.empty((count, *row.shape), row.dtype) for row in self._rows}
+            self._arrays = {
+                row.name: np.empty((count, *row.shape), row.dtype) for row in self._rows
+            }
             self._data, self.kept, self.examples = content, 0, data.examples
         return FeatureData(self, fitting, columns, manifest)
 
-    def fill(self, columns: Columns, batch_size: int, enough: Callable[[], bool], on_batch: Callable[[], None]) -> None:
+    def fill(
+        self,
+        columns: Columns,
+        batch_size: int,
+        enough: Callable[[], bool],
+        on_batch: Callable[[], None],
+    ) -> None:
         """Compute what is not kept yet, until there is no room or ``enough`` returns True.
 
-        batch_size: of the training; no more examples are computed together. Raises StepError, MemoryError.
+        batch_size: of the training; no more examples are computed together. Raises StepError,
+        MemoryError.
         """
         room = len(next(iter(self._arrays.values())))
         size = min(batch_size or TOGETHER, TOGETHER)
@@ -99,11 +112,15 @@ class FeatureCache:
             found[name][kept] = self._arrays[name][rows[kept]]
         return found
 
-    def _compute(self, columns: Columns, rows: slice | NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    def _compute(
+        self, columns: Columns, rows: slice | NDArray[np.int64]
+    ) -> dict[str, NDArray[Any]]:
         names = [row.name for row in self._rows]
         if self._session is None:
             inputs, outputs = ([f"batch.{name}" for name in group] for group in (columns, names))
-            self._session = make_session(self.bundle, FEATURES, self._threads, inputs, outputs, self._provider)
+            self._session = make_session(
+                self.bundle, FEATURES, self._threads, inputs, outputs, self._provider
+            )
         arrays = {name: np.ascontiguousarray(column[rows]) for name, column in columns.items()}
         binding = self._session.io_binding()
         for name in names:
@@ -115,9 +132,12 @@ class FeatureCache:
 
 
 class FeatureData:
-    """``Data`` of features, and of the arrays of the batch that the rest of the model reads beside them."""
+    """``Data`` of features, and of the arrays of the batch that the rest of the model reads beside
+    them."""
 
-    def __init__(self, cache: FeatureCache, source: ArrayData, columns: Columns, manifest: Manifest) -> None:
+    def __init__(
+        self, cache: FeatureCache, source: ArrayData, columns: Columns, manifest: Manifest
+    ) -> None:
         self.source, self.source_inputs = source, manifest.batch
         """The data that these features are computed from."""
         self.examples = source.examples
@@ -127,20 +147,26 @@ class FeatureData:
     def fit(self, inputs: Sequence[Input]) -> FeatureData:
         return self
 
-    def compute(self, batch_size: int, enough: Callable[[], bool], on_batch: Callable[[], None]) -> None:
+    def compute(
+        self, batch_size: int, enough: Callable[[], bool], on_batch: Callable[[], None]
+    ) -> None:
         """Compute and keep features before they are needed; see ``FeatureCache.fill``."""
         self._cache.fill(self._columns, batch_size, enough, on_batch)
 
     def batches(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[Batch]:
-        """Yield one pass, in the order in which the source's batches would come. Raises StepError, MemoryError."""
+        """Yield one pass, in the order in which the source's batches would come. Raises StepError,
+        MemoryError."""
         numbers = np.arange(self.examples)
         for rows in self.source.rows(batch_size, seed, epoch):
             found = self._cache.features(self._columns, numbers[rows])
-            yield tuple(found[name] if name in found else self._columns[name][rows] for name in self._names)
+            yield tuple(
+                found[name] if name in found else self._columns[name][rows] for name in self._names
+            )
 
 
 def graphs_of(bundle: Bundle) -> tuple[str, ...]:
-    """Return what decides the features of an example: the hashes of features.onnx and of its constants."""
+    """Return what decides the features of an example: the hashes of features.onnx and of its
+    constants."""
     files = bundle.manifest.files
     return tuple(files[path].sha256 for path in (FEATURES, FROZEN) if path in files)
 

@@ -1,7 +1,9 @@
-"""The kept state: what a device keeps from one task to the next of the same bundle, as one flat float32 vector.
+"""The kept state: what a device keeps from one task to the next of the same bundle, as one flat
+float32 vector.
 
-The vector holds the personal parameters, then the rows of the step's state that the manifest marks as ``kept``, then,
-where the step reads ``previous``, the travelling parameters with which the last task ended. It never leaves the device.
+The vector holds the personal parameters, then the rows of the step's state that the manifest marks
+as ``kept``, then, where the step reads ``previous``, the travelling parameters with which the last
+task ended. It never leaves the device.
 """
 
 from __future__ import annotations
@@ -26,17 +28,26 @@ def kept_state_size(manifest: Manifest) -> int:
 def collect_kept_state(runtime: Runtime) -> Vector:
     """Return the kept state as the runtime has it now: a copy, shape (kept_state_size,)."""
     manifest = runtime.manifest
-    parts = [runtime.local[manifest.size :], *(runtime.state[place] for place in _kept_rows(manifest))]
+    parts = [
+        runtime.local[manifest.size :],
+        *(runtime.state[place] for place in _kept_rows(manifest)),
+    ]
     return np.concatenate([*parts, runtime.parameters[: _previous_size(manifest)]])
 
 
 def load_model(
-    runtime: Runtime, bundle: Bundle, model: Vector, kept_state: Vector | None, correction: Vector | None = None
+    runtime: Runtime,
+    bundle: Bundle,
+    model: Vector,
+    kept_state: Vector | None,
+    correction: Vector | None = None,
 ) -> None:
-    """Load the round's model, float32, shape (P,), and the kept state; None at the device's first task of the bundle.
+    """Load the round's model, float32, shape (P,), and the kept state; None at the device's first
+    task of the bundle.
 
-    correction: float32, shape (P,); None: zeros, or none where the step reads none. Nothing of an earlier task stays in
-    the runtime. Raises ValueError (a vector of another size, a correction that the step does not read), BundleError.
+    correction: float32, shape (P,); None: zeros, or none where the step reads none. Nothing of an
+    earlier task stays in the runtime. Raises ValueError (a vector of another size, a correction
+    that the step does not read), BundleError.
     """
     manifest = runtime.manifest
     check_vector(model, manifest.size, what="the round's model")

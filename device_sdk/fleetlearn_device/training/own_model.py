@@ -14,9 +14,11 @@ log = logging.getLogger("fleetlearn.device")
 
 
 def write_own_model(path: Path, bundle: Bundle, vector: Vector) -> None:
-    """Replace the file by the bundle's infer.onnx with ``vector``, float32, shape (P,) or (local_size,).
+    """Replace the file by the bundle's infer.onnx with ``vector``, float32, shape (P,) or
+    (local_size,).
 
-    Where that fails it warns: the training must not be lost for it. Raises BundleError (infer.onnx is damaged).
+    Where that fails it warns: the training must not be lost for it. Raises BundleError (infer.onnx
+    is damaged).
     """
     try:
         write_durably(path, write_inference_model(bundle, vector))

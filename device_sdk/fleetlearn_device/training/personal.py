@@ -1,8 +1,8 @@
 """Ditto and FedRep: what is the device's own is trained in passes by itself, beside what travels.
 
-Steps, epochs and loss of the result are those of the passes that make the update. A time budget is shared in proportion
-to the passes; each of the two parts does at least one step. The personal passes draw from a seed of their own, so that
-Ditto's update is plain training's, bit for bit.
+Steps, epochs and loss of the result are those of the passes that make the update. A time budget is
+shared in proportion to the passes; each of the two parts does at least one step. The personal
+passes draw from a seed of their own, so that Ditto's update is plain training's, bit for bit.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ PERSONAL_SEED = 2**52
 
 
 def ditto(work: TaskWork) -> TaskOutcome:
-    """Train the round's model as plain training does, then the device's personal model, which is pulled towards it.
+    """Train the round's model as plain training does, then the device's personal model, which is
+    pulled towards it.
 
-    Li et al. 2021, "Ditto: Fair and Robust Federated Learning Through Personalization", arXiv 2012.04221, algorithm 1:
-    v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)), where w is the round's model. lambda is the task's mu, which is
-    0 in the training of the round's model. v_k begins as the model of the device's first round.
+    Li et al. 2021, "Ditto: Fair and Robust Federated Learning Through Personalization", arXiv
+    2012.04221, algorithm 1: v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)), where w is the
+    round's model. lambda is the task's mu, which is 0 in the training of the round's model. v_k
+    begins as the model of the device's first round.
     """
     inputs, settings, runtime = work.inputs, work.settings, work.runtime
     work.load()
-    shared = work.train(hyper=work.hyper | {"mu": 0.0}, time_budget=_share_of_time(work, settings.epochs))
+    shared = work.train(
+        hyper=work.hyper | {"mu": 0.0}, time_budget=_share_of_time(work, settings.epochs)
+    )
     first = inputs.personal is None
     runtime.load(inputs.model if inputs.personal is None else inputs.personal, anchor=inputs.model)
     with _named("personal model"):
@@ -40,20 +44,23 @@ def ditto(work: TaskWork) -> TaskOutcome:
             time_budget=_time_left(work, shared),
             on_step=_after_step(work, done=shared.steps),
         )
-    result = shared._replace(complete=shared.complete and own.complete, seconds=shared.seconds + own.seconds)
+    result = shared._replace(
+        complete=shared.complete and own.complete, seconds=shared.seconds + own.seconds
+    )
     # The first personal model is the round's, and has been measured as such.
     measured = shared.evaluation if first else own.evaluation
     return TaskOutcome(result, {UPDATE: result.update}, {}, runtime.parameters.copy(), measured)
 
 
 def fedrep(work: TaskWork) -> TaskOutcome:
-    """Train the personal parameters with the others frozen, then the others with the personal ones frozen.
+    """Train the personal parameters with the others frozen, then the others with the personal ones
+    frozen.
 
-    Collins et al. 2021, "Exploiting Shared Representations for Personalized Federated Learning", arXiv 2102.07078,
-    algorithm 1: the personal parameters are the head, what travels is the body. After each step the frozen rows,
-    statistics included, are overwritten with what they were. For the other rows the step is the same as if these had
-    been frozen, as long as the optimizer treats each element by itself. Both phases begin with a
-    fresh state of the optimizer.
+    Collins et al. 2021, "Exploiting Shared Representations for Personalized Federated Learning",
+    arXiv 2102.07078, algorithm 1: the personal parameters are the head, what travels is the body.
+    After each step the frozen rows, statistics included, are overwritten with what they were. For
+    the other rows the step is the same as if these had been frozen, as long as the optimizer treats
+    each element by itself. Both phases begin with a fresh state of the optimizer.
     """
     runtime, size = work.runtime, work.bundle.manifest.size
     work.load()
@@ -71,7 +78,9 @@ def fedrep(work: TaskWork) -> TaskOutcome:
         on_step=_after_step(work, done=own.steps, put_back=_keeping(work, head)),
     )
     result = result._replace(
-        complete=result.complete and own.complete, seconds=result.seconds + own.seconds, evaluation=own.evaluation
+        complete=result.complete and own.complete,
+        seconds=result.seconds + own.seconds,
+        evaluation=own.evaluation,
     )
     return TaskOutcome(result, {UPDATE: result.update})
 
@@ -89,7 +98,11 @@ def _train_personal(work: TaskWork, **changes: Any) -> TrainingResult:
 def _share_of_time(work: TaskWork, epochs: int) -> float | None:
     """Return the part of the time budget for this many passes."""
     budget = work.settings.time_budget
-    return None if budget is None else budget * epochs / (work.settings.epochs + _personal_epochs(work))
+    return (
+        None
+        if budget is None
+        else budget * epochs / (work.settings.epochs + _personal_epochs(work))
+    )
 
 
 def _time_left(work: TaskWork, first: TrainingResult) -> float | None:
@@ -112,7 +125,8 @@ def _after_step(
 
 
 def _keeping(work: TaskWork, rows: slice) -> Callable[[], None]:
-    """Return a function that gives these elements of the local model the values that they have now."""
+    """Return a function that gives these elements of the local model the values that they have
+    now."""
     runtime, values = work.runtime, work.runtime.local[rows].copy()
 
     def put_back() -> None:

@@ -1,4 +1,5 @@
-"""The parts of a report as bytes, and what of them is left for the device's next update (error feedback)."""
+"""The parts of a report as bytes, and what of them is left for the device's next update (error
+feedback)."""
 
 from __future__ import annotations
 
@@ -28,23 +29,25 @@ class SentParts(NamedTuple):
 
 
 def residual_of(asked: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the name of the tied vector that a task leaves beside its algorithm's, if any. ``asked``: part ->
-    encoding."""
+    """Return the name of the tied vector that a task leaves beside its algorithm's, if any.
+    ``asked``: part -> encoding."""
     return (RESIDUAL,) if leaves_residual(asked[UPDATE]) else ()
 
 
 def check_parts(asked: Mapping[str, str], manifest: Manifest) -> None:
-    """Raise UnsupportedError unless a task asks for the values of buffers, uncompressed, exactly where the bundle has
-    buffers that travel."""
+    """Raise UnsupportedError unless a task asks for the values of buffers, uncompressed, exactly
+    where the bundle has buffers that travel."""
     if (BUFFERS in asked) != bool(manifest.buffers):
         has, asks = ("has", "does not ask") if manifest.buffers else ("does not have", "asks")
         raise UnsupportedError(
-            f"bundle {manifest.name} {has} buffers that travel, such as BatchNorm's statistics, and the task {asks} "
-            f"for their values (the part {BUFFERS}). Coordinator and device are of different versions: update both"
+            f"bundle {manifest.name} {has} buffers that travel, such as BatchNorm's statistics, "
+            f"and the task {asks} for their values (the part {BUFFERS}). Coordinator and device "
+            "are of different versions: update both"
         )
     if asked.get(BUFFERS, FLOAT32.name) != FLOAT32.name:
         raise UnsupportedError(
-            f"the task asks for the part {BUFFERS} as {asked[BUFFERS]}; values travel as {FLOAT32.name} alone"
+            f"the task asks for the part {BUFFERS} as {asked[BUFFERS]}; values travel as "
+            f"{FLOAT32.name} alone"
         )
 
 
@@ -58,9 +61,9 @@ def tied_as_sent(
 ) -> dict[str, Vector]:
     """Return the algorithm's tied vectors after the task, as the coordinator counts the update.
 
-    FedDyn's lambda_k must change by the update that the coordinator's h changes by, which is what its bytes mean. A
-    lossy encoding rounds the update, and so it must change by the rounded one. ``hyper``: all of the bundle's values;
-    ``contents``: as ``encode_parts`` made them."""
+    FedDyn's lambda_k must change by the update that the coordinator's h changes by, which is what
+    its bytes mean. A lossy encoding rounds the update, and so it must change by the rounded one.
+    ``hyper``: all of the bundle's values; ``contents``: as ``encode_parts`` made them."""
     tied, factors = dict(outcome.tied), ALGORITHMS[algorithm].per_update
     if not factors or asked[UPDATE] == FLOAT32.name:
         return tied
@@ -77,9 +80,10 @@ def encode_parts(
 ) -> SentParts:
     """Encode the parts as a task asks. ``tied``: what it goes on from.
 
-    With top-k, what did not travel of the device's earlier updates is added to this one, and what does not travel now
-    is kept for the next (Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", arXiv 1809.07599, algorithm 1; here
-    of whole updates). Raises DivergedError: an encoding cannot hold its part.
+    With top-k, what did not travel of the device's earlier updates is added to this one, and what
+    does not travel now is kept for the next (Stich, Cordonnier and Jaggi, "Sparsified SGD with
+    Memory", arXiv 1809.07599, algorithm 1; here of whole updates). Raises DivergedError: an
+    encoding cannot hold its part.
     """
     contents, left = dict[str, memoryview](), dict[str, Vector]()
     try:

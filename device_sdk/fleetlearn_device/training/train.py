@@ -11,7 +11,13 @@ from fleetlearn_protocol.manifest import Input
 from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.vector import Vector, check_finite, gather, scatter
 
-from fleetlearn_device.runtimes.checks import Batch, DataError, check_batch, check_hyper, find_nonfinite
+from fleetlearn_device.runtimes.checks import (
+    Batch,
+    DataError,
+    check_batch,
+    check_hyper,
+    find_nonfinite,
+)
 from fleetlearn_device.runtimes.runtime import Runtime
 from fleetlearn_device.training.data import Data, as_data
 from fleetlearn_device.training.features import FeatureData
@@ -35,7 +41,8 @@ class DivergedError(TrainingError):
 
 
 class BadValuesError(DivergedError, DataError):
-    """The loss or the model is no longer finite, and the data hold a value that is not finite either."""
+    """The loss or the model is no longer finite, and the data hold a value that is not finite
+    either."""
 
 
 class NoExamplesError(TrainingError):
@@ -51,23 +58,25 @@ class StoppedError(TrainingError):
 
 
 class TrainingResult(NamedTuple):
-    """The result of training. Where the time was over before the last epoch's end, ``complete`` is False, and the
-    counts are of the work that was done."""
+    """The result of training. Where the time was over before the last epoch's end, ``complete`` is
+    False, and the counts are of the work that was done."""
 
     update: Vector
-    """The travelling parameters after training minus the anchor, the round's model: float32, shape (P,). 0 in the
-    manifest's buffers."""
+    """The travelling parameters after training minus the anchor, the round's model: float32, shape
+    (P,). 0 in the manifest's buffers."""
     buffers: Vector
-    """The values of the manifest's buffers after training, one row after the other: float32, shape (B,). They were
-    measured, not descended, so what travels is where they are, not how far they moved."""
+    """The values of the manifest's buffers after training, one row after the other: float32, shape
+    (B,). They were measured, not descended, so what travels is where they are, not how far they
+    moved."""
     largest: float
     """The greatest magnitude in the update."""
     kept_state: Vector
-    """What the device keeps for its next task (kept_state.py): float32, shape (kept_state_size,)."""
+    """What the device keeps for its next task (kept_state.py): float32, shape
+    (kept_state_size,)."""
     examples: int
-    """n_k: the examples that the device has, as its passes gave them: the mean of the complete passes, rounded; else
-    those of the evaluation; else, where no pass was completed, as many as an earlier pass gave, or as the data are said
-    to have."""
+    """n_k: the examples that the device has, as its passes gave them: the mean of the complete
+    passes, rounded; else those of the evaluation; else, where no pass was completed, as many as an
+    earlier pass gave, or as the data are said to have."""
     steps: int
     epochs: float
     """Passes that were done; a fraction where the last one was cut short."""
@@ -102,29 +111,35 @@ def train(
     on_evaluated: Callable[[], None] = lambda: None,
     before_steps: Callable[[Data], None] = lambda data: None,
 ) -> TrainingResult:
-    """Train from the runtime's loaded model for ``epochs`` passes over ``data``, or until the time is over.
+    """Train from the runtime's loaded model for ``epochs`` passes over ``data``, or until the time
+    is over.
 
-    Args:
-        data: Arrays, or Data (see ``as_data``). FeatureData for a runtime that trains from features: as many of them
+    Args: data: Arrays, or Data (see ``as_data``). FeatureData for a runtime that trains from
+        features: as many of them
             as can be kept are computed first, in at most half of the time.
         hyper: Values by name, such as lr and mu. Others have the manifest's defaults.
-        batch_size: Examples in a step; 0: all examples in one step. The user's own batches keep their sizes.
-        seed: With the epoch's number, decides the order of the examples; step k (from 0) draws from seed + k mod 2^53.
-        time_budget: Seconds from the call on. A step begins only if a step of the mean duration so far would still
-            fit; the first step always begins. None: no limit.
+        batch_size: Examples in a step; 0: all examples in one step. The user's own batches keep
+            their sizes.
+        seed: With the epoch's number, decides the order of the examples; step k (from 0) draws from
+            seed + k mod 2^53.
+        time_budget: Seconds from the call on. A step begins only if a step of the mean duration so
+            far would still fit; the first step always begins. None: no limit.
         evaluate: Measure the loaded model on all data first.
         counted: Examples that a pass gave earlier. None: no pass was completed yet.
         should_stop: Asked before each step.
         clock: Seconds, rising.
         on_step: Called after each step with the number of steps done and the step's loss.
-        on_evaluated: Called after each batch of the evaluation, or of features that are computed first.
-        before_steps: Called with the data before the first step, within the time budget. It may use the runtime, and
-            leaves it loaded with the model to train.
+        on_evaluated: Called after each batch of the evaluation, or of features that are computed
+            first.
+        before_steps: Called with the data before the first step, within the time budget. It may use
+            the runtime, and leaves it loaded with the model to train.
 
-    Data are searched for NaN and infinity only where training diverges, since a model may use them for missing values.
+    Data are searched for NaN and infinity only where training diverges, since a model may use them
+    for missing values.
 
-    Raises TrainingError (diverged, out of time, stopped, no examples), DataError (also where training diverged because
-    the data hold a value that is not finite), ValueError on a hyper-parameter or argument, StepError, MemoryError.
+    Raises TrainingError (diverged, out of time, stopped, no examples), DataError (also where
+    training diverged because the data hold a value that is not finite), ValueError on a
+    hyper-parameter or argument, StepError, MemoryError.
     """
     start = clock()
     manifest = runtime.manifest
@@ -136,13 +151,19 @@ def train(
     data = as_data(data).fit(manifest.batch)
 
     def diverged(text: str) -> DivergedError:
-        of_data = (data.source, data.source_inputs) if isinstance(data, FeatureData) else (data, manifest.batch)
+        of_data = (
+            (data.source, data.source_inputs)
+            if isinstance(data, FeatureData)
+            else (data, manifest.batch)
+        )
         found = _first_nonfinite(*of_data, should_stop)
         return DivergedError(text) if found is None else BadValuesError(f"{found}. With it, {text}")
 
     if isinstance(data, FeatureData):
         half = None if time_budget is None else start + time_budget / 2
-        data.compute(batch_size, lambda: should_stop() or (half is not None and clock() > half), on_evaluated)
+        data.compute(
+            batch_size, lambda: should_stop() or (half is not None and clock() > half), on_evaluated
+        )
     evaluation = None
     if evaluate:
         try:
@@ -187,7 +208,11 @@ def train(
     scatter(update, manifest.buffers, 0.0)
     kept_state = collect_kept_state(runtime)
     largest = dict[str, float]()
-    for what, vector in (("update", update), ("model's buffers", buffers), ("device's own part", kept_state)):
+    for what, vector in (
+        ("update", update),
+        ("model's buffers", buffers),
+        ("device's own part", kept_state),
+    ):
         try:
             largest[what] = check_finite(vector)
         except ProtocolError as error:
@@ -217,10 +242,11 @@ def evaluate_data(
     should_stop: Callable[[], bool] = lambda: False,
     on_batch: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """Return the sums of the runtime's model over all data, in batches of ``batch_size`` examples, at most 256.
+    """Return the sums of the runtime's model over all data, in batches of ``batch_size`` examples,
+    at most 256.
 
-    ``batch_size`` 0: 256. A metric that is not finite is left out. Raises StoppedError, DivergedError (the loss is not
-    finite), NoExamplesError, DataError, StepError.
+    ``batch_size`` 0: 256. A metric that is not finite is left out. Raises StoppedError,
+    DivergedError (the loss is not finite), NoExamplesError, DataError, StepError.
     """
     data = as_data(data).fit(runtime.manifest.batch)
     examples, loss_sum = 0, 0.0
@@ -240,8 +266,11 @@ def evaluate_data(
     return Evaluation(examples, loss_sum, _measured(metric_sums))
 
 
-def _first_nonfinite(data: Data, inputs: Sequence[Input], should_stop: Callable[[], bool]) -> str | None:
-    """Return what to say of the first value that is not finite; None if all are finite, or the pass was stopped."""
+def _first_nonfinite(
+    data: Data, inputs: Sequence[Input], should_stop: Callable[[], bool]
+) -> str | None:
+    """Return what to say of the first value that is not finite; None if all are finite, or the pass
+    was stopped."""
     seen = 0
     for batch in data.batches(EVALUATION_BATCH, None):
         if should_stop():
@@ -255,20 +284,26 @@ def _first_nonfinite(data: Data, inputs: Sequence[Input], should_stop: Callable[
 
 
 def _measured(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics without those that these data do not define (0/0), which must not fail the training."""
+    """Return the metrics without those that these data do not define (0/0), which must not fail the
+    training."""
     return {name: value for name, value in metrics.items() if abs(value) <= LARGEST}
 
 
-def _passes(data: Data, epochs: int, batch_size: int, seed: int, runtime: Runtime) -> Iterator[tuple[int, Batch, int]]:
-    """Yield (epoch from 0, batch, its examples) for each step. Raises NoExamplesError on a pass without batches,
-    DataError on one with more examples than the data are said to have."""
+def _passes(
+    data: Data, epochs: int, batch_size: int, seed: int, runtime: Runtime
+) -> Iterator[tuple[int, Batch, int]]:
+    """Yield (epoch from 0, batch, its examples) for each step. Raises NoExamplesError on a pass
+    without batches, DataError on one with more examples than the data are said to have."""
     for epoch in range(epochs):
         seen = 0
         for batch in data.batches(batch_size, seed, epoch):
             arrays = check_batch(batch, runtime.manifest.batch)
             seen += len(arrays[0])
             if seen > data.examples:
-                raise DataError(f"a pass over the data gives more than the {data.examples} examples it is said to have")
+                raise DataError(
+                    f"a pass over the data gives more than the {data.examples} examples it is said "
+                    "to have"
+                )
             yield epoch, arrays, len(arrays[0])
         if not seen:
             raise NoExamplesError(NO_BATCH)

@@ -1,4 +1,5 @@
-"""Carries out a task's training in a thread of its own, from the files in the state directory to a report."""
+"""Carries out a task's training in a thread of its own, from the files in the state directory to a
+report."""
 
 from __future__ import annotations
 
@@ -15,7 +16,16 @@ from fleetlearn_protocol.bundle import Bundle, open_bundle
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.exchanges import EVALUATION, content_of, fields_of
-from fleetlearn_protocol.messages import MODEL, Evaluation, Question, Reply, Report, Task, VectorReference, encode
+from fleetlearn_protocol.messages import (
+    MODEL,
+    Evaluation,
+    Question,
+    Reply,
+    Report,
+    Task,
+    VectorReference,
+    encode,
+)
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_device.runtimes.checks import check_hyper
@@ -31,7 +41,12 @@ from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.own_model import write_own_model
-from fleetlearn_device.training.sent_parts import check_parts, encode_parts, residual_of, tied_as_sent
+from fleetlearn_device.training.sent_parts import (
+    check_parts,
+    encode_parts,
+    residual_of,
+    tied_as_sent,
+)
 from fleetlearn_device.training.train import (
     OutOfTimeError,
     StoppedError,
@@ -64,11 +79,13 @@ class FinishedUpdate(NamedTuple):
     tied: Mapping[str, Vector]
     """Vectors by name, for a later task that goes on from this one: float32, shape (P,)."""
     personal: Vector | None
-    """The personal model for the device's next task of this bundle: float32, shape (P,). None: there is none."""
+    """The personal model for the device's next task of this bundle: float32, shape (P,). None:
+    there is none."""
 
 
 class Trainer:
-    """One device's training. ``steps`` and ``batches`` may be read, and ``halt`` set, from another thread."""
+    """One device's training. ``steps`` and ``batches`` may be read, and ``halt`` set, from another
+    thread."""
 
     def __init__(
         self,
@@ -80,13 +97,15 @@ class Trainer:
         feature_cache: int = 0,
         own_model: Path | None = None,
     ) -> None:
-        """feature_cache: most bytes of features that are kept; 0: whole models are trained. own_model: the file that
-        each training replaces by the device's own model."""
+        """feature_cache: most bytes of features that are kept; 0: whole models are trained.
+        own_model: the file that each training replaces by the device's own model."""
         self.kind: Kind = kind
         self.own_model = own_model
-        self.from_features = feature_cache > 0 and kind != "ort-training" and isinstance(data, ArrayData)
-        """Whether training is from features if the bundle has any. Batches that the user makes may be others each time:
-        their features are not kept."""
+        self.from_features = (
+            feature_cache > 0 and kind != "ort-training" and isinstance(data, ArrayData)
+        )
+        """Whether training is from features if the bundle has any. Batches that the user makes may
+        be others each time: their features are not kept."""
         self.features: FeatureCache | None = None
         """The features of the last task's bundle, if training was from features."""
         self._feature_cache = feature_cache
@@ -110,12 +129,14 @@ class Trainer:
     def train(self, task: Task, seconds: float) -> FinishedUpdate:
         """Train for at most ``seconds``, opening the bundle included.
 
-        Training begins with the round's model, the kept state from the last task of this bundle, whether or not that
-        task's update was accepted, and the tied vectors that the task names. Room for the result is held on the disk
-        from before the first step until the result is saved.
+        Training begins with the round's model, the kept state from the last task of this bundle,
+        whether or not that task's update was accepted, and the tied vectors that the task names.
+        Room for the result is held on the disk from before the first step until the result is
+        saved.
 
-        Raises what ``open_runtime`` and ``run_algorithm`` raise, DivergedError also on a part that its encoding cannot
-        hold, ProtocolError on a vector that is not finite, KilledError, MemoryError, StateError.
+        Raises what ``open_runtime`` and ``run_algorithm`` raise, DivergedError also on a part that
+        its encoding cannot hold, ProtocolError on a vector that is not finite, KilledError,
+        MemoryError, StateError.
         """
         end = time.monotonic() + seconds
         with self._counted_start(task.task):
@@ -135,8 +156,8 @@ class Trainer:
         return message
 
     def evaluate(self, task: Question, seconds: float) -> Evaluation:
-        """Return the question's model measured on the device's data, with the device's own parameters
-        if the bundle has any, in at most ``seconds``."""
+        """Return the question's model measured on the device's data, with the device's own
+        parameters if the bundle has any, in at most ``seconds``."""
         assert task.bundle is not None  # the session has seen to that
         end = time.monotonic() + seconds
 
@@ -149,22 +170,28 @@ class Trainer:
             load_model(runtime, bundle, model, self._kept_state(bundle))
             data = self._data_to_train_on()
             try:
-                evaluation = evaluate_data(runtime, data, should_stop=must_stop, on_batch=self._count_batch)
+                evaluation = evaluate_data(
+                    runtime, data, should_stop=must_stop, on_batch=self._count_batch
+                )
             except StoppedError as error:
                 if self.halt.is_set():
                     raise
-                raise OutOfTimeError(f"the evaluation took longer than the {seconds:.3g} s that were left") from error
+                raise OutOfTimeError(
+                    f"the evaluation took longer than the {seconds:.3g} s that were left"
+                ) from error
             self.counted = evaluation.examples
         return evaluation
 
     @contextmanager
     def _counted_start(self, task_id: str) -> Iterator[None]:
-        """Count the task's start durably while the block runs: it may kill the process. Raises KilledError."""
+        """Count the task's start durably while the block runs: it may kill the process. Raises
+        KilledError."""
         self.steps = self.batches = 0
         starts = self._starts.count(task_id)
         if starts >= MAX_STARTS:
             raise KilledError(
-                f"the task killed the process {starts} times, most likely for lack of memory; it is not begun again"
+                f"the task killed the process {starts} times, most likely for lack of memory; it "
+                "is not begun again"
             )
         self._starts.add(task_id)
         try:
@@ -194,7 +221,10 @@ class Trainer:
             tied = self._tied_vectors.begin(task.bundle, task.kept, size) if names else {}
             personal_size = size if algorithm.personal == "model" else 0
             self._outbox.reserve(
-                sum(encoding.size(bundle.manifest.elements_of(part)) for part, encoding in encodings.items()),
+                sum(
+                    encoding.size(bundle.manifest.elements_of(part))
+                    for part, encoding in encodings.items()
+                ),
                 4 * kept_state_size(bundle.manifest),
                 file_size(names, size),
                 4 * personal_size,
@@ -214,13 +244,17 @@ class Trainer:
             )
             personal = self._kept_states.load(personal_name(task.bundle), personal_size)
             inputs = Inputs(model, self._kept_state(bundle), vectors, tied, personal)
-            outcome = run_algorithm(task.algorithm, runtime, bundle, self._data_to_train_on(), inputs, settings)
+            outcome = run_algorithm(
+                task.algorithm, runtime, bundle, self._data_to_train_on(), inputs, settings
+            )
             if self.own_model is not None:
                 own = runtime.local if outcome.personal is None else outcome.personal
                 write_own_model(self.own_model, bundle, own)
         contents, residual = encode_parts(task.parts, outcome.parts, task.seed, tied)
         hyper = check_hyper(task.hyper, bundle.manifest.hyper)
-        own_tied = tied_as_sent(task.algorithm, hyper, task.parts, outcome, contents, bundle.manifest)
+        own_tied = tied_as_sent(
+            task.algorithm, hyper, task.parts, outcome, contents, bundle.manifest
+        )
         result = outcome.result
         if result.epochs >= 1 or result.evaluation is not None:
             self.counted = result.examples
@@ -256,7 +290,8 @@ class Trainer:
 
     @contextmanager
     def _bundle_rechecked(self, sha256: str) -> Iterator[None]:
-        """Where the bundle cannot be used in this block, close it, and check its files before it is used again."""
+        """Where the bundle cannot be used in this block, close it, and check its files before it is
+        used again."""
         try:
             yield
         except BundleError:
@@ -284,7 +319,8 @@ class Trainer:
         return self._opened
 
     def _open_features(self, bundle: Bundle) -> None:
-        """Set ``features`` for this bundle. Those of another bundle are kept if they are the same."""
+        """Set ``features`` for this bundle. Those of another bundle are kept if they are the
+        same."""
         if not (self.from_features and bundle.manifest.computed_features):
             self.features = None
         elif self.features is not None and graphs_of(self.features.bundle) == graphs_of(bundle):
@@ -299,11 +335,13 @@ class Trainer:
         return self.features.of(self._data)
 
     def _note_examples(self, found: int) -> None:
-        """Warn where passes gave another number of examples than the data are said to have: the found one counts."""
+        """Warn where passes gave another number of examples than the data are said to have: the
+        found one counts."""
         stated = self._data.examples
         if found != stated and (found, stated) != self._noted:
             log.warning(
-                "a pass over the data gave %d examples, and examples=%d was given: %d is this device's weight",
+                "a pass over the data gave %d examples, and examples=%d was given: %d is this "
+                "device's weight",
                 found,
                 stated,
                 found,
@@ -321,5 +359,5 @@ class Trainer:
 ANSWERS: dict[str, Callable[[Trainer, Question, float], msgspec.Struct]] = {
     EVALUATION: Trainer.evaluate,
 }
-"""Kind of question -> the function that works out the reply's content, in at most this many seconds.
-Where that takes long, the function looks at ``Trainer.halt`` meanwhile."""
+"""Kind of question -> the function that works out the reply's content, in at most this many
+seconds. Where that takes long, the function looks at ``Trainer.halt`` meanwhile."""

@@ -28,13 +28,16 @@ class Inputs(NamedTuple):
     vectors: Mapping[str, Vector] = {}
     """The task's other vectors by name: float32, shape (P,)."""
     tied: Mapping[str, Vector] = {}
-    """The tied vectors that the task goes on from, by name: float32, shape (P,). Those that are absent are zeros."""
+    """The tied vectors that the task goes on from, by name: float32, shape (P,). Those that are
+    absent are zeros."""
     personal: Vector | None = None
-    """The device's personal model, where the algorithm has one: float32, shape (P,). None at the first task."""
+    """The device's personal model, where the algorithm has one: float32, shape (P,). None at the
+    first task."""
 
 
 class TaskSettings(NamedTuple):
-    """How the task is done: the arguments of ``train``, and the passes that ``train`` does not know."""
+    """How the task is done: the arguments of ``train``, and the passes that ``train`` does not
+    know."""
 
     hyper: Mapping[str, float]
     epochs: int
@@ -48,7 +51,8 @@ class TaskSettings(NamedTuple):
     on_step: Callable[[int, float], None] | None = None
     on_evaluated: Callable[[], None] = lambda: None
     personal_epochs: int | None = None
-    """Passes in which the personal model or parameters are trained by themselves. None: as many as ``epochs``."""
+    """Passes in which the personal model or parameters are trained by themselves. None: as many as
+    ``epochs``."""
 
 
 class TaskOutcome(NamedTuple):
@@ -56,7 +60,8 @@ class TaskOutcome(NamedTuple):
 
     result: TrainingResult
     parts: Mapping[str, Vector]
-    """What is reported, by name: float32, shape (P,); the part ``buffers``, which ``run_algorithm`` adds: (B,)."""
+    """What is reported, by name: float32, shape (P,); the part ``buffers``, which ``run_algorithm``
+    adds: (B,)."""
     tied: Mapping[str, Vector] = {}
     """The tied vectors after the task, by name: float32, shape (P,)."""
     personal: Vector | None = None
@@ -75,11 +80,13 @@ class TaskWork(NamedTuple):
     settings: TaskSettings
 
     def load(self, correction: Vector | None = None) -> None:
-        """Load the round's model and the kept state. correction: shape (P,), added to each step's gradient."""
+        """Load the round's model and the kept state. correction: shape (P,), added to each step's
+        gradient."""
         load_model(self.runtime, self.bundle, self.inputs.model, self.inputs.kept_state, correction)
 
     def train(self, **changes: Any) -> TrainingResult:
-        """Train the loaded model with the task's settings. changes: arguments of ``train`` that differ from these."""
+        """Train the loaded model with the task's settings. changes: arguments of ``train`` that
+        differ from these."""
         arguments = self.settings._asdict() | changes
         del arguments["personal_epochs"]
         return train(self.runtime, self.data, **arguments)

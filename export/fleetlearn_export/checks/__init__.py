@@ -1,1 +1,2 @@
-"""Comparison of the exported graphs with the same computation in PyTorch, before a bundle is published."""
+"""Comparison of the exported graphs with the same computation in PyTorch, before a bundle is
+published."""

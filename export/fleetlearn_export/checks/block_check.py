@@ -31,24 +31,37 @@ from fleetlearn_export.model.user_model import UserModel
 
 
 def check_many(
-    user: UserModel, step: TrainStep, content: bytes, many: TrainMany, constants: Constants | None = None
+    user: UserModel,
+    step: TrainStep,
+    content: bytes,
+    many: TrainMany,
+    constants: Constants | None = None,
 ) -> float:
-    """Return the largest difference from PyTorch. ``constants``: as for ``check_train``. Raises ExportError if it is
-    too large."""
+    """Return the largest difference from PyTorch. ``constants``: as for ``check_train``. Raises
+    ExportError if it is too large."""
     session = open_session(content, constants=constants)
     return first_passing(partial(_check, user, step, session, many))
 
 
-def _check(user: UserModel, step: TrainStep, session: GraphSession, many: TrainMany, seed: int) -> float:
+def _check(
+    user: UserModel, step: TrainStep, session: GraphSession, many: TrainMany, seed: int
+) -> float:
     hyper = {name: 0.05 if default is None else default for name, default in step.hyper.items()}
     given = first_inputs(step, hyper, seed)
     random = np.random.default_rng(seed)
     # Device -> its number of steps: all, some, one, none. Devices that are not compared do no step.
-    compared = {0: many.steps, many.devices // 2: int(random.integers(many.steps + 1)), many.devices - 1: 1, 1: 0}
+    compared = {
+        0: many.steps,
+        many.devices // 2: int(random.integers(many.steps + 1)),
+        many.devices - 1: 1,
+        1: 0,
+    }
     steps = np.array([compared.get(device, 0) for device in range(many.devices)])
     rows = next(batches(user, seed))
     available = len(next(iter(rows.values())))
-    order = random.integers(available, size=(many.devices, many.steps, many.batch or available + seed % 2))
+    order = random.integers(
+        available, size=(many.devices, many.steps, many.batch or available + seed % 2)
+    )
 
     feed: dict[str, NDArray[Any]] = {"steps": steps}
     for name, value in given.items():
@@ -60,7 +73,10 @@ def _check(user: UserModel, step: TrainStep, session: GraphSession, many: TrainM
             feed[name] = np.broadcast_to(value.numpy(), (many.devices, *value.shape)).copy()
     if step.random:
         feed["seed"] = np.arange(many.devices, dtype=np.int64) * 1000
-    got, got_all_steps = session.run(feed), session.run(feed | {"steps": np.full_like(steps, many.steps)})
+    got, got_all_steps = (
+        session.run(feed),
+        session.run(feed | {"steps": np.full_like(steps, many.steps)}),
+    )
 
     worst = 0.0
     for device in compared:
@@ -71,8 +87,12 @@ def _check(user: UserModel, step: TrainStep, session: GraphSession, many: TrainM
             name, _, place = label.partition(" of step ")
             pairs[label] = (got[name][device, int(place)] if place else got[name][device], value)
         last = {name: value for name, value in expected.items() if name.startswith("next.")}
-        if device == 0:  # it does all steps in both runs: alone in the first, as all devices do in the second
-            pairs |= {f"{name} where all do": (got_all_steps[name][device], value) for name, value in last.items()}
+        # it does all steps in both runs: alone in the first, as all devices do in the second
+        if device == 0:
+            pairs |= {
+                f"{name} where all do": (got_all_steps[name][device], value)
+                for name, value in last.items()
+            }
         what = f"the block of devices, device {device},"
         try:
             worst = max(worst, compare(pairs, what))
@@ -95,13 +115,17 @@ def _in_pytorch(
 ) -> Tensors:
     """Do a device's steps on its batches in ``feed``.
 
-    Returns the parameters and the state after the last one, by the names of the graph's outputs, and what each step
-    measured, such as "loss of step 2".
+    Returns the parameters and the state after the last one, by the names of the graph's outputs,
+    and what each step measured, such as "loss of step 2".
     """
     now = {name: value.clone() for name, value in given.items()}
     measured: Tensors = {}
     for number in range(steps):
-        now |= {name: torch.from_numpy(feed[name][device, number]) for name in feed if name.startswith("batch.")}
+        now |= {
+            name: torch.from_numpy(feed[name][device, number])
+            for name in feed
+            if name.startswith("batch.")
+        }
         if step.random:
             now["seed"] = torch.from_numpy(feed["seed"])[device] + number
         if dtype == torch.float64:
@@ -109,7 +133,15 @@ def _in_pytorch(
                 found = step.run(as_double(now), dtype)
         else:
             found = step.run(now)
-        now |= {name.removeprefix("next."): value for name, value in found.items() if name.startswith("next.")}
-        measured |= {f"{name} of step {number}": v for name, v in found.items() if not name.startswith("next.")}
+        now |= {
+            name.removeprefix("next."): value
+            for name, value in found.items()
+            if name.startswith("next.")
+        }
+        measured |= {
+            f"{name} of step {number}": v
+            for name, v in found.items()
+            if not name.startswith("next.")
+        }
     after = [name for name in step.outputs() if name.startswith("next.")]
     return {name: now[name.removeprefix("next.")] for name in after} | measured

@@ -24,27 +24,33 @@ from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.model.user_model import SMALL_BATCH, UserModel
 
 TOLERANCE = 1e-5
-"""Largest difference of a tensor's elements that is allowed; relative to its largest element where that is above 1."""
+"""Largest difference of a tensor's elements that is allowed; relative to its largest element where
+that is above 1."""
 TIMES_ROUNDING = 8
-"""Where that is not enough: how many times the effect of rounding in PyTorch itself is allowed besides."""
+"""Where that is not enough: how many times the effect of rounding in PyTorch itself is allowed
+besides."""
 WIDEST = 0.01
-"""Most that is allowed for rounding, on the scale of TOLERANCE. Two steps of ResNet-18, the second on one example, need
-1e-3. What makes two runs in PyTorch differ by more is not rounding, and widens no tolerance."""
+"""Most that is allowed for rounding, on the scale of TOLERANCE. Two steps of ResNet-18, the second
+on one example, need 1e-3. What makes two runs in PyTorch differ by more is not rounding, and widens
+no tolerance."""
 NUDGE = 1e-6
-"""Relative noise on a computation's inputs that shows this effect, besides the difference between float32 and float64:
-deep networks with BatchNorm on a few elements enlarge it a million times."""
+"""Relative noise on a computation's inputs that shows this effect, besides the difference between
+float32 and float64: deep networks with BatchNorm on a few elements enlarge it a million times."""
 BLOCK = 2**16
-"""Number of elements that are compared at a time, so that what is computed of them stays in the processor's cache."""
+"""Number of elements that are compared at a time, so that what is computed of them stays in the
+processor's cache."""
 SEEDS = (1, 2, 3)
-"""Two runtimes may send a tie under a maximum, or a unit at ReLU's corner, different ways. That is rare and happens by
-chance, so only what fails with all seeds is wrong."""
+"""Two runtimes may send a tie under a maximum, or a unit at ReLU's corner, different ways. That is
+rare and happens by chance, so only what fails with all seeds is wrong."""
 
 ROWS_FOR_FEWER = 4
-"""If an example has this number of rows, the second size is one row less, as each row takes time; else one row more."""
+"""If an example has this number of rows, the second size is one row less, as each row takes time;
+else one row more."""
 
 PLAIN = 0.01
-"""The share of a parameter's elements that may be 0, or equal to the element before them, for ``without_zeros``. A
-parameter with more of them, such as a norm's weights, hides operators that are left out: it gets some noise."""
+"""The share of a parameter's elements that may be 0, or equal to the element before them, for
+``without_zeros``. A parameter with more of them, such as a norm's weights, hides operators that are
+left out: it gets some noise."""
 
 Array = NDArray[Any]
 Result = TypeVar("Result")
@@ -77,15 +83,17 @@ def open_session(
 ) -> GraphSession:
     """Open a graph, given as its bytes or, which takes less memory, as its file.
 
-    before: a graph that computes inputs of this one. constants: those that the graphs have kept apart. without:
-    optimizers of ONNX Runtime that do not run.
+    before: a graph that computes inputs of this one. constants: those that the graphs have kept
+    apart. without: optimizers of ONNX Runtime that do not run.
     """
     options = onnxruntime.SessionOptions()
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # a run gives back the memory that it took
-    options.add_session_config_entry("session.disable_prepacking", "1")  # no rearranged copies of the weights
+    # a run gives back the memory that it took
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+    # no rearranged copies of the weights
+    options.add_session_config_entry("session.disable_prepacking", "1")
     options.log_severity_level = 4  # an error is raised, so the log need not say it too
     if constants is not None and constants.arrays:
         graph = content.read_bytes() if isinstance(content, Path) else content
@@ -99,27 +107,33 @@ def open_session(
     vars(inner).pop("_model_bytes", None)  # kept only to load the graph again on another provider
     first = None if before is None else open_session(before, constants=constants)
     return GraphSession(
-        inner, [row.name for row in inner.get_inputs()], [row.name for row in inner.get_outputs()], first
+        inner,
+        [row.name for row in inner.get_inputs()],
+        [row.name for row in inner.get_outputs()],
+        first,
     )
 
 
 def batches(user: UserModel, seed: int) -> Iterator[Tensors]:
     """Yield random rows of the example in batches of its own size, of another one, and of one.
 
-    SMALL_BATCH examples are enough for the second if the model trains on one; else this size shows what holds for
-    SMALL_BATCH only, with which the step was traced. A row is repeated only if a batch needs more rows than there are:
-    BatchNorm over equal rows divides by almost 0.
+    SMALL_BATCH examples are enough for the second if the model trains on one; else this size shows
+    what holds for SMALL_BATCH only, with which the step was traced. A row is repeated only if a
+    batch needs more rows than there are: BatchNorm over equal rows divides by almost 0.
     """
     rows = len(next(iter(user.batch.values())))
     other = rows - 1 if rows >= ROWS_FOR_FEWER else rows + 1
     random = torch.Generator().manual_seed(seed)
     for size in (rows, SMALL_BATCH if user.trains_on_one and rows > SMALL_BATCH else other, 1):
-        chosen = torch.cat([torch.randperm(rows, generator=random), torch.randperm(rows, generator=random)])[:size]
+        chosen = torch.cat(
+            [torch.randperm(rows, generator=random), torch.randperm(rows, generator=random)]
+        )[:size]
         yield {name: value[chosen].clone() for name, value in user.batch.items()}
 
 
 def first_inputs(step: TrainStep, hyper: Mapping[str, float], seed: int) -> Tensors:
-    """Return the inputs of a first step but the batch: references near the model, the step's initial state.
+    """Return the inputs of a first step but the batch: references near the model, the step's
+    initial state.
 
     Nobody may write into the parameters: they are the step's own.
     """
@@ -129,12 +143,15 @@ def first_inputs(step: TrainStep, hyper: Mapping[str, float], seed: int) -> Tens
         for name in step.travelling:
             noise = 0.05 * torch.randn(step.values[name].shape, generator=random)
             # Variances may not become negative.
-            given[f"{reference}.{name}"] = noise if reference == "correction" else step.values[name] + noise.abs()
+            given[f"{reference}.{name}"] = (
+                noise if reference == "correction" else step.values[name] + noise.abs()
+            )
     return given | {f"hyper.{name}": torch.tensor(value) for name, value in hyper.items()}
 
 
 def without_zeros(value: Tensor, random: torch.Generator) -> Tensor:
-    """Return the tensor if hardly any element is 0 or equal to the one before it, else a tensor near it."""
+    """Return the tensor if hardly any element is 0 or equal to the one before it, else a tensor
+    near it."""
     elements = value.flatten()
     plain = int((elements == 0).sum()) + int((elements[1:] == elements[:-1]).sum())
     if plain <= PLAIN * len(elements):
@@ -143,7 +160,8 @@ def without_zeros(value: Tensor, random: torch.Generator) -> Tensor:
 
 
 def first_passing(check: Callable[[int], Result]) -> Result:
-    """Return ``check(seed)`` for the first of ``SEEDS`` that passes. Raises ExportError if none does."""
+    """Return ``check(seed)`` for the first of ``SEEDS`` that passes. Raises ExportError if none
+    does."""
     for seed in SEEDS[:-1]:
         with suppress(ExportError):
             return check(seed)
@@ -151,7 +169,8 @@ def first_passing(check: Callable[[int], Result]) -> Result:
 
 
 def call_in_pytorch(call: Callable[[], Result], batch: Tensors) -> Result | None:
-    """Return the call's result, or None if the model takes no batch of one: BatchNorm fails, a deviation is NaN."""
+    """Return the call's result, or None if the model takes no batch of one: BatchNorm fails, a
+    deviation is NaN."""
     one = len(next(iter(batch.values()))) == 1
     try:
         with warnings.catch_warnings():
@@ -163,14 +182,19 @@ def call_in_pytorch(call: Callable[[], Result], batch: Tensors) -> Result | None
             raise
         return None
     leaves = pytree.tree_leaves(result)
-    return None if one and any(isinstance(row, Tensor) and bool(row.isnan().any()) for row in leaves) else result
+    return (
+        None
+        if one and any(isinstance(row, Tensor) and bool(row.isnan().any()) for row in leaves)
+        else result
+    )
 
 
 class Difference(NamedTuple):
     """How far a tensor is from PyTorch's, and how far it may be."""
 
     found: float
-    """The largest difference of an element; where the largest element is above 1, relative to that."""
+    """The largest difference of an element; where the largest element is above 1, relative to
+    that."""
     allowed: float
 
 
@@ -181,14 +205,17 @@ def compare(
     rounding: Mapping[str, float] | None = None,
     widest: float = WIDEST,
 ) -> float:
-    """Return the largest difference; where a tensor's largest element is above 1, relative to that element.
+    """Return the largest difference; where a tensor's largest element is above 1, relative to that
+    element.
 
-    rounding: tensor -> the effect of rounding on it, of which ``TIMES_ROUNDING`` times are allowed besides
-        ``tolerance``, but at most ``widest``. Raises ExportError if a difference is larger; the text names the tensor.
+    rounding: tensor -> the effect of rounding on it, of which ``TIMES_ROUNDING`` times are allowed
+        besides ``tolerance``, but at most ``widest``. Raises ExportError if a difference is larger;
+        the text names the tensor.
     """
     effect = rounding or {}
     found = {
-        name: difference(name, *pair, what, tolerance, effect.get(name, 0.0), widest) for name, pair in rows.items()
+        name: difference(name, *pair, what, tolerance, effect.get(name, 0.0), widest)
+        for name, pair in rows.items()
     }
     return refuse_larger(found, what)
 
@@ -202,14 +229,17 @@ def difference(
     rounding: float = 0.0,
     widest: float = WIDEST,
 ) -> Difference:
-    """Compare one tensor, as ``compare`` does. Raises ExportError if it has another shape, or PyTorch's has NaN."""
+    """Compare one tensor, as ``compare`` does. Raises ExportError if it has another shape, or
+    PyTorch's has NaN."""
     if got.shape != expected.shape:
-        raise ExportError(f"{what} gives {name} with shape {got.shape} where PyTorch has {tuple(expected.shape)}")
+        raise ExportError(
+            f"{what} gives {name} with shape {got.shape} where PyTorch has {tuple(expected.shape)}"
+        )
     size = largest(expected)
     if np.isnan(size):
         raise ExportError(
-            f"{what} cannot be compared: PyTorch itself gives NaN in {name}, on random rows of the example. "
-            "Give an example with which training gives numbers"
+            f"{what} cannot be compared: PyTorch itself gives NaN in {name}, on random rows of the "
+            "example. Give an example with which training gives numbers"
         )
     scale = max(1.0, size if np.isfinite(size) else largest(expected[expected.isfinite()]))
     found = largest_difference(torch.from_numpy(np.asarray(got)), expected) / scale
@@ -217,20 +247,24 @@ def difference(
 
 
 def refuse_larger(differences: Mapping[str, Difference], what: str) -> float:
-    """Return the largest difference. Raises ExportError if one is larger than allowed; the text names the tensor."""
+    """Return the largest difference. Raises ExportError if one is larger than allowed; the text
+    names the tensor."""
     # NaN is neither above nor below: `not value <= ...` finds it too.
     bad = {name: row for name, row in differences.items() if not row.found <= row.allowed}
     if bad:
-        name = max(bad, key=lambda row: np.nan_to_num(bad[row].found / bad[row].allowed, nan=np.inf))
+        name = max(
+            bad, key=lambda row: np.nan_to_num(bad[row].found / bad[row].allowed, nan=np.inf)
+        )
         raise ExportError(
-            f"{what} differs from PyTorch in {name} by {bad[name].found:.3g} (and in {len(bad) - 1} more), where "
-            f"{bad[name].allowed:.0e} is allowed"
+            f"{what} differs from PyTorch in {name} by {bad[name].found:.3g} (and in "
+            f"{len(bad) - 1} more), where {bad[name].allowed:.0e} is allowed"
         )
     return max(row.found for row in differences.values())
 
 
 def difference_of_each(tensors: Tensors, others: Tensors) -> dict[str, float]:
-    """Return each tensor's largest difference from the other of its name; 0 where that is infinite or NaN."""
+    """Return each tensor's largest difference from the other of its name; 0 where that is infinite
+    or NaN."""
     found = {name: largest_difference(others[name], tensor) for name, tensor in tensors.items()}
     return {name: value if np.isfinite(value) else 0.0 for name, value in found.items()}
 
@@ -242,8 +276,8 @@ def nudged(value: Tensor, random: torch.Generator, relative: float = NUDGE) -> T
 
 
 def largest_difference(one: Tensor, other: Tensor) -> float:
-    """Return the largest absolute difference, computed in float64. Infinity is equal to itself; NaN is equal to
-    nothing, and gives NaN."""
+    """Return the largest absolute difference, computed in float64. Infinity is equal to itself; NaN
+    is equal to nothing, and gives NaN."""
     found = []
     for first, second in in_blocks(one, other):
         difference = first.double() - second.double()
@@ -262,13 +296,15 @@ def largest(values: Tensor) -> float:
 
 
 def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield pieces of tensors of one shape, at the same places of each, of about ``BLOCK`` elements."""
+    """Yield pieces of tensors of one shape, at the same places of each, of about ``BLOCK``
+    elements."""
     if tensors[0].numel() <= BLOCK:
         yield tensors
         return
     in_memory = sorted(range(tensors[0].dim()), key=tensors[0].stride, reverse=True)
     rows = [tensor.permute(in_memory) for tensor in tensors]
-    if all(row.is_contiguous() for row in rows):  # pieces of memory: 1.3 ns for an element's difference, not 4.6
+    # pieces of memory: 1.3 ns for an element's difference, not 4.6
+    if all(row.is_contiguous() for row in rows):
         yield from zip(*(torch.split(row.view(-1), BLOCK) for row in rows), strict=True)
     else:
         shape = rows[0].shape

@@ -11,20 +11,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is active, every operator computes with float64 where it was asked for another floating-point type.
+    """While it is active, every operator computes with float64 where it was asked for another
+    floating-point type.
 
-    Constants, casts and new tensors become float64 too. What is written into a float32 tensor is lost, since the
-    operator writes into a copy: give parameters and buffers as float64.
+    Constants, casts and new tensors become float64 too. What is written into a float32 tensor is
+    lost, since the operator writes into a copy: give parameters and buffers as float64.
     """
 
     def __init__(self, *, views_stay: bool = False) -> None:
-        """``views_stay``: whether a view of a float32 tensor is one too, until an operator computes with it. That takes
-        less memory, if nothing is written into a tensor."""
+        """``views_stay``: whether a view of a float32 tensor is one too, until an operator computes
+        with it. That takes less memory, if nothing is written into a tensor."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._views_stay = views_stay
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if self._views_stay and func.is_view:
             return func(*args, **(kwargs or {}))
@@ -32,10 +37,15 @@ class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def as_double(values: Any) -> Any:
-    """Return the tensors, and the floating-point dtypes, in nested lists, tuples and dicts as float64."""
+    """Return the tensors, and the floating-point dtypes, in nested lists, tuples and dicts as
+    float64."""
     # PyTorch's tree_map takes five times as long, and this is called for each operator.
     if isinstance(values, Tensor):
-        return values.double() if values.is_floating_point() and values.dtype != torch.float64 else values
+        return (
+            values.double()
+            if values.is_floating_point() and values.dtype != torch.float64
+            else values
+        )
     if isinstance(values, tuple | list):
         return type(values)([as_double(value) for value in values])
     if isinstance(values, dict):
@@ -44,7 +54,8 @@ def as_double(values: Any) -> Any:
 
 
 class Doubled(Tensor):
-    """A tensor that is float64 for autograd. Each operator gets a float64 copy of it, which is freed afterwards.
+    """A tensor that is float64 for autograd. Each operator gets a float64 copy of it, which is
+    freed afterwards.
 
     So a model in float64 takes no memory besides the float32 one. Views of it are such tensors too.
     """
@@ -63,10 +74,16 @@ class Doubled(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func.is_view:
-            args, kwargs = pytree.tree_map_only(Doubled, lambda value: value._inner, (args, kwargs or {}))
+            args, kwargs = pytree.tree_map_only(
+                Doubled, lambda value: value._inner, (args, kwargs or {})
+            )
             return pytree.tree_map_only(Tensor, Doubled, func(*args, **kwargs))
-        changed = [value for value, row in zip(args, func._schema.arguments, strict=False) if row.is_write]
+        changed = [
+            value for value, row in zip(args, func._schema.arguments, strict=False) if row.is_write
+        ]
         if any(isinstance(value, Doubled) for value in pytree.tree_leaves(changed)):
             raise TypeError(f"{func} writes into a tensor that nobody may write into")
-        args, kwargs = pytree.tree_map_only(Doubled, lambda value: value._inner.double(), (args, kwargs or {}))
+        args, kwargs = pytree.tree_map_only(
+            Doubled, lambda value: value._inner.double(), (args, kwargs or {})
+        )
         return func(*args, **kwargs)

@@ -1,7 +1,8 @@
 """An order of computations in which a result's last steps come as early as they can.
 
-A traced step computes all gradients, and then all new parameters. In this order each gradient becomes a new parameter
-before the next gradient is made, so that they need not all be in memory at once.
+A traced step computes all gradients, and then all new parameters. In this order each gradient
+becomes a new parameter before the next gradient is made, so that they need not all be in memory at
+once.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Sequence
 
 
-def early_results(reads: Sequence[Collection[Hashable]], makes: Sequence[Collection[Hashable]]) -> list[int]:
-    """Return the places of computations in such an order, in which each comes behind those whose values it reads.
+def early_results(
+    reads: Sequence[Collection[Hashable]], makes: Sequence[Collection[Hashable]]
+) -> list[int]:
+    """Return the places of computations in such an order, in which each comes behind those whose
+    values it reads.
 
-    reads, makes: the values that each computation reads and makes, in an order that is possible. A computation that
-    makes none is no result.
+    reads, makes: the values that each computation reads and makes, in an order that is possible. A
+    computation that makes none is no result.
     """
     maker = {value: place for place, values in enumerate(makes) for value in values}
     needed = [{maker[value] for value in values if value in maker} for values in reads]
@@ -22,7 +26,8 @@ def early_results(reads: Sequence[Collection[Hashable]], makes: Sequence[Collect
     for place, others in enumerate(needed):
         for other in others:
             users[other].append(place)
-    results: dict[int, int | None] = {}  # computation -> the only one without users to which it leads
+    # computation -> the only one without users to which it leads
+    results: dict[int, int | None] = {}
     for place in reversed(range(len(reads))):
         found = {results[user] for user in users[place] if makes[user]} or {place}
         results[place] = found.pop() if len(found) == 1 else None

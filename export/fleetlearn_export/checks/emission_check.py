@@ -1,4 +1,5 @@
-"""The checks of graphs that were written straight from a traced graph: of the tracing, and of each operator."""
+"""The checks of graphs that were written straight from a traced graph: of the tracing, and of each
+operator."""
 
 from __future__ import annotations
 
@@ -35,10 +36,12 @@ def check_emission(
     features: Function | None = None,
     located: Callable[[], fx.Graph] | None = None,
 ) -> StepChecked:
-    """Compare the traced step with autograd in PyTorch, and each operator of its ONNX graph with PyTorch's.
+    """Compare the traced step with autograd in PyTorch, and each operator of its ONNX graph with
+    PyTorch's.
 
-    module: the traced graph that was emitted. located: returns a graph of the user's loss with lines of the user's
-    code. The model is in training mode. Raises ExportError; the text names the parameter or the operator.
+    module: the traced graph that was emitted. located: returns a graph of the user's loss with
+    lines of the user's code. The model is in training mode. Raises ExportError; the text names the
+    parameter or the operator.
     """
     trains_on_one = check_tracing(user, step, module, features).batch_of_one
     user = user._replace(trains_on_one=trains_on_one)
@@ -48,7 +51,9 @@ def check_emission(
         _, some, one = batches(user, seed)
         found = check_operators(module, emission, operator_inputs(step, some, seed), located)
         if trains_on_one:
-            again = check_operators(module, emission, operator_inputs(step, one, seed), located, of_the_batch=True)
+            again = check_operators(
+                module, emission, operator_inputs(step, one, seed), located, of_the_batch=True
+            )
             found = max(found, again, key=lambda row: row.worst.excess)
         return found
 
@@ -64,8 +69,8 @@ def check_evaluation(
 ) -> OperatorsChecked:
     """Compare each operator of eval.onnx or infer.onnx, as it was emitted, with PyTorch's.
 
-    values: the parameter table's tensors. cases: what was traced for other numbers of examples. Raises ExportError; the
-    text names the operator.
+    values: the parameter table's tensors. cases: what was traced for other numbers of examples.
+    Raises ExportError; the text names the operator.
     """
 
     def check(seed: int) -> OperatorsChecked:
@@ -84,10 +89,16 @@ def check_evaluation(
 
 
 def operator_inputs(step: TrainStep, batch: Tensors, seed: int) -> Tensors:
-    """Return inputs of the graph for which each operator has something to compute: no bias, state or rate is 0."""
+    """Return inputs of the graph for which each operator has something to compute: no bias, state
+    or rate is 0."""
     random = torch.Generator().manual_seed(seed)
-    hyper = {name: USUAL.get(name, 0.5 if default is None else default) for name, default in step.hyper.items()}
-    given = first_inputs(step, hyper, seed) | {f"batch.{name}": value for name, value in batch.items()}
+    hyper = {
+        name: USUAL.get(name, 0.5 if default is None else default)
+        for name, default in step.hyper.items()
+    }
+    given = first_inputs(step, hyper, seed) | {
+        f"batch.{name}": value for name, value in batch.items()
+    }
     given |= {"seed": torch.tensor(seed)} if step.random else {}
     return {
         name: without_zeros(value, random) if name.startswith(("param.", "state.")) else value

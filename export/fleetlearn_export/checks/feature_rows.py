@@ -1,7 +1,7 @@
 """Which values of a graph have a row for each example that depends on that example alone.
 
-The graph tells no more than shapes, so it is tried: on examples together, and again in another order, each time without
-one of them.
+The graph tells no more than shapes, so it is tried: on examples together, and again in another
+order, each time without one of them.
 """
 
 from __future__ import annotations
@@ -41,13 +41,18 @@ class Tried(NamedTuple):
 
 
 def try_rows(
-    user: UserModel, model: onnx.ModelProto, names: Sequence[str], constants: Constants | None = None
+    user: UserModel,
+    model: onnx.ModelProto,
+    names: Sequence[str],
+    constants: Constants | None = None,
 ) -> Tried:
     """Compute the values ``names``, which depend on the batch and on constants alone.
 
     constants: those that the graph has kept apart. Raises ExportError.
     """
-    session = open_session(values_part(model, names).SerializeToString(), optimized=False, constants=constants)
+    session = open_session(
+        values_part(model, names).SerializeToString(), optimized=False, constants=constants
+    )
     feed = {f"batch.{name}": value.numpy() for name, value in _noisy(user.batch).items()}
     together = session.run(feed)
     fitting = {
@@ -64,7 +69,9 @@ def try_rows(
                 del fitting[name]
             elif not _close(together[name][order], some[name]):
                 mixing.add(name)
-    return Tried(feed, together, {name: row for name, row in fitting.items() if name not in mixing}, mixing)
+    return Tried(
+        feed, together, {name: row for name, row in fitting.items() if name not in mixing}, mixing
+    )
 
 
 def find_again(
@@ -74,23 +81,29 @@ def find_again(
     wanted: Sequence[str],
     constants: Constants | None = None,
 ) -> dict[str, str]:
-    """Return, for those of the tried values ``wanted`` that another graph computes too, the name there.
+    """Return, for those of the tried values ``wanted`` that another graph computes too, the name
+    there.
 
     names: the values of ``model`` to look at. Raises ExportError.
     """
-    session = open_session(values_part(model, names).SerializeToString(), optimized=False, constants=constants)
+    session = open_session(
+        values_part(model, names).SerializeToString(), optimized=False, constants=constants
+    )
     found = session.run(tried.feed)
     again = {}
     for name in wanted:
         value = tried.values[name]
-        same = [other for other, row in found.items() if row.shape == value.shape and _close(value, row)]
+        same = [
+            other for other, row in found.items() if row.shape == value.shape and _close(value, row)
+        ]
         if same:
             again[name] = same[0]
     return again
 
 
 def _noisy(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return EXAMPLES rows of the example with noise, so that no two are equal; integers are exchanged."""
+    """Return EXAMPLES rows of the example with noise, so that no two are equal; integers are
+    exchanged."""
     random = torch.Generator().manual_seed(0)
     made = {}
     for name, value in batch.items():
@@ -98,9 +111,13 @@ def _noisy(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if value.is_floating_point():
             rows = rows.nan_to_num(0.0, 0.0, 0.0)  # NaN would hide what depends on it
             scale = float(rows.std()) or 1.0
-            made[name] = rows + 0.5 * scale * torch.randn(rows.shape, generator=random).to(rows.dtype)
+            made[name] = rows + 0.5 * scale * torch.randn(rows.shape, generator=random).to(
+                rows.dtype
+            )
         else:
-            made[name] = rows.flatten()[torch.randperm(rows.numel(), generator=random)].reshape(rows.shape)
+            made[name] = rows.flatten()[torch.randperm(rows.numel(), generator=random)].reshape(
+                rows.shape
+            )
     return made
 
 
@@ -109,4 +126,6 @@ def _close(one: Array, other: Array) -> bool:
         return bool((one == other).all())
     finite = np.abs(one[np.isfinite(one)])
     allowed = ALLOWED * float(finite.max(initial=0.0))
-    return one.dtype == other.dtype and bool(np.isclose(one, other, rtol=0.0, atol=allowed, equal_nan=True).all())
+    return one.dtype == other.dtype and bool(
+        np.isclose(one, other, rtol=0.0, atol=allowed, equal_nan=True).all()
+    )

@@ -50,12 +50,14 @@ def check_train(
 ) -> CheckedStep:
     """Compare gradients and a few steps with PyTorch. The model is in training mode.
 
-    before: a graph that computes inputs of ``content`` from the batch, as features.onnx does. constants: those that the
-    graphs have kept apart. Raises ExportError; the text names the tensor with the largest difference.
+    before: a graph that computes inputs of ``content`` from the batch, as features.onnx does.
+    constants: those that the graphs have kept apart. Raises ExportError; the text names the tensor
+    with the largest difference.
     """
     run = _runner(open_session(content, before=before, constants=constants))
 
-    for seed in SEEDS[:2]:  # by chance, as first_passing says, and much cheaper than PyTorch in float64
+    # by chance, as first_passing says, and much cheaper than PyTorch in float64
+    for seed in SEEDS[:2]:
         with suppress(ExportError):
             return compare_training(user, step, run, features, seed, FLOAT32)
     # PyTorch in float64 tells whether float32 can do better.
@@ -63,14 +65,22 @@ def check_train(
 
 
 def check_train_in_float16(
-    user: UserModel, step: TrainStep, content: bytes, features: Function | None, constants: Constants | None
+    user: UserModel,
+    step: TrainStep,
+    content: bytes,
+    features: Function | None,
+    constants: Constants | None,
 ) -> None:
-    """Compare the same with products in float16, within what rounding to it does in PyTorch. Raises ExportError.
+    """Compare the same with products in float16, within what rounding to it does in PyTorch. Raises
+    ExportError.
 
-    content: a graph that rounds in a session that is not optimised. constants: as for ``check_train``.
+    content: a graph that rounds in a session that is not optimised. constants: as for
+    ``check_train``.
     """
     run = _runner(open_session(content, optimized=False, constants=constants))
-    first_passing(lambda seed: compare_training(user, step, run, features, seed, FLOAT16, "step in float16"))
+    first_passing(
+        lambda seed: compare_training(user, step, run, features, seed, FLOAT16, "step in float16")
+    )
 
 
 def _runner(session: GraphSession) -> Run:
@@ -89,24 +99,31 @@ def check_eval(
     before: bytes | None = None,
     constants: Constants | None = None,
 ) -> float:
-    """Return the largest difference from PyTorch. The model is in evaluation mode. Raises ExportError.
+    """Return the largest difference from PyTorch. The model is in evaluation mode. Raises
+    ExportError.
 
     before, constants: as for ``check_train``.
     """
     feed = {f"param.{name}": value.numpy() for name, value in values.items()}
     opened = cache(partial(open_session, content, before=before, constants=constants))
-    return _check_outputs(user, EvalModule(user), list(user.batch), opened, values, feed, "batch.", user.sum_names())
+    return _check_outputs(
+        user, EvalModule(user), list(user.batch), opened, values, feed, "batch.", user.sum_names()
+    )
 
 
 def check_infer(user: UserModel, content: bytes | Path, values: Mapping[str, Tensor]) -> float:
-    """Return the largest difference from PyTorch. The model is in evaluation mode. Raises ExportError.
+    """Return the largest difference from PyTorch. The model is in evaluation mode. Raises
+    ExportError.
 
-    content: the graph or its file. values: the parameters that it holds. PyTorch computes with them before the graph is
-    loaded, so that they may be freed.
+    content: the graph or its file. values: the parameters that it holds. PyTorch computes with them
+    before the graph is loaded, so that they may be freed.
     """
-    # Folded constants, such as transposed weights, would be in memory twice more while the graph is loaded.
+    # Folded constants, such as transposed weights, would be in memory twice more while the graph is
+    # loaded.
     opened = cache(partial(open_session, content, without=["ConstantFolding"]))
-    return _check_outputs(user, InferModule(user), list(user.inputs()), opened, values, {}, "", None)
+    return _check_outputs(
+        user, InferModule(user), list(user.inputs()), opened, values, {}, "", None
+    )
 
 
 def _check_outputs(
@@ -121,12 +138,20 @@ def _check_outputs(
 ) -> float:
     what = f"the exported {'evaluation' if names else 'model'}"
 
-    def in_pytorch(some: Sequence[Tensors], double: bool = False) -> list[tuple[Tensor, ...] | None]:
-        given = {f"model.{name}": value.clone() if user.writes else value for name, value in values.items()}
+    def in_pytorch(
+        some: Sequence[Tensors], double: bool = False
+    ) -> list[tuple[Tensor, ...] | None]:
+        given = {
+            f"model.{name}": value.clone() if user.writes else value
+            for name, value in values.items()
+        }
         with DoublePrecision() if double else nullcontext():
             rows = [as_double(batch) if double else batch for batch in some]
             given = as_double(given) if double else given
-            return [call_in_pytorch(partial(_in_pytorch, user, module, given, batch, inputs), batch) for batch in rows]
+            return [
+                call_in_pytorch(partial(_in_pytorch, user, module, given, batch, inputs), batch)
+                for batch in rows
+            ]
 
     def check(seed: int) -> float:
         worst = 0.0
@@ -138,7 +163,9 @@ def _check_outputs(
             assert expected is not None
             got = opened().run({**feed, **{prefix + name: batch[name].numpy() for name in inputs}})
             rows = dict(zip(names or opened().outputs, expected, strict=True))
-            rows = {name: _with_examples_axis(value, got[name].shape) for name, value in rows.items()}
+            rows = {
+                name: _with_examples_axis(value, got[name].shape) for name, value in rows.items()
+            }
             pairs = {name: (got[name], value) for name, value in rows.items()}
             try:
                 worst = max(worst, compare(pairs, what))
@@ -156,8 +183,9 @@ def _check_outputs(
 def _with_examples_axis(value: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return an output for a single example with the axis of the examples.
 
-    ``output.squeeze()``, the commonest end of a binary classifier, takes that axis away too where its size is 1. The
-    graph keeps the axis for any number of examples, as whoever reads its output expects.
+    ``output.squeeze()``, the commonest end of a binary classifier, takes that axis away too where
+    its size is 1. The graph keeps the axis for any number of examples, as whoever reads its output
+    expects.
     """
     return value[None] if shape == (1, *value.shape) else value
 
@@ -166,5 +194,7 @@ def _in_pytorch(
     user: UserModel, module: nn.Module, given: Tensors, batch: Tensors, inputs: list[str]
 ) -> tuple[torch.Tensor, ...]:
     with torch.no_grad(), user.evaluation_draws():
-        result: tuple[torch.Tensor, ...] = functional_call(module, given, tuple(batch[name].clone() for name in inputs))
+        result: tuple[torch.Tensor, ...] = functional_call(
+            module, given, tuple(batch[name].clone() for name in inputs)
+        )
         return result

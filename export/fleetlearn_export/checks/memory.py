@@ -9,11 +9,12 @@ _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linu
 
 
 LARGE = 2**27
-"""The system maps memory of its own for a result of at least this many bytes. Before one is made, freed memory goes
-back: it would stay beside the result."""
+"""The system maps memory of its own for a result of at least this many bytes. Before one is made,
+freed memory goes back: it would stay beside the result."""
 
 
 def give_back_freed_memory() -> None:
-    """Give back what is free between allocations. glibc keeps it, in pieces that the next tensors often do not fit."""
+    """Give back what is free between allocations. glibc keeps it, in pieces that the next tensors
+    often do not fit."""
     if _TRIM is not None:
         _TRIM(0)

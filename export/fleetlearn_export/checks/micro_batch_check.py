@@ -1,4 +1,5 @@
-"""Comparison of a step that takes its batch in parts with the same step that takes the batch at once."""
+"""Comparison of a step that takes its batch in parts with the same step that takes the batch at
+once."""
 
 from __future__ import annotations
 
@@ -21,24 +22,33 @@ SMALLEST = 1e-6
 """A tensor whose elements are all smaller than this counts as that large."""
 
 
-def check_micro_batches(step: TrainStep, model: onnx.ModelProto, constants: Constants | None = None) -> None:
-    """Compare loss, metrics and gradients of micro-batches with their means over the parts, and over the whole batch.
+def check_micro_batches(
+    step: TrainStep, model: onnx.ModelProto, constants: Constants | None = None
+) -> None:
+    """Compare loss, metrics and gradients of micro-batches with their means over the parts, and
+    over the whole batch.
 
-    model: the step with its means as outputs. constants: those that it has kept apart. With random numbers of its own
-    in each part, a step is compared with the parts alone. Raises ExportError; the text names what is no mean over the
-    examples.
+    model: the step with its means as outputs. constants: those that it has kept apart. With random
+    numbers of its own in each part, a step is compared with the parts alone. Raises ExportError;
+    the text names what is no mean over the examples.
     """
     size = max(1, len(next(iter(step.batch.values()))) // 2)
     divided = split_batch(model, size)
     # Of equal means, such as the gradients of two biases that are added, the Loop has one.
     made = {name for node in divided.graph.node for name in node.output}
-    divided.graph.output.extend(row for row in model.graph.output if row.name in made and row.name.startswith(MEAN))
+    divided.graph.output.extend(
+        row for row in model.graph.output if row.name in made and row.name.startswith(MEAN)
+    )
     whole, looped = (open_session(serialised(row), constants=constants) for row in (model, divided))
 
     def check(seed: int) -> None:
         given = operator_inputs(step, _with_one_more(step.batch), seed)
         found, parts = _run(looped, given), _mean_over_parts(whole, given, size)
-        _compare(found, parts, "the sums over the micro-batches differ from those over the parts of the batch")
+        _compare(
+            found,
+            parts,
+            "the sums over the micro-batches differ from those over the parts of the batch",
+        )
         if not step.random:
             _compare(found, _run(whole, given), "the step is no mean over its examples")
 
@@ -46,7 +56,8 @@ def check_micro_batches(step: TrainStep, model: onnx.ModelProto, constants: Cons
 
 
 def _with_one_more(batch: Tensors) -> Tensors:
-    """Return the batch with its first example again at its end: the last part is then smaller than the others."""
+    """Return the batch with its first example again at its end: the last part is then smaller than
+    the others."""
     return {name: torch.cat([value, value[:1]]) for name, value in batch.items()}
 
 
@@ -75,4 +86,6 @@ def _compare(found: dict[str, Array], expected: dict[str, Array], what: str) -> 
         difference = float(np.abs(found[name] - expected[name]).max(initial=0.0))
         if not difference <= allowed:
             label = name.removeprefix(MEAN)
-            raise ExportError(f"{what}: {label} differs by {difference:.3g}, where {allowed:.0e} is allowed")
+            raise ExportError(
+                f"{what}: {label} differs by {difference:.3g}, where {allowed:.0e} is allowed"
+            )

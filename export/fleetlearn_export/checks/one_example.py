@@ -14,13 +14,19 @@ BACKWARD = torch.ops.aten.native_batch_norm_backward.default
 
 
 class _ContiguousGradients(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is active, the gradient that batch normalisation's backward pass is given lies in memory in order.
+    """While it is active, the gradient that batch normalisation's backward pass is given lies in
+    memory in order.
 
-    With one example, and a gradient whose channels are last in memory, PyTorch 2.13 mixes up the elements.
+    With one example, and a gradient whose channels are last in memory, PyTorch 2.13 mixes up the
+    elements.
     """
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func is BACKWARD:
             args = (args[0].contiguous(), *args[1:])

@@ -1,7 +1,9 @@
-"""Comparison of each operator of an emitted graph with PyTorch in float64, on the runtime's own inputs of the operator.
+"""Comparison of each operator of an emitted graph with PyTorch in float64, on the runtime's own
+inputs of the operator.
 
-Errors do not add up on the way, so little is allowed, even where a whole gradient is percents off in float32. The
-runtime gives every traced tensor as an output; its own fusions are switched off for that.
+Errors do not add up on the way, so little is allowed, even where a whole gradient is percents off
+in float32. The runtime gives every traced tensor as an output; its own fusions are switched off for
+that.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
 from fleetlearn_export.checks.runtime_values import Numbers, arguments, values_by_part
 from fleetlearn_export.emission.emit import Call, Emission
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.model.source_locations import first_line, location_of_node, location_of_operator
+from fleetlearn_export.model.source_locations import (
+    first_line,
+    location_of_node,
+    location_of_operator,
+)
 from fleetlearn_export.model.steps import Tensors
 
 RELATIVE = 1e-4
@@ -30,10 +36,11 @@ TIMES_OWN_ERROR = 16
 float32, or the effect of nudged inputs: they show how large the error of a sum is that is
 mathematically 0."""
 SMALL = 0.1
-"""A difference below this part of what RELATIVE allows is small. It passes without float64 and without the operator's
-own error, which would only allow more."""
+"""A difference below this part of what RELATIVE allows is small. It passes without float64 and
+without the operator's own error, which would only allow more."""
 HUGE = 1e30
-"""Larger elements, such as a mask's lowest number, are compared by their own size; they are no scale for others."""
+"""Larger elements, such as a mask's lowest number, are compared by their own size; they are no
+scale for others."""
 aten = torch.ops.aten
 UNINITIALISED = {
     aten.empty.memory_format,
@@ -45,11 +52,13 @@ UNINITIALISED = {
 }
 """Operators whose result may hold any number."""
 POOLING = {aten.max_pool2d_with_indices.default: 2, aten.max_pool3d_with_indices.default: 3}
-"""Poolings, with the number of an image's axes. ONNX numbers the elements of the whole array, PyTorch those of one
-image's channel; and equal maxima may be picked differently. So the values at the indices are compared."""
+"""Poolings, with the number of an image's axes. ONNX numbers the elements of the whole array,
+PyTorch those of one image's channel; and equal maxima may be picked differently. So the values at
+the indices are compared."""
 ORDERING = {aten.sort.default: 1, aten.sort.stable: 1, aten.topk.default: 2}
-"""Operators that return sorted elements with their indices, and the place of the axis among the arguments. PyTorch may
-put equal elements in any order, so the values at the indices, the second result, are compared."""
+"""Operators that return sorted elements with their indices, and the place of the axis among the
+arguments. PyTorch may put equal elements in any order, so the values at the indices, the second
+result, are compared."""
 POOLING_BACKWARD = {
     aten.max_pool2d_with_indices_backward.default: 2,
     aten.max_pool3d_with_indices_backward.default: 3,
@@ -80,7 +89,9 @@ class OperatorsChecked(NamedTuple):
 
     def described(self) -> str:
         """Return a line for the user."""
-        skipped = "".join(f"; {name} was not compared: {reason}" for name, reason in self.skipped.items())
+        skipped = "".join(
+            f"; {name} was not compared: {reason}" for name, reason in self.skipped.items()
+        )
         worst = f"the worst, {self.worst.name()}, at {self.worst.excess:.2g} of what is allowed"
         return f"{self.compared} operators compared with PyTorch, {worst}{skipped}"
 
@@ -95,19 +106,22 @@ def check_operators(
 ) -> OperatorsChecked:
     """Compare each operator, with the graph's inputs ``given``.
 
-    module: the traced graph that was emitted. located: returns a graph of the user's loss, for the lines of the user's
-    code of operators of the backward pass. of_the_batch: whether only operators are compared that have other arguments
-    with another batch. Raises ExportError; the text names the operator with the largest excess.
+    module: the traced graph that was emitted. located: returns a graph of the user's loss, for the
+    lines of the user's code of operators of the backward pass. of_the_batch: whether only operators
+    are compared that have other arguments with another batch. Raises ExportError; the text names
+    the operator with the largest excess.
     """
     found, skipped = compare_operators(module, emission, given, of_the_batch=of_the_batch)
     worst = max(found, key=lambda row: row.excess)
     bad = [row for row in found if row.excess > 1]
     if bad:
         node = worst.call.node
-        place = location_of_node(node) or (location_of_operator(str(node.target), located()) if located else "")
+        place = location_of_node(node) or (
+            location_of_operator(str(node.target), located()) if located else ""
+        )
         raise ExportError(
-            f"operator {worst.name()}{place} was exported as something else: {worst.text}, {worst.excess:.3g} times "
-            f"what is allowed (and {len(bad) - 1} more operators)"
+            f"operator {worst.name()}{place} was exported as something else: {worst.text}, "
+            f"{worst.excess:.3g} times what is allowed (and {len(bad) - 1} more operators)"
         )
     return OperatorsChecked(worst, len(found), skipped)
 
@@ -117,8 +131,8 @@ def compare_operators(
 ) -> tuple[list[Compared], dict[str, str]]:
     """Return all operators that were compared, and those that were not with the reason.
 
-    of_the_batch: as for ``check_operators``. Raises ExportError if the runtime cannot run the graph; the text names the
-    operator.
+    of_the_batch: as for ``check_operators``. Raises ExportError if the runtime cannot run the
+    graph; the text names the operator.
     """
     left_out = _of_parameters_alone(module, emission) if of_the_batch else set()
     numbers = Numbers(module, emission, given)
@@ -149,7 +163,9 @@ class _IncomparableError(Exception):
     """The operator cannot be compared with PyTorch. The text says why."""
 
 
-def _compared(call: Call, emission: Emission, values: Mapping[str, Tensor], numbers: Numbers) -> Compared:
+def _compared(
+    call: Call, emission: Emission, values: Mapping[str, Tensor], numbers: Numbers
+) -> Compared:
     """Compare the call's results with PyTorch's. Raises _IncomparableError."""
     node = call.node
     if node.target in UNINITIALISED:
@@ -171,7 +187,9 @@ def _compared(call: Call, emission: Emission, values: Mapping[str, Tensor], numb
         got = values[name]
         what = f"result {place} of shape {tuple(own.shape)}"
         if got.shape != own.shape or got.dtype != own.dtype:
-            return Compared(call, np.inf, f"{what} and {own.dtype} has shape {tuple(got.shape)} and {got.dtype}")
+            return Compared(
+                call, np.inf, f"{what} and {own.dtype} has shape {tuple(got.shape)} and {got.dtype}"
+            )
         if own.is_floating_point():
             excess, difference = _excess(got, own, place, computation)
             now = f"{what} differs by {difference:.3g}"
@@ -204,7 +222,9 @@ class _Computation:
             try:
                 self._own = self._run(self._args, self._kwargs)
             except Exception as error:
-                raise _IncomparableError(f"PyTorch cannot compute it by itself ({first_line(error)})") from error
+                raise _IncomparableError(
+                    f"PyTorch cannot compute it by itself ({first_line(error)})"
+                ) from error
         return self._own
 
     def precise(self) -> list[Any]:
@@ -230,7 +250,9 @@ class _Computation:
             with DoublePrecision():
                 return self._run(as_double(args), as_double(self._kwargs))
         except Exception as error:
-            raise _IncomparableError(f"PyTorch cannot compute it in float64 ({first_line(error)})") from error
+            raise _IncomparableError(
+                f"PyTorch cannot compute it in float64 ({first_line(error)})"
+            ) from error
 
     def _run(self, args: Any, kwargs: Any) -> list[Any]:
         with torch.no_grad():
@@ -257,11 +279,15 @@ def _excess(got: Tensor, own: Tensor, place: int, computation: _Computation) -> 
         for first, second, third, exact in _with_infinities(got, own, noisy, precise)
     ]
     difference, *rounding = np.max(differences, axis=0)
-    allowed = RELATIVE * scale + TIMES_OWN_ERROR * max(filter(np.isfinite, rounding), default=0.0) + 1e-38
+    allowed = (
+        RELATIVE * scale + TIMES_OWN_ERROR * max(filter(np.isfinite, rounding), default=0.0) + 1e-38
+    )
     return float(np.nan_to_num(difference / allowed, nan=np.inf)), float(difference)
 
 
-def _with_infinities(got: Tensor, own: Tensor, noisy: Tensor, precise: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def _with_infinities(
+    got: Tensor, own: Tensor, noisy: Tensor, precise: Tensor
+) -> Iterator[tuple[Tensor, ...]]:
     """Yield blocks of the tensors. Where float32 overflows, infinity is right."""
     for first, second, third, exact in in_blocks(got, own, noisy, precise):
         yield first, second, third, torch.where(second.isfinite(), exact, second)
@@ -269,12 +295,18 @@ def _with_infinities(got: Tensor, own: Tensor, noisy: Tensor, precise: Tensor) -
 
 def _scale(own: Tensor, precise: Tensor) -> float:
     """Return the largest element that is not huge; HUGE if all are."""
-    sizes = (torch.where(one.isfinite(), exact, one).abs() for one, exact in in_blocks(own, precise))
-    return max((float(size[size < HUGE].max()) for size in sizes if bool((size < HUGE).any())), default=HUGE)
+    sizes = (
+        torch.where(one.isfinite(), exact, one).abs() for one, exact in in_blocks(own, precise)
+    )
+    return max(
+        (float(size[size < HUGE].max()) for size in sizes if bool((size < HUGE).any())),
+        default=HUGE,
+    )
 
 
 def _difference(one: Tensor, precise: Tensor, scale: float) -> float:
-    """Return the largest difference from ``precise``. Differences of huge elements count in proportion."""
+    """Return the largest difference from ``precise``. Differences of huge elements count in
+    proportion."""
     found = (one - precise).abs() * (scale / precise.abs()).clamp(max=1.0).nan_to_num(1.0)
     return float(torch.where((one == precise) | (one.isnan() & precise.isnan()), 0.0, found).max())
 

@@ -26,8 +26,8 @@ from fleetlearn_export.model.steps import Tensors
 MAX_BYTES = 2**26
 """How many bytes of operators' results are taken from one run of a part of the graph."""
 PARTS_BETWEEN = 4
-"""After how many parts memory that was freed goes back: later tensors hardly fit between those that are left. Giving it
-back after each part took 5 of 100 CPU-seconds for ViT-B at 224 x 224."""
+"""After how many parts memory that was freed goes back: later tensors hardly fit between those that
+are left. Giving it back after each part took 5 of 100 CPU-seconds for ViT-B at 224 x 224."""
 _NODE = re.compile(r"\bv\d+\b")
 """A node's name in an error of ONNX Runtime."""
 
@@ -66,8 +66,9 @@ def values_by_part(
 ) -> Iterator[tuple[list[Call], Mapping[str, Tensor]]]:
     """Yield calls, one after the other, with the values that the runtime has for them.
 
-    The graph runs in parts, one after the other. Each gets the values that earlier parts made, as inputs. A value is
-    dropped after the last part that reads it, so that never all of them are in memory.
+    The graph runs in parts, one after the other. Each gets the values that earlier parts made, as
+    inputs. A value is dropped after the last part that reads it, so that never all of them are in
+    memory.
     """
     graph = emission.model.graph
     parts = list(_parts(_calls_with_nodes(emission), emission, numbers))
@@ -82,12 +83,18 @@ def values_by_part(
     known |= {
         name: torch.from_numpy(np.array(numpy_helper.to_array(row)))
         for name, row in constants.items()
-        if name in last and name not in known and not key_of(row) and any(name in part.results for part in parts)
+        if name in last
+        and name not in known
+        and not key_of(row)
+        and any(name in part.results for part in parts)
     }
     if emission.constants is not None:
         apart = emission.constants.named(graph.initializer)
-        known |= {name: torch.from_numpy(value) for name, value in apart.items() if name not in known}
-    # The graph's inputs and their views lie in memory as they did while tracing, so operators can have them as views.
+        known |= {
+            name: torch.from_numpy(value) for name, value in apart.items() if name not in known
+        }
+    # The graph's inputs and their views lie in memory as they did while tracing, so operators can
+    # have them as views.
     shared = set(known)
     for place, part in enumerate(parts):
         made = sorted(name for name in part.made if last.get(name, -1) >= place)
@@ -95,14 +102,19 @@ def values_by_part(
         yield part.calls, known
         views = _views(part, emission, known, numbers, shared)
         shared |= views.keys()
-        known = {name: value for name, value in (known | views).items() if last.get(name, -1) > place}
+        known = {
+            name: value for name, value in (known | views).items() if last.get(name, -1) > place
+        }
         del views
         if place % PARTS_BETWEEN == 0:
             give_back_freed_memory()
 
 
-def arguments(call: Call, emission: Emission, values: Mapping[str, Tensor], numbers: Numbers) -> tuple[Any, Any]:
-    """Return the call's arguments and keyword arguments, the tensors among them as ``values`` has them."""
+def arguments(
+    call: Call, emission: Emission, values: Mapping[str, Tensor], numbers: Numbers
+) -> tuple[Any, Any]:
+    """Return the call's arguments and keyword arguments, the tensors among them as ``values`` has
+    them."""
 
     def argument(row: Any) -> Any:
         if not isinstance(row, fx.Node):
@@ -117,10 +129,14 @@ def arguments(call: Call, emission: Emission, values: Mapping[str, Tensor], numb
     return found
 
 
-def _views(part: _Part, emission: Emission, values: Tensors, numbers: Numbers, shared: Set[str]) -> Tensors:
-    """Return those of the part's results that are equal to views of values in ``shared``, as these views.
+def _views(
+    part: _Part, emission: Emission, values: Tensors, numbers: Numbers, shared: Set[str]
+) -> Tensors:
+    """Return those of the part's results that are equal to views of values in ``shared``, as these
+    views.
 
-    The backward pass reads the transposed weights again. As the runtime makes them they are the whole model once more.
+    The backward pass reads the transposed weights again. As the runtime makes them they are the
+    whole model once more.
     """
     found: Tensors = {}
     for call in part.calls:
@@ -150,13 +166,19 @@ class _Part(NamedTuple):
         return {name for call in self.calls for name in call.results if name}
 
     def reads(self, emission: Emission) -> set[str]:
-        """Return the names of all values that the nodes read, and that the calls are compared by."""
-        arguments = {emission.values.get(node, "") for call in self.calls for node in call.node.all_input_nodes}
+        """Return the names of all values that the nodes read, and that the calls are compared
+        by."""
+        arguments = {
+            emission.values.get(node, "")
+            for call in self.calls
+            for node in call.node.all_input_nodes
+        }
         return self.results | arguments | {name for node in self.nodes for name in reads(node)}
 
 
 def _calls_with_nodes(emission: Emission) -> list[_Part]:
-    """Return each call with its nodes, in an order in which gradients need not all be in memory at once."""
+    """Return each call with its nodes, in an order in which gradients need not all be in memory at
+    once."""
     nodes = emission.model.graph.node
     makers = {name: place for place, node in enumerate(nodes) for name in node.output}
     found = []
@@ -178,7 +200,9 @@ def _parts(calls: list[_Part], emission: Emission, numbers: Numbers) -> Iterator
         (call,) = part.calls
         made = call.node.meta["val"]
         made = made if isinstance(made, list | tuple) else [made]
-        needed = sum(numbers.bytes_of(row) for name, row in zip(call.results, made, strict=False) if name)
+        needed = sum(
+            numbers.bytes_of(row) for name, row in zip(call.results, made, strict=False) if name
+        )
         if joined.calls and needed > room:
             yield joined
             joined, room = _Part([], []), MAX_BYTES
@@ -190,7 +214,11 @@ def _parts(calls: list[_Part], emission: Emission, numbers: Numbers) -> Iterator
 
 
 def _run(
-    emission: Emission, part: _Part, names: list[str], known: Tensors, constants: Mapping[str, onnx.TensorProto]
+    emission: Emission,
+    part: _Part,
+    names: list[str],
+    known: Tensors,
+    constants: Mapping[str, onnx.TensorProto],
 ) -> Tensors:
     """Run a part of the graph, as it is written. Returns the values of these names."""
     if not names:
@@ -199,33 +227,48 @@ def _run(
     # Large constants are given like inputs: an initializer would be copied several times.
     feed = {name: known[name].numpy() for name in sorted(read) if name in known}
     inputs = [
-        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        onnx.helper.make_tensor_value_info(
+            name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+        )
         for name, value in feed.items()
     ]
     outputs = [onnx.ValueInfoProto(name=name) for name in names]
     rows = [constants[name] for name in sorted(read - feed.keys())]
-    changed = onnx.ModelProto(ir_version=emission.model.ir_version, opset_import=emission.model.opset_import)
+    changed = onnx.ModelProto(
+        ir_version=emission.model.ir_version, opset_import=emission.model.opset_import
+    )
     changed.graph.CopyFrom(onnx.helper.make_graph(part.nodes, "part", inputs, outputs, rows))
     try:
         found = open_session(changed.SerializeToString(), optimized=False).run(feed)
     except ExportError as error:
-        failed = next((call for name in _NODE.findall(str(error)) if (call := _call_of_node(emission, name))), None)
+        failed = next(
+            (call for name in _NODE.findall(str(error)) if (call := _call_of_node(emission, name))),
+            None,
+        )
         if failed is None:
             raise
         place = location_of_node(failed.node)
-        raise ExportError(f"operator {failed.node.target} ({failed.node.name}){place}: {error}") from error
+        raise ExportError(
+            f"operator {failed.node.target} ({failed.node.name}){place}: {error}"
+        ) from error
     return {name: torch.from_numpy(value) for name, value in found.items()}
 
 
 def _call_of_node(emission: Emission, name: str) -> Call | None:
-    """Return the call that wrote an ONNX node: the first whose results are made by this node or a later one."""
+    """Return the call that wrote an ONNX node: the first whose results are made by this node or a
+    later one."""
     order = {node.name: place for place, node in enumerate(emission.model.graph.node)}
-    makers = {output: place for place, node in enumerate(emission.model.graph.node) for output in node.output}
+    makers = {
+        output: place
+        for place, node in enumerate(emission.model.graph.node)
+        for output in node.output
+    }
     return next(
         (
             call
             for call in emission.calls
-            if name in order and max((makers.get(row or "", -1) for row in call.results), default=-1) >= order[name]
+            if name in order
+            and max((makers.get(row or "", -1) for row in call.results), default=-1) >= order[name]
         ),
         None,
     )

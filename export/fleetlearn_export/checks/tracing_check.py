@@ -1,7 +1,8 @@
 """Comparison of the traced graph with autograd, both in PyTorch.
 
-They run the same operators in another form. Where they round alike, float32 shows any difference. Else float64 does: it
-is far from float32's own errors, which deep networks with ReLU or BatchNorm make to percents of a gradient.
+They run the same operators in another form. Where they round alike, float32 shows any difference.
+Else float64 does: it is far from float32's own errors, which deep networks with ReLU or BatchNorm
+make to percents of a gradient.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def check_tracing(
 ) -> CheckedStep:
     """Compare the traced step with ``PyTorchTraining``. The model is in training mode.
 
-    module: takes the step's arguments in order, returns its outputs in order, and writes into no tensor. Raises
-    ExportError; the text names the tensor with the largest difference.
+    module: takes the step's arguments in order, returns its outputs in order, and writes into no
+    tensor. Raises ExportError; the text names the tensor with the largest difference.
     """
     return first_passing(lambda seed: _check(user, step, module, features, seed))
 
@@ -65,18 +66,26 @@ def _check(
     try:
         return compared(FLOAT64)
     except Exception as error:
-        try:  # code that asks for its tensors' dtype, or for the smallest number of it, may be another in float64
+        # code that asks for its tensors' dtype, or for the smallest number of it, may be another in
+        # float64
+        try:
             return compared(FLOAT32)
         except ExportError as other:
             raise (error if isinstance(error, ExportError) else other) from None
 
 
 def run_traced(
-    step: TrainStep, module: fx.GraphModule, given: Tensors, dtype: torch.dtype, receive: ReceiveTensor | None = None
+    step: TrainStep,
+    module: fx.GraphModule,
+    given: Tensors,
+    dtype: torch.dtype,
+    receive: ReceiveTensor | None = None,
 ) -> Tensors:
-    """Run the traced step, which writes into no tensor, in PyTorch. Returns the graph's named outputs.
+    """Run the traced step, which writes into no tensor, in PyTorch. Returns the graph's named
+    outputs.
 
-    receive: gets each output as soon as it is computed. What it takes is not returned, and so not kept.
+    receive: gets each output as soon as it is computed. What it takes is not returned, and so not
+    kept.
     """
     rows = [given[name] for name in step.inputs()]
     double = dtype == torch.float64
@@ -88,10 +97,13 @@ def run_traced(
     return {name: value for name, value in found if name not in interpreter.taken}
 
 
-def check_cases(module: fx.GraphModule, cases: Sequence[fx.GraphModule], given: Sequence[Tensor]) -> None:
+def check_cases(
+    module: fx.GraphModule, cases: Sequence[fx.GraphModule], given: Sequence[Tensor]
+) -> None:
     """Compare a traced evaluation with what was traced for other numbers of examples, in float64.
 
-    module, cases: take ``given`` in order, and write into no tensor. Raises ExportError if a case has other results.
+    module, cases: take ``given`` in order, and write into no tensor. Raises ExportError if a case
+    has other results.
     """
 
     def results(graph: fx.GraphModule) -> list[Tensor]:
@@ -100,25 +112,37 @@ def check_cases(module: fx.GraphModule, cases: Sequence[fx.GraphModule], given: 
             return found
 
     for case in cases:
-        named = {f"result {place}": row for place, row in enumerate(zip(results(case), results(module), strict=True))}
-        compare({name: (row.numpy(), first) for name, (row, first) in named.items()}, "another number of examples")
+        named = {
+            f"result {place}": row
+            for place, row in enumerate(zip(results(case), results(module), strict=True))
+        }
+        compare(
+            {name: (row.numpy(), first) for name, (row, first) in named.items()},
+            "another number of examples",
+        )
 
 
 class _AnyLayout(fx.Interpreter):
-    """Runs a graph on tensors that may lie in memory otherwise than their stand-ins did while tracing."""
+    """Runs a graph on tensors that may lie in memory otherwise than their stand-ins did while
+    tracing."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is aten.view.default:
             target = aten.reshape.default  # which copies where a view is impossible
         if target in CONTIGUOUS:
-            args = tuple(value.contiguous() if isinstance(value, Tensor) else value for value in args)
+            args = tuple(
+                value.contiguous() if isinstance(value, Tensor) else value for value in args
+            )
         return super().call_function(target, args, kwargs)
 
 
 class _Interpreter(_AnyLayout):
-    """Runs a graph that writes into no tensor: the copies that a step makes of its arguments are not needed."""
+    """Runs a graph that writes into no tensor: the copies that a step makes of its arguments are
+    not needed."""
 
-    def __init__(self, module: fx.GraphModule, outputs: list[str], receive: ReceiveTensor | None) -> None:
+    def __init__(
+        self, module: fx.GraphModule, outputs: list[str], receive: ReceiveTensor | None
+    ) -> None:
         super().__init__(module, graph=_with_early_results(module.graph))
         self._receive, self.taken = receive, set[str]()
         self._names: dict[fx.Node, list[str]] = defaultdict(list)
@@ -127,7 +151,9 @@ class _Interpreter(_AnyLayout):
             self._names[node].append(name)
 
     def run_node(self, n: fx.Node) -> Any:
-        copied = n.target is torch.ops.aten.clone.default and n.all_input_nodes[0].op == "placeholder"
+        copied = (
+            n.target is torch.ops.aten.clone.default and n.all_input_nodes[0].op == "placeholder"
+        )
         if copied and all(user.op != "output" for user in n.users):
             return self.fetch_args_kwargs_from_env(n)[0][0]
         if _is_large(n.meta.get("val")):
@@ -142,7 +168,8 @@ class _Interpreter(_AnyLayout):
 
 
 def _is_large(traced: Any) -> bool:
-    """Whether a traced result, of a size that does not depend on the number of examples, is large in float64."""
+    """Whether a traced result, of a size that does not depend on the number of examples, is large
+    in float64."""
     count = traced.numel() if isinstance(traced, Tensor) else 0
     return isinstance(count, int) and count * torch.float64.itemsize >= LARGE
 

@@ -1,4 +1,5 @@
-"""The user's own module, trained in place for some steps: where graphs are compared with PyTorch."""
+"""The user's own module, trained in place for some steps: where graphs are compared with
+PyTorch."""
 
 from __future__ import annotations
 
@@ -18,26 +19,35 @@ from fleetlearn_export.model.train_step import TrainStep, plain_kernels
 from fleetlearn_export.model.user_model import UserModel
 
 SHARES = 0.02, 0.002
-"""How far a step moves the element of a parameter that moves farthest, relative to the parameter's elements; the second
-where the first leads to numbers that are not finite."""
+"""How far a step moves the element of a parameter that moves farthest, relative to the parameter's
+elements; the second where the first leads to numbers that are not finite."""
 SMALLEST = 0.05
-"""A parameter whose elements are smaller on average, such as a bias of zeros, counts as that large."""
+"""A parameter whose elements are smaller on average, such as a bias of zeros, counts as that
+large."""
 
 
 @contextmanager
-def trained_in_place(user: UserModel, step: TrainStep, features: Function | None) -> Iterator[TrainStep]:
-    """Train the user's own module by torch.optim, as a person would, with its hooks. Gives back the step with the
-    module's new values; when the block ends, the module has its own again.
+def trained_in_place(
+    user: UserModel, step: TrainStep, features: Function | None
+) -> Iterator[TrainStep]:
+    """Train the user's own module by torch.optim, as a person would, with its hooks. Gives back the
+    step with the module's new values; when the block ends, the module has its own again.
 
-    A graph that holds a copy of what training changes is right at the initial values, and at no others. So no graph is
-    compared with PyTorch there. Each parameter has a rate of its own, so that all of them move by percents. If no rate
-    leads to finite numbers, the module stays as it is. The model is in training mode.
+    A graph that holds a copy of what training changes is right at the initial values, and at no
+    others. So no graph is compared with PyTorch there. Each parameter has a rate of its own, so
+    that all of them move by percents. If no rate leads to finite numbers, the module stays as it
+    is. The model is in training mode.
     """
     trained: Tensors = {
-        name: value for name, value in user.model.named_parameters() if value.requires_grad or user.writes
+        name: value
+        for name, value in user.model.named_parameters()
+        if value.requires_grad or user.writes
     }
     buffers = {name: value.detach().clone() for name, value in user.model.named_buffers()}
-    with on_disk() as before, holding(user.model, {name: value.clone() for name, value in buffers.items()}):
+    with (
+        on_disk() as before,
+        holding(user.model, {name: value.clone() for name, value in buffers.items()}),
+    ):
         for name, value in trained.items():
             before.keep(name, value)
         try:
@@ -62,9 +72,11 @@ def _restore(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Non
 
 
 def _train(user: UserModel, features: Function | None, share: float) -> bool:
-    """Do three steps. Returns whether all losses and gradients, and the loss afterwards, are finite.
+    """Do three steps. Returns whether all losses and gradients, and the loss afterwards, are
+    finite.
 
-    Until a backward pass has ended, its gradients wait on disk: together they would be as large as the model.
+    Until a backward pass has ended, its gradients wait on disk: together they would be as large as
+    the model.
     """
     rows = {name: value for name, value in user.model.named_parameters() if value.requires_grad}
     optimizers = {name: torch.optim.SGD([row], lr=0.0) for name, row in rows.items()}
@@ -79,7 +91,9 @@ def _train(user: UserModel, features: Function | None, share: float) -> bool:
                 row, size = rows[name], largest(gradient)
                 if not size < float("inf"):
                     return False
-                scale = max(SMALLEST, float(torch.linalg.vector_norm(row.detach())) / row.numel() ** 0.5)
+                scale = max(
+                    SMALLEST, float(torch.linalg.vector_norm(row.detach())) / row.numel() ** 0.5
+                )
                 optimizers[name].param_groups[0]["lr"] = share * scale / size if size else 0.0
                 row.grad = gradient
                 optimizers[name].step()

@@ -1,7 +1,9 @@
-"""Replaces complex numbers in a traced graph by pairs of real ones, and Fourier transforms by products with matrices.
+"""Replaces complex numbers in a traced graph by pairs of real ones, and Fourier transforms by
+products with matrices.
 
-A discrete Fourier transform of a fixed length is linear: a product with a constant matrix of cosines and one of sines.
-For the lengths of spectrograms, some hundreds, that is a small part of what the network behind it computes.
+A discrete Fourier transform of a fixed length is linear: a product with a constant matrix of
+cosines and one of sines. For the lengths of spectrograms, some hundreds, that is a small part of
+what the network behind it computes.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from fleetlearn_export.emission.emitter import EmissionError, fixed_size
 
 aten = torch.ops.aten
 BY_ROOT, BY_COUNT = 1, 2
-"""PyTorch's numbers for the divisors of a transform: the root of the number of elements, or that number; 0 is none."""
+"""PyTorch's numbers for the divisors of a transform: the root of the number of elements, or that
+number; 0 is none."""
 REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
@@ -36,7 +39,8 @@ class Pair(NamedTuple):
 def without_complex_numbers(module: fx.GraphModule) -> fx.GraphModule:
     """Return the traced graph, which writes into no tensor, without complex tensors.
 
-    Raises EmissionError for an operator that is not in OPERATORS, and for a transform along the axis of the examples.
+    Raises EmissionError for an operator that is not in OPERATORS, and for a transform along the
+    axis of the examples.
     """
     if not any(_is_complex(node.meta.get("val")) for node in module.graph.nodes):
         return module
@@ -61,7 +65,9 @@ class Writer:
     def add(self, node: fx.Node) -> None:
         self._source = node
         results = node.meta.get("val")
-        if not _is_complex(results) and not any(isinstance(self._now[row], Pair) for row in node.all_input_nodes):
+        if not _is_complex(results) and not any(
+            isinstance(self._now[row], Pair) for row in node.all_input_nodes
+        ):
             self._now[node] = self.graph.node_copy(node, lambda row: self._now[row])
             return
         operator: Any = node.target
@@ -80,28 +86,40 @@ class Writer:
         node = self.graph.call_function(operator, args, kwargs)
         given = fx.map_arg((args, kwargs), lambda row: row.meta["val"])
         node.meta = {
-            key: value for key, value in self._source.meta.items() if key in ("stack_trace", "nn_module_stack")
+            key: value
+            for key, value in self._source.meta.items()
+            if key in ("stack_trace", "nn_module_stack")
         }
         node.meta["val"] = operator(*given[0], **given[1])
         return node
 
     def product(self, x: fx.Node, axis: int, name: str, matrix: Callable[[], Tensor]) -> fx.Node:
-        """Return the product of ``x``, along an axis, with a constant matrix (size of the axis, new size)."""
+        """Return the product of ``x``, along an axis, with a constant matrix (size of the axis, new
+        size)."""
         if name not in self._matrices:
-            # In float64, and rounded once: who computes with it in float64, as the check does, gets it exactly.
+            # In float64, and rounded once: who computes with it in float64, as the check does, gets
+            # it exactly.
             self._module.register_buffer(name, matrix())
             constant = self.graph.get_attr(name)
             shape = getattr(self._module, name).shape
             constant.meta["val"] = x.meta["val"].new_empty(shape, dtype=torch.float64)
-            self._matrices[name] = self.call(aten._to_copy.default, constant, dtype=x.meta["val"].dtype)
+            self._matrices[name] = self.call(
+                aten._to_copy.default, constant, dtype=x.meta["val"].dtype
+            )
         last = x.meta["val"].dim() - 1
         moved = x if axis == last else self.call(aten.transpose.int, x, axis, last)
         *sizes, size = moved.meta["val"].shape
-        found = self.call(aten.mm.default, self.call(aten.reshape.default, moved, [-1, size]), self._matrices[name])
+        found = self.call(
+            aten.mm.default,
+            self.call(aten.reshape.default, moved, [-1, size]),
+            self._matrices[name],
+        )
         sizes = [fixed_size(row) for row in sizes]
         free = [place for place, row in enumerate(sizes) if not isinstance(row, int)]
         if len(free) > 1:
-            raise EmissionError("a Fourier transform of a tensor with several sizes that depend on the examples")
+            raise EmissionError(
+                "a Fourier transform of a tensor with several sizes that depend on the examples"
+            )
         shape = [-1 if place in free else row for place, row in enumerate(sizes)]
         found = self.call(aten.reshape.default, found, [*shape, found.meta["val"].shape[1]])
         return found if axis == last else self.call(aten.transpose.int, found, axis, last)
@@ -134,10 +152,13 @@ def _each(operator: Any, write: Writer, *args: Any, **kwargs: Any) -> Pair:
     if kwargs.get("dtype") in REAL:
         kwargs["dtype"] = REAL[kwargs["dtype"]]
     pairs = [row for row in pytree.tree_leaves(args, is_leaf=_is_argument) if isinstance(row, Pair)]
-    real = pytree.tree_map(lambda row: row.real if isinstance(row, Pair) else row, args, is_leaf=_is_argument)
+    real = pytree.tree_map(
+        lambda row: row.real if isinstance(row, Pair) else row, args, is_leaf=_is_argument
+    )
     if not any(pair.imaginary for pair in pairs):
         return Pair(write.call(operator, *real, **kwargs), None)
-    # Beside a complex tensor a real one stands for itself in the real part alone; indices are neither.
+    # Beside a complex tensor a real one stands for itself in the real part alone; indices are
+    # neither.
     imaginary = pytree.tree_map(lambda row: _other_part(write, row), args, is_leaf=_is_argument)
     return Pair(write.call(operator, *real, **kwargs), write.call(operator, *imaginary, **kwargs))
 
@@ -149,7 +170,11 @@ def _is_argument(row: Any) -> bool:
 def _other_part(write: Writer, row: Any) -> Any:
     if isinstance(row, Pair):
         return _imaginary(write, row)
-    floating = isinstance(row, fx.Node) and isinstance(row.meta["val"], Tensor) and row.meta["val"].is_floating_point()
+    floating = (
+        isinstance(row, fx.Node)
+        and isinstance(row.meta["val"], Tensor)
+        and row.meta["val"].is_floating_point()
+    )
     return write.call(aten.zeros_like.default, row) if floating else row
 
 
@@ -185,7 +210,9 @@ def _divided(operator: Any, write: Writer, a: Any, b: Any) -> Pair:
     if isinstance(b, Pair):
         a, b = _multiplied(aten.mul.Tensor, write, a, _conjugated(write, b)), _square(write, b)
         operator = aten.div.Tensor
-    return Pair(write.call(operator, a.real, b), a.imaginary and write.call(operator, a.imaginary, b))
+    return Pair(
+        write.call(operator, a.real, b), a.imaginary and write.call(operator, a.imaginary, b)
+    )
 
 
 def _conjugated(write: Writer, x: Pair) -> Pair:
@@ -210,10 +237,14 @@ def _sign(write: Writer, x: Pair) -> Pair:
     return _divided(aten.div.Tensor, write, x, divisor)
 
 
-def _converted(write: Writer, x: Pair | fx.Node, dtype: torch.dtype | None = None, **options: Any) -> Pair | fx.Node:
+def _converted(
+    write: Writer, x: Pair | fx.Node, dtype: torch.dtype | None = None, **options: Any
+) -> Pair | fx.Node:
     x = _pair(write, x)
     if dtype is None or dtype in REAL:
-        return _each(aten._to_copy.default, write, x, dtype=REAL.get(dtype) if dtype else None, **options)
+        return _each(
+            aten._to_copy.default, write, x, dtype=REAL.get(dtype) if dtype else None, **options
+        )
     return write.call(aten._to_copy.default, x.real, dtype=dtype, **options)
 
 
@@ -228,7 +259,8 @@ def _as_complex(write: Writer, x: fx.Node) -> Pair:
 
 def _polar(write: Writer, size: fx.Node, angle: fx.Node) -> Pair:
     real, imaginary = (
-        write.call(aten.mul.Tensor, size, write.call(row, angle)) for row in (aten.cos.default, aten.sin.default)
+        write.call(aten.mul.Tensor, size, write.call(row, angle))
+        for row in (aten.cos.default, aten.sin.default)
     )
     return Pair(real, imaginary)
 
@@ -248,7 +280,11 @@ class _Lengths(NamedTuple):
     sizes: list[int]
 
     def scale(self, normalization: int) -> float:
-        return float({BY_ROOT: prod(self.sizes) ** -0.5, BY_COUNT: 1 / prod(self.sizes)}.get(normalization, 1.0))
+        return float(
+            {BY_ROOT: prod(self.sizes) ** -0.5, BY_COUNT: 1 / prod(self.sizes)}.get(
+                normalization, 1.0
+            )
+        )
 
 
 def _lengths(x: fx.Node, axes: Sequence[int], last: Any = None) -> _Lengths:
@@ -261,7 +297,9 @@ def _lengths(x: fx.Node, axes: Sequence[int], last: Any = None) -> _Lengths:
     return _Lengths(axes, [int(size) for size in sizes])
 
 
-def _waves(function: Callable[[Tensor], Tensor], rows: int, columns: int, length: int, scale: float) -> Tensor:
+def _waves(
+    function: Callable[[Tensor], Tensor], rows: int, columns: int, length: int, scale: float
+) -> Tensor:
     """Return scale * function(2 pi row column / length), float64 (rows, columns)."""
     turns = torch.arange(rows).unsqueeze(1) * torch.arange(columns) % length
     return scale * function(turns.to(torch.float64) * (2 * torch.pi / length))
@@ -275,20 +313,29 @@ def _wave(
         return None
     rows = int(x.meta["val"].shape[axis])
     matrix = partial(_waves, getattr(torch, kind), rows, columns, length, scale)
-    name = f"{kind}_{rows}_{columns}_{length}_{scale.hex()}".replace(".", "_").replace("-", "_").replace("+", "")
+    name = (
+        f"{kind}_{rows}_{columns}_{length}_{scale.hex()}".replace(".", "_")
+        .replace("-", "_")
+        .replace("+", "")
+    )
     return write.product(x, axis, name, matrix)
 
 
 def _turned(write: Writer, x: Pair, axis: int, length: int, scale: float, forward: bool) -> Pair:
     """Write a transform along one axis: the sums of x[j] exp(-+ 2 pi i j k / length)."""
-    cosines, sines = ([_wave(write, row, axis, kind, length, length, scale) for row in x] for kind in ("cos", "sin"))
+    cosines, sines = (
+        [_wave(write, row, axis, kind, length, length, scale) for row in x]
+        for kind in ("cos", "sin")
+    )
     plus, minus = (_sum, _difference) if forward else (_difference, _sum)
     real = plus(write, cosines[0], sines[1])
     assert real is not None
     return Pair(real, minus(write, cosines[1], sines[0]))
 
 
-def _fft_complex(write: Writer, x: Pair, dim: Sequence[int], normalization: int, forward: bool) -> Pair:
+def _fft_complex(
+    write: Writer, x: Pair, dim: Sequence[int], normalization: int, forward: bool
+) -> Pair:
     found = _lengths(x.real, dim)
     scales = [found.scale(normalization), *[1.0] * (len(found.axes) - 1)]
     for axis, size, scale in zip(found.axes[::-1], found.sizes[::-1], scales, strict=True):
@@ -296,7 +343,9 @@ def _fft_complex(write: Writer, x: Pair, dim: Sequence[int], normalization: int,
     return x
 
 
-def _fft_of_real(write: Writer, x: fx.Node, dim: Sequence[int], normalization: int, onesided: bool) -> Pair:
+def _fft_of_real(
+    write: Writer, x: fx.Node, dim: Sequence[int], normalization: int, onesided: bool
+) -> Pair:
     found = _lengths(x, dim)
     axis, size, scale = found.axes[-1], found.sizes[-1], found.scale(normalization)
     count = size // 2 + 1 if onesided else size
@@ -306,8 +355,11 @@ def _fft_of_real(write: Writer, x: fx.Node, dim: Sequence[int], normalization: i
     return _fft_complex(write, result, found.axes[:-1], 0, True) if len(found.axes) > 1 else result
 
 
-def _fft_to_real(write: Writer, x: Pair, dim: Sequence[int], normalization: int, last_dim_size: Any) -> fx.Node:
-    """Write the inverse of ``_fft_of_real``: all but the first and, of an even number, the last element count twice."""
+def _fft_to_real(
+    write: Writer, x: Pair, dim: Sequence[int], normalization: int, last_dim_size: Any
+) -> fx.Node:
+    """Write the inverse of ``_fft_of_real``: all but the first and, of an even number, the last
+    element count twice."""
     found = _lengths(x.real, dim, last_dim_size)
     axis, size, scale = found.axes[-1], found.sizes[-1], found.scale(normalization)
     if len(found.axes) > 1:
@@ -324,7 +376,9 @@ def _fft_to_real(write: Writer, x: Pair, dim: Sequence[int], normalization: int,
             twice[-1] = 1 if size % 2 == 0 else twice[-1]
             return twice * _waves(getattr(torch, kind), count, size, size, scale)
 
-        name = f"{kind}_back_{size}_{scale.hex()}".replace(".", "_").replace("-", "_").replace("+", "")
+        name = (
+            f"{kind}_back_{size}_{scale.hex()}".replace(".", "_").replace("-", "_").replace("+", "")
+        )
         parts.append(row and write.product(row, axis, name, matrix))
     result = _difference(write, *parts)
     assert result is not None
@@ -399,4 +453,5 @@ OPERATORS: dict[Any, Callable[..., Pair | fx.Node]] = {
     aten._fft_c2r.default: _fft_to_real,
     aten._fft_r2c.default: _fft_of_real,
 }
-"""Operator -> function of the Writer and the operator's arguments, with a Pair for each complex tensor."""
+"""Operator -> function of the Writer and the operator's arguments, with a Pair for each complex
+tensor."""

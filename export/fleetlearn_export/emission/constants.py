@@ -1,7 +1,7 @@
 """The large constants of a bundle's graphs, which are kept beside the graphs, each once.
 
-A graph refers to such a constant by ``#`` and its key, as ONNX's external data. A frozen model of 400 MB would else be
-copied with each graph that is written, cleaned, serialised and run.
+A graph refers to such a constant by ``#`` and its key, as ONNX's external data. A frozen model of
+400 MB would else be copied with each graph that is written, cleaned, serialised and run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Constants:
         dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
         key = f"{sha256(array.data).hexdigest()}.{DTYPES[dtype]}.{'x'.join(map(str, array.shape))}"
         self.arrays.setdefault(key, array)
-        row = TensorProto(name=name, data_type=dtype, dims=array.shape, data_location=TensorProto.EXTERNAL)
+        row = TensorProto(
+            name=name, data_type=dtype, dims=array.shape, data_location=TensorProto.EXTERNAL
+        )
         row.external_data.add(key="location", value=f"#{key}")
         return row
 
@@ -80,4 +82,7 @@ def key_of(row: TensorProto) -> str | None:
 
 def size_of(row: TensorProto) -> int:
     """Return the bytes of an initializer's values, wherever they are."""
-    return int(np.prod(row.dims, dtype=np.int64)) * helper.tensor_dtype_to_np_dtype(row.data_type).itemsize
+    return (
+        int(np.prod(row.dims, dtype=np.int64))
+        * helper.tensor_dtype_to_np_dtype(row.data_type).itemsize
+    )

@@ -14,7 +14,14 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.emission.constants import Constants
-from fleetlearn_export.emission.emitter import ELEMENT_TYPES, EmissionError, Emitter, Size, Value, fixed_size
+from fleetlearn_export.emission.emitter import (
+    ELEMENT_TYPES,
+    EmissionError,
+    Emitter,
+    Size,
+    Value,
+    fixed_size,
+)
 from fleetlearn_export.emission.functional import without_writes
 from fleetlearn_export.emission.table import OPERATORS, decompositions
 from fleetlearn_export.model.source_locations import location_of_node
@@ -53,9 +60,10 @@ def emit(
 ) -> Emission:
     """Write the traced graph as an ONNX graph with these names of inputs and outputs.
 
-    module: a graph of ATen operators that write into no tensor. examples: the input whose ``axis`` has the number of
-    examples, if that is free. constants: gets the large constants; unless given the graph has them. Raises
-    EmissionError if an operator is not in the table, or its use is not written.
+    module: a graph of ATen operators that write into no tensor. examples: the input whose ``axis``
+    has the number of examples, if that is free. constants: gets the large constants; unless given
+    the graph has them. Raises EmissionError if an operator is not in the table, or its use is not
+    written.
     """
     backward = any(node.target is BACKWARD for node in module.graph.nodes)
     graph = Emitter(examples, backward, axis, constants, write=_written)
@@ -81,7 +89,9 @@ def emit(
     for name, source in results:
         graph.nodes.append(helper.make_node("Identity", [values[source]], [name], name=name))
     found = {name: value.meta["val"] for value, name in values.items() if isinstance(name, str)}
-    described = [_description(name, traced) for name, traced in found.items() if isinstance(traced, Tensor)]
+    described = [
+        _description(name, traced) for name, traced in found.items() if isinstance(traced, Tensor)
+    ]
     returned = [_description(name, source.meta["val"]) for name, source in results]
     known = {row.name for row in (*given, *returned)} | graph.constants.keys()
     model = helper.make_model(
@@ -94,11 +104,19 @@ def emit(
             value_info=[row for row in described if row.name not in known],
         )
     )
-    return Emission(model, calls, {node: name for node, name in values.items() if isinstance(name, str)}, constants)
+    return Emission(
+        model,
+        calls,
+        {node: name for node, name in values.items() if isinstance(name, str)},
+        constants,
+    )
 
 
 def _written(
-    function: Callable[[Tensors], Tensors], arguments: Tensors, rows: Mapping[str, int], outputs: Sequence[str]
+    function: Callable[[Tensors], Tensors],
+    arguments: Tensors,
+    rows: Mapping[str, int],
+    outputs: Sequence[str],
 ) -> onnx.GraphProto:
     module = without_writes(trace(function, arguments, rows, decompositions()))
     return emit(module, list(arguments), outputs, next(iter(rows), "")).model.graph
@@ -116,26 +134,34 @@ def _call(graph: Emitter, node: fx.Node, values: dict[fx.Node, Any]) -> str | Se
         traced = row.meta["val"]
         return Value(values[row], traced) if isinstance(traced, Tensor) else traced
 
-    args, kwargs = pytree.tree_map(argument, (node.args, node.kwargs), is_leaf=lambda row: isinstance(row, fx.Node))
+    args, kwargs = pytree.tree_map(
+        argument, (node.args, node.kwargs), is_leaf=lambda row: isinstance(row, fx.Node)
+    )
     try:
         result: str | Sequence[str | None] = handler(graph, node.meta["val"], *args, **kwargs)
     except EmissionError as reason:
-        raise EmissionError(f"operator {node.target}{location_of_node(node)} with {reason}") from None
+        raise EmissionError(
+            f"operator {node.target}{location_of_node(node)} with {reason}"
+        ) from None
     return result
 
 
 def _makes_tensors(operator: torch._ops.OpOverload, traced: Any) -> bool:
-    """Whether the operator gives tensors: not a size, which handlers compute, nor nothing, as assertions do."""
+    """Whether the operator gives tensors: not a size, which handlers compute, nor nothing, as
+    assertions do."""
     sizes = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
     return len(operator._schema.returns) > 0 and not isinstance(traced, sizes)
 
 
 def _description(name: str, traced: Tensor) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, ELEMENT_TYPES[traced.dtype], [_axis(size) for size in traced.shape])
+    return helper.make_tensor_value_info(
+        name, ELEMENT_TYPES[traced.dtype], [_axis(size) for size in traced.shape]
+    )
 
 
 def _axis(size: Size) -> int | str | None:
-    """Return a size as ONNX has it: the number of examples is called n; a size computed from it has an expression."""
+    """Return a size as ONNX has it: the number of examples is called n; a size computed from it has
+    an expression."""
     size = fixed_size(size)
     if isinstance(size, int):
         return size
@@ -144,5 +170,6 @@ def _axis(size: Size) -> int | str | None:
 
 @cache
 def _in_n(expression: Any) -> str:
-    """Return the expression with n in the place of its symbol. A graph has few, each thousands of times."""
+    """Return the expression with n in the place of its symbol. A graph has few, each thousands of
+    times."""
     return str(expression.subs(dict.fromkeys(expression.free_symbols, "n")))

@@ -61,25 +61,30 @@ class Value(NamedTuple):
 Source = Value | str
 """What a node reads: a tensor of the traced program, or the name of another node's output."""
 Handler = Callable[..., str | Sequence[str | None]]
-"""``handler(graph, out, *args, **kwargs)`` writes one call of an ATen operator and returns the name of the result's
-value, or a list of names where the operator has several results.
+"""``handler(graph, out, *args, **kwargs)`` writes one call of an ATen operator and returns the name
+of the result's value, or a list of names where the operator has several results.
 
-graph: the Emitter. out: the traced result, a tensor without values (a tuple of them if there are several). args and
-kwargs: the operator's own, with a Value in place of each tensor, and sizes that depend on the number of examples as
-torch.SymInt. Raises EmissionError for a use that the handler does not write.
+graph: the Emitter. out: the traced result, a tensor without values (a tuple of them if there are
+several). args and kwargs: the operator's own, with a Value in place of each tensor, and sizes that
+depend on the number of examples as torch.SymInt. Raises EmissionError for a use that the handler
+does not write.
 """
 
 
-Write = Callable[[Callable[[Tensors], Tensors], Tensors, Mapping[str, int], Sequence[str]], onnx.GraphProto]
-"""``write(function, arguments, rows, outputs)`` traces a function and writes it as a graph, the body of an operator.
+Write = Callable[
+    [Callable[[Tensors], Tensors], Tensors, Mapping[str, int], Sequence[str]], onnx.GraphProto
+]
+"""``write(function, arguments, rows, outputs)`` traces a function and writes it as a graph, the
+body of an operator.
 
-arguments: name -> an example. rows: argument -> the axis whose size is the number of examples. outputs: the results'
-names. Raises EmissionError.
+arguments: name -> an example. rows: argument -> the axis whose size is the number of examples.
+outputs: the results' names. Raises EmissionError.
 """
 
 
 class Emitter:
-    """An ONNX graph that grows node by node. A node that is there already, with the same inputs, is used again."""
+    """An ONNX graph that grows node by node. A node that is there already, with the same inputs, is
+    used again."""
 
     def __init__(
         self,
@@ -90,9 +95,9 @@ class Emitter:
         *,
         write: Write,
     ) -> None:
-        """examples: the name of an input whose ``axis`` has the number of examples. backward: whether the graph has a
-        backward pass, which uses again what the forward pass computes. kept_apart: gets the large constants. write:
-        writes bodies of operators."""
+        """examples: the name of an input whose ``axis`` has the number of examples. backward:
+        whether the graph has a backward pass, which uses again what the forward pass computes.
+        kept_apart: gets the large constants. write: writes bodies of operators."""
         self.write = write
         self._kept_apart = kept_apart
         self.backward = backward
@@ -105,14 +110,18 @@ class Emitter:
         self._count = 0
 
     def node(self, operator: str, *inputs: Source | None, **attributes: Any) -> str:
-        """Add a node with one output. Returns the output's name. An input that is None is left out."""
+        """Add a node with one output. Returns the output's name. An input that is None is left
+        out."""
         return self.nodes_outputs(operator, 1, *inputs, **attributes)[0]
 
-    def nodes_outputs(self, operator: str, outputs: int, *inputs: Source | None, **attributes: Any) -> list[str]:
+    def nodes_outputs(
+        self, operator: str, outputs: int, *inputs: Source | None, **attributes: Any
+    ) -> list[str]:
         """Add a node with several outputs. Returns their names."""
         names = [row.name if isinstance(row, Value) else row or "" for row in inputs]
         while names and not names[-1]:
-            names.pop()  # ONNX Runtime 1.31 crashes where LayerNormalization has "" as its last input
+            # ONNX Runtime 1.31 crashes where LayerNormalization has "" as its last input
+            names.pop()
         attributes = {name: value for name, value in attributes.items() if value is not None}
         key = (operator, *names, outputs, repr(sorted(attributes.items())))
         if key not in self._made:
@@ -133,7 +142,9 @@ class Emitter:
 
     def constant(self, value: Any, dtype: torch.dtype = torch.float32) -> str:
         """Return the name of a constant: a number or nested lists or an array, of ``dtype``."""
-        return self.array(np.asarray(value, dtype=helper.tensor_dtype_to_np_dtype(_element_type(dtype))))
+        return self.array(
+            np.asarray(value, dtype=helper.tensor_dtype_to_np_dtype(_element_type(dtype)))
+        )
 
     def array(self, value: Array) -> str:
         """Return the name of a constant that holds the array. Equal arrays are one constant."""
@@ -151,19 +162,29 @@ class Emitter:
         return self.constant(list(values), torch.int64)
 
     def number(self, value: Any, dtype: torch.dtype) -> str:
-        """Return a scalar of ``dtype``: a Python number, or one that depends on the number of examples."""
+        """Return a scalar of ``dtype``: a Python number, or one that depends on the number of
+        examples."""
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             expression = value.node.expr
-            if isinstance(value, torch.SymInt) and not (expression.is_number or dtype.is_floating_point):
-                return self.node("Cast", self.node("Squeeze", self._size(expression)), to=_element_type(dtype))
+            if isinstance(value, torch.SymInt) and not (
+                expression.is_number or dtype.is_floating_point
+            ):
+                return self.node(
+                    "Cast", self.node("Squeeze", self._size(expression)), to=_element_type(dtype)
+                )
             if not expression.is_number:
                 found = self.node("Squeeze", self._float_size(expression))
                 return self.node("Cast", found, to=_element_type(dtype))
-            value = bool(expression) if isinstance(value, torch.SymBool) else type(value.node.hint)(expression)
+            value = (
+                bool(expression)
+                if isinstance(value, torch.SymBool)
+                else type(value.node.hint)(expression)
+            )
         return self.constant(value, dtype)
 
     def operand(self, value: Any, dtype: torch.dtype) -> str:
-        """Return an operand of ``dtype``: a Value, which is cast if its dtype is another, or a number."""
+        """Return an operand of ``dtype``: a Value, which is cast if its dtype is another, or a
+        number."""
         return self.cast(value, dtype) if isinstance(value, Value) else self.number(value, dtype)
 
     def cast(self, x: Value, dtype: torch.dtype) -> str:
@@ -207,20 +228,32 @@ class Emitter:
         free = [place for place, size in enumerate(sizes) if not isinstance(size, int)]
         if len(free) == 1 and 0 not in sizes:
             return self.node(
-                "Reshape", x, self.integers([-1 if place in free else int(size) for place, size in enumerate(sizes)])
+                "Reshape",
+                x,
+                self.integers(
+                    [-1 if place in free else int(size) for place, size in enumerate(sizes)]
+                ),
             )
         empty = any(isinstance(size, int) and size == 0 for size in sizes)
         return self.node("Reshape", x, self.shape(sizes), allowzero=1 if empty else None)
 
     def expanded(self, x: Source, sizes: Sequence[Size]) -> str:
-        """Return ``x`` repeated along its axes of size 1, and along new axes in front, to the shape ``sizes``."""
+        """Return ``x`` repeated along its axes of size 1, and along new axes in front, to the shape
+        ``sizes``."""
         if isinstance(x, Value) and x.rank == len(sizes) and all(map(same_size, x.shape, sizes)):
             return x.name
         # A 1 keeps the size of that axis, so that a free size need not be computed.
         own = x.shape if isinstance(x, Value) else []
         front = len(sizes) - len(own)
-        kept = [place >= front and same_size(own[place - front], size) for place, size in enumerate(sizes)]
-        return self.node("Expand", x, self.shape([1 if keep else size for keep, size in zip(kept, sizes, strict=True)]))
+        kept = [
+            place >= front and same_size(own[place - front], size)
+            for place, size in enumerate(sizes)
+        ]
+        return self.node(
+            "Expand",
+            x,
+            self.shape([1 if keep else size for keep, size in zip(kept, sizes, strict=True)]),
+        )
 
     def transposed(self, x: Source, order: Sequence[int]) -> str:
         """Return ``x`` with its axes in this order."""
@@ -237,9 +270,15 @@ class Emitter:
         return self.node("Slice", x, ones, before, self.integers(axes), ones)
 
     def padded(
-        self, x: Source, rank: int, counts: Mapping[int, tuple[Size, Size]], mode: str | None = None, value: Any = None
+        self,
+        x: Source,
+        rank: int,
+        counts: Mapping[int, tuple[Size, Size]],
+        mode: str | None = None,
+        value: Any = None,
     ) -> str:
-        """Return ``x`` with elements added before and after: ``counts`` of each axis. A negative number cuts.
+        """Return ``x`` with elements added before and after: ``counts`` of each axis. A negative
+        number cuts.
 
         mode: edge or reflect; a constant else. value: the name of that constant, 0 else.
         """
@@ -265,14 +304,17 @@ class Emitter:
         return self.node("Cast", self.node("Squeeze", self._size(product)), to=_element_type(dtype))
 
     def _size(self, expression: Any) -> str:
-        """Return a whole-number expression of the number of examples as an int64 vector of length 1."""
+        """Return a whole-number expression of the number of examples as an int64 vector of length
+        1."""
         if expression.is_Integer:
             return self.integers([int(expression)])
         if expression.is_Symbol:
             return self.node("Shape", self._examples, start=self._axis, end=self._axis + 1)
         kind = type(expression).__name__
         if expression.is_Add or expression.is_Mul:
-            return self._folded("Mul" if expression.is_Mul else "Add", [self._size(row) for row in expression.args])
+            return self._folded(
+                "Mul" if expression.is_Mul else "Add", [self._size(row) for row in expression.args]
+            )
         if kind in ("FloorDiv", "CleanDiv"):
             return self.node("Div", *(self._size(row) for row in expression.args))
         if kind in ("Mod", "PythonMod"):
@@ -315,7 +357,9 @@ def fixed_size(size: Size) -> Size:
 
 def same_size(one: Size, other: Size) -> bool:
     """Whether two sizes are equal for every number of examples."""
-    first, second = (row.node.expr if isinstance(row, torch.SymInt) else row for row in (one, other))
+    first, second = (
+        row.node.expr if isinstance(row, torch.SymInt) else row for row in (one, other)
+    )
     return bool(first == second)
 
 
@@ -326,12 +370,17 @@ def is_reshape(view: Tensor, whole: Tensor, offset: int | None) -> bool:
 
 
 def fixed_sizes(x: Value | Tensor, axes: Sequence[int] | slice = slice(None)) -> list[int]:
-    """Return the sizes of some axes as numbers. Raises EmissionError if one depends on the number of examples."""
+    """Return the sizes of some axes as numbers. Raises EmissionError if one depends on the number
+    of examples."""
     shape = list(x.shape)
-    sizes = [fixed_size(size) for size in (shape[axes] if isinstance(axes, slice) else [shape[axis] for axis in axes])]
+    sizes = [
+        fixed_size(size)
+        for size in (shape[axes] if isinstance(axes, slice) else [shape[axis] for axis in axes])
+    ]
     if not all(isinstance(size, int) for size in sizes):
         raise EmissionError(
-            f"a tensor of shape {tuple(shape)} where these sizes must not depend on the number of examples"
+            f"a tensor of shape {tuple(shape)} where these sizes must not depend on the number of "
+            "examples"
         )
     return [int(size) for size in sizes]
 
@@ -342,7 +391,8 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def axes_of(axes: Sequence[int] | int | None, rank: int) -> list[int]:
-    """Return axes counted from the front; all of them for None or an empty list, as PyTorch's reductions mean it."""
+    """Return axes counted from the front; all of them for None or an empty list, as PyTorch's
+    reductions mean it."""
     if axes is None or (not isinstance(axes, int) and not len(axes)):
         return list(range(rank))
     return [axis_of(axis, rank) for axis in ([axes] if isinstance(axes, int) else axes)]

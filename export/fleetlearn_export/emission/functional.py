@@ -17,8 +17,8 @@ FUNCTIONAL_NAMES = {
     aten.pow_.Tensor: aten.pow.Tensor_Tensor,
     aten.transpose_.default: aten.transpose.int,
 }
-"""Where the functional operator is not the one without the underscore. Its further results are the new values of the
-arguments that it would have written into."""
+"""Where the functional operator is not the one without the underscore. Its further results are the
+new values of the arguments that it would have written into."""
 
 SCATTERS: dict[Any, torch._ops.OpOverload] = {
     aten.slice.Tensor: aten.slice_scatter.default,
@@ -29,11 +29,12 @@ SCATTERS: dict[Any, torch._ops.OpOverload] = {
 
 
 def without_writes(module: fx.GraphModule) -> fx.GraphModule:
-    """Return the traced graph with each operator that writes into a tensor replaced, ``add_`` by ``add`` for example.
+    """Return the traced graph with each operator that writes into a tensor replaced, ``add_`` by
+    ``add`` for example.
 
-    What reads the tensor later reads the new one. A write into a view becomes a new value of the tensor that it is a
-    view of; other views of that tensor are taken again where they are read. Raises EmissionError for a view whose
-    elements cannot be placed back.
+    What reads the tensor later reads the new one. A write into a view becomes a new value of the
+    tensor that it is a view of; other views of that tensor are taken again where they are read.
+    Raises EmissionError for a view whose elements cannot be placed back.
     """
     rewriting = _Rewriting()
     for node in module.graph.nodes:
@@ -72,7 +73,9 @@ class _Rewriting:
             self._old.remove(node)
             written = _writes_into_first(node)
             source = self._source[node]
-            self._now[node] = self._present(source) if written else self.graph.node_copy(node, self._present)
+            self._now[node] = (
+                self._present(source) if written else self.graph.node_copy(node, self._present)
+            )
         return self._now[node]
 
     def _add_view(self, node: fx.Node, source: fx.Node) -> None:
@@ -90,7 +93,8 @@ class _Rewriting:
         targets: list[Any] = [given[row.name] for row in operator._schema.arguments if row.is_write]
         made = self.graph.node_copy(node, self._present)
         made.target = _functional(operator)
-        # Average pooling in channels-last order uses as_strided_ on a new tensor, and keeps its shape.
+        # Average pooling in channels-last order uses as_strided_ on a new tensor, and keeps its
+        # shape.
         if torch.Tag.inplace_view in operator.tags and operator is not aten.as_strided_.default:
             self._reshape(node, targets[0], made)
             return
@@ -112,7 +116,8 @@ class _Rewriting:
         family = [root, *self._family[root]]
         for row in family:
             if row is not node:
-                self._present(row)  # views are taken again while what they are a view of has the shape for that
+                # views are taken again while what they are a view of has the shape for that
+                self._present(row)
         itself = [row for row in family if self._tensor(row) is self._tensor(target)]
         self._now |= dict.fromkeys(itself, made)
         self._reshaped.update(family)
@@ -124,7 +129,8 @@ class _Rewriting:
         return node
 
     def _set(self, target: fx.Node, result: fx.Node) -> None:
-        """Give a tensor a new value; so do those that it is a view of, and other views of them get old."""
+        """Give a tensor a new value; so do those that it is a view of, and other views of them get
+        old."""
         self._old.update(self._family.get(self._root(target), []))
         while True:
             if target in self._reshaped:
@@ -145,13 +151,23 @@ class _Rewriting:
         if _writes_into_first(view) or operator in (aten.detach.default, aten.alias.default):
             return value
         if operator in SCATTERS:
-            parts: tuple[Any, ...] = (SCATTERS[operator], self._present(source), value, *self._read(arguments))
+            parts: tuple[Any, ...] = (
+                SCATTERS[operator],
+                self._present(source),
+                value,
+                *self._read(arguments),
+            )
         elif operator in (aten.permute.default, aten.transpose.int, aten.t.default):
             if operator is aten.permute.default:
                 order = [axis % whole.dim() for axis in view.args[1]]  # type: ignore[union-attr]
                 arguments = ([order.index(axis) for axis in range(whole.dim())],)
             parts = (operator, value, *arguments)
-        elif operator in (aten.view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims) or (
+        elif operator in (
+            aten.view.default,
+            aten.unsqueeze.default,
+            aten.squeeze.dim,
+            aten.squeeze.dims,
+        ) or (
             # The gradient of such a write that average pooling makes in channels-last order.
             operator is aten.as_strided.default and is_reshape(view.meta["val"], whole, offset)
         ):
@@ -169,15 +185,27 @@ class _Rewriting:
 def _writes_into_first(node: fx.Node) -> bool:
     """Whether the operator returns the tensor that it writes into, as ``add_`` does."""
     operator = node.target
-    return isinstance(operator, torch._ops.OpOverload) and operator._schema.is_mutable and _has_views(operator)
+    return (
+        isinstance(operator, torch._ops.OpOverload)
+        and operator._schema.is_mutable
+        and _has_views(operator)
+    )
 
 
 def _viewed(node: fx.Node, operator: torch._ops.OpOverload | None) -> fx.Node | None:
     """Return the tensor, or the list of tensors, whose memory the node's result shares."""
     source: Any = node.args[0] if node.args else None
     if node.target is getitem:
-        return source if isinstance(source.target, torch._ops.OpOverload) and _has_views(source.target) else None
-    return source if operator is not None and _has_views(operator) and isinstance(source, fx.Node) else None
+        return (
+            source
+            if isinstance(source.target, torch._ops.OpOverload) and _has_views(source.target)
+            else None
+        )
+    return (
+        source
+        if operator is not None and _has_views(operator) and isinstance(source, fx.Node)
+        else None
+    )
 
 
 def _has_views(operator: torch._ops.OpOverload) -> bool:
@@ -205,13 +233,18 @@ def _inputs(operator: torch._ops.OpOverload) -> list[tuple[str, str]]:
     return [(row.name, str(row.type)) for row in operator._schema.arguments if not row.is_write]
 
 
-def _results(graph: fx.Graph, made: fx.Node, node: fx.Node, targets: list[fx.Node]) -> list[fx.Node]:
-    """Return the nodes of the new values of ``targets``, which the operator would have written into."""
+def _results(
+    graph: fx.Graph, made: fx.Node, node: fx.Node, targets: list[fx.Node]
+) -> list[fx.Node]:
+    """Return the nodes of the new values of ``targets``, which the operator would have written
+    into."""
     if _writes_into_first(node):
         return [made]
     count = len(node.meta["val"])
     results = [graph.call_function(getitem, (made, count + place)) for place in range(len(targets))]
     for result, target in zip(results, targets, strict=True):
         result.meta["val"] = target.meta["val"]
-    made.meta = dict(made.meta, val=(*node.meta["val"], *(target.meta["val"] for target in targets)))
+    made.meta = dict(
+        made.meta, val=(*node.meta["val"], *(target.meta["val"] for target in targets))
+    )
     return results

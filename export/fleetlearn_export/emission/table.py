@@ -35,7 +35,8 @@ from fleetlearn_export.tracing.formulas import ctc
 
 Operator = torch._ops.OpOverload
 core_aten_decompositions = cache(torch._decomp.core_aten_decompositions)
-"""PyTorch's own. It takes 40 ms to collect them, two or three times in each export: a tenth of a small one."""
+"""PyTorch's own. It takes 40 ms to collect them, two or three times in each export: a tenth of a
+small one."""
 
 OPERATORS: dict[Operator, Handler] = {
     **arithmetic.OPERATORS,
@@ -61,12 +62,22 @@ OPERATORS: dict[Operator, Handler] = {
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return, for operators that are not in the table, functions that compute them with other operators."""
-    table = {**core_aten_decompositions(), **tracing_decompositions(), **FORWARD, **BACKWARD, **ctc.DECOMPOSITIONS}
+    """Return, for operators that are not in the table, functions that compute them with other
+    operators."""
+    table = {
+        **core_aten_decompositions(),
+        **tracing_decompositions(),
+        **FORWARD,
+        **BACKWARD,
+        **ctc.DECOMPOSITIONS,
+    }
     return {operator: function for operator, function in table.items() if not _is_emitted(operator)}
 
 
 def _is_emitted(operator: Operator) -> bool:
-    """Whether the table has the operator, or the one that returns a new tensor where this one writes into its own."""
-    packet = getattr(torch.ops.aten, operator._schema.name.removeprefix("aten::").removesuffix("_"), None)
+    """Whether the table has the operator, or the one that returns a new tensor where this one
+    writes into its own."""
+    packet = getattr(
+        torch.ops.aten, operator._schema.name.removeprefix("aten::").removesuffix("_"), None
+    )
     return operator in OPERATORS or getattr(packet, operator._overloadname, None) in OPERATORS

@@ -1,1 +1,2 @@
-"""FlatArguments programs as ONNX graphs, and train_many.onnx, the training step of many devices at once."""
+"""FlatArguments programs as ONNX graphs, and train_many.onnx, the training step of many devices at
+once."""

@@ -1,7 +1,8 @@
 """BatchNorm of a frozen module, folded into the convolution before it.
 
-In evaluation mode BatchNorm multiplies each channel by a constant and adds one; the convolution's weights and bias can
-do the same. ONNX Runtime folds too, but not weights that are stored in fewer bits, and into a copy in its own memory.
+In evaluation mode BatchNorm multiplies each channel by a constant and adds one; the convolution's
+weights and bias can do the same. ONNX Runtime folds too, but not weights that are stored in fewer
+bits, and into a copy in its own memory.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from fleetlearn_export.graphs.reading import reads
 def fold_batch_norms(model: onnx.ModelProto, apart: Constants | None = None) -> onnx.ModelProto:
     """Fold where a convolution with constant weights has a constant BatchNorm as its only reader.
 
-    apart: the constants that the graph has kept apart. Changes the graph in place, and returns it. Constants that are
-    no longer used are removed.
+    apart: the constants that the graph has kept apart. Changes the graph in place, and returns it.
+    Constants that are no longer used are removed.
     """
     values_of = apart.array if apart else numpy_helper.to_array
     graph = model.graph
@@ -33,12 +34,20 @@ def fold_batch_norms(model: onnx.ModelProto, apart: Constants | None = None) -> 
         if convolution.op_type != "Conv" or convolution.output[0] in outputs:
             continue
         after = readers.get(convolution.output[0], [])
-        if len(after) != 1 or after[0].op_type != "BatchNormalization" or after[0].input[0] != convolution.output[0]:
+        if (
+            len(after) != 1
+            or after[0].op_type != "BatchNormalization"
+            or after[0].input[0] != convolution.output[0]
+        ):
             continue
         norm = after[0]
         needed = [*convolution.input[1:], *norm.input[1:]]
         training = any(row.name == "training_mode" and row.i for row in norm.attribute)
-        if training or len([name for name in norm.output if name]) > 1 or not constants.keys() >= set(needed):
+        if (
+            training
+            or len([name for name in norm.output if name]) > 1
+            or not constants.keys() >= set(needed)
+        ):
             continue
         _fold(graph, convolution, norm, {name: values_of(constants[name]) for name in needed})
         graph.node.remove(norm)
@@ -50,7 +59,10 @@ def fold_batch_norms(model: onnx.ModelProto, apart: Constants | None = None) -> 
 
 
 def _fold(
-    graph: onnx.GraphProto, convolution: onnx.NodeProto, norm: onnx.NodeProto, values: dict[str, np.ndarray]
+    graph: onnx.GraphProto,
+    convolution: onnx.NodeProto,
+    norm: onnx.NodeProto,
+    values: dict[str, np.ndarray],
 ) -> None:
     """Make the convolution do the BatchNorm's work too, in the BatchNorm's name."""
     epsilon = next((row.f for row in norm.attribute if row.name == "epsilon"), 1e-5)
@@ -62,8 +74,12 @@ def _fold(
         f"{norm.output[0]}.weight": weights * factor.reshape(-1, *[1] * (weights.ndim - 1)),
         f"{norm.output[0]}.bias": (bias - mean) * factor + shift,
     }
-    graph.initializer.extend(numpy_helper.from_array(value.astype(weights.dtype), name) for name, value in made.items())
+    graph.initializer.extend(
+        numpy_helper.from_array(value.astype(weights.dtype), name) for name, value in made.items()
+    )
     attributes = list(convolution.attribute)
-    fresh = helper.make_node("Conv", [convolution.input[0], *made], [norm.output[0]], convolution.name)
+    fresh = helper.make_node(
+        "Conv", [convolution.input[0], *made], [norm.output[0]], convolution.name
+    )
     fresh.attribute.extend(attributes)
     convolution.CopyFrom(fresh)

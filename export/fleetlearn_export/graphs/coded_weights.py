@@ -1,12 +1,14 @@
 """Graphs that hold frozen weights in fewer bits, and decode them when they are needed.
 
-A weight is decoded in each step, by DequantizeLinear (int8), or by Cast and Mul (float16). ONNX Runtime must not do so
-once for all when it loads the graph, which would take the memory that the codes save. Nor may it merge the decoding
-into a product of its own (MatMulNBits), which rounds activations too. It does either with constants alone; so codes are
-inputs of the graph with a default value, which no caller gives.
+A weight is decoded in each step, by DequantizeLinear (int8), or by Cast and Mul (float16). ONNX
+Runtime must not do so once for all when it loads the graph, which would take the memory that the
+codes save. Nor may it merge the decoding into a product of its own (MatMulNBits), which rounds
+activations too. It does either with constants alone; so codes are inputs of the graph with a
+default value, which no caller gives.
 
-ONNX Runtime orders operators depth first, and visits a node's producers from the last in the file to the first. Nodes
-that decode come first in the file: so each weight is decoded just before the operator that reads it.
+ONNX Runtime orders operators depth first, and visits a node's producers from the last in the file
+to the first. Nodes that decode come first in the file: so each weight is decoded just before the
+operator that reads it.
 """
 
 from __future__ import annotations
@@ -23,12 +25,17 @@ from fleetlearn_export.model.frozen_weights import Coded, Stored, find_codes, ha
 
 
 def code_weights(
-    model: onnx.ModelProto, stored: Stored, apart: Constants | None = None, *, for_people: bool = False
+    model: onnx.ModelProto,
+    stored: Stored,
+    apart: Constants | None = None,
+    *,
+    for_people: bool = False,
 ) -> onnx.ModelProto:
-    """Replace the weights that ``rounded`` has rounded by their codes. Changes the graph in place, and returns it.
+    """Replace the weights that ``rounded`` has rounded by their codes. Changes the graph in place,
+    and returns it.
 
-    apart: the constants that the graph has kept apart. for_people: the codes are constants, and ONNX Runtime decodes
-    them when it loads the graph.
+    apart: the constants that the graph has kept apart. for_people: the codes are constants, and
+    ONNX Runtime decodes them when it loads the graph.
     """
     if stored == "float32":
         return model
@@ -42,10 +49,18 @@ def code_weights(
         codes = numpy_helper.from_array(coded.codes, f"{row.name}.codes")
         graph.initializer.append(codes)
         if not for_people:
-            graph.input.append(helper.make_tensor_value_info(codes.name, codes.data_type, codes.dims))
+            graph.input.append(
+                helper.make_tensor_value_info(codes.name, codes.data_type, codes.dims)
+            )
         gathers = [place for place, node in enumerate(graph.node) if row.name in reads(node)]
-        if coded.axis == 0 and gathers and all(_takes_rows(graph.node[place], row.name) for place in gathers):
-            graph.initializer.append(numpy_helper.from_array(coded.broadcast_scales, f"{row.name}.scales"))
+        if (
+            coded.axis == 0
+            and gathers
+            and all(_takes_rows(graph.node[place], row.name) for place in gathers)
+        ):
+            graph.initializer.append(
+                numpy_helper.from_array(coded.broadcast_scales, f"{row.name}.scales")
+            )
             for place in reversed(gathers):
                 gather = graph.node[place]
                 graph.node.remove(gather)
@@ -65,7 +80,9 @@ def _coded(row: onnx.TensorProto, stored: Stored, apart: Constants | None) -> Co
     return find_codes(apart.array(row) if apart else numpy_helper.to_array(row), stored)
 
 
-def _decoded(graph: onnx.GraphProto, name: str, coded: Coded, for_people: bool) -> Iterator[onnx.NodeProto]:
+def _decoded(
+    graph: onnx.GraphProto, name: str, coded: Coded, for_people: bool
+) -> Iterator[onnx.NodeProto]:
     """Yield the nodes that make the weight ``name`` of its codes."""
     if coded.codes.dtype == np.int8 and not for_people:
         graph.initializer.append(numpy_helper.from_array(coded.scales, f"{name}.scales"))
@@ -73,7 +90,9 @@ def _decoded(graph: onnx.GraphProto, name: str, coded: Coded, for_people: bool) 
         yield helper.make_node("DequantizeLinear", inputs, [name], axis=coded.axis)
     else:
         graph.initializer.append(numpy_helper.from_array(coded.broadcast_scales, f"{name}.scales"))
-        yield helper.make_node("Cast", [f"{name}.codes"], [f"{name}.unscaled"], to=TensorProto.FLOAT)
+        yield helper.make_node(
+            "Cast", [f"{name}.codes"], [f"{name}.unscaled"], to=TensorProto.FLOAT
+        )
         yield helper.make_node("Mul", [f"{name}.unscaled", f"{name}.scales"], [name])
 
 
@@ -88,5 +107,7 @@ def _rows_decoded(gather: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]
     indices, output = gather.input[1], gather.output[0]
     yield helper.make_node("Gather", [f"{name}.codes", indices], [f"{output}.codes"], axis=0)
     yield helper.make_node("Gather", [f"{name}.scales", indices], [f"{output}.scales"], axis=0)
-    yield helper.make_node("Cast", [f"{output}.codes"], [f"{output}.unscaled"], to=TensorProto.FLOAT)
+    yield helper.make_node(
+        "Cast", [f"{output}.codes"], [f"{output}.unscaled"], to=TensorProto.FLOAT
+    )
     yield helper.make_node("Mul", [f"{output}.unscaled", f"{output}.scales"], [output])

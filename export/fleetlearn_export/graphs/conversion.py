@@ -33,16 +33,20 @@ MAX_BYTES = 2**31 - 1
 """The largest serialised graph; a limit of protobuf."""
 
 _SYMBOL = re.compile(r"\bs\d+\b")
-"""PyTorch's name for a free size, alone or in an expression. A graph has one free size, the number of examples."""
+"""PyTorch's name for a free size, alone or in an expression. A graph has one free size, the number
+of examples."""
 _OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='(\w+)\.(\w+)'")
 
 
 def to_onnx(program: Program, table: Decompositions) -> onnx.ModelProto:
-    """Decompose the program with ``table`` and convert it. Raises ExportError on an operator that ONNX lacks."""
+    """Decompose the program with ``table`` and convert it. Raises ExportError on an operator that
+    ONNX lacks."""
     exported = program.exported
     try:
         with (
-            as_export_error("the exported program cannot become an ONNX graph", torch.onnx.OnnxExporterError),
+            as_export_error(
+                "the exported program cannot become an ONNX graph", torch.onnx.OnnxExporterError
+            ),
             silenced_python(),
         ):
             if table:
@@ -66,7 +70,8 @@ def to_onnx(program: Program, table: Decompositions) -> onnx.ModelProto:
         place = next(filter(None, (location_of_operator(name, graph) for graph in graphs)), None)
         place = place or ", which a step of decomposition or of the backward pass made"
         raise ExportError(
-            f"operator {name}{place} has no counterpart in ONNX. Write that part of the model with other operators"
+            f"operator {name}{place} has no counterpart in ONNX. Write that part of the model with "
+            "other operators"
         ) from error
     assert result is not None
     with as_export_error("the exported graph cannot be cleaned"):
@@ -74,7 +79,8 @@ def to_onnx(program: Program, table: Decompositions) -> onnx.ModelProto:
 
 
 def clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
-    """Return the graph without what is double or not used, and rewritten for speed. Raises ExportError."""
+    """Return the graph without what is double or not used, and rewritten for speed. Raises
+    ExportError."""
     model.ir_version = IR_VERSION
     passes.InlinePass()(model)
     rewrite(model.graph)
@@ -96,8 +102,8 @@ def clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
     for node in proto.graph.node:
         for body in subgraphs(node):
             _separate_outputs(body)
-    # All free sizes get one name. ONNX Runtime's own shape inference gives each unknown size another name; it then
-    # finds less memory to reuse, and takes ten times as long to look for it.
+    # All free sizes get one name. ONNX Runtime's own shape inference gives each unknown size
+    # another name; it then finds less memory to reuse, and takes ten times as long to look for it.
     for row in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         for size in row.type.tensor_type.shape.dim:
             if size.dim_param:
@@ -121,19 +127,27 @@ def _separate_outputs(body: onnx.GraphProto) -> None:
 
 
 def check_standard(model: onnx.ModelProto) -> None:
-    """Raise ExportError unless every operator is a standard one, of an opset and IR version that runtimes read."""
+    """Raise ExportError unless every operator is a standard one, of an opset and IR version that
+    runtimes read."""
     for node in _nodes(model.graph):
         if node.domain not in ("", "ai.onnx"):
-            raise ExportError(f"operator {node.domain}::{node.op_type} came into the graph; only ONNX's own may")
+            raise ExportError(
+                f"operator {node.domain}::{node.op_type} came into the graph; only ONNX's own may"
+            )
     if model.functions:
-        raise ExportError(f"function {model.functions[0].domain}::{model.functions[0].name} was left in the graph")
+        raise ExportError(
+            f"function {model.functions[0].domain}::{model.functions[0].name} was left in the graph"
+        )
     for row in model.opset_import:
         if row.domain not in ("", "ai.onnx") or row.version > OPSET:
             raise ExportError(
-                f"the graph needs opset {row.version} of {row.domain or 'ONNX'}; at most {OPSET} is written"
+                f"the graph needs opset {row.version} of {row.domain or 'ONNX'}; at most {OPSET} "
+                "is written"
             )
     if model.ir_version > IR_VERSION:
-        raise ExportError(f"the graph has IR version {model.ir_version}; at most {IR_VERSION} is written")
+        raise ExportError(
+            f"the graph has IR version {model.ir_version}; at most {IR_VERSION} is written"
+        )
     with as_export_error("the graph is not valid ONNX"):
         onnx.checker.check_model(model)
 
@@ -168,18 +182,21 @@ def serialised(model: onnx.ModelProto, constants: Constants | None = None) -> by
 def write_with_parameters(
     model: onnx.ModelProto, values: Tensors, constants: Constants | None, path: Path
 ) -> dict[str, int]:
-    """Write the graph to a file, with its inputs ``param.NAME`` replaced by initializers that hold ``values`` as raw
-    bytes. The file has all ``constants`` to which the graph refers.
+    """Write the graph to a file, with its inputs ``param.NAME`` replaced by initializers that hold
+    ``values`` as raw bytes. The file has all ``constants`` to which the graph refers.
 
-    The bytes are protobuf's own, but they are written tensor by tensor, so that a large model is in memory once.
-    Returns where each parameter's raw bytes begin in the file. Leaves out unused parameters.
+    The bytes are protobuf's own, but they are written tensor by tensor, so that a large model is in
+    memory once. Returns where each parameter's raw bytes begin in the file. Leaves out unused
+    parameters.
     """
     graph = model.graph
     used = {name for node in _nodes(graph) for name in node.input}
     tensors: list[tuple[bytes, Array]] = []  # a tensor's message up to its raw bytes, and these
     for row in graph.initializer:
         key = key_of(row) if constants is not None else None
-        array = constants.arrays[key] if constants is not None and key else numpy_helper.to_array(row)
+        array = (
+            constants.arrays[key] if constants is not None and key else numpy_helper.to_array(row)
+        )
         tensors.append(_message(row.name, array))
     names = [name for name in values if f"param.{name}" in used]
     tensors += [_message(f"param.{name}", values[name].numpy()) for name in names]
@@ -190,8 +207,13 @@ def write_with_parameters(
     shell.graph.input.extend(kept)
     before, after = _around(shell.graph, "initializer")
     sizes = [len(head) + array.nbytes for head, array in tensors]
-    heads = [_key(graph, "initializer", size) + head for size, (head, _) in zip(sizes, tensors, strict=True)]
-    length = len(before) + len(after) + sum(map(len, heads)) + sum(array.nbytes for _, array in tensors)
+    heads = [
+        _key(graph, "initializer", size) + head
+        for size, (head, _) in zip(sizes, tensors, strict=True)
+    ]
+    length = (
+        len(before) + len(after) + sum(map(len, heads)) + sum(array.nbytes for _, array in tensors)
+    )
     first, last = _around(shell, "graph")
     if len(first) + length + len(last) > MAX_BYTES:
         raise ExportError(f"a graph of {length} bytes; ONNX files end at {MAX_BYTES}")
@@ -209,7 +231,9 @@ def write_with_parameters(
 def _message(name: str, array: Array) -> tuple[bytes, Array]:
     """Return an initializer's message up to its raw bytes, and the array in C order."""
     array = np.ascontiguousarray(array).reshape(array.shape)
-    row = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
+    row = TensorProto(
+        name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape
+    )
     return row.SerializeToString(deterministic=True) + _key(row, "raw_data", array.nbytes), array
 
 
@@ -228,7 +252,8 @@ def _around(message: Any, field: str) -> tuple[bytes, bytes]:
 
 
 def _key(message: Any, field: str, size: int) -> bytes:
-    """Return protobuf's key of a field, and the length of what follows: numbers of seven bits a byte, lowest first."""
+    """Return protobuf's key of a field, and the length of what follows: numbers of seven bits a
+    byte, lowest first."""
     found = bytearray()
     for number in (message.DESCRIPTOR.fields_by_name[field].number << 3 | 2, size):
         while number > 127:

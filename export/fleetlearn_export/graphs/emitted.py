@@ -1,4 +1,5 @@
-"""Graphs that are written straight from the traced graph. ``conversion.to_onnx`` is the way of all others."""
+"""Graphs that are written straight from the traced graph. ``conversion.to_onnx`` is the way of all
+others."""
 
 from __future__ import annotations
 
@@ -36,11 +37,14 @@ class Emitted(NamedTuple):
     """The graph before cleaning, and what each operator became."""
 
 
-def emitted(trace: Callable[[Decompositions], Traced], constants: Constants | None = None) -> Emitted:
+def emitted(
+    trace: Callable[[Decompositions], Traced], constants: Constants | None = None
+) -> Emitted:
     """Trace with the table's decompositions, and write the graph.
 
-    trace: a function of decompositions, such as ``trace_step`` of a step. constants: gets the large constants. Raises
-    EmissionError if the table lacks an operator, or PyTorch cannot trace with these decompositions.
+    trace: a function of decompositions, such as ``trace_step`` of a step. constants: gets the large
+    constants. Raises EmissionError if the table lacks an operator, or PyTorch cannot trace with
+    these decompositions.
     """
     module, emission, outputs = written(trace, constants)
     return Emitted(_cleaned(ir.from_proto(emission.model), outputs), module, emission)
@@ -49,7 +53,8 @@ def emitted(trace: Callable[[Decompositions], Traced], constants: Constants | No
 def written(
     trace: Callable[[Decompositions], Traced], constants: Constants | None = None
 ) -> tuple[torch.fx.GraphModule, Emission, list[str]]:
-    """Do the same without the cleaning. Returns the traced graph, what it became, and its outputs."""
+    """Do the same without the cleaning. Returns the traced graph, what it became, and its
+    outputs."""
     try:
         traced = trace(decompositions())
     except ExportError as error:
@@ -67,7 +72,8 @@ def written(
 def part(emission: Emission, inputs: Mapping[str, str], outputs: Sequence[str]) -> onnx.ModelProto:
     """Return a graph of some of the outputs, after cleaning.
 
-    inputs: names of inputs -> their names in this graph. It has no other inputs unless it needs them.
+    inputs: names of inputs -> their names in this graph. It has no other inputs unless it needs
+    them.
     """
     whole, needed = emission.model.graph, copied(emission.model)
     for rows in (needed.graph.node, needed.graph.output):

@@ -1,8 +1,9 @@
 """Splits a training step's graph where the frozen part of the model ends.
 
-What the frozen part makes of an example, its features, is the same in each step. One graph computes the features, and
-another does the rest of the step from them. The split is a minimum cut: no product of the frozen part, such as a
-convolution, is left in the rest, and the features have as few bytes as that allows.
+What the frozen part makes of an example, its features, is the same in each step. One graph computes
+the features, and another does the rest of the step from them. The split is a minimum cut: no
+product of the frozen part, such as a convolution, is left in the rest, and the features have as few
+bytes as that allows.
 """
 
 from __future__ import annotations
@@ -20,24 +21,35 @@ from fleetlearn_export.graphs.reading import ancestors, reads, rename
 from fleetlearn_export.graphs.recompute import words
 
 PRODUCTS = words("Conv ConvTranspose ConvInteger Einsum Gemm GRU LSTM MatMul MatMulInteger RNN")
-"""Operators that are worth keeping a result for. All others are cheap, and may run in each step to save bytes."""
+"""Operators that are worth keeping a result for. All others are cheap, and may run in each step to
+save bytes."""
 LEFT_OUT = 2**48
-"""What a product in the rest costs in the minimum cut, in bytes for each example: more than all features together."""
+"""What a product in the rest costs in the minimum cut, in bytes for each example: more than all
+features together."""
 BATCH, SEED, TRAINED = "batch", "seed", "trained"
 
 Rows = Mapping[str, Input]
-"""Value of the graph -> dtype and shape of its row for one example, if the row depends on that example alone."""
+"""Value of the graph -> dtype and shape of its row for one example, if the row depends on that
+example alone."""
 
 
 def dependencies(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
-    """Return on which kinds of inputs each value depends: BATCH, SEED and TRAINED, which is all others.
+    """Return on which kinds of inputs each value depends: BATCH, SEED and TRAINED, which is all
+    others.
 
-    The number of examples is no dependency: any array that has the examples on its first axis tells it.
+    The number of examples is no dependency: any array that has the examples on its first axis tells
+    it.
     """
     constants = {row.name for row in model.graph.initializer}
-    found = {row.name: frozenset([_kind(row.name)]) for row in model.graph.input if row.name not in constants}
+    found = {
+        row.name: frozenset([_kind(row.name)])
+        for row in model.graph.input
+        if row.name not in constants
+    }
     for node in model.graph.node:
-        read = [] if counts_examples(node) else [found.get(name, frozenset()) for name in reads(node)]
+        read = (
+            [] if counts_examples(node) else [found.get(name, frozenset()) for name in reads(node)]
+        )
         found |= dict.fromkeys(filter(None, node.output), frozenset[str]().union(*read))
     return found
 
@@ -45,11 +57,14 @@ def dependencies(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
 def frozen_values(model: onnx.ModelProto) -> list[str]:
     """Return the results that depend on the batch and on constants alone, in the graph's order."""
     kinds = dependencies(model)
-    return [name for node in model.graph.node for name in node.output if name and kinds[name] == {BATCH}]
+    return [
+        name for node in model.graph.node for name in node.output if name and kinds[name] == {BATCH}
+    ]
 
 
 def candidates(model: onnx.ModelProto) -> list[str]:
-    """Return those of the frozen values that may become features: no product lies between them and the step."""
+    """Return those of the frozen values that may become features: no product lies between them and
+    the step."""
     frozen, found = frozen_values(model), set[str]()
     inside = set(frozen)
     for node in reversed(model.graph.node):
@@ -90,10 +105,13 @@ def _add(graph: networkx.DiGraph, source: object, target: object, size: int | No
     graph.add_edge(source, target, **({} if size is None else {"capacity": size}))
 
 
-def features_part(model: onnx.ModelProto, table: Sequence[Input], values: Mapping[str, str]) -> onnx.ModelProto:
+def features_part(
+    model: onnx.ModelProto, table: Sequence[Input], values: Mapping[str, str]
+) -> onnx.ModelProto:
     """Return the graph that computes the features from the batch.
 
-    table: the features, and arrays of the batch. values: value of the step's graph -> the feature's name.
+    table: the features, and arrays of the batch. values: value of the step's graph -> the feature's
+    name.
     """
     names = _new_names(values)
     described = {f"batch.{row.name}": _value_info(row) for row in table}
@@ -101,14 +119,18 @@ def features_part(model: onnx.ModelProto, table: Sequence[Input], values: Mappin
     return _part(model, batch, [described[name] for name in names.values()], names, None)
 
 
-def rest_of_step(model: onnx.ModelProto, table: Sequence[Input], values: Mapping[str, str]) -> onnx.ModelProto:
+def rest_of_step(
+    model: onnx.ModelProto, table: Sequence[Input], values: Mapping[str, str]
+) -> onnx.ModelProto:
     """Return the graph with ``table`` as its batch, where the model's graph has the batch.
 
     values: as for ``features_part``; values of an evaluation's graph are given in the same way.
     """
     inputs = [row for row in model.graph.input if _kind(row.name) != BATCH]
     described = [_value_info(row) for row in table]
-    return _part(model, [*inputs, *described], model.graph.output, _new_names(values), described[0].name)
+    return _part(
+        model, [*inputs, *described], model.graph.output, _new_names(values), described[0].name
+    )
 
 
 def _new_names(values: Mapping[str, str]) -> dict[str, str]:
@@ -152,7 +174,10 @@ def _part(
     part.graph.input.extend(inputs)
     part.graph.output.extend(outputs)
     back = {new: old for old, new in names.items()}
-    wanted, given = ({back.get(row.name, row.name) for row in rows} for rows in (part.graph.output, part.graph.input))
+    wanted, given = (
+        {back.get(row.name, row.name) for row in rows}
+        for rows in (part.graph.output, part.graph.input)
+    )
     for node in ancestors(model.graph.node, wanted, stop=given):
         row = part.graph.node.add()
         row.CopyFrom(node)
@@ -160,7 +185,9 @@ def _part(
             row.input[0] = examples
         row.output[:] = ["" if name in given else name for name in row.output]
         rename(row, names)
-    made = {name for node in part.graph.node for name in node.output} - {row.name for row in part.graph.output}
+    made = {name for node in part.graph.node for name in node.output} - {
+        row.name for row in part.graph.output
+    }
     part.graph.value_info.extend(row for row in model.graph.value_info if row.name in made)
     read = {name for node in part.graph.node for name in reads(node)}
     part.graph.initializer.extend(row for row in model.graph.initializer if row.name in read)

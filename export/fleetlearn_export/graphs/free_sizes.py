@@ -1,8 +1,10 @@
-"""Names for the sizes that depend on the number of examples, n, wherever operators read them from tensors.
+"""Names for the sizes that depend on the number of examples, n, wherever operators read them from
+tensors.
 
-ONNX's shape inference gives the free size of each Reshape another name. ONNX Runtime then takes all these results for
-differently large: it finds less memory to use again, and looks through all of it for each result. DenseNet-121 loads in
-0.65 s with these names and in 0.9 without, graph optimisations switched off.
+ONNX's shape inference gives the free size of each Reshape another name. ONNX Runtime then takes all
+these results for differently large: it finds less memory to use again, and looks through all of it
+for each result. DenseNet-121 loads in 0.65 s with these names and in 0.9 without, graph
+optimisations switched off.
 """
 
 from __future__ import annotations
@@ -10,20 +12,35 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
-SIZES_FROM_TENSORS = {"Col2Im", "Concat", "ConstantOfShape", "Expand", "Pad", "Reshape", "Resize", "Slice", "Tile"}
+SIZES_FROM_TENSORS = {
+    "Col2Im",
+    "Concat",
+    "ConstantOfShape",
+    "Expand",
+    "Pad",
+    "Reshape",
+    "Resize",
+    "Slice",
+    "Tile",
+}
 """Operators whose results have sizes that inference does not compute from n."""
 TRIED = (11, 13, 17)
-"""Numbers of examples. What is a * n + b for all of them is taken for that. They are small because inference computes
-values, too, of vectors of whole numbers or others: of seven million elements they take a gigabyte."""
+"""Numbers of examples. What is a * n + b for all of them is taken for that. They are small because
+inference computes values, too, of vectors of whole numbers or others: of seven million elements
+they take a gigabyte."""
 Described = dict[str, tuple[int, list[int]]]
 
 
 def name_free_sizes(model: onnx.ModelProto) -> None:
-    """Describe the results of SIZES_FROM_TENSORS that are not described. Changes the graph in place."""
+    """Describe the results of SIZES_FROM_TENSORS that are not described. Changes the graph in
+    place."""
     graph = model.graph
     known = {row.name for row in (*graph.value_info, *graph.output)}
     names = [
-        name for node in graph.node for name in node.output if name not in known and node.op_type in SIZES_FROM_TENSORS
+        name
+        for node in graph.node
+        for name in node.output
+        if name not in known and node.op_type in SIZES_FROM_TENSORS
     ]
     if not names:
         return
@@ -38,7 +55,8 @@ def name_free_sizes(model: onnx.ModelProto) -> None:
 
 
 def _shapes(model: onnx.ModelProto, examples: int) -> Described:
-    """Return type and shape of each value, for this number of examples. 0 stands for a size that is not known."""
+    """Return type and shape of each value, for this number of examples. 0 stands for a size that is
+    not known."""
     tried = onnx.ModelProto()
     tried.CopyFrom(model)
     del tried.graph.value_info[:]
@@ -50,14 +68,18 @@ def _shapes(model: onnx.ModelProto, examples: int) -> Described:
         row.type.tensor_type.ClearField("shape")
     found = onnx.shape_inference.infer_shapes(tried, data_prop=True)
     return {
-        row.name: (row.type.tensor_type.elem_type, [size.dim_value for size in row.type.tensor_type.shape.dim])
+        row.name: (
+            row.type.tensor_type.elem_type,
+            [size.dim_value for size in row.type.tensor_type.shape.dim],
+        )
         for row in found.graph.value_info
         if row.type.tensor_type.HasField("shape")
     }
 
 
 def _expression(sizes: tuple[int, ...]) -> int | str | None:
-    """Return a size that is the same for all TRIED, or else as an expression of n; None if it is neither."""
+    """Return a size that is the same for all TRIED, or else as an expression of n; None if it is
+    neither."""
     first, second, third = sizes
     if first == second == third:
         return first or None

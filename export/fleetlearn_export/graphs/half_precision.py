@@ -1,9 +1,10 @@
-"""A training step whose products take float16: convolutions and matrix products, of the forward and backward pass.
+"""A training step whose products take float16: convolutions and matrix products, of the forward and
+backward pass.
 
-Everything else stays float32, as the parameters and the optimizer's state do: normalisation, softmax, losses, sums. A
-row times a column is a sum, too.
-PyTorch's autocast for CUDA has the same two lists (``AT_FORALL_LOWER_PRECISION_FP`` and ``AT_FORALL_FP32`` in
-``ATen/autocast_mode.h``); what is on neither list runs there in its inputs' type, and here in float32.
+Everything else stays float32, as the parameters and the optimizer's state do: normalisation,
+softmax, losses, sums. A row times a column is a sum, too. PyTorch's autocast for CUDA has the same
+two lists (``AT_FORALL_LOWER_PRECISION_FP`` and ``AT_FORALL_FP32`` in ``ATen/autocast_mode.h``);
+what is on neither list runs there in its inputs' type, and here in float32.
 
 A runtime without a float16 kernel for a product computes it in float32.
 """
@@ -33,16 +34,20 @@ HALF = "/half"
 
 
 def check_compute(compute: str, step: LocalStep | Function | None, others: Sequence[str]) -> None:
-    """Raise ExportError unless ``compute`` is float16, and can be with the step and the other arguments given."""
+    """Raise ExportError unless ``compute`` is float16, and can be with the step and the other
+    arguments given."""
     if compute == "bfloat16":
         raise ExportError(
-            "compute='bfloat16': ONNX Runtime's CPU provider has no bfloat16 kernels and would not load the graph, and "
-            "ONNX has no bfloat16 convolution in the opset that is written; compute='float16' runs everywhere"
+            "compute='bfloat16': ONNX Runtime's CPU provider has no bfloat16 kernels and would not "
+            "load the graph, and ONNX has no bfloat16 convolution in the opset that is written; "
+            "compute='float16' runs everywhere"
         )
     if compute != "float16":
         raise ExportError(f"compute={compute!r}; expected 'float32' or 'float16'")
     if step is not None and not isinstance(step, LocalStep):
-        raise ExportError("compute='float16' is for a LocalStep, whose loss it scales, not for a step of your own")
+        raise ExportError(
+            "compute='float16' is for a LocalStep, whose loss it scales, not for a step of your own"
+        )
     reasons = {
         "many": "the simulator's blocks of devices train in float32",
         "memory": "how much memory float16 takes depends on the device's kernels",
@@ -65,7 +70,9 @@ def with_half_products(model: onnx.ModelProto) -> onnx.ModelProto:
         given = _tensors(node)
         row = NodeProto()
         row.CopyFrom(node)
-        if place in half or (node.op_type in MOVES and all(name in narrow and name not in wide for name in given)):
+        if place in half or (
+            node.op_type in MOVES and all(name in narrow and name not in wide for name in given)
+        ):
             for name in given:
                 if name not in narrow:
                     written.append(_cast(name, name + HALF, TensorProto.FLOAT16))
@@ -85,8 +92,8 @@ def with_half_products(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _products_and_their_moves(model: onnx.ModelProto) -> set[int]:
-    """Return the places of the products, and of the moves whose results nothing but a product reads: an operand is cast
-    before it is moved."""
+    """Return the places of the products, and of the moves whose results nothing but a product
+    reads: an operand is cast before it is moved."""
     kinds, sums = _types_and_sums(model)
     outputs = {row.name for row in model.graph.output}
     readers: dict[str, list[tuple[int, bool]]] = {}
@@ -108,22 +115,30 @@ def _products_and_their_moves(model: onnx.ModelProto) -> set[int]:
 
 
 def _types_and_sums(model: onnx.ModelProto) -> tuple[dict[str, int], set[str]]:
-    """Return the tensors' element types, and the names of those whose last two axes have one element each: the product
-    of a row and a column is such a tensor."""
+    """Return the tensors' element types, and the names of those whose last two axes have one
+    element each: the product of a row and a column is such a tensor."""
     light = onnx.ModelProto()
     light.CopyFrom(model)
     del light.graph.initializer[:]
     for row in model.graph.initializer:
         light.graph.input.append(helper.make_tensor_value_info(row.name, row.data_type, row.dims))
     found = onnx.shape_inference.infer_shapes(light).graph
-    types = {row.name: row.type.tensor_type for row in (*found.input, *found.value_info, *found.output)}
-    sums = {name for name, row in types.items() if [size.dim_value for size in row.shape.dim[-2:]] == [1, 1]}
+    types = {
+        row.name: row.type.tensor_type for row in (*found.input, *found.value_info, *found.output)
+    }
+    sums = {
+        name
+        for name, row in types.items()
+        if [size.dim_value for size in row.shape.dim[-2:]] == [1, 1]
+    }
     return {name: row.elem_type for name, row in types.items()}, sums
 
 
 def _widen(graph: onnx.GraphProto, wide: set[str]) -> None:
     """Add a cast behind each float16 result that something reads as float32."""
-    read = {name for node in graph.node for name in reads(node)} | {row.name for row in graph.output}
+    read = {name for node in graph.node for name in reads(node)} | {
+        row.name for row in graph.output
+    }
     nodes = list(graph.node)
     del graph.node[:]
     for node in nodes:
@@ -144,10 +159,11 @@ def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_every_rounding(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the graph for an unoptimised session, which then rounds to float16 what a float16 kernel rounds.
+    """Return the graph for an unoptimised session, which then rounds to float16 what a float16
+    kernel rounds.
 
-    Without such kernels ONNX Runtime takes away a cast to float16 and the cast back beside it. Between the two there is
-    an Identity here.
+    Without such kernels ONNX Runtime takes away a cast to float16 and the cast back beside it.
+    Between the two there is an Identity here.
     """
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
@@ -158,7 +174,9 @@ def with_every_rounding(model: onnx.ModelProto) -> onnx.ModelProto:
         made = node.output[0]
         if made.endswith(HALF):
             changed.graph.node[-1].output[0] = f"{made}/made"
-            changed.graph.node.append(helper.make_node("Identity", [f"{made}/made"], [made], name=f"{made}/kept"))
+            changed.graph.node.append(
+                helper.make_node("Identity", [f"{made}/made"], [made], name=f"{made}/kept")
+            )
     return changed
 
 
@@ -168,4 +186,8 @@ def _cast(name: str, to: str, kind: int) -> NodeProto:
 
 def _tensors(node: NodeProto) -> list[str]:
     """Return the inputs that hold elements, rather than sizes or axes."""
-    return [name for name in (node.input[:1] if node.op_type in MOVES - {"Concat"} else node.input) if name]
+    return [
+        name
+        for name in (node.input[:1] if node.op_type in MOVES - {"Concat"} else node.input)
+        if name
+    ]

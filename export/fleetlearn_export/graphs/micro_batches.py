@@ -1,8 +1,9 @@
 """A training step that takes its batch in parts, one after the other, and adds up their gradients.
 
-A loss that is a mean over the examples has the same gradient either way: the mean over the parts, each weighted by its
-number of examples. A Loop of ONNX computes one part (a micro-batch) at a time, so that only a part's results of the
-forward pass are in memory. What follows (proximal term, clipping, optimizer) works on the sums, behind the Loop.
+A loss that is a mean over the examples has the same gradient either way: the mean over the parts,
+each weighted by its number of examples. A Loop of ONNX computes one part (a micro-batch) at a time,
+so that only a part's results of the forward pass are in memory. What follows (proximal term,
+clipping, optimizer) works on the sums, behind the Loop.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from fleetlearn_export.model.train_step import MEAN
 
 SEED = "seed"
 SEED_STEP = 0x9E3779B97F4B
-"""Added to the seed for each further micro-batch. Devices count the seeds of their steps up by 1."""
+"""Added to the seed for each further micro-batch. Devices count the seeds of their steps up by
+1."""
 LOOP = "loop."
 """The beginning of the names of what divides the batch and adds up."""
 INNER = "loop/"
@@ -34,8 +36,8 @@ SIZE = f"{LOOP}size"
 def split_batch(model: onnx.ModelProto, size: int) -> onnx.ModelProto:
     """Return the step that computes its means over ``size`` examples at a time.
 
-    model: a step whose last outputs are its means, named ``mean.*``. The result has no such outputs. Raises ExportError
-    if the step computes something else of the whole batch.
+    model: a step whose last outputs are its means, named ``mean.*``. The result has no such
+    outputs. Raises ExportError if the step computes something else of the whole batch.
     """
     graph = model.graph
     means = {row.name: row for row in graph.output if row.name.startswith(MEAN)}
@@ -43,7 +45,8 @@ def split_batch(model: onnx.ModelProto, size: int) -> onnx.ModelProto:
     batch = [row.name for row in graph.input if row.name.startswith("batch.")]
     sources = _sources(graph.node, means)
     summed: dict[str, str] = {}
-    """Result of the operators on the batch -> the Loop's output with its mean over the micro-batches."""
+    """Result of the operators on the batch -> the Loop's output with its mean over the
+    micro-batches."""
     for name, source in sources.items():
         summed.setdefault(source, name)
     renamed = summed | {name: summed[source] for name, source in sources.items()}
@@ -60,7 +63,9 @@ def split_batch(model: onnx.ModelProto, size: int) -> onnx.ModelProto:
     split.graph.value_info.extend(row for row in graph.value_info if row.name in made)
     split.graph.initializer.append(numpy_helper.from_array(np.array([size]), SIZE))
     random = any(row.name == SEED for row in graph.input)
-    split.graph.node.extend(_loop(within, batch, {name: source for source, name in summed.items()}, random))
+    split.graph.node.extend(
+        _loop(within, batch, {name: source for source, name in summed.items()}, random)
+    )
     for node in behind:
         split.graph.node.add().CopyFrom(node)
         rename_reads(split.graph.node[-1], renamed)
@@ -79,7 +84,8 @@ class Joined(NamedTuple):
 
 
 def joined(model: onnx.ModelProto) -> Joined | None:
-    """Return what ``split_batch`` was given, except for the shapes of results. None: no micro-batches."""
+    """Return what ``split_batch`` was given, except for the shapes of results. None: no
+    micro-batches."""
     loop = next((node for node in model.graph.node if node.name == NAME), None)
     if loop is None:
         return None
@@ -101,9 +107,14 @@ def joined(model: onnx.ModelProto) -> Joined | None:
         source = weighted[f"{LOOP}{name}.weighted"].removeprefix(INNER)
         if source != name:
             whole.graph.node.append(helper.make_node("Identity", [source], [name]))
-    behind = [node for node in model.graph.node if not any(name.startswith(LOOP) for name in node.output)]
+    behind = [
+        node for node in model.graph.node if not any(name.startswith(LOOP) for name in node.output)
+    ]
     whole.graph.node.extend(node for node in behind if node.name != NAME)
-    shapes = {row.name: [axis.dim_value for axis in row.type.tensor_type.shape.dim] for row in model.graph.input}
+    shapes = {
+        row.name: [axis.dim_value for axis in row.type.tensor_type.shape.dim]
+        for row in model.graph.input
+    }
     for name in loop.output:  # a gradient has its parameter's shape; losses and metrics are scalars
         shape = shapes.get(name.replace(f"{MEAN}gradient.", "param."), [])
         whole.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
@@ -112,11 +123,15 @@ def joined(model: onnx.ModelProto) -> Joined | None:
 
 def part_size(model: onnx.ModelProto) -> int | None:
     """Return the number of examples in a micro-batch. None: the step has none."""
-    return next((int(numpy_helper.to_array(row)[0]) for row in model.graph.initializer if row.name == SIZE), None)
+    return next(
+        (int(numpy_helper.to_array(row)[0]) for row in model.graph.initializer if row.name == SIZE),
+        None,
+    )
 
 
 def _sources(nodes: Iterable[NodeProto], means: Collection[str]) -> dict[str, str]:
-    """Return each mean with the result that it is. The rest of the step may read this under either name."""
+    """Return each mean with the result that it is. The rest of the step may read this under either
+    name."""
     named = {node.output[0]: node.input[0] for node in nodes if node.op_type == "Identity"}
     return {name: named.get(name, name) for name in means}
 
@@ -125,13 +140,16 @@ def _refuse_other_results(behind: Iterable[NodeProto], batch: Sequence[str]) -> 
     for node in behind:
         wrong = [name for name in reads(node) if name in batch]
         if wrong and node.op_type != "Shape":
-            raise ExportError(f"besides loss, metrics and gradients, {node.op_type} reads all of {wrong[0]}")
+            raise ExportError(
+                f"besides loss, metrics and gradients, {node.op_type} reads all of {wrong[0]}"
+            )
 
 
 def _loop(
     nodes: Sequence[NodeProto], batch: Sequence[str], sources: Mapping[str, str], random: bool
 ) -> Iterator[NodeProto]:
-    """Yield the Loop, and what it needs. sources: name of a mean -> the result of ``nodes`` that is added up."""
+    """Yield the Loop, and what it needs. sources: name of a mean -> the result of ``nodes`` that is
+    added up."""
     yield helper.make_node("Shape", [batch[0]], [f"{LOOP}rows"], start=0, end=1)
     yield helper.make_node("Squeeze", [f"{LOOP}rows"], [f"{LOOP}row_count"])
     yield helper.make_node("Cast", [f"{LOOP}row_count"], [f"{LOOP}examples"], to=TensorProto.FLOAT)
@@ -140,7 +158,10 @@ def _loop(
     yield helper.make_node("Sign", [f"{LOOP}left"], [f"{LOOP}last"])
     yield helper.make_node("Add", [f"{LOOP}whole", f"{LOOP}last"], [f"{LOOP}count"])
     yield _constant(f"{LOOP}zero", np.float32(0))
-    own = {name for node in nodes for name in node.output if name} | {*batch, *([SEED] if random else [])}
+    own = {name for node in nodes for name in node.output if name} | {
+        *batch,
+        *([SEED] if random else []),
+    }
 
     def inner(name: str) -> str:
         return INNER + name if name in own else name
@@ -152,35 +173,57 @@ def _loop(
         body[-1].name = INNER + node.name if node.name else ""
         rename(body[-1], {name: INNER + name for name in own})
     for name, source in sources.items():
-        body.append(helper.make_node("Mul", [inner(source), f"{LOOP}weight"], [f"{LOOP}{name}.weighted"]))
-        body.append(helper.make_node("Add", [f"{LOOP}{name}", f"{LOOP}{name}.weighted"], [f"{LOOP}{name}.next"]))
-    # Sums without a shape: they begin with the number 0, since a constant of each sum's size would stay in memory.
+        body.append(
+            helper.make_node("Mul", [inner(source), f"{LOOP}weight"], [f"{LOOP}{name}.weighted"])
+        )
+        body.append(
+            helper.make_node(
+                "Add", [f"{LOOP}{name}", f"{LOOP}{name}.weighted"], [f"{LOOP}{name}.next"]
+            )
+        )
+    # Sums without a shape: they begin with the number 0, since a constant of each sum's size would
+    # stay in memory.
     given = [
         helper.make_tensor_value_info(f"{LOOP}number", TensorProto.INT64, []),
         helper.make_tensor_value_info(f"{LOOP}more", TensorProto.BOOL, []),
-        *(helper.make_tensor_value_info(f"{LOOP}{name}", TensorProto.FLOAT, None) for name in sources),
+        *(
+            helper.make_tensor_value_info(f"{LOOP}{name}", TensorProto.FLOAT, None)
+            for name in sources
+        ),
     ]
     returned = [
         helper.make_tensor_value_info(f"{LOOP}go_on", TensorProto.BOOL, []),
-        *(helper.make_tensor_value_info(f"{LOOP}{name}.next", TensorProto.FLOAT, None) for name in sources),
+        *(
+            helper.make_tensor_value_info(f"{LOOP}{name}.next", TensorProto.FLOAT, None)
+            for name in sources
+        ),
     ]
     inputs = [f"{LOOP}count", "", *(f"{LOOP}zero" for _ in sources)]
     yield helper.make_node(
-        "Loop", inputs, list(sources), name=NAME, body=helper.make_graph(body, "micro_batch", given, returned)
+        "Loop",
+        inputs,
+        list(sources),
+        name=NAME,
+        body=helper.make_graph(body, "micro_batch", given, returned),
     )
 
 
 def _micro_batch(batch: Sequence[str], random: bool) -> Iterator[NodeProto]:
-    """Yield the nodes that cut the examples of one micro-batch out, and compute its weight and its seed."""
+    """Yield the nodes that cut the examples of one micro-batch out, and compute its weight and its
+    seed."""
     yield helper.make_node("Identity", [f"{LOOP}more"], [f"{LOOP}go_on"])
     yield helper.make_node("Mul", [f"{LOOP}number", SIZE], [f"{LOOP}begin"])
     yield helper.make_node("Add", [f"{LOOP}begin", SIZE], [f"{LOOP}end"])
     yield _constant(f"{LOOP}axis", np.array([0]))
     for name in batch:
-        yield helper.make_node("Slice", [name, f"{LOOP}begin", f"{LOOP}end", f"{LOOP}axis"], [INNER + name])
+        yield helper.make_node(
+            "Slice", [name, f"{LOOP}begin", f"{LOOP}end", f"{LOOP}axis"], [INNER + name]
+        )
     yield helper.make_node("Shape", [INNER + batch[0]], [f"{LOOP}taken"], start=0, end=1)
     yield helper.make_node("Squeeze", [f"{LOOP}taken"], [f"{LOOP}taken_count"])
-    yield helper.make_node("Cast", [f"{LOOP}taken_count"], [f"{LOOP}taken_examples"], to=TensorProto.FLOAT)
+    yield helper.make_node(
+        "Cast", [f"{LOOP}taken_count"], [f"{LOOP}taken_examples"], to=TensorProto.FLOAT
+    )
     yield helper.make_node("Div", [f"{LOOP}taken_examples", f"{LOOP}examples"], [f"{LOOP}weight"])
     if random:
         yield _constant(f"{LOOP}seed_step", np.int64(SEED_STEP))
@@ -189,4 +232,6 @@ def _micro_batch(batch: Sequence[str], random: bool) -> Iterator[NodeProto]:
 
 
 def _constant(name: str, value: Any) -> NodeProto:
-    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(value), name))
+    return helper.make_node(
+        "Constant", [], [name], value=numpy_helper.from_array(np.asarray(value), name)
+    )

@@ -9,17 +9,24 @@ from onnx import NodeProto
 
 
 def reads(node: NodeProto) -> Iterator[str]:
-    """Yield the values that a node reads, those that its subgraphs read from outside them included."""
+    """Yield the values that a node reads, those that its subgraphs read from outside them
+    included."""
     yield from filter(None, node.input)
     for graph in subgraphs(node):
         own = {row.name for row in (*graph.input, *graph.initializer)}
         own |= {name for inner in graph.node for name in inner.output}
-        read = (*(row.name for row in graph.output), *(name for inner in graph.node for name in reads(inner)))
+        read = (
+            *(row.name for row in graph.output),
+            *(name for inner in graph.node for name in reads(inner)),
+        )
         yield from (name for name in read if name not in own)
 
 
-def ancestors(nodes: Sequence[NodeProto], wanted: Iterable[str], stop: Collection[str] = ()) -> list[NodeProto]:
-    """Return the nodes that make the wanted results, in order; what is in ``stop`` need not be made."""
+def ancestors(
+    nodes: Sequence[NodeProto], wanted: Iterable[str], stop: Collection[str] = ()
+) -> list[NodeProto]:
+    """Return the nodes that make the wanted results, in order; what is in ``stop`` need not be
+    made."""
     needed, found = {name for name in wanted if name not in stop}, []
     for node in reversed(nodes):
         if not needed.isdisjoint(node.output):
@@ -29,7 +36,8 @@ def ancestors(nodes: Sequence[NodeProto], wanted: Iterable[str], stop: Collectio
 
 
 def rename_reads(node: NodeProto, names: Mapping[str, str]) -> None:
-    """Let the node, and its subgraphs, read other values: name -> the other's. No name may be one within a subgraph."""
+    """Let the node, and its subgraphs, read other values: name -> the other's. No name may be one
+    within a subgraph."""
     node.input[:] = [names.get(name, name) for name in node.input]
     for graph in subgraphs(node):
         for inner in graph.node:

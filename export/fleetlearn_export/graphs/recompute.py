@@ -1,9 +1,11 @@
-"""Computes results of the forward pass again in the backward pass, so that they need no memory in between.
+"""Computes results of the forward pass again in the backward pass, so that they need no memory in
+between.
 
-At the turn, the moment with the most bytes in memory, the results that the backward pass still reads are alive. Those
-that cheap operators make from others can be computed again when they are read. Which ones to keep is a minimum cut: the
-fewest bytes from which cheap operators make all the rest. Where that does not save enough, convolutions whose result is
-larger than their input run twice too.
+At the turn, the moment with the most bytes in memory, the results that the backward pass still
+reads are alive. Those that cheap operators make from others can be computed again when they are
+read. Which ones to keep is a minimum cut: the fewest bytes from which cheap operators make all the
+rest. Where that does not save enough, convolutions whose result is larger than their input run
+twice too.
 """
 
 from __future__ import annotations
@@ -25,23 +27,26 @@ def words(text: str) -> frozenset[str]:
 
 
 CHEAP = words(
-    "Abs Add And BatchNormalization Cast Clip Div Elu Equal Erf Exp Expand Flatten Gelu Greater GreaterOrEqual "
-    "HardSigmoid HardSwish Identity LeakyRelu Less LessOrEqual Log Max Min Mod Mul Neg Not Or PRelu Pow "
-    "Reciprocal Relu Reshape Sigmoid Sign Slice Softplus Sqrt Squeeze Sub Sum Tanh ThresholdedRelu Transpose "
-    "Unsqueeze Where"
+    "Abs Add And BatchNormalization Cast Clip Div Elu Equal Erf Exp Expand Flatten Gelu Greater "
+    "GreaterOrEqual HardSigmoid HardSwish Identity LeakyRelu Less LessOrEqual Log Max Min Mod Mul "
+    "Neg Not Or PRelu Pow Reciprocal Relu Reshape Sigmoid Sign Slice Softplus Sqrt Squeeze Sub Sum "
+    "Tanh ThresholdedRelu Transpose Unsqueeze Where"
 )
 """Operators with a pass over memory at most, which may run twice."""
 
 WIDENS = 1.5
-"""A convolution whose result has more than this many times its input's bytes may run twice too, where cheap operators
-alone do not save enough: the first one of an inverted residual block, with a kernel of one element."""
+"""A convolution whose result has more than this many times its input's bytes may run twice too,
+where cheap operators alone do not save enough: the first one of an inverted residual block, with a
+kernel of one element."""
 
 AGAIN = "/again"
 """The end of the names of what is computed again."""
 LATER = "/later"
-"""The end of the names of what is available only in the backward pass: a reshape to the same shape."""
+"""The end of the names of what is available only in the backward pass: a reshape to the same
+shape."""
 NEAR = 20
-"""The gradient for which a recomputation waits is one of this many results before the first reader."""
+"""The gradient for which a recomputation waits is one of this many results before the first
+reader."""
 
 Sizes = Mapping[str, int]
 """Tensor -> bytes."""
@@ -60,9 +65,13 @@ class Recomputed(NamedTuple):
 
 
 def fit(
-    model: onnx.ModelProto, sizes: Sizes, peak: Callable[[onnx.ModelProto, Sizes], int], budget: float
+    model: onnx.ModelProto,
+    sizes: Sizes,
+    peak: Callable[[onnx.ModelProto, Sizes], int],
+    budget: float,
 ) -> Recomputed:
-    """Return the graph with as little recomputed as the budget allows; with the least peak if none fits.
+    """Return the graph with as little recomputed as the budget allows; with the least peak if none
+    fits.
 
     sizes: of all tensors. peak: returns the bytes that a graph needs. budget: how many it may need.
     """
@@ -94,7 +103,8 @@ def recomputed(
     *,
     convolutions: bool = False,
 ) -> Recomputed:
-    """Return the graph that computes results of at least ``smallest`` bytes again where that saves memory.
+    """Return the graph that computes results of at least ``smallest`` bytes again where that saves
+    memory.
 
     convolutions: whether those that widen their input may run twice.
     """
@@ -102,7 +112,8 @@ def recomputed(
     turn = _turn(order, sizes)
     forward, outputs = order[: turn + 1], {row.name for row in model.graph.output}
     maker = {name: node for node in forward for name in node.output if name and name not in outputs}
-    # What runs twice is written before its first reader in the file, which keeps its order: ONNX Runtime follows that.
+    # What runs twice is written before its first reader in the file, which keeps its order: ONNX
+    # Runtime follows that.
     nodes, behind = list(model.graph.node), {node.name for node in order[turn + 1 :]}
     late: dict[str, int] = {}
     """Result of the forward pass -> place in the file of its first reader behind the turn."""
@@ -134,7 +145,8 @@ def recomputed(
 
 
 def in_order_of_execution(model: onnx.ModelProto) -> list[NodeProto]:
-    """Return the nodes in ONNX Runtime's order: depth first from the nodes without readers, from the last in the file.
+    """Return the nodes in ONNX Runtime's order: depth first from the nodes without readers, from
+    the last in the file.
 
     Of a node's inputs, the one that is last in the file is made first.
     """
@@ -150,7 +162,10 @@ def in_order_of_execution(model: onnx.ModelProto) -> list[NodeProto]:
         elif place not in seen:
             seen.add(place)
             stack.append((place, True))
-            stack += ((row, False) for row in sorted({maker[name] for name in reads(nodes[place]) if name in maker}))
+            stack += (
+                (row, False)
+                for row in sorted({maker[name] for name in reads(nodes[place]) if name in maker})
+            )
     return order
 
 
@@ -172,9 +187,14 @@ def _turn(nodes: list[NodeProto], sizes: Sizes) -> int:
 
 
 def _kept(
-    maker: Mapping[str, NodeProto], late: Mapping[str, int], sizes: Sizes, smallest: int, second: Second
+    maker: Mapping[str, NodeProto],
+    late: Mapping[str, int],
+    sizes: Sizes,
+    smallest: int,
+    second: Second,
 ) -> set[str]:
-    """Return the results to keep: the least bytes from which cheap operators make all that is read later."""
+    """Return the results to keep: the least bytes from which cheap operators make all that is read
+    later."""
     graph = networkx.DiGraph()
     graph.add_nodes_from(("source", "sink"))
     for name in late:
@@ -184,7 +204,11 @@ def _kept(
         name = waiting.pop()
         node = second(maker[name])
         graph.add_edge((name, "in"), (name, "out"), capacity=max(1, sizes.get(name, 0)))
-        if node is None or name != maker[name].output[0] or (name in late and sizes.get(name, 0) < smallest):
+        if (
+            node is None
+            or name != maker[name].output[0]
+            or (name in late and sizes.get(name, 0) < smallest)
+        ):
             graph.add_edge("source", (name, "in"))
             continue
         for source in node.input:
@@ -198,9 +222,11 @@ def _kept(
 
 
 def _second(node: NodeProto, sizes: Sizes, convolutions: bool) -> NodeProto | None:
-    """Return the node that makes the first result of ``node`` a second time; None if that is not cheap.
+    """Return the node that makes the first result of ``node`` a second time; None if that is not
+    cheap.
 
-    Batch normalisation in training mode is then given the mean and the variance that it found the first time.
+    Batch normalisation in training mode is then given the mean and the variance that it found the
+    first time.
     """
     if convolutions and node.op_type == "Conv":
         return node if sizes.get(node.output[0], 0) > WIDENS * sizes.get(node.input[0], 0) else None
@@ -212,7 +238,9 @@ def _second(node: NodeProto, sizes: Sizes, convolutions: bool) -> NodeProto | No
     if len(node.output) < 3 or attributes.get("momentum") != 0:
         return None
     found = [*node.input[:3], *node.output[1:3]]
-    return helper.make_node(node.op_type, found, node.output[:1], name=node.name, epsilon=attributes["epsilon"])
+    return helper.make_node(
+        node.op_type, found, node.output[:1], name=node.name, epsilon=attributes["epsilon"]
+    )
 
 
 class _Writer:
@@ -227,7 +255,8 @@ class _Writer:
         sizes: Sizes,
         second: Second,
     ) -> None:
-        """nodes: the graph's. behind: names of those behind the turn. maker: of the results before it."""
+        """nodes: the graph's. behind: names of those behind the turn. maker: of the results before
+        it."""
         self._nodes, self._maker, self._kept, self._all_sizes = nodes, maker, kept, sizes
         self._second = second
         self._gradients = [node.output[0] if node.name in behind else "" for node in nodes]
@@ -244,17 +273,24 @@ class _Writer:
         """The bytes of what is computed again."""
 
     def again(self, name: str, place: int, wanted: str) -> str:
-        """Return the name of the result as computed again for the node at ``place``, or its own if it is kept.
+        """Return the name of the result as computed again for the node at ``place``, or its own if
+        it is kept.
 
         wanted: the input of that node for which the result is computed.
         """
-        node = self._second(self._maker[name]) if name in self._maker and name not in self._kept else None
+        node = (
+            self._second(self._maker[name])
+            if name in self._maker and name not in self._kept
+            else None
+        )
         if node is None:
             return name
         if name not in self.clones:
             inputs = [self.again(source, place, wanted) if source else "" for source in node.input]
             if inputs == list(node.input):
-                largest = max(node.input, key=lambda row: (row in self._maker, self._all_sizes.get(row, 0)))
+                largest = max(
+                    node.input, key=lambda row: (row in self._maker, self._all_sizes.get(row, 0))
+                )
                 later = self._behind_gradient(name, largest, place, wanted)
                 if not later:
                     return name
@@ -270,11 +306,11 @@ class _Writer:
         return self.clones[name]
 
     def _behind_gradient(self, name: str, source: str, place: int, wanted: str) -> str:
-        """Return ``source``, available only once the backward pass has come near ``place``; "" if no gradient is made
-        shortly before it.
+        """Return ``source``, available only once the backward pass has come near ``place``; "" if
+        no gradient is made shortly before it.
 
-        Its shape gets a 0 that depends on a gradient. Without that ONNX Runtime would find both computations equal, and
-        do one of them. A reshape to the same shape copies nothing.
+        Its shape gets a 0 that depends on a gradient. Without that ONNX Runtime would find both
+        computations equal, and do one of them. A reshape to the same shape copies nothing.
         """
         gradient = self._partner(wanted, place) or self._largest_before(place)
         if not gradient:
@@ -282,22 +318,36 @@ class _Writer:
         label = f"{name}{LATER}"
         self.before.setdefault(place, []).extend(
             [
-                helper.make_node("Shape", [gradient], [f"{label}/size"], name=f"{label}/size", start=0, end=1),
-                helper.make_node("Sub", [f"{label}/size", f"{label}/size"], [f"{label}/zero"], name=f"{label}/zero"),
+                helper.make_node(
+                    "Shape", [gradient], [f"{label}/size"], name=f"{label}/size", start=0, end=1
+                ),
+                helper.make_node(
+                    "Sub",
+                    [f"{label}/size", f"{label}/size"],
+                    [f"{label}/zero"],
+                    name=f"{label}/zero",
+                ),
                 helper.make_node("Shape", [source], [f"{label}/same"], name=f"{label}/same"),
-                helper.make_node("Add", [f"{label}/same", f"{label}/zero"], [f"{label}/shape"], name=f"{label}/shape"),
+                helper.make_node(
+                    "Add",
+                    [f"{label}/same", f"{label}/zero"],
+                    [f"{label}/shape"],
+                    name=f"{label}/shape",
+                ),
                 helper.make_node("Reshape", [source, f"{label}/shape"], [label], name=label),
             ]
         )
         return label
 
     def _largest_before(self, place: int) -> str:
-        """Return the largest gradient that is made shortly before ``place``; "" if there is none."""
+        """Return the largest gradient that is made shortly before ``place``; "" if there is
+        none."""
         rows = self._gradients[max(0, place - NEAR) : place]
         return max((self._all_sizes.get(row, 0), number, row) for number, row in enumerate(rows))[2]
 
     def _partner(self, name: str, place: int) -> str:
-        """Return the first of the gradients that the result meets: then no gradient is made before it must be.
+        """Return the first of the gradients that the result meets: then no gradient is made before
+        it must be.
 
         "" if none of them is made shortly before ``place``.
         """
@@ -305,7 +355,9 @@ class _Writer:
         while waiting:
             for node in self._readers.get(waiting.pop(), ()):
                 others = [
-                    row for row in node.input if row in self._places and row not in seen and self._wide(row, name)
+                    row
+                    for row in node.input
+                    if row in self._places and row not in seen and self._wide(row, name)
                 ]
                 found += [self._made_before(row, place) for row in others]
                 new = [row for row in node.output if row and row not in seen and not others]

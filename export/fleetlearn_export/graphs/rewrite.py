@@ -16,7 +16,19 @@ BROADCASTING = {
 }
 """Operators whose operands broadcast."""
 FOR_EACH_ELEMENT = {
-    *("Abs", "Cast", "Clip", "Exp", "HardSigmoid", "LeakyRelu", "Log", "Neg", "Not", "Reciprocal", "Relu"),
+    *(
+        "Abs",
+        "Cast",
+        "Clip",
+        "Exp",
+        "HardSigmoid",
+        "LeakyRelu",
+        "Log",
+        "Neg",
+        "Not",
+        "Reciprocal",
+        "Relu",
+    ),
     *("Sigmoid", "Sqrt", "Tanh", "ThresholdedRelu"),
 }
 """Operators whose result has the shape of their only tensor."""
@@ -43,14 +55,19 @@ def rewrite(graph: ir.Graph) -> None:
 
 
 def _widen_numbers(graph: ir.Graph, node: ir.Node, inner: dict[ir.Value, Shape]) -> None:
-    """Give a number as many axes as the tensor that it meets, where the tensor's last axis has one element.
+    """Give a number as many axes as the tensor that it meets, where the tensor's last axis has one
+    element.
 
-    There ONNX Runtime 1.31 would call its kernel for each element: a product of (1280, 320, 1, 1) and a number takes
-    3.0 ms, with the number as (1, 1, 1, 1) 0.08.
+    There ONNX Runtime 1.31 would call its kernel for each element: a product of (1280, 320, 1, 1)
+    and a number takes 3.0 ms, with the number as (1, 1, 1, 1) 0.08.
 
     inner: shapes of values that the graph does not tell; those of this node's results are added.
     """
-    shapes = [inner.get(value) if value in inner else _shape(value) for value in node.inputs if value is not None]
+    shapes = [
+        inner.get(value) if value in inner else _shape(value)
+        for value in node.inputs
+        if value is not None
+    ]
     wide = [shape for shape in shapes if shape]
     result = node.outputs[0]
     if any(shape is None for shape in shapes) or not wide:
@@ -80,7 +97,8 @@ def _constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
 
 
 def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
-    """Merge a slice of a slice along other axes into one slice. PyTorch slices one axis at a time."""
+    """Merge a slice of a slice along other axes into one slice. PyTorch slices one axis at a
+    time."""
     source = _producer(node.inputs[0], "Slice")
     if source is None:
         return
@@ -94,15 +112,16 @@ def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _bounds(node: ir.Node) -> list[NDArray[np.int64]] | None:
-    """Return starts, ends, axes and steps; None unless all are constants and no axis is counted from the end."""
+    """Return starts, ends, axes and steps; None unless all are constants and no axis is counted
+    from the end."""
     values = [value.const_value if value is not None else None for value in node.inputs[1:]]
     arrays = [value.numpy().astype(np.int64) for value in values if value is not None]
     return arrays if len(arrays) == 4 and min(arrays[2]) >= 0 else None
 
 
 def _remove_transpose_back(graph: ir.Graph, node: ir.Node) -> None:
-    """Remove a transpose that restores the order of axes before another one. PyTorch turns the gradient of a linear
-    layer's weights twice."""
+    """Remove a transpose that restores the order of axes before another one. PyTorch turns the
+    gradient of a linear layer's weights twice."""
     first = _producer(node.inputs[0], "Transpose")
     source = first.inputs[0] if first is not None else None
     if first is None or source is None or node.outputs[0].is_graph_output():
@@ -117,14 +136,20 @@ def _remove_transpose_back(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _multiply_without_copies(node: ir.Node) -> None:
-    """Multiply with a matrix itself where PyTorch multiplies with a copy of it for each matrix of the other operand.
+    """Multiply with a matrix itself where PyTorch multiplies with a copy of it for each matrix of
+    the other operand.
 
-    In evaluation a linear layer on a transposed sequence would copy its weights for each token: 1.4 GB in eval.onnx of
-    torchvision's vit_b_16 with 17 tokens, all of them before the first layer runs.
+    In evaluation a linear layer on a transposed sequence would copy its weights for each token: 1.4
+    GB in eval.onnx of torchvision's vit_b_16 with 17 tokens, all of them before the first layer
+    runs.
     """
     for place, value in enumerate(node.inputs):
         expand = _producer(value, "Expand")
-        shapes = [_shape(row) for row in (expand.inputs[0], value, node.inputs[1 - place])] if expand else []
+        shapes = (
+            [_shape(row) for row in (expand.inputs[0], value, node.inputs[1 - place])]
+            if expand
+            else []
+        )
         if expand is None or any(shape is None or len(shape) < 2 for shape in shapes):
             continue
         source, copies, other = (list[Any](shape or ()) for shape in shapes)
@@ -153,13 +178,19 @@ def _update_within_product(graph: ir.Graph, node: ir.Node) -> None:
     product = _producer(gradients[0], "MatMul")
     sizes = _shape(weights) or []
     # Gemm would silently repeat the rows of a smaller w.
-    if product is None or not _has_one_reader(gradients[0]) or len(sizes) < 2 or sizes != _shape(gradients[0]):
+    if (
+        product is None
+        or not _has_one_reader(gradients[0])
+        or len(sizes) < 2
+        or sizes != _shape(gradients[0])
+    ):
         return
     if any(len(_shape(value) or []) != len(sizes) for value in product.inputs):
         return
     transposes = [_producer(value, "Transpose") for value in product.inputs]
     factors = [
-        transpose.inputs[0] if transpose else value for transpose, value in zip(transposes, product.inputs, strict=True)
+        transpose.inputs[0] if transpose else value
+        for transpose, value in zip(transposes, product.inputs, strict=True)
     ]
     rows, columns = sizes[-2:]
     smaller = int(isinstance(rows, int) and isinstance(columns, int) and rows > columns)
@@ -170,7 +201,12 @@ def _update_within_product(graph: ir.Graph, node: ir.Node) -> None:
     transpose = transposes[smaller]
     if transpose is not None:
         factors[smaller] = _insert(
-            graph, node, "Transpose", [factors[smaller]], transpose.outputs[0], transpose.attributes.values()
+            graph,
+            node,
+            "Transpose",
+            [factors[smaller]],
+            transpose.outputs[0],
+            transpose.attributes.values(),
         )
     product.replace_input_with(smaller, factors[smaller])
     graph.remove(product)
@@ -192,13 +228,18 @@ def _scale_factor(graph: ir.Graph, node: ir.Node, reshape: ir.Node, rate: ir.Val
     transpose = _producer(factor, "Transpose")
     source = factor if transpose is None else transpose.inputs[0]
     scaled = _insert(graph, product, "Mul", [source, rate], source)
-    if transpose is not None:  # ONNX Runtime multiplies with what is transposed, if nothing is in between
-        scaled = _insert(graph, product, "Transpose", [scaled], factor, transpose.attributes.values())
+    # ONNX Runtime multiplies with what is transposed, if nothing is in between
+    if transpose is not None:
+        scaled = _insert(
+            graph, product, "Transpose", [scaled], factor, transpose.attributes.values()
+        )
     product.replace_input_with(smaller, scaled)
     node.replace_input_with(1, reshape.outputs[0])
 
 
-def _as_gemm(node: ir.Node, weights: ir.Value | None, factors: list[ir.Value | None], transposed: list[int]) -> None:
+def _as_gemm(
+    node: ir.Node, weights: ir.Value | None, factors: list[ir.Value | None], transposed: list[int]
+) -> None:
     node.op_type = "Gemm"
     node.resize_inputs(3)
     for place, factor in enumerate((*factors, weights)):
@@ -216,7 +257,8 @@ def _insert(
     like: ir.Value | None,
     attributes: Iterable[ir.Attr] = (),
 ) -> ir.Value:
-    """Insert a node before ``before``. Returns its output, which gets the shape and type of ``like``."""
+    """Insert a node before ``before``. Returns its output, which gets the shape and type of
+    ``like``."""
     made = ir.node(operator, inputs, attributes={row.name: row for row in attributes})
     value = made.outputs[0]
     value.name = f"{before.outputs[0].name}/{operator}"

@@ -1,8 +1,9 @@
 """Arithmetic on the small vectors of several layers, done at once on one vector.
 
-A batch norm has fourteen operators on vectors with an element for each channel: running statistics, and factors of its
-gradient. They take as long as calling them takes, and a graph with twice the operators loads in more than twice the
-time. Those of several layers become one: DenseNet-121 loads in 0.8 CPU-s, not 1.1, and a step takes up to 1 % less.
+A batch norm has fourteen operators on vectors with an element for each channel: running statistics,
+and factors of its gradient. They take as long as calling them takes, and a graph with twice the
+operators loads in more than twice the time. Those of several layers become one: DenseNet-121 loads
+in 0.8 CPU-s, not 1.1, and a step takes up to 1 % less.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from fleetlearn_export.graphs.reading import reads
 
 ELEMENTWISE = {"Add", "Div", "Mul", "Neg", "Reciprocal", "Sqrt", "Sub"}
 LONGEST = 4096
-"""Elements. Longer vectors stay alone: putting vectors together and taking them apart copies them twice."""
+"""Elements. Longer vectors stay alone: putting vectors together and taking them apart copies them
+twice."""
 TOGETHER = 7
-"""Vectors at most. To take more apart, WebGPU would need more than the eight buffers that a shader has."""
+"""Vectors at most. To take more apart, WebGPU would need more than the eight buffers that a shader
+has."""
 Lengths = Mapping[str, int | None]
 """Vector -> its length, and scalar -> None. Of numbers in float32."""
 Form = tuple[tuple[str, tuple[tuple[str, int | str], ...]], ...]
@@ -35,16 +38,19 @@ class Chain(NamedTuple):
     vectors: list[str]
     """Vectors that the operators read and do not make."""
     form: Form
-    """The operators, each with what it reads: the result of an operator of the chain (its place), one of the vectors
-    (its place), or a scalar (its name). Chains of one form can become one."""
+    """The operators, each with what it reads: the result of an operator of the chain (its place),
+    one of the vectors (its place), or a scalar (its name). Chains of one form can become one."""
     copied: int
-    """Vectors that are copied if the chain becomes a part of one: those from outside, and results that others read."""
+    """Vectors that are copied if the chain becomes a part of one: those from outside, and results
+    that others read."""
 
 
 def put_vectors_together(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Change the training step's graph in place, and return it. Its results may have other last bits.
+    """Change the training step's graph in place, and return it. Its results may have other last
+    bits.
 
-    What nothing reads before the backward pass begins is computed then, and what no other operator reads at the end.
+    What nothing reads before the backward pass begins is computed then, and what no other operator
+    reads at the end.
     """
     graph = model.graph
     lengths = _lengths(model)
@@ -52,11 +58,18 @@ def put_vectors_together(model: onnx.ModelProto) -> onnx.ModelProto:
     turn = next((place for place, node in enumerate(nodes) if "loss" in node.output), len(nodes))
     at_turn, at_end = _movable(nodes, lengths, turn)
     writer = _Writer(lengths)
-    uses = Counter(name for node in nodes for name in reads(node)) + Counter(row.name for row in graph.output)
+    uses = Counter(name for node in nodes for name in reads(node)) + Counter(
+        row.name for row in graph.output
+    )
     groups = [writer.written(_chains(rows, lengths, uses)) for rows in (at_turn, at_end)]
-    kept = [[node for node in rows if not writer.replaced & {*node.output}] for rows in (nodes[:turn], nodes[turn:])]
+    kept = [
+        [node for node in rows if not writer.replaced & {*node.output}]
+        for rows in (nodes[:turn], nodes[turn:])
+    ]
     del graph.node[:]
-    graph.node.extend(_read([*kept[0], *groups[0], *kept[1], *groups[1]], {row.name for row in graph.output}))
+    graph.node.extend(
+        _read([*kept[0], *groups[0], *kept[1], *groups[1]], {row.name for row in graph.output})
+    )
     made = {name for node in graph.node for name in node.output}
     graph.value_info.extend(
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [length])
@@ -83,9 +96,11 @@ def _lengths(model: onnx.ModelProto) -> dict[str, int | None]:
     return found
 
 
-def _movable(nodes: Sequence[NodeProto], lengths: Lengths, turn: int) -> tuple[list[NodeProto], list[NodeProto]]:
-    """Return the operators on vectors that can wait for the operator at place ``turn``, and those that can wait for the
-    end."""
+def _movable(
+    nodes: Sequence[NodeProto], lengths: Lengths, turn: int
+) -> tuple[list[NodeProto], list[NodeProto]]:
+    """Return the operators on vectors that can wait for the operator at place ``turn``, and those
+    that can wait for the end."""
     place = {name: at for at, node in enumerate(nodes) for name in node.output}
     readers: dict[str, list[int]] = defaultdict(list)
     for at, node in enumerate(nodes):
@@ -104,7 +119,9 @@ def _movable(nodes: Sequence[NodeProto], lengths: Lengths, turn: int) -> tuple[l
 
     def can_wait(at: int) -> bool:
         if at < turn:
-            return all(reader >= turn or reader in waiting or reader in last for reader in read_by(at))
+            return all(
+                reader >= turn or reader in waiting or reader in last for reader in read_by(at)
+            )
         made = [place[name] for name in nodes[at].input if name in place]
         return all(maker < turn or maker in waiting for maker in made)
 
@@ -117,7 +134,11 @@ def _on_vectors(node: NodeProto, lengths: Lengths) -> bool:
     if node.op_type not in ELEMENTWISE or not {*node.input, *node.output} <= lengths.keys():
         return False
     length = lengths[node.output[0]]
-    return length is not None and length <= LONGEST and all(lengths[name] in (length, None) for name in node.input)
+    return (
+        length is not None
+        and length <= LONGEST
+        and all(lengths[name] in (length, None) for name in node.input)
+    )
 
 
 def _chains(nodes: Sequence[NodeProto], lengths: Lengths, uses: Counter[str]) -> list[Chain]:
@@ -134,7 +155,10 @@ def _chains(nodes: Sequence[NodeProto], lengths: Lengths, uses: Counter[str]) ->
         found[node.output[0]] = rows
     order = {node.output[0]: at for at, node in enumerate(nodes)}
     different = {id(rows): rows for rows in found.values()}.values()
-    return [_chain(sorted(rows, key=lambda row: order[row.output[0]]), lengths, uses) for rows in different]
+    return [
+        _chain(sorted(rows, key=lambda row: order[row.output[0]]), lengths, uses)
+        for rows in different
+    ]
 
 
 def _chain(nodes: list[NodeProto], lengths: Lengths, uses: Counter[str]) -> Chain:
@@ -169,13 +193,19 @@ class _Writer:
     def written(self, chains: Iterable[Chain]) -> list[NodeProto]:
         alike: dict[Form, list[Chain]] = defaultdict(list)
         for row in chains:
-            if len(row.nodes) >= row.copied:  # with fewer operators a step takes longer: those of SGD are two for three
+            # with fewer operators a step takes longer: those of SGD are two for three
+            if len(row.nodes) >= row.copied:
                 alike[row.form].append(row)
-        groups = (rows[at : at + TOGETHER] for rows in alike.values() for at in range(0, len(rows), TOGETHER))
+        groups = (
+            rows[at : at + TOGETHER]
+            for rows in alike.values()
+            for at in range(0, len(rows), TOGETHER)
+        )
         return [node for rows in groups if _is_less(rows) for node in self._one(rows)]
 
     def _one(self, rows: Sequence[Chain]) -> Iterator[NodeProto]:
-        """Yield the operators in the place of several chains: vectors put together, the chain, results taken apart."""
+        """Yield the operators in the place of several chains: vectors put together, the chain,
+        results taken apart."""
         lengths = [self._given[row.nodes[0].output[0]] or 0 for row in rows]
         outside = []
         for names in zip(*(row.vectors for row in rows), strict=True):
@@ -196,7 +226,9 @@ class _Writer:
             whole = self._whole[apart] = self._named(f"{apart[0]}/together", lengths)
             self.replaced.update(apart)
             results.append(whole)
-            yield helper.make_node(operator, [reading[kind](which) for kind, which in operands], [whole])
+            yield helper.make_node(
+                operator, [reading[kind](which) for kind, which in operands], [whole]
+            )
             yield helper.make_node("Split", [whole, sizes], apart, axis=0)
 
     def _named(self, name: str, lengths: Sequence[int]) -> str:
@@ -207,7 +239,8 @@ class _Writer:
 
 
 def _is_less(rows: Sequence[Chain]) -> bool:
-    """Whether one chain has fewer operators than these, with those that put vectors together and take them apart."""
+    """Whether one chain has fewer operators than these, with those that put vectors together and
+    take them apart."""
     return len(rows) * len(rows[0].nodes) > len(rows[0].nodes) + rows[0].copied
 
 

@@ -1,7 +1,8 @@
 """Splits a training step's graph in three parts, for several steps in a row.
 
-Only the ``core``, which computes the next step's inputs, has to run step after step. The part ``before`` needs only the
-batches, and the part ``after`` only measures. These two run once for all steps, in fewer operators with more work each.
+Only the ``core``, which computes the next step's inputs, has to run step after step. The part
+``before`` needs only the batches, and the part ``after`` only measures. These two run once for all
+steps, in fewer operators with more work each.
 """
 
 from __future__ import annotations
@@ -28,18 +29,21 @@ VIEWS = {
     aten.unsqueeze.default,
     aten.view.default,
 }
-"""Operators that are almost free inside the core. Moved before it, their results would be stored, and may be larger."""
+"""Operators that are almost free inside the core. Moved before it, their results would be stored,
+and may be larger."""
 
 FILLED: dict[Any, float | None] = {
     aten.full_like.default: None,
     aten.ones_like.default: 1.0,
     aten.zeros_like.default: 0.0,
 }
-"""Operators that read only the shape of their input -> the number that all elements get; None: it is an argument."""
+"""Operators that read only the shape of their input -> the number that all elements get; None: it
+is an argument."""
 
 
 class Subgraph(NamedTuple):
-    """Some nodes of a graph, with the names of the nodes that they read from outside and of those that they provide."""
+    """Some nodes of a graph, with the names of the nodes that they read from outside and of those
+    that they provide."""
 
     graph: Graph
     inputs: list[str]
@@ -47,7 +51,8 @@ class Subgraph(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """``core`` computes the outputs for the next step, then what ``after`` reads. ``after`` computes the others."""
+    """``core`` computes the outputs for the next step, then what ``after`` reads. ``after``
+    computes the others."""
 
     before: Subgraph
     core: Subgraph
@@ -57,8 +62,8 @@ class Parts(NamedTuple):
 def remove_copies(module: GraphModule) -> None:
     """Remove copies and assertions from a graph in which nothing is changed in place.
 
-    The 1 with which the backward pass begins is ones_like(loss); it becomes a constant, so that it does not depend on
-    the loss.
+    The 1 with which the backward pass begins is ones_like(loss); it becomes a constant, so that it
+    does not depend on the loss.
     """
     for node in list(module.graph.nodes):
         if node.target in COPIES and not node.kwargs:
@@ -66,14 +71,17 @@ def remove_copies(module: GraphModule) -> None:
             module.graph.erase_node(node)
         elif node.op == "call_module" and not node.users:
             module.graph.erase_node(node)
-        elif node.target in FILLED and all(isinstance(size, int) for size in node.meta["val"].shape):
+        elif node.target in FILLED and all(
+            isinstance(size, int) for size in node.meta["val"].shape
+        ):
             value, number = node.meta["val"], FILLED[node.target]
             node.args = [*value.shape], (node.args[1] if number is None else number)
             node.target, node.kwargs = aten.full.default, {"dtype": value.dtype}
 
 
 def result_bytes(module: GraphModule, values: Iterable[Tensor]) -> dict[Node, int]:
-    """Return the bytes of each result that is a tensor, when the graph is called with these values."""
+    """Return the bytes of each result that is a tensor, when the graph is called with these
+    values."""
     found: dict[Node, int] = {}
 
     class Recorder(Interpreter):
@@ -89,7 +97,12 @@ def result_bytes(module: GraphModule, values: Iterable[Tensor]) -> dict[Node, in
 
 
 def split(
-    graph: Graph, shared: Collection[str], batch: Collection[str], carried: int, size: Mapping[Node, int], room: int
+    graph: Graph,
+    shared: Collection[str],
+    batch: Collection[str],
+    carried: int,
+    size: Mapping[Node, int],
+    room: int,
 ) -> Parts:
     """Return the parts of a step's graph.
 
@@ -97,7 +110,8 @@ def split(
     batch: inputs that each step has of its own. All other inputs come from the step before.
     carried: how many of the outputs, the first ones, are the next step's inputs.
     size: the bytes of each result.
-    room: bytes that ``before`` and ``after`` may each read and make in a step. More stays in the core.
+    room: bytes that ``before`` and ``after`` may each read and make in a step. More stays in the
+    core.
 
     Nodes that depend on shared inputs or on sizes alone are repeated in each part that needs them.
     """
@@ -106,18 +120,30 @@ def split(
     given = {node: set(node.all_input_nodes) for node in nodes}
     inputs = {node for node in nodes if node.op == "placeholder"}
     rows = {node for node in inputs if node.name in batch}
-    same, early, core, reserve = set[Node](), set[Node](), set[Node](), _ByteBudget(size, room).reserve
+    same, early, core, reserve = (
+        set[Node](),
+        set[Node](),
+        set[Node](),
+        _ByteBudget(size, room).reserve,
+    )
     for node in nodes:
         if node in inputs:
             (same if node.name in shared else rows if node in rows else core).add(node)
-        elif given[node] <= same or (_depends_on_sizes_only(node) and given[node] <= same | rows | early):
+        elif given[node] <= same or (
+            _depends_on_sizes_only(node) and given[node] <= same | rows | early
+        ):
             same.add(node)
-        elif given[node].isdisjoint(core) and (node.target in VIEWS or reserve({node} | given[node] - same)):
+        elif given[node].isdisjoint(core) and (
+            node.target in VIEWS or reserve({node} | given[node] - same)
+        ):
             early.add(node)
         else:
             core.add(node)
 
-    late, reserve = core - inputs - _with_ancestors(outputs[:carried]), _ByteBudget(size, room).reserve
+    late, reserve = (
+        core - inputs - _with_ancestors(outputs[:carried]),
+        _ByteBudget(size, room).reserve,
+    )
     for node in nodes:
         taken = given[node] - late - same
         if node in late and not (taken <= size.keys() and reserve({node} | taken)):
@@ -125,13 +151,19 @@ def split(
     core -= late
     again = set[Node]()
     for node in reversed(nodes):
-        if node in early and (node.target in VIEWS or node not in size) and not (core | again).isdisjoint(node.users):
+        if (
+            node in early
+            and (node.target in VIEWS or node not in size)
+            and not (core | again).isdisjoint(node.users)
+        ):
             again.add(node)
 
     after = _part(graph, late | same, outputs[carried:])
     crossing = [node for node in nodes if node in core and node.name in after.inputs]
     middle = _part(graph, core | same | again, [*outputs[:carried], *crossing])
-    provided = [node for node in nodes if node in early and node.name in {*middle.inputs, *after.inputs}]
+    provided = [
+        node for node in nodes if node in early and node.name in {*middle.inputs, *after.inputs}
+    ]
     return Parts(_part(graph, early | same, provided), middle, after)
 
 
@@ -159,13 +191,17 @@ class _ByteBudget:
 
 
 def _with_ancestors(nodes: Iterable[Node]) -> set[Node]:
-    """Return the nodes and all that they are computed from. Results of one operator stay together."""
+    """Return the nodes and all that they are computed from. Results of one operator stay
+    together."""
     found, left = set[Node](), list(nodes)
     while left:
         node = left.pop()
         if node not in found:
             found.add(node)
-            left += [*node.all_input_nodes, *(user for user in node.users if user.target is getitem)]
+            left += [
+                *node.all_input_nodes,
+                *(user for user in node.users if user.target is getitem),
+            ]
     return found
 
 

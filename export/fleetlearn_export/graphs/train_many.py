@@ -1,4 +1,5 @@
-"""The program of train_many.onnx: several steps of train.onnx for a block of devices in one call, for simulating."""
+"""The program of train_many.onnx: several steps of train.onnx for a block of devices in one call,
+for simulating."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.silence import silenced_python
 from fleetlearn_export.tracing import cross_entropy
-from fleetlearn_export.tracing.decompositions import Decompositions, pytorch_decompositions, tracing_decompositions
+from fleetlearn_export.tracing.decompositions import (
+    Decompositions,
+    pytorch_decompositions,
+    tracing_decompositions,
+)
 from fleetlearn_export.tracing.formulas import scan
 from fleetlearn_export.tracing.fused_operators import CHEAPER_DECOMPOSITIONS, fuse_operators
 from fleetlearn_export.tracing.trace import Program, Traced, export_traced, trace
@@ -30,11 +35,12 @@ aten = torch.ops.aten
 SHARED = ("anchor", "hyper")
 """Inputs that are the same for all devices of a block: names begin with these."""
 MAX_KEPT_BYTES = 2**26
-"""Up to this many bytes, the parameters and state after every step of a block are kept until the end of a call. Each
-device's own are then selected once, instead of in each step."""
+"""Up to this many bytes, the parameters and state after every step of a block are kept until the
+end of a call. Each device's own are then selected once, instead of in each step."""
 MAX_TOGETHER_BYTES = 2**22
-"""Up to this many bytes (with as many rows as the example has), what need not run step after step runs once for all
-steps of a block. With more bytes the passes over memory cost more than the saved operators."""
+"""Up to this many bytes (with as many rows as the example has), what need not run step after step
+runs once for all steps of a block. With more bytes the passes over memory cost more than the saved
+operators."""
 
 
 def gather(values: Tensor, axis: int, index: Tensor, **_: Any) -> Tensor:
@@ -47,7 +53,9 @@ def scatter_value(values: Tensor, axis: int, index: Tensor, value: float) -> Ten
 
 def _indices_along(values: Tensor, axis: int) -> Tensor:
     """Return the index of each element along the axis."""
-    return torch.arange(values.shape[axis]).reshape(-1, *[1] * (values.dim() - 1 - axis % values.dim()))
+    return torch.arange(values.shape[axis]).reshape(
+        -1, *[1] * (values.dim() - 1 - axis % values.dim())
+    )
 
 
 def addmm(added: Tensor, a: Tensor, b: Tensor, **factors: Any) -> Tensor:
@@ -69,7 +77,8 @@ VECTORIZABLE: Decompositions = {
 
 
 class Vectorizable(torch.fx.Interpreter):
-    """Runs a graph so that vmap leaves the number of examples free: sizes are read from the values."""
+    """Runs a graph so that vmap leaves the number of examples free: sizes are read from the
+    values."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is aten.sym_size.int:
@@ -81,8 +90,12 @@ class Vectorizable(torch.fx.Interpreter):
 
 def check_many_settings(many: TrainMany | None) -> None:
     """Raise ExportError unless ``many`` describes a block of devices, or is None."""
-    if many is not None and (not isinstance(many, TrainMany) or many.devices < 2 or many.steps < 1 or many.batch == 0):
-        raise ExportError(f"many={many!r}; expected TrainMany(devices, steps) of at least 2 devices and 1 step")
+    if many is not None and (
+        not isinstance(many, TrainMany) or many.devices < 2 or many.steps < 1 or many.batch == 0
+    ):
+        raise ExportError(
+            f"many={many!r}; expected TrainMany(devices, steps) of at least 2 devices and 1 step"
+        )
 
 
 class _Block(NamedTuple):
@@ -104,10 +117,12 @@ class _Block(NamedTuple):
     parts: Parts
     keeps_versions: bool
     """Whether what all steps made stays in memory until the end, where it fits: then a device that
-    has fewer steps takes an earlier version. Else each step leaves such a device's values as they are."""
+    has fewer steps takes an earlier version. Else each step leaves such a device's values as they
+    are."""
 
     def run(self, part: Subgraph, values: Tensors) -> list[Tensor]:
-        """Run the part for all devices, or all steps of all devices, that are on the values' first axis."""
+        """Run the part for all devices, or all steps of all devices, that are on the values' first
+        axis."""
         if not part.outputs:
             return []
         over = tuple(None if node in self.shared else 0 for node in part.inputs)
@@ -119,7 +134,8 @@ class _Block(NamedTuple):
         now = {node: given[name] for name, node in self.inputs.items()}
         versions = {node: [now[node]] for node in self.carried.values()}
         before, core, after = self.parts
-        # Batches of all steps on one axis: the first step of all devices, then the second, and so on.
+        # Batches of all steps on one axis: the first step of all devices, then the second, and so
+        # on.
         whole = now | {node: now[node].transpose(0, 1).flatten(0, 1) for node in self.batch}
         made = dict(zip(before.outputs, self.run(before, whole), strict=True))
         slices = {node: torch.split(value, self.many.devices) for node, value in made.items()}
@@ -134,13 +150,18 @@ class _Block(NamedTuple):
         read = dict(zip(core.outputs[len(self.carried) :], joined, strict=True))
         measured = self._measured(self.run(after, whole | made | read), given["steps"])
         last = {
-            name: _version_after(versions[node], given["steps"]) if self.keeps_versions else now[node]
+            name: _version_after(versions[node], given["steps"])
+            if self.keeps_versions
+            else now[node]
             for name, node in self.carried.items()
         }
         return last | measured
 
-    def _carry(self, now: Tensors, versions: dict[str, list[Tensor]], found: list[Tensor], takes: Tensor) -> None:
-        """Put what a step made in the places of the next step's inputs. takes: whether each device has this step."""
+    def _carry(
+        self, now: Tensors, versions: dict[str, list[Tensor]], found: list[Tensor], takes: Tensor
+    ) -> None:
+        """Put what a step made in the places of the next step's inputs. takes: whether each device
+        has this step."""
         for node, value in zip(self.carried.values(), found, strict=False):
             if not self.keeps_versions:
                 value = torch.where(takes.reshape(-1, *[1] * (value.dim() - 1)), value, now[node])
@@ -150,15 +171,19 @@ class _Block(NamedTuple):
             now[self.inputs["seed"]] = now[self.inputs["seed"]] + 1
 
     def _measured(self, values: list[Tensor], steps: Tensor) -> Tensors:
-        """Return what each step measured, shape (devices, steps), 0 where a device had no such step."""
+        """Return what each step measured, shape (devices, steps), 0 where a device had no such
+        step."""
         shape = (self.many.steps, self.many.devices)
         done = steps > torch.arange(self.many.steps)[:, None]
         rows = [torch.where(done, value.view(shape), 0.0).t() for value in values]
         return dict(zip(self.outputs[len(self.carried) :], rows, strict=True))
 
 
-def trace_many(step: TrainStep, single: GraphModule, many: TrainMany, table: Decompositions) -> Traced:
-    """Trace ``many.steps`` steps of ``many.devices`` devices. ``table`` as for ``trace``. Raises ExportError.
+def trace_many(
+    step: TrainStep, single: GraphModule, many: TrainMany, table: Decompositions
+) -> Traced:
+    """Trace ``many.steps`` steps of ``many.devices`` devices. ``table`` as for ``trace``. Raises
+    ExportError.
 
     single: a traced step that writes into no tensor. Its operators must run in PyTorch.
     """
@@ -167,9 +192,14 @@ def trace_many(step: TrainStep, single: GraphModule, many: TrainMany, table: Dec
         # Here the number of examples is fixed, so it may be 1, which PyTorch treats as a constant.
         rows = torch.arange(many.batch) % len(next(iter(step.batch.values())))
         given |= {name: value[rows] for name, value in given.items() if name.startswith("batch.")}
-    free = {} if many.batch is not None else {name: 0 for name in given if name.startswith("batch.")}
+    free = (
+        {} if many.batch is not None else {name: 0 for name in given if name.startswith("batch.")}
+    )
     plain = trace(
-        lambda row: dict(zip(step.outputs(), Vectorizable(single).run(*row.values()), strict=True)), given, free, table
+        lambda row: dict(zip(step.outputs(), Vectorizable(single).run(*row.values()), strict=True)),
+        given,
+        free,
+        table,
     )
     remove_copies(plain)
     arguments = {name: _for_all(name, value, many) for name, value in given.items()}
@@ -182,8 +212,8 @@ def trace_many(step: TrainStep, single: GraphModule, many: TrainMany, table: Dec
         if many.batch is not None:
             raise
         raise ExportError(
-            f"the step cannot be made for many devices and any number of examples ({error}). Fix the number: "
-            f"TrainMany({many.devices}, {many.steps}, batch=...)"
+            f"the step cannot be made for many devices and any number of examples ({error}). Fix "
+            f"the number: TrainMany({many.devices}, {many.steps}, batch=...)"
         ) from error
 
 
@@ -195,29 +225,42 @@ def _for_all(name: str, value: Tensor, many: TrainMany) -> Tensor:
     return value.expand(*axes, *value.shape).clone()
 
 
-def _block(step: TrainStep, plain: GraphModule, many: TrainMany, given: Tensors, arguments: Tensors) -> _Block:
-    """Split one step. given: its inputs. arguments: those of all devices, whose sizes say what may be kept."""
+def _block(
+    step: TrainStep, plain: GraphModule, many: TrainMany, given: Tensors, arguments: Tensors
+) -> _Block:
+    """Split one step. given: its inputs. arguments: those of all devices, whose sizes say what may
+    be kept."""
     nodes = plain.graph.find_nodes(op="placeholder")
     inputs = {name: node.name for name, node in zip(given, nodes, strict=True)}
     shared = [node for name, node in inputs.items() if name.startswith(SHARED)]
     batch = [node for name, node in inputs.items() if name.startswith("batch.")]
     outputs = step.outputs()
-    carried = {name: inputs[name.removeprefix("next.")] for name in outputs if name.startswith("next.")}
+    carried = {
+        name: inputs[name.removeprefix("next.")] for name in outputs if name.startswith("next.")
+    }
     size = result_bytes(plain, given.values())
     room = MAX_TOGETHER_BYTES // (many.devices * many.steps)
     parts = split(plain.graph, shared, batch, len(carried), size, room)
-    versions = (many.steps + 1) * sum(arguments[name.removeprefix("next.")].nbytes for name in carried)
-    return _Block(plain, many, inputs, shared, batch, outputs, carried, parts, versions <= MAX_KEPT_BYTES)
+    versions = (many.steps + 1) * sum(
+        arguments[name.removeprefix("next.")].nbytes for name in carried
+    )
+    return _Block(
+        plain, many, inputs, shared, batch, outputs, carried, parts, versions <= MAX_KEPT_BYTES
+    )
 
 
-def many_program(step: TrainStep, exported: ExportedProgram, many: TrainMany, located: torch.fx.Graph) -> Program:
+def many_program(
+    step: TrainStep, exported: ExportedProgram, many: TrainMany, located: torch.fx.Graph
+) -> Program:
     """Return the same as a program, for PyTorch's ONNX exporter. Raises ExportError.
 
     exported: the program of one step.
     """
     fuse_operators(exported.graph)
     with silenced_python():
-        single = exported.run_decompositions(pytorch_decompositions() | CHEAPER_DECOMPOSITIONS | VECTORIZABLE).module()
+        single = exported.run_decompositions(
+            pytorch_decompositions() | CHEAPER_DECOMPOSITIONS | VECTORIZABLE
+        ).module()
     traced = trace_many(step, single, many, tracing_decompositions())
     program = export_traced(traced.module, traced.arguments, traced.rows)
     return Program(program, list(traced.arguments), traced.outputs, located)
@@ -243,7 +286,9 @@ def skip_selection_when_all_steps_done(model: onnx.ModelProto, many: TrainMany) 
     branched = []
     for row in graph.output:
         pick = makers.get(row.name)
-        versions = makers.get(pick.input[0]) if pick is not None and pick.op_type == "Gather" else None
+        versions = (
+            makers.get(pick.input[0]) if pick is not None and pick.op_type == "Gather" else None
+        )
         if pick is None or versions is None or versions.op_type != "Concat":
             continue
         last, picked = (onnx.ValueInfoProto.FromString(row.SerializeToString()) for _ in range(2))
@@ -255,7 +300,11 @@ def skip_selection_when_all_steps_done(model: onnx.ModelProto, many: TrainMany) 
             helper.make_graph([whole], last.name, [], [last]),
             helper.make_graph(parts, picked.name, [], [picked]),
         )
-        pick.CopyFrom(helper.make_node("If", [all_do], [row.name], then_branch=branches[0], else_branch=branches[1]))
+        pick.CopyFrom(
+            helper.make_node(
+                "If", [all_do], [row.name], then_branch=branches[0], else_branch=branches[1]
+            )
+        )
         branched.append(versions)
     if branched:
         for node in branched:

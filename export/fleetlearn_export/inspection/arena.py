@@ -1,8 +1,8 @@
 """ONNX Runtime's arena of CPU memory: how many bytes it touches for a sequence of allocations.
 
-The arena takes regions from the system, each larger than the one before, and cuts pieces from them. It does not move
-anything, so there are gaps. A piece is cut if the rest is large enough. Nine steps of torchvision's models at 224 x 224
-touched what is computed here, within 2 MiB.
+The arena takes regions from the system, each larger than the one before, and cuts pieces from them.
+It does not move anything, so there are gaps. A piece is cut if the rest is large enough. Nine steps
+of torchvision's models at 224 x 224 touched what is computed here, within 2 MiB.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ FIRST_REGION = 2**20
 LARGEST_STEP = 2**30
 """Regions double up to this many bytes."""
 UNUSED_IN_A_PIECE = 2**16
-"""A piece that is this much larger than the result is cut, as is one of twice the result's bytes. The device's runtime
-sets this number."""
+"""A piece that is this much larger than the result is cut, as is one of twice the result's bytes.
+The device's runtime sets this number."""
 BYTES_OF_A_HANDLE = 8
-"""For each ROUNDING bytes of a region the arena holds a number: 1/32 of all regions, used or not."""
+"""For each ROUNDING bytes of a region the arena holds a number: 1/32 of all regions, used or
+not."""
 
 Piece = tuple[int, int]
-"""Where a piece begins: minus the number of its region, and the place in it. Linux puts each region below the one
-before, and of equal pieces the arena takes the lowest."""
+"""Where a piece begins: minus the number of its region, and the place in it. Linux puts each region
+below the one before, and of equal pieces the arena takes the lowest."""
 
 
 def rounded(size: int) -> int:
@@ -32,7 +33,8 @@ def rounded(size: int) -> int:
 
 
 def arena_bytes(allocations: Iterable[tuple[str, int]]) -> int:
-    """Return the bytes that the arena touches: (name, size) allocates, (name, 0) frees. As BFCArena in ONNX Runtime."""
+    """Return the bytes that the arena touches: (name, size) allocates, (name, 0) frees. As BFCArena
+    in ONNX Runtime."""
     free = _FreePieces()
     used: dict[str, tuple[Piece, int]] = {}
     regions, touched = list[int](), list[int]()

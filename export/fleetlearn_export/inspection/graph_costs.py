@@ -1,4 +1,5 @@
-"""The sizes of a graph's tensors, its FLOPs, and the lowest version of ONNX Runtime that can run it."""
+"""The sizes of a graph's tensors, its FLOPs, and the lowest version of ONNX Runtime that can run
+it."""
 
 from __future__ import annotations
 
@@ -22,14 +23,15 @@ MEASURED_BATCHES = (2, 3)
 PRODUCTS = words("Conv ConvTranspose Einsum Gemm MatMul")
 ALONG_TIME = words("GRU LSTM RNN Scan")
 MOVES = words(
-    "Cast CastLike CenterCropPad Compress Concat Constant ConstantOfShape DepthToSpace Dropout Expand EyeLike Flatten "
-    "Gather GatherElements GatherND Identity MaxUnpool NonZero OneHot Pad Range Reshape ReverseSequence Shape Size "
-    "Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze Where"
+    "Cast CastLike CenterCropPad Compress Concat Constant ConstantOfShape DepthToSpace Dropout "
+    "Expand EyeLike Flatten Gather GatherElements GatherND Identity MaxUnpool NonZero OneHot Pad "
+    "Range Reshape ReverseSequence Shape Size Slice SpaceToDepth Split Squeeze Tile Transpose "
+    "Trilu Unsqueeze Where"
 )
 """Operators that compute nothing: they move, create or select elements."""
 REDUCTIONS = words(
-    "ArgMax ArgMin CumSum GlobalAveragePool GlobalMaxPool ReduceL1 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
-    "TopK"
+    "ArgMax ArgMin CumSum GlobalAveragePool GlobalMaxPool ReduceL1 ReduceMax ReduceMean ReduceMin "
+    "ReduceProd ReduceSum TopK"
 )
 """Operators that cost 1 for each element of their first input."""
 FLOPS_PER_ELEMENT = {
@@ -39,8 +41,9 @@ FLOPS_PER_ELEMENT = {
     **dict.fromkeys(("BatchNormalization", "HardSwish"), 2),
     **dict.fromkeys(("InstanceNormalization", "GroupNormalization", "LayerNormalization"), 7),
 }
-"""Operators that cost this many for each element of their first input. A softmax has maximum, subtraction, exponential,
-sum and quotient; a normalisation has mean, subtraction, square, mean, quotient, scale and shift."""
+"""Operators that cost this many for each element of their first input. A softmax has maximum,
+subtraction, exponential, sum and quotient; a normalisation has mean, subtraction, square, mean,
+quotient, scale and shift."""
 
 OPSETS_SINCE = {18: (1, 14), 19: (1, 16), 20: (1, 17)}
 IRS_SINCE = {8: (1, 14), 9: (1, 15), 10: (1, 18)}
@@ -53,19 +56,21 @@ KERNELS_SINCE: dict[tuple[int, int], dict[str, str]] = {
     (1, 19): {"bool": "Trilu"},
     (1, 20): {"int64": "ArgMax ArgMin ReduceMean", "uint8": "ArgMin", "float64": "ReduceProd"},
     (1, 21): dict.fromkeys(
-        ("uint8", "uint32", "uint64"), "Add Div Equal Greater GreaterOrEqual Less LessOrEqual Mul Sub"
+        ("uint8", "uint32", "uint64"),
+        "Add Div Equal Greater GreaterOrEqual Less LessOrEqual Mul Sub",
     ),
     (1, 24): {"uint8": "Max Min"},
     (1, 29): {"float64": "Cos", "int32": "Trilu"},
 }
-"""Version of ONNX Runtime -> dtype of the first input -> operators of opset 18 whose CPU kernel it had first.
-1.14 has all other kernels of later versions, except int8, and unsigned integers in a few operators that move elements.
+"""Version of ONNX Runtime -> dtype of the first input -> operators of opset 18 whose CPU kernel it
+had first. 1.14 has all other kernels of later versions, except int8, and unsigned integers in a few
+operators that move elements.
 
-Found by loading a graph of each operator over each dtype (1478 graphs) in 1.14.0, 1.15.1, 1.16.3, 1.17.3, 1.18.1,
-1.19.2, 1.20.1, 1.21.1, 1.22.1, 1.23.2, 1.24.4, 1.26.0, 1.28.0, 1.29.0, 1.30.0 and 1.31.1. 1.13.1 refuses opset 18. The
-train, eval and infer graphs of the tests' 21 models all ran on 1.14.0 (of npm's onnxruntime-node) and 1.15.1, and a
-step on those two gave what it gives on 1.31.1, with differences to 2e-6. OPSETS_SINCE and IRS_SINCE were found
-the same way."""
+Found by loading a graph of each operator over each dtype (1478 graphs) in 1.14.0, 1.15.1, 1.16.3,
+1.17.3, 1.18.1, 1.19.2, 1.20.1, 1.21.1, 1.22.1, 1.23.2, 1.24.4, 1.26.0, 1.28.0, 1.29.0, 1.30.0 and
+1.31.1. 1.13.1 refuses opset 18. The train, eval and infer graphs of the tests' 21 models all ran on
+1.14.0 (of npm's onnxruntime-node) and 1.15.1, and a step on those two gave what it gives on 1.31.1,
+with differences to 2e-6. OPSETS_SINCE and IRS_SINCE were found the same way."""
 
 
 class ShapeAndDtype(NamedTuple):
@@ -91,11 +96,13 @@ class Flops(NamedTuple):
 
 
 def values(model: onnx.ModelProto, batch: int) -> dict[str, ShapeAndDtype]:
-    """Return shape and dtype of every tensor at this batch size: inputs, initializers, outputs of all operators.
+    """Return shape and dtype of every tensor at this batch size: inputs, initializers, outputs of
+    all operators.
 
-    The graph runs twice, unoptimised, on 2 and on 3 examples of zeros. Each axis is a constant plus a multiple of the
-    batch size, so the two runs determine it for every size. An axis that depends on the data (NonZero) has its size for
-    zeros. Tensors inside subgraphs (If, Loop, Scan) are left out.
+    The graph runs twice, unoptimised, on 2 and on 3 examples of zeros. Each axis is a constant plus
+    a multiple of the batch size, so the two runs determine it for every size. An axis that depends
+    on the data (NonZero) has its size for zeros. Tensors inside subgraphs (If, Loop, Scan) are left
+    out.
 
     Raises ExportError if the installed ONNX Runtime cannot run the graph.
     """
@@ -109,12 +116,19 @@ def values(model: onnx.ModelProto, batch: int) -> dict[str, ShapeAndDtype]:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4  # an error is raised, so the log need not say it too
     with as_export_error("ONNX Runtime cannot run the graph to measure it"):
-        session = onnxruntime.InferenceSession(shown.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            shown.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
         small, larger = (_run(session, names, _zeros(model, size)) for size in MEASURED_BATCHES)
-    found = {row.name: ShapeAndDtype(tuple(row.dims), _dtype(row.data_type)) for row in model.graph.initializer}
+    found = {
+        row.name: ShapeAndDtype(tuple(row.dims), _dtype(row.data_type))
+        for row in model.graph.initializer
+    }
     for name, (shape, dtype) in small.items():
         grown = zip(shape, larger[name].shape, strict=True)
-        found[name] = ShapeAndDtype(tuple(a + (b - a) * (batch - MEASURED_BATCHES[0]) for a, b in grown), dtype)
+        found[name] = ShapeAndDtype(
+            tuple(a + (b - a) * (batch - MEASURED_BATCHES[0]) for a, b in grown), dtype
+        )
     return found
 
 
@@ -122,7 +136,10 @@ def _zeros(model: onnx.ModelProto, size: int) -> dict[str, np.ndarray[Any, Any]]
     constant = {row.name for row in model.graph.initializer}
     return {
         row.name: np.zeros(
-            [axis.dim_value if axis.HasField("dim_value") else size for axis in row.type.tensor_type.shape.dim],
+            [
+                axis.dim_value if axis.HasField("dim_value") else size
+                for axis in row.type.tensor_type.shape.dim
+            ],
             _dtype(row.type.tensor_type.elem_type),
         )
         for row in model.graph.input
@@ -130,7 +147,9 @@ def _zeros(model: onnx.ModelProto, size: int) -> dict[str, np.ndarray[Any, Any]]
     }
 
 
-def _run(session: Any, names: list[str], feed: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, ShapeAndDtype]:
+def _run(
+    session: Any, names: list[str], feed: Mapping[str, np.ndarray[Any, Any]]
+) -> dict[str, ShapeAndDtype]:
     given = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in feed.items()}
     outputs = session.run_with_ort_values(names, given)
     return {name: ShapeAndDtype(array.shape, array.dtype) for name, array in feed.items()} | {
@@ -147,10 +166,11 @@ def _dtype(kind: int) -> np.dtype[Any]:
 def flops(model: onnx.ModelProto, values: Values) -> Flops:
     """Count the operations of one run; a multiplication with an addition counts as 2.
 
-    Matrix products and convolutions count by their sizes (a bias is 1 for each output element), pooling by its window,
-    ``REDUCTIONS`` and ``FLOPS_PER_ELEMENT`` by their first input, ``MOVES`` nothing. All other operators count 1 for
-    each element of their first output, also if it holds integers. Of recurrent operators and Scans the products are
-    counted, those with weights that the body of a Scan reads from outside.
+    Matrix products and convolutions count by their sizes (a bias is 1 for each output element),
+    pooling by its window, ``REDUCTIONS`` and ``FLOPS_PER_ELEMENT`` by their first input, ``MOVES``
+    nothing. All other operators count 1 for each element of their first output, also if it holds
+    integers. Of recurrent operators and Scans the products are counted, those with weights that the
+    body of a Scan reads from outside.
     """
     total = products = 0
     for node in model.graph.node:
@@ -181,7 +201,9 @@ def _product_flops(node: NodeProto, values: Values) -> int:
         case "MatMul":
             return 2 * prod(out) * left[-1]
     terms = attribute(node, "equation", b"").decode().replace(" ", "").split("->")[0].split(",")
-    pairs = (zip(term, shape, strict=False) for term, shape in zip(terms, (left, *rest), strict=True))
+    pairs = (
+        zip(term, shape, strict=False) for term, shape in zip(terms, (left, *rest), strict=True)
+    )
     return 2 * prod(dict(chain.from_iterable(pairs)).values()) if rest else 0
 
 
@@ -190,7 +212,11 @@ def _flops_along_time(node: NodeProto, values: Values) -> int:
     if node.op_type == "Scan":
         times, examples = values[node.input[-1]].shape[0], values[node.input[0]].shape[0]
         body = attribute(node, "body", None).node
-        weights = [row.input[1] for row in body if row.op_type in ("Gemm", "MatMul") and row.input[1] in values]
+        weights = [
+            row.input[1]
+            for row in body
+            if row.op_type in ("Gemm", "MatMul") and row.input[1] in values
+        ]
     else:
         times, examples = values[node.input[0]].shape[:2]
         weights = list(node.input[1:3])
@@ -211,18 +237,22 @@ def _other_flops(node: NodeProto, values: Values) -> int:
 
 def attribute(node: NodeProto, name: str, default: Any) -> Any:
     """Return the attribute's value, or ``default`` if the operator has no such attribute."""
-    return next((helper.get_attribute_value(row) for row in node.attribute if row.name == name), default)
+    return next(
+        (helper.get_attribute_value(row) for row in node.attribute if row.name == name), default
+    )
 
 
 def lowest_runtime(model: onnx.ModelProto, values: Values) -> tuple[str, str]:
-    """Return the lowest version of ONNX Runtime (CPU) that runs the graph, such as ``1.14``, and the reason for it.
+    """Return the lowest version of ONNX Runtime (CPU) that runs the graph, such as ``1.14``, and
+    the reason for it.
 
     Raises ValueError on an opset or IR version that this package does not know.
     """
     opset = max(row.version for row in model.opset_import if row.domain in ("", "ai.onnx"))
     if opset > max(OPSETS_SINCE) or model.ir_version > max(IRS_SINCE):
         raise ValueError(
-            f"opset {opset}, IR {model.ir_version}: up to opset {max(OPSETS_SINCE)} and IR {max(IRS_SINCE)} are known"
+            f"opset {opset}, IR {model.ir_version}: up to opset {max(OPSETS_SINCE)} and IR "
+            f"{max(IRS_SINCE)} are known"
         )
     needs = [
         (OPSETS_SINCE[max(opset, min(OPSETS_SINCE))], f"opset {opset}"),
@@ -233,7 +263,9 @@ def lowest_runtime(model: onnx.ModelProto, values: Values) -> tuple[str, str]:
     return ".".join(map(str, version)), reason
 
 
-def _kernel_needs(nodes: Iterable[NodeProto], values: Values) -> Iterable[tuple[tuple[int, int], str]]:
+def _kernel_needs(
+    nodes: Iterable[NodeProto], values: Values
+) -> Iterable[tuple[tuple[int, int], str]]:
     since = {
         (kind, dtype): version
         for version, table in KERNELS_SINCE.items()
@@ -248,6 +280,11 @@ def _kernel_needs(nodes: Iterable[NodeProto], values: Values) -> Iterable[tuple[
 
 
 def constants(model: onnx.ModelProto) -> tuple[int, int]:
-    """Return elements and number of the constant floating-point tensors with axes: mostly frozen parameters."""
-    sizes = [prod(row.dims) for row in model.graph.initializer if row.dims and _dtype(row.data_type).kind == "f"]
+    """Return elements and number of the constant floating-point tensors with axes: mostly frozen
+    parameters."""
+    sizes = [
+        prod(row.dims)
+        for row in model.graph.initializer
+        if row.dims and _dtype(row.data_type).kind == "f"
+    ]
     return sum(sizes), len(sizes)

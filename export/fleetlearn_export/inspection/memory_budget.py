@@ -1,4 +1,5 @@
-"""Fits a training step to a device's memory: the budget that the user gives, and the graph that keeps it."""
+"""Fits a training step to a device's memory: the budget that the user gives, and the graph that
+keeps it."""
 
 from __future__ import annotations
 
@@ -29,28 +30,39 @@ class Budget(NamedTuple):
 
 
 def memory_budget(memory: str | None, batch: int | None) -> Budget | None:
-    """Return the budget, or None where there is none. Raises ExportError on a text that is not an amount of memory."""
+    """Return the budget, or None where there is none. Raises ExportError on a text that is not an
+    amount of memory."""
     if memory is None:
         if batch is not None:
-            raise ExportError("batch is the number of examples for which memory holds; give memory too, or neither")
+            raise ExportError(
+                "batch is the number of examples for which memory holds; give memory too, or "
+                "neither"
+            )
         return None
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?b)\s*", memory, re.IGNORECASE)
     if not found:
-        raise ExportError(f"memory {memory!r}; expected a number and a unit, such as '200 MiB' or '1.5 GB'")
+        raise ExportError(
+            f"memory {memory!r}; expected a number and a unit, such as '200 MiB' or '1.5 GB'"
+        )
     if batch is None or batch < 1:
         raise ExportError(f"memory needs batch, the number of examples in a step; it is {batch}")
     return Budget(int(float(found[1]) * UNITS[found[2].lower()]), batch)
 
 
 def train_elements(step: TrainStep) -> int:
-    """Return the number of elements of all vectors that a device holds for the step: as ``step_memory.estimate``."""
+    """Return the number of elements of all vectors that a device holds for the step: as
+    ``step_memory.estimate``."""
 
     def elements(values: Iterable[Tensor]) -> int:
         return sum(value.numel() for value in values)
 
     travelling = elements(step.values[name] for name in step.travelling)
     references = {"anchor", *step.references}
-    return 2 * elements(step.values.values()) + len(references) * travelling + 2 * elements(step.state.values())
+    return (
+        2 * elements(step.values.values())
+        + len(references) * travelling
+        + 2 * elements(step.state.values())
+    )
 
 
 def within_budget(
@@ -61,18 +73,20 @@ def within_budget(
     progress: Callable[[str], None],
     smallest: int = 1,
 ) -> onnx.ModelProto:
-    """Return the graph as it is if it keeps the budget; else with the largest micro-batches that do; else with the
-    smallest, and with as little computed twice as the budget allows.
+    """Return the graph as it is if it keeps the budget; else with the largest micro-batches that
+    do; else with the smallest, and with as little computed twice as the budget allows.
 
-    with_means: makes the same step as ``split_batch`` takes it, or raises ExportError if it has no micro-batches.
-    elements: of all vectors that the device holds. smallest: the least number of examples in a micro-batch. Raises
-    ExportError, with the least peak, if nothing fits.
+    with_means: makes the same step as ``split_batch`` takes it, or raises ExportError if it has no
+    micro-batches. elements: of all vectors that the device holds. smallest: the least number of
+    examples in a micro-batch. Raises ExportError, with the least peak, if nothing fits.
     """
     size, values = budget.batch, graph_costs.values(model, budget.batch)
 
     def peak(graph: onnx.ModelProto, sizes: Sizes) -> int:
         found = _with_recomputed(graph, values)
-        return with_micro_batches(estimate_graph(graph, found, elements), graph, found, budget.batch).total
+        return with_micro_batches(
+            estimate_graph(graph, found, elements), graph, found, budget.batch
+        ).total
 
     if peak(model, {}) <= budget.bytes:
         progress("the step fits as it is")
@@ -84,20 +98,28 @@ def within_budget(
             size = max(smallest, -(-size // 2))
             values = graph_costs.values(model, size)
             if (needed := peak(model, {})) <= budget.bytes:
-                progress(f"about {_mib(needed)} at the peak, in micro-batches of {size} of {budget.batch} examples")
+                progress(
+                    f"about {_mib(needed)} at the peak, in micro-batches of {size} of "
+                    f"{budget.batch} examples"
+                )
                 return split_batch(model, size)
     except ExportError as error:
         reason = f", and without micro-batches, since {error}"
     found = fit(model, {name: value.bytes for name, value in values.items()}, peak, budget.bytes)
     if found.peak > budget.bytes:
         raise ExportError(
-            f"a step with a batch of {budget.batch} does not fit into {_mib(budget.bytes)}: it needs about "
-            f"{_mib(found.peak)} where everything is computed again that cheap operators make{reason}. Give more "
-            "memory or a smaller batch"
+            f"a step with a batch of {budget.batch} does not fit into {_mib(budget.bytes)}: it "
+            f"needs about {_mib(found.peak)} where everything is computed again that cheap "
+            f"operators make{reason}. Give more memory or a smaller batch"
         )
-    divided = f", in micro-batches of {size} of {budget.batch} examples" if size < budget.batch else ""
+    divided = (
+        f", in micro-batches of {size} of {budget.batch} examples" if size < budget.batch else ""
+    )
     again = found.again * -(-budget.batch // size)
-    progress(f"about {_mib(found.peak)} at the peak{divided}; each step computes {_mib(again)} of results again")
+    progress(
+        f"about {_mib(found.peak)} at the peak{divided}; each step computes {_mib(again)} of "
+        "results again"
+    )
     return split_batch(found.model, size) if size < budget.batch else found.model
 
 

@@ -11,7 +11,16 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 from fleetlearn_protocol import Bundle, Manifest
-from fleetlearn_protocol.manifest import EVAL, FROZEN, INFER, TRAIN, TRAIN_FROM_FEATURES, Input, Parameter, State
+from fleetlearn_protocol.manifest import (
+    EVAL,
+    FROZEN,
+    INFER,
+    TRAIN,
+    TRAIN_FROM_FEATURES,
+    Input,
+    Parameter,
+    State,
+)
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.frozen_file import with_constants
@@ -54,7 +63,8 @@ def summary(
 ) -> list[list[Line]]:
     """Return groups of lines. Costs are for a batch of ``batch`` examples.
 
-    frozen, without_gradient, outputs_left_out, without_ort_training: what ``Exported`` says and the bundle does not.
+    frozen, without_gradient, outputs_left_out, without_ort_training: what ``Exported`` says and the
+    bundle does not.
 
     Raises BundleError, and ExportError if a graph is not ONNX.
     """
@@ -70,7 +80,9 @@ def summary(
 def _graph(bundle: Bundle, name: str) -> onnx.ModelProto:
     with as_export_error(f"{bundle.path}: {name} is not an ONNX model"):
         model = onnx.load_model_from_string(bundle.read(name))
-        return with_constants(model, bundle.read(FROZEN)) if FROZEN in bundle.manifest.files else model
+        return (
+            with_constants(model, bundle.read(FROZEN)) if FROZEN in bundle.manifest.files else model
+        )
 
 
 def _files(bundle: Bundle, without_ort_training: str | None) -> list[Line]:
@@ -79,7 +91,9 @@ def _files(bundle: Bundle, without_ort_training: str | None) -> list[Line]:
     if manifest.has_ort_training:
         holds.append("ONNX Runtime's own training artifacts (ort_training)")
     if manifest.many is not None:
-        holds.append(f"train_many for {manifest.many.devices} devices, {manifest.many.steps} steps a call")
+        holds.append(
+            f"train_many for {manifest.many.devices} devices, {manifest.many.steps} steps a call"
+        )
     size = sum(file.size for file in manifest.files.values())
     lines = [
         Line("bundle", str(bundle.path)),
@@ -106,14 +120,26 @@ def _model(
     if personal := [row for row in rows if row.personal]:
         lines.append(Line("personal", f"{_elements(personal)}, never leave the device"))
     if buffers := [row for row in rows if row.buffer]:
-        lines.append(Line("buffers", f"{_elements(buffers)}, changed by training without a gradient"))
+        lines.append(
+            Line("buffers", f"{_elements(buffers)}, changed by training without a gradient")
+        )
     if frozen is not None:
         lines.append(Line("frozen", f"{frozen:,}, constants of the graphs" if frozen else "none"))
     elif constants := graph_costs.constants(train)[0]:
-        lines.append(Line("constants", f"{constants:,} in train.onnx: frozen parameters, and what the step needs"))
+        lines.append(
+            Line(
+                "constants",
+                f"{constants:,} in train.onnx: frozen parameters, and what the step needs",
+            )
+        )
     if without_gradient:
         names = ", ".join(without_gradient)
-        lines.append(Line("without gradient", f"{names}: frozen, as torch.optim skips what the loss does not read"))
+        lines.append(
+            Line(
+                "without gradient",
+                f"{names}: frozen, as torch.optim skips what the loss does not read",
+            )
+        )
     size = f"{4 * manifest.size:,}"
     return [
         *lines,
@@ -128,7 +154,10 @@ def _step(manifest: Manifest) -> list[Line]:
     step = manifest.step
     switches = [words for name, words in SWITCHES.items() if getattr(step, name)]
     rule = "the user's own" if step.optimizer == "custom" else step.optimizer
-    hyper = [f"{row.name} ({'the plan says' if row.default is None else row.default})" for row in manifest.hyper]
+    hyper = [
+        f"{row.name} ({'the plan says' if row.default is None else row.default})"
+        for row in manifest.hyper
+    ]
     return [
         Line("step", rule + (f" with {_joined(switches)}" if switches else "")),
         Line("hyper-parameters", ", ".join(hyper) or "none"),
@@ -138,7 +167,8 @@ def _step(manifest: Manifest) -> list[Line]:
         *_lines_if(
             manifest.compute == "float16",
             "products",
-            "float16, computed in float32 where a device has no float16 kernels; the loss is scaled",
+            "float16, computed in float32 where a device has no float16 kernels; the loss is "
+            "scaled",
         ),
         Line("random", "yes, from the input seed" if manifest.random else "no"),
     ]
@@ -149,7 +179,10 @@ def _state(rows: tuple[State, ...]) -> list[str]:
     lines = []
     for slot, tensors in groupby(rows, key=lambda row: (row.name.split(".")[0], row.kept)):
         elements = sum(prod(row.shape) for row in tensors)
-        lines.append(f"{slot[0]}: {4 * elements:,} bytes on the device" + (", kept between tasks" if slot[1] else ""))
+        lines.append(
+            f"{slot[0]}: {4 * elements:,} bytes on the device"
+            + (", kept between tasks" if slot[1] else "")
+        )
     return lines or ["none"]
 
 
@@ -171,24 +204,47 @@ def _running(bundle: Bundle, graphs: dict[str, onnx.ModelProto], batch: int) -> 
     except ExportError as error:
         return [*lines, Line("costs", f"not measured: {error}")]
     flops = graph_costs.flops(train, found[TRAIN])
-    share = f", {100 * flops.products / flops.total:.0f} % in convolutions and matrix products" if flops.total else ""
-    again = sum(found[TRAIN][name].bytes for node in train.graph.node for name in node.output if name.endswith(AGAIN))
+    share = (
+        f", {100 * flops.products / flops.total:.0f} % in convolutions and matrix products"
+        if flops.total
+        else ""
+    )
+    again = sum(
+        found[TRAIN][name].bytes
+        for node in train.graph.node
+        for name in node.output
+        if name.endswith(AGAIN)
+    )
     parts = ("runtime", "vectors and batch", "constants", "intermediates")
     sizes = zip(parts, estimate, strict=True)
-    mebibytes = ", ".join(f"{name} {size / step_memory.MIB:.0f}" for name, size in sizes if size >= step_memory.MIB / 2)
+    mebibytes = ", ".join(
+        f"{name} {size / step_memory.MIB:.0f}"
+        for name, size in sizes
+        if size >= step_memory.MIB / 2
+    )
     return [
         *lines,
         Line("ONNX Runtime", _lowest_runtime(graphs, found)),
         Line("FLOPs per step", f"{_with_unit(flops.total)} with a batch of {batch}{share}"),
-        Line("memory per step", f"about {estimate.total / step_memory.MIB:.0f} MiB at its peak: {mebibytes}"),
+        Line(
+            "memory per step",
+            f"about {estimate.total / step_memory.MIB:.0f} MiB at its peak: {mebibytes}",
+        ),
         *_features(bundle, flops.total, batch),
-        *_lines_if(divided, "micro-batches", f"{divided.size} examples at a time" if divided else ""),
-        *_lines_if(again, "to save memory", f"{again / step_memory.MIB:.0f} MiB of results are computed twice"),
+        *_lines_if(
+            divided, "micro-batches", f"{divided.size} examples at a time" if divided else ""
+        ),
+        *_lines_if(
+            again,
+            "to save memory",
+            f"{again / step_memory.MIB:.0f} MiB of results are computed twice",
+        ),
     ]
 
 
 def _features(bundle: Bundle, step: int, batch: int) -> list[Line]:
-    """Return what a device keeps of each example, and what a step from that costs. ``step``: FLOPs of a whole step."""
+    """Return what a device keeps of each example, and what a step from that costs. ``step``: FLOPs
+    of a whole step."""
     rows = bundle.manifest.computed_features
     if not rows:
         return []
@@ -196,15 +252,28 @@ def _features(bundle: Bundle, step: int, batch: int) -> list[Line]:
     rest = _graph(bundle, TRAIN_FROM_FEATURES)
     flops = graph_costs.flops(rest, graph_costs.values(rest, batch)).total
     return [
-        Line("features", f"{'; '.join(map(_array, rows))}; {size:,} bytes for each example, which a device may keep"),
-        Line("", f"a step from them costs {_with_unit(flops)} FLOPs, {100 * flops / step:.2g} % of a whole step"),
+        Line(
+            "features",
+            f"{'; '.join(map(_array, rows))}; {size:,} bytes for each example, which a device may "
+            "keep",
+        ),
+        Line(
+            "",
+            f"a step from them costs {_with_unit(flops)} FLOPs, {100 * flops / step:.2g} % of a "
+            "whole step",
+        ),
     ]
 
 
-def _lowest_runtime(graphs: dict[str, onnx.ModelProto], found: dict[str, dict[str, graph_costs.ShapeAndDtype]]) -> str:
+def _lowest_runtime(
+    graphs: dict[str, onnx.ModelProto], found: dict[str, dict[str, graph_costs.ShapeAndDtype]]
+) -> str:
     """Return the lowest ONNX Runtime that runs all of the device's graphs, with the reason."""
     try:
-        needs = [(*graph_costs.lowest_runtime(graph, found[name]), name) for name, graph in graphs.items()]
+        needs = [
+            (*graph_costs.lowest_runtime(graph, found[name]), name)
+            for name, graph in graphs.items()
+        ]
     except ValueError as error:
         return f"unknown: {error}"
     version, reason, graph = max(needs, key=lambda row: [int(part) for part in row[0].split(".")])
@@ -225,7 +294,9 @@ def _elements(rows: Iterable[Parameter]) -> str:
 
 
 def _array(row: Input) -> str:
-    return f"{row.name}: {row.dtype} ({', '.join(map(str, ('n', *row.shape)))}{',' * (not row.shape)})"
+    return (
+        f"{row.name}: {row.dtype} ({', '.join(map(str, ('n', *row.shape)))}{',' * (not row.shape)})"
+    )
 
 
 def _joined(words: list[str]) -> str:

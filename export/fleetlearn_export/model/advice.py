@@ -1,4 +1,5 @@
-"""What to do about errors that PyTorch raises in a user's model or loss, and whose text does not say it."""
+"""What to do about errors that PyTorch raises in a user's model or loss, and whose text does not
+say it."""
 
 from __future__ import annotations
 
@@ -19,29 +20,33 @@ class Advice(NamedTuple):
 ADVICE: Sequence[Advice] = (
     Advice(
         r"HigherOrderOperator (cond|while_loop|scan|associative_scan|map_impl)\b",
-        "torch.cond and its relatives choose what is computed by the values of tensors, and a graph takes one way for "
-        "all data: compute both ways, and choose between the results with torch.where",
+        "torch.cond and its relatives choose what is computed by the values of tensors, and a "
+        "graph takes one way for all data: compute both ways, and choose between the results with "
+        "torch.where",
     ),
     Advice(
-        r"got Double and Float|got Float and Double|but found Double|expected scalar type Float|input.*double",
-        "an array of the example is float64, NumPy's default, and the parameters are float32: convert the array, with "
-        "array.astype(numpy.float32) or tensor.float()",
+        r"got Double and Float|got Float and Double|but found Double|expected scalar type "
+        r"Float|input.*double",
+        "an array of the example is float64, NumPy's default, and the parameters are float32: "
+        "convert the array, with array.astype(numpy.float32) or tensor.float()",
     ),
     Advice(
         r"does not require grad and does not have a grad_fn",
-        "the model or its loss differentiates (torch.autograd.grad or backward) while no gradients are recorded. An "
-        "evaluation runs under torch.no_grad(), on every device too: put the lines that differentiate, and those that "
-        "compute what they differentiate, into `with torch.enable_grad():`",
+        "the model or its loss differentiates (torch.autograd.grad or backward) while no gradients "
+        "are recorded. An evaluation runs under torch.no_grad(), on every device too: put the "
+        "lines that differentiate, and those that compute what they differentiate, into `with "
+        "torch.enable_grad():`",
     ),
     Advice(
         r"found at least two devices, meta and cpu",
-        "forward replaces a tensor's values through .data, which a graph does not see. A network that follows the "
-        "trained one (BYOL, a mean teacher) has buffers instead: docs/start/your-own-model.md, "
-        '"A network that follows the trained one"',
+        "forward replaces a tensor's values through .data, which a graph does not see. A network "
+        "that follows the trained one (BYOL, a mean teacher) has buffers instead: "
+        'docs/start/your-own-model.md, "A network that follows the trained one"',
     ),
 )
 
 
 def cause_of(text: str) -> str | None:
-    """Return what an error with this text means, and what to write instead; None where nothing is known."""
+    """Return what an error with this text means, and what to write instead; None where nothing is
+    known."""
     return next((row.cause for row in ADVICE if re.search(row.pattern, text)), None)

@@ -18,8 +18,9 @@ from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
 
 MOST = 4
-"""How many rows of the example are used, at most. All runs of all checks cost as much for each: with 64 images of 64 x
-64, not 4, the export of ResNet-18 took 28 CPU-seconds, not 6, and 1.9 GiB, not 0.7."""
+"""How many rows of the example are used, at most. All runs of all checks cost as much for each:
+with 64 images of 64 x 64, not 4, the export of ResNet-18 took 28 CPU-seconds, not 6, and 1.9 GiB,
+not 0.7."""
 DTYPES: tuple[str, ...] = get_args(get_type_hints(Input)["dtype"])
 """The dtypes that arrays of a batch, and outputs, may have."""
 
@@ -29,14 +30,16 @@ WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 class IndexRange(NamedTuple):
-    """The integers that an array of a batch may hold: 0 to ``below`` - 1, and ``ignored``. Named as in the manifest."""
+    """The integers that an array of a batch may hold: 0 to ``below`` - 1, and ``ignored``. Named as
+    in the manifest."""
 
     below: int
     ignored: int | None
 
 
 def check_kinds(model: object, loss: object, metrics: Mapping[str, object]) -> None:
-    """Raise ExportError if the model is not a module that can be recorded, or a function is none."""
+    """Raise ExportError if the model is not a module that can be recorded, or a function is
+    none."""
     functions = {"the loss": loss, **{f"metric {name}": row for name, row in metrics.items()}}
     for what, value in {"the model": model, **functions}.items():
         refuse_class(what, value)
@@ -52,21 +55,26 @@ def check_kinds(model: object, loss: object, metrics: Mapping[str, object]) -> N
         if isinstance(part, WRAPPERS):
             inner = "model.module" if not name else f"the module inside, model.{name}.module"
             raise ExportError(
-                f"{what} is wrapped in {type(part).__name__}, which spreads batches over several GPUs; "
-                f"a device has one processor: give {inner}"
+                f"{what} is wrapped in {type(part).__name__}, which spreads batches over several "
+                f"GPUs; a device has one processor: give {inner}"
             )
     for what, function in functions.items():
         if not callable(function):
-            raise ExportError(f"{what} is a {type(function).__name__}; expected a function (outputs, *targets)")
+            raise ExportError(
+                f"{what} is a {type(function).__name__}; expected a function (outputs, *targets)"
+            )
     for name in metrics:
         check_name("metric", name)
 
 
 def refuse_class(what: str, value: object) -> None:
-    """Raise ExportError if the value is a class, such as ``nn.CrossEntropyLoss`` without brackets."""
+    """Raise ExportError if the value is a class, such as ``nn.CrossEntropyLoss`` without
+    brackets."""
     if isinstance(value, type):
         name = value.__name__
-        raise ExportError(f"{what} is the class {name}; expected an object of the class: write {name}(...)")
+        raise ExportError(
+            f"{what} is the class {name}; expected an object of the class: write {name}(...)"
+        )
 
 
 def check_name(what: str, name: object, kind: Any = Name) -> None:
@@ -77,36 +85,61 @@ def check_name(what: str, name: object, kind: Any = Name) -> None:
         raise ExportError(f"{what} name {name!r}: {error}") from None
 
 
-def named_batch(example: Sequence[Any], names: Sequence[str] | None, targets: int) -> dict[str, Tensor]:
-    """Return the rows of the example that are used, by name, as tensors of their own. Raises ExportError."""
+def named_batch(
+    example: Sequence[Any], names: Sequence[str] | None, targets: int
+) -> dict[str, Tensor]:
+    """Return the rows of the example that are used, by name, as tensors of their own. Raises
+    ExportError."""
     if isinstance(example, Tensor) or not isinstance(example, Sequence):
-        raise ExportError(f"the example is a {type(example).__name__}; expected a tuple of arrays such as (x, y)")
+        raise ExportError(
+            f"the example is a {type(example).__name__}; expected a tuple of arrays such as (x, y)"
+        )
     if not 0 <= targets < len(example):
         raise ExportError(
-            f"the example has {len(example)} arrays, of which the last {targets} are the loss's targets; "
-            "expected at least one array before them, the model's input (see the argument `targets`)"
+            f"the example has {len(example)} arrays, of which the last {targets} are the loss's "
+            "targets; expected at least one array before them, the model's input (see the argument "
+            "`targets`)"
         )
-    names = list(names) if names is not None else default_array_names(len(example) - targets, targets)
-    if len(names) != len(example) or len(set(names)) != len(names) or not all(map(str.isidentifier, names)):
-        raise ExportError(f"names {names} for an example of {len(example)} arrays; expected one identifier for each")
+    names = (
+        list(names) if names is not None else default_array_names(len(example) - targets, targets)
+    )
+    if (
+        len(names) != len(example)
+        or len(set(names)) != len(names)
+        or not all(map(str.isidentifier, names))
+    ):
+        raise ExportError(
+            f"names {names} for an example of {len(example)} arrays; expected one identifier for "
+            "each"
+        )
     batch = {}
     for name, array in zip(names, example, strict=True):
         with as_export_error(f"example array {name} cannot become a tensor"):
             # Each array its own memory: one tensor in two places would be traced as one input.
             batch[name] = torch.as_tensor(array).detach().cpu().contiguous().clone()
         if not batch[name].dim():
-            raise ExportError(f"example array {name} is a scalar; its first axis must be the examples'")
+            raise ExportError(
+                f"example array {name} is a scalar; its first axis must be the examples'"
+            )
         dtype = str(batch[name].dtype).removeprefix("torch.")
         if dtype not in DTYPES:
-            raise ExportError(f"example array {name} is {dtype}; arrays are one of {', '.join(DTYPES)}")
-        with as_export_error(f"example array {name} of shape {tuple(batch[name].shape)} does not fit a bundle"):
+            raise ExportError(
+                f"example array {name} is {dtype}; arrays are one of {', '.join(DTYPES)}"
+            )
+        with as_export_error(
+            f"example array {name} of shape {tuple(batch[name].shape)} does not fit a bundle"
+        ):
             array_row(name, batch[name])
     rows = {name: len(array) for name, array in batch.items()}
     if len(set(rows.values())) > 1 or not min(rows.values()):
-        raise ExportError(f"the first axis is the examples', the same for all arrays and at least 1; it has {rows}")
+        raise ExportError(
+            "the first axis is the examples', the same for all arrays and at least 1; it has "
+            f"{rows}"
+        )
     count = min(rows.values())
     if count > MOST:
-        spread = torch.arange(MOST) * count // MOST  # the first ones of sorted data would all have one label
+        # the first ones of sorted data would all have one label
+        spread = torch.arange(MOST) * count // MOST
         batch = {name: array[spread] for name, array in batch.items()}
     if count == 1:
         # PyTorch treats a size of 1 as a constant.
@@ -115,7 +148,8 @@ def named_batch(example: Sequence[Any], names: Sequence[str] | None, targets: in
 
 
 def default_array_names(inputs: int, targets: int) -> list[str]:
-    """Return ``x`` and ``y``; of several inputs ``x0``, ``x1``, ..., of several targets ``y0``, ``y1``, ..."""
+    """Return ``x`` and ``y``; of several inputs ``x0``, ``x1``, ..., of several targets ``y0``,
+    ``y1``, ..."""
     return [
         *(["x"] if inputs == 1 else [f"x{i}" for i in range(inputs)]),
         *(["y"] if targets == 1 else [f"y{i}" for i in range(targets)]),
@@ -123,29 +157,36 @@ def default_array_names(inputs: int, targets: int) -> list[str]:
 
 
 def array_row(name: str, value: Tensor, within: IndexRange | None = None) -> Input:
-    """Return the manifest's row for an array. Raises msgspec.ValidationError if the manifest has no such dtype."""
+    """Return the manifest's row for an array. Raises msgspec.ValidationError if the manifest has no
+    such dtype."""
     dtype = str(value.dtype).removeprefix("torch.")
     allowed = {} if within is None else within._asdict()
-    return msgspec.convert({"name": name, "dtype": dtype, "shape": tuple(value.shape[1:]), **allowed}, Input)
+    return msgspec.convert(
+        {"name": name, "dtype": dtype, "shape": tuple(value.shape[1:]), **allowed}, Input
+    )
 
 
 def check_parameters(model: nn.Module, loss: Function) -> None:
-    """Raise ExportError if a parameter cannot be trained as it is, or if the loss has parameters of its own."""
+    """Raise ExportError if a parameter cannot be trained as it is, or if the loss has parameters of
+    its own."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
             raise ExportError(
-                f"{name} has no shape yet: run the model on the example once, so that its lazy modules know"
+                f"{name} has no shape yet: run the model on the example once, so that its lazy "
+                "modules know"
             )
         if tensor.device.type != "cpu":
             raise ExportError(f"{name} is on {tensor.device}; export from the CPU: model.cpu()")
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if not trained:
-        raise ExportError("the model has no parameter with requires_grad: there is nothing to train")
+        raise ExportError(
+            "the model has no parameter with requires_grad: there is nothing to train"
+        )
     for name, value in trained.items():
         if value.dtype != torch.float32:
             raise ExportError(
-                f"parameter {name} is {value.dtype}; trained parameters are float32: convert with model.float(), or "
-                "freeze it with requires_grad_(False)"
+                f"parameter {name} is {value.dtype}; trained parameters are float32: convert with "
+                "model.float(), or freeze it with requires_grad_(False)"
             )
         if not value.numel():
             raise ExportError(f"parameter {name} has shape {tuple(value.shape)}, no element at all")
@@ -157,23 +198,31 @@ def check_parameters(model: nn.Module, loss: Function) -> None:
     if isinstance(loss, nn.Module):
         for name, value in loss.named_parameters():
             if value.requires_grad and id(value) not in own:
-                raise ExportError(f"the loss has a parameter of its own, {name}: make it a part of the model")
+                raise ExportError(
+                    f"the loss has a parameter of its own, {name}: make it a part of the model"
+                )
 
 
 def _refuse_shared_memory(model: nn.Module) -> None:
-    """Raise ExportError if a trained parameter shares elements with another tensor of the model: PyTorch's step would
-    change both, and a graph has each for itself."""
+    """Raise ExportError if a trained parameter shares elements with another tensor of the model:
+    PyTorch's step would change both, and a graph has each for itself."""
     begins: list[tuple[int, int, str, bool]] = []
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if value.numel() and value.layout == torch.strided:
-            span = sum((size - 1) * abs(stride) for size, stride in zip(value.shape, value.stride(), strict=True)) + 1
+            span = (
+                sum(
+                    (size - 1) * abs(stride)
+                    for size, stride in zip(value.shape, value.stride(), strict=True)
+                )
+                + 1
+            )
             place = value.data_ptr()
             begins.append((place, place + span * value.element_size(), name, value.requires_grad))
     begins.sort()
     for (_, end, one, trained), (begin, _, other, also) in pairwise(begins):
         if begin < end and (trained or also):
             raise ExportError(
-                f"{one} and {other} share memory, as after {other}.data = {one}.data, but are not the same parameter: "
-                f"PyTorch's step changes both at once, and a graph cannot. Tie them as one parameter: assign {one} "
-                f"itself in the place of {other}"
+                f"{one} and {other} share memory, as after {other}.data = {one}.data, but are not "
+                "the same parameter: PyTorch's step changes both at once, and a graph cannot. Tie "
+                f"them as one parameter: assign {one} itself in the place of {other}"
             )

@@ -1,4 +1,5 @@
-"""Forward and backward passes of the user's own module, which show what a graph must do, and what none can do."""
+"""Forward and backward passes of the user's own module, which show what a graph must do, and what
+none can do."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from fleetlearn_export.model.steps import Function
 from fleetlearn_export.model.user_model import UserModel
 
 REPEATABLE = 1e-3
-"""How far two runs on the same inputs may be from each other, relative to the loss and to the largest gradient: threads
-may add up in another order, which deep networks enlarge."""
+"""How far two runs on the same inputs may be from each other, relative to the loss and to the
+largest gradient: threads may add up in another order, which deep networks enlarge."""
 
 
 class BackwardRun(NamedTuple):
@@ -26,21 +27,30 @@ class BackwardRun(NamedTuple):
 
     loss: float
     sizes: dict[str, float]
-    """The largest element of each parameter's gradient; parameters without a gradient are not here."""
+    """The largest element of each parameter's gradient; parameters without a gradient are not
+    here."""
     writes: bool
     """Whether the model or its loss writes into its parameters."""
 
 
-def backward_run(user: UserModel, features: Function | None, size: int, before: Mapping[str, Tensor]) -> BackwardRun:
+def backward_run(
+    user: UserModel, features: Function | None, size: int, before: Mapping[str, Tensor]
+) -> BackwardRun:
     """Run the loss and its gradient on the first rows of the example, in the user's own module.
 
     before: the parameters, which they are again afterwards. Raises ExportError.
     """
     try:
-        with holding(user.model, {name: value.detach().clone() for name, value in user.model.named_buffers()}):
+        with holding(
+            user.model, {name: value.detach().clone() for name, value in user.model.named_buffers()}
+        ):
             loss, sizes = _run_backwards(user, features, size)
     finally:
-        changed = [name for name, value in user.model.named_parameters() if not torch.equal(value, before[name])]
+        changed = [
+            name
+            for name, value in user.model.named_parameters()
+            if not torch.equal(value, before[name])
+        ]
         with torch.no_grad():
             for name in changed:
                 user.model.get_parameter(name).copy_(before[name])
@@ -48,7 +58,9 @@ def backward_run(user: UserModel, features: Function | None, size: int, before: 
     return BackwardRun(loss, sizes, bool(changed))
 
 
-def _run_backwards(user: UserModel, features: Function | None, size: int) -> tuple[float, dict[str, float]]:
+def _run_backwards(
+    user: UserModel, features: Function | None, size: int
+) -> tuple[float, dict[str, float]]:
     """Return the loss, and the largest element of each gradient. Raises ExportError.
 
     Parameters into which the model writes stay changed.
@@ -60,15 +72,17 @@ def _run_backwards(user: UserModel, features: Function | None, size: int) -> tup
     outputs = user.model(*inputs)
     loss = user.loss(outputs, *targets)
     if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
-        raise ExportError(f"the loss is {_describe(loss)}; expected a scalar float tensor, the batch's mean")
+        raise ExportError(
+            f"the loss is {_describe(loss)}; expected a scalar float tensor, the batch's mean"
+        )
     refuse_missing_values(batch, loss)
     detached = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
     for name, metric in user.metrics.items():
         value = metric(detached, *targets)
         if not isinstance(value, Tensor) or value.shape not in ((), (size,)):
             raise ExportError(
-                f"metric {name} is {_describe(value)}; expected a scalar tensor (the batch's mean) or one of shape "
-                f"({size},), a value for each example"
+                f"metric {name} is {_describe(value)}; expected a scalar tensor (the batch's mean) "
+                f"or one of shape ({size},), a value for each example"
             )
     if not loss.requires_grad:
         raise ExportError("the loss does not depend on any parameter of the model")
@@ -98,16 +112,18 @@ def _run_backwards(user: UserModel, features: Function | None, size: int) -> tup
     hidden |= {name for name, value in user.model.named_parameters() if value.grad is not None}
     if hidden:
         raise ExportError(
-            "a torch.autograd.Function calls backward() in its own backward; what parameters get there is in no graph, "
-            "which has only the gradients that the Function returns. Give these parameters to the Function's apply() "
-            "and return their gradients, call their layers without the Function, or freeze them with "
-            f"requires_grad_(False): {', '.join(sorted(hidden))}"
+            "a torch.autograd.Function calls backward() in its own backward; what parameters get "
+            "there is in no graph, which has only the gradients that the Function returns. Give "
+            "these parameters to the Function's apply() and return their gradients, call their "
+            "layers without the Function, or freeze them with requires_grad_(False): "
+            f"{', '.join(sorted(hidden))}"
         )
     return loss.item(), sizes
 
 
 def _refuse_other_parameters(target: Tensor, model: nn.Module) -> None:
-    """Raise ExportError if the loss depends on a parameter that takes a gradient and is not the model's."""
+    """Raise ExportError if the loss depends on a parameter that takes a gradient and is not the
+    model's."""
     own = {id(value) for value in model.parameters()}
     nodes, seen = [target.grad_fn], set[Any]()
     while nodes:
@@ -119,9 +135,10 @@ def _refuse_other_parameters(target: Tensor, model: nn.Module) -> None:
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, nn.Parameter) and id(leaf) not in own:
             raise ExportError(
-                f"the loss depends on a parameter of shape {tuple(leaf.shape)} with requires_grad that is not one of "
-                "the model's, so no step would train it. To train it, make it a part of the model (model.NAME = ...). "
-                "If it is fixed, as another model's that teaches this one, freeze it with requires_grad_(False)"
+                f"the loss depends on a parameter of shape {tuple(leaf.shape)} with requires_grad "
+                "that is not one of the model's, so no step would train it. To train it, make it a "
+                "part of the model (model.NAME = ...). If it is fixed, as another model's that "
+                "teaches this one, freeze it with requires_grad_(False)"
             )
 
 
@@ -135,7 +152,9 @@ def plain_attributes(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def refuse_other_run(one: BackwardRun, other: BackwardRun, model: nn.Module, attributes: Mapping[str, Any]) -> None:
+def refuse_other_run(
+    one: BackwardRun, other: BackwardRun, model: nn.Module, attributes: Mapping[str, Any]
+) -> None:
     """Raise ExportError if a second run gave another loss, or other gradients, than the first.
 
     attributes: those of the model before the first run.
@@ -146,27 +165,37 @@ def refuse_other_run(one: BackwardRun, other: BackwardRun, model: nn.Module, att
     pairs = [(one.loss, other.loss, abs(one.loss))]
     pairs += [(size, other.sizes[name], largest) for name, size in one.sizes.items()]
     # NaN is the same as NaN here: what is not a number is refused later, with its name.
-    if all(first == second or not abs(first - second) > REPEATABLE * size for first, second, size in pairs):
+    if all(
+        first == second or not abs(first - second) > REPEATABLE * size
+        for first, second, size in pairs
+    ):
         return
     after = plain_attributes(model)
     changed = [name for name, value in attributes.items() if after.get(name) is not value]
-    changed = [name for name in changed if isinstance(after.get(name), Tensor) or after.get(name) != attributes[name]]
+    changed = [
+        name
+        for name in changed
+        if isinstance(after.get(name), Tensor) or after.get(name) != attributes[name]
+    ]
     found = f" {', '.join(changed)} changed in the first run." if changed else ""
     raise ExportError(
-        f"the model or its loss gives another result when it runs again, on the same examples, with the same "
-        f"parameters, buffers and random seed of PyTorch: a loss of {one.loss:.6g}, then {other.loss:.6g}, and largest "
-        f"gradients of {largest:.3g} and {max(other.sizes.values(), default=0.0):.3g}.{found} A graph computes the "
-        "same in each step. What the first batch initialises: run the model on a batch in training mode before the "
-        "export. What changes from step to step: keep it in a float32 buffer (register_buffer). Random numbers: draw "
-        "them with PyTorch's functions, not from a generator of your own"
+        "the model or its loss gives another result when it runs again, on the same examples, with "
+        f"the same parameters, buffers and random seed of PyTorch: a loss of {one.loss:.6g}, then "
+        f"{other.loss:.6g}, and largest gradients of {largest:.3g} and "
+        f"{max(other.sizes.values(), default=0.0):.3g}.{found} A graph computes the same in each "
+        "step. What the first batch initialises: run the model on a batch in training mode before "
+        "the export. What changes from step to step: keep it in a float32 buffer "
+        "(register_buffer). Random numbers: draw them with PyTorch's functions, not from a "
+        "generator of your own"
     )
 
 
 def skipped_by_chance(different: Set[str]) -> ExportError:
     return ExportError(
-        f"parameter {first_of(different)} gets a gradient in one run and none in another, though PyTorch draws the "
-        "same random numbers: a graph computes the same in each step. Where the model chooses with random numbers of "
-        "its own, such as layers to skip, switch that off (layerdrop=0)"
+        f"parameter {first_of(different)} gets a gradient in one run and none in another, though "
+        "PyTorch draws the same random numbers: a graph computes the same in each step. Where the "
+        "model chooses with random numbers of its own, such as layers to skip, switch that off "
+        "(layerdrop=0)"
     )
 
 

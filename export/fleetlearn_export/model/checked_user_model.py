@@ -26,11 +26,17 @@ from fleetlearn_export.model.random_evaluation import DropoutRefused, drawn_from
 from fleetlearn_export.model.refused_habits import AutocastRefused, refuse_growing_attributes
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
-from fleetlearn_export.model.user_model import SMALL_BATCH, UserModel, evaluation_mode, named_outputs, training_mode
+from fleetlearn_export.model.user_model import (
+    SMALL_BATCH,
+    UserModel,
+    evaluation_mode,
+    named_outputs,
+    training_mode,
+)
 
 RUNS = 8
-"""A model is run with this many seeds to see whether it depends on chance, as where a layer is skipped
-once in ten times."""
+"""A model is run with this many seeds to see whether it depends on chance, as where a layer is
+skipped once in ten times."""
 
 
 def make_user_model(
@@ -54,7 +60,8 @@ def make_user_model(
 
 
 def _checked_by_running(user: UserModel, features: Function | None) -> UserModel:
-    """Run the loss and its gradient on the example, and on three of its rows; on one more if it has no more.
+    """Run the loss and its gradient on the example, and on three of its rows; on one more if it has
+    no more.
 
     Returns the same with the fields that this shows. Raises ExportError.
     """
@@ -84,11 +91,15 @@ def _checked_by_running(user: UserModel, features: Function | None) -> UserModel
         ):
             second = backward_run(user, features, other, before)
         if first.sizes.keys() != second.sizes.keys():
-            _refuse_dependence_on_size(user, features, first.sizes.keys(), second.sizes.keys(), rows, other, before)
+            _refuse_dependence_on_size(
+                user, features, first.sizes.keys(), second.sizes.keys(), rows, other, before
+            )
     trained = [name for name, value in user.model.named_parameters() if value.requires_grad]
     without_gradient = tuple(name for name in trained if name not in first.sizes)
     largest = max(first.sizes.values(), default=0.0)
-    return user._replace(without_gradient=without_gradient, largest_gradient=largest, writes=first.writes)
+    return user._replace(
+        without_gradient=without_gradient, largest_gradient=largest, writes=first.writes
+    )
 
 
 def _refuse_dependence_on_size(
@@ -100,8 +111,8 @@ def _refuse_dependence_on_size(
     other: int,
     before: Mapping[str, Tensor],
 ) -> None:
-    """Raise ExportError if which parameters get a gradient depends on the number of examples, not on PyTorch's random
-    numbers: of the latter tracing says in which line they are read."""
+    """Raise ExportError if which parameters get a gradient depends on the number of examples, not
+    on PyTorch's random numbers: of the latter tracing says in which line they are read."""
     found = []
     for seed in (0, *range(RUNS)):  # twice with the first
         with training_mode(user.model):
@@ -111,16 +122,18 @@ def _refuse_dependence_on_size(
         raise skipped_by_chance(found[0] ^ found[1])
     if all(row == trained for row in found):
         raise ExportError(
-            f"parameter {first_of(trained ^ others)} gets a gradient on {rows} examples or on {other}, not on both: a "
-            "graph computes the same for any number of examples"
+            f"parameter {first_of(trained ^ others)} gets a gradient on {rows} examples or on "
+            f"{other}, not on both: a graph computes the same for any number of examples"
         )
 
 
 def _checked_in_evaluation(user: UserModel) -> UserModel:
-    """Run the loss in evaluation mode, on a few rows of the example and with each of them there twice.
+    """Run the loss in evaluation mode, on a few rows of the example and with each of them there
+    twice.
 
-    Returns ``user`` with ``random_evaluation`` and ``evaluated``. Raises ExportError if dropout is on, or if the loss
-    or a metric is a sum over the batch: it doubles with each row twice, and a mean stays.
+    Returns ``user`` with ``random_evaluation`` and ``evaluated``. Raises ExportError if dropout is
+    on, or if the loss or a metric is a sum over the batch: it doubles with each row twice, and a
+    mean stays.
     """
     found: list[float] = []
     metrics: list[dict[str, Tensor]] = []
@@ -133,7 +146,9 @@ def _checked_in_evaluation(user: UserModel) -> UserModel:
         with DropoutRefused(), drawn_from_fixed_seed() as seeded:
             outputs = user.outputs(inputs)
             described: dict[str, Tensor | str] = {
-                name: torch.empty_like(value, device="meta") if isinstance(value, Tensor) else type(value).__name__
+                name: torch.empty_like(value, device="meta")
+                if isinstance(value, Tensor)
+                else type(value).__name__
                 for name, value in named_outputs(outputs).items()
             }
             loss = user.loss(outputs, *targets).item()
@@ -141,11 +156,14 @@ def _checked_in_evaluation(user: UserModel) -> UserModel:
             measured = {name: metric(detached, *targets) for name, metric in user.metrics.items()}
         return described, loss, measured, seeded.draws
 
-    # Outputs that remember how they were computed keep all that lies between: 1.2 GiB of ViT-B's, at 224 x 224.
+    # Outputs that remember how they were computed keep all that lies between: 1.2 GiB of ViT-B's,
+    # at 224 x 224.
     with evaluation_mode(user.model), torch.no_grad(), as_export_error(what):
         for times in (1, 2):
             who = "in evaluation mode the model, its loss or a metric"
-            evaluated[SMALL_BATCH * times], loss, measured, draws = without_other_random(partial(evaluate, times), who)
+            evaluated[SMALL_BATCH * times], loss, measured, draws = without_other_random(
+                partial(evaluate, times), who
+            )
             found.append(loss)
             metrics.append(measured)
     once, twice = found
@@ -161,6 +179,6 @@ def _refuse_sum(what: str, once: float, twice: float, instead: str) -> None:
     """Raise ExportError if a value doubles with the number of examples."""
     if once and abs(twice - 2 * once) <= 1e-4 * abs(once):
         raise ExportError(
-            f"{what} is {once:.4g} on {SMALL_BATCH} examples, and {twice:.4g} with each of them there twice: it is a "
-            f"sum; expected the mean over the batch, {instead}"
+            f"{what} is {once:.4g} on {SMALL_BATCH} examples, and {twice:.4g} with each of them "
+            f"there twice: it is a sum; expected the mean over the batch, {instead}"
         )

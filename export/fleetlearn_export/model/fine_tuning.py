@@ -1,4 +1,5 @@
-"""Freezes a model for one export: all parameters that are not to be trained, and the modules that hold only such."""
+"""Freezes a model for one export: all parameters that are not to be trained, and the modules that
+hold only such."""
 
 from __future__ import annotations
 
@@ -13,17 +14,19 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.train_step import names_matching
 
 Trained = str | Sequence[str] | Callable[[str, nn.Parameter], bool]
-"""A name, a name with wildcards (``head.*``), a module's name, a list of these, or a function ``(name, parameter) ->
-bool`` that says whether the parameter is trained."""
+"""A name, a name with wildcards (``head.*``), a module's name, a list of these, or a function
+``(name, parameter) -> bool`` that says whether the parameter is trained."""
 
 
 @contextmanager
 def fine_tuning(model: nn.Module, train: Trained | None) -> Iterator[None]:
-    """Freeze all parameters that ``train`` does not choose, and keep frozen modules in evaluation mode.
+    """Freeze all parameters that ``train`` does not choose, and keep frozen modules in evaluation
+    mode.
 
-    A module is frozen if it has parameters and none of them is trained. It runs in evaluation mode whatever mode the
-    model is put in, with all modules inside it: BatchNorm uses its running statistics and does not change them, dropout
-    does nothing. With None nothing changes: ``requires_grad`` decides, and no module is kept in evaluation mode.
+    A module is frozen if it has parameters and none of them is trained. It runs in evaluation mode
+    whatever mode the model is put in, with all modules inside it: BatchNorm uses its running
+    statistics and does not change them, dropout does nothing. With None nothing changes:
+    ``requires_grad`` decides, and no module is kept in evaluation mode.
 
     Restores the model when the block ends. Raises ExportError if ``train`` chooses nothing.
     """
@@ -53,7 +56,8 @@ def fine_tuning(model: nn.Module, train: Trained | None) -> Iterator[None]:
 
 @contextmanager
 def freezing(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
-    """Freeze the parameters of these names; no module changes its mode. Restores the model when the block ends."""
+    """Freeze the parameters of these names; no module changes its mode. Restores the model when the
+    block ends."""
     values = [model.get_parameter(name) for name in names]
     try:
         for value in values:
@@ -65,7 +69,8 @@ def freezing(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
 
 
 def _chosen(model: nn.Module, train: Trained) -> set[int]:
-    """Return the ids of the trained parameters. A tied parameter is trained if one of its names is chosen."""
+    """Return the ids of the trained parameters. A tied parameter is trained if one of its names is
+    chosen."""
     rows = list(model.named_parameters(remove_duplicate=False))
     if callable(train):
         found = {name for name, value in rows if train(name, value)}
@@ -76,7 +81,10 @@ def _chosen(model: nn.Module, train: Trained) -> set[int]:
         raise ExportError("train chooses none of the model's parameters: there is nothing to train")
     for name, value in rows:
         if name in found and not value.is_floating_point():
-            raise ExportError(f"train chooses parameter {name}, which is {value.dtype}; trained parameters are float32")
+            raise ExportError(
+                f"train chooses parameter {name}, which is {value.dtype}; trained parameters are "
+                "float32"
+            )
     return {id(value) for name, value in rows if name in found}
 
 

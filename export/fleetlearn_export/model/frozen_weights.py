@@ -1,7 +1,9 @@
-"""Frozen weights in fewer bits: how they are rounded, so that PyTorch and the bundle's graphs have the same numbers.
+"""Frozen weights in fewer bits: how they are rounded, so that PyTorch and the bundle's graphs have
+the same numbers.
 
-A weight is ``codes * scale``, with one scale for each slice along its first axis: a layer's output channel, or a row of
-a table. The codes are int8, from -127 to 127, or float16, from -1 to 1, so that float16 holds weights of any size.
+A weight is ``codes * scale``, with one scale for each slice along its first axis: a layer's output
+channel, or a row of a table. The codes are int8, from -127 to 127, or float16, from -1 to 1, so
+that float16 holds weights of any size.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ from fleetlearn_export.model.user_model import UserModel, evaluation_mode
 Stored = Literal["float32", "float16", "int8"]
 """The dtype in which a bundle stores frozen weights."""
 MIN_BYTES = 1024
-"""A smaller tensor stays float32, and so does one with a single axis: biases and norms are few bytes and count much."""
+"""A smaller tensor stays float32, and so does one with a single axis: biases and norms are few
+bytes and count much."""
 LARGEST_CODE = {"int8": 127, "float16": 1}
 EXACT = 1e-6
-"""Largest difference of a decoded weight, relative to its slice's largest, that is rounding of float32 arithmetic."""
+"""Largest difference of a decoded weight, relative to its slice's largest, that is rounding of
+float32 arithmetic."""
 
 Array = NDArray[Any]
 
@@ -53,19 +57,22 @@ class Coded(NamedTuple):
 
 
 def encode(values: Array, stored: Stored, axis: int = 0) -> Coded:
-    """Round a float32 tensor: symmetrically, and so that the largest value of each slice is exact."""
+    """Round a float32 tensor: symmetrically, and so that the largest value of each slice is
+    exact."""
     largest = np.abs(values).max(axis=tuple(set(range(values.ndim)) - {axis}))
     scales = np.where(largest > 0, largest / np.float32(LARGEST_CODE[stored]), 1).astype(np.float32)
     unrounded = Coded(values, scales, axis)
     codes = values / unrounded.broadcast_scales
-    return unrounded._replace(codes=np.rint(codes).astype(np.int8) if stored == "int8" else codes.astype(np.float16))
+    return unrounded._replace(
+        codes=np.rint(codes).astype(np.int8) if stored == "int8" else codes.astype(np.float16)
+    )
 
 
 def find_codes(values: Array, stored: Stored) -> Coded | None:
     """Return the codes that the tensor was made from, or None.
 
-    They are found again where the values were multiplied by a number for each slice (a BatchNorm that was folded into a
-    convolution), and where the axes were exchanged.
+    They are found again where the values were multiplied by a number for each slice (a BatchNorm
+    that was folded into a convolution), and where the axes were exchanged.
     """
     for axis in range(values.ndim):
         coded = encode(values, stored, axis)
@@ -82,9 +89,11 @@ def has_codes(shape: tuple[int, ...], size: int) -> bool:
 
 @contextmanager
 def rounded(model: nn.Module, stored: Stored) -> Iterator[dict[str, Tensor]]:
-    """Round the model's frozen weights as the bundle will hold them. Yields the weights as they were, by name.
+    """Round the model's frozen weights as the bundle will hold them. Yields the weights as they
+    were, by name.
 
-    Restores the model when the block ends. Raises ExportError if ``stored`` is not a dtype for this.
+    Restores the model when the block ends. Raises ExportError if ``stored`` is not a dtype for
+    this.
     """
     if stored not in get_args(Stored):
         raise ExportError(f"frozen={stored!r}; expected one of {', '.join(get_args(Stored))}")
@@ -102,20 +111,26 @@ def rounded(model: nn.Module, stored: Stored) -> Iterator[dict[str, Tensor]]:
 
 
 def names_of_constants(model: nn.Module, stored: Stored) -> dict[str, str]:
-    """Return the names of what the graphs hold of the model: SHA-256 of a tensor's bytes, or its codes' -> name."""
+    """Return the names of what the graphs hold of the model: SHA-256 of a tensor's bytes, or its
+    codes' -> name."""
     found: dict[str, str] = {}
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if value.requires_grad:
             continue
         array = value.detach().contiguous().numpy()
         found.setdefault(sha256(array.data).hexdigest(), name)
-        if stored != "float32" and array.dtype == np.float32 and has_codes(array.shape, array.nbytes):
+        if (
+            stored != "float32"
+            and array.dtype == np.float32
+            and has_codes(array.shape, array.nbytes)
+        ):
             found.setdefault(sha256(encode(array, stored).codes.data).hexdigest(), f"{name}.codes")
     return found
 
 
 def effect_of_rounding(user: UserModel, before: dict[str, Tensor]) -> float | None:
-    """Return the largest change of an output in evaluation mode, relative to the largest output; None: nothing rounded.
+    """Return the largest change of an output in evaluation mode, relative to the largest output;
+    None: nothing rounded.
 
     ``before``: the weights as they were. It is measured on the example.
     """
@@ -132,5 +147,8 @@ def effect_of_rounding(user: UserModel, before: dict[str, Tensor]) -> float | No
         for value, other in zip(outputs(before), outputs({}), strict=True)
         if isinstance(value, Tensor) and value.is_floating_point()
     ]
-    changes = (float((other - value).abs().max() / value.abs().max().clamp_min(1e-30)) for value, other in pairs)
+    changes = (
+        float((other - value).abs().max() / value.abs().max().clamp_min(1e-30))
+        for value, other in pairs
+    )
     return max(changes, default=0.0)

@@ -1,4 +1,5 @@
-"""Functions that the user has registered on a parameter, and that autograd calls with its gradient."""
+"""Functions that the user has registered on a parameter, and that autograd calls with its
+gradient."""
 
 from __future__ import annotations
 
@@ -16,12 +17,16 @@ Hook = Callable[[Tensor], Any]
 
 def gradient_hooks(model: nn.Module) -> dict[str, list[Hook]]:
     """Return the hooks of ``Tensor.register_hook`` of each parameter that has some."""
-    rows = {name: list((value._backward_hooks or {}).values()) for name, value in model.named_parameters()}
+    rows = {
+        name: list((value._backward_hooks or {}).values())
+        for name, value in model.named_parameters()
+    }
     return {name: hooks for name, hooks in rows.items() if hooks}
 
 
 def hooked(gradient: Tensor, hooks: Iterable[Hook]) -> Tensor:
-    """Return the gradient that the hooks make of this one, called one after the other as autograd calls them."""
+    """Return the gradient that the hooks make of this one, called one after the other as autograd
+    calls them."""
     with torch.no_grad():
         for hook in hooks:
             found = hook(gradient)
@@ -37,12 +42,14 @@ def register(hooks: Mapping[str, Iterable[Hook]], leaves: Mapping[str, Tensor]) 
 
 
 def refuse_accumulation_hooks(model: nn.Module) -> None:
-    """Raise ExportError if a trained parameter has a hook that runs once its gradient is in ``.grad``."""
+    """Raise ExportError if a trained parameter has a hook that runs once its gradient is in
+    ``.grad``."""
     for name, value in model.named_parameters():
         if value.requires_grad and value._post_accumulate_grad_hooks:
             raise ExportError(
-                f"parameter {name} has a hook of register_post_accumulate_grad_hook, which no graph can call: there is "
-                "no .grad in it. A hook that changes the gradient can be exported as register_hook(...), whose "
-                "function returns the new gradient. A hook that does an optimizer's step: remove it, since the bundle "
-                "has a step of its own (step=LocalStep(...))"
+                f"parameter {name} has a hook of register_post_accumulate_grad_hook, which no "
+                "graph can call: there is no .grad in it. A hook that changes the gradient can be "
+                "exported as register_hook(...), whose function returns the new gradient. A hook "
+                "that does an optimizer's step: remove it, since the bundle has a step of its own "
+                "(step=LocalStep(...))"
             )

@@ -1,9 +1,10 @@
 """Loss scaling: keeps gradients that pass through float16 away from 0 and from infinity.
 
-The loss is multiplied by a scale before it is differentiated, and the gradients of the parameters, float32, are divided
-by it. If one of them is infinite or NaN the step changes nothing but the scale, which halves; after ``PATIENCE`` steps
-without that the scale doubles. Micikevicius et al. 2018, "Mixed Precision Training", arXiv 1710.03740, section 3.2. The
-scale is a power of two, so without an overflow it changes no result.
+The loss is multiplied by a scale before it is differentiated, and the gradients of the parameters,
+float32, are divided by it. If one of them is infinite or NaN the step changes nothing but the
+scale, which halves; after ``PATIENCE`` steps without that the scale doubles. Micikevicius et al.
+2018, "Mixed Precision Training", arXiv 1710.03740, section 3.2. The scale is a power of two, so
+without an overflow it changes no result.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from torch import Tensor
 from fleetlearn_export.model.steps import BatchEvaluation, Function, Objective, Tensors
 
 SCALE, STEPS = "loss_scale", "loss_scale_steps"
-"""The state: the scale, and the steps since it last changed. A task begins with the initial ones."""
+"""The state: the scale, and the steps since it last changed. A task begins with the initial
+ones."""
 FIRST = 1024.0
-"""The first scale. A task has few steps, so it may not lose some of them, as PyTorch's first scale of 65536 does. The
-paper trained its networks with constants from 8 to 32768."""
+"""The first scale. A task has few steps, so it may not lose some of them, as PyTorch's first scale
+of 65536 does. The paper trained its networks with constants from 8 to 32768."""
 PATIENCE = 100
 SMALLEST, LARGEST = 1.0, 2.0**24
 """The scale stays between these."""
@@ -31,7 +33,8 @@ def initial_scale() -> Tensors:
 
 
 def with_loss_scaling(step: Function) -> Function:
-    """Return the step, which asks ``objective`` for gradients, with loss scaling. Its state has two numbers more."""
+    """Return the step, which asks ``objective`` for gradients, with loss scaling. Its state has two
+    numbers more."""
 
     def scaled(
         params: Tensors,
@@ -68,7 +71,9 @@ class _ScaledObjective(Objective):
 
     def __call__(self, *args: Any, **kwargs: Any) -> BatchEvaluation:
         found = self._inner(*args, **kwargs, scale=self._scale)
-        self.sums += [torch.linalg.vector_norm(gradient, 1) for gradient in found.gradients.values()]
+        self.sums += [
+            torch.linalg.vector_norm(gradient, 1) for gradient in found.gradients.values()
+        ]
         return found
 
 

@@ -8,16 +8,18 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 LAYERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-"""PyTorch's normalisation layers that have parameters or buffers. _NormBase: BatchNorm and InstanceNorm of all kinds.
-Classes of other packages are found if they derive from these."""
+"""PyTorch's normalisation layers that have parameters or buffers. _NormBase: BatchNorm and
+InstanceNorm of all kinds. Classes of other packages are found if they derive from these."""
 
 
 def normalisation_names(model: nn.Module) -> set[str]:
-    """Return the names of all parameters and buffers that normalisation layers hold, as ``named_parameters`` and
-    ``named_buffers`` have them."""
+    """Return the names of all parameters and buffers that normalisation layers hold, as
+    ``named_parameters`` and ``named_buffers`` have them."""
     return {
         name
         for place, layer in model.named_modules()
         if isinstance(layer, LAYERS)
-        for name, _ in chain(layer.named_parameters(place, recurse=False), layer.named_buffers(place, recurse=False))
+        for name, _ in chain(
+            layer.named_parameters(place, recurse=False), layer.named_buffers(place, recurse=False)
+        )
     }

@@ -14,9 +14,11 @@ from torch import Tensor
 
 
 class OnDisk(Mapping[str, Tensor]):
-    """Tensors by their names, one after the other in a file. Each look-up maps the tensor's bytes into memory.
+    """Tensors by their names, one after the other in a file. Each look-up maps the tensor's bytes
+    into memory.
 
-    A file for each tensor took 4 of 25 CPU-seconds of DenseNet-121's export, whose parameters are many and small.
+    A file for each tensor took 4 of 25 CPU-seconds of DenseNet-121's export, whose parameters are
+    many and small.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -32,7 +34,8 @@ class OnDisk(Mapping[str, Tensor]):
         place, dtype, shape = self._kept[name]
         if 0 in shape:
             return torch.from_numpy(np.empty(shape, dtype))
-        return torch.from_numpy(np.memmap(self._file, dtype, "c", place, shape))  # what writes into it gets a copy
+        # what writes into it gets a copy
+        return torch.from_numpy(np.memmap(self._file, dtype, "c", place, shape))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._kept)

@@ -17,12 +17,12 @@ Result = TypeVar("Result")
 
 
 def without_other_random(run: Callable[[], Result], what: str) -> Result:
-    """Return ``run()``. Raises ExportError, with the line of the user's code, if it draws from Python's or NumPy's
-    random numbers.
+    """Return ``run()``. Raises ExportError, with the line of the user's code, if it draws from
+    Python's or NumPy's random numbers.
 
-    A graph would keep for ever what was drawn while it was traced: one branch, one gain. The states of both
-    generators before and after tell. Generators of the user's own, such as ``numpy.random.default_rng()``, have states
-    elsewhere; two runs that differ tell of those.
+    A graph would keep for ever what was drawn while it was traced: one branch, one gain. The states
+    of both generators before and after tell. Generators of the user's own, such as
+    ``numpy.random.default_rng()``, have states elsewhere; two runs that differ tell of those.
 
     what: whose code runs, as the beginning of a sentence.
     """
@@ -33,10 +33,10 @@ def without_other_random(run: Callable[[], Result], what: str) -> Result:
         return result
     location = _drawing_line(run)
     raise ExportError(
-        f"{what} draws a random number from {' and '.join(changed)}{location}. A graph cannot do that: it would use "
-        "the number that was drawn at the export for ever. Draw with PyTorch, whose numbers come from the step's seed, "
-        "and choose with torch.where, such as torch.where(torch.rand(()) < p, x.flip(1), x); or do it where the data "
-        "are read"
+        f"{what} draws a random number from {' and '.join(changed)}{location}. A graph cannot do "
+        "that: it would use the number that was drawn at the export for ever. Draw with PyTorch, "
+        "whose numbers come from the step's seed, and choose with torch.where, such as "
+        "torch.where(torch.rand(()) < p, x.flip(1), x); or do it where the data are read"
         f"{hint_of_library(location)}"
     )
 
@@ -51,7 +51,8 @@ def _states() -> dict[str, Any]:
 
 
 def _drawing_line(run: Callable[[], object]) -> str:
-    """Run it again, and return `` at FILE:LINE in FUNCTION`` for the first line of the user's code that draws."""
+    """Run it again, and return `` at FILE:LINE in FUNCTION`` for the first line of the user's code
+    that draws."""
     found: list[str] = []
     last: list[Any] = [_states(), None]
 

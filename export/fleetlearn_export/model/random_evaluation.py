@@ -1,7 +1,9 @@
-"""Models that draw random numbers in evaluation mode, such as a variational autoencoder that always samples.
+"""Models that draw random numbers in evaluation mode, such as a variational autoencoder that always
+samples.
 
-eval.onnx and infer.onnx have no seed. Their numbers come from a fixed one, so that each call with the same batch gives
-the same. Dropout that stays on is refused: it is mostly a forgotten ``self.training``.
+eval.onnx and infer.onnx have no seed. Their numbers come from a fixed one, so that each call with
+the same batch gives the same. Dropout that stays on is refused: it is mostly a forgotten
+``self.training``.
 """
 
 from __future__ import annotations
@@ -28,16 +30,22 @@ class DropoutRefused(TorchFunctionMode):
     """While active, dropout that is on raises ExportError, with the line of the user's code."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         given, name = kwargs or {}, getattr(func, "__name__", "")
-        if "dropout" in name:  # torch.dropout(input, p, train); torch.nn.functional.dropout(input, p=, training=, ...)
+        # torch.dropout(input, p, train); torch.nn.functional.dropout(input, p=, training=, ...)
+        if "dropout" in name:
             share, on = args[1:] if len(args) == 3 else (given.get("p"), given.get("training"))
         else:
             share, on = given.get("dropout_p"), name == "scaled_dot_product_attention"
         if share and on:
             raise ExportError(
-                f"in evaluation mode the model drops elements by chance{location_of_running_line()}. Let it do so in "
-                "training only: nn.Dropout, or functional.dropout(x, p, self.training)"
+                "in evaluation mode the model drops elements by "
+                f"chance{location_of_running_line()}. Let it do so in training only: nn.Dropout, "
+                "or functional.dropout(x, p, self.training)"
             )
         return func(*args, **given)

@@ -1,14 +1,17 @@
-"""Random numbers in a graph, made from a seed that is an input: the same in PyTorch and in every ONNX Runtime.
+"""Random numbers in a graph, made from a seed that is an input: the same in PyTorch and in every
+ONNX Runtime.
 
-A number is a hash of (seed, draw, element): a counter-based generator in the sense of Salmon et al., Parallel random
-numbers: as easy as 1, 2, 3 (2011). It has no state, so a traced graph stays a function and a step can be repeated.
-The hash is C. Wellons' ``lowbias32`` (the hash-prospector project: A. Appleby's finaliser of MurmurHash3 with constants
-found by search) of a Weyl sequence, index * golden ratio + key; a second key is added inside it, so that no two draws
-use the same sequence. Its last shift, which changes low bits only, is left out. Without the Weyl sequence neighbouring
-elements fail the birthday-spacings test.
+A number is a hash of (seed, draw, element): a counter-based generator in the sense of Salmon et
+al., Parallel random numbers: as easy as 1, 2, 3 (2011). It has no state, so a traced graph stays a
+function and a step can be repeated. The hash is C. Wellons' ``lowbias32`` (the hash-prospector
+project: A. Appleby's finaliser of MurmurHash3 with constants found by search) of a Weyl sequence,
+index * golden ratio + key; a second key is added inside it, so that no two draws use the same
+sequence. Its last shift, which changes low bits only, is left out. Without the Weyl sequence
+neighbouring elements fail the birthday-spacings test.
 
-It uses only operators that every ONNX Runtime has a CPU kernel for. An int64 holds a 32-bit word, so that no product
-exceeds 63 bits; a right shift is a product with a power of two in float64, which is exact below 2**53.
+It uses only operators that every ONNX Runtime has a CPU kernel for. An int64 holds a 32-bit word,
+so that no product exceeds 63 bits; a right shift is a product with a power of two in float64, which
+is exact below 2**53.
 """
 
 from __future__ import annotations
@@ -30,22 +33,26 @@ aten = torch.ops.aten
 
 _WORD = 2**32 - 1
 _GOLDEN = 0x9E3779B1
-"""The prime next to 2**32 times the golden ratio's fraction (D. E. Knuth, The Art of Computer Programming, 6.4)."""
+"""The prime next to 2**32 times the golden ratio's fraction (D. E. Knuth, The Art of Computer
+Programming, 6.4)."""
 _FIRST = 0x21F0AAAD
 _SECOND = 0xD35A2D97 - 2**32
-"""lowbias32's multipliers. The second is taken modulo 2**32 as a negative number, so that its products fit in int64."""
+"""lowbias32's multipliers. The second is taken modulo 2**32 as a negative number, so that its
+products fit in int64."""
 _Size = Sequence[Any]
 _ONE_LAYER: Callable[..., Any] = torch_decompositions._rnn_helper
 
 
 class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is active, all random numbers that PyTorch makes come from ``seed`` and the number of the draw.
+    """While it is active, all random numbers that PyTorch makes come from ``seed`` and the number
+    of the draw.
 
-    That includes those of the backward pass. ``seed`` is an int64 scalar tensor, real or fake; 0 <= seed < 2**53 (a
-    graph cannot check it). The first random operator is draw 0, the next draw 1; PyTorch's own generators, also those
-    given as ``generator=``, are neither read nor advanced. Uniform numbers are multiples of 2**-24 in [0, 1); Bernoulli
-    probabilities are rounded up to a multiple of 2**-32. A tensor may have up to 2**31 elements. vmap batches the seed
-    of a traced graph; when the code itself runs under vmap, PyTorch refuses random operators.
+    That includes those of the backward pass. ``seed`` is an int64 scalar tensor, real or fake; 0 <=
+    seed < 2**53 (a graph cannot check it). The first random operator is draw 0, the next draw 1;
+    PyTorch's own generators, also those given as ``generator=``, are neither read nor advanced.
+    Uniform numbers are multiples of 2**-24 in [0, 1); Bernoulli probabilities are rounded up to a
+    multiple of 2**-32. A tensor may have up to 2**31 elements. vmap batches the seed of a traced
+    graph; when the code itself runs under vmap, PyTorch refuses random operators.
 
     Raises ExportError on a random operator that it cannot replace, such as multinomial and poisson.
     """
@@ -55,7 +62,9 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, seed: Tensor) -> None:
         if seed.dtype != torch.int64 or seed.dim() != 0:
-            raise ExportError(f"the seed is {seed.dtype} of shape {tuple(seed.shape)}; it must be an int64 scalar")
+            raise ExportError(
+                f"the seed is {seed.dtype} of shape {tuple(seed.shape)}; it must be an int64 scalar"
+            )
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws = 0
         self._replaced: list[Any] = []
@@ -67,19 +76,28 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.device = seed.device
 
     def __enter__(self) -> Self:
-        self._replaced.append((torch_decompositions._rnn_helper, torch.get_rng_state, torch.set_rng_state))
+        self._replaced.append(
+            (torch_decompositions._rnn_helper, torch.get_rng_state, torch.set_rng_state)
+        )
         torch_decompositions._rnn_helper = _recurrent_layers
-        # torch.utils.checkpoint computes a part again in the backward pass, and has it draw the same numbers again.
+        # torch.utils.checkpoint computes a part again in the backward pass, and has it draw the
+        # same numbers again.
         torch.get_rng_state = lambda: self.draws  # type: ignore[assignment, return-value]
         torch.set_rng_state = partial(setattr, self, "draws")
         return super().__enter__()  # type: ignore[no-untyped-call, no-any-return]
 
     def __exit__(self, *error: Any) -> None:
-        torch_decompositions._rnn_helper, torch.get_rng_state, torch.set_rng_state = self._replaced.pop()
+        torch_decompositions._rnn_helper, torch.get_rng_state, torch.set_rng_state = (
+            self._replaced.pop()
+        )
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
         replacement = _REPLACEMENTS.get(func)
@@ -95,16 +113,21 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return result
         if torch.Tag.nondeterministic_seeded in func.tags and _draws_numbers(func, args, kwargs):
             raise ExportError(
-                f"random operator {func}{location_of_running_line()} cannot be drawn from the graph's seed. Draw with "
-                "dropout, bernoulli, rand, randn, randint, randperm, uniform_, normal_ or exponential_, or give the "
-                "random numbers as an input"
+                f"random operator {func}{location_of_running_line()} cannot be drawn from the "
+                "graph's seed. Draw with dropout, bernoulli, rand, randn, randint, randperm, "
+                "uniform_, normal_ or exponential_, or give the random numbers as an input"
             )
-        if func is torch.ops.aten.topk.default:  # in any order, each element would get another random number
-            args, kwargs = args[:4], {name: value for name, value in kwargs.items() if name != "sorted"}
+        # in any order, each element would get another random number
+        if func is torch.ops.aten.topk.default:
+            args, kwargs = (
+                args[:4],
+                {name: value for name, value in kwargs.items() if name != "sorted"},
+            )
         return func(*args, **kwargs)
 
     def random_words(self, size: _Size, part: int = 0) -> Tensor:
-        """Return int64 of shape ``size`` whose low 32 bits are random; the highest of these 32 are the best.
+        """Return int64 of shape ``size`` whose low 32 bits are random; the highest of these 32 are
+        the best.
 
         ``part`` (0 or 1) distinguishes the two tensors that one draw may need.
         """
@@ -120,19 +143,26 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return (word * _SECOND).reshape(tuple(size))
 
     def uniform(self, size: _Size, dtype: torch.dtype | None = None, part: int = 0) -> Tensor:
-        """Return numbers of shape ``size`` in [0, 1): multiples of 2**-24, or of the spacing of ``dtype`` below 1."""
+        """Return numbers of shape ``size`` in [0, 1): multiples of 2**-24, or of the spacing of
+        ``dtype`` below 1."""
         dtype = dtype or torch.get_default_dtype()
         if not dtype.is_floating_point:
-            raise ExportError(f"uniform random numbers of {dtype} were asked for; they must be floating-point")
+            raise ExportError(
+                f"uniform random numbers of {dtype} were asked for; they must be floating-point"
+            )
         digits = min(24, 1 - round(math.log2(torch.finfo(dtype).eps)))
         signed = self.random_words(size, part).to(torch.int32) & -(1 << 32 - digits)
         # Not float16: 2**31 is beyond its range.
-        return (signed.to(torch.float64 if dtype == torch.float64 else torch.float32) * 2.0**-32 + 0.5).to(dtype)
+        return (
+            signed.to(torch.float64 if dtype == torch.float64 else torch.float32) * 2.0**-32 + 0.5
+        ).to(dtype)
 
     def normal(self, size: _Size, dtype: torch.dtype | None = None) -> Tensor:
-        """Return numbers of shape ``size``, mean 0, variance 1: G. E. P. Box and M. E. Muller (1958), only the cosine.
+        """Return numbers of shape ``size``, mean 0, variance 1: G. E. P. Box and M. E. Muller
+        (1958), only the cosine.
 
-        Runtimes round logarithms and cosines differently, so these are not bit-identical everywhere.
+        Runtimes round logarithms and cosines differently, so these are not bit-identical
+        everywhere.
         """
         radius = torch.sqrt(-2 * torch.log(1 - self.uniform(size, dtype)))
         return radius * torch.cos(2 * math.pi * self.uniform(size, dtype, part=1))
@@ -146,16 +176,21 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.random_words(size).to(torch.int32) <= math.ceil(p * 2**32) - 2**31 - 1
 
     def integers(self, low: Any, high: Any, size: _Size) -> Tensor:
-        """Return float64 of shape ``size``: whole numbers from ``low`` to ``high - 1``, at most 2**32 of them."""
+        """Return float64 of shape ``size``: whole numbers from ``low`` to ``high - 1``, at most
+        2**32 of them."""
         if high is None:
-            raise ExportError("random integers without an upper end were asked for; give `to` (up to 2**32 values)")
+            raise ExportError(
+                "random integers without an upper end were asked for; give `to` (up to 2**32 "
+                "values)"
+            )
         share = (self.random_words(size) & _WORD).to(torch.float64) * 2.0**-32
         values: Tensor = torch.floor(share * (high - low)) + low
         return values
 
 
 def _shift_right(word: Tensor, bits: int) -> Tensor:
-    """Shift an int64 in [0, 2**53) right. float64 does that exactly; ONNX's BitShift takes unsigned types only."""
+    """Shift an int64 in [0, 2**53) right. float64 does that exactly; ONNX's BitShift takes unsigned
+    types only."""
     return (word.to(torch.float64) * 2.0**-bits).to(torch.int64)
 
 
@@ -177,7 +212,8 @@ def _mix_number(number: int) -> int:
 
 
 def _draws_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the operator draws: attention and recurrent layers do so only if their dropout is above 0."""
+    """Whether the operator draws: attention and recurrent layers do so only if their dropout is
+    above 0."""
     for place, row in enumerate(func._schema.arguments):
         if row.name in ("dropout_p", "dropout"):
             value = kwargs.get(row.name, args[place] if place < len(args) else row.default_value)
@@ -197,7 +233,8 @@ def _recurrent_layers(
     batch_first: bool,
     layer: Callable[..., Any],
 ) -> tuple[Tensor, list[Any]]:
-    """Compute layers of LSTM, GRU or RNN one by one, as symbolic tracing does, with the dropout between them.
+    """Compute layers of LSTM, GRU or RNN one by one, as symbolic tracing does, with the dropout
+    between them.
 
     PyTorch 2.13 leaves that dropout out silently: it compares ``num_layers < i - 1``.
     """
@@ -227,7 +264,9 @@ def _bernoulli_in_place(mode: Seeded, self: Tensor, p: Any = 0.5) -> Tensor:
     return _bernoulli(mode, self, p)
 
 
-def _native_dropout(mode: Seeded, self: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+def _native_dropout(
+    mode: Seeded, self: Tensor, p: float, train: bool | None
+) -> tuple[Tensor, Tensor]:
     if train is False:
         return self.clone(), torch.ones_like(self, dtype=torch.bool)
     mask = mode.bernoulli(self.shape, 1 - p)
@@ -250,7 +289,9 @@ def _randn(mode: Seeded, size: _Size, *, dtype: torch.dtype | None = None, **_: 
     return mode.normal(size, dtype)
 
 
-def _randn_like(mode: Seeded, self: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+def _randn_like(
+    mode: Seeded, self: Tensor, *, dtype: torch.dtype | None = None, **_: Any
+) -> Tensor:
     return mode.normal(self.shape, dtype or self.dtype)
 
 
@@ -260,7 +301,11 @@ def _normal_like(mode: Seeded, self: Tensor, mean: float = 0.0, std: float = 1.0
 
 def _normal(mode: Seeded, mean: Any, std: Any = 1.0, size: _Size = (), **options: Any) -> Tensor:
     like = mean + std  # if one of the two is a tensor, this has the shape and dtype of the result
-    noise = mode.normal(like.shape, like.dtype) if isinstance(like, Tensor) else mode.normal(size, options.get("dtype"))
+    noise = (
+        mode.normal(like.shape, like.dtype)
+        if isinstance(like, Tensor)
+        else mode.normal(size, options.get("dtype"))
+    )
     values: Tensor = noise * std + mean
     return values
 
@@ -290,22 +335,33 @@ def _randint_like_low(
 
 
 def _randperm(mode: Seeded, n: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    # The index is in the low bits, so no two keys are equal, and every sorting algorithm finds the same order.
+    # The index is in the low bits, so no two keys are equal, and every sorting algorithm finds the
+    # same order.
     index = torch.arange(n, dtype=torch.int64, device=mode.device)
-    return torch.argsort((mode.random_words((n,)) & _WORD >> 1) * 2**31 + index).to(dtype or torch.int64)
+    return torch.argsort((mode.random_words((n,)) & _WORD >> 1) * 2**31 + index).to(
+        dtype or torch.int64
+    )
 
 
 def _rrelu(
-    mode: Seeded, self: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False
+    mode: Seeded,
+    self: Tensor,
+    noise: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return the output and the noise: the slope where the input is <= 0, else 1 (B. Xu et al., arXiv 1505.00853)."""
+    """Return the output and the noise: the slope where the input is <= 0, else 1 (B. Xu et al.,
+    arXiv 1505.00853)."""
     if not training:
         return torch.nn.functional.leaky_relu(self, (lower + upper) / 2), noise
     slopes = torch.where(self <= 0, _uniform(mode, self, lower, upper), 1.0)
     return self * slopes, slopes
 
 
-def _rrelu_with_noise(mode: Seeded, self: Tensor, noise: Tensor, *args: Any, **options: Any) -> Tensor:
+def _rrelu_with_noise(
+    mode: Seeded, self: Tensor, noise: Tensor, *args: Any, **options: Any
+) -> Tensor:
     output, slopes = _rrelu(mode, self, noise, *args, **options)
     if slopes is not noise:
         noise.copy_(slopes)

@@ -15,10 +15,12 @@ Result = TypeVar("Result")
 
 
 def functional_call(model: nn.Module, tensors: dict[str, Tensor], arrays: tuple[Any, ...]) -> Any:
-    """Call ``torch.func.functional_call``. If the model replaces a buffer, ``tensors`` holds the new one afterwards.
+    """Call ``torch.func.functional_call``. If the model replaces a buffer, ``tensors`` holds the
+    new one afterwards.
 
-    Where no gradients are recorded, as in evaluation, the model finds parameters that require gradients as its own do:
-    it may differentiate with respect to them itself, under ``torch.enable_grad()``.
+    Where no gradients are recorded, as in evaluation, the model finds parameters that require
+    gradients as its own do: it may differentiate with respect to them itself, under
+    ``torch.enable_grad()``.
     """
     if not torch.is_grad_enabled():
         for name, value in model.named_parameters():
@@ -28,12 +30,15 @@ def functional_call(model: nn.Module, tensors: dict[str, Tensor], arrays: tuple[
         return torch.func.functional_call(model, tensors, arrays)
 
 
-def call_with(model: nn.Module, tensors: dict[str, Tensor], function: Callable[[], Result]) -> Result:
-    """Return ``function()``. While it runs, the model has other tensors in the place of its parameters and buffers.
+def call_with(
+    model: nn.Module, tensors: dict[str, Tensor], function: Callable[[], Result]
+) -> Result:
+    """Return ``function()``. While it runs, the model has other tensors in the place of its
+    parameters and buffers.
 
-    So a loss that reads the model's parameters, calls the model again or is one of its methods sees these tensors, and
-    so does a backward pass inside ``function`` that computes a part of the model again. If the model replaces a buffer,
-    ``tensors`` holds the new one afterwards.
+    So a loss that reads the model's parameters, calls the model again or is one of its methods sees
+    these tensors, and so does a backward pass inside ``function`` that computes a part of the model
+    again. If the model replaces a buffer, ``tensors`` holds the new one afterwards.
     """
     given = {f"{_Caller.PREFIX}{name}": value for name, value in tensors.items()}
     result: Result = functional_call(_Caller(model), given, (function,))
@@ -58,9 +63,9 @@ class _Caller(nn.Module):
 def holding(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """Let the model's own parameters and buffers hold other values, until the block ends.
 
-    The parameters stay the same objects, with the user's hooks, and whoever has them in a list or in a closure sees
-    the values too. Training changes ``tensors`` in place. ``.grad`` is empty at the beginning, and the user's own
-    afterwards.
+    The parameters stay the same objects, with the user's hooks, and whoever has them in a list or
+    in a closure sees the values too. Training changes ``tensors`` in place. ``.grad`` is empty at
+    the beginning, and the user's own afterwards.
     """
     rows = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     own = [(row, row.data, row.grad) for row in rows.values()]
@@ -82,8 +87,8 @@ def holding(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
 def own_tensors_restored(model: nn.Module) -> Iterator[None]:
     """Give the model its own tensors again when the block ends.
 
-    For a module in two places of the model PyTorch 2.13 does not: under the second name it saves, and later restores,
-    the tensors that it has already put there under the first.
+    For a module in two places of the model PyTorch 2.13 does not: under the second name it saves,
+    and later restores, the tensors that it has already put there under the first.
     """
     own: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for module in model.modules():
@@ -97,13 +102,17 @@ def own_tensors_restored(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def attributes_restored(model: nn.Module) -> Iterator[None]:
-    """Give the model's modules their attributes again, and what these dicts and lists held, when the block ends.
+    """Give the model's modules their attributes again, and what these dicts and lists held, when
+    the block ends.
 
-    Models keep what they computed between calls, such as a table of positions. What tracing left there has no values.
-    Some also register hooks at their first call, and keep an attribute that says so: both go together.
+    Models keep what they computed between calls, such as a table of positions. What tracing left
+    there has no values. Some also register hooks at their first call, and keep an attribute that
+    says so: both go together.
     """
     own = [vars(module) for module in model.modules()]
-    kept = [value for row in own for value in row.values() if type(value) in (dict, OrderedDict, list)]
+    kept = [
+        value for row in own for value in row.values() if type(value) in (dict, OrderedDict, list)
+    ]
     before = [(value, copy(value)) for value in (*own, *kept)]
     try:
         yield

@@ -15,8 +15,8 @@ from fleetlearn_export.model.stateless import attributes_restored, functional_ca
 from fleetlearn_export.model.steps import Function
 
 SMALL_BATCH = 2
-"""Examples on which a model is run to see what any batch shows. Each takes time; PyTorch treats a size of 1 as a
-constant, and BatchNorm may not train on one."""
+"""Examples on which a model is run to see what any batch shows. Each takes time; PyTorch treats a
+size of 1 as a constant, and BatchNorm may not train on one."""
 
 
 class UserModel(NamedTuple):
@@ -30,20 +30,23 @@ class UserModel(NamedTuple):
     targets: int
     """How many of the batch's last arrays go to the loss, not to the model."""
     without_gradient: tuple[str, ...] = ()
-    """Names of parameters with ``requires_grad`` on which the loss does not depend, as torch.optim skips them."""
+    """Names of parameters with ``requires_grad`` on which the loss does not depend, as torch.optim
+    skips them."""
     largest_gradient: float = 1.0
     """The largest element of any parameter's gradient on the example."""
     writes: bool = False
-    """Whether the model or its loss writes into a parameter, as ``nn.Embedding(max_norm=...)`` does."""
+    """Whether the model or its loss writes into a parameter, as ``nn.Embedding(max_norm=...)``
+    does."""
     random_evaluation: bool = False
     """Whether the model, the loss or a metric draws random numbers in evaluation mode."""
     trains_on_one: bool = False
     """Whether the traced step was compared with PyTorch on a single example."""
     evaluated: Mapping[int, Mapping[str, Tensor | str]] = {}
-    """What the model returns in evaluation mode for two numbers of examples: name -> a tensor without memory, or the
-    name of another type."""
+    """What the model returns in evaluation mode for two numbers of examples: name -> a tensor
+    without memory, or the name of another type."""
     outputs_left_out: Mapping[str, str] = {}
-    """Name of an output that is in no graph -> what it is: not a tensor with a row for each example."""
+    """Name of an output that is in no graph -> what it is: not a tensor with a row for each
+    example."""
 
     def inputs(self) -> dict[str, Tensor]:
         return dict(list(self.batch.items())[: len(self.batch) - self.targets])
@@ -53,7 +56,8 @@ class UserModel(NamedTuple):
         return {name: value[:SMALL_BATCH].clone() for name, value in self.batch.items()}
 
     def evaluation_draws(self) -> AbstractContextManager[object]:
-        """Return a context for one evaluation, in which the random numbers are those of eval.onnx and infer.onnx."""
+        """Return a context for one evaluation, in which the random numbers are those of eval.onnx
+        and infer.onnx."""
         return drawn_from_fixed_seed() if self.random_evaluation else nullcontext()
 
     def outputs(self, inputs: tuple[Tensor, ...]) -> Any:
@@ -62,11 +66,20 @@ class UserModel(NamedTuple):
 
     def kept_outputs(self, result: Any) -> dict[str, Tensor]:
         """Return by name what the model returned, without what is left out."""
-        return {name: value for name, value in named_outputs(result).items() if name not in self.outputs_left_out}
+        return {
+            name: value
+            for name, value in named_outputs(result).items()
+            if name not in self.outputs_left_out
+        }
 
     def written(self) -> dict[str, Tensor]:
-        """Return copies of the parameters for one call, into which the model may write; none if it does not write."""
-        return {name: value.detach().clone() for name, value in self.model.named_parameters() if self.writes}
+        """Return copies of the parameters for one call, into which the model may write; none if it
+        does not write."""
+        return {
+            name: value.detach().clone()
+            for name, value in self.model.named_parameters()
+            if self.writes
+        }
 
     def sum_names(self) -> list[str]:
         """Return the names of EvalModule's results, in eval.onnx's order."""
@@ -94,7 +107,8 @@ class LossModule(nn.Module):
 
 
 class EvalModule(LossModule):
-    """Maps a batch to the sum of the loss, the sum of each metric, and the number of examples (int64)."""
+    """Maps a batch to the sum of the loss, the sum of each metric, and the number of examples
+    (int64)."""
 
     def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
         return self.sums(self.model(*batch[: self.inputs]), batch)
@@ -110,7 +124,8 @@ class EvalInferModule(EvalModule):
 
     def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
         outputs = self.model(*batch[: self.inputs])
-        named = [value.clone() for value in self.user.kept_outputs(outputs).values()]  # before the loss may change them
+        # before the loss may change them
+        named = [value.clone() for value in self.user.kept_outputs(outputs).values()]
         return (*self.sums(outputs, batch), *named)
 
 
@@ -127,19 +142,24 @@ class InferModule(nn.Module):
 
 
 def named_outputs(result: Any, name: str = "output") -> dict[str, Any]:
-    """Name the model's outputs: ``output``; ``output_0``, ``output_1``, ... for a tuple; ``output_KEY`` for a dict; and
-    ``output_KEY_0`` for a tuple in a dict. None has no name."""
+    """Name the model's outputs: ``output``; ``output_0``, ``output_1``, ... for a tuple;
+    ``output_KEY`` for a dict; and ``output_KEY_0`` for a tuple in a dict. None has no name."""
     if isinstance(result, Mapping):
         rows = list(result.items())
     elif isinstance(result, list | tuple):
         rows = list(enumerate(result))
     else:
         return {} if result is None else {name: result}
-    return {row: leaf for key, value in rows for row, leaf in named_outputs(value, f"{name}_{key}").items()}
+    return {
+        row: leaf
+        for key, value in rows
+        for row, leaf in named_outputs(value, f"{name}_{key}").items()
+    }
 
 
 def training_mode(model: nn.Module) -> AbstractContextManager[None]:
-    """Put the model in training mode. Restores its modes, its buffers and PyTorch's random state afterwards."""
+    """Put the model in training mode. Restores its modes, its buffers and PyTorch's random state
+    afterwards."""
     return _mode(model, training=True)
 
 

@@ -1,4 +1,5 @@
-"""ONNX Runtime's own training artifacts: the same model and loss, differentiated by ONNX Runtime."""
+"""ONNX Runtime's own training artifacts: the same model and loss, differentiated by ONNX
+Runtime."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ import msgspec
 import onnx
 from fleetlearn_protocol.manifest import ORT_TRAINING, LocalStep
 
-from fleetlearn_export.checks.comparison import batches, call_in_pytorch, compare, first_inputs, first_passing
+from fleetlearn_export.checks.comparison import (
+    batches,
+    call_in_pytorch,
+    compare,
+    first_inputs,
+    first_passing,
+)
 from fleetlearn_export.checks.pytorch_training import PyTorchTraining
 from fleetlearn_export.model.source_locations import first_line
 from fleetlearn_export.model.train_step import TrainStep
@@ -21,7 +28,8 @@ from fleetlearn_export.ort_training.forward import forward_model
 from fleetlearn_export.silence import silenced_process
 
 IR_VERSION = 10
-"""The newest that onnxruntime-training 1.19.2, the last release, reads. It writes its optimizer in onnx's newest."""
+"""The newest that onnxruntime-training 1.19.2, the last release, reads. It writes its optimizer in
+onnx's newest."""
 LEARNING_RATE = 0.01
 
 
@@ -35,26 +43,38 @@ class Artifacts(NamedTuple):
 def make_artifacts(user: UserModel, step: TrainStep) -> Artifacts:
     """Generate the artifacts and compare a few steps with PyTorch. The model is in training mode.
 
-    The graph given to ONNX Runtime ends in the user's own loss, so both runtimes train the same. Its inputs are
-    ``batch.NAME``, its outputs ``loss`` and ``metric.NAME`` (means). Its parameters are named as in the manifest.
+    The graph given to ONNX Runtime ends in the user's own loss, so both runtimes train the same.
+    Its inputs are ``batch.NAME``, its outputs ``loss`` and ``metric.NAME`` (means). Its parameters
+    are named as in the manifest.
     """
     reason = _unsupported(step.rule)
     if reason:
         return Artifacts({}, reason)
     values = step.values
     if step.state:
-        return Artifacts({}, "the step scales its loss for float16, and ONNX Runtime's training steps do not")
+        return Artifacts(
+            {}, "the step scales its loss for float16, and ONNX Runtime's training steps do not"
+        )
     if step.random:
-        return Artifacts({}, "the step is random, and ONNX Runtime's training steps draw from a state of their own")
+        return Artifacts(
+            {},
+            "the step is random, and ONNX Runtime's training steps draw from a state of their own",
+        )
     if step.personal:
         return Artifacts({}, "personal parameters are kept apart in the bundle's graph alone")
     if step.buffers:
         listed = ", ".join(sorted(step.buffers))
-        return Artifacts({}, f"training changes buffers, which ONNX Runtime's training steps do not write: {listed}")
+        return Artifacts(
+            {},
+            f"training changes buffers, which ONNX Runtime's training steps do not write: {listed}",
+        )
     try:
         from onnxruntime.training import artifacts
     except ImportError:
-        return Artifacts({}, "they are made where onnxruntime-training-cpu is installed (fleetlearn[ort-training])")
+        return Artifacts(
+            {},
+            "they are made where onnxruntime-training-cpu is installed (fleetlearn[ort-training])",
+        )
     try:
         with tempfile.TemporaryDirectory(prefix="fleetlearn-") as folder:
             with silenced_process():
@@ -67,21 +87,29 @@ def make_artifacts(user: UserModel, step: TrainStep) -> Artifacts:
             _make_repeatable(Path(folder, "optimizer_model.onnx"))
             with silenced_process():
                 first_passing(lambda seed: _check(user, step, Path(folder), seed))
-            return Artifacts({f"ort_training/{name}": Path(folder, name).read_bytes() for name in ORT_TRAINING}, None)
+            return Artifacts(
+                {f"ort_training/{name}": Path(folder, name).read_bytes() for name in ORT_TRAINING},
+                None,
+            )
     except Exception as error:
-        # The old exporter and the builder of artifacts raise exceptions of many kinds for what they cannot do.
+        # The old exporter and the builder of artifacts raise exceptions of many kinds for what they
+        # cannot do.
         return Artifacts({}, _reason(error))
 
 
 def _unsupported(rule: LocalStep) -> str | None:
-    """Return why the artifacts cannot do the step, or None. They have SGD; the device can add a proximal term."""
+    """Return why the artifacts cannot do the step, or None. They have SGD; the device can add a
+    proximal term."""
     if msgspec.structs.replace(rule, proximal=False) == LocalStep():
         return None
-    return "they are made for plain SGD, with or without a proximal term; the bundle's step is another"
+    return (
+        "they are made for plain SGD, with or without a proximal term; the bundle's step is another"
+    )
 
 
 def _make_repeatable(file: Path) -> None:
-    """Give the optimizer an IR version that its runtime reads, and names without the process's running numbers."""
+    """Give the optimizer an IR version that its runtime reads, and names without the process's
+    running numbers."""
     model = onnx.load(file)
     model.ir_version = IR_VERSION
     for node in model.graph.node:
@@ -100,7 +128,9 @@ def _check(user: UserModel, step: TrainStep, folder: Path, seed: int) -> None:
     optimizer = api.Optimizer(str(folder / "optimizer_model.onnx"), module)
     optimizer.set_learning_rate(LEARNING_RATE)
     reference = PyTorchTraining(user, step, None)
-    given = first_inputs(step, {"lr": LEARNING_RATE} | ({"mu": 0.0} if step.rule.proximal else {}), seed)
+    given = first_inputs(
+        step, {"lr": LEARNING_RATE} | ({"mu": 0.0} if step.rule.proximal else {}), seed
+    )
     for batch in batches(user, seed):
         given |= {f"batch.{name}": value for name, value in batch.items()}
         expected = call_in_pytorch(partial(reference, given), batch)
@@ -111,8 +141,14 @@ def _check(user: UserModel, step: TrainStep, folder: Path, seed: int) -> None:
         module.lazy_reset_grad()
         loss = outputs[0] if isinstance(outputs, tuple) else outputs
         given = expected.given
-        rows = {f"parameter {name}": (state.parameters[name].data, given[f"param.{name}"]) for name in step.values}
-        compare(rows | {"the loss": (loss, expected.results["loss"])}, "training with ONNX Runtime's artifacts")
+        rows = {
+            f"parameter {name}": (state.parameters[name].data, given[f"param.{name}"])
+            for name in step.values
+        }
+        compare(
+            rows | {"the loss": (loss, expected.results["loss"])},
+            "training with ONNX Runtime's artifacts",
+        )
 
 
 def _reason(error: Exception) -> str:

@@ -23,40 +23,43 @@ from fleetlearn_export.tracing.missing_pooling import adaptive_averages
 
 OPSET = 17
 EXPANDED = "fleetlearn.expanded"
-"""The domain of EXPANSIONS, functions that replace operators without a gradient there. All of them are inlined."""
+"""The domain of EXPANSIONS, functions that replace operators without a gradient there. All of them
+are inlined."""
 EXPANSIONS = [
-    "Elu <alpha> (x) => (y) {"
-    " a = Constant <value_float: float = @alpha> () one = Constant <value = float {1}> ()"
-    " above = Relu (x) below = Sub (x, above) e = Exp (below) f = Sub (e, one) g = Mul (a, f) y = Add (above, g) }",
-    "HardSigmoid <alpha, beta> (x) => (y) {"
-    " a = Constant <value_float: float = @alpha> () b = Constant <value_float: float = @beta> ()"
-    " one = Constant <value = float {1}> ()"
-    " ax = Mul (x, a) line = Add (ax, b) low = Relu (line) over = Sub (line, one) high = Relu (over)"
-    " y = Sub (low, high) }",
-    "HardSwish (x) => (y) {"
-    " a = Constant <value = float {0.1666666667}> () b = Constant <value = float {0.5}> ()"
-    " one = Constant <value = float {1}> ()"
-    " ax = Mul (x, a) line = Add (ax, b) low = Relu (line) over = Sub (line, one) high = Relu (over)"
-    " gate = Sub (low, high) y = Mul (x, gate) }",
-    "InstanceNormalization <epsilon> (x, scale, bias) => (y) {"
-    " e = Constant <value_float: float = @epsilon> () flat = Constant <value = int64[3] {0, 0, -1}> ()"
-    " column = Constant <value = int64[1] {1}> ()"
-    " rows = Reshape (x, flat) mean = ReduceMean <axes = [2]> (rows) d = Sub (rows, mean) dd = Mul (d, d)"
-    " v = ReduceMean <axes = [2]> (dd) ve = Add (v, e) s = Sqrt (ve) n = Div (d, s)"
-    " scales = Unsqueeze (scale, column) biases = Unsqueeze (bias, column)"
-    " scaled = Mul (n, scales) whole = Add (scaled, biases) shape = Shape (x) y = Reshape (whole, shape) }",
-    "PRelu (x, slope) => (y) {"
-    " above = Relu (x) minus = Neg (x) below = Relu (minus) scaled = Mul (slope, below) y = Sub (above, scaled) }",
-    "Softplus (x) => (y) {"
-    " one = Constant <value = float {1}> ()"
-    " size = Abs (x) below = Neg (size) e = Exp (below) f = Add (e, one) l = Log (f) r = Relu (x) y = Add (l, r) }",
+    "Elu <alpha> (x) => (y) { a = Constant <value_float: float = @alpha> () one = Constant <value "
+    "= float {1}> () above = Relu (x) below = Sub (x, above) e = Exp (below) f = Sub (e, one) g = "
+    "Mul (a, f) y = Add (above, g) }",
+    "HardSigmoid <alpha, beta> (x) => (y) { a = Constant <value_float: float = @alpha> () b = "
+    "Constant <value_float: float = @beta> () one = Constant <value = float {1}> () ax = Mul (x, "
+    "a) line = Add (ax, b) low = Relu (line) over = Sub (line, one) high = Relu (over) y = Sub "
+    "(low, high) }",
+    "HardSwish (x) => (y) { a = Constant <value = float {0.1666666667}> () b = Constant <value = "
+    "float {0.5}> () one = Constant <value = float {1}> () ax = Mul (x, a) line = Add (ax, b) low "
+    "= Relu (line) over = Sub (line, one) high = Relu (over) gate = Sub (low, high) y = Mul (x, "
+    "gate) }",
+    "InstanceNormalization <epsilon> (x, scale, bias) => (y) { e = Constant <value_float: float = "
+    "@epsilon> () flat = Constant <value = int64[3] {0, 0, -1}> () column = Constant <value = "
+    "int64[1] {1}> () rows = Reshape (x, flat) mean = ReduceMean <axes = [2]> (rows) d = Sub "
+    "(rows, mean) dd = Mul (d, d) v = ReduceMean <axes = [2]> (dd) ve = Add (v, e) s = Sqrt (ve) n "
+    "= Div (d, s) scales = Unsqueeze (scale, column) biases = Unsqueeze (bias, column) scaled = "
+    "Mul (n, scales) whole = Add (scaled, biases) shape = Shape (x) y = Reshape (whole, shape) }",
+    "PRelu (x, slope) => (y) { above = Relu (x) minus = Neg (x) below = Relu (minus) scaled = Mul "
+    "(slope, below) y = Sub (above, scaled) }",
+    "Softplus (x) => (y) { one = Constant <value = float {1}> () size = Abs (x) below = Neg (size) "
+    "e = Exp (below) f = Add (e, one) l = Log (f) r = Relu (x) y = Add (l, r) }",
 ]
 OPTIONAL = {"SoftmaxCrossEntropyLoss": 2, "LayerNormalization": 3}
-"""Operators whose gradient needs their optional outputs -> how many outputs they have with these."""
+"""Operators whose gradient needs their optional outputs -> how many outputs they have with
+these."""
 
 
 def l1_loss(
-    x: Tensor, y: Tensor, size_average: None = None, reduce: None = None, reduction: str = "mean", weight: None = None
+    x: Tensor,
+    y: Tensor,
+    size_average: None = None,
+    reduce: None = None,
+    reduction: str = "mean",
+    weight: None = None,
 ) -> Tensor | None:
     return _reduced((x - y).abs(), reduction) if weight is None else None
 
@@ -99,7 +102,13 @@ def cross_entropy(
 
     Szegedy et al. 2015, arXiv 1512.00567, section 7.
     """
-    if not label_smoothing or weight is not None or ignore_index != -100 or reduction != "mean" or y.dim() != 1:
+    if (
+        not label_smoothing
+        or weight is not None
+        or ignore_index != -100
+        or reduction != "mean"
+        or y.dim() != 1
+    ):
         return None
     all_classes = -functional.log_softmax(x, 1).mean(1).mean()
     return (1 - label_smoothing) * functional.cross_entropy(x, y) + label_smoothing * all_classes
@@ -110,9 +119,16 @@ def bilinear(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None) -
     return functional.linear(products, weight.flatten(1), bias)
 
 
-def embedding_bag(words: Tensor, weight: Tensor, *given: Any, mode: str = "mean", **options: Any) -> Tensor | None:
+def embedding_bag(
+    words: Tensor, weight: Tensor, *given: Any, mode: str = "mean", **options: Any
+) -> Tensor | None:
     """Return sums or means of bags of one size, (n, words)."""
-    if words.dim() != 2 or mode == "max" or any(value is not None for value in given) or _any_option_given(options):
+    if (
+        words.dim() != 2
+        or mode == "max"
+        or any(value is not None for value in given)
+        or _any_option_given(options)
+    ):
         return None
     rows = functional.embedding(words, weight)
     return rows.sum(1) if mode == "sum" else rows.mean(1)
@@ -127,7 +143,8 @@ def convolution(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """Return the convolution with padding="same" as numbers, which ONNX Runtime's gradient of Conv needs."""
+    """Return the convolution with padding="same" as numbers, which ONNX Runtime's gradient of Conv
+    needs."""
     if padding != "same":
         return None
     count = weight.dim() - 2
@@ -146,12 +163,17 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor | None:
-    """Return a convolution with equal weights: ONNX Runtime's gradient of AveragePool divides by 0 and crashes."""
+    """Return a convolution with equal weights: ONNX Runtime's gradient of AveragePool divides by 0
+    and crashes."""
     count = x.dim() - 2
     padded = any([padding] if isinstance(padding, int) else padding)
     if ceil_mode or divisor_override or (padded and not count_include_pad):
         return None
-    kernel = [kernel_size] * count if isinstance(kernel_size, int) else list(kernel_size) * (count // len(kernel_size))
+    kernel = (
+        [kernel_size] * count
+        if isinstance(kernel_size, int)
+        else list(kernel_size) * (count // len(kernel_size))
+    )
     weight = torch.full([1, 1, *kernel], 1 / prod(kernel))
     alone = x.reshape(-1, 1, *map(int, x.shape[2:]))
     out = _convolve(alone, weight, None, kernel if stride is None else stride, padding)
@@ -160,14 +182,22 @@ def avg_pool(
 
 def adaptive_avg_pool(x: Tensor, output_size: int | Sequence[int | None] | None) -> Tensor | None:
     sizes = [int(size) for size in x.shape[2:]]
-    wanted = [output_size] * len(sizes) if output_size is None or isinstance(output_size, int) else list(output_size)
+    wanted = (
+        [output_size] * len(sizes)
+        if output_size is None or isinstance(output_size, int)
+        else list(output_size)
+    )
     outs = [size if out is None else out for size, out in zip(sizes, wanted, strict=True)]
     return None if set(outs) == {1} else adaptive_averages(x, outs)
 
 
 def _any_option_given(options: Mapping[str, Any]) -> bool:
     """Whether any option is set. The norm's type does not count: it is always given."""
-    return any(value is not None and value is not False for name, value in options.items() if name != "norm_type")
+    return any(
+        value is not None and value is not False
+        for name, value in options.items()
+        if name != "norm_type"
+    )
 
 
 def _reduced(values: Tensor, reduction: str) -> Tensor:
@@ -178,7 +208,11 @@ def _reduced(values: Tensor, reduction: str) -> Tensor:
 
 def _convolve(x: Tensor, *given: Any) -> Tensor:
     """Call conv1d, conv2d or conv3d, whichever fits the image."""
-    functions: tuple[Callable[..., Any], ...] = (functional.conv1d, functional.conv2d, functional.conv3d)
+    functions: tuple[Callable[..., Any], ...] = (
+        functional.conv1d,
+        functional.conv2d,
+        functional.conv3d,
+    )
     out: Tensor = functions[x.dim() - 3](x, *given)
     return out
 
@@ -203,11 +237,15 @@ REPLACEMENTS: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
 
 
 class ReplacedFunctions(TorchFunctionMode):
-    """Calls the function in REPLACEMENTS for what the exporter cannot translate. If that returns None, it does not
-    support these arguments, and the original function is called."""
+    """Calls the function in REPLACEMENTS for what the exporter cannot translate. If that returns
+    None, it does not support these arguments, and the original function is called."""
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: Any, given: tuple[Any, ...] = (), options: Any = None
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        given: tuple[Any, ...] = (),
+        options: Any = None,
     ) -> Any:
         replacement = REPLACEMENTS.get(function)
         result = replacement(*given, **(options or {})) if replacement else None
@@ -215,10 +253,11 @@ class ReplacedFunctions(TorchFunctionMode):
 
 
 def forward_model(user: UserModel, values: Mapping[str, Tensor], folder: Path) -> onnx.ModelProto:
-    """Return the graph from ``batch.NAME`` to the mean loss and metrics, with parameters named as in the manifest.
+    """Return the graph from ``batch.NAME`` to the mean loss and metrics, with parameters named as
+    in the manifest.
 
-    The older of PyTorch's two exporters makes it: ONNX Runtime's gradient builder understands its graphs. Raises
-    ExportError.
+    The older of PyTorch's two exporters makes it: ONNX Runtime's gradient builder understands its
+    graphs. Raises ExportError.
     """
     names = [f"batch.{name}" for name in user.batch]
     file = folder / "forward.onnx"
@@ -247,7 +286,9 @@ def forward_model(user: UserModel, values: Mapping[str, Tensor], folder: Path) -
             raise ExportError("ONNX Runtime's gradient of AveragePool divides by 0")
     missing = values.keys() - {tensor.name for tensor in model.graph.initializer}
     if missing:
-        raise ExportError(f"the exported loss does not have the parameters {', '.join(sorted(missing))}")
+        raise ExportError(
+            f"the exported loss does not have the parameters {', '.join(sorted(missing))}"
+        )
     return model
 
 

@@ -16,11 +16,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 @contextmanager
 def ranges_known() -> Iterator[None]:
-    """While active, the list of a range between numbers is a list of numbers, as libraries of losses name axes:
-    ``x.sum(torch.arange(2, x.dim()).tolist())``.
+    """While active, the list of a range between numbers is a list of numbers, as libraries of
+    losses name axes: ``x.sum(torch.arange(2, x.dim()).tolist())``.
 
-    Tracing knows no values, so the list would hold unknown numbers, which are no axes. A range up to the number of
-    examples, and one that was written into, stay unknown.
+    Tracing knows no values, so the list would hold unknown numbers, which are no axes. A range up
+    to the number of examples, and one that was written into, stay unknown.
     """
     # Not a TorchFunctionMode, which would switch off PyTorch's own fused layers.
     arange: Callable[..., Tensor] = torch.arange
@@ -29,7 +29,9 @@ def ranges_known() -> Iterator[None]:
 
     def remembered(*args: Any, **options: Any) -> Tensor:
         made = arange(*args, **options)
-        if not any(isinstance(value, (torch.SymInt, Tensor)) for value in (*args, *options.values())):
+        if not any(
+            isinstance(value, (torch.SymInt, Tensor)) for value in (*args, *options.values())
+        ):
             ranges[made] = partial(arange, *args, **options)
         return made
 

@@ -22,7 +22,9 @@ def _padded(x: Tensor, windows: Windows, first: int) -> Tensor:
 
 def _shifted(x: Tensor, windows: Windows, first: int, tap: Sequence[int]) -> Tensor:
     """Return the elements of the padded ``x`` that the tap multiplies, in the output's shape."""
-    for i, (begin, places, step) in enumerate(zip(windows.begins(tap), windows.places, windows.stride, strict=True)):
+    for i, (begin, places, step) in enumerate(
+        zip(windows.begins(tap), windows.places, windows.stride, strict=True)
+    ):
         x = x.narrow(first + i, begin, (places - 1) * step + 1)
         if step > 1 and places > 1:
             x = x[(slice(None),) * (first + i) + (slice(None, None, step),)]
@@ -47,7 +49,9 @@ def convolution_backward(
     The input's is the transposed convolution (for a transposed one, the convolution).
     """
     axes = list(range(2, x.dim()))
-    stride, padding, dilation = (per_axis(values, len(axes)) for values in (stride, padding, dilation))
+    stride, padding, dilation = (
+        per_axis(values, len(axes)) for values in (stride, padding, dilation)
+    )
     attributes: Attributes = {
         "strides": stride,
         "pads": padding * 2,
@@ -55,7 +59,8 @@ def convolution_backward(
         "group": groups,
         "kernel_shape": _sizes(weight),
     }
-    # A transposed convolution is the convolution from its output to its input, with the same weight.
+    # A transposed convolution is the convolution from its output to its input, with the same
+    # weight.
     signal, kernel = (grad, x) if transposed else (x, grad)
     windows = Windows(_sizes(weight), _sizes(kernel), stride, padding, dilation)
     grad_x = grad_weight = grad_bias = None
@@ -63,7 +68,9 @@ def convolution_backward(
         grad_x = symbolic("Conv", (grad, weight), attributes, dtype=grad.dtype, shape=x.shape)
     elif output_mask[0]:
         attributes["output_padding"] = windows.output_padding(_sizes(x))
-        grad_x = symbolic("ConvTranspose", (grad, weight), attributes, dtype=grad.dtype, shape=x.shape)
+        grad_x = symbolic(
+            "ConvTranspose", (grad, weight), attributes, dtype=grad.dtype, shape=x.shape
+        )
     if output_mask[1]:
         grad_weight = _weight_gradient(kernel, signal, weight, windows, groups)
     if output_mask[2]:
@@ -76,12 +83,16 @@ def _sizes(x: Tensor) -> list[int]:
     return [int(size) for size in x.shape[2:]]
 
 
-def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, windows: Windows, groups: int) -> Tensor:
-    """Return the gradient of the weight from ``grad``, the gradient of the output, and ``x``, the input.
+def _weight_gradient(
+    grad: Tensor, x: Tensor, weight: Tensor, windows: Windows, groups: int
+) -> Tensor:
+    """Return the gradient of the weight from ``grad``, the gradient of the output, and ``x``, the
+    input.
 
-    For each element of the output an element of the kernel (a tap) multiplies one element of the input. The tap's
-    gradient is the sum of the products of these two over all elements and examples: a matrix product. Which
-    arrangement of these products costs least depends on the sizes alone (benchmarks/README.md, "A training step").
+    For each element of the output an element of the kernel (a tap) multiplies one element of the
+    input. The tap's gradient is the sum of the products of these two over all elements and
+    examples: a matrix product. Which arrangement of these products costs least depends on the sizes
+    alone (benchmarks/README.md, "A training step").
     """
     taps, channels = prod(windows.kernel), int(weight.shape[1])
     if windows.side_by_side and groups == 1:
@@ -99,7 +110,8 @@ def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, windows: Windows, 
 
 
 def _products(grad: Tensor, columns: Tensor) -> Tensor:
-    """Multiply (n, outputs, ...) and (n, inputs, places), summed over examples and places -> (outputs, inputs)."""
+    """Multiply (n, outputs, ...) and (n, inputs, places), summed over examples and places ->
+    (outputs, inputs)."""
     grad = grad.flatten(2)
     outputs, inputs, places = int(grad.shape[1]), int(columns.shape[1]), int(grad.shape[2])
     if places == 1:
@@ -111,9 +123,14 @@ def _products(grad: Tensor, columns: Tensor) -> Tensor:
 
 
 def _columns(x: Tensor, windows: Windows) -> Tensor:
-    """Return the elements that each tap multiplies: (n, channels, ...) -> (n, channels * taps, places)."""
+    """Return the elements that each tap multiplies: (n, channels, ...) -> (n, channels * taps,
+    places)."""
     padded = _padded(x, windows, 2)
-    return torch.stack([_shifted(padded, windows, 2, tap) for tap in windows.taps], 2).flatten(1, 2).flatten(2)
+    return (
+        torch.stack([_shifted(padded, windows, 2, tap) for tap in windows.taps], 2)
+        .flatten(1, 2)
+        .flatten(2)
+    )
 
 
 def _columns_side_by_side(x: Tensor, windows: Windows) -> Tensor:
@@ -123,27 +140,40 @@ def _columns_side_by_side(x: Tensor, windows: Windows) -> Tensor:
         x = x.narrow(2 + i, 0, size * count)
         shape += [count, size]
         order.append(3 + 2 * i)
-    return x.reshape(shape).permute(*order, *(axis - 1 for axis in order[2:])).flatten(1, len(order) - 1).flatten(2)
+    return (
+        x.reshape(shape)
+        .permute(*order, *(axis - 1 for axis in order[2:]))
+        .flatten(1, len(order) - 1)
+        .flatten(2)
+    )
 
 
 def _tap_by_tap(grad: Tensor, x: Tensor, windows: Windows, groups: int) -> Tensor:
-    """Multiply matrices for each tap, with the channels last: a tap then reads whole rows, which are cheap to copy.
+    """Multiply matrices for each tap, with the channels last: a tap then reads whole rows, which
+    are cheap to copy.
 
     -> (outputs, inputs of a group, taps).
     """
     image, grouped = len(windows.kernel), int(groups > 1)
     if grouped:
-        x, grad = (value.reshape(x.shape[0], groups, -1, *_sizes(value)).transpose(0, 1) for value in (x, grad))
+        x, grad = (
+            value.reshape(x.shape[0], groups, -1, *_sizes(value)).transpose(0, 1)
+            for value in (x, grad)
+        )
     first = 1 + grouped
     x = x.permute(*range(first), *range(first + 1, first + 1 + image), first)
     grad = grad.transpose(grouped, grouped + 1).flatten(first)
     padded = _padded(x, windows, first)
-    products = [grad @ _shifted(padded, windows, first, tap).flatten(grouped, grouped + image) for tap in windows.taps]
+    products = [
+        grad @ _shifted(padded, windows, first, tap).flatten(grouped, grouped + image)
+        for tap in windows.taps
+    ]
     return torch.stack(products, -1).flatten(0, grouped)
 
 
 def _by_rows(grad: Tensor, x: Tensor, windows: Windows) -> Tensor:
-    """Depthwise: multiply all pairs of elements of an output row and the matching input row, then add up each tap's.
+    """Depthwise: multiply all pairs of elements of an output row and the matching input row, then
+    add up each tap's.
 
     -> (channels, taps).
     """
@@ -151,16 +181,21 @@ def _by_rows(grad: Tensor, x: Tensor, windows: Windows) -> Tensor:
     x = x.transpose(0, 1)
     grad = grad.transpose(0, 1).flatten(1, -2).transpose(1, 2)
     padded = _padded(x, rows, 2)
-    pairs = torch.stack([grad @ _shifted(padded, rows, 2, tap).flatten(1, -2) for tap in rows.taps], 1)
+    pairs = torch.stack(
+        [grad @ _shifted(padded, rows, 2, tap).flatten(1, -2) for tap in rows.taps], 1
+    )
     return (pairs.flatten(2) @ _of_taps(windows, int(x.shape[-1])).to(x.dtype)).flatten(1)
 
 
 def _of_taps(windows: Windows, size: int) -> Tensor:
-    """Return 1 where a pair of indices in the last axes of output and input is a tap's -> (places * size, taps)."""
+    """Return 1 where a pair of indices in the last axes of output and input is a tap's -> (places *
+    size, taps)."""
     a = torch.arange(windows.places[-1]).reshape(-1, 1, 1)
     b = torch.arange(size).reshape(1, -1, 1)
     tap = torch.arange(windows.kernel[-1])
-    return (b == a * windows.stride[-1] - windows.padding[-1] + tap * windows.dilation[-1]).flatten(0, 1)
+    return (b == a * windows.stride[-1] - windows.padding[-1] + tap * windows.dilation[-1]).flatten(
+        0, 1
+    )
 
 
 def _by_sums(grad: Tensor, x: Tensor, windows: Windows) -> Tensor:
@@ -168,22 +203,30 @@ def _by_sums(grad: Tensor, x: Tensor, windows: Windows) -> Tensor:
     image = range(2, x.dim())
     padded = _padded(x.permute(0, *image, 1), windows, 1)
     grad = grad.permute(0, *image, 1)
-    sums = [(_shifted(padded, windows, 1, tap) * grad).sum(list(range(x.dim() - 1))) for tap in windows.taps]
+    sums = [
+        (_shifted(padded, windows, 1, tap) * grad).sum(list(range(x.dim() - 1)))
+        for tap in windows.taps
+    ]
     return torch.stack(sums, 1)
 
 
 def _by_convolution(grad: Tensor, x: Tensor, windows: Windows, groups: int) -> Tensor:
-    """Convolve the input with the output's gradient as the kernel -> (outputs, inputs of a group, ...).
+    """Convolve the input with the output's gradient as the kernel -> (outputs, inputs of a group,
+    ...).
 
-    Examples and channels are exchanged, and so are stride and dilation. The result is cropped to the kernel's size.
+    Examples and channels are exchanged, and so are stride and dilation. The result is cropped to
+    the kernel's size.
     """
     examples, image = x.shape[0], list(range(2, x.dim()))
     outputs, inputs, sizes = int(grad.shape[1]), int(x.shape[1]) // groups, _sizes(x)
-    # (n, groups * inputs, ...) -> (inputs, groups * n, ...): the convolution's groups are then the channels' blocks.
+    # (n, groups * inputs, ...) -> (inputs, groups * n, ...): the convolution's groups are then the
+    # channels' blocks.
     if groups == 1:
         signal = x.transpose(0, 1)
     else:
-        signal = x.reshape(examples, groups, inputs, *sizes).permute(2, 1, 0, *(axis + 1 for axis in image))
+        signal = x.reshape(examples, groups, inputs, *sizes).permute(
+            2, 1, 0, *(axis + 1 for axis in image)
+        )
         signal = signal.reshape(inputs, groups * examples, *sizes)
     found = [
         (size + 2 * pad - step * (count - 1) - 1) // gap + 1

@@ -1,7 +1,8 @@
 """Tables of replacements for ATen operators that ONNX has no operator for.
 
-Each function replaces one ATen operator while a program is decomposed. ``symbolic`` puts a standard ONNX operator into
-the program. Its result has the right shape but no values, so a decomposed program can be exported, but not run.
+Each function replaces one ATen operator while a program is decomposed. ``symbolic`` puts a standard
+ONNX operator into the program. Its result has the right shape but no values, so a decomposed
+program can be exported, but not run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from fleetlearn_export.tracing import linear_algebra, missing_functions, missing
 from fleetlearn_export.tracing import missing_operators as missing
 from fleetlearn_export.tracing.convolution import convolution_backward
 from fleetlearn_export.tracing.formulas import scan
-from fleetlearn_export.tracing.max_pooling import max_pool2d, max_pool2d_with_indices, max_pool2d_with_indices_backward
+from fleetlearn_export.tracing.max_pooling import (
+    max_pool2d,
+    max_pool2d_with_indices,
+    max_pool2d_with_indices_backward,
+)
 
 aten = torch.ops.aten
 Decompositions = dict[Any, Callable[..., Any]]
@@ -79,22 +84,23 @@ COMPOSED = {
     aten.nll_loss_forward.default,
     aten.nll_loss2d_forward.default,
 }
-"""Operators that PyTorch decomposes itself: into those of FORWARD, and losses, some of whose options the ONNX exporter
-silently ignores."""
+"""Operators that PyTorch decomposes itself: into those of FORWARD, and losses, some of whose
+options the ONNX exporter silently ignores."""
 
 
 def tracing_decompositions() -> Decompositions:
-    """Return the replacements for tracing: operators that decomposing an exported program leaves as they are, because
-    PyTorch has a kernel for them besides a formula."""
+    """Return the replacements for tracing: operators that decomposing an exported program leaves as
+    they are, because PyTorch has a kernel for them besides a formula."""
     table: Decompositions = get_decompositions([aten.mish_backward, aten.silu_backward])
     return {**table, **scan.DECOMPOSITIONS}
 
 
 def pytorch_decompositions() -> Decompositions:
-    """Return the replacements by other PyTorch operators: a program decomposed with these can still be run."""
+    """Return the replacements by other PyTorch operators: a program decomposed with these can still
+    be run."""
     table: Decompositions = {
-        # The ONNX exporter's own functions for losses and for batch norm in training mode compute something else,
-        # without an error.
+        # The ONNX exporter's own functions for losses and for batch norm in training mode compute
+        # something else, without an error.
         **core_aten_decompositions(),
         **get_decompositions([aten._native_batch_norm_legit_functional]),
         **FORWARD,
@@ -123,7 +129,8 @@ def training_decompositions(graph: torch.fx.Graph) -> Decompositions:
 def inference_decompositions(graph: torch.fx.Graph) -> Decompositions:
     """Return the replacements for a forward graph: as few as it needs.
 
-    The ONNX exporter translates most forward operators better as they are, such as a recurrent layer into one operator.
+    The ONNX exporter translates most forward operators better as they are, such as a recurrent
+    layer into one operator.
     """
     called = {node.target for node in graph.nodes}
     table: Decompositions = {}
@@ -133,7 +140,10 @@ def inference_decompositions(graph: torch.fx.Graph) -> Decompositions:
     elif called & FORWARD.keys():
         table = dict(FORWARD)
     layers = [node for node in graph.nodes if node.target is aten.lstm.input]
-    if any(node.args[1][0].meta["val"].shape[-1] != node.args[1][1].meta["val"].shape[-1] for node in layers):
+    if any(
+        node.args[1][0].meta["val"].shape[-1] != node.args[1][1].meta["val"].shape[-1]
+        for node in layers
+    ):
         # A projected state is smaller than the cell's; the ONNX exporter assumes one size for both.
         table[aten.lstm.input] = core_aten_decompositions()[aten.lstm.input]
     pools = (node for node in graph.nodes if node.target is aten.max_pool2d.default)
@@ -151,9 +161,11 @@ def empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **option
     return torch.zeros(tuple(size), dtype=options.get("dtype") or torch.float32)
 
 
-def _with_number_as_tensor(operation: Callable[[Tensor, Tensor], Tensor], values: Tensor, number: Any) -> Any:
-    """Turn a number that depends on the number of examples (2 / (n - 1) in a deviation's gradient) into a tensor: the
-    ONNX exporter accepts it in no other form."""
+def _with_number_as_tensor(
+    operation: Callable[[Tensor, Tensor], Tensor], values: Tensor, number: Any
+) -> Any:
+    """Turn a number that depends on the number of examples (2 / (n - 1) in a deviation's gradient)
+    into a tensor: the ONNX exporter accepts it in no other form."""
     sizes: tuple[Any, ...] = (torch.SymFloat, torch.SymInt)
     return (
         operation(values, torch.scalar_tensor(number, dtype=values.dtype))
@@ -163,16 +175,18 @@ def _with_number_as_tensor(operation: Callable[[Tensor, Tensor], Tensor], values
 
 
 def _indices_only_for_backward(graph: torch.fx.Graph) -> bool:
-    """Whether only pooling's backward pass reads max-pooling's indices, so that they may be numbered in ONNX's way.
+    """Whether only pooling's backward pass reads max-pooling's indices, so that they may be
+    numbered in ONNX's way.
 
-    PyTorch numbers the elements of one image's channel, ONNX those of the whole array. Converting would cost a second
-    pooling.
+    PyTorch numbers the elements of one image's channel, ONNX those of the whole array. Converting
+    would cost a second pooling.
     """
     for node in graph.nodes:
         if node.target is aten.max_pool2d_with_indices.default:
             for item in node.users:
                 if item.args[1] == 1 and any(
-                    user.target is not aten.max_pool2d_with_indices_backward.default for user in item.users
+                    user.target is not aten.max_pool2d_with_indices_backward.default
+                    for user in item.users
                 ):
                     return False
     return True

@@ -10,9 +10,11 @@ from torch.distributions import Distribution
 
 @contextmanager
 def distributions_unchecked() -> Iterator[None]:
-    """While active, distributions do not check their arguments and samples, unless the user's code asks each to.
+    """While active, distributions do not check their arguments and samples, unless the user's code
+    asks each to.
 
-    The checks raise errors by the values of tensors, which no graph can do. They ran before, with the example.
+    The checks raise errors by the values of tensors, which no graph can do. They ran before, with
+    the example.
     """
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)

@@ -17,8 +17,9 @@ Result = TypeVar("Result")
 
 
 def traced_either_way(call: Callable[[bool], Result]) -> Result:
-    """Trace a model that does what it does in training, ``call(False)``. If values decide what it does, trace it as it
-    is while PyTorch exports it, ``call(True)``: libraries leave checks of values out then. Raises ExportError."""
+    """Trace a model that does what it does in training, ``call(False)``. If values decide what it
+    does, trace it as it is while PyTorch exports it, ``call(True)``: libraries leave checks of
+    values out then. Raises ExportError."""
     try:
         return call(False)
     except ExportError as error:
@@ -33,11 +34,16 @@ def traced_either_way(call: Callable[[bool], Result]) -> Result:
 def model_told(exporting: bool) -> Iterator[None]:
     """Tell models whether PyTorch exports them.
 
-    Some do something else then: transformers' Informer makes masks that its layers do not take. PyTorch's own code
-    learns the truth if models are told that there is no export, and else what they are told.
+    Some do something else then: transformers' Informer makes masks that its layers do not take.
+    PyTorch's own code learns the truth if models are told that there is no export, and else what
+    they are told.
     """
     compiler: Any = torch.compiler
-    names = ("_is_exporting_flag", "_is_compiling_flag") if exporting else ("is_exporting", "is_compiling")
+    names = (
+        ("_is_exporting_flag", "_is_compiling_flag")
+        if exporting
+        else ("is_exporting", "is_compiling")
+    )
     kept = [getattr(compiler, name) for name in names]
 
     def answer(truth: Callable[[], bool]) -> Callable[[], bool]:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 @contextmanager
 def numbers_from_tensors() -> Iterator[None]:
-    """While active, a tensor that is filled with another one's only element is an expanded copy of it."""
+    """While active, a tensor that is filled with another one's only element is an expanded copy of
+    it."""
     full: Any = torch.full
     full_like: Any = torch.full_like
     new_full: Any = Tensor.new_full

@@ -12,7 +12,8 @@ from torch import Tensor
 
 @contextmanager
 def lengths_free() -> Iterator[None]:
-    """Let ``len(x)`` be ``x.shape[0]``, which stays free. Python's own ``len`` gives a plain number, and so fixes it.
+    """Let ``len(x)`` be ``x.shape[0]``, which stays free. Python's own ``len`` gives a plain
+    number, and so fixes it.
 
     Where a plain number is needed, as in ``range(len(x))``, the size is fixed all the same.
     """

@@ -1,4 +1,5 @@
-"""Replacements for operators that PyTorch decomposes into more passes over memory than ONNX Runtime needs."""
+"""Replacements for operators that PyTorch decomposes into more passes over memory than ONNX Runtime
+needs."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ aten = torch.ops.aten
 
 
 def relu_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
-    """Multiply with a mask: ONNX Runtime's Where takes several times longer (ten times in version 1.19)."""
+    """Multiply with a mask: ONNX Runtime's Where takes several times longer (ten times in version
+    1.19)."""
     if threshold != 0:
         found: Tensor = decomposition_table[aten.threshold_backward.default](grad, x, threshold)
         return found
@@ -37,22 +39,34 @@ def fuse_operators(graph: torch.fx.Graph) -> None:
 
 
 def mask_before_pooling(graph: torch.fx.Graph) -> None:
-    """Apply a ReLU's mask before the backward pass of the max-pooling behind it, where the gradient is small.
+    """Apply a ReLU's mask before the backward pass of the max-pooling behind it, where the gradient
+    is small.
 
-    That pass moves the gradient to the places of the maxima, and there the ReLU's outputs are the maxima.
+    That pass moves the gradient to the places of the maxima, and there the ReLU's outputs are the
+    maxima.
     """
     nodes: list[Any] = list(graph.nodes)
     for node in nodes:
         if node.target is not aten.threshold_backward.default:
             continue
         spread, passed, threshold = node.args
-        if spread.target is not aten.max_pool2d_with_indices_backward.default or len(spread.users) > 1:
+        if (
+            spread.target is not aten.max_pool2d_with_indices_backward.default
+            or len(spread.users) > 1
+        ):
             continue
         indices = undetached(spread.args[-1])
-        if threshold != 0 or undetached(passed) is not undetached(spread.args[1]) or indices.target is not getitem:
+        if (
+            threshold != 0
+            or undetached(passed) is not undetached(spread.args[1])
+            or indices.target is not getitem
+        ):
             continue
-        maxima = [item for item in indices.args[0].users if item.target is getitem and item.args[1] == 0]
-        # PyTorch keeps the indices only, so the model may write into the maxima, as ``x += positions`` does.
+        maxima = [
+            item for item in indices.args[0].users if item.target is getitem and item.args[1] == 0
+        ]
+        # PyTorch keeps the indices only, so the model may write into the maxima, as
+        # ``x += positions`` does.
         if maxima and not _written_into(maxima[0]):
             with graph.inserting_before(spread):
                 masked = graph.call_function(node.target, (spread.args[0], maxima[0], 0))
@@ -70,9 +84,16 @@ def _written_into(tensor: torch.fx.Node) -> bool:
             return True
         if not isinstance(operator, torch._ops.OpOverload):
             continue
-        given = dict(zip((row.name for row in operator._schema.arguments), user.args, strict=False)) | user.kwargs
-        if any(row.is_write and given.get(row.name) is tensor for row in operator._schema.arguments):
+        given = (
+            dict(zip((row.name for row in operator._schema.arguments), user.args, strict=False))
+            | user.kwargs
+        )
+        if any(
+            row.is_write and given.get(row.name) is tensor for row in operator._schema.arguments
+        ):
             return True
-        if any(row.alias_info is not None for row in operator._schema.returns) and _written_into(user):
+        if any(row.alias_info is not None for row in operator._schema.returns) and _written_into(
+            user
+        ):
             return True
     return False

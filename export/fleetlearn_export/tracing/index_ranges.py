@@ -1,6 +1,8 @@
-"""The integers that a batch's arrays may hold, as the model and its loss tell: classes of a loss, rows of an embedding.
+"""The integers that a batch's arrays may hold, as the model and its loss tell: classes of a loss,
+rows of an embedding.
 
-PyTorch refuses others when it is run. ONNX's operators may not: GatherElements takes -1 for the last class.
+PyTorch refuses others when it is run. ONNX's operators may not: GatherElements takes -1 for the
+last class.
 """
 
 from __future__ import annotations
@@ -84,12 +86,14 @@ def _is_whole(node: torch.fx.Node) -> bool:
 
 
 def _is_asserted(condition: torch.fx.Node) -> bool:
-    """Whether PyTorch refuses a batch for which an element of the condition is false, as ``one_hot`` does."""
+    """Whether PyTorch refuses a batch for which an element of the condition is false, as
+    ``one_hot`` does."""
     alls = [user for user in condition.users if user.target is aten.all.default]
     return any(user.target is aten._assert_async.msg for node in alls for user in node.users)
 
 
 def _demand(below: Any, ignored: int | None = None) -> Iterator[IndexRange]:
-    """Nothing where the size is the number of examples, or where a manifest cannot say what is left out."""
+    """Nothing where the size is the number of examples, or where a manifest cannot say what is left
+    out."""
     if isinstance(below, int) and abs(ignored or 0) <= MAX_EXACT:
         yield IndexRange(below, ignored)

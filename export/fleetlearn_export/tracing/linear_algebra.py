@@ -1,7 +1,8 @@
 """Inverses, determinants and triangular systems of small matrices, which ONNX does not have.
 
-The elimination is written out, step by step. PyTorch's own gradients call the same operators. What LAPACK would report
-as an error, such as a singular matrix, gives numbers that are none (NaN) or infinite.
+The elimination is written out, step by step. PyTorch's own gradients call the same operators. What
+LAPACK would report as an error, such as a singular matrix, gives numbers that are none (NaN) or
+infinite.
 """
 
 from __future__ import annotations
@@ -14,26 +15,29 @@ from torch import Tensor
 
 aten = torch.ops.aten
 LARGEST = 32
-"""Rows of a matrix. Of larger ones the graph would get thousands of operators; they are left to the error that names
-the user's line."""
+"""Rows of a matrix. Of larger ones the graph would get thousands of operators; they are left to the
+error that names the user's line."""
 
 
 def _exchanged(rows: Tensor, place: int, other: Tensor) -> Tensor:
-    """Exchange two rows of each matrix (..., n, m). ``other`` (...) is a row's number for each matrix."""
+    """Exchange two rows of each matrix (..., n, m). ``other`` (...) is a row's number for each
+    matrix."""
     places, other = torch.arange(rows.shape[-2]), other.unsqueeze(-1)
     order = torch.where(places == place, other, torch.where(places == other, place, places))
     return rows.gather(-2, order.unsqueeze(-1).expand(rows.shape))
 
 
 def _factors(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Factor matrices (..., n, n) with partial pivoting, as LAPACK's getrf does: both factors in one matrix, and from
-    1 the row (..., n) with which each row was exchanged."""
+    """Factor matrices (..., n, n) with partial pivoting, as LAPACK's getrf does: both factors in
+    one matrix, and from 1 the row (..., n) with which each row was exchanged."""
     places, exchanges = torch.arange(a.shape[-1]), []
     for step in range(int(a.shape[-1])):
         exchanges.append(a[..., step:, step].abs().argmax(-1) + step)
         a = _exchanged(a, step, exchanges[-1])
         later = places > step
-        factors = torch.where(later, a[..., step] / a[..., step, step].unsqueeze(-1), 0).unsqueeze(-1)
+        factors = torch.where(later, a[..., step] / a[..., step, step].unsqueeze(-1), 0).unsqueeze(
+            -1
+        )
         rest = a - factors * torch.where(later, a[..., step, :], 0).unsqueeze(-2)
         a = torch.where(later.unsqueeze(-1) & (places == step), factors, rest)
     return a, (torch.stack(exchanges, -1) + 1).to(torch.int32)
@@ -44,7 +48,9 @@ def _with_batch_of(b: Tensor, a: Tensor) -> Tensor:
     return b.expand([*batch, *b.shape[-2:]])
 
 
-def solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
+def solve_triangular(
+    a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Any:
     """Solve ``a x = b``, or ``x a = b`` unless ``left``, by substitution."""
     if a.shape[-1] > LARGEST:
         return NotImplemented
@@ -54,14 +60,20 @@ def solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, un
     rest = _with_batch_of(b, a)
     found: list[Tensor] = []
     for step in reversed(range(size)) if upper else range(size):
-        row, rest = (rest[..., -1:, :], rest[..., :-1, :]) if upper else (rest[..., :1, :], rest[..., 1:, :])
+        row, rest = (
+            (rest[..., -1:, :], rest[..., :-1, :])
+            if upper
+            else (rest[..., :1, :], rest[..., 1:, :])
+        )
         column = a[..., :step, step : step + 1] if upper else a[..., step + 1 :, step : step + 1]
         found.append(row if unitriangular else row / a[..., step : step + 1, step : step + 1])
         rest = rest - column * found[-1]
     return torch.cat(found[::-1] if upper else found, -2)
 
 
-def lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False) -> Any:
+def lu_solve(
+    lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False
+) -> Any:
     """Solve with the factors of ``_factors``; ``adjoint``: for the transposed matrix."""
     if lu.shape[-1] > LARGEST:
         return NotImplemented
@@ -116,7 +128,8 @@ def _sign_of_exchanges(pivots: Tensor) -> Tensor:
 
 
 def _factors_for_determinant(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Factor the transposed matrix if that is how LAPACK sees the memory: PyTorch's gradients rely on that."""
+    """Factor the transposed matrix if that is how LAPACK sees the memory: PyTorch's gradients rely
+    on that."""
     return _factors(a.mT if a.is_contiguous() else a)
 
 
@@ -133,7 +146,12 @@ def logarithm_of_determinant(a: Tensor) -> Any:
         return NotImplemented
     lu, pivots = _factors_for_determinant(a)
     diagonal = lu.diagonal(0, -2, -1)
-    return diagonal.sign().prod(-1) * _sign_of_exchanges(pivots), diagonal.abs().log().sum(-1), lu, pivots
+    return (
+        diagonal.sign().prod(-1) * _sign_of_exchanges(pivots),
+        diagonal.abs().log().sum(-1),
+        lu,
+        pivots,
+    )
 
 
 def cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:

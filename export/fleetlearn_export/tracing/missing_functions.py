@@ -1,5 +1,5 @@
-"""Functions that PyTorch computes with operators of their own, and ONNX does not have: running extrema and sums of
-exponentials, medians, histograms, the gamma function's logarithm."""
+"""Functions that PyTorch computes with operators of their own, and ONNX does not have: running
+extrema and sums of exponentials, medians, histograms, the gamma function's logarithm."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ def _shifted(x: Tensor, axis: int, count: int, fill: float) -> Tensor:
 
 
 def _steps(x: Tensor, axis: int) -> list[int]:
-    """Return 1, 2, 4, ...: combining each element with the one so far before it, one after the other, covers all."""
+    """Return 1, 2, 4, ...: combining each element with the one so far before it, one after the
+    other, covers all."""
     return [2**step for step in range((int(x.shape[axis]) - 1).bit_length())]
 
 
-def _running_extremum(later: Callable[[Tensor, Tensor], Tensor], start: float) -> Callable[[Tensor, int], Pair]:
+def _running_extremum(
+    later: Callable[[Tensor, Tensor], Tensor], start: float
+) -> Callable[[Tensor, int], Pair]:
     """Return cummax or cummin: ``later(a, b)`` says where ``a`` replaces an earlier ``b``."""
 
     def function(x: Tensor, dim: int) -> Pair:
@@ -83,7 +86,8 @@ def median_of_all(x: Tensor) -> Tensor:
 
 
 def histc(x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Tensor:
-    """Count the elements in each of ``bins`` equal parts from ``low`` to ``high``. Others, and NaN, are not counted."""
+    """Count the elements in each of ``bins`` equal parts from ``low`` to ``high``. Others, and NaN,
+    are not counted."""
     if not low < high:
         raise NotImplementedError("histc that takes its limits from the data: give min and max")
     flat = x.reshape(-1, 1)
@@ -93,17 +97,20 @@ def histc(x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Tensor
 
 
 SHIFT = 8
-"""The gamma function's series are used from here on. The recurrence moves smaller arguments up by as much."""
+"""The gamma function's series are used from here on. The recurrence moves smaller arguments up by
+as much."""
 
 
 def _reflected(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return where x < 0.5, the argument 1 - x there and x elsewhere, and pi times x's distance from a whole number."""
+    """Return where x < 0.5, the argument 1 - x there and x elsewhere, and pi times x's distance
+    from a whole number."""
     low = x < 0.5
     return low, torch.where(low, 1 - x, x), math.pi * (x - x.round())
 
 
 def lgamma(x: Tensor) -> Tensor:
-    """Return log |gamma(x)|: Stirling's series, recurrence and reflection (Abramowitz and Stegun, 6.1.41, .15, .17)."""
+    """Return log |gamma(x)|: Stirling's series, recurrence and reflection (Abramowitz and Stegun,
+    6.1.41, .15, .17)."""
     low, x, angle = _reflected(x)
     product: Any = 1
     for step in range(SHIFT):
@@ -126,6 +133,8 @@ def digamma(x: Tensor) -> Tensor:
     small = x < SHIFT
     z = torch.where(small, x + SHIFT, x)
     square = 1 / (z * z)
-    series = square * (1 / 12 - square * (1 / 120 - square * (1 / 252 - square * (1 / 240 - square / 132))))
+    series = square * (
+        1 / 12 - square * (1 / 120 - square * (1 / 252 - square * (1 / 240 - square / 132)))
+    )
     found = z.log() - 0.5 / z - series - torch.where(small, total, 0)
     return torch.where(low, found - math.pi / angle.tan(), found)

@@ -1,7 +1,9 @@
-"""Operators that PyTorch does not decompose and ONNX does not have, written with other PyTorch operators.
+"""Operators that PyTorch does not decompose and ONNX does not have, written with other PyTorch
+operators.
 
-Sums at repeated indices use ``scatter_add``, which becomes ONNX's ScatterElements. The exporter turns ``index_put``
-into ScatterND, which loses some of the summands in ONNX Runtime 1.19 when it runs on more than one thread.
+Sums at repeated indices use ``scatter_add``, which becomes ONNX's ScatterElements. The exporter
+turns ``index_put`` into ScatterND, which loses some of the summands in ONNX Runtime 1.19 when it
+runs on more than one thread.
 """
 
 from __future__ import annotations
@@ -16,16 +18,24 @@ from torch import Tensor
 aten = torch.ops.aten
 MEAN, MAX = 1, 2
 """PyTorch's numbers for the modes of embedding bags; 0 is the sum."""
-REPLICATION = (aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
+REPLICATION = (
+    aten.replication_pad1d.default,
+    aten.replication_pad2d.default,
+    aten.replication_pad3d.default,
+)
 
 
 def replication_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
-    """Add the gradients of the repeated edges to the edges. ``padding`` begins with the last axis."""
+    """Add the gradients of the repeated edges to the edges. ``padding`` begins with the last
+    axis."""
     for place in range(len(padding) // 2):
         axis, before, after = -1 - place, padding[2 * place], padding[2 * place + 1]
         size = int(x.shape[axis])
         whole, grad = grad, grad.narrow(axis, before, size)
-        for begin, count, beside in ((0, before, (0, size - 1)), (before + size, after, (size - 1, 0))):
+        for begin, count, beside in (
+            (0, before, (0, size - 1)),
+            (before + size, after, (size - 1, 0)),
+        ):
             if count:
                 edge = whole.narrow(axis, begin, count).sum(axis, keepdim=True)
                 grad = grad + torch.constant_pad_nd(edge, [0, 0] * place + list(beside))
@@ -63,16 +73,20 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The bags' sums or means (bags, width); for the backward pass each word's bag, and twice the bags' sizes."""
+    """The bags' sums or means (bags, width); for the backward pass each word's bag, and twice the
+    bags' sizes."""
     if sparse or mode == MAX or scale_grad_by_freq:
         raise NotImplementedError("embedding_bag with sparse, mode='max' or scale_grad_by_freq")
     begins = offsets[:-1] if include_last_offset else offsets
     bags, words = begins.shape[0], indices.shape[0]
-    # A word's bag is the number of bags that begin up to it, less 1. Bags may be empty, the last ones too.
+    # A word's bag is the number of bags that begin up to it, less 1. Bags may be empty, the last
+    # ones too.
     marks = _sum_rows(torch.ones_like(begins), begins, words + 1)
     bag = marks.cumsum(0)[:words] - 1
     rows = _weighted(weight.index_select(0, indices), indices, per_sample_weights, padding_idx)
-    present = torch.ones_like(indices) if padding_idx < 0 else (indices != padding_idx).to(torch.int64)
+    present = (
+        torch.ones_like(indices) if padding_idx < 0 else (indices != padding_idx).to(torch.int64)
+    )
     sizes = _sum_rows(present, bag, bags)
     out = _sum_rows(rows, bag, bags)
     if mode == MEAN:
@@ -120,9 +134,14 @@ def embedding_bag_weights_backward(
 
 
 def index_put(
-    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, unsafe: bool = False
+    x: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    accumulate: bool = False,
+    unsafe: bool = False,
 ) -> Any:
-    """Add rows at indices (``accumulate``, the gradient of ``x[indices]``). Leaves other calls to the exporter."""
+    """Add rows at indices (``accumulate``, the gradient of ``x[indices]``). Leaves other calls to
+    the exporter."""
     given = [axis for axis, places in enumerate(indices) if places is not None]
     places = [indices[axis] for axis in given]
     if not accumulate or any(row is not None and row.dtype == torch.bool for row in places):
@@ -131,7 +150,8 @@ def index_put(
     flat = torch.zeros([], dtype=torch.int64)
     for axis, row in zip(given, (row for row in places if row is not None), strict=True):
         flat = flat * x.shape[axis] + torch.where(row < 0, row + x.shape[axis], row)
-    # The indices' axes are where the first indexed axis was, or in front if the indexed axes were not adjacent.
+    # The indices' axes are where the first indexed axis was, or in front if the indexed axes were
+    # not adjacent.
     front = given[0] if given == list(range(given[0], given[-1] + 1)) else 0
     rest = [x.shape[axis] for axis in others]
     values = values.expand([*rest[:front], *flat.shape, *rest[front:]])
@@ -141,8 +161,14 @@ def index_put(
     rows = values.reshape([-1, prod(rest)])
     order = [*given, *others]
     moved = x.permute(order)
-    sums = moved.reshape([-1, prod(rest)]).scatter_add(0, flat.reshape(-1, 1).expand(rows.shape), rows)
-    return sums.reshape(moved.shape).permute([order.index(axis) for axis in range(x.dim())]).contiguous()
+    sums = moved.reshape([-1, prod(rest)]).scatter_add(
+        0, flat.reshape(-1, 1).expand(rows.shape), rows
+    )
+    return (
+        sums.reshape(moved.shape)
+        .permute([order.index(axis) for axis in range(x.dim())])
+        .contiguous()
+    )
 
 
 def trilinear(
@@ -170,8 +196,11 @@ def shrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
     return torch.where((x >= -lambd) & (x <= lambd), torch.zeros_like(grad), grad)
 
 
-def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return the gradients of v and g in w = g * v / |v|, with the norm over all axes except ``dim``.
+def weight_norm_backward(
+    grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of v and g in w = g * v / |v|, with the norm over all axes except
+    ``dim``.
 
     Salimans, Kingma 2016, arXiv 1602.07868, equation 3.
     """
@@ -181,7 +210,8 @@ def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim:
 
 
 def reason_without_gradient(node: torch.fx.Node) -> str | None:
-    """Return why a call of an operator in the user's model can have no gradient in a bundle, or None."""
+    """Return why a call of an operator in the user's model can have no gradient in a bundle, or
+    None."""
     operator: Any = node.target
     names = [row.name for row in operator._schema.arguments]
     given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
@@ -191,7 +221,9 @@ def reason_without_gradient(node: torch.fx.Node) -> str | None:
         if given.get("mode") == MAX:
             return "takes each bag's largest: use nn.Embedding, and amax over the words"
         if given.get("scale_grad_by_freq"):
-            return "scales its gradients by how often words occur: leave out scale_grad_by_freq=True"
+            return (
+                "scales its gradients by how often words occur: leave out scale_grad_by_freq=True"
+            )
     if operator in REPLICATION and min(given["padding"]) < 0:
         return "has a negative padding: cut with a slice instead"
     return None

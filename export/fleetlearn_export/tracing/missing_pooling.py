@@ -1,4 +1,5 @@
-"""Pooling and its backward pass that PyTorch does not decompose and ONNX does not have, in other PyTorch operators."""
+"""Pooling and its backward pass that PyTorch does not decompose and ONNX does not have, in other
+PyTorch operators."""
 
 from __future__ import annotations
 
@@ -19,14 +20,23 @@ def _sizes(x: Tensor, count: int) -> list[int]:
 
 
 def _repeat_over_windows(grad: Tensor, kernel: Sequence[int], shape: Sequence[int]) -> Tensor:
-    """Repeat each window's value over the window, for windows side by side. Elements behind the last window are 0."""
+    """Repeat each window's value over the window, for windows side by side. Elements behind the
+    last window are 0."""
     count = len(kernel)
     head, sizes = list(grad.shape[:-count]), _sizes(grad, count)
-    wide = grad.reshape([*head, *(size for pair in zip(sizes, [1] * count, strict=True) for size in pair)])
-    wide = wide.expand([*head, *(size for pair in zip(sizes, kernel, strict=True) for size in pair)])
+    wide = grad.reshape(
+        [*head, *(size for pair in zip(sizes, [1] * count, strict=True) for size in pair)]
+    )
+    wide = wide.expand(
+        [*head, *(size for pair in zip(sizes, kernel, strict=True) for size in pair)]
+    )
     whole = wide.reshape([*head, *(size * k for size, k in zip(sizes, kernel, strict=True))])
     rest = [int(size) - n * k for size, n, k in zip(shape[-count:], sizes, kernel, strict=True)]
-    return torch.constant_pad_nd(whole, [n for size in reversed(rest) for n in (0, size)]) if any(rest) else whole
+    return (
+        torch.constant_pad_nd(whole, [n for size in reversed(rest) for n in (0, size)])
+        if any(rest)
+        else whole
+    )
 
 
 def avg_pool_backward(
@@ -52,15 +62,23 @@ def avg_pool_backward(
         grad = grad / divisor_override
     else:
         for axis in range(count):
-            # With sizes rounded up a window may reach beyond the padding. Elements there do not count.
+            # With sizes rounded up a window may reach beyond the padding. Elements there do not
+            # count.
             begin = torch.arange(windows[axis]) * strides[axis] - pads[axis]
             end = (begin + kernel[axis]).clamp(max=sizes[axis] + pads[axis])
             if not count_include_pad:
                 begin, end = begin.clamp(min=0), end.clamp(max=sizes[axis])
             grad = grad / (end - begin).to(grad.dtype).reshape([-1] + [1] * (count - 1 - axis))
-    if kernel == strides and not any(pads) and all(w * k <= n for w, k, n in zip(windows, kernel, sizes, strict=True)):
+    if (
+        kernel == strides
+        and not any(pads)
+        and all(w * k <= n for w, k, n in zip(windows, kernel, sizes, strict=True))
+    ):
         return _repeat_over_windows(grad, kernel, sizes)
-    over = [n - ((w - 1) * s - 2 * p + k) for n, w, s, p, k in zip(sizes, windows, strides, pads, kernel, strict=True)]
+    over = [
+        n - ((w - 1) * s - 2 * p + k)
+        for n, w, s, p, k in zip(sizes, windows, strides, pads, kernel, strict=True)
+    ]
     out = aten.convolution(
         grad.reshape([-1, 1, *windows]),
         grad.new_ones([1, 1, *kernel]),
@@ -129,10 +147,11 @@ def _adaptive_avg_pool_backward(grad: Tensor, x: Tensor, count: int) -> Tensor:
 
 
 def _window_maxima(x: Tensor, axes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the largest element of each window and its index in the flattened image; of equals the first.
+    """Return the largest element of each window and its index in the flattened image; of equals the
+    first.
 
-    axes: for each axis of the image the indices of the windows' elements along it, (outputs, kernel). An index may
-        occur twice.
+    axes: for each axis of the image the indices of the windows' elements along it, (outputs,
+        kernel). An index may occur twice.
     """
     sizes, count = _sizes(x, len(axes)), len(axes)
     table = torch.zeros([1] * 2 * count, dtype=torch.int64)
@@ -169,14 +188,19 @@ def max_pool3d_with_indices(
 ) -> tuple[Tensor, Tensor]:
     kernel, pads, steps = per_axis(kernel_size, 3), per_axis(padding, 3), per_axis(dilation, 3)
     axes = []
-    for size, k, s, p, d in zip(_sizes(x, 3), kernel, per_axis(stride, 3, kernel), pads, steps, strict=True):
+    for size, k, s, p, d in zip(
+        _sizes(x, 3), kernel, per_axis(stride, 3, kernel), pads, steps, strict=True
+    ):
         out = (size + 2 * p - d * (k - 1) - 1 + (s - 1) * ceil_mode) // s + 1
         if ceil_mode and (out - 1) * s >= size + p:
             out -= 1  # the last window would begin beyond the image
         places = torch.arange(out)[:, None] * s - p + torch.arange(k) * d
-        # The padding never holds the largest element: use the window's first or last index inside the image instead.
+        # The padding never holds the largest element: use the window's first or last index inside
+        # the image instead.
         places = places + d * ((-places).clamp(min=0) + d - 1).div(d, rounding_mode="floor")
-        axes.append(places - d * ((places - size + 1).clamp(min=0) + d - 1).div(d, rounding_mode="floor"))
+        axes.append(
+            places - d * ((places - size + 1).clamp(min=0) + d - 1).div(d, rounding_mode="floor")
+        )
     return _window_maxima(x, axes)
 
 
@@ -205,4 +229,6 @@ def _add_at_maxima(grad: Tensor, x: Tensor, indices: Tensor, count: int) -> Tens
     """Add each output's gradient at the index of its maximum in the flattened image."""
     head = x.shape[:-count]
     flat = torch.zeros_like(x).reshape([*head, -1])
-    return flat.scatter_add(-1, indices.reshape([*head, -1]), grad.reshape([*head, -1])).reshape(x.shape)
+    return flat.scatter_add(-1, indices.reshape([*head, -1]), grad.reshape([*head, -1])).reshape(
+        x.shape
+    )

@@ -1,7 +1,8 @@
-"""Sequences of different lengths that a model packs (``torch.nn.utils.rnn``): while it is traced they stay padded.
+"""Sequences of different lengths that a model packs (``torch.nn.utils.rnn``): while it is traced
+they stay padded.
 
-PyTorch's packed sequences have another size for each batch. Here their data are (time, n, ...), and what PyTorch calls
-``batch_sizes`` is an int64 (time, n): 1 where the time belongs to the sequence.
+PyTorch's packed sequences have another size for each batch. Here their data are (time, n, ...), and
+what PyTorch calls ``batch_sizes`` is an int64 (time, n): 1 where the time belongs to the sequence.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def unpack(
     mask = inside.reshape(*inside.shape, *(1 for _ in data.shape[2:])).to(torch.bool)
     padded = torch.where(mask, data, padding_value).to(data.dtype)
     missing = total_length - data.shape[0]
-    padded = functional.pad(padded, [*(0 for _ in data.shape[1:] * 2), 0, missing], value=padding_value)
+    padded = functional.pad(
+        padded, [*(0 for _ in data.shape[1:] * 2), 0, missing], value=padding_value
+    )
     return padded.transpose(0, 1) if batch_first else padded, inside.sum(0)
 
 
@@ -57,27 +60,33 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, input, hx)
         if self.training and self.dropout and self.num_layers > 1:
             raise ExportError(
-                f"{type(self).__name__}(dropout={self.dropout}) of packed sequences: its random numbers depend on how "
-                "they are packed. Set the layer's dropout to 0 (and put nn.Dropout behind it), or give it the padded "
-                "batch"
+                f"{type(self).__name__}(dropout={self.dropout}) of packed sequences: its random "
+                "numbers depend on how they are packed. Set the layer's dropout to 0 (and put "
+                "nn.Dropout behind it), or give it the padded batch"
             )
         data, inside, order, order_back = input
         directions = 2 if self.bidirectional else 1
         size = getattr(self, "proj_size", 0) or self.hidden_size
         if hx is None:
             sizes = [size, self.hidden_size] if isinstance(self, nn.LSTM) else [size]
-            states = [data.new_zeros(self.num_layers * directions, data.shape[1], row) for row in sizes]
+            states = [
+                data.new_zeros(self.num_layers * directions, data.shape[1], row) for row in sizes
+            ]
         else:
             given = [hx] if isinstance(hx, Tensor) else list(hx)
             states = given if order is None else [row.index_select(1, order) for row in given]
         outputs, last = _layers(self, data, inside, states)
         last = last if order_back is None else [row.index_select(1, order_back) for row in last]
-        return PackedSequence(outputs, inside, order, order_back), last[0] if len(last) == 1 else tuple(last)
+        return PackedSequence(outputs, inside, order, order_back), last[0] if len(
+            last
+        ) == 1 else tuple(last)
 
     return forward
 
 
-def _layers(layer: nn.RNNBase, values: Tensor, inside: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def _layers(
+    layer: nn.RNNBase, values: Tensor, inside: Tensor, states: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
     directions = 2 if layer.bidirectional else 1
     lengths, ends = inside.sum(0), []
     for place in range(layer.num_layers):
@@ -87,10 +96,16 @@ def _layers(layer: nn.RNNBase, values: Tensor, inside: Tensor, states: Sequence[
             begin = [row[number] for row in states]
             turned = _turned(values, lengths) if direction else values
             made, *last = one_way(
-                KINDS[layer.mode], turned, begin, layer.all_weights[number], layer.bias, inside=inside
+                KINDS[layer.mode],
+                turned,
+                begin,
+                layer.all_weights[number],
+                layer.bias,
+                inside=inside,
             )
             end = (lengths - 1).reshape(1, -1, 1).expand(1, -1, made.shape[2])
-            # Padding changes the hidden state, so it is taken at the last real time. It leaves the cells of an LSTM.
+            # Padding changes the hidden state, so it is taken at the last real time. It leaves the
+            # cells of an LSTM.
             ends.append([made.gather(0, end).squeeze(0), *last[1:]])
             outputs.append(_turned(made, lengths) if direction else made)
         values = torch.cat(outputs, 2)
@@ -98,7 +113,8 @@ def _layers(layer: nn.RNNBase, values: Tensor, inside: Tensor, states: Sequence[
 
 
 def _turned(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return each sequence in the other direction, its padding where it is. values: (time, n, size)."""
+    """Return each sequence in the other direction, its padding where it is. values: (time, n,
+    size)."""
     time = torch.arange(values.shape[0]).unsqueeze(1)
     places = torch.where(time < lengths, lengths - 1 - time, time)
     return values.gather(0, places.unsqueeze(2).expand(-1, -1, values.shape[2]))

@@ -24,7 +24,8 @@ from fleetlearn_export.tracing.value_checks import checks_passed
 
 @contextmanager
 def user_code_traced(formulas: Formulas = FORMULAS) -> Iterator[None]:
-    """Let stand-ins without values run through a user's model and loss. formulas: as for ``formulas_recorded``."""
+    """Let stand-ins without values run through a user's model and loss. formulas: as for
+    ``formulas_recorded``."""
     with (
         silenced_python(),
         user_frames_recorded(),
@@ -47,15 +48,21 @@ def user_code_traced(formulas: Formulas = FORMULAS) -> Iterator[None]:
 
 @contextmanager
 def _conversions_skipped() -> Iterator[None]:
-    """Let models convert a layer to the dtype and device that it has, as transformers' Switch does in each call.
+    """Let models convert a layer to the dtype and device that it has, as transformers' Switch does
+    in each call.
 
     PyTorch would give the layer new parameters, which stand-ins do not allow.
     """
     kept: Any = nn.Module._apply
 
-    def convert(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    def convert(
+        module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> nn.Module:
         values = [*module.parameters(recurse), *module.buffers(recurse)]
-        same = all((found := function(value)).dtype == value.dtype and found.device == value.device for value in values)
+        same = all(
+            (found := function(value)).dtype == value.dtype and found.device == value.device
+            for value in values
+        )
         return module if same else kept(module, function, recurse)
 
     nn.Module._apply = convert  # type: ignore[method-assign]

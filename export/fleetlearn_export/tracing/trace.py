@@ -1,7 +1,8 @@
 """The training step, the evaluation and the model as programs over flat lists of tensors.
 
-The training step is a function of tensors that calls PyTorch's automatic differentiation. Tracing it records every
-operator of the forward pass, the backward pass and the update. The record is exported as one program.
+The training step is a function of tensors that calls PyTorch's automatic differentiation. Tracing
+it records every operator of the forward pass, the backward pass and the update. The record is
+exported as one program.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ from fleetlearn_export.model.source_locations import (
 from fleetlearn_export.model.stateless import attributes_restored, functional_call
 from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.model.train_step import TrainStep, plain_kernels
-from fleetlearn_export.model.user_model import EvalInferModule, EvalModule, InferModule, LossModule, UserModel
+from fleetlearn_export.model.user_model import (
+    EvalInferModule,
+    EvalModule,
+    InferModule,
+    LossModule,
+    UserModel,
+)
 from fleetlearn_export.silence import silenced_python
 from fleetlearn_export.tracing.decompositions import Decompositions, tracing_decompositions
 from fleetlearn_export.tracing.exporting_flag import model_told, traced_either_way
@@ -40,7 +47,8 @@ from fleetlearn_export.tracing.size_conditions import Recorded, other_cases
 from fleetlearn_export.tracing.surroundings import user_code_traced
 
 FREE_BATCH_SIZE = Dim("n", min=2)
-"""The number of examples. PyTorch treats a size of 1 as a constant, so tracing uses 2 or more; the checks try 1 too."""
+"""The number of examples. PyTorch treats a size of 1 as a constant, so tracing uses 2 or more; the
+checks try 1 too."""
 
 
 TakeCases = Callable[[list[torch.fx.GraphModule] | None], object]
@@ -84,7 +92,9 @@ class ParametersAsArguments(nn.Module):
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         count = len(self.names)
-        given = {f"model.{name}": value for name, value in zip(self.names, values[:count], strict=True)}
+        given = {
+            f"model.{name}": value for name, value in zip(self.names, values[:count], strict=True)
+        }
         result: tuple[Tensor, ...] = functional_call(self.inner, given, values[count:])
         return result
 
@@ -101,7 +111,8 @@ class FlatArguments(nn.Module):
 
 
 def export_loss(user: UserModel) -> torch.fx.Graph:
-    """Export the loss alone: what cannot be exported is easiest to name there. The model is in training mode.
+    """Export the loss alone: what cannot be exported is easiest to name there. The model is in
+    training mode.
 
     Returns a graph whose operators have their locations in the user's code. Raises ExportError.
     """
@@ -119,12 +130,13 @@ def trace(
     formulas: Formulas = FORMULAS,
     take_cases: TakeCases | None = None,
 ) -> torch.fx.GraphModule:
-    """Run the function on stand-ins without values, and record each operator of the forward and backward pass.
+    """Run the function on stand-ins without values, and record each operator of the forward and
+    backward pass.
 
-    rows: argument -> the axis whose size is the number of examples, which stays free. table: operator -> a function
-        that is recorded in its place. formulas: the same for operators that PyTorch would not look up there.
-        take_cases: gets what is recorded for other numbers of examples, if the code asks for that number. Raises
-        ExportError.
+    rows: argument -> the axis whose size is the number of examples, which stays free. table:
+        operator -> a function that is recorded in its place. formulas: the same for operators that
+        PyTorch would not look up there. take_cases: gets what is recorded for other numbers of
+        examples, if the code asks for that number. Raises ExportError.
     """
 
     def record(arguments: Tensors) -> Recorded:
@@ -147,8 +159,9 @@ def trace(
 def _name_squeezed_axes(node: torch.fx.Node) -> None:
     """Let squeeze() take away the axes that it takes away here.
 
-    By itself it takes away the examples' axis as well where there is one example: ``output.squeeze()`` at the end of a
-    binary classifier. The graph computes the same for any number of examples.
+    By itself it takes away the examples' axis as well where there is one example:
+    ``output.squeeze()`` at the end of a binary classifier. The graph computes the same for any
+    number of examples.
     """
     source, *named = node.args
     assert isinstance(source, torch.fx.Node)
@@ -170,11 +183,18 @@ def _recorded(
     stand_ins = []
     for name, value in arguments.items():
         if name not in rows:
-            stand_ins.append(mode.from_tensor(value, source=ConstantSource(name), static_shapes=True))
+            stand_ins.append(
+                mode.from_tensor(value, source=ConstantSource(name), static_shapes=True)
+            )
             continue
-        axes = [DimDynamic.DUCK if rows[name] == axis else DimDynamic.STATIC for axis in range(value.dim())]
+        axes = [
+            DimDynamic.DUCK if rows[name] == axis else DimDynamic.STATIC
+            for axis in range(value.dim())
+        ]
         context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(dynamic_sizes=axes)
-        stand_ins.append(mode.from_tensor(value, source=ConstantSource(name), symbolic_context=context))
+        stand_ins.append(
+            mode.from_tensor(value, source=ConstantSource(name), symbolic_context=context)
+        )
 
     def flat(*values: Tensor) -> tuple[Tensor, ...]:
         return tuple(function(dict(zip(arguments, values, strict=True))).values())
@@ -188,16 +208,23 @@ def _recorded(
             record_stack_traces=True,
         )(*stand_ins)
     sizes: list[Any] = [
-        value.shape[rows[name]] for name, value in zip(arguments, stand_ins, strict=True) if name in rows
+        value.shape[rows[name]]
+        for name, value in zip(arguments, stand_ins, strict=True)
+        if name in rows
     ]
     if any(size.node.expr.is_number for size in sizes if isinstance(size, torch.SymInt)):
         # Such a graph may be wrong in a single place, such as a division by the number of examples.
-        raise fixed_size_error("the training step cannot be traced", location_of_replaced_size(shapes))
+        raise fixed_size_error(
+            "the training step cannot be traced", location_of_replaced_size(shapes)
+        )
     return Recorded(graph, shapes)
 
 
-def export_traced(graph: torch.fx.GraphModule, arguments: Tensors, rows: Mapping[str, int]) -> ExportedProgram:
-    """Export a traced graph as a program in which nothing is changed in place. Raises ExportError."""
+def export_traced(
+    graph: torch.fx.GraphModule, arguments: Tensors, rows: Mapping[str, int]
+) -> ExportedProgram:
+    """Export a traced graph as a program in which nothing is changed in place. Raises
+    ExportError."""
     shapes = tuple({rows[name]: FREE_BATCH_SIZE} if name in rows else None for name in arguments)
     with as_export_error("the traced step cannot be exported"), silenced_python():
         exported = torch.export.export(
@@ -215,14 +242,17 @@ def trace_step(
     copies: bool = False,
     take_cases: TakeCases | None = None,
 ) -> Traced:
-    """Trace one local step: forward, backward and update. ``table`` and ``take_cases`` as for ``trace``.
+    """Trace one local step: forward, backward and update. ``table`` and ``take_cases`` as for
+    ``trace``.
 
-    with_means: the outputs of ``step.run_with_means``, which has the step's means over the batch behind its own.
-    copies: whether the graph copies its inputs, rather than write into them, and has a tensor for each output. The
-        emission needs neither, and copies are a fifth of what tracing records of a network with batch norms.
-        Raises ExportError.
+    with_means: the outputs of ``step.run_with_means``, which has the step's means over the batch
+        behind its own.
+    copies: whether the graph copies its inputs, rather than write into them, and has a tensor for
+        each output. The emission needs neither, and copies are a fifth of what tracing records of a
+        network with batch norms. Raises ExportError.
     """
-    # Nobody reads the values, so parameters and all that is like them take no memory: empty tensors, not written into.
+    # Nobody reads the values, so parameters and all that is like them take no memory: empty
+    # tensors, not written into.
     real = ("batch.", "hyper.", "seed")
     arguments = {
         name: value.clone() if name.startswith(real) else torch.empty_like(value)
@@ -248,7 +278,8 @@ def trace_evaluation(
     *,
     take_cases: TakeCases | None = None,
 ) -> Traced:
-    """Trace the sums over a batch, and the model's outputs of these names. The model is in evaluation mode.
+    """Trace the sums over a batch, and the model's outputs of these names. The model is in
+    evaluation mode.
 
     ``take_cases`` as for ``trace``. Raises ExportError.
     """
@@ -284,9 +315,12 @@ def train_program(step: TrainStep, located: torch.fx.Graph) -> Program:
 
 
 def eval_program(user: UserModel, values: dict[str, Tensor]) -> Program:
-    """Return the program of sums over a batch. The model is in evaluation mode. Raises ExportError."""
+    """Return the program of sums over a batch. The model is in evaluation mode. Raises
+    ExportError."""
     module = ParametersAsArguments(EvalModule(user), list(values))
-    exported = _export(module, len(values), [*(v.clone() for v in values.values()), *user.batch.values()])
+    exported = _export(
+        module, len(values), [*(v.clone() for v in values.values()), *user.batch.values()]
+    )
     _refuse_random_evaluation(user)
     inputs = [*(f"param.{name}" for name in values), *(f"batch.{name}" for name in user.batch)]
     outputs = user.sum_names()
@@ -294,25 +328,37 @@ def eval_program(user: UserModel, values: dict[str, Tensor]) -> Program:
 
 
 def infer_program(user: UserModel, values: dict[str, Tensor], outputs: list[str]) -> Program:
-    """Return the program of the model alone. The model is in evaluation mode. Raises ExportError."""
+    """Return the program of the model alone. The model is in evaluation mode. Raises
+    ExportError."""
     module = ParametersAsArguments(InferModule(user), list(values))
     inputs = user.inputs()
-    exported = _export(module, len(values), [*(v.clone() for v in values.values()), *inputs.values()])
-    return Program(exported, [*(f"param.{name}" for name in values), *inputs], outputs, exported.graph)
+    exported = _export(
+        module, len(values), [*(v.clone() for v in values.values()), *inputs.values()]
+    )
+    return Program(
+        exported, [*(f"param.{name}" for name in values), *inputs], outputs, exported.graph
+    )
 
 
 def _export(module: nn.Module, fixed: int, arguments: list[Tensor]) -> ExportedProgram:
-    """Export with a free first axis for all arguments except the first ``fixed``. Raises ExportError."""
+    """Export with a free first axis for all arguments except the first ``fixed``. Raises
+    ExportError."""
     return traced_either_way(partial(_exported, module, fixed, arguments))
 
 
 def _exported(
-    module: nn.Module, fixed: int, arguments: list[Tensor], exporting: bool, *, deferred: bool = False
+    module: nn.Module,
+    fixed: int,
+    arguments: list[Tensor],
+    exporting: bool,
+    *,
+    deferred: bool = False,
 ) -> ExportedProgram:
     """Do so once.
 
-    exporting: whether the model is told. deferred: whether conditions on the number of examples become operators of the
-        program that check them. Otherwise PyTorch refuses what it cannot prove for all numbers.
+    exporting: whether the model is told. deferred: whether conditions on the number of examples
+        become operators of the program that check them. Otherwise PyTorch refuses what it cannot
+        prove for all numbers.
     """
     shapes = [{0: FREE_BATCH_SIZE} if place >= fixed else None for place in range(len(arguments))]
     name = "batch" if isinstance(module, LossModule) else "values"
@@ -337,7 +383,8 @@ def _exported(
 
 
 def _refuse_unsupported_operators(graph: torch.fx.Graph) -> None:
-    """Raise ExportError on operators that no bundle can hold. The conversion finds others that ONNX lacks."""
+    """Raise ExportError on operators that no bundle can hold. The conversion finds others that ONNX
+    lacks."""
     for node in graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
@@ -347,21 +394,25 @@ def _refuse_unsupported_operators(graph: torch.fx.Graph) -> None:
 
 
 def _refuse_complex_numbers(graph: torch.fx.Graph) -> None:
-    """Raise ExportError on complex numbers, where the emission could not replace them by pairs of real ones."""
+    """Raise ExportError on complex numbers, where the emission could not replace them by pairs of
+    real ones."""
     for node in graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, Tensor) and value.is_complex():
             raise ExportError(
-                f"operator {node.target}{location_of_node(node)} gives complex numbers, which ONNX does not compute "
-                "with. Those of torch.fft and torch.stft, of a fixed length, can be exported where all that reads them "
-                "are products, sums, conj, abs, angle, real and imag; write the rest with two real tensors"
+                f"operator {node.target}{location_of_node(node)} gives complex numbers, which ONNX "
+                "does not compute with. Those of torch.fft and torch.stft, of a fixed length, can "
+                "be exported where all that reads them are products, sums, conj, abs, angle, real "
+                "and imag; write the rest with two real tensors"
             )
 
 
 def _refuse_random_evaluation(user: UserModel) -> None:
-    """Raise ExportError if the model draws random numbers in evaluation mode, where PyTorch's exporter writes it."""
+    """Raise ExportError if the model draws random numbers in evaluation mode, where PyTorch's
+    exporter writes it."""
     if user.random_evaluation:
         raise ExportError(
-            "in evaluation mode the model draws random numbers, and has an operator that is not in our table: where "
-            "PyTorch's ONNX exporter writes a model, there is no fixed seed. Let it draw in training only"
+            "in evaluation mode the model draws random numbers, and has an operator that is not in "
+            "our table: where PyTorch's ONNX exporter writes a model, there is no fixed seed. Let "
+            "it draw in training only"
         )

@@ -1,10 +1,13 @@
-"""``nn.TransformerEncoder`` and ``nn.TransformerDecoder`` while a step is traced. They look at their masks' values.
+"""``nn.TransformerEncoder`` and ``nn.TransformerDecoder`` while a step is traced. They look at
+their masks' values.
 
-Both ask whether a mask is the causal one, for a faster kernel. A graph has no such kernel: it reads the mask.
+Both ask whether a mask is the causal one, for a faster kernel. A graph has no such kernel: it reads
+the mask.
 
-In evaluation mode an encoder that is given the examples' padding alone computes without the padded places, in nested
-tensors, if all padding is at the examples' ends. It has zeros there, before its last norm. ONNX has no nested tensors:
-graphs compute the padded places like all others, and put the same zeros there.
+In evaluation mode an encoder that is given the examples' padding alone computes without the padded
+places, in nested tensors, if all padding is at the examples' ends. It has zeros there, before its
+last norm. ONNX has no nested tensors: graphs compute the padded places like all others, and put the
+same zeros there.
 """
 
 from __future__ import annotations
@@ -55,7 +58,10 @@ def masks_unread() -> Iterator[None]:
 
 
 def _nests(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
-    """Whether PyTorch uses nested tensors for a mask of padding alone. The conditions are its own."""
+    """Whether PyTorch uses nested tensors for a mask of padding alone. The conditions are its
+    own."""
     first: Any = encoder.layers[0]
-    trained = torch.is_grad_enabled() and any(value.requires_grad for value in (src, *first.parameters()))
+    trained = torch.is_grad_enabled() and any(
+        value.requires_grad for value in (src, *first.parameters())
+    )
     return bool(encoder.use_nested_tensor and not first.training and src.dim() == 3 and not trained)

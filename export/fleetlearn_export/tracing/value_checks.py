@@ -1,7 +1,7 @@
 """Checks of values in a user's code, and in PyTorch's own: ``assert``, and an ``if`` that raises.
 
-No graph can raise an error by the values of tensors. The checks ran before, with the example. While a step is traced,
-they pass.
+No graph can raise an error by the values of tensors. The checks ran before, with the example. While
+a step is traced, they pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Place = tuple[int | None, int | None, int | None, int | None]
 
 @contextmanager
 def checks_passed() -> Iterator[None]:
-    """While active, a condition on values that no graph can have is what lets the check pass in which it stands."""
+    """While active, a condition on values that no graph can have is what lets the check pass in
+    which it stands."""
     boolean: Any = Tensor.__bool__
     condition: Any = torch.SymBool.__bool__
 
@@ -47,17 +48,20 @@ def checks_passed() -> Iterator[None]:
 
 
 def passing_value(frame: FrameType) -> bool | None:
-    """Return what the condition that the frame asks for must be for a check to pass; None if it is in no check."""
+    """Return what the condition that the frame asks for must be for a check to pass; None if it is
+    in no check."""
     known = _conditions_of_checks(frame.f_code.co_filename)
     now = frame.f_lasti // 2
-    # The instruction before a jump has the place of the condition. The jump itself may have another condition's.
+    # The instruction before a jump has the place of the condition. The jump itself may have another
+    # condition's.
     places = list(frame.f_code.co_positions())[max(now - 1, 0) : now + 1]
     return next((known[place] for place in places if place in known), None)
 
 
 @cache
 def _conditions_of_checks(file: str) -> dict[Place, bool]:
-    """Return each condition of a check, and each part of one, with the value that lets the check pass."""
+    """Return each condition of a check, and each part of one, with the value that lets the check
+    pass."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
@@ -65,7 +69,8 @@ def _conditions_of_checks(file: str) -> dict[Place, bool]:
     found: dict[Place, bool] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
-            found[_place(node)] = True  # pytest's own form of an assert has only the place of the statement
+            # pytest's own form of an assert has only the place of the statement
+            found[_place(node)] = True
             _add(found, node.test, True)
         elif isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
             _add(found, node.test, False)

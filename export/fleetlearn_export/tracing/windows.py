@@ -1,4 +1,5 @@
-"""The geometry of windows over an image, shared by convolution and pooling, and by both ways of writing them."""
+"""The geometry of windows over an image, shared by convolution and pooling, and by both ways of
+writing them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ FEW_CHANNELS = 8
 MANY_TAPS = 64
 """With more elements in a kernel, a graph with a few operators for each would be too long."""
 LONG_ROW = 16
-"""Rows of more than this many kernel widths are too long to be multiplied whole in a depthwise convolution."""
+"""Rows of more than this many kernel widths are too long to be multiplied whole in a depthwise
+convolution."""
 
 
 class Windows(NamedTuple):
@@ -31,7 +33,8 @@ class Windows(NamedTuple):
 
     @property
     def side_by_side(self) -> bool:
-        """Whether no element of the image is in two windows, or between two, and none is padding."""
+        """Whether no element of the image is in two windows, or between two, and none is
+        padding."""
         return all(
             pad == 0 and gap == 1 and (count == 1 or step == size)
             for size, count, step, pad, gap in zip(*self, strict=True)
@@ -51,6 +54,7 @@ class Windows(NamedTuple):
 
 
 def per_axis(value: Sequence[int] | int, count: int, default: Sequence[int] = ()) -> list[int]:
-    """Return one number for each of the image's axes. An operator may give one number for all, or none."""
+    """Return one number for each of the image's axes. An operator may give one number for all, or
+    none."""
     values = [value] if isinstance(value, int) else list(value) or list(default)
     return values * count if len(values) == 1 else values

@@ -41,8 +41,8 @@ def _encode_float16(rows: Vector, fractions: Fractions) -> Bytes:
 
 
 def _decode_float16(content: Bytes, elements: int) -> Vector:
-    # numpy converts one element at a time on many processors. The same bits as a float32, 2^112 times too small, take a
-    # fifth of the time. All elements are finite here.
+    # numpy converts one element at a time on many processors. The same bits as a float32, 2^112
+    # times too small, take a fifth of the time. All elements are finite here.
     halves = content.view("<u2").astype(np.uint32)
     signs = (halves & _SIGN) << np.uint32(16)
     halves &= _MAGNITUDE
@@ -73,7 +73,9 @@ def _check_halves(infinity: int, decode: Any, content: Bytes, elements: int) -> 
     if largest >= infinity:
         place = int(np.flatnonzero(magnitudes.reshape(-1) >= infinity)[0])
         what = "infinite" if magnitudes.reshape(-1)[place] == infinity else "NaN"
-        raise ProtocolError(Code.NOT_FINITE, f"element {place} of the vector is {what}; it must be finite")
+        raise ProtocolError(
+            Code.NOT_FINITE, f"element {place} of the vector is {what}; it must be finite"
+        )
     return float(decode(np.array([largest], "<u2").view(np.uint8), 1)[0])
 
 
@@ -82,8 +84,9 @@ def _refuse_infinity(name: str, rows: Vector, halves: NDArray[np.uint16], infini
     if (halves & np.uint16(0x7FFF)).max(initial=0) >= infinity:
         raise ProtocolError(
             Code.OUT_OF_RANGE,
-            f"the vector's largest element is {np.abs(rows).max():g}; {name} holds up to {_LARGEST[name]:g}. Training "
-            "has probably diverged: lower the learning rate, or use the encoding float32",
+            f"the vector's largest element is {np.abs(rows).max():g}; {name} holds up to "
+            f"{_LARGEST[name]:g}. Training has probably diverged: lower the learning rate, or use "
+            "the encoding float32",
         )
 
 
@@ -94,10 +97,17 @@ def _bytes_of(item: int, elements: int) -> int:
 FLOAT32 = Format(partial(_bytes_of, 4), _encode_float32, _decode_float32, _check_float32)
 """Little-endian IEEE 754 single precision, 4 bytes to an element."""
 FLOAT16 = Format(
-    partial(_bytes_of, 2), _encode_float16, _decode_float16, partial(_check_halves, 0x7C00, _decode_float16)
+    partial(_bytes_of, 2),
+    _encode_float16,
+    _decode_float16,
+    partial(_check_halves, 0x7C00, _decode_float16),
 )
-"""Little-endian IEEE 754 half precision: 11 significant bits, up to 65504; below 6e-5 with fewer bits."""
+"""Little-endian IEEE 754 half precision: 11 significant bits, up to 65504; below 6e-5 with fewer
+bits."""
 BFLOAT16 = Format(
-    partial(_bytes_of, 2), _encode_bfloat16, _decode_bfloat16, partial(_check_halves, 0x7F80, _decode_bfloat16)
+    partial(_bytes_of, 2),
+    _encode_bfloat16,
+    _decode_bfloat16,
+    partial(_check_halves, 0x7F80, _decode_bfloat16),
 )
 """The upper half of a float32: 8 significant bits, float32's range."""

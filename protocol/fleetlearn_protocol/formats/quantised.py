@@ -1,9 +1,10 @@
 """Integer formats: each row has a scale, a float32, and then a small integer for each element.
 
-An element x becomes floor(x / scale + u) with a random fraction u: the integer above x / scale with the probability of
-its distance from the integer below. So the expected value of what is decoded, integer * scale, is x (stochastic
-rounding; Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", arXiv 1610.02132,
-section 3.1, here with the row's largest magnitude in place of its norm).
+An element x becomes floor(x / scale + u) with a random fraction u: the integer above x / scale with
+the probability of its distance from the integer below. So the expected value of what is decoded,
+integer * scale, is x (stochastic rounding; Alistarh et al., "QSGD: Communication-Efficient SGD via
+Gradient Quantization and Encoding", arXiv 1610.02132, section 3.1, here with the row's largest
+magnitude in place of its norm).
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ def quantise(rows: Vector, levels: int, fractions: Fractions) -> tuple[Vector, N
     """Return the rows' scales, shape (rows, 1), and integers from -levels to levels, (rows, n)."""
     largest = np.abs(rows).max(axis=1, keepdims=True).astype(np.float64)
     scales = (largest / levels).astype(np.float32)
-    # No integer may be beyond the levels: the scale is the smallest float32 that is not below largest / levels.
-    scales = np.where(scales * np.float64(levels) < largest, np.nextafter(scales, np.float32(np.inf)), scales)
+    # No integer may be beyond the levels: the scale is the smallest float32 that is not below
+    # largest / levels.
+    scales = np.where(
+        scales * np.float64(levels) < largest, np.nextafter(scales, np.float32(np.inf)), scales
+    )
     ratios = rows / np.where(scales == 0, 1.0, scales.astype(np.float64))
     ratios += fractions.next(rows.size).reshape(rows.shape)
     return scales, np.floor(ratios, out=ratios).astype(np.int8)
@@ -50,7 +54,8 @@ def _largest(content: Bytes, greatest: NDArray[np.generic]) -> float:
         row = int(np.flatnonzero(~np.isfinite(products))[0])
         raise ProtocolError(
             Code.NOT_FINITE,
-            f"the scale of block {row} is {_scales(content)[row, 0]}; it and the block's elements must be finite",
+            f"the scale of block {row} is {_scales(content)[row, 0]}; it and the block's elements "
+            "must be finite",
         )
     return largest
 
@@ -71,7 +76,9 @@ def _decode_int8(content: Bytes, elements: int) -> Vector:
 
 def _check_int8(content: Bytes, elements: int) -> float:
     integers = content[:, SCALE:].view(np.int8)
-    greatest = np.maximum(integers.max(axis=1).astype(np.int16), -integers.min(axis=1).astype(np.int16))
+    greatest = np.maximum(
+        integers.max(axis=1).astype(np.int16), -integers.min(axis=1).astype(np.int16)
+    )
     return _largest(content, greatest)
 
 
@@ -87,7 +94,8 @@ def _encode_int4(rows: Vector, fractions: Fractions) -> Bytes:
 
 
 def _decode_int4(content: Bytes, elements: int) -> Vector:
-    pairs = np.take(_PAIRS, content[:, SCALE:], mode="clip")  # "clip" is the quickest; no byte is beyond the table
+    # "clip" is the quickest; no byte is beyond the table
+    pairs = np.take(_PAIRS, content[:, SCALE:], mode="clip")
     decoded = pairs.view(np.float32)[:, :elements]
     decoded *= _scales(content)
     return decoded
@@ -96,12 +104,14 @@ def _decode_int4(content: Bytes, elements: int) -> Vector:
 def _check_int4(content: Bytes, elements: int) -> float:
     if elements % 2 and (content[:, -1] > 15).any():
         row = int(np.flatnonzero(content[:, -1] > 15)[0])
-        raise ProtocolError(Code.BAD_ENCODING, f"the last half byte of block {row} has no element and must be 0")
+        raise ProtocolError(
+            Code.BAD_ENCODING, f"the last half byte of block {row} has no element and must be 0"
+        )
     return _largest(content, np.take(_GREATEST, content[:, SCALE:], mode="clip").max(axis=1))
 
 
 INT8 = Format(_size_int8, _encode_int8, _decode_int8, _check_int8)
 """A scale, and 8 bits in two's complement for each element; encoders use -127 to 127."""
 INT4 = Format(_size_int4, _encode_int4, _decode_int4, _check_int4)
-"""A scale, and 4 bits in two's complement for each element, the first of two in the lower half of their byte; encoders
-use -7 to 7."""
+"""A scale, and 4 bits in two's complement for each element, the first of two in the lower half of
+their byte; encoders use -7 to 7."""

@@ -1,7 +1,9 @@
-"""Top-k: of each row only the elements of the greatest magnitudes travel, with their places; the others count as 0.
+"""Top-k: of each row only the elements of the greatest magnitudes travel, with their places; the
+others count as 0.
 
-Alistarh et al., "The Convergence of Sparsified Gradient Methods", arXiv 1809.10505. What did not travel is to be added
-to the device's next update (error feedback), since the mean of such updates is not the mean of the whole ones.
+Alistarh et al., "The Convergence of Sparsified Gradient Methods", arXiv 1809.10505. What did not
+travel is to be added to the device's next update (error feedback), since the mean of such updates
+is not the mean of the whole ones.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ PLACE = 2
 
 
 def top_k(share: Fraction, values: Format) -> Format:
-    """Return the format that keeps this share of each row, rounded up, and writes it as ``values``."""
+    """Return the format that keeps this share of each row, rounded up, and writes it as
+    ``values``."""
 
     def size(elements: int) -> int:
         return (PLACE * kept(elements)) + values.size(kept(elements))
@@ -56,11 +59,14 @@ def top_k(share: Fraction, values: Format) -> Format:
 
 
 def greatest(rows: Vector, count: int) -> NDArray[np.int64]:
-    """Return the places of the elements with the greatest magnitudes, ascending: shape (rows, count). Of equal ones the
-    first count."""
+    """Return the places of the elements with the greatest magnitudes, ascending: shape (rows,
+    count). Of equal ones the first count."""
     length = rows.shape[1]
-    # The bits of a positive float32 are in its order. With the place below them no two keys are equal.
-    keys = (np.ascontiguousarray(rows).view(np.uint32) & np.uint32(0x7FFFFFFF)).astype(np.uint64) << np.uint64(16)
+    # The bits of a positive float32 are in its order. With the place below them no two keys are
+    # equal.
+    keys = (np.ascontiguousarray(rows).view(np.uint32) & np.uint32(0x7FFFFFFF)).astype(
+        np.uint64
+    ) << np.uint64(16)
     keys |= np.arange(length, 0, -1, dtype=np.uint64)
     chosen = np.partition(keys, length - count, axis=1)[:, length - count :] & np.uint64(0xFFFF)
     places: NDArray[np.int64] = length - chosen.astype(np.int64)

@@ -1,1 +1,2 @@
-"""The training examples of each device: generated, read from an .npz file, or made by the user's function."""
+"""The training examples of each device: generated, read from an .npz file, or made by the user's
+function."""

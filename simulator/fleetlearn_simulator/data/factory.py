@@ -19,8 +19,11 @@ from fleetlearn_simulator.scenario.sections import DataSection
 
 
 def source_of(scenario: Scenario, bundle: Bundle) -> CachedSource:
-    """Make the source of a scenario's data. It keeps the arrays of the devices that were used last."""
-    made = make_source(scenario.data, scenario.data.seed, scenario.population.size, bundle.manifest, scenario.base)
+    """Make the source of a scenario's data. It keeps the arrays of the devices that were used
+    last."""
+    made = make_source(
+        scenario.data, scenario.data.seed, scenario.population.size, bundle.manifest, scenario.base
+    )
     if any(row.kind == "labels" for row in scenario.failures.corrupt):
         made = RelabelledSource(made, scenario)
     return CachedSource(made)
@@ -29,17 +32,22 @@ def source_of(scenario: Scenario, bundle: Bundle) -> CachedSource:
 def make_source(
     settings: DataSection, seed: int, population: int, manifest: Manifest, base: Path | None = None
 ) -> Source:
-    """Make the source of the data of devices 0 to population - 1, in the arrays that the bundle takes. ``base``: the
-    folder that paths are relative to and in which a function's module is looked for. Default: the working directory.
-    Raises SimulatorError.
+    """Make the source of the data of devices 0 to population - 1, in the arrays that the bundle
+    takes. ``base``: the folder that paths are relative to and in which a function's module is
+    looked for. Default: the working directory. Raises SimulatorError.
 
-    Generators make inputs with as many features as the bundle's first array has elements, and labels for its second
-    array. The generator ``synthetic`` makes as many classes as the last axis of the first output is long.
+    Generators make inputs with as many features as the bundle's first array has elements, and
+    labels for its second array. The generator ``synthetic`` makes as many classes as the last axis
+    of the first output is long.
     """
     base = (base or Path()).absolute()
     if settings.kind == "function":
         return FunctionSource(
-            required(settings, "function"), seed, manifest.batch, settings.path or base, settings.examples
+            required(settings, "function"),
+            seed,
+            manifest.batch,
+            settings.path or base,
+            settings.examples,
         )
     if settings.kind in ("synthetic", "hospitals", "fcube"):
         return GeneratedSource(_generator(settings, seed, population, manifest), manifest.batch)
@@ -57,13 +65,22 @@ def _generator(settings: DataSection, seed: int, population: int, manifest: Mani
         return Cube(seed, population, settings.examples or 1000, settings.test)
     if settings.kind == "hospitals":
         return Hospitals(
-            seed, required(settings, "setup"), population, features, settings.examples or 1000, settings.test
+            seed,
+            required(settings, "setup"),
+            population,
+            features,
+            settings.examples or 1000,
+            settings.test,
         )
     classes = manifest.outputs[0].shape[-1] if manifest.outputs[0].shape else 1
     if classes < 2:
-        raise _misfit(settings, "labels of as many classes as the model has outputs, at least 2", manifest)
+        raise _misfit(
+            settings, "labels of as many classes as the model has outputs, at least 2", manifest
+        )
     if settings.power is not None and settings.examples is None:
-        raise SimulatorError(f"data.power = {settings.power} needs data.examples, the fewest that a device has")
+        raise SimulatorError(
+            f"data.power = {settings.power} needs data.examples, the fewest that a device has"
+        )
     return Synthetic(
         seed,
         alpha=0.0 if settings.iid else required(settings, "alpha"),
@@ -81,6 +98,7 @@ def _generator(settings: DataSection, seed: int, population: int, manifest: Mani
 
 def _misfit(settings: DataSection, made: str, manifest: Manifest) -> SimulatorError:
     return SimulatorError(
-        f'data.kind = "{settings.kind}" makes {made}; the bundle takes {describe(manifest.batch)} and returns '
-        f"{describe(manifest.outputs)}. Export a model for such data, or choose another kind"
+        f'data.kind = "{settings.kind}" makes {made}; the bundle takes {describe(manifest.batch)} '
+        f"and returns {describe(manifest.outputs)}. Export a model for such data, or choose "
+        "another kind"
     )

@@ -1,8 +1,9 @@
-"""What a run is made of: its scenario's values, and files that its results depend on, each with the SHA-256 of its
-content.
+"""What a run is made of: its scenario's values, and files that its results depend on, each with the
+SHA-256 of its content.
 
-A sweep, or a run that is resumed, would otherwise mix the results of a file before and after somebody changed it.
-Versions of fleetlearn and other packages are not compared: a run goes on after an upgrade.
+A sweep, or a run that is resumed, would otherwise mix the results of a file before and after
+somebody changed it. Versions of fleetlearn and other packages are not compared: a run goes on after
+an upgrade.
 """
 
 from __future__ import annotations
@@ -26,11 +27,21 @@ from fleetlearn_simulator.scenario.scenario import KEYS, Scenario
 ABSENT = "absent"
 VALUES, EXAMPLES = "values", "examples"
 MAY_CHANGE = (
-    "name", "sweep", "plan.name", "plan.seed", "plan.file", "plan.data_dir", "plan.durable", "plan.stop", "plan.models"
-)  # fmt: skip
-"""Keys that change nothing of what a run has done. It may go on with other stop rules; ``seed`` replaces the plan's."""
+    "name",
+    "sweep",
+    "plan.name",
+    "plan.seed",
+    "plan.file",
+    "plan.data_dir",
+    "plan.durable",
+    "plan.stop",
+    "plan.models",
+)
+"""Keys that change nothing of what a run has done. It may go on with other stop rules; ``seed``
+replaces the plan's."""
 OF_SERVICE = ("service.heartbeat", "service.uploads", "service.downloads")
-"""The keys of [service] that a simulation depends on, beside the one that ``population.connected`` repeats."""
+"""The keys of [service] that a simulation depends on, beside the one that ``population.connected``
+repeats."""
 SHOWN = 60
 """Most characters of a value in an error."""
 
@@ -38,10 +49,11 @@ SHOWN = 60
 def made_of(scenario: Scenario, bundle: Bundle, source: Source | None) -> dict[str, Any]:
     """Return what a run is made of.
 
-    What a file is for, with its name -> the SHA-256 of its content: the bundle, the data's arrays, the trace of
-    availability, the module of the data's function and the modules beside it that it imports. ``values``: dotted key
-    of the scenario -> its value; paths are left out, since files may move. ``examples``: number of a device -> the
-    SHA-256 of what the data's function makes for it; these few devices tell if the function reads a file that changed.
+    What a file is for, with its name -> the SHA-256 of its content: the bundle, the data's arrays,
+    the trace of availability, the module of the data's function and the modules beside it that it
+    imports. ``values``: dotted key of the scenario -> its value; paths are left out, since files
+    may move. ``examples``: number of a device -> the SHA-256 of what the data's function makes for
+    it; these few devices tell if the function reads a file that changed.
 
     ``source``: the scenario's data. None is for a scenario without a data function.
     """
@@ -61,17 +73,26 @@ def made_of(scenario: Scenario, bundle: Bundle, source: Source | None) -> dict[s
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return what differs: values as ``key was 1 and is 2``, and the names of files whose contents differ, or that are
-    there only once. Values that the first does not have are not compared: an earlier version wrote it."""
+    """Return what differs: values as ``key was 1 and is 2``, and the names of files whose contents
+    differ, or that are there only once. Values that the first does not have are not compared: an
+    earlier version wrote it."""
     old, new = before.get(VALUES, {}), now.get(VALUES, {})
-    values = [f"{key} was {_shown(old[key])} and is {_shown(new.get(key))}" for key in old if old[key] != new.get(key)]
-    files = [name for name in {**before, **now} if name not in (VALUES, EXAMPLES) and before.get(name) != now.get(name)]
+    values = [
+        f"{key} was {_shown(old[key])} and is {_shown(new.get(key))}"
+        for key in old
+        if old[key] != new.get(key)
+    ]
+    files = [
+        name
+        for name in {**before, **now}
+        if name not in (VALUES, EXAMPLES) and before.get(name) != now.get(name)
+    ]
     # Another seed or another function makes other examples, and is named already.
     if values or files or EXAMPLES not in before or before[EXAMPLES] == now.get(EXAMPLES):
         return files + values
     return [
-        "what data.function makes, though its code is the same (it must read the same files, and depend on the "
-        "device's number and the seed alone)"
+        "what data.function makes, though its code is the same (it must read the same files, and "
+        "depend on the device's number and the seed alone)"
     ]
 
 
@@ -86,12 +107,17 @@ def _values(key: str, value: object) -> Iterator[tuple[str, Any]]:
     if isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
             yield from _values(f"{key}.{name}", getattr(value, name))
-    elif isinstance(value, Mapping) and any(isinstance(row, msgspec.Struct) for row in value.values()):
+    elif isinstance(value, Mapping) and any(
+        isinstance(row, msgspec.Struct) for row in value.values()
+    ):
         yield key, sorted(value)
         for name, row in value.items():
             yield from _values(f"{key}.{name}", row)
     elif not isinstance(value, Path):
-        yield key, msgspec.json.decode(msgspec.json.encode(value, enc_hook=str, order="deterministic"))
+        yield (
+            key,
+            msgspec.json.decode(msgspec.json.encode(value, enc_hook=str, order="deterministic")),
+        )
 
 
 def _sample(source: Source, population: int) -> Iterator[tuple[str, str]]:
@@ -109,7 +135,8 @@ def _shown(value: object) -> str:
 
 
 def _modules(name: str, base: Path) -> Iterator[Path]:
-    """Yield the file of a module, and of the modules in ``base`` that it imports, directly or through others.
+    """Yield the file of a module, and of the modules in ``base`` that it imports, directly or
+    through others.
 
     Their code is read and not run: a user's module may load all of its data when it is imported."""
     waiting, seen = [name], set[Path]()
@@ -127,11 +154,14 @@ def _modules(name: str, base: Path) -> Iterator[Path]:
 
 def _file(module: str, base: Path) -> Path | None:
     path = base.joinpath(*module.split("."))
-    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+    return next(
+        (file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None
+    )
 
 
 def _imported(code: ast.Module) -> Iterator[str]:
-    """Yield the names of what a module may import. Names of functions among them are no files, and do no harm."""
+    """Yield the names of what a module may import. Names of functions among them are no files, and
+    do no harm."""
     for node in ast.walk(code):
         if isinstance(node, ast.Import):
             yield from (row.name for row in node.names)

@@ -1,4 +1,5 @@
-"""The user's own data: the arrays of an .npz file, divided among the devices or drawn from by each device."""
+"""The user's own data: the arrays of an .npz file, divided among the devices or drawn from by each
+device."""
 
 from __future__ import annotations
 
@@ -28,24 +29,29 @@ class Pool(NamedTuple):
     arrays: Arrays
     """All examples."""
     values: NDArray[np.int64]
-    """What decides which device has an example: its label or the column's value, or 0 for all. int64 (examples,)."""
+    """What decides which device has an example: its label or the column's value, or 0 for all.
+    int64 (examples,)."""
     training: Indices
     """Indices of the examples to train on, in a random order."""
     test: Arrays | None
 
 
-def npz_source(settings: DataSection, seed: int, population: int, inputs: Sequence[Input], base: Path) -> Source:
+def npz_source(
+    settings: DataSection, seed: int, population: int, inputs: Sequence[Input], base: Path
+) -> Source:
     """Make the source for the file ``arrays``.
 
-    Without ``examples`` the whole file is divided: each example is on one device. With a column, device i then has all
-    examples with the i-th value.
+    Without ``examples`` the whole file is divided: each example is on one device. With a column,
+    device i then has all examples with the i-th value.
 
-    With ``examples`` each device has this many. If the file has enough of them, each example is on one device at most.
-    If it has not, or if ``examples`` comes with ``power`` or a column, each device draws its examples itself, with
-    replacement and independently of the other devices. So there can be any number of devices.
+    With ``examples`` each device has this many. If the file has enough of them, each example is on
+    one device at most. If it has not, or if ``examples`` comes with ``power`` or a column, each
+    device draws its examples itself, with replacement and independently of the other devices. So
+    there can be any number of devices.
 
-    The test set is the file's arrays ``test_NAME``, for each NAME of the batch. If the file has none, the test set is
-    the share ``test`` of the examples (with a column: of each value's examples), which no device has.
+    The test set is the file's arrays ``test_NAME``, for each NAME of the batch. If the file has
+    none, the test set is the share ``test`` of the examples (with a column: of each value's
+    examples), which no device has.
 
     Raises SimulatorError.
     """
@@ -53,9 +59,16 @@ def npz_source(settings: DataSection, seed: int, population: int, inputs: Sequen
     size, total = settings.examples, len(pool.training)
     if size is None and settings.kind == "column":
         return _by_value(settings, population, pool)
-    if size is not None and (settings.power is not None or settings.kind == "column" or size * population > total):
+    if size is not None and (
+        settings.power is not None or settings.kind == "column" or size * population > total
+    ):
         return _drawn(settings, seed, size, pool)
-    return _divided(settings, seed, population, pool._replace(training=pool.training[: size and size * population]))
+    return _divided(
+        settings,
+        seed,
+        population,
+        pool._replace(training=pool.training[: size and size * population]),
+    )
 
 
 def required(settings: DataSection, key: str) -> Any:
@@ -70,9 +83,10 @@ def _by_value(settings: DataSection, population: int, pool: Pool) -> Source:
     groups = partitions.group(pool.values[pool.training])
     if population > len(groups.sizes):
         raise SimulatorError(
-            f"population.size = {population}, and the array {settings.column} of {pool.path} has {len(groups.sizes)} "
-            f"values, one for each device. Make population.size at most {len(groups.sizes)}, or set data.examples: "
-            f"then device i draws this many examples of value i modulo {len(groups.sizes)}"
+            f"population.size = {population}, and the array {settings.column} of {pool.path} has "
+            f"{len(groups.sizes)} values, one for each device. Make population.size at most "
+            f"{len(groups.sizes)}, or set data.examples: then device i draws this many examples of "
+            f"value i modulo {len(groups.sizes)}"
         )
     return DividedSource(pool.arrays, Groups(pool.training[groups.order], groups.starts), pool.test)
 
@@ -84,8 +98,9 @@ def _divided(settings: DataSection, seed: int, population: int, pool: Pool) -> S
     if population * pieces > total:
         who = f"{population} devices" + (f" with {pieces} shards each" if pieces > 1 else "")
         raise SimulatorError(
-            f"{pool.path} has {total} examples to train on, too few to be divided among {who}. Make population.size "
-            "smaller, or set data.examples: then each device draws this many of them, with replacement"
+            f"{pool.path} has {total} examples to train on, too few to be divided among {who}. "
+            "Make population.size smaller, or set data.examples: then each device draws this many "
+            "of them, with replacement"
         )
     starts = partitions.equal(total, population)
     if settings.power is not None:
@@ -104,7 +119,9 @@ def _drawn(settings: DataSection, seed: int, size: int, pool: Pool) -> Source:
     found = partitions.group(values)
     groups = Groups(pool.training[found.order], found.starts)
     kind, power, pieces = settings.kind, settings.power, settings.shards or 1
-    prior = partitions.prior(values, _concentration(settings)) if kind == "dirichlet" else np.empty(0)
+    prior = (
+        partitions.prior(values, _concentration(settings)) if kind == "dirichlet" else np.empty(0)
+    )
 
     def sizes(ids: Ids) -> NDArray[np.int64]:
         if power is None:
@@ -138,16 +155,27 @@ def _pool(settings: DataSection, seed: int, inputs: Sequence[Input], base: Path)
     tests = {name: f"test_{name}" for name in names}
     if there := [name for name in tests.values() if name in content]:
         if len(there) < len(tests):
-            raise SimulatorError(f"{path} has the test arrays {there}; expected all of {list(tests.values())}, or none")
+            raise SimulatorError(
+                f"{path} has the test arrays {there}; expected all of {list(tests.values())}, or "
+                "none"
+            )
         test = _fitting(path, {name: content[key] for name, key in tests.items()}, inputs)
         return Pool(path, arrays, values, mixed, test)
-    groups = partitions.group(values[mixed] if settings.kind == "column" else np.zeros(total, np.int64))
+    groups = partitions.group(
+        values[mixed] if settings.kind == "column" else np.zeros(total, np.int64)
+    )
     kept = groups.sizes - np.floor(groups.sizes * settings.test + 1e-9).astype(np.int64)
     out = np.empty(total, bool)
     rank = np.arange(total) - np.repeat(groups.starts[:-1], groups.sizes)
     out[groups.order] = rank >= np.repeat(kept, groups.sizes)
     held = mixed[out]
-    return Pool(path, arrays, values, mixed[~out], tuple(array[held] for array in arrays) if len(held) else None)
+    return Pool(
+        path,
+        arrays,
+        values,
+        mixed[~out],
+        tuple(array[held] for array in arrays) if len(held) else None,
+    )
 
 
 def _load(path: Path, names: Sequence[str], by: str | None) -> dict[str, NDArray[Any]]:
@@ -157,8 +185,9 @@ def _load(path: Path, names: Sequence[str], by: str | None) -> dict[str, NDArray
     def choose(found: list[str]) -> list[str]:
         if missing := sorted(wanted - set(found)):
             raise SimulatorError(
-                f"{path} has the arrays {sorted(found)}, and not {missing}; expected {sorted(wanted)}: the bundle's "
-                "batch by its names, and the array that divides the examples among devices"
+                f"{path} has the arrays {sorted(found)}, and not {missing}; expected "
+                f"{sorted(wanted)}: the bundle's batch by its names, and the array that divides "
+                "the examples among devices"
             )
         tests = {f"test_{name}" for name in names}
         return [name for name in found if name in wanted | tests]
@@ -181,8 +210,8 @@ def _fitting(path: Path, content: Mapping[str, NDArray[Any]], inputs: Sequence[I
 def _integers(path: Path, name: str, array: NDArray[Any], total: int) -> NDArray[np.int64]:
     if array.dtype.kind not in "iub" or array.size != total:
         raise SimulatorError(
-            f"{path}: the array {name} is {array.dtype} of shape {array.shape}; expected one integer for each of the "
-            f"{total} examples, which divides them among devices"
+            f"{path}: the array {name} is {array.dtype} of shape {array.shape}; expected one "
+            f"integer for each of the {total} examples, which divides them among devices"
         )
     return array.reshape(total).astype(np.int64)
 
@@ -191,6 +220,7 @@ def _concentration(settings: DataSection) -> float:
     alpha: float = required(settings, "alpha")
     if not alpha > 0:
         raise SimulatorError(
-            f"data.alpha = {alpha}: a Dirichlet distribution takes a number above 0; 0.1 is very uneven"
+            f"data.alpha = {alpha}: a Dirichlet distribution takes a number above 0; 0.1 is very "
+            "uneven"
         )
     return alpha

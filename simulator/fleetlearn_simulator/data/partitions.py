@@ -1,8 +1,8 @@
 """Which device has which of the user's examples.
 
-Examples are divided: each is on one device at most, by a permutation that is made once. Or they are drawn: each device
-draws its own when it is asked, with replacement and independently of the others, so that there can be any number of
-devices.
+Examples are divided: each is on one device at most, by a permutation that is made once. Or they are
+drawn: each device draws its own when it is asked, with replacement and independently of the others,
+so that there can be any number of devices.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def equal(examples: int, devices: int) -> Indices:
 
 
 def power_starts(random: Random, examples: int, devices: int, power: float) -> Indices:
-    """Return the starts of parts with power-law sizes, in a random order. Each has at least 1 example, and all together
-    have ``examples``. Apart from this 1, the sizes are quantiles of a Pareto distribution: the share x^-power of the
-    devices have more than x times the smallest size.
+    """Return the starts of parts with power-law sizes, in a random order. Each has at least 1
+    example, and all together have ``examples``. Apart from this 1, the sizes are quantiles of a
+    Pareto distribution: the share x^-power of the devices have more than x times the smallest size.
     """
     shares = ((np.arange(devices) + 0.5) / devices) ** (-1 / power)
     exact = shares / shares.sum() * (examples - devices)
@@ -57,7 +57,8 @@ def starts_of(sizes: Indices) -> Indices:
 
 
 def group(values: NDArray[np.int64]) -> Groups:
-    """Group the indices of values, int64 (examples,), that are equal. The groups are in the values' order."""
+    """Group the indices of values, int64 (examples,), that are equal. The groups are in the values'
+    order."""
     order = np.argsort(values, kind="stable")
     _, first = np.unique(values[order], return_index=True)
     return Groups(order, np.append(first, len(values)).astype(np.int64))
@@ -69,14 +70,16 @@ def iid(random: Random, starts: Indices) -> Groups:
 
 
 def dirichlet(random: Random, labels: NDArray[np.int64], starts: Indices, alpha: float) -> Groups:
-    """Divide examples so that each device's shares of the labels are drawn from a Dirichlet distribution (Hsu, Qi and
-    Brown, Measuring the Effects of Non-Identical Data Distribution, arXiv 1909.06335, section 3). Sizes are given.
+    """Divide examples so that each device's shares of the labels are drawn from a Dirichlet
+    distribution (Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution, arXiv
+    1909.06335, section 3). Sizes are given.
 
-    Device k's shares are q_k ~ Dir(alpha * C * p), where p are the shares in the data and C is the number of labels. If
-    all labels are equally frequent this is Dir(alpha, ..., alpha), as the field writes it (the paper's own alpha is C
-    times this one). The device draws the labels of its examples from q_k, without replacement; when a label has run
-    out, from the others, in proportion to q_k. Devices draw one after the other, in a random order. ``starts[-1]`` is
-    at most the number of examples.
+    Device k's shares are q_k ~ Dir(alpha * C * p), where p are the shares in the data and C is the
+    number of labels. If all labels are equally frequent this is Dir(alpha, ..., alpha), as the
+    field writes it (the paper's own alpha is C times this one). The device draws the labels of its
+    examples from q_k, without replacement; when a label has run out, from the others, in proportion
+    to q_k. Devices draw one after the other, in a random order. ``starts[-1]`` is at most the
+    number of examples.
     """
     classes = group(labels)
     left, order = classes.sizes.copy(), np.empty(starts[-1], np.int64)
@@ -91,7 +94,10 @@ def dirichlet(random: Random, labels: NDArray[np.int64], starts: Indices, alpha:
                 wanted = (left - counts).astype(np.float64)
             counts = np.minimum(counts + random.multinomial(short, wanted / wanted.sum()), left)
         left -= counts
-        taken = [shuffled[label][left[label] : left[label] + counts[label]] for label in np.flatnonzero(counts)]
+        taken = [
+            shuffled[label][left[label] : left[label] + counts[label]]
+            for label in np.flatnonzero(counts)
+        ]
         order[starts[device] : starts[device + 1]] = np.concatenate(taken)
     return Groups(order, starts)
 
@@ -103,8 +109,9 @@ def prior(labels: NDArray[np.int64], alpha: float) -> NDArray[np.float64]:
 
 
 def shards(random: Random, labels: NDArray[np.int64], devices: int, pieces: int) -> Groups:
-    """Sort the examples by label, cut them into devices * pieces shards, and give each device ``pieces`` random shards
-    (McMahan et al., Communication-Efficient Learning of Deep Networks, arXiv 1602.05629, section 3).
+    """Sort the examples by label, cut them into devices * pieces shards, and give each device
+    ``pieces`` random shards (McMahan et al., Communication-Efficient Learning of Deep Networks,
+    arXiv 1602.05629, section 3).
 
     The sizes of shards differ by 1 at most. Examples with the same label are in a random order.
     """
@@ -113,21 +120,29 @@ def shards(random: Random, labels: NDArray[np.int64], devices: int, pieces: int)
     cut = equal(len(labels), devices * pieces)
     dealt = random.permutation(devices * pieces)
     sizes = np.diff(cut)[dealt].reshape(devices, pieces).sum(axis=1)
-    return Groups(np.concatenate([order[cut[shard] : cut[shard + 1]] for shard in dealt]), starts_of(sizes))
+    return Groups(
+        np.concatenate([order[cut[shard] : cut[shard + 1]] for shard in dealt]), starts_of(sizes)
+    )
 
 
-def drawn_dirichlet(random: Random, classes: Groups, concentration: NDArray[np.float64], size: int) -> Indices:
-    """Draw the examples of one device: labels by shares of its own, as in ``dirichlet``; of each label any examples."""
+def drawn_dirichlet(
+    random: Random, classes: Groups, concentration: NDArray[np.float64], size: int
+) -> Indices:
+    """Draw the examples of one device: labels by shares of its own, as in ``dirichlet``; of each
+    label any examples."""
     counts = random.multinomial(size, random.dirichlet(concentration))
     inside = random.random(size) * np.repeat(classes.sizes, counts)
     return classes.order[np.repeat(classes.starts[:-1], counts) + inside.astype(np.int64)]
 
 
 def drawn_shards(random: Random, order: Indices, pieces: int, size: int) -> Indices:
-    """Draw the examples of one device: ``pieces`` stretches of the examples sorted by label, which begin anywhere. The
-    first example follows the last."""
+    """Draw the examples of one device: ``pieces`` stretches of the examples sorted by label, which
+    begin anywhere. The first example follows the last."""
     sizes = np.diff(equal(size, min(pieces, size)))
     begins = random.integers(len(order), size=len(sizes))
     return np.concatenate(
-        [order[(begin + np.arange(length)) % len(order)] for begin, length in zip(begins, sizes, strict=True)]
+        [
+            order[(begin + np.arange(length)) % len(order)]
+            for begin, length in zip(begins, sizes, strict=True)
+        ]
     )

@@ -14,7 +14,8 @@ LABELS = CORRUPTIONS.index("labels")
 
 
 class RelabelledSource(Source):
-    """Another source's data. On devices with the corruption each label y, in the last array, is ``factor`` - y."""
+    """Another source's data. On devices with the corruption each label y, in the last array, is
+    ``factor`` - y."""
 
     def __init__(self, source: Source, scenario: Scenario) -> None:
         self._source, self._scenario = source, scenario

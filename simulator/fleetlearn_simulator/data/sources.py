@@ -1,4 +1,5 @@
-"""Where a device's examples come from: a generator, the user's arrays, or the user's own function."""
+"""Where a device's examples come from: a generator, the user's arrays, or the user's own
+function."""
 
 from __future__ import annotations
 
@@ -24,21 +25,23 @@ T = TypeVar("T")
 
 
 class Source(Protocol):
-    """The devices' data. It depends on the seed and the device's number alone, not on earlier calls."""
+    """The devices' data. It depends on the seed and the device's number alone, not on earlier
+    calls."""
 
     def examples(self, ids: Ids) -> NDArray[np.int64]:
-        """Return the numbers of training examples of these devices: int64, in the shape of ``ids``. A device with 0
-        takes no part; only a user's function may say so."""
+        """Return the numbers of training examples of these devices: int64, in the shape of ``ids``.
+        A device with 0 takes no part; only a user's function may say so."""
 
     def arrays(self, device: int) -> Arrays:
-        """Return a device's training examples, in the order, dtypes and shapes of the manifest's batch. Read only."""
+        """Return a device's training examples, in the order, dtypes and shapes of the manifest's
+        batch. Read only."""
 
     def test(self) -> Arrays | None:
         """Return examples on which no device trains, in the same form. None: there are none."""
 
     def examples_at(self, devices: Sequence[int], indices: NDArray[np.int64]) -> Arrays:
-        """Return the examples at these indices of these devices. ``indices``: int64 (devices, ...); the arrays that are
-        returned begin with its shape. A device may be given twice."""
+        """Return the examples at these indices of these devices. ``indices``: int64 (devices, ...);
+        the arrays that are returned begin with its shape. A device may be given twice."""
         return _examples_at([self.arrays(device) for device in devices], indices)
 
 
@@ -59,12 +62,16 @@ class GeneratedSource(Source):
         return None if made is None else self._fit(made)
 
     def _fit(self, made: Arrays) -> Arrays:
-        shaped = [array.reshape(len(array), *row.shape) for array, row in zip(made, self._inputs, strict=True)]
+        shaped = [
+            array.reshape(len(array), *row.shape)
+            for array, row in zip(made, self._inputs, strict=True)
+        ]
         return check_batch(shaped, self._inputs)
 
 
 class DividedSource(Source):
-    """The user's arrays, divided: each example is on one device at most. Device i has the examples of group i."""
+    """The user's arrays, divided: each example is on one device at most. Device i has the examples
+    of group i."""
 
     def __init__(self, arrays: Arrays, groups: Groups, test: Arrays | None) -> None:
         self._arrays, self._groups, self._test = arrays, groups, test
@@ -81,7 +88,8 @@ class DividedSource(Source):
 
 
 class SampledSource(Source):
-    """The user's arrays. Each device draws its own examples, at the indices ``draw(device, number of examples)``."""
+    """The user's arrays. Each device draws its own examples, at the indices
+    ``draw(device, number of examples)``."""
 
     def __init__(
         self,
@@ -104,15 +112,18 @@ class SampledSource(Source):
 
 
 class FunctionSource(Source):
-    """Data that the user's function makes. It is called with a device's number and the data's seed, and returns the
-    device's arrays, in the manifest's order or by its names.
+    """Data that the user's function makes. It is called with a device's number and the data's seed,
+    and returns the device's arrays, in the manifest's order or by its names.
 
-    Its module may also have ``examples(device, seed)``, which returns the number of a device's examples, and
-    ``test(seed)``, which returns the arrays of the test set. With ``size``, each device has this many examples. Without
-    ``size`` and ``examples``, a device's arrays are made only to count them.
+    Its module may also have ``examples(device, seed)``, which returns the number of a device's
+    examples, and ``test(seed)``, which returns the arrays of the test set. With ``size``, each
+    device has this many examples. Without ``size`` and ``examples``, a device's arrays are made
+    only to count them.
     """
 
-    def __init__(self, function: str, seed: int, inputs: Sequence[Input], base: Path, size: int | None = None) -> None:
+    def __init__(
+        self, function: str, seed: int, inputs: Sequence[Input], base: Path, size: int | None = None
+    ) -> None:
         self._function, self._seed, self._inputs, self._size = function, seed, inputs, size
         self._sizes: dict[int, int] = {}
         module_name, _, name = function.partition(":")
@@ -120,13 +131,15 @@ class FunctionSource(Source):
             module = _module(module_name, base)
         except Exception as error:
             raise SimulatorError(
-                f"data.function = {function!r}: the module cannot be imported, {in_one_line(error)}. It is "
-                f"looked for beside the scenario, in {base}, and among the installed ones"
+                f"data.function = {function!r}: the module cannot be imported, "
+                f"{in_one_line(error)}. It is looked for beside the scenario, in {base}, and among "
+                "the installed ones"
             ) from error
         if not callable(getattr(module, name, None)):
             raise SimulatorError(
-                f"data.function = {function!r}: {module.__file__} has no function {name}; expected one that is called "
-                f"as {name}(device, seed) and returns a device's arrays: {describe(inputs)}"
+                f"data.function = {function!r}: {module.__file__} has no function {name}; expected "
+                f"one that is called as {name}(device, seed) and returns a device's arrays: "
+                f"{describe(inputs)}"
             )
         self._make: Callable[[int, int], Any] = getattr(module, name)
         beside = {key: getattr(module, key, None) for key in ("examples", "test") if key != name}
@@ -134,15 +147,20 @@ class FunctionSource(Source):
         self._test: Callable[[int], Any] | None = beside.get("test")
 
     def examples(self, ids: Ids) -> NDArray[np.int64]:
-        return np.array([self._number(int(device)) for device in np.ravel(ids)], np.int64).reshape(np.shape(ids))
+        return np.array([self._number(int(device)) for device in np.ravel(ids)], np.int64).reshape(
+            np.shape(ids)
+        )
 
     def arrays(self, device: int) -> Arrays:
         call = f"{self._function}({device}, {self._seed})"
         arrays = self._checked(call, lambda: self._make(device, self._seed))
         if (self._size or self._count) is not None and len(arrays[0]) != self._number(device):
-            stated = "data.examples" if self._size else f"its module's examples({device}, {self._seed})"
+            stated = (
+                "data.examples" if self._size else f"its module's examples({device}, {self._seed})"
+            )
             raise SimulatorError(
-                f"{call} returned {len(arrays[0])} examples, and {stated} is {self._number(device)}; they must agree"
+                f"{call} returned {len(arrays[0])} examples, and {stated} is "
+                f"{self._number(device)}; they must agree"
             )
         return arrays
 
@@ -150,7 +168,9 @@ class FunctionSource(Source):
         test = self._test
         if test is None:
             return None
-        return self._checked(f"test({self._seed}) beside {self._function}", lambda: test(self._seed))
+        return self._checked(
+            f"test({self._seed}) beside {self._function}", lambda: test(self._seed)
+        )
 
     def _number(self, device: int) -> int:
         if self._size is not None:
@@ -163,7 +183,9 @@ class FunctionSource(Source):
                 call = f"examples({device}, {self._seed}) beside {self._function}"
                 size = _attempt(call, lambda: count(device, self._seed))
                 if not isinstance(size, int | np.integer) or size < 0:
-                    raise SimulatorError(f"{call} returned {size!r}; expected an integer, at least 0")
+                    raise SimulatorError(
+                        f"{call} returned {size!r}; expected an integer, at least 0"
+                    )
                 self._sizes[device] = int(size)
         return self._sizes[device]
 
@@ -172,7 +194,11 @@ class FunctionSource(Source):
         call = f"{self._function}({device}, {self._seed})"
         returned = _attempt(call, lambda: self._make(device, self._seed))
         arrays = [*returned.values()] if isinstance(returned, Mapping) else returned
-        if isinstance(arrays, tuple | list) and arrays and all(np.shape(array)[:1] == (0,) for array in arrays):
+        if (
+            isinstance(arrays, tuple | list)
+            and arrays
+            and all(np.shape(array)[:1] == (0,) for array in arrays)
+        ):
             return 0
         return len(self._checked(call, lambda: returned)[0])
 
@@ -189,15 +215,15 @@ class FunctionSource(Source):
 class CachedSource(Source):
     """Another source, whose arrays are kept for the next use.
 
-    The devices' arrays lie one behind the other, so that the examples of many devices are taken in one operation. When
-    they would exceed ``limit`` bytes, all of them are forgotten.
+    The devices' arrays lie one behind the other, so that the examples of many devices are taken in
+    one operation. When they would exceed ``limit`` bytes, all of them are forgotten.
     """
 
     def __init__(self, source: Source, limit: int = 256 * 2**20) -> None:
         self._source, self._limit = source, limit
         self._large: tuple[list[int], list[Arrays]] = [], []
-        """The devices of the last call, if their arrays do not all fit, and these arrays: a block takes examples of the
-        same devices again and again."""
+        """The devices of the last call, if their arrays do not all fit, and these arrays: a block
+        takes examples of the same devices again and again."""
         self._begin()
 
     def _begin(self) -> None:
@@ -247,7 +273,10 @@ class CachedSource(Source):
         begin, end = self._filled, self._filled + count
         if not self._held or end > len(self._held[0]):
             # In new memory: somebody may still use views of the old arrays.
-            held, self._held = self._held, [np.empty((2 * end, *array.shape[1:]), array.dtype) for array in made]
+            held, self._held = (
+                self._held,
+                [np.empty((2 * end, *array.shape[1:]), array.dtype) for array in made],
+            )
             for old, new in zip(held, self._held, strict=False):
                 new[:begin] = old[:begin]
         for array, own in zip(self._held, made, strict=True):
@@ -266,14 +295,16 @@ def _examples_at(parts: Sequence[Arrays], indices: NDArray[np.int64]) -> Arrays:
 
 
 def _module(name: str, base: Path) -> ModuleType:
-    """Import the module from the folder ``base``, where it may import others, or else the installed module."""
+    """Import the module from the folder ``base``, where it may import others, or else the installed
+    module."""
     file = base.joinpath(*name.split(".")).with_suffix(".py")
     spec = importlib.util.spec_from_file_location(name, file) if file.exists() else None
     sys.path.insert(0, str(base))
     try:
         if spec is None or spec.loader is None:
             return importlib.import_module(name)
-        # Not through sys.modules: it may hold a module with the same name from another scenario's folder.
+        # Not through sys.modules: it may hold a module with the same name from another scenario's
+        # folder.
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module

@@ -1,7 +1,7 @@
 """The state of a fleet after a round, as tensors and JSON: a run that was stopped goes on from it.
 
-It is taken when a round's model is made, and no evaluation is open. Only tasks that outlive their round run then
-(checkpoint_tasks.py).
+It is taken when a round's model is made, and no evaluation is open. Only tasks that outlive their
+round run then (checkpoint_tasks.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ LASTING_EVENTS = ("leave", "crash", "fill", "back", "window", "return")
 OPTIMIZER = "optimizer."
 """Prefix of the server optimizer's tensors."""
 KEPT, TIED, RESIDUALS = "kept.", "tied.", "residual."
-"""Prefixes of the tensors that say which row is whose kept state, whose tied vectors and whose residual."""
+"""Prefixes of the tensors that say which row is whose kept state, whose tied vectors and whose
+residual."""
 TASKS = "tasks."
 """Prefix of the tensors of the tasks that run."""
 RETURNS = "returns."
@@ -63,33 +64,44 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         "evaluated": [fleet.engine.evaluations.number, fleet.engine.evaluations.version],
         "change": fleet.history[-1]["change"],
         "metrics": fleet.metrics_of(fleet.history[-1]),
-        "connected": [[device, None if end == inf else end] for device, end in connections.connected.items()],
+        "connected": [
+            [device, None if end == inf else end] for device, end in connections.connected.items()
+        ],
         "away": list(connections.away.items()),
         "heap": sorted(event[:4] for event in events.heap if event.kind in LASTING_EVENTS),
         "serial": events.serial,
         "filling": connections.refill_expected,
         "arrivals": connections.arrivals,
-        **({"without_examples": sorted(connections.without_examples)} if connections.without_examples else {}),
+        **(
+            {"without_examples": sorted(connections.without_examples)}
+            if connections.without_examples
+            else {}
+        ),
         "selection": to_json(fleet.engine),
     }
     return tensors, state
 
 
 def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any]) -> None:
-    """Bring a new fleet into this state, and let it go on. ``fleet.history`` is not part of the state, and is there
-    already."""
+    """Bring a new fleet into this state, and let it go on. ``fleet.history`` is not part of the
+    state, and is there already."""
     coordinator, connections, events = fleet.coordinator, fleet.connections, fleet.events
     vectors = {name: tensors[name] for name in coordinator.state.vectors}
     slots = _named(tensors, OPTIMIZER)
-    coordinator.restore_model(state["version"], tensors["model"], tensors["earlier"], slots, vectors)
+    coordinator.restore_model(
+        state["version"], tensors["model"], tensors["earlier"], slots, vectors
+    )
     for prefix, rows in _kept_rows(fleet):
         rows.restore(_named(tensors, prefix))
     fleet.tasks.has_bundle = set(tensors["has_bundle"].tolist())
     events.now = coordinator.last_end = state["now"]
-    connections.connected = {device: inf if end is None else end for device, end in state["connected"]}
+    connections.connected = {
+        device: inf if end is None else end for device, end in state["connected"]
+    }
     connections.away = dict(map(tuple, state["away"]))
     connections.arrivals, connections.refill_expected = state["arrivals"], state["filling"]
-    connections.without_examples = {*state.get("without_examples", ())}  # an earlier version had none
+    # an earlier version had none
+    connections.without_examples = {*state.get("without_examples", ())}
     events.heap, events.serial = [Event(*row[:4]) for row in state["heap"]], state["serial"]
     heapq.heapify(events.heap)
     there = [device for device in connections.connected if device not in connections.away]
@@ -102,15 +114,25 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
     if fleet.returns is not None:
         fleet.returns.take_up(_named(tensors, RETURNS), state["returns"])
     fleet.state([*connections.connected])
-    fleet.carry_out(fleet.engine.committed(fleet.now, change=state["change"], metrics=state["metrics"]))
+    fleet.carry_out(
+        fleet.engine.committed(fleet.now, change=state["change"], metrics=state["metrics"])
+    )
 
 
 def _kept_rows(fleet: Fleet) -> list[tuple[str, DeviceRows]]:
     kept = fleet.coordinator.kept
-    rows = [] if kept is None else [(KEPT, kept.states), (TIED, kept.tied), (RESIDUALS, kept.residuals)]
+    rows = (
+        []
+        if kept is None
+        else [(KEPT, kept.states), (TIED, kept.tied), (RESIDUALS, kept.residuals)]
+    )
     return [(prefix, row) for prefix, row in rows if row is not None]
 
 
 def _named(tensors: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
     """Return the tensors with this prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }

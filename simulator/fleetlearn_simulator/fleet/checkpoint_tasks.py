@@ -1,7 +1,7 @@
 """The part of a checkpoint for tasks that go on when a round ends, and what they train from.
 
-A task that had begun to train when the checkpoint was written trains again: its result is not in the checkpoint. It is
-the same to the last bit, whichever other tasks train together with it.
+A task that had begun to train when the checkpoint was written trains again: its result is not in
+the checkpoint. It is the same to the last bit, whichever other tasks train together with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ Tensors = dict[str, NDArray[Any]]
 
 def snapshot(tasks: DeviceTasks) -> tuple[Tensors, dict[str, Any]]:
     """Return the tasks that devices have, as tensors and plain values."""
-    rows = sorted((held.row(row) for held, row in tasks.running.values()), key=lambda row: (row.ends, row.serial))
+    rows = sorted(
+        (held.row(row) for held, row in tasks.running.values()),
+        key=lambda row: (row.ends, row.serial),
+    )
     running, kept = RunningTasks.from_rows(rows), tasks.coordinator.kept
     tensors, training = tasks.coordinator.training.snapshot(running)
     state = {
@@ -31,7 +34,9 @@ def snapshot(tasks: DeviceTasks) -> tuple[Tensors, dict[str, Any]]:
     }
     tensors["ends"] = np.array(running.ends, np.float64)  # infinite ones are no JSON
     if kept is not None:
-        tensors["finished_at"] = np.array([kept.finished_at.get(task, inf) for task in running.task], np.float64)
+        tensors["finished_at"] = np.array(
+            [kept.finished_at.get(task, inf) for task in running.task], np.float64
+        )
     return tensors, state
 
 
@@ -43,7 +48,9 @@ def restore(tasks: DeviceTasks, tensors: Tensors, state: dict[str, Any]) -> None
     expected = running.select([row for row, task in enumerate(running.task) if task not in waiting])
     tasks.running = {device: (expected, row) for row, device in enumerate(expected.device)}
     tasks.expect_next(expected, 0)
-    alone = {task: (running.select([row]), 0) for row, task in enumerate(running.task) if task in waiting}
+    alone = {
+        task: (running.select([row]), 0) for row, task in enumerate(running.task) if task in waiting
+    }
     tasks.running |= {held.device[0]: (held, row) for held, row in alone.values()}
     if tasks.downloads is not None and tasks.uploads is not None:
         tasks.downloads.take_up(state["downloads"])

@@ -14,14 +14,16 @@ from fleetlearn_simulator.population.availability import online, until
 from fleetlearn_simulator.scenario.scenario import Scenario
 
 MIN_REFILL_SECONDS, MAX_REFILL_SECONDS = 60.0, 3600.0
-"""The shortest and the longest time until other devices are looked for, while not all connections are taken. Between
-them it is a tenth of the time since a round ended."""
+"""The shortest and the longest time until other devices are looked for, while not all connections
+are taken. Between them it is a tenth of the time since a round ended."""
 MAX_DRAWS_PER_ARRIVAL = 64
-"""Devices that are drawn for each one that connects, at most. If few are online, some connections stay free."""
+"""Devices that are drawn for each one that connects, at most. If few are online, some connections
+stay free."""
 
 
 class Connections:
-    """The devices that are connected. At most ``population.connected`` are; the others are told to come back later.
+    """The devices that are connected. At most ``population.connected`` are; the others are told to
+    come back later.
 
     With pace steering (returns.py) it is the engine that decides, and nobody is drawn here."""
 
@@ -48,8 +50,9 @@ class Connections:
             self.events.expect(now + wait, "fill")
 
     def arriving(self, leases: Container[str]) -> list[tuple[int, float]]:
-        """Return devices that are online and not connected, as many as there is room for, in a random order, with the
-        times when they go offline. ``leases``: names of the devices that have a task."""
+        """Return devices that are online and not connected, as many as there is room for, in a
+        random order, with the times when they go offline. ``leases``: names of the devices that
+        have a task."""
         room = self.scenario.population.connected - len(self.connected)
         if room <= 0:
             return []
@@ -74,6 +77,11 @@ class Connections:
 
     def _may_connect(self, devices: NDArray[np.int64], leases: Container[str]) -> list[int]:
         there: list[int] = devices[online(self.scenario, devices, self.events.now)].tolist()
-        # A device that vanished stays away until the engine gives its task up: it would get the same task again.
+        # A device that vanished stays away until the engine gives its task up: it would get the
+        # same task again.
         there = [device for device in there if device not in self.without_examples]
-        return [device for device in there if device not in self.connected and name_of(device) not in leases]
+        return [
+            device
+            for device in there
+            if device not in self.connected and name_of(device) not in leases
+        ]

@@ -43,11 +43,15 @@ from fleetlearn_simulator.training.trained_devices import LARGE_UPDATE, TrainedD
 class SimulatedCoordinator:
     """What the coordinator has in memory and on its disk."""
 
-    def __init__(self, scenario: Scenario, bundle: Bundle, backend: Backend, kept: KeptByDevices | None) -> None:
+    def __init__(
+        self, scenario: Scenario, bundle: Bundle, backend: Backend, kept: KeptByDevices | None
+    ) -> None:
         self.scenario, self.plan, self.backend = scenario, scenario.plan, backend
         self.metrics = bundle.manifest.metrics
         # A device makes progress until it vanishes: there is no stall to watch for.
-        self.engine = Engine(self.plan.engine_settings(scenario.service.heartbeat)._replace(stall=inf), prefix="s-")
+        self.engine = Engine(
+            self.plan.engine_settings(scenario.service.heartbeat)._replace(stall=inf), prefix="s-"
+        )
         self.down = False
         """Whether its process is dead."""
         rules = self.plan.round_rules(bundle.manifest)
@@ -73,10 +77,16 @@ class SimulatedCoordinator:
         """When the last round ended, or when the simulation began."""
         self.kept = kept
         self._hyper, buffers = self.plan.hyper(bundle.manifest), self.rules.buffers
-        self._beside = [part for part in self.rules.aggregators if part != UPDATE] + ([BUFFERS] if buffers else [])
+        self._beside = [part for part in self.rules.aggregators if part != UPDATE] + (
+            [BUFFERS] if buffers else []
+        )
         """Names of the parts of a report beside the update."""
         algorithm = ALGORITHMS[self.plan.local.algorithm]
-        factors = tuple(algorithm.per_update[name](self._hyper) for name in algorithm.tied if algorithm.per_update)
+        factors = tuple(
+            algorithm.per_update[name](self._hyper)
+            for name in algorithm.tied
+            if algorithm.per_update
+        )
         self.training = RoundTraining(
             backend,
             scenario.seed,
@@ -103,12 +113,16 @@ class SimulatedCoordinator:
 
     # Reports
 
-    def receive(self, tasks: RunningTasks, rows: slice, found: TrainedDevices) -> tuple[ReportColumns, str | None]:
-        """Return the reports of these tasks that are accepted, from the first on, and why the one after them is not;
-        None: all are."""
+    def receive(
+        self, tasks: RunningTasks, rows: slice, found: TrainedDevices
+    ) -> tuple[ReportColumns, str | None]:
+        """Return the reports of these tasks that are accepted, from the first on, and why the one
+        after them is not; None: all are."""
         measured, names = self._measure_before(tasks, rows, found), tasks.name[rows]
         weights = self.weights.of(self.engine.report_terms(names[0]).round, names, found.examples)
-        staleness = [self.engine.report_terms(name).staleness for name in names] if self.outlive else []
+        staleness = (
+            [self.engine.report_terms(name).staleness for name in names] if self.outlive else []
+        )
         reports = reports_of(found, self._beside, weights, staleness, measured)
         trained = int(found.diverged.argmax()) if found.diverged.any() else len(found)
         accepted, refusal = self.round.receive(reports.first(trained))
@@ -116,8 +130,11 @@ class SimulatedCoordinator:
             return accepted, f"rejected: {refusal.error.code.value}"
         return accepted, None if trained == len(found) else "failed: diverged"
 
-    def accept(self, tasks: RunningTasks, rows: slice, reports: ReportColumns, times: Sequence[float]) -> None:
-        """Reports of these tasks, which ``receive`` accepted, arrived at these times. The engine is not told."""
+    def accept(
+        self, tasks: RunningTasks, rows: slice, reports: ReportColumns, times: Sequence[float]
+    ) -> None:
+        """Reports of these tasks, which ``receive`` accepted, arrived at these times. The engine is
+        not told."""
         self.round.accept(reports)
         self.round.add(replace(reports, parts=parts_to_add(reports, self._file)))
         self.weights.count(self.engine.report_terms(tasks.name[rows][0]).round, tasks.name[rows])
@@ -126,13 +143,17 @@ class SimulatedCoordinator:
         if self.outlive:
             self.given_in += tasks.round[rows]
 
-    def _measure_before(self, tasks: RunningTasks, rows: slice, found: TrainedDevices) -> list[Measured]:
-        """Return what these devices measured before they trained: nothing unless the plan asks for it. A device whose
-        loss is not finite then gives its task back: it has diverged."""
+    def _measure_before(
+        self, tasks: RunningTasks, rows: slice, found: TrainedDevices
+    ) -> list[Measured]:
+        """Return what these devices measured before they trained: nothing unless the plan asks for
+        it. A device whose loss is not finite then gives its task back: it has diverged."""
         if not self.plan.local.evaluate:
             return []
         good = [at for at, diverged in enumerate(found.diverged.tolist()) if not diverged]
-        rounds, devices = ([column[rows][at] for at in good] for column in (tasks.round, tasks.device))
+        rounds, devices = (
+            [column[rows][at] for at in good] for column in (tasks.round, tasks.device)
+        )
         kept = None if self.kept is None else rows_of(self.kept.states, devices)
         models = self._evaluated(rounds, devices, kept, self.backend.evaluate)
         own: list[Evaluation | None] = [None] * len(good)
@@ -148,7 +169,9 @@ class SimulatedCoordinator:
     def saved_rates(self) -> list[tuple[int, dict[str, int]]] | None:
         """Return the counts on which weights depend, for a checkpoint, if they do."""
         rates = self.weights.rates
-        return None if rates is None else [(number, dict(row)) for number, row in rates.rounds.items()]
+        return (
+            None if rates is None else [(number, dict(row)) for number, row in rates.rounds.items()]
+        )
 
     def restore_rates(self, rows: Iterable[tuple[int, dict[str, int]]] | None) -> None:
         """Go on from what ``saved_rates`` returned."""
@@ -185,8 +208,11 @@ class SimulatedCoordinator:
         """Return how many more reports may come, as far as is known now."""
         return self.engine.settings.cohort if self.outlive else self.engine.wanted_reports()
 
-    def commit(self, number: int, dropped: dict[str, int], now: float, connected: int) -> dict[str, Any]:
-        """Make the next model from the accepted updates. Returns the round's summary. The engine is not told."""
+    def commit(
+        self, number: int, dropped: dict[str, int], now: float, connected: int
+    ) -> dict[str, Any]:
+        """Make the next model from the accepted updates. Returns the round's summary. The engine is
+        not told."""
         base = None
         if self.rules.mixing_rate is not None:
             (given_in,) = self.given_in
@@ -196,12 +222,16 @@ class SimulatedCoordinator:
         chosen = selection.committed(self.engine, self.devices)
         return self._close("committed", number, made.summary | chosen, now, connected)
 
-    def abandon(self, number: int, dropped: dict[str, int], now: float, connected: int) -> dict[str, Any]:
+    def abandon(
+        self, number: int, dropped: dict[str, int], now: float, connected: int
+    ) -> dict[str, Any]:
         """Return the summary of a round that has no model."""
         self.abandoned_in_a_row += 1
         return self._close("abandoned", number, self.round.summary(dropped), now, connected)
 
-    def _close(self, how: str, number: int, summary: dict[str, Any], now: float, connected: int) -> dict[str, Any]:
+    def _close(
+        self, how: str, number: int, summary: dict[str, Any], now: float, connected: int
+    ) -> dict[str, Any]:
         row = {
             **summary,
             "round": number,
@@ -229,8 +259,9 @@ class SimulatedCoordinator:
         kept_before: Sequence[int] | None,
         measure: Callable[[RoundInputs, Sequence[Job]], list[Evaluation | None]],
     ) -> list[Evaluation | None]:
-        """Evaluate the models of these rounds on the data of these devices, with what they had kept then, if they keep
-        something. Returns a row for each. ``measure``: the back end's function."""
+        """Evaluate the models of these rounds on the data of these devices, with what they had kept
+        then, if they keep something. Returns a row for each. ``measure``: the back end's
+        function."""
         found: dict[tuple[int, int, int], Evaluation | None] = {}
         keys = list(zip(given_in, devices, kept_before or [NO_ROW] * len(devices), strict=True))
         for number in sorted({*given_in}):
@@ -241,30 +272,47 @@ class SimulatedCoordinator:
         return [found[key] for key in keys]
 
     def restore_model(
-        self, version: int, model: Vector, earlier: Vector, optimizer_state: State, vectors: dict[str, Vector]
+        self,
+        version: int,
+        model: Vector,
+        earlier: Vector,
+        optimizer_state: State,
+        vectors: dict[str, Vector],
     ) -> None:
-        """Go on from a checkpoint's model. What else the rounds before decide is in their summaries (``history``)."""
+        """Go on from a checkpoint's model. What else the rounds before decide is in their summaries
+        (``history``)."""
         last = next((row for row in reversed(self.history) if row["how"] == "committed"), None)
         self.earlier = earlier
         self.state = make_state(
-            self.rules, last, version=version, model=model, optimizer_state=optimizer_state, vectors=vectors
+            self.rules,
+            last,
+            version=version,
+            model=model,
+            optimizer_state=optimizer_state,
+            vectors=vectors,
         )
 
     def resume(
-        self, taken: Snapshot, evaluated: tuple[int, int], connected: Collection[str], remembered: dict[str, Any] | None
+        self,
+        taken: Snapshot,
+        evaluated: tuple[int, int],
+        connected: Collection[str],
+        remembered: dict[str, Any] | None,
     ) -> None:
-        """Go on with the engine of a checkpoint, to which these devices are connected. It waits for ``committed``.
-        ``evaluated``: the number of the last evaluation, and the version that it measured. ``remembered``: by its
-        selection (``selection.to_json``)."""
+        """Go on with the engine of a checkpoint, to which these devices are connected. It waits for
+        ``committed``. ``evaluated``: the number of the last evaluation, and the version that it
+        measured. ``remembered``: by its selection (``selection.to_json``)."""
         self._begin_round()
-        self.engine = Engine.from_snapshot(self.engine.settings, self.engine.prefix, taken, connected)
+        self.engine = Engine.from_snapshot(
+            self.engine.settings, self.engine.prefix, taken, connected
+        )
         self.engine.restore_exchange(EVALUATION, SavedExchange(*evaluated, False, [], [], []), 0.0)
         self.engine.evaluations.able.update(connected)
         selection.from_json(self.engine, remembered)
 
     def restart(self, now: float) -> list[Command]:
-        """Start the process again, with a new engine that has what was on the disk: the accepted updates and the tasks
-        that devices have."""
+        """Start the process again, with a new engine that has what was on the disk: the accepted
+        updates and the tasks that devices have."""
         self.down = False
         old, book = self.engine, self.engine.book
         self.engine = Engine(old.settings, prefix=old.prefix, version=old.version, round=old.round)
@@ -274,13 +322,17 @@ class SimulatedCoordinator:
         self.engine.restore_exchange(EVALUATION, _saved(old.evaluations), now)
         if old.phase is Phase.FINISHED:  # its last model is being measured
             self.engine.phase, self.engine.finishing = old.phase, old.finishing
-        if old.phase is Phase.FINISHED or (old.phase is not Phase.OPEN and not old.settings.outlive):
+        if old.phase is Phase.FINISHED or (
+            old.phase is not Phase.OPEN and not old.settings.outlive
+        ):
             return self.engine.begin(now)
         leases = [(task, device, book.terms[device].version) for device, task in book.tasks.items()]
         dropped = [(task, device, cause) for task, (device, cause) in book.dropped.items()]
         lost = [(task, device, terms.version) for task, (device, terms) in book.lost.items()]
         number = old.round if old.phase is Phase.OPEN else None
-        restored = Restored(number, leases, book.accepted.items(), dropped, lost, book.early.items())
+        restored = Restored(
+            number, leases, book.accepted.items(), dropped, lost, book.early.items()
+        )
         return self.engine.restore(restored, now) + self.engine.begin(now)
 
 
@@ -289,4 +341,6 @@ def _saved(found: ExchangeSeries) -> SavedExchange:
     book = found.book
     leases = [(task, device) for device, task in book.tasks.items()]
     dropped = [(task, device, cause) for task, (device, cause) in book.dropped.items()]
-    return SavedExchange(found.number, found.version, found.is_open, leases, [*book.accepted.items()], dropped)
+    return SavedExchange(
+        found.number, found.version, found.is_open, leases, [*book.accepted.items()], dropped
+    )

@@ -32,8 +32,15 @@ class Running(NamedTuple):
 class DeviceEvaluations:
     """Which device measures, until when, and what it finds."""
 
-    def __init__(self, tasks: DeviceTasks, coordinator: SimulatedCoordinator, events: EventQueue) -> None:
-        self.scenario, self.tasks, self.coordinator, self.events = tasks.scenario, tasks, coordinator, events
+    def __init__(
+        self, tasks: DeviceTasks, coordinator: SimulatedCoordinator, events: EventQueue
+    ) -> None:
+        self.scenario, self.tasks, self.coordinator, self.events = (
+            tasks.scenario,
+            tasks,
+            coordinator,
+            events,
+        )
         self.inputs = RoundInputs(coordinator.sent(coordinator.model))
         """With the model that the open evaluation measures."""
         self.opened = 0.0
@@ -45,13 +52,17 @@ class DeviceEvaluations:
         """Task of the open evaluation -> its device, where the result was accepted."""
 
     def open(self, command: ExchangeOpened) -> None:
-        self.inputs, self.opened = RoundInputs(self.coordinator.sent(self.coordinator.model)), self.events.now
+        self.inputs, self.opened = (
+            RoundInputs(self.coordinator.sent(self.coordinator.model)),
+            self.events.now,
+        )
         self.results, self.accepted = {}, {}
         about = {"number": command.number, "version": command.version}
         self.tasks.write([{"time": self.opened, "event": "evaluation", **about}])
 
     def measure(self, given: Sequence[Ask]) -> None:
-        """Let devices measure, and expect how that ends. A device that measures this already goes on."""
+        """Let devices measure, and expect how that ends. A device that measures this already goes
+        on."""
         working = {row.task for row in self.running.values()}
         given = [row for row in given if row.task not in working]
         if not given:
@@ -59,13 +70,17 @@ class DeviceEvaluations:
         numbers, now, tasks = [device_of(row.device) for row in given], self.events.now, self.tasks
         devices, local = np.array(numbers, np.int64), tasks.local
         down = np.full(len(given), tasks.model_bytes)
-        down += tasks.bundle_bytes * np.array([device not in tasks.has_bundle for device in numbers])
+        down += tasks.bundle_bytes * np.array(
+            [device not in tasks.has_bundle for device in numbers]
+        )
         tasks.has_bundle.update(numbers)
         steps = steps_of(local, tasks.source.examples(devices)) // local.passes
         failures = self.coordinator.engine.evaluations.failures
         # A device that measures once more, after it failed, has other luck.
         turns = np.array([row.number + (failures(row.device) << 32) for row in given], np.int64)
-        seconds, causes = sample_evaluation_fates(self.scenario, devices, turns, steps=steps, down=down)
+        seconds, causes = sample_evaluation_fates(
+            self.scenario, devices, turns, steps=steps, down=down
+        )
         kept = self.coordinator.kept
         self.coordinator.training.keep_finished()
         rows = rows_of(None if kept is None else kept.states, numbers)
@@ -77,7 +92,10 @@ class DeviceEvaluations:
             self.running[device] = Running(row.task, now + taken, CAUSES[cause])
             self.results[row.task] = result
             self.events.expect(now + taken, "measured", device)
-        lines = [{"time": now, "event": "measure", "device": device_of(row.device), "task": row.task} for row in given]
+        lines = [
+            {"time": now, "event": "measure", "device": device_of(row.device), "task": row.task}
+            for row in given
+        ]
         tasks.write(lines)
 
     def due(self, device: int, time: float) -> Running | None:

@@ -1,4 +1,5 @@
-"""Which row of a file is which device's. A device has a row from the first task on that leaves it something."""
+"""Which row of a file is which device's. A device has a row from the first task on that leaves it
+something."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from fleetlearn_simulator.training.kept_rows import NO_ROW, RowFile
 class DeviceRows:
     """The rows of a population's devices.
 
-    A row that was written in the open round, and the row that it replaced, both stay as they are until the round ends.
-    A row that a checkpoint names stays as it is until the next checkpoint: a run that was stopped goes on from it.
+    A row that was written in the open round, and the row that it replaced, both stay as they are
+    until the round ends. A row that a checkpoint names stays as it is until the next checkpoint: a
+    run that was stopped goes on from it.
     """
 
     def __init__(self, file: RowFile, population: int) -> None:
@@ -27,7 +29,8 @@ class DeviceRows:
         self._rows = np.zeros(population, np.int32)
         """Each device's row plus 1; 0: none. What nobody writes takes no memory."""
         self._replaced: list[tuple[int, int]] = []
-        """Devices that have another row since the open round began, and the rows that they had before."""
+        """Devices that have another row since the open round began, and the rows that they had
+        before."""
         self._free: list[int] = []
         self._free_later: list[int] = []
         """Rows that nobody needs, except for the last checkpoint."""
@@ -50,8 +53,9 @@ class DeviceRows:
         self._rows[device] = row + 1
 
     def end_round(self, keep: bool = True) -> None:
-        """The open round is over. With ``keep`` devices have the rows that were written in it, else those before it.
-        A device that had two new rows has none then: for the second one it has deleted what it had before the first."""
+        """The open round is over. With ``keep`` devices have the rows that were written in it, else
+        those before it. A device that had two new rows has none then: for the second one it has
+        deleted what it had before the first."""
         replaced, self._replaced = self._replaced, []
         if not keep:
             times = Counter(device for device, _ in replaced)
@@ -79,8 +83,8 @@ class DeviceRows:
         return {"devices": devices, "rows": rows}
 
     def restore(self, tensors: dict[str, NDArray[Any]]) -> None:
-        """Bring a new object into this state. The file may have more rows, which a process wrote after the
-        checkpoint."""
+        """Bring a new object into this state. The file may have more rows, which a process wrote
+        after the checkpoint."""
         self._rows[tensors["devices"]] = tensors["rows"] + 1
         self._saved = np.sort(tensors["rows"])
         self.used = max(self.file.count(), 1 + int(self._saved.max(initial=NO_ROW)))

@@ -42,8 +42,9 @@ CarryOut = Callable[[Iterable[Command]], None]
 class DeviceTasks:
     """The tasks that devices have.
 
-    What will happen to a device in its task is known when the task is assigned. It comes true at its time, unless the
-    task ended before: because its round ended, or because its device went offline.
+    What will happen to a device in its task is known when the task is assigned. It comes true at
+    its time, unless the task ended before: because its round ended, or because its device went
+    offline.
     """
 
     def __init__(
@@ -66,14 +67,18 @@ class DeviceTasks:
         self.has_bundle: set[int] = set()
         limited, service = scenario.coordinator.limits, scenario.service
         self.downloads = DownloadQueue(service.downloads) if limited else None
-        self.uploads: UploadQueue[tuple[RunningTasks, int]] | None = UploadQueue(service.uploads) if limited else None
+        self.uploads: UploadQueue[tuple[RunningTasks, int]] | None = (
+            UploadQueue(service.uploads) if limited else None
+        )
         plan, size = scenario.plan, coordinator.model.size
         # A model that travels as a difference counts as all of it.
         self.model_bytes = (FLOAT16 if plan.encoding.down == FLOAT16.name else FLOAT32).size(size)
         self.down_bytes = self.model_bytes + len(plan.vectors) * FLOAT32.size(size)
         """Bytes of the model and the vectors that a task has beside it."""
         parts, elements_of = plan.parts(bundle.manifest), bundle.manifest.elements_of
-        self.up_bytes = sum(find_encoding(encoding).size(elements_of(part)) for part, encoding in parts.items())
+        self.up_bytes = sum(
+            find_encoding(encoding).size(elements_of(part)) for part, encoding in parts.items()
+        )
         """Bytes of a report's parts."""
         self.bundle_bytes = sum(bundle.manifest.files[file].size for file in (TRAIN, EVAL))
 
@@ -98,7 +103,9 @@ class DeviceTasks:
         steps = steps_of(self.local, self.source.examples(devices))
         down = np.full(size, self.down_bytes)
         if not self.has_bundle.issuperset(numbers):
-            down += self.bundle_bytes * np.array([device not in self.has_bundle for device in numbers])
+            down += self.bundle_bytes * np.array(
+                [device not in self.has_bundle for device in numbers]
+            )
             self.has_bundle.update(numbers)
         fates = sample_task_fates(
             self.scenario,
@@ -131,7 +138,8 @@ class DeviceTasks:
             began=[now] * size,
             cause=[CAUSES[code] for code in fates.cause.tolist()],
             steps=[
-                None if own >= most else own for own, most in zip(fates.steps.tolist(), steps.tolist(), strict=True)
+                None if own >= most else own
+                for own, most in zip(fates.steps.tolist(), steps.tolist(), strict=True)
             ],
             corrupt=[CORRUPTIONS[code] for code in fates.corrupt.tolist()],
             factor=fates.factor.tolist(),
@@ -148,18 +156,22 @@ class DeviceTasks:
         self.expect_next(tasks, 0)
 
     def _turns(self, names: Sequence[str], ids: Sequence[str]) -> int | Ints:
-        """Return numbers for the turns of devices that are given these tasks: of the round, where each has one turn in
-        it. What becomes of a task depends on it."""
+        """Return numbers for the turns of devices that are given these tasks: of the round, where
+        each has one turn in it. What becomes of a task depends on it."""
         engine = self.coordinator.engine
         failures = engine.selection.failures
         if not engine.settings.asynchronous and not failures:
             return engine.round
         rows = zip(names, ids, strict=True)
-        return np.array([turn_of(task) + (failures.get(name, 0) << 48) for name, task in rows], np.int64)
+        return np.array(
+            [turn_of(task) + (failures.get(name, 0) << 48) for name, task in rows], np.int64
+        )
 
-    def expect_alone(self, tasks: RunningTasks, row: int, time: float, serial: int | None = None) -> None:
-        """Expect the end of a task at this time, apart from the tasks that it was assigned with. Nothing happens if the
-        device does not have it any more."""
+    def expect_alone(
+        self, tasks: RunningTasks, row: int, time: float, serial: int | None = None
+    ) -> None:
+        """Expect the end of a task at this time, apart from the tasks that it was assigned with.
+        Nothing happens if the device does not have it any more."""
         if not self.is_running(tasks, row):
             return
         if serial is None:
@@ -169,7 +181,8 @@ class DeviceTasks:
         self.events.expect_end(alone, 0)
 
     def expect_next(self, tasks: RunningTasks, row: int) -> None:
-        """Expect the end of the first running task from this row on. The later ones are expected when it is over."""
+        """Expect the end of the first running task from this row on. The later ones are expected
+        when it is over."""
         while row < len(tasks.task) and not self.is_running(tasks, row):
             row += 1
         if row < len(tasks.task):
@@ -197,7 +210,8 @@ class DeviceTasks:
         self.write([{"time": now, "event": "lost", "device": device, "task": task, "cause": cause}])
 
     def end(self, device: int, task: str, cause: str) -> None:
-        """End a task as the engine says, if the device still has it: it is too late, or not needed any more."""
+        """End a task as the engine says, if the device still has it: it is too late, or not needed
+        any more."""
         if self.has(device, task):
             self.lose(device, cause)
 
@@ -229,11 +243,14 @@ class DeviceTasks:
         carry_out(engine.end(tasks.name[row], tasks.task[row], f"failed: {cause}", self.events.now))
 
     def report(self, event: Event, until: float, carry_out: CarryOut) -> None:
-        """Let the devices report whose reports arrive before anything else can happen, at ``until`` at the latest."""
+        """Let the devices report whose reports arrive before anything else can happen, at ``until``
+        at the latest."""
         runs, next_is_expected = self._due(event, until)
         tasks, row, end = runs[0]
         if len(runs) > 1:
-            tasks = RunningTasks.gather([(held, at) for held, begin, end in runs for at in range(begin, end)])
+            tasks = RunningTasks.gather(
+                [(held, at) for held, begin, end in runs for at in range(begin, end)]
+            )
             row, end = 0, len(tasks.task)
         coordinator, refused = self.coordinator, None
         while row < end and refused is None:
@@ -250,10 +267,14 @@ class DeviceTasks:
             row += good
             if refused is not None:
                 self.events.now = max(self.events.now, tasks.ends[row])
-                training.put_back(tasks.task[row + 1 : last], found.select(range(good + 1, len(found))))
+                training.put_back(
+                    tasks.task[row + 1 : last], found.select(range(good + 1, len(found)))
+                )
                 coordinator.costs.up += self.up_bytes
                 self.lose(tasks.device[row], refused)
-                commands = coordinator.engine.end(tasks.name[row], tasks.task[row], refused, self.events.now)
+                commands = coordinator.engine.end(
+                    tasks.name[row], tasks.task[row], refused, self.events.now
+                )
             del found, reports  # their memory must be free when the next round begins
             carry_out(commands)
         if not next_is_expected:
@@ -263,7 +284,9 @@ class DeviceTasks:
             for at in range(begin, end):  # other things may happen before these reports arrive
                 self.expect_alone(held, at, held.ends[at], held.serial[at])
 
-    def _accept(self, tasks: RunningTasks, rows: slice, found: TrainedDevices, reports: ReportColumns) -> list[Command]:
+    def _accept(
+        self, tasks: RunningTasks, rows: slice, found: TrainedDevices, reports: ReportColumns
+    ) -> list[Command]:
         times = tasks.ends[rows]
         if not times:
             return []
@@ -275,7 +298,9 @@ class DeviceTasks:
         coordinator.accept(tasks, rows, reports, times)
         if coordinator.kept is not None:
             coordinator.kept.accepted(devices, found)
-        self.write(list(map(AcceptedLine, times, repeat("accepted"), devices, ids, found.steps.tolist())))
+        self.write(
+            list(map(AcceptedLine, times, repeat("accepted"), devices, ids, found.steps.tolist()))
+        )
         for device in devices:
             del self.running[device]
         self._end_uploads(ids)
@@ -283,22 +308,33 @@ class DeviceTasks:
         return coordinator.engine.count_reports(tasks.name[rows], ids, self.events.now)
 
     def _due(self, event: Event, until: float) -> tuple[list[tuple[RunningTasks, int, int]], bool]:
-        """Return the reports that arrive before anything else can happen: tasks, the first row and the row after the
-        last one there. The first is the event's. Returns also whether what comes after the last ones is expected
-        already, as it is for the others.
+        """Return the reports that arrive before anything else can happen: tasks, the first row and
+        the row after the last one there. The first is the event's. Returns also whether what comes
+        after the last ones is expected already, as it is for the others.
 
-        Only devices that train already are counted: which others begin to train depends on who has reported by then."""
+        Only devices that train already are counted: which others begin to train depends on who has
+        reported by then."""
         tasks, row = event.tasks, event.row
         assert tasks is not None
-        training, heap, room = self.coordinator.training, self.events.heap, self.coordinator.engine.reports_together()
+        training, heap, room = (
+            self.coordinator.training,
+            self.events.heap,
+            self.coordinator.engine.reports_together(),
+        )
         if tasks.task[row] not in training.begun:
             training.begin_with(tasks.task[row], self.coordinator.room_ahead())
         end = self._end_of_run(tasks, row, until, room)
         runs, left = [(tasks, row, end)], min(room, MOST_GATHERED) - (end - row)
         while left > 0:
             self.expect_next(tasks, end)
-            tasks, row = (heap[0].tasks, heap[0].row) if heap and heap[0].time <= until else (None, 0)
-            if tasks is None or tasks.task[row] not in training.begun or self.waits_to_upload(tasks, row):
+            tasks, row = (
+                (heap[0].tasks, heap[0].row) if heap and heap[0].time <= until else (None, 0)
+            )
+            if (
+                tasks is None
+                or tasks.task[row] not in training.begun
+                or self.waits_to_upload(tasks, row)
+            ):
                 return runs, True
             if tasks.device[row] in self.connections.away:
                 return runs, True
@@ -309,9 +345,12 @@ class DeviceTasks:
         return runs, False
 
     def _end_of_run(self, tasks: RunningTasks, row: int, until: float, room: int) -> int:
-        """Return the row after the last of up to ``room`` reports that arrive one after the other, from this row on."""
+        """Return the row after the last of up to ``room`` reports that arrive one after the other,
+        from this row on."""
         begin, begun, heap = row + 1, self.coordinator.training.begun, self.events.heap
-        while heap and (held := heap[0].tasks) is not None and not self.is_running(held, heap[0].row):
+        while (
+            heap and (held := heap[0].tasks) is not None and not self.is_running(held, heap[0].row)
+        ):
             self.expect_next(held, self.events.discard().row)  # its task has ended otherwise
         end = bisect_right(tasks.ends, until, begin, min(row + room, len(tasks.task)))
         if heap:
@@ -325,6 +364,7 @@ class DeviceTasks:
 
 
 def turn_of(task: str) -> int:
-    """Return a number for a task's round and, where a device has several turns in it, for its turn."""
+    """Return a number for a task's round and, where a device has several turns in it, for its
+    turn."""
     round, _, slot = task.removeprefix("s-").partition("-")
     return int(round) + (int(slot.partition(".")[2] or 1) - 1 << 32)

@@ -1,4 +1,5 @@
-"""What will happen, in the order of virtual time; and the lines of the event log that are most frequent."""
+"""What will happen, in the order of virtual time; and the lines of the event log that are most
+frequent."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class Event(NamedTuple):
     kind: str
     device: int = -1
     tasks: RunningTasks | None = None
-    """For the end of a task: the tasks it is one of. Nothing happens if the device does not have the task any more."""
+    """For the end of a task: the tasks it is one of. Nothing happens if the device does not have
+    the task any more."""
     row: int = -1
     """The task's row in ``tasks``."""
 
@@ -31,10 +33,16 @@ class EventQueue:
         self.now = 0.0
         self.heap: list[Event] = []
         self.serial = 0
-        """The serial number that was given last. Of events at the same time, the first one expected happens first."""
+        """The serial number that was given last. Of events at the same time, the first one expected
+        happens first."""
 
     def expect(
-        self, time: float, kind: str, device: int = -1, tasks: RunningTasks | None = None, row: int = -1
+        self,
+        time: float,
+        kind: str,
+        device: int = -1,
+        tasks: RunningTasks | None = None,
+        row: int = -1,
     ) -> None:
         """Add an event, unless it never happens."""
         if time < inf:
@@ -42,9 +50,12 @@ class EventQueue:
             heapq.heappush(self.heap, Event(time, self.serial, kind, device, tasks, row))
 
     def expect_end(self, tasks: RunningTasks, row: int) -> None:
-        """Add the end of the task in this row, and of the tasks after it. The task has its serial number already."""
+        """Add the end of the task in this row, and of the tasks after it. The task has its serial
+        number already."""
         if tasks.ends[row] < inf:
-            event = Event(tasks.ends[row], tasks.serial[row], "tasks", tasks.device[row], tasks, row)
+            event = Event(
+                tasks.ends[row], tasks.serial[row], "tasks", tasks.device[row], tasks, row
+            )
             heapq.heappush(self.heap, event)
 
     def pop(self) -> Event:

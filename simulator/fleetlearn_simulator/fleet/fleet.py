@@ -1,7 +1,7 @@
 """The virtual driver of the coordinator's engine: a queue of events, instead of sockets and clocks.
 
-The engine hears of each event as the websocket server would tell it. A round costs what its cohort costs, however large
-the population is: see ``connections.py`` and ``device_tasks.py``.
+The engine hears of each event as the websocket server would tell it. A round costs what its cohort
+costs, however large the population is: see ``connections.py`` and ``device_tasks.py``.
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ from fleetlearn_simulator.training.kept_rows import NO_FILES, KeptRows, RowFile
 NEXT_LOOK = 86400.0
 """Seconds until a device without examples would look for some again."""
 MAX_BACK_OFF = 30.0
-"""Seconds in which all devices connect again after the coordinator's restart. Their delays are uniform."""
+"""Seconds in which all devices connect again after the coordinator's restart. Their delays are
+uniform."""
 MAX_ABANDONED_ROUNDS_IN_A_ROW = 1000
 """When this many rounds were abandoned one after the other, the simulation ends."""
 MAX_SECONDS_WITHOUT_ROUND = 366 * 86400.0
 """When no round ended for this long, the simulation ends."""
 REPORTED_CAUSES = ("straggler", "out-of-time")
-"""Causes that the device tells the coordinator. With any other cause the device vanishes without a word."""
+"""Causes that the device tells the coordinator. With any other cause the device vanishes without a
+word."""
 
 
 class Fleet:
@@ -72,7 +74,8 @@ class Fleet:
         files: KeptRows[RowFile] = NO_FILES,
         residuals: RowFile | None = None,
     ) -> None:
-        """``log``: writes lines of the event log. ``files``, ``residuals``: for what devices keep."""
+        """``log``: writes lines of the event log. ``files``, ``residuals``: for what devices
+        keep."""
         self.scenario, self._log = scenario, log
         self.events = EventQueue()
         self.connections = Connections(scenario, self.events)
@@ -80,7 +83,9 @@ class Fleet:
         if any((*files, residuals)):
             kept = KeptByDevices(files, scenario.population.size, residuals)
         self.coordinator = SimulatedCoordinator(scenario, bundle, backend, kept)
-        self.tasks = DeviceTasks(scenario, bundle, source, local, self.events, self.connections, self.coordinator, log)
+        self.tasks = DeviceTasks(
+            scenario, bundle, source, local, self.events, self.connections, self.coordinator, log
+        )
         self.measurements = DeviceEvaluations(self.tasks, self.coordinator, self.events)
         self.evaluations: list[dict[str, Any]] = []
         """The summaries of the evaluations."""
@@ -95,12 +100,15 @@ class Fleet:
         self.round_ended: Callable[[dict[str, Any]], None] = lambda summary: None
         """Called with each round's summary."""
         self.before_commit: Callable[[], None] = lambda: None
-        """Called when a round's model is made, before the engine knows of it. Only tasks that outlive
-        their round run then."""
+        """Called when a round's model is made, before the engine knows of it. Only tasks that
+        outlive their round run then."""
         for time in scenario.coordinator.crashes:
             self.events.expect(time, "crash")
-        self.returns = Returns(scenario, self.events) if scenario.plan.pace.connected is not None else None
-        """With pace steering: when devices check in. Else those that are to be connected are drawn."""
+        self.returns = (
+            Returns(scenario, self.events) if scenario.plan.pace.connected is not None else None
+        )
+        """With pace steering: when devices check in. Else those that are to be connected are
+        drawn."""
         self.events.expect(0.0, "fill" if self.returns is None else "window")
 
     @property
@@ -223,8 +231,8 @@ class Fleet:
             self._check_in(device)
 
     def _has_examples(self, devices: Sequence[int]) -> list[bool]:
-        """Return which of these devices have examples. A device without any does not connect, as a real one does not:
-        there is nothing that it could do. It is counted in the summary."""
+        """Return which of these devices have examples. A device without any does not connect, as a
+        real one does not: there is nothing that it could do. It is counted in the summary."""
         examples = self.tasks.source.examples(np.array(devices, np.int64)).tolist()
         without = {device for device, count in zip(devices, examples, strict=True) if not count}
         self.connections.without_examples |= without
@@ -238,7 +246,8 @@ class Fleet:
         self.returns.send_away(device, after, self.connections.connected.pop(device))
 
     def _task_ends(self, event: Event) -> None:
-        """A task ends on its device, unless it ended before. With it may end the tasks that end next."""
+        """A task ends on its device, unless it ended before. With it may end the tasks that end
+        next."""
         tasks, row = event.tasks, event.row
         assert tasks is not None
         if self.tasks.is_running(tasks, row):
@@ -265,7 +274,9 @@ class Fleet:
         if running.cause:
             self._vanish(event.device, running.cause)
         elif self.coordinator.down:
-            self.measurements.delay(event.device, self.now + self.scenario.coordinator.restart + MAX_BACK_OFF)
+            self.measurements.delay(
+                event.device, self.now + self.scenario.coordinator.restart + MAX_BACK_OFF
+            )
         elif back > self.now:
             self.measurements.delay(event.device, back)
         else:
@@ -292,7 +303,8 @@ class Fleet:
     # What happens to the coordinator
 
     def _crash(self, event: Event) -> None:
-        """The coordinator's process dies. Accepted updates and the tasks of devices are safe on its disk."""
+        """The coordinator's process dies. Accepted updates and the tasks of devices are safe on its
+        disk."""
         if not self.coordinator.down:
             self.coordinator.down = True
             self._note("crash")
@@ -303,7 +315,9 @@ class Fleet:
         self._note("restart")
         commands = self.coordinator.restart(self.now)
         connected, away = self.connections.connected, self.connections.away
-        luck = keyed_random.uniform(self.scenario.seed, "back off", np.array([*connected], np.int64), self.engine.round)
+        luck = keyed_random.uniform(
+            self.scenario.seed, "back off", np.array([*connected], np.int64), self.engine.round
+        )
         for device, delay in zip(connected, (MAX_BACK_OFF * luck).tolist(), strict=True):
             away[device] = self.now + delay
             self.events.expect(self.now + delay, "back", device)
@@ -328,7 +342,9 @@ class Fleet:
                     case Opened(number):
                         self.coordinator.begin_round(number, self.now, self.tasks.rounds_running)
                         self.tasks.begin_round()
-                        self._note("opened", round=number, connected=len(self.connections.connected))
+                        self._note(
+                            "opened", round=number, connected=len(self.connections.connected)
+                        )
                     case Ended(device, task, _, cause):
                         self.tasks.end(device_of(device), task, cause)
                     case CancelTask():
@@ -362,11 +378,15 @@ class Fleet:
         return given.again and self.tasks.has(device_of(given.device), given.task)
 
     def _commit(self, number: int, dropped: dict[str, int]) -> list[Command]:
-        summary = self.coordinator.commit(number, dropped, self.now, len(self.connections.connected))
+        summary = self.coordinator.commit(
+            number, dropped, self.now, len(self.connections.connected)
+        )
         self.round_ended(summary)
         self._note("committed", round=number, change=summary["change"])
         self.before_commit()
-        return self.engine.committed(self.now, change=summary["change"], metrics=self.metrics_of(summary))
+        return self.engine.committed(
+            self.now, change=summary["change"], metrics=self.metrics_of(summary)
+        )
 
     def metrics_of(self, summary: dict[str, Any]) -> dict[str, float]:
         """Return the metrics of a round that may stop the run."""
@@ -384,10 +404,14 @@ class Fleet:
         plan = self.scenario.plan
         if not command.valid or plan.stop.measured_by != "evaluation":
             return []
-        return self.engine.measured(deciding(self.evaluations[-1], plan.evaluation.minimum), command.version, self.now)
+        return self.engine.measured(
+            deciding(self.evaluations[-1], plan.evaluation.minimum), command.version, self.now
+        )
 
     def _abandon(self, number: int, dropped: dict[str, int], text: str) -> None:
-        self.round_ended(self.coordinator.abandon(number, dropped, self.now, len(self.connections.connected)))
+        self.round_ended(
+            self.coordinator.abandon(number, dropped, self.now, len(self.connections.connected))
+        )
         self._note("abandoned", round=number, text=text)
         if (abandoned := self.coordinator.abandoned_in_a_row) >= MAX_ABANDONED_ROUNDS_IN_A_ROW:
             self.finished = f"{abandoned} rounds one after the other were abandoned: {text}"

@@ -1,9 +1,10 @@
 """What the simulated devices keep from one task to the next.
 
-As on a real device, the kept state is the device's as soon as its training is finished, whether or not the report of it
-arrives; a task that ends before leaves nothing. The tied vectors are those of the last task whose report counted: they
-agree with what the coordinator has. So are the residuals, what top-k left out of the updates that counted: a tied
-vector on a real device, and here apart from the algorithm's, since it is made where the update is encoded.
+As on a real device, the kept state is the device's as soon as its training is finished, whether or
+not the report of it arrives; a task that ends before leaves nothing. The tied vectors are those of
+the last task whose report counted: they agree with what the coordinator has. So are the residuals,
+what top-k left out of the updates that counted: a tied vector on a real device, and here apart from
+the algorithm's, since it is made where the update is encoded.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from fleetlearn_simulator.training.trained_devices import KEPT_STATE, TIED, Trai
 class KeptByDevices:
     """What a population keeps, and when the tasks that run will have left something."""
 
-    def __init__(self, files: KeptRows[RowFile], population: int, residuals: RowFile | None = None) -> None:
+    def __init__(
+        self, files: KeptRows[RowFile], population: int, residuals: RowFile | None = None
+    ) -> None:
         """``files``, ``residuals``: at least one of the three."""
         self.states, self.tied, self.residuals = (
             None if file is None else DeviceRows(file, population) for file in (*files, residuals)
@@ -31,7 +34,8 @@ class KeptByDevices:
         self.finished_at: dict[str, float] = {}
         """Task that a device has -> when its training is finished; infinite: never."""
         self._owed: set[int] = set()
-        """Devices whose training was finished, and is not read yet, although they have lost the task."""
+        """Devices whose training was finished, and is not read yet, although they have lost the
+        task."""
 
     def expect(self, tasks: Sequence[str], times: Sequence[float]) -> None:
         """Devices were given these tasks, and will have finished their training at these times."""
@@ -39,8 +43,8 @@ class KeptByDevices:
             self.finished_at.update(zip(tasks, times, strict=True))
 
     def lost(self, device: int, task: str, now: float) -> bool:
-        """A device has no task any more. Returns whether it has finished its training, and what that left is to be
-        kept."""
+        """A device has no task any more. Returns whether it has finished its training, and what
+        that left is to be kept."""
         owes = self.finished_at.pop(task, inf) <= now
         if owes:
             self._owed.add(device)
@@ -51,7 +55,8 @@ class KeptByDevices:
         return not self._owed.isdisjoint(devices)
 
     def finished(self, devices: Sequence[int], tasks: Sequence[str], found: TrainedDevices) -> None:
-        """These devices have finished these tasks. Where training diverged, they keep what they had."""
+        """These devices have finished these tasks. Where training diverged, they keep what they
+        had."""
         for row, (device, task) in enumerate(zip(devices, tasks, strict=True)):
             self.finished_at.pop(task, None)
             self._owed.discard(device)

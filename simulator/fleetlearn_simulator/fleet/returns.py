@@ -1,8 +1,9 @@
 """When devices check in that are away, with pace steering.
 
-A device that is told to come back does so after 0.5 to 1.5 times the time that it was told, as the device SDK does. If
-it is offline then, it comes soon after it is online again. All devices check in for the first time within an hour: what
-is done to a fleet that is switched on at one moment is a matter of the listener, not of pace steering.
+A device that is told to come back does so after 0.5 to 1.5 times the time that it was told, as the
+device SDK does. If it is offline then, it comes soon after it is online again. All devices check in
+for the first time within an hour: what is done to a fleet that is switched on at one moment is a
+matter of the listener, not of pace steering.
 
 The times are one column. Only the devices of the window that has begun are events in the queue.
 """
@@ -27,7 +28,8 @@ WINDOW = 60.0
 FIRST_CHECK_INS = 3600.0
 """Seconds within which all devices check in for the first time."""
 BACK_OFF = 30.0
-"""A device that lost its connection, or was offline, connects within this many seconds of when it can."""
+"""A device that lost its connection, or was offline, connects within this many seconds of when it
+can."""
 BLOCK = 4096
 """Random numbers that are drawn together."""
 
@@ -49,7 +51,8 @@ class Returns:
         self._luck: list[float] = []
 
     def begin_window(self, connected: Mapping[int, float]) -> None:
-        """Expect what happens in the window that begins now. ``connected``: device -> when it goes offline."""
+        """Expect what happens in the window that begins now. ``connected``: device -> when it goes
+        offline."""
         now, scenario = self.events.now, self.scenario
         self._window_end = end = now + WINDOW
         self.events.expect(end, "window")
@@ -61,9 +64,15 @@ class Returns:
         here, leave = online(scenario, ids, now), until(scenario, ids, now)
         come = here & (leave > self.due[ids])
         leaving, offline = ids[here & ~come], ids[~here]
-        self.due[leaving] = np.maximum(end, next_online(scenario, leaving, end) + BACK_OFF * self._random(len(leaving)))
-        due = np.maximum(self.due[offline], next_online(scenario, offline, now) + BACK_OFF * self._random(len(offline)))
-        # A window late rather than at its end: else all that come online in a window come in half of the next one.
+        self.due[leaving] = np.maximum(
+            end, next_online(scenario, leaving, end) + BACK_OFF * self._random(len(leaving))
+        )
+        due = np.maximum(
+            self.due[offline],
+            next_online(scenario, offline, now) + BACK_OFF * self._random(len(offline)),
+        )
+        # A window late rather than at its end: else all that come online in a window come in half
+        # of the next one.
         self.due[offline] = np.where(due < end, due + WINDOW, due)
         ids, leave = ids[come], leave[come]
         order = np.argsort(self.due[ids], kind="stable")
@@ -106,10 +115,12 @@ class Returns:
 
     def leave(self, device: int) -> None:
         """The device has lost its connection. It comes back when it can."""
-        self.due[device] = self._window_end + BACK_OFF * self._draw()  # the next window tells whether it is online
+        # the next window tells whether it is online
+        self.due[device] = self._window_end + BACK_OFF * self._draw()
 
     def send_away(self, device: int, after: float, leaves: float) -> None:
-        """The device, which is online until ``leaves``, is told to come back after ``after`` seconds."""
+        """The device, which is online until ``leaves``, is told to come back after ``after``
+        seconds."""
         self.due[device] = due = self.events.now + (0.5 + self._draw()) * after
         if due >= self._window_end:
             return
@@ -125,7 +136,8 @@ class Returns:
         return keyed_random.uniform(self.scenario.seed, "return", self._draws - np.arange(count))
 
     def _draw(self) -> float:
-        """Return the next uniform number, out of a block: to compute each by itself takes ten times as long."""
+        """Return the next uniform number, out of a block: to compute each by itself takes ten times
+        as long."""
         if not self._luck:
             self._luck = self._random(BLOCK).tolist()
         return self._luck.pop()

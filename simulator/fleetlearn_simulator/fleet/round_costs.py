@@ -31,7 +31,8 @@ class RoundCosts:
     def accept(self, tasks: RunningTasks, rows: slice, times: Sequence[float]) -> None:
         """The reports of these tasks arrived at these times, and count."""
         self.accepted.update(tasks.tier[rows])
-        # Added one after the other, as if they came alone. sum() rounds differently from Python 3.12 on.
+        # Added one after the other, as if they came alone. sum() rounds differently from Python
+        # 3.12 on.
         self.useful = reduce(add, map(sub, times, tasks.began[rows]), self.useful)
 
     def summary(self) -> dict[str, Any]:

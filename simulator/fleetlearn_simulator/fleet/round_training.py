@@ -1,7 +1,9 @@
-"""The training of the devices that have tasks, each from the model of the round in which its task was given.
+"""The training of the devices that have tasks, each from the model of the round in which its task
+was given.
 
-Training begins as soon as it is known which devices will report: many devices together, in other processes meanwhile.
-It can begin so early because it changes nothing in a round, except through devices that diverge.
+Training begins as soon as it is known which devices will report: many devices together, in other
+processes meanwhile. It can begin so early because it changes nothing in a round, except through
+devices that diverge.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class GivenInRound(NamedTuple):
 
     inputs: RoundInputs
     stale: RoundInputs
-    """The same with the model before the round's. Devices with the corruption ``stale`` train from it."""
+    """The same with the model before the round's. Devices with the corruption ``stale`` train from
+    it."""
 
 
 class RoundTraining:
@@ -61,37 +64,51 @@ class RoundTraining:
         buffers: Sequence[slice] = (),
         tied_to: TiedToUpdate = NOT_TIED,
     ) -> None:
-        """``encoding``: of the updates that devices send. ``kept``: what devices keep from task to task, if they keep
-        something. ``buffers``: the places of the model's elements that devices report as values. ``tied_to``: how what
-        devices keep follows the updates that they send."""
+        """``encoding``: of the updates that devices send. ``kept``: what devices keep from task to
+        task, if they keep something. ``buffers``: the places of the model's elements that devices
+        report as values. ``tied_to``: how what devices keep follows the updates that they send."""
         self.backend, self.seed, self.encoding, self.kept = backend, seed, encoding, kept
         self._buffers, self._tied_to = buffers, tied_to
         self.given: dict[int, GivenInRound] = {}
-        """Round -> what its tasks train from, of the newest round and of others that are still needed."""
+        """Round -> what its tasks train from, of the newest round and of others that are still
+        needed."""
         self.begun: dict[str, tuple[ResultReader, int]] = {}
         """Task -> the reader of its result, and its index there."""
         self.untrained: dict[str, tuple[RunningTasks, int]] = {}
         """Task that will report and is not begun -> the tasks it is one of, and its row there."""
         self._finished: list[tuple[RunningTasks, int, tuple[ResultReader, int] | None]] = []
-        """Tasks whose training was finished on the device, and which were lost then: the tasks that each is one of, its
-        row there, and the reader of its result if it is begun."""
+        """Tasks whose training was finished on the device, and which were lost then: the tasks that
+        each is one of, its row there, and the reader of its result if it is begun."""
         self.started = False
         """Whether tasks of the newest round have begun."""
         self._most_given = 0
-        """With more rounds in ``given`` than this, those that are not needed any more are looked for."""
+        """With more rounds in ``given`` than this, those that are not needed any more are looked
+        for."""
 
     def begin_round(self, round: int, inputs: RoundInputs, earlier: Vector) -> None:
-        """A round opens. No device has a task of an earlier one. ``earlier``: the model before the round's."""
-        self.given, self.begun, self.untrained, self.started = {round: _given(inputs, earlier)}, {}, {}, False
+        """A round opens. No device has a task of an earlier one. ``earlier``: the model before the
+        round's."""
+        self.given, self.begun, self.untrained, self.started = (
+            {round: _given(inputs, earlier)},
+            {},
+            {},
+            False,
+        )
 
     def add_round(
-        self, round: int, inputs: RoundInputs, earlier: Vector, needed: Callable[[], Collection[int]]
+        self,
+        round: int,
+        inputs: RoundInputs,
+        earlier: Vector,
+        needed: Callable[[], Collection[int]],
     ) -> None:
-        """A round opens. ``needed``: returns the earlier rounds whose tasks go on, or count for this round."""
+        """A round opens. ``needed``: returns the earlier rounds whose tasks go on, or count for
+        this round."""
         if len(self.given) > self._most_given:
             still = needed()
             self.given = {number: given for number, given in self.given.items() if number in still}
-            self._most_given = 2 * len(self.given) + 8  # seldom: to look at all tasks with each model takes long
+            # seldom: to look at all tasks with each model takes long
+            self._most_given = 2 * len(self.given) + 8
         self.given[round] = _given(inputs, earlier)
 
     def most(self, room: int) -> int:
@@ -102,8 +119,9 @@ class RoundTraining:
         return max(1, min(room, MAX_BYTES_AHEAD // max(1, size)))
 
     def expect(self, tasks: RunningTasks, room: int) -> None:
-        """Devices were given these tasks, in the order in which they end. A round's first tasks begin to train at once,
-        as many as there is ``room`` for; tasks that are given later train together when one of them is due."""
+        """Devices were given these tasks, in the order in which they end. A round's first tasks
+        begin to train at once, as many as there is ``room`` for; tasks that are given later train
+        together when one of them is due."""
         if self.kept is not None and self.kept.is_owed(tasks.device):
             self.keep_finished()
         due = [row for row, cause in enumerate(tasks.cause) if not cause]
@@ -114,7 +132,8 @@ class RoundTraining:
         self.untrained.update((tasks.task[row], (tasks, row)) for row in due)
 
     def begin_with(self, task: str, room: int) -> None:
-        """Begin to train this task, and others that are due next, as many as there is ``room`` for."""
+        """Begin to train this task, and others that are due next, as many as there is ``room``
+        for."""
         first = self.untrained.pop(task)
         others = sorted(self.untrained.values(), key=lambda hold: hold[0].ends[hold[1]])
         chosen = RunningTasks.gather([first, *islice(others, self.most(room) - 1)])
@@ -140,7 +159,9 @@ class RoundTraining:
         if chosen.task:
             states, tied = (None, None) if self.kept is None else (self.kept.states, self.kept.tied)
             rows = rows_of(states, chosen.device), rows_of(tied, chosen.device)
-            reader = self.backend.begin(inputs, jobs_from_columns(chosen.device, chosen.seed, chosen.steps, *rows))
+            reader = self.backend.begin(
+                inputs, jobs_from_columns(chosen.device, chosen.seed, chosen.steps, *rows)
+            )
             buffers = _Buffers(self._buffers, gather(inputs.model, self._buffers))
             if LITTLE in chosen.corrupt:
                 reader = _Conspiracy(buffers, reader, chosen).read
@@ -151,12 +172,18 @@ class RoundTraining:
             self.begun.update(zip(chosen.task, zip(repeat(reader), count()), strict=False))
 
     def results_for(self, tasks: Sequence[str]) -> TrainedDevices:
-        """Wait for the first of these tasks. Returns what its device sends, and what the devices of the tasks after it
-        send, up to the first that is not trained yet. Each result can be read only once."""
+        """Wait for the first of these tasks. Returns what its device sends, and what the devices of
+        the tasks after it send, up to the first that is not trained yet. Each result can be read
+        only once."""
         begun = [self.begun.pop(task) for task in tasks]
         reader = begun[0][0]
-        apart = next((row for row, (other, _) in enumerate(begun) if other is not reader), len(begun))
-        if apart < len(begun) <= MOST_GATHERED and next(iter(self.given.values())).inputs.model.size < LARGE_UPDATE:
+        apart = next(
+            (row for row, (other, _) in enumerate(begun) if other is not reader), len(begun)
+        )
+        if (
+            apart < len(begun) <= MOST_GATHERED
+            and next(iter(self.given.values())).inputs.model.size < LARGE_UPDATE
+        ):
             return _read_together(begun)
         # Tasks that were begun apart are read another time.
         found = reader([index for _, index in begun[:apart]])
@@ -168,18 +195,22 @@ class RoundTraining:
         self.begun.update(zip(tasks, zip(repeat(found.select), count()), strict=False))
 
     def drop(self, tasks: RunningTasks, row: int, now: float) -> None:
-        """Forget a task: nobody will read its result. Where the device has finished its training by now, it keeps what
-        that left it."""
+        """Forget a task: nobody will read its result. Where the device has finished its training by
+        now, it keeps what that left it."""
         begun = self.begun.pop(tasks.task[row], None)
         self.untrained.pop(tasks.task[row], None)
         if self.kept is not None and self.kept.lost(tasks.device[row], tasks.task[row], now):
             self._finished.append((tasks, row, begun))
 
     def snapshot(self, running: RunningTasks) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Return what these tasks train from, as tensors and plain values, for ``take_up``. Call it when no device owes
-        what its training left it (``keep_finished``)."""
+        """Return what these tasks train from, as tensors and plain values, for ``take_up``. Call it
+        when no device owes what its training left it (``keep_finished``)."""
         tensors, hyper = dict[str, NDArray[Any]](), dict[str, Mapping[str, float] | None]()
-        stale = {round for round, corrupt in zip(running.round, running.corrupt, strict=True) if corrupt == "stale"}
+        stale = {
+            round
+            for round, corrupt in zip(running.round, running.corrupt, strict=True)
+            if corrupt == "stale"
+        }
         for round in sorted({*running.round}):
             inputs = self.given[round].inputs
             hyper[str(round)] = inputs.hyper
@@ -187,23 +218,35 @@ class RoundTraining:
             tensors |= {f"{round}.vector.{name}": vector for name, vector in inputs.vectors.items()}
             if round in stale:
                 tensors[f"{round}.earlier"] = self.given[round].stale.model
-        return tensors, {"hyper": hyper, "begun": [task for task in running.task if task in self.begun]}
+        return tensors, {
+            "hyper": hyper,
+            "begun": [task for task in running.task if task in self.begun],
+        }
 
-    def take_up(self, tensors: Mapping[str, NDArray[Any]], state: Mapping[str, Any], running: RunningTasks) -> None:
+    def take_up(
+        self, tensors: Mapping[str, NDArray[Any]], state: Mapping[str, Any], running: RunningTasks
+    ) -> None:
         """Go on with these tasks from what another object's ``snapshot`` returned."""
         self.started = bool(running.task)
         for round in {*running.round}:
             model, prefix = tensors[f"{round}.model"], f"{round}.vector."
-            vectors = {name.removeprefix(prefix): row for name, row in tensors.items() if name.startswith(prefix)}
+            vectors = {
+                name.removeprefix(prefix): row
+                for name, row in tensors.items()
+                if name.startswith(prefix)
+            }
             inputs = RoundInputs(model, vectors or NO_VECTORS, state["hyper"][str(round)])
             self.given[round] = _given(inputs, tensors.get(f"{round}.earlier", model))
         begun = {*state["begun"]}
         rows = [row for row, cause in enumerate(running.cause) if not cause]
-        self.untrained = {running.task[row]: (running, row) for row in rows if running.task[row] not in begun}
+        self.untrained = {
+            running.task[row]: (running, row) for row in rows if running.task[row] not in begun
+        }
         self._begin(running.select([row for row in rows if running.task[row] in begun]))
 
     def keep_finished(self) -> None:
-        """Let the devices keep what their training left that was finished and has not been reported."""
+        """Let the devices keep what their training left that was finished and has not been
+        reported."""
         while self._finished:
             most = self.most(len(self._finished))
             finished, self._finished = self._finished[:most], self._finished[most:]
@@ -217,7 +260,9 @@ class RoundTraining:
 
 
 def _given(inputs: RoundInputs, earlier: Vector) -> GivenInRound:
-    return GivenInRound(inputs, inputs if earlier is inputs.model else inputs._replace(model=earlier))
+    return GivenInRound(
+        inputs, inputs if earlier is inputs.model else inputs._replace(model=earlier)
+    )
 
 
 def _read_together(begun: Sequence[tuple[ResultReader, int]]) -> TrainedDevices:
@@ -236,15 +281,16 @@ def _read_together(begun: Sequence[tuple[ResultReader, int]]) -> TrainedDevices:
 
 
 class _Buffers(NamedTuple):
-    """The buffers of devices that send something else than they trained: spoilt as the rest is, in how far they
-    moved."""
+    """The buffers of devices that send something else than they trained: spoilt as the rest is, in
+    how far they moved."""
 
     places: Sequence[slice]
     present: Vector
     """Their values in the model that training began from."""
 
     def moves(self, found: TrainedDevices, rows: Sequence[int]) -> NDArray[np.float32]:
-        """Return copies of these rows' updates, with the buffers' moves in their places: shape (n, P)."""
+        """Return copies of these rows' updates, with the buffers' moves in their places: shape (n,
+        P)."""
         updates = found.updates[rows]
         if self.places:
             scatter(updates, self.places, found.vectors[BUFFERS][rows] - self.present)
@@ -260,7 +306,8 @@ class _Buffers(NamedTuple):
 
 
 class _Conspiracy:
-    """Devices that send, in place of their updates, the mean of these minus ``factor`` standard deviations."""
+    """Devices that send, in place of their updates, the mean of these minus ``factor`` standard
+    deviations."""
 
     def __init__(self, buffers: _Buffers, reader: ResultReader, tasks: RunningTasks) -> None:
         self._buffers, self._reader, self._tasks = buffers, reader, tasks

@@ -1,4 +1,5 @@
-"""Tasks that devices are working on, as columns. A round may have too many tasks for one object each."""
+"""Tasks that devices are working on, as columns. A round may have too many tasks for one object
+each."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ class RunningTasks(NamedTuple):
     @classmethod
     def gather(cls, rows: Sequence[tuple[RunningTasks, int]]) -> RunningTasks:
         """Return these rows of other tasks. This takes a third of the time of ``from_rows``."""
-        return cls._make([tasks[column][row] for tasks, row in rows] for column in range(len(cls._fields)))
+        return cls._make(
+            [tasks[column][row] for tasks, row in rows] for column in range(len(cls._fields))
+        )
 
     def row(self, row: int) -> RunningTask:
         return RunningTask._make(column[row] for column in self)

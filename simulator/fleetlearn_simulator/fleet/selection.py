@@ -1,5 +1,5 @@
-"""The coordinator's selection in a simulation whose plan has rules for it: what devices state and report, and the
-state that outlives a crash of the coordinator or a stop of the simulation."""
+"""The coordinator's selection in a simulation whose plan has rules for it: what devices state and
+report, and the state that outlives a crash of the coordinator or a stop of the simulation."""
 
 from __future__ import annotations
 
@@ -40,19 +40,28 @@ def forget(engine: Engine, device: int) -> None:
         selection.stated.pop(name_of(device), None)
 
 
-def learn(engine: Engine, tasks: RunningTasks, rows: slice, found: TrainedDevices, times: Sequence[float]) -> None:
-    """Tell the engine's selection of these reports, which arrive at these times. The engine counts them next."""
+def learn(
+    engine: Engine, tasks: RunningTasks, rows: slice, found: TrainedDevices, times: Sequence[float]
+) -> None:
+    """Tell the engine's selection of these reports, which arrive at these times. The engine counts
+    them next."""
     selection = ruled(engine)
     if selection is None or not selection.rules.remember:
         return
-    columns = tasks.name[rows], found.loss.tolist(), found.examples.tolist(), times, tasks.began[rows]
+    columns = (
+        tasks.name[rows],
+        found.loss.tolist(),
+        found.examples.tolist(),
+        times,
+        tasks.began[rows],
+    )
     for name, loss, examples, time, began in zip(*columns, strict=True):
         selection.learn(name, engine.report_terms(name).round, loss, examples, time - began)
 
 
 def committed(engine: Engine, devices: Iterable[int]) -> dict[str, Any]:
-    """Tell the engine's selection that a round of these devices' reports is committed. Returns what is added to the
-    round's summary. The engine hears of it next."""
+    """Tell the engine's selection that a round of these devices' reports is committed. Returns what
+    is added to the round's summary. The engine hears of it next."""
     selection = ruled(engine)
     found = {} if selection is None else selection.utility_of(map(name_of, devices))
     if selection is not None:
@@ -61,7 +70,8 @@ def committed(engine: Engine, devices: Iterable[int]) -> dict[str, Any]:
 
 
 def hand_over(before: Engine, after: Engine) -> None:
-    """Let a new engine remember what the coordinator's ledger has, and what connected devices state."""
+    """Let a new engine remember what the coordinator's ledger has, and what connected devices
+    state."""
     old, new = ruled(before), ruled(after)
     if old is not None and new is not None:
         new.memory, new.pacer, new.stated = old.memory, old.pacer, old.stated
@@ -74,7 +84,9 @@ def to_json(engine: Engine) -> dict[str, Any] | None:
         return None
     pacer = selection.pacer
     return {
-        "devices": [[device_of(name), *record] for name, record in selection.memory.records.items()],
+        "devices": [
+            [device_of(name), *record] for name, record in selection.memory.records.items()
+        ],
         "pacer": None if pacer is None else [pacer.preferred, [*pacer.history]],
     }
 
@@ -85,7 +97,9 @@ def from_json(engine: Engine, state: dict[str, Any] | None) -> None:
     if selection is None or state is None:
         return
     rows = ((device, DeviceRecord._make(record)) for device, *record in state["devices"])
-    selection.memory.recall((name_of(device), record._replace(labels=tuple(record.labels))) for device, record in rows)
+    selection.memory.recall(
+        (name_of(device), record._replace(labels=tuple(record.labels))) for device, record in rows
+    )
     if selection.pacer is not None:
         selection.pacer.preferred = state["pacer"][0]
         selection.pacer.history.extend(state["pacer"][1])

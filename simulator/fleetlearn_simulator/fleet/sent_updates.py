@@ -1,4 +1,5 @@
-"""What the coordinator gets of the updates that simulated devices send: encoded there, decoded here."""
+"""What the coordinator gets of the updates that simulated devices send: encoded there, decoded
+here."""
 
 from __future__ import annotations
 
@@ -20,15 +21,18 @@ from fleetlearn_simulator.training.trained_devices import TIED, ResultReader, Tr
 
 
 class TiedToUpdate(NamedTuple):
-    """How the algorithm's tied vectors follow the update that the coordinator gets, as ``tied_as_sent`` has it."""
+    """How the algorithm's tied vectors follow the update that the coordinator gets, as
+    ``tied_as_sent`` has it."""
 
     factors: tuple[float, ...] = ()
-    """For each tied vector: by which multiple of the update it changes. Empty: none follows the update."""
+    """For each tied vector: by which multiple of the update it changes. Empty: none follows the
+    update."""
     buffers: Sequence[slice] = ()
     """The places of the model's elements that are no trained parameters."""
 
     def follow(self, tied: Vector, rounding: Vector) -> None:
-        """Let a device's tied vectors, one after the other, follow what the encoding changed in its update."""
+        """Let a device's tied vectors, one after the other, follow what the encoding changed in its
+        update."""
         scatter(rounding, self.buffers, 0.0)
         for factor, vector in zip(self.factors, tied.reshape(len(self.factors), -1), strict=True):
             vector += np.float32(factor) * rounding
@@ -44,9 +48,9 @@ def as_sent(
     tasks: RunningTasks,
     tied_to: TiedToUpdate = NOT_TIED,
 ) -> ResultReader:
-    """Return a reader of the same results, with the updates as the coordinator gets them. ``residuals``: what the
-    encoding left out of the devices' updates that counted; new residuals are among the results' vectors. ``tied_to``:
-    how the tied vectors among them follow."""
+    """Return a reader of the same results, with the updates as the coordinator gets them.
+    ``residuals``: what the encoding left out of the devices' updates that counted; new residuals
+    are among the results' vectors. ``tied_to``: how the tied vectors among them follow."""
     if encoding == FLOAT32:
         return reader
     rows = [NO_ROW] * len(tasks.device) if residuals is None else residuals.of(tasks.device)
@@ -73,7 +77,9 @@ def _read(
         if residuals is not None and rows[index] != NO_ROW:
             tied[RESIDUAL] = residuals.file.read(rows[index])
         try:
-            sent = encode_parts({UPDATE: encoding.name}, {UPDATE: found.updates[row]}, tasks.seed[index], tied)
+            sent = encode_parts(
+                {UPDATE: encoding.name}, {UPDATE: found.updates[row]}, tasks.seed[index], tied
+            )
         except DivergedError:  # the encoding cannot hold it
             found.diverged[row] = True
             continue

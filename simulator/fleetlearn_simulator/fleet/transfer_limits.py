@@ -1,4 +1,5 @@
-"""Limits on how many devices transfer at a time, as the server has them. The others wait, first come first served."""
+"""Limits on how many devices transfer at a time, as the server has them. The others wait, first
+come first served."""
 
 from __future__ import annotations
 
@@ -15,9 +16,11 @@ T = TypeVar("T")
 
 
 class DownloadQueue:
-    """Downloads, at most ``limit`` at a time. Devices ask when they get their tasks: their wait is known then.
+    """Downloads, at most ``limit`` at a time. Devices ask when they get their tasks: their wait is
+    known then.
 
-    A device that goes offline during its download counts for as long as the download would have taken.
+    A device that goes offline during its download counts for as long as the download would have
+    taken.
     """
 
     def __init__(self, limit: int) -> None:
@@ -38,7 +41,8 @@ class DownloadQueue:
         self._free = [*taken]
 
     def wait(self, now: float, seconds: Floats) -> Floats:
-        """Return how long each of these devices waits. They ask now, one after the other, and take ``seconds``."""
+        """Return how long each of these devices waits. They ask now, one after the other, and take
+        ``seconds``."""
         free, waits = self._free, []
         while free and free[0] <= now:
             heapq.heappop(free)
@@ -53,7 +57,8 @@ class DownloadQueue:
 
 
 class UploadQueue(Generic[T]):
-    """Uploads, at most ``limit`` at a time. ``ask`` and ``end`` return what was given with the tasks that begin."""
+    """Uploads, at most ``limit`` at a time. ``ask`` and ``end`` return what was given with the
+    tasks that begin."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -76,8 +81,8 @@ class UploadQueue(Generic[T]):
         return {"expected": dict(self.expected), "taken": sorted(self._taken), "waiting": waiting}
 
     def take_up(self, taken: Mapping[str, Any], of: Callable[[str], T]) -> None:
-        """Go on from what another object's ``snapshot`` returned. ``of``: returns what is to be returned with a
-        task."""
+        """Go on from what another object's ``snapshot`` returned. ``of``: returns what is to be
+        returned with a task."""
         self.expected, self._taken = dict(taken["expected"]), {*taken["taken"]}
         self._waiting = {task: (seconds, of(task)) for task, seconds in taken["waiting"]}
         self._order = deque(self._waiting)

@@ -1,4 +1,5 @@
-"""Updates on disk, for aggregators that need each of them: a round of a large model may not fit in memory."""
+"""Updates on disk, for aggregators that need each of them: a round of a large model may not fit in
+memory."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class UpdateFile:
         weakref.finalize(self, self._file.close)
 
     def keep(self, update: Vector) -> FiledUpdate:
-        """Write an update, float32 of shape (size,), and return where it is. Raises OSError (the disk is full)."""
+        """Write an update, float32 of shape (size,), and return where it is. Raises OSError (the
+        disk is full)."""
         update.tofile(self._file)
         self.count += 1
         return FiledUpdate(self, 4 * self.size * (self.count - 1))

@@ -1,14 +1,16 @@
-"""When a device is online. It is computed for a moment from the device's number: there is no state and no history.
+"""When a device is online. It is computed for a moment from the device's number: there is no state
+and no history.
 
 ``always``     Every device is always online.
-``bernoulli``  Time is cut into slots, with a phase of the device's own. In each slot the device is online with
-               probability ``share``, independently of other slots.
+``bernoulli``  Time is cut into slots, with a phase of the device's own. In each slot the device is
+               online with probability ``share``, independently of other slots.
 ``diurnal``    As ``bernoulli``, with a probability that follows the hour h of the device's day,
                share * (1 + a cos(2 pi (h - peak) / 24)), a = (swing - 1) / (swing + 1).
-``markov``     Each device has two independent Poisson processes: events that turn it on (on average ``off`` seconds
-               apart), and events that turn it off (on average ``on`` seconds apart). It is online if the last event
-               turned it on. This is exactly the two-state Markov chain in equilibrium, with exponential times of mean
-               ``on`` and ``off``. To find the last and the next event without those before, each process is cut into
+``markov``     Each device has two independent Poisson processes: events that turn it on (on average
+               ``off`` seconds apart), and events that turn it off (on average ``on`` seconds
+               apart). It is online if the last event turned it on. This is exactly the two-state
+               Markov chain in equilibrium, with exponential times of mean ``on`` and ``off``. To
+               find the last and the next event without those before, each process is cut into
                windows: each has a Poisson number of events, two on average, at uniform times.
 ``trace``      The intervals of a file.
 """
@@ -29,15 +31,17 @@ from fleetlearn_simulator.scenario.scenario import Scenario
 
 Flags: TypeAlias = NDArray[np.bool_]
 HORIZON = 30 * 86400.0
-"""Seconds that ``until`` looks ahead, slot by slot. If a device is online for longer, ``until`` returns this."""
+"""Seconds that ``until`` looks ahead, slot by slot. If a device is online for longer, ``until``
+returns this."""
 _PER_WINDOW = 2.0
 _COUNTS = np.cumsum([exp(-_PER_WINDOW) * _PER_WINDOW**k / factorial(k) for k in range(24)])
-"""Distribution function of the number of events in a window. A number of 53 bits cannot be beyond the 24th value."""
+"""Distribution function of the number of events in a window. A number of 53 bits cannot be beyond
+the 24th value."""
 
 
 def online(scenario: Scenario, ids: Ids, t: float) -> Flags:
-    """Return whether each device may get a task at the time ``t``, in seconds: whether it is online, its region has
-    network, and it has the memory to train."""
+    """Return whether each device may get a task at the time ``t``, in seconds: whether it is
+    online, its region has network, and it has the memory to train."""
     found = _online(scenario, ids, t) & enough_memory(scenario, ids)
     for row in scenario.failures.outages:
         if row.begin <= t < row.end:
@@ -48,7 +52,8 @@ def online(scenario: Scenario, ids: Ids, t: float) -> Flags:
 def until(scenario: Scenario, ids: Ids, t: float) -> Floats:
     """Return when each device goes offline, in seconds. Outages of its region are not considered.
 
-    The result is ``t`` for a device that is offline, and infinity for a device that never goes offline.
+    The result is ``t`` for a device that is offline, and infinity for a device that never goes
+    offline.
     """
     there = _online(scenario, ids, t)
     found = np.full(len(ids), t)
@@ -57,13 +62,17 @@ def until(scenario: Scenario, ids: Ids, t: float) -> Floats:
 
 
 def next_online(scenario: Scenario, ids: Ids, t: float) -> Floats:
-    """Return the first time from ``t`` on at which each device may get a task (see ``online``), in seconds. Infinite:
-    never. After an outage of its region a device may be offline again."""
+    """Return the first time from ``t`` on at which each device may get a task (see ``online``), in
+    seconds. Infinite: never. After an outage of its region a device may be offline again."""
     found = np.full(len(ids), t)
     away = ~_online(scenario, ids, t)
     found[away] = _next_online(scenario, ids[away], t)
     for row in sorted(scenario.failures.outages, key=lambda row: row.begin):
-        inside = (ids % scenario.failures.regions == row.region) & (row.begin <= found) & (found < row.end)
+        inside = (
+            (ids % scenario.failures.regions == row.region)
+            & (row.begin <= found)
+            & (found < row.end)
+        )
         found[inside] = row.end
     found[~enough_memory(scenario, ids)] = inf
     return found
@@ -104,17 +113,24 @@ def _next_online(scenario: Scenario, ids: Ids, t: float) -> Floats:
             return _next(scenario.seed, "turn on", ids, t, _given(rule.off))
         case "trace":
             offset = offsets(scenario, ids)
-            return np.asarray(read_trace(str(rule.file), rule.repeat).begin(ids, t + offset) - offset)
+            return np.asarray(
+                read_trace(str(rule.file), rule.repeat).begin(ids, t + offset) - offset
+            )
     return _slots_change(scenario, ids, t, online=True)
 
 
 class _Slots:
-    """The slots of some devices. A slot's number is a float, because the times of far slots are large."""
+    """The slots of some devices. A slot's number is a float, because the times of far slots are
+    large."""
 
     def __init__(self, scenario: Scenario, ids: Ids) -> None:
         rule = scenario.availability
         self.seed, self.ids = scenario.seed, ids
-        self.seconds, self.share, self.peak = _given(rule.slot), _given(rule.share), rule.peak or 0.0
+        self.seconds, self.share, self.peak = (
+            _given(rule.slot),
+            _given(rule.share),
+            rule.peak or 0.0,
+        )
         swing = rule.swing or 1.0
         self.amplitude = (swing - 1) / (swing + 1)
         self.phase = self.seconds * keyed_random.uniform(self.seed, "phase", ids)
@@ -134,11 +150,14 @@ class _Slots:
         if self.amplitude:
             hours = (self.begin(slots + 0.5) + self.offset) / 3600
             share = self.share * (1 + self.amplitude * np.cos(2 * np.pi / 24 * (hours - self.peak)))
-        return np.asarray(keyed_random.uniform(self.seed, "slot", self.ids, slots.astype(np.int64)) < share)
+        return np.asarray(
+            keyed_random.uniform(self.seed, "slot", self.ids, slots.astype(np.int64)) < share
+        )
 
 
 def _slots_change(scenario: Scenario, ids: Ids, t: float, *, online: bool) -> Floats:
-    """Return when the next slot begins in which a device is ``online``, or offline; HORIZON ahead at the latest."""
+    """Return when the next slot begins in which a device is ``online``, or offline; HORIZON ahead
+    at the latest."""
     if scenario.availability.share == 1 and not online:
         return np.full(len(ids), inf)
     end = np.full(len(ids), t + HORIZON)
@@ -155,8 +174,8 @@ def _slots_change(scenario: Scenario, ids: Ids, t: float, *, online: bool) -> Fl
 
 
 def _last(seed: int, purpose: str, ids: Ids, t: float, mean: float) -> Floats:
-    """Return the time of the last event up to ``t`` of each device's Poisson process. On average events are ``mean``
-    seconds apart."""
+    """Return the time of the last event up to ``t`` of each device's Poisson process. On average
+    events are ``mean`` seconds apart."""
     found = np.full(len(ids), -inf)
     todo, window, width = np.arange(len(ids)), int(t // (_PER_WINDOW * mean)), _PER_WINDOW * mean
     while todo.size:
@@ -180,9 +199,11 @@ def _next(seed: int, purpose: str, ids: Ids, t: float, mean: float) -> Floats:
 
 
 def _events(seed: int, purpose: str, ids: Ids, window: int) -> Iterator[tuple[Ints, Floats]]:
-    """Yield the events in a window: for the first, the second, ... event of each device that has one, the device's row
-    and the event's time, as a fraction of the window."""
-    counts = np.searchsorted(_COUNTS, keyed_random.uniform(seed, purpose, ids, window), side="right")
+    """Yield the events in a window: for the first, the second, ... event of each device that has
+    one, the device's row and the event's time, as a fraction of the window."""
+    counts = np.searchsorted(
+        _COUNTS, keyed_random.uniform(seed, purpose, ids, window), side="right"
+    )
     for number in range(int(counts.max(initial=0))):
         rows = np.flatnonzero(counts > number)
         yield rows, keyed_random.uniform(seed, purpose, ids[rows], window, number)

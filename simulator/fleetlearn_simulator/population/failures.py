@@ -1,4 +1,5 @@
-"""What will happen to a task on its device. It is drawn when the task is assigned, by device and round."""
+"""What will happen to a task on its device. It is drawn when the task is assigned, by device and
+round."""
 
 from __future__ import annotations
 
@@ -21,12 +22,14 @@ from fleetlearn_simulator.scenario.sections import Weibull
 Codes: TypeAlias = NDArray[np.int8]
 PHASES = ("download", "train", "upload")
 CAUSES = ("", *PHASES, "crash", "outage", "straggler", "out-of-time")
-"""Why a task fails on its device; "" if its report is sent. ``download``, ``train``, ``upload``: the device vanished in
-this phase (a hazard). ``crash``: it died in training. ``outage``: its region had no network for longer than
-``plan.round.grace``. ``straggler``: it was slow, and slow devices report nothing. ``out-of-time``: it had no time to
-train. After the last two the device is still connected."""
+"""Why a task fails on its device; "" if its report is sent. ``download``, ``train``, ``upload``:
+the device vanished in this phase (a hazard). ``crash``: it died in training. ``outage``: its region
+had no network for longer than ``plan.round.grace``. ``straggler``: it was slow, and slow devices
+report nothing. ``out-of-time``: it had no time to train. After the last two the device is still
+connected."""
 EVALUATION_COST = 1 / 3
-"""The cost of evaluating a batch, relative to a training step: a backward pass costs two forward passes."""
+"""The cost of evaluating a batch, relative to a training step: a backward pass costs two forward
+passes."""
 
 
 class TaskFates(NamedTuple):
@@ -45,7 +48,8 @@ class TaskFates(NamedTuple):
     tier: Ints
     """Index in ``scenario.tiers``."""
     download: Floats
-    """Seconds that the download takes, or would take, with the seconds for which it waits for its turn."""
+    """Seconds that the download takes, or would take, with the seconds for which it waits for its
+    turn."""
     train: Floats
     """Seconds that training takes, or would take."""
     upload: Floats
@@ -64,21 +68,22 @@ def sample_task_fates(
     up: Floats | Ints,
     queue: Callable[[Floats], Floats] = np.zeros_like,
 ) -> TaskFates:
-    """Draw what will happen to the tasks of these devices, assigned at the time ``now``, in a round that ends at
-    ``deadline``.
+    """Draw what will happen to the tasks of these devices, assigned at the time ``now``, in a round
+    that ends at ``deadline``.
 
     Args:
         scenario: Its ``compute.step_seconds`` must be a number.
         ids: int64, shape (n,).
-        round: One for all, or shape (n,). The random numbers depend on it, on ``ids`` and on nothing else here. With
-            ``failures.exact_stragglers`` all of ``ids`` together decide which devices straggle.
+        round: One for all, or shape (n,). The random numbers depend on it, on ``ids`` and on
+            nothing else here. With ``failures.exact_stragglers`` all of ``ids`` together decide
+            which devices straggle.
         now: Seconds.
         deadline: Seconds, on the same clock.
         steps: Local steps of all epochs, at least 1, shape (n,).
         down: Bytes that the device fetches, shape (n,).
         up: Bytes of its update, shape (n,).
-        queue: Called with the seconds that each download takes, or until its device vanishes; returns the seconds for
-            which it waits before. Default: no download waits.
+        queue: Called with the seconds that each download takes, or until its device vanishes;
+            returns the seconds for which it waits before. Default: no download waits.
 
     Raises SimulatorError if the cost of a step is not measured yet.
     """
@@ -95,16 +100,23 @@ def sample_task_fates(
     download = known.latency + down / known.download
     upload = known.latency + up / known.upload
     slow = _straggling(scenario, luck[0])
-    chosen = np.where(slow, _partial_steps(steps, local.epochs, luck[1]), steps) if failures.stragglers else steps
+    chosen = (
+        np.where(slow, _partial_steps(steps, local.epochs, luck[1]), steps)
+        if failures.stragglers
+        else steps
+    )
     vanishes = [
-        _hazard(np.array(rates)[known.tier], np.array(shapes)[known.tier], luck[2 + row]) if any(rates) else None
+        _hazard(np.array(rates)[known.tier], np.array(shapes)[known.tier], luck[2 + row])
+        if any(rates)
+        else None
         for row, (rates, shapes) in enumerate(hazards)
     ]
     wait = queue(download if vanishes[0] is None else np.minimum(download, vanishes[0]))
     fetched = wait + download
     done, train, late = _training(scenario, chosen, steps, known.speed, fetched, deadline - now)
 
-    # Index in CAUSES -> seconds until the task ends that way; infinite if it does not. The earliest end counts.
+    # Index in CAUSES -> seconds until the task ends that way; infinite if it does not. The earliest
+    # end counts.
     begin = (wait, fetched, fetched + train)
     report = begin[2] + upload
     ends = {0: report}
@@ -133,20 +145,25 @@ def sample_task_fates(
 def sample_evaluation_fates(
     scenario: Scenario, ids: Ids, evaluation: int | Ints, *, steps: Ints, down: Floats | Ints
 ) -> tuple[Floats, Codes]:
-    """Draw what will happen to the measurements of these devices: the seconds until each is done or its device
-    vanishes, and the index in ``CAUSES``.
+    """Draw what will happen to the measurements of these devices: the seconds until each is done or
+    its device vanishes, and the index in ``CAUSES``.
 
-    Args:
-        scenario: Its ``compute.step_seconds`` must be a number. Its hazards of ``download`` and ``train`` apply.
-        ids: int64, shape (n,).
-        evaluation: The evaluation's number, one for all or shape (n,). The random numbers depend on it and on ``ids``.
+    Args: scenario: Its ``compute.step_seconds`` must be a number. Its hazards of ``download`` and
+        ``train`` apply. ids: int64, shape (n,).
+        evaluation: The evaluation's number, one for all or shape (n,). The random numbers depend on
+            it and on ``ids``.
         steps: Steps in which training passes once over the device's data, shape (n,).
         down: Bytes that the device fetches, shape (n,).
     """
     compute, known = scenario.compute, traits(scenario, ids)
     step = float(compute.step_seconds) / known.speed
-    phases = known.latency + down / known.download, compute.start_seconds / known.speed + EVALUATION_COST * steps * step
-    luck = keyed_random.uniform(scenario.seed, "evaluation", ids, evaluation, keyed_random.COLUMN[:2])
+    phases = (
+        known.latency + down / known.download,
+        compute.start_seconds / known.speed + EVALUATION_COST * steps * step,
+    )
+    luck = keyed_random.uniform(
+        scenario.seed, "evaluation", ids, evaluation, keyed_random.COLUMN[:2]
+    )
     seconds, cause = phases[0] + phases[1] + known.latency, np.zeros(len(ids), np.int8)
     begin = np.zeros(len(ids))
     for row, (phase, length) in enumerate(zip(PHASES, phases, strict=False)):
@@ -154,13 +171,17 @@ def sample_evaluation_fates(
         if any(rates):
             after = _hazard(np.array(rates)[known.tier], np.array(shapes)[known.tier], luck[row])
             gone = (after < length) & (cause == 0)
-            seconds, cause = np.where(gone, begin + after, seconds), np.where(gone, 1 + row, cause).astype(np.int8)
+            seconds, cause = (
+                np.where(gone, begin + after, seconds),
+                np.where(gone, 1 + row, cause).astype(np.int8),
+            )
         begin = begin + length
     return seconds, cause
 
 
 def _straggling(scenario: Scenario, luck: Floats) -> NDArray[np.bool_]:
-    """Return which tasks stop early. If their number is fixed, these are the tasks with the smallest numbers drawn."""
+    """Return which tasks stop early. If their number is fixed, these are the tasks with the
+    smallest numbers drawn."""
     share = scenario.failures.stragglers
     if not scenario.failures.exact_stragglers:
         return luck < share
@@ -168,7 +189,8 @@ def _straggling(scenario: Scenario, luck: Floats) -> NDArray[np.bool_]:
 
 
 def _partial_steps(steps: Ints, epochs: int, luck: Floats) -> Ints:
-    """Return a straggler's steps: 1 to E - 1 epochs; with one epoch, 1 to S - 1 steps; with one step, 1."""
+    """Return a straggler's steps: 1 to E - 1 epochs; with one epoch, 1 to S - 1 steps; with one
+    step, 1."""
     if epochs > 1:
         return steps * (1 + (luck * (epochs - 1)).astype(np.int64)) // epochs
     return np.minimum(1 + (luck * (steps - 1)).astype(np.int64), steps)
@@ -177,12 +199,13 @@ def _partial_steps(steps: Ints, epochs: int, luck: Floats) -> Ints:
 def _training(
     scenario: Scenario, chosen: Ints, steps: Ints, speed: Floats, download: Floats, deadline: float
 ) -> tuple[Ints, Floats, NDArray[np.bool_]]:
-    """Return the steps that a device does in the time it has, as ``fleetlearn_device``'s session and
-    training decide; the seconds that they take; and whether no time is left at all."""
+    """Return the steps that a device does in the time it has, as ``fleetlearn_device``'s session
+    and training decide; the seconds that they take; and whether no time is left at all."""
     compute, local = scenario.compute, scenario.plan.local
     if isinstance(compute.step_seconds, str):
         raise SimulatorError(
-            f'compute.step_seconds = "{compute.step_seconds}": a step must be measured before tasks are assigned'
+            f'compute.step_seconds = "{compute.step_seconds}": a step must be measured before '
+            "tasks are assigned"
         )
     step = compute.step_seconds / speed
     before = compute.start_seconds / speed

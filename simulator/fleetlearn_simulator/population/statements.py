@@ -12,10 +12,11 @@ from fleetlearn_simulator.scenario.scenario import Scenario
 
 
 def statements_of(scenario: Scenario, ids: Ids, examples: NDArray[np.int64]) -> list[Stated]:
-    """Return what these devices state. ``examples``: how many each has. A device always states the same.
+    """Return what these devices state. ``examples``: how many each has. A device always states the
+    same.
 
-    Its tier is the scenario's, its memory and its tags are its tier's. With more than one region it has the tag
-    ``region-N``."""
+    Its tier is the scenario's, its memory and its tags are its tier's. With more than one region it
+    has the tag ``region-N``."""
     names, tiers = [*scenario.tiers], [*scenario.tiers.values()]
     regions = scenario.failures.regions
     which = tiers_of(scenario, ids)
@@ -26,11 +27,20 @@ def statements_of(scenario: Scenario, ids: Ids, examples: NDArray[np.int64]) -> 
         for purpose in ("charging", "unmetered")
     )
     labels = {
-        (number, region): labels_of(name, (*tier.tags, *([f"region-{region}"] if regions > 1 else [])))
+        (number, region): labels_of(
+            name, (*tier.tags, *([f"region-{region}"] if regions > 1 else []))
+        )
         for number, (name, tier) in enumerate(zip(names, tiers, strict=True))
         for region in {*(ids % regions).tolist()}
     }
-    rows = zip(which.tolist(), (ids % regions).tolist(), examples.tolist(), charging, unmetered, strict=True)
+    rows = zip(
+        which.tolist(),
+        (ids % regions).tolist(),
+        examples.tolist(),
+        charging,
+        unmetered,
+        strict=True,
+    )
     found = []
     for number, region, count, power, network in rows:
         tier = tiers[number]
@@ -41,7 +51,11 @@ def statements_of(scenario: Scenario, ids: Ids, examples: NDArray[np.int64]) -> 
                 memory=None if tier.memory is None else int(tier.memory * 2**20),
                 labels=labels[number, region],
                 charging=None if tier.charging is None else power < tier.charging,
-                network=None if tier.unmetered is None else "unmetered" if network < tier.unmetered else "metered",
+                network=None
+                if tier.unmetered is None
+                else "unmetered"
+                if network < tier.unmetered
+                else "metered",
             )
         )
     return found

@@ -1,4 +1,5 @@
-"""What a device is for the whole scenario. It is computed from the device's number when it is needed, and not kept."""
+"""What a device is for the whole scenario. It is computed from the device's number when it is
+needed, and not kept."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Traits(NamedTuple):
     memory: Floats
     """MiB that training may use. Infinite if the tier does not say."""
     offset: Floats
-    """Seconds by which its clock is ahead of the scenario's: its time zone, and its clock's error."""
+    """Seconds by which its clock is ahead of the scenario's: its time zone, and its clock's
+    error."""
 
 
 def traits(scenario: Scenario, ids: Ids) -> Traits:
@@ -41,13 +43,22 @@ def traits(scenario: Scenario, ids: Ids) -> Traits:
     tier = tiers_of(scenario, ids)
     table = np.array(
         [
-            (row.speed, row.download, row.upload, row.latency, inf if row.memory is None else row.memory, row.spread)
+            (
+                row.speed,
+                row.download,
+                row.upload,
+                row.latency,
+                inf if row.memory is None else row.memory,
+                row.spread,
+            )
             for row in tiers
         ]
     )
     values = table.T[:, tier]
     if table[:, -1].any():
-        values[:3] *= np.exp(values[-1] * keyed_random.normal(scenario.seed, "traits", ids, keyed_random.COLUMN[:3]))
+        values[:3] *= np.exp(
+            values[-1] * keyed_random.normal(scenario.seed, "traits", ids, keyed_random.COLUMN[:3])
+        )
     speed, download, upload, latency, memory, _ = values
     return Traits(tier, speed, download, upload, latency, memory, offsets(scenario, ids))
 
@@ -60,7 +71,10 @@ def tiers_of(scenario: Scenario, ids: Ids) -> Ints:
 def enough_memory(scenario: Scenario, ids: Ids) -> NDArray[np.bool_]:
     """Return whether each device has the memory that training takes."""
     enough = np.array(
-        [tier.memory is None or tier.memory >= scenario.compute.memory for tier in scenario.tiers.values()]
+        [
+            tier.memory is None or tier.memory >= scenario.compute.memory
+            for tier in scenario.tiers.values()
+        ]
     )
     return np.ones(len(ids), np.bool_) if enough.all() else enough[tiers_of(scenario, ids)]
 
@@ -82,5 +96,7 @@ def _pick(scenario: Scenario, purpose: str, ids: Ids, shares: list[float]) -> In
     if len(shares) == 1:
         return np.zeros(len(ids), np.int64)
     ends = np.cumsum(shares)
-    found = np.searchsorted(ends / ends[-1], keyed_random.uniform(scenario.seed, purpose, ids), side="right")
+    found = np.searchsorted(
+        ends / ends[-1], keyed_random.uniform(scenario.seed, purpose, ids), side="right"
+    )
     return np.minimum(found, len(shares) - 1, dtype=np.int64)

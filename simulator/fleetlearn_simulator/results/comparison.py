@@ -1,7 +1,7 @@
 """A comparison of runs: tables for the terminal, and a page with charts.
 
-The runs of a sweep are labelled by what was swept. Runs that differ only in their seeds are one line, with mean and
-standard deviation.
+The runs of a sweep are labelled by what was swept. Runs that differ only in their seeds are one
+line, with mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -29,8 +29,14 @@ from fleetlearn_simulator.results.run_statistics import (
     wasted_share,
 )
 
-UNTIL = "At the end of the first round at the target. Over seeds the median; never is later than any time."
-HEARD = "A tier's share of the accepted reports over its share of the population: 1 is even, 0 is not heard at all."
+UNTIL = (
+    "At the end of the first round at the target. Over seeds the median; never is later than any "
+    "time."
+)
+HEARD = (
+    "A tier's share of the accepted reports over its share of the population: 1 is even, 0 is not "
+    "heard at all."
+)
 SEEDS = "Mean ± standard deviation over seeds. Lines are means, bands one standard deviation."
 DOTTED = {"dash": "dot", "width": 1.5, "color": "#7f7f7f"}
 LEVEL = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": DOTTED}
@@ -43,8 +49,9 @@ NOTES = {
 
 
 def comparison_tables(folders: Sequence[Path], target: Target | None = None) -> list[Table]:
-    """Return tables for the terminal: the runs; if a target is given, when each run reached it; and if there are
-    several tiers, how much each is heard. Cells that are the same in all lines are written once, under the table.
+    """Return tables for the terminal: the runs; if a target is given, when each run reached it; and
+    if there are several tiers, how much each is heard. Cells that are the same in all lines are
+    written once, under the table.
 
     Raises SimulatorError if a folder holds no run, or if no run has the target's metric.
     """
@@ -53,9 +60,14 @@ def comparison_tables(folders: Sequence[Path], target: Target | None = None) -> 
 
 def _shown(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> Table:
     common = [
-        len(rows) > 1 and column > 0 and len(set(cells)) == 1 for column, cells in enumerate(zip(*rows, strict=True))
+        len(rows) > 1 and column > 0 and len(set(cells)) == 1
+        for column, cells in enumerate(zip(*rows, strict=True))
     ]
-    words = [f"{header} {cell}" for header, cell, same in zip(headers, rows[0], common, strict=True) if same]
+    words = [
+        f"{header} {cell}"
+        for header, cell, same in zip(headers, rows[0], common, strict=True)
+        if same
+    ]
     captions = [*([f"all: {', '.join(words)}"] if words else []), *([note] if note else [])]
     shown = Table(title=title or None, title_justify="left", caption="\n".join(captions) or None)
     for column, header in enumerate(headers):
@@ -67,9 +79,11 @@ def _shown(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], no
 
 
 def write_comparison(folders: Sequence[Path], output: Path, target: Target | None = None) -> Path:
-    """Write the page ``output``. Each folder is a run's, or holds folders of runs, as a sweep's does.
+    """Write the page ``output``. Each folder is a run's, or holds folders of runs, as a sweep's
+    does.
 
-    Raises SimulatorError if a folder holds no run, if no run has the target's metric, or if the page cannot be written.
+    Raises SimulatorError if a folder holds no run, if no run has the target's metric, or if the
+    page cannot be written.
     """
     return page.write_page(output, "Comparison · fleetlearn", _parts(read_groups(folders), target))
 
@@ -85,12 +99,24 @@ def _table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
         cells = [group.label, *([str(len(group.runs))] if several else [])]
         cells.append(_mean(group, lambda run: len(run.committed)))
         cells.append(_mean(group, lambda run: len(run.rows) - len(run.committed)))
-        cells.append(page.span(float(np.mean([run.rows[-1].time if run.rows else 0.0 for run in group.runs]))))
+        cells.append(
+            page.span(
+                float(np.mean([run.rows[-1].time if run.rows else 0.0 for run in group.runs]))
+            )
+        )
         for name, kind in kinds.items():
-            cells.append(_spread([run[name][kind][1][-1] for run in group.metrics if kind in run.get(name, {})]))
+            cells.append(
+                _spread(
+                    [run[name][kind][1][-1] for run in group.metrics if kind in run.get(name, {})]
+                )
+            )
         cells.append(f"{_spread([100 * lost_share(run) for run in group.runs], 3)} %")
         cells.append(f"{_spread([100 * wasted_share(run) for run in group.runs], 3)} %")
-        cells.append(page.size(float(np.mean([run.total(lambda row: row.bytes).total() for run in group.runs]))))
+        cells.append(
+            page.size(
+                float(np.mean([run.total(lambda row: row.bytes).total() for run in group.runs]))
+            )
+        )
         cells.append(", ".join(dict.fromkeys(run.state for run in group.runs)))
         rows.append(cells)
     return headers, rows
@@ -118,7 +144,11 @@ def _sections(
 ) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[str]], str]]:
     """Yield title, headers, rows and note of each table."""
     kinds = dict.fromkeys(kinds_of(groups).values())
-    yield "", *_table(groups), " ".join(f"({kind}): {NOTES[kind][0].lower()}{NOTES[kind][1:]}" for kind in kinds)
+    yield (
+        "",
+        *_table(groups),
+        " ".join(f"({kind}): {NOTES[kind][0].lower()}{NOTES[kind][1:]}" for kind in kinds),
+    )
     if target is not None:
         yield f"Until {target}", *_until(groups, target), UNTIL
     if len(_participation(groups)[0]) > 1:
@@ -126,8 +156,8 @@ def _sections(
 
 
 def _until(groups: Sequence[Group], target: Target) -> tuple[list[str], list[list[str]]]:
-    """Return when the target was reached; over several seeds, how many reached it, and the median. Raises
-    SimulatorError."""
+    """Return when the target was reached; over several seeds, how many reached it, and the median.
+    Raises SimulatorError."""
     kinds = kinds_of(groups)
     if target.metric not in kinds:
         known = f"the runs have {', '.join(kinds)}" if kinds else "the runs have no metric yet"
@@ -140,7 +170,9 @@ def _until(groups: Sequence[Group], target: Target) -> tuple[list[str], list[lis
         found = [reached(run, target, kinds[target.metric]) for run in group.runs]
         there = sum(row is not None for row in found)
         cells = [group.label, *([f"{there} of {len(found)}"] if several else [])]
-        for value, show in zip(Reached._fields, (_count, page.span, page.size, page.span, page.span), strict=True):
+        for value, show in zip(
+            Reached._fields, (_count, page.span, page.size, page.span, page.span), strict=True
+        ):
             middle = median([None if row is None else getattr(row, value) for row in found])
             cells.append("never" if middle is None else show(middle))
         rows.append(cells)
@@ -161,7 +193,11 @@ def _tiers(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
     """Return how much each tier is heard."""
     names, parts = _participation(groups)
     rows = [
-        [group.label, *(_spread(_heard(row, name), 3) for name in names), _spread([each.evenness for each in row], 3)]
+        [
+            group.label,
+            *(_spread(_heard(row, name), 3) for name in names),
+            _spread([each.evenness for each in row], 3),
+        ]
         for group, row in zip(groups, parts, strict=True)
     ]
     return ["run", *names, "least / most"], rows
@@ -214,7 +250,12 @@ def _parts(groups: list[Group], target: Target | None) -> Iterator[PagePart]:
     yield PagePart("section", "Work")
     work = [
         _bars(groups, "Tasks lost", lambda run: 100 * lost_share(run), "per cent of the tasks"),
-        _bars(groups, "Device time wasted", lambda run: 100 * wasted_share(run), "per cent of the time"),
+        _bars(
+            groups,
+            "Device time wasted",
+            lambda run: 100 * wasted_share(run),
+            "per cent of the time",
+        ),
         *_times(groups),
         *([_tier_bars(groups)] if len(_participation(groups)[0]) > 1 else []),
     ]
@@ -224,8 +265,14 @@ def _parts(groups: list[Group], target: Target | None) -> Iterator[PagePart]:
 def _metrics(groups: Sequence[Group], target: Target | None) -> list[Chart]:
     runs = [run for group in groups for run in group.runs if run.rows]
     time_unit, time_name = page.time_unit(max((run.rows[-1].time for run in runs), default=0.0))
-    byte_unit, byte_name = page.byte_unit(max((float(traffic(run)[-1]) for run in runs), default=0.0))
-    titles = {"rounds": "round", "time": f"virtual time ({time_name})", "bytes": f"bytes sent ({byte_name})"}
+    byte_unit, byte_name = page.byte_unit(
+        max((float(traffic(run)[-1]) for run in runs), default=0.0)
+    )
+    titles = {
+        "rounds": "round",
+        "time": f"virtual time ({time_name})",
+        "bytes": f"bytes sent ({byte_name})",
+    }
     charts = []
     for name, kind in kinds_of(groups).items():
         bands, means = [], []
@@ -234,7 +281,10 @@ def _metrics(groups: Sequence[Group], target: Target | None) -> list[Chart]:
             for run, metrics in zip(group.runs, group.metrics, strict=True):
                 if kind in metrics.get(name, {}):
                     indices, values = metrics[name][kind]
-                    rounds, times = run.column(lambda row: row.round), run.column(lambda row: row.time)
+                    rounds, times = (
+                        run.column(lambda row: row.round),
+                        run.column(lambda row: row.time),
+                    )
                     axes = (rounds, times / time_unit, traffic(run) / byte_unit)
                     lines.append(np.stack([values, *(axis[indices] for axis in axes)]))
             if lines:
@@ -243,15 +293,21 @@ def _metrics(groups: Sequence[Group], target: Target | None) -> list[Chart]:
                 bands += [band] if len(lines) > 1 else []
         data = [*bands, *means]  # lines are drawn above bands
         height = min(720, 300 + 28 * len(means))  # the legend takes up to half of the height
-        there = [{**LEVEL, "y0": target.value, "y1": target.value}] if target and target.metric == name else []
+        there = (
+            [{**LEVEL, "y0": target.value, "y1": target.value}]
+            if target and target.metric == name
+            else []
+        )
         note, looks = NOTES[kind], {"showlegend": True, "height": height, "shapes": there}
         charts.append(chart(name, data, "", name, note, meta=titles, **looks))
     return charts
 
 
-def _traces(label: str, lines: Sequence[Floats], number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the mean of lines, point by point as far as all lines go, and its band. A line is (4, points): value,
-    round, time, bytes."""
+def _traces(
+    label: str, lines: Sequence[Floats], number: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the mean of lines, point by point as far as all lines go, and its band. A line is (4,
+    points): value, round, time, bytes."""
     points = np.stack([line[:, : min(line.shape[1] for line in lines)] for line in lines])
     points = points[:, :, thinned(points[:, 0].mean(axis=0), 400)]
     value, *axes = points.mean(axis=0)
@@ -276,7 +332,9 @@ def _traces(label: str, lines: Sequence[Floats], number: int) -> tuple[dict[str,
         "fill": "toself",
         "fillcolor": f"{colour}2e",
         "line": {"width": 0},
-        "meta": {name: numbers([*axis, *axis[::-1]]) for name, axis in zip(names, axes, strict=True)},
+        "meta": {
+            name: numbers([*axis, *axis[::-1]]) for name, axis in zip(names, axes, strict=True)
+        },
     }
     return mean, band
 
@@ -285,13 +343,22 @@ def _times(groups: Sequence[Group]) -> Iterator[Chart]:
     """Show how long the runs took, and how many bytes they sent."""
     times = [run.rows[-1].time for group in groups for run in group.runs if run.rows]
     unit, name = page.time_unit(max(times, default=0.0))
-    yield _bars(groups, "Virtual time", lambda run: run.rows[-1].time / unit if run.rows else 0.0, name)
-    most = max((run.total(lambda row: row.bytes).total() for group in groups for run in group.runs), default=0)
+    yield _bars(
+        groups, "Virtual time", lambda run: run.rows[-1].time / unit if run.rows else 0.0, name
+    )
+    most = max(
+        (run.total(lambda row: row.bytes).total() for group in groups for run in group.runs),
+        default=0,
+    )
     scale, word = page.byte_unit(most)
-    yield _bars(groups, "Bytes sent", lambda run: run.total(lambda row: row.bytes).total() / scale, word)
+    yield _bars(
+        groups, "Bytes sent", lambda run: run.total(lambda row: row.bytes).total() / scale, word
+    )
 
 
-def _bars(groups: Sequence[Group], title: str, value: Callable[[LoadedRun], float], unit: str) -> Chart:
+def _bars(
+    groups: Sequence[Group], title: str, value: Callable[[LoadedRun], float], unit: str
+) -> Chart:
     values = [[value(run) for run in group.runs] for group in groups]
     bars: dict[str, Any] = {
         "type": "bar",
@@ -304,4 +371,6 @@ def _bars(groups: Sequence[Group], title: str, value: Callable[[LoadedRun], floa
         spread = (float(np.std(row, ddof=1)) if len(row) > 1 else 0.0 for row in values)
         bars["error_x"] = {"type": "data", "array": numbers(spread), "thickness": 1.2}
     height = max(320, 80 + 22 * len(groups))
-    return chart(title, [bars], x=unit, yaxis={"autorange": "reversed"}, hovermode="closest", height=height)
+    return chart(
+        title, [bars], x=unit, yaxis={"autorange": "reversed"}, hovermode="closest", height=height
+    )

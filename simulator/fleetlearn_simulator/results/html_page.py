@@ -1,4 +1,5 @@
-"""An HTML page of charts and tables in one file. Plotly's JavaScript is in it: it needs no network."""
+"""An HTML page of charts and tables in one file. Plotly's JavaScript is in it: it needs no
+network."""
 
 from __future__ import annotations
 
@@ -15,8 +16,17 @@ from numpy.typing import NDArray
 from fleetlearn_simulator.errors import SimulatorError
 
 COLOURS = (
-    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c6d31", "#7f7f7f", "#6a51a3", "#a6761d",
-)  # fmt: skip
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#d55e00",
+    "#cc79a7",
+    "#56b4e9",
+    "#8c6d31",
+    "#7f7f7f",
+    "#6a51a3",
+    "#a6761d",
+)
 """Colour-blind people can tell the first eight apart (Okabe and Ito, Color Universal Design)."""
 ABSENT = "-"
 """Shown instead of a number that is not known."""
@@ -25,15 +35,19 @@ ABSENT = "-"
 class PagePart(NamedTuple):
     """A part of a page. ``page.html`` lays it out, and escapes its texts."""
 
-    kind: Literal["title", "section", "text", "note", "switch", "tiles", "table", "charts", "folded"]
-    """``switch`` lets the reader choose the horizontal axis of the charts. ``folded`` is text that a click shows."""
+    kind: Literal[
+        "title", "section", "text", "note", "switch", "tiles", "table", "charts", "folded"
+    ]
+    """``switch`` lets the reader choose the horizontal axis of the charts. ``folded`` is text that
+    a click shows."""
     content: Any = None
-    """A text. For ``folded``: a heading and a text. For ``tiles``: rows of a name, a figure and a small text. For
-    ``charts``: a list of ``Chart``. For ``table``: a ``Table``."""
+    """A text. For ``folded``: a heading and a text. For ``tiles``: rows of a name, a figure and a
+    small text. For ``charts``: a list of ``Chart``. For ``table``: a ``Table``."""
 
 
 class Chart(NamedTuple):
-    """A chart: Plotly's data and layout. If they have ``meta`` for each axis, the chart follows the page's switch."""
+    """A chart: Plotly's data and layout. If they have ``meta`` for each axis, the chart follows the
+    page's switch."""
 
     title: str
     note: str
@@ -41,7 +55,14 @@ class Chart(NamedTuple):
     layout: dict[str, Any]
 
 
-def chart(title: str, data: Sequence[dict[str, Any]], x: str = "", y: str = "", note: str = "", **more: Any) -> Chart:
+def chart(
+    title: str,
+    data: Sequence[dict[str, Any]],
+    x: str = "",
+    y: str = "",
+    note: str = "",
+    **more: Any,
+) -> Chart:
     """Make a chart with named axes, in the page's style. ``more``: more of Plotly's layout."""
     layout = {
         "margin": {"l": 50, "r": 15, "t": 10, "b": 40},
@@ -57,18 +78,22 @@ def chart(title: str, data: Sequence[dict[str, Any]], x: str = "", y: str = "", 
 
 
 def write_page(file: Path, title: str, parts: Iterable[PagePart]) -> Path:
-    """Write a page. Raises SimulatorError if the extra is not installed, or the file cannot be written."""
+    """Write a page. Raises SimulatorError if the extra is not installed, or the file cannot be
+    written."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise SimulatorError(f'reports need the extra: pip install "fleetlearn[simulator]" ({error})') from None
+        raise SimulatorError(
+            f'reports need the extra: pip install "fleetlearn[simulator]" ({error})'
+        ) from None
     numbered, charts = [], dict[str, Any]()
     for part in parts:
         if part.kind == "charts":
             names = [f"chart{len(charts) + number}" for number in range(len(part.content))]
             charts |= {
-                name: {"data": row.data, "layout": row.layout} for name, row in zip(names, part.content, strict=True)
+                name: {"data": row.data, "layout": row.layout}
+                for name, row in zip(names, part.content, strict=True)
             }
             part = PagePart("charts", list(zip(names, part.content, strict=True)))
         numbered.append(part)
@@ -104,14 +129,22 @@ class Table(NamedTuple):
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> PagePart:
     """Make a table. A column with a long cell is one of words."""
     return PagePart(
-        "table", Table(headers, rows, [any(len(row[at]) > 24 for row in rows) for at in range(len(headers))])
+        "table",
+        Table(
+            headers, rows, [any(len(row[at]) > 24 for row in rows) for at in range(len(headers))]
+        ),
     )
 
 
 def numbers(values: NDArray[Any] | Iterable[float]) -> list[float | int | None]:
     """Return the values for JSON, with six digits. None stands for what is not a finite number."""
-    rounded = (float(f"{float(value):.6g}") for value in np.asarray(list(values), np.float64).tolist())
-    return [None if not math.isfinite(value) else int(value) if value == int(value) else value for value in rounded]
+    rounded = (
+        float(f"{float(value):.6g}") for value in np.asarray(list(values), np.float64).tolist()
+    )
+    return [
+        None if not math.isfinite(value) else int(value) if value == int(value) else value
+        for value in rounded
+    ]
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

@@ -1,4 +1,5 @@
-"""A run's folder, read for the report and the comparison: its scenario, its rounds and its summary."""
+"""A run's folder, read for the report and the comparison: its scenario, its rounds and its
+summary."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ Means: TypeAlias = dict[str, float | None]
 Metrics: TypeAlias = dict[str, dict[str, tuple[NDArray[np.int64], Floats]]]
 """Metric -> kind of measurement -> indices of rounds, and the values there."""
 KINDS = ("test", "evaluation", "train")
-"""Kinds of measurement: on the test data; on the devices before training; on the devices in training."""
+"""Kinds of measurement: on the test data; on the devices before training; on the devices in
+training."""
 
 
 class Round(msgspec.Struct):
@@ -51,7 +53,11 @@ class Round(msgspec.Struct):
     @property
     def wasted(self) -> float:
         """Device-seconds that are not in the model. Of an abandoned round: all."""
-        return self.device_seconds.get("wasted", 0.0) if self.how == "committed" else sum(self.device_seconds.values())
+        return (
+            self.device_seconds.get("wasted", 0.0)
+            if self.how == "committed"
+            else sum(self.device_seconds.values())
+        )
 
     @property
     def useful(self) -> float:
@@ -91,30 +97,43 @@ class LoadedRun(NamedTuple):
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Return the folder itself if it is a run's. Else return the runs' folders below it, sorted by name, with numbers
-    in names sorted by value. Raises SimulatorError if there is none."""
+    """Return the folder itself if it is a run's. Else return the runs' folders below it, sorted by
+    name, with numbers in names sorted by value. Raises SimulatorError if there is none."""
     if (folder / ROUNDS).is_file():
         return [folder]
     found = [Path(path) for path, _, files in os.walk(folder) if ROUNDS in files]
     if not found:
         raise SimulatorError(
-            f"{folder} holds no run: expected {ROUNDS} in it or in folders below it; give a folder that "
-            "`fleetlearn-simulate run` wrote"
+            f"{folder} holds no run: expected {ROUNDS} in it or in folders below it; give a folder "
+            "that `fleetlearn-simulate run` wrote"
         )
     return sorted(found, key=_natural)
 
 
 def read_run(folder: Path) -> LoadedRun:
-    """Read a run's folder, of a run that is finished or not. Raises SimulatorError if a file is missing or damaged."""
+    """Read a run's folder, of a run that is finished or not. Raises SimulatorError if a file is
+    missing or damaged."""
     try:
         rounds = (folder / ROUNDS).read_bytes()
         text = (folder / SCENARIO).read_text("utf-8") if (folder / SCENARIO).exists() else ""
-        summary = msgspec.json.decode((folder / SUMMARY).read_bytes()) if (folder / SUMMARY).exists() else {}
+        summary = (
+            msgspec.json.decode((folder / SUMMARY).read_bytes())
+            if (folder / SUMMARY).exists()
+            else {}
+        )
         # A run that is not finished may have written half of its last line.
         rows = msgspec.json.Decoder(Round).decode_lines(rounds[: rounds.rfind(b"\n") + 1])
         scenario = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise SimulatorError(f"{folder} cannot be read as a run's folder: {in_words(error)}") from None
+    except (
+        OSError,
+        UnicodeDecodeError,
+        msgspec.DecodeError,
+        tomllib.TOMLDecodeError,
+        RecursionError,
+    ) as error:
+        raise SimulatorError(
+            f"{folder} cannot be read as a run's folder: {in_words(error)}"
+        ) from None
     return LoadedRun(folder, str(scenario.get("name", folder.name)), scenario, rows, summary)
 
 
@@ -124,7 +143,11 @@ def series(run: LoadedRun) -> Metrics:
     for index, row in enumerate(run.rows):
         if row.how != "committed":
             continue
-        for kind, means in (("test", row.test), ("evaluation", row.evaluation), ("train", row.train)):
+        for kind, means in (
+            ("test", row.test),
+            ("evaluation", row.evaluation),
+            ("train", row.train),
+        ):
             for name, value in means.items():
                 if value is not None:
                     points.setdefault(name, {}).setdefault(kind, []).append((index, value))
@@ -144,8 +167,8 @@ def traffic(run: LoadedRun) -> Floats:
 
 
 def thinned(values: Floats, most: int = 1000) -> NDArray[np.int64]:
-    """Return the indices of at most ``most`` values that draw the same line: the least and the greatest of each
-    stretch."""
+    """Return the indices of at most ``most`` values that draw the same line: the least and the
+    greatest of each stretch."""
     count = len(values)
     if count <= most:
         return np.arange(count)
@@ -158,7 +181,8 @@ def thinned(values: Floats, most: int = 1000) -> NDArray[np.int64]:
 
 
 def binned(values: Floats, most: int = 120) -> tuple[Floats, int]:
-    """Return the means over at most ``most`` stretches of equally many values, and the length of a stretch."""
+    """Return the means over at most ``most`` stretches of equally many values, and the length of a
+    stretch."""
     width = max(1, -(-len(values) // most))
     begins = np.arange(0, len(values), width)
     if not len(begins):
@@ -170,20 +194,25 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested tables by dotted key."""
     found: dict[str, Any] = {}
     for key, value in tables.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        found |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        )
     return found
 
 
 def swept_keys(runs: Iterable[LoadedRun]) -> list[str]:
-    """Return the keys in which the runs of a sweep differ, without seeds and names. A key that follows from another is
-    left out: of ``plan.round.goal`` and the cohort that follows from it, the one in the runs' names is returned."""
+    """Return the keys in which the runs of a sweep differ, without seeds and names. A key that
+    follows from another is left out: of ``plan.round.goal`` and the cohort that follows from it,
+    the one in the runs' names is returned."""
     runs = list(runs)
     tables = [flat(run.scenario) for run in runs]
     every = {key: None for table in tables for key in table}
     keys = [key for key in every if key.rpartition(".")[2] not in ("seed", "name")]
     columns = {key: tuple(str(table.get(key)) for table in tables) for key in keys}
     varied = [key for key in keys if len(set(columns[key])) > 1]
-    varied.sort(key=lambda key: not all(f"-{key.rpartition('.')[2]}-" in f"-{run.name}" for run in runs))
+    varied.sort(
+        key=lambda key: not all(f"-{key.rpartition('.')[2]}-" in f"-{run.name}" for run in runs)
+    )
     kept: list[str] = []
     for key in varied:
         known = set(zip(*(columns[name] for name in kept), strict=True)) if kept else set()
@@ -196,4 +225,6 @@ def swept_keys(runs: Iterable[LoadedRun]) -> list[str]:
 def _natural(path: Path) -> list[tuple[int, float, str]]:
     """Return a sorting key that puts run-2 before run-10."""
     words = re.split(r"(\d+(?:\.\d+)?)", str(path))
-    return [(1, float(word), "") if number % 2 else (0, 0.0, word) for number, word in enumerate(words)]
+    return [
+        (1, float(word), "") if number % 2 else (0, 0.0, word) for number, word in enumerate(words)
+    ]

@@ -21,7 +21,15 @@ from fleetlearn_simulator.results.html_page import (
     span,
     time_unit,
 )
-from fleetlearn_simulator.results.loaded_run import Floats, LoadedRun, Round, binned, series, thinned, traffic
+from fleetlearn_simulator.results.loaded_run import (
+    Floats,
+    LoadedRun,
+    Round,
+    binned,
+    series,
+    thinned,
+    traffic,
+)
 from fleetlearn_simulator.results.run_folder import SCENARIO
 from fleetlearn_simulator.scenario.scenario import Scenario
 
@@ -30,7 +38,8 @@ COLOURED_CAUSES = 9
 SAMPLE = 2000
 """Devices from which the availability of the population is estimated."""
 WINDOW = 14 * 86400.0
-"""Seconds at the end of a run for which their availability is computed. A day is a few points then."""
+"""Seconds at the end of a run for which their availability is computed. A day is a few points
+then."""
 KIND_STYLES = {
     "test": ("on the data kept back", COLOURS[3], "solid"),
     "evaluation": ("on the devices' training examples, before training", COLOURS[0], "solid"),
@@ -50,14 +59,21 @@ MEANINGS = {
 
 
 def metric_charts(run: LoadedRun) -> list[Chart]:
-    """Show each metric, and how much each round changed the model, over the axis that the reader chooses."""
+    """Show each metric, and how much each round changed the model, over the axis that the reader
+    chooses."""
     times, sent = run.column(lambda row: row.time), traffic(run)
     hours, time_name = time_unit(times[-1])
     unit, byte_name = byte_unit(sent[-1])
     rounds = run.column(lambda row: row.round)
-    titles = {"rounds": "round", "time": f"virtual time ({time_name})", "bytes": f"bytes sent ({byte_name})"}
+    titles = {
+        "rounds": "round",
+        "time": f"virtual time ({time_name})",
+        "bytes": f"bytes sent ({byte_name})",
+    }
 
-    def lines(found: dict[str, tuple[Any, Floats]], words: dict[str, tuple[str, str, str]]) -> Iterator[dict[str, Any]]:
+    def lines(
+        found: dict[str, tuple[Any, Floats]], words: dict[str, tuple[str, str, str]]
+    ) -> Iterator[dict[str, Any]]:
         for kind, (indices, values) in found.items():
             kept = thinned(values)
             at = indices[kept]
@@ -75,10 +91,20 @@ def metric_charts(run: LoadedRun) -> list[Chart]:
                 },
             }
 
-    charts = [chart(name, [*lines(kinds, KIND_STYLES)], y=name, meta=titles) for name, kinds in series(run).items()]
-    changed = [(index, row.change) for index, row in enumerate(run.rows) if row.how == "committed" and row.change]
+    charts = [
+        chart(name, [*lines(kinds, KIND_STYLES)], y=name, meta=titles)
+        for name, kinds in series(run).items()
+    ]
+    changed = [
+        (index, row.change)
+        for index, row in enumerate(run.rows)
+        if row.how == "committed" and row.change
+    ]
     if changed:
-        indices, values = np.array([index for index, _ in changed]), np.array([value for _, value in changed])
+        indices, values = (
+            np.array([index for index, _ in changed]),
+            np.array([value for _, value in changed]),
+        )
         data = lines({"change": (indices, values)}, {"change": ("change", COLOURS[7], "solid")})
         charts.append(chart("Change of the model in a round", [*data], y="L2 norm", meta=titles))
     return charts
@@ -87,14 +113,20 @@ def metric_charts(run: LoadedRun) -> list[Chart]:
 def _causes(run: LoadedRun) -> list[str]:
     """Return the causes, the most frequent first."""
     return [
-        cause for cause, _ in sorted(run.total(lambda row: row.causes).items(), key=lambda item: (-item[1], item[0]))
+        cause
+        for cause, _ in sorted(
+            run.total(lambda row: row.causes).items(), key=lambda item: (-item[1], item[0])
+        )
     ]
 
 
 def lost_chart(run: LoadedRun) -> Chart:
     causes = _causes(run)
     rest = causes[COLOURED_CAUSES:]
-    stacks = {cause: run.column(partial(_tasks_lost, causes=[cause])) for cause in causes[:COLOURED_CAUSES]}
+    stacks = {
+        cause: run.column(partial(_tasks_lost, causes=[cause]))
+        for cause in causes[:COLOURED_CAUSES]
+    }
     if rest:
         stacks["other"] = run.column(partial(_tasks_lost, causes=rest))
     return _stacked(run, "By round", stacks, "tasks a round", COLOURS)
@@ -120,8 +152,14 @@ def lost_in_all_chart(run: LoadedRun) -> Chart:
         "cliponaxis": False,
         "marker": {"color": [COLOURS[min(index, COLOURED_CAUSES)] for index in range(len(causes))]},
     }
-    note = "What happened to the device, and the share of all tasks." if causes else "No task was lost."
-    return chart("In all", [bars], x="tasks", note=note, yaxis={"autorange": "reversed"}, hovermode="closest")
+    note = (
+        "What happened to the device, and the share of all tasks."
+        if causes
+        else "No task was lost."
+    )
+    return chart(
+        "In all", [bars], x="tasks", note=note, yaxis={"autorange": "reversed"}, hovermode="closest"
+    )
 
 
 def device_time_chart(run: LoadedRun) -> Chart:
@@ -130,7 +168,13 @@ def device_time_chart(run: LoadedRun) -> Chart:
         "useful": run.column(lambda row: row.useful) / unit,
         "wasted": run.column(lambda row: row.wasted) / unit,
     }
-    return _stacked(run, "Device time, useful and wasted", stacks, f"device-{name} a round", (COLOURS[2], COLOURS[3]))
+    return _stacked(
+        run,
+        "Device time, useful and wasted",
+        stacks,
+        f"device-{name} a round",
+        (COLOURS[2], COLOURS[3]),
+    )
 
 
 def participation_chart(run: LoadedRun) -> Chart:
@@ -143,7 +187,10 @@ def participation_chart(run: LoadedRun) -> Chart:
     shown = {
         "of the population": (weights, COLOURS[7]),
         "of the tasks": ([float(assigned[number]) for number in range(count)], COLOURS[5]),
-        "of the accepted reports": ([float(accepted[number]) for number in range(count)], COLOURS[0]),
+        "of the accepted reports": (
+            [float(accepted[number]) for number in range(count)],
+            COLOURS[0],
+        ),
     }
     data = [
         {
@@ -160,7 +207,8 @@ def participation_chart(run: LoadedRun) -> Chart:
 
 
 def connected_chart(run: LoadedRun) -> Chart:
-    """Show the devices connected at the end of each round, and the devices online, computed from the availability."""
+    """Show the devices connected at the end of each round, and the devices online, computed from
+    the availability."""
     times, connected = run.column(lambda row: row.time), run.column(lambda row: row.connected)
     unit, name = time_unit(times[-1])
     kept = thinned(connected)
@@ -176,23 +224,31 @@ def connected_chart(run: LoadedRun) -> Chart:
         notes = [f"in the last {span(WINDOW)}"] if times[-1] > WINDOW else []
         if population > SAMPLE:
             error = population / sqrt(SAMPLE) * float(np.sqrt(there * (1 - there)).max())
-            notes.append(f"from {SAMPLE:,} of the devices, with a standard error of at most {error:,.0f}")
+            notes.append(
+                f"from {SAMPLE:,} of the devices, with a standard error of at most {error:,.0f}"
+            )
         note = f"Online: {'; '.join(notes)}." if notes else ""
     except FleetError:
         pass  # files that the scenario names are not here, and the logs do not say who was online
     many = len(data) > 1 and max(data[1]["y"]) > 20 * max(1.0, float(connected.max()))
     axis = {"type": "log", "dtick": 1} if many else {"rangemode": "tozero"}
-    return chart("Devices online and connected", data, f"virtual time ({name})", "devices", note, yaxis=axis)
+    return chart(
+        "Devices online and connected", data, f"virtual time ({name})", "devices", note, yaxis=axis
+    )
 
 
 def reports_chart(run: LoadedRun) -> Chart:
     def counted(row: Round, partial: bool) -> float:
-        return 0 if row.how != "committed" else row.partial if partial else row.reports - row.partial
+        return (
+            0 if row.how != "committed" else row.partial if partial else row.reports - row.partial
+        )
 
     stacks = {
         "complete": run.column(lambda row: counted(row, False)),
         "partial": run.column(lambda row: counted(row, True)),
-        "of an abandoned round": run.column(lambda row: row.reports if row.how != "committed" else 0),
+        "of an abandoned round": run.column(
+            lambda row: row.reports if row.how != "committed" else 0
+        ),
     }
     return _stacked(run, "Reports", stacks, "reports a round", (COLOURS[0], COLOURS[1], COLOURS[7]))
 
@@ -201,17 +257,29 @@ def lengths_chart(run: LoadedRun) -> Chart:
     lengths = run.column(lambda row: row.seconds)
     unit, name = time_unit(float(lengths.max()))
     kept = thinned(lengths)
-    data = [_line("length", run.column(lambda row: row.round)[kept], lengths[kept] / unit, COLOURS[8])]
+    data = [
+        _line("length", run.column(lambda row: row.round)[kept], lengths[kept] / unit, COLOURS[8])
+    ]
     return chart("Length of a round", data, "round", name, yaxis={"rangemode": "tozero"})
 
 
 def _line(name: str, x: Floats, y: Floats, colour: str) -> dict[str, Any]:
     mode = "lines" if len(x) > 1 else "markers"
-    return {"type": "scatter", "mode": mode, "name": name, "x": numbers(x), "y": numbers(y), "line": {"color": colour}}
+    return {
+        "type": "scatter",
+        "mode": mode,
+        "name": name,
+        "x": numbers(x),
+        "y": numbers(y),
+        "line": {"color": colour},
+    }
 
 
-def _stacked(run: LoadedRun, title: str, stacks: dict[str, Floats], y: str, colours: tuple[str, ...]) -> Chart:
-    """Show stacked bars for each round. If there are many rounds, each bar is a mean over several."""
+def _stacked(
+    run: LoadedRun, title: str, stacks: dict[str, Floats], y: str, colours: tuple[str, ...]
+) -> Chart:
+    """Show stacked bars for each round. If there are many rounds, each bar is a mean over
+    several."""
     rounds, width = binned(run.column(lambda row: row.round))
     data = [
         {

@@ -6,15 +6,18 @@
     events.jsonl            one line for each event, in the order of virtual time
     rounds.jsonl            one line for each round
     evaluations.jsonl       one line for each evaluation on devices, if there are any
-    kept_states.f32         what devices keep from task to task, if they keep something: a row of float32 for each
-    tied_vectors.f32        what they keep from tasks whose reports counted, such as SCAFFOLD's c_k, in the same way
+    kept_states.f32         what devices keep from task to task, if they keep something: a row of
+                            float32 for each
+    tied_vectors.f32        what they keep from tasks whose reports counted, such as SCAFFOLD's c_k,
+                            in the same way
     residuals.f32           what top-k left out of their updates that counted, in the same way
-    checkpoint.safetensors  model, server optimizer and fleet after a round: a stopped run goes on from it
+    checkpoint.safetensors  model, server optimizer and fleet after a round: a stopped run goes on
+                            from it
     model.safetensors       the model at the end
     summary.json            the run in a few numbers
 
-A resumed run cuts its logs back to where they ended when the checkpoint was written. So it ends with the same bytes as
-a run that was never stopped.
+A resumed run cuts its logs back to where they ended when the checkpoint was written. So it ends
+with the same bytes as a run that was never stopped.
 """
 
 from __future__ import annotations
@@ -48,24 +51,31 @@ Tensors = dict[str, NDArray[Any]]
 class RunLogs:
     """The open logs of a run.
 
-    ``at``: the lengths of the logs in a checkpoint; they are cut back to these. Without ``at`` the logs begin empty,
-    and what an earlier run left in the folder is deleted. Raises SimulatorError if a log is shorter than the checkpoint
-    says.
+    ``at``: the lengths of the logs in a checkpoint; they are cut back to these. Without ``at`` the
+    logs begin empty, and what an earlier run left in the folder is deleted. Raises SimulatorError
+    if a log is shorter than the checkpoint says.
     """
 
-    def __init__(self, folder: Path, *, events: bool = True, at: dict[str, int] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, events: bool = True, at: dict[str, int] | None = None
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.events = folder, events
-        for name in () if at else (CHECKPOINT, MODEL, SUMMARY, KEPT_STATES, TIED_VECTORS, RESIDUALS):
+        for name in (
+            () if at else (CHECKPOINT, MODEL, SUMMARY, KEPT_STATES, TIED_VECTORS, RESIDUALS)
+        ):
             (folder / name).unlink(missing_ok=True)
         if EVALUATIONS not in (at or {}):  # there were none until then
             (folder / EVALUATIONS).unlink(missing_ok=True)
         for name, length in (at or {}).items():
             if not (folder / name).exists() or (folder / name).stat().st_size < length:
                 raise SimulatorError(
-                    f"{folder / name} is shorter than when {CHECKPOINT} was written: run the scenario again"
+                    f"{folder / name} is shorter than when {CHECKPOINT} was written: run the "
+                    "scenario again"
                 )
-        self._files = {name: (folder / name).open("r+b" if at else "w+b") for name in at or (EVENTS, ROUNDS)}
+        self._files = {
+            name: (folder / name).open("r+b" if at else "w+b") for name in at or (EVENTS, ROUNDS)
+        }
         for name, file in self._files.items():
             file.truncate((at or {}).get(name, 0))
             file.seek(0, os.SEEK_END)
@@ -100,7 +110,11 @@ class RunLogs:
             file.flush()
             lengths[name] = file.tell()
         temporary = self.folder / f".{CHECKPOINT}"
-        save_file(tensors, temporary, metadata={"state": self._encoder.encode({**state, "logs": lengths}).decode()})
+        save_file(
+            tensors,
+            temporary,
+            metadata={"state": self._encoder.encode({**state, "logs": lengths}).decode()},
+        )
         temporary.replace(self.folder / CHECKPOINT)
 
     def close(self) -> None:
@@ -110,7 +124,8 @@ class RunLogs:
 
 
 def read_checkpoint(folder: Path) -> tuple[Tensors, dict[str, Any]] | None:
-    """Return tensors and state of the checkpoint. None: there is none. Raises SimulatorError if it is damaged."""
+    """Return tensors and state of the checkpoint. None: there is none. Raises SimulatorError if it
+    is damaged."""
     file = folder / CHECKPOINT
     if not file.exists():
         return None
@@ -128,7 +143,9 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
         lines = (folder / name).read_bytes().splitlines()
         return [msgspec.json.decode(line) for line in lines]
     except (OSError, msgspec.DecodeError) as error:
-        raise SimulatorError(f"{folder / name} cannot be read as a run's log: {in_words(error)}") from None
+        raise SimulatorError(
+            f"{folder / name} cannot be read as a run's log: {in_words(error)}"
+        ) from None
 
 
 def read_json(file: Path) -> Any:
@@ -141,7 +158,10 @@ def read_json(file: Path) -> Any:
 
 def write_json(file: Path, value: Any) -> None:
     """Write readable JSON. The same value gives the same bytes."""
-    write_whole(file, msgspec.json.format(msgspec.json.encode(value, order="deterministic"), indent=1) + b"\n")
+    write_whole(
+        file,
+        msgspec.json.format(msgspec.json.encode(value, order="deterministic"), indent=1) + b"\n",
+    )
 
 
 def write_whole(file: Path, content: bytes) -> None:

@@ -43,19 +43,26 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
         settings: dict[str, list[LoadedRun]] = {}
         for run in runs:
             table = flat(run.scenario)
-            label = ", ".join(f"{words[key]} = {_value(table.get(key))}" for key in keys) or runs[0].name
+            label = (
+                ", ".join(f"{words[key]} = {_value(table.get(key))}" for key in keys)
+                or runs[0].name
+            )
             settings.setdefault(prefix + label, []).append(run)
         groups += settings.items()
     labels = [label for label, _ in groups]
     return [
-        Group(f"{label} ({runs[0].folder})" if labels.count(label) > 1 else label, runs, list(map(series, runs)))
+        Group(
+            f"{label} ({runs[0].folder})" if labels.count(label) > 1 else label,
+            runs,
+            list(map(series, runs)),
+        )
         for label, runs in groups
     ]
 
 
 def kinds_of(groups: Sequence[Group]) -> dict[str, str]:
-    """Return, for each metric, the kind that is shown: the first that all runs with the metric have, or else the first
-    that any run has."""
+    """Return, for each metric, the kind that is shown: the first that all runs with the metric
+    have, or else the first that any run has."""
     found = [metrics for group in groups for metrics in group.metrics]
     kinds = {}
     for name in dict.fromkeys(name for metrics in found for name in metrics):
@@ -70,4 +77,10 @@ def _ambiguous(key: str, keys: Sequence[str]) -> bool:
 
 
 def _value(value: object) -> str:
-    return Path(value).name if isinstance(value, str) and "/" in value else ABSENT if value is None else str(value)
+    return (
+        Path(value).name
+        if isinstance(value, str) and "/" in value
+        else ABSENT
+        if value is None
+        else str(value)
+    )

@@ -30,7 +30,8 @@ LAST_ROUNDS = 20
 
 
 def write_report(folder: Path, file: Path | None = None) -> Path:
-    """Write a page about a run that is finished or not. Default for ``file``: ``report.html`` in its folder.
+    """Write a page about a run that is finished or not. Default for ``file``: ``report.html`` in
+    its folder.
 
     Raises SimulatorError if there is no run, or if the page cannot be written.
     """
@@ -49,7 +50,9 @@ def _parts(run: LoadedRun) -> Iterator[PagePart]:
         yield PagePart("switch")
         yield PagePart("charts", metric_charts(run))
         yield PagePart("section", "Where devices were lost")
-        yield PagePart("note", f"As the coordinator saw it: {listed(run.total(lambda row: row.dropped))}.")
+        yield PagePart(
+            "note", f"As the coordinator saw it: {listed(run.total(lambda row: row.dropped))}."
+        )
         yield PagePart("charts", [lost_chart(run), lost_in_all_chart(run)])
         yield PagePart("section", "Device time and participation")
         yield PagePart("charts", [device_time_chart(run), participation_chart(run)])
@@ -58,7 +61,9 @@ def _parts(run: LoadedRun) -> Iterator[PagePart]:
         yield PagePart("section", "The last rounds")
         yield _last(run)
     if run.scenario:
-        yield PagePart("folded", ("The scenario, as it was run", (run.folder / SCENARIO).read_text("utf-8")))
+        yield PagePart(
+            "folded", ("The scenario, as it was run", (run.folder / SCENARIO).read_text("utf-8"))
+        )
 
 
 def _subtitle(run: LoadedRun) -> Iterator[str]:
@@ -75,8 +80,14 @@ def _subtitle(run: LoadedRun) -> Iterator[str]:
         f"goal of {plan['round']['goal']:,} reports" if "goal" in plan.get("round", {}) else "",
         f"bundle {Path(plan['bundle']).name}" if "bundle" in plan else "",
     ]
-    state = run.state if run.summary else f"not finished: as far as round {run.rows[-1].round if run.rows else 0}"
-    backend = f"back end {run.summary['backend']} ({run.summary['why']})" if "why" in run.summary else ""
+    state = (
+        run.state
+        if run.summary
+        else f"not finished: as far as round {run.rows[-1].round if run.rows else 0}"
+    )
+    backend = (
+        f"back end {run.summary['backend']} ({run.summary['why']})" if "why" in run.summary else ""
+    )
     yield from filter(None, (" · ".join(filter(None, line)) for line in (words, (state, backend))))
 
 
@@ -90,10 +101,17 @@ def _tiles(run: LoadedRun) -> Iterator[tuple[str, str, str]]:
     )
     reports = sum(row.reports for row in committed)
     yield "reports", f"{reports:,}", f"{sum(row.partial for row in committed):,} partial"
-    tasks, lost = run.total(lambda row: row.assigned).total(), run.total(lambda row: row.causes).total()
+    tasks, lost = (
+        run.total(lambda row: row.assigned).total(),
+        run.total(lambda row: row.causes).total(),
+    )
     yield "tasks lost", share(lost, tasks), f"{lost:,} of {tasks:,}"
     seconds = run.total(lambda row: row.device_seconds).total()
-    yield "device time wasted", f"{100 * wasted_share(run):.3g} %" if seconds else ABSENT, f"of {span(seconds)}"
+    yield (
+        "device time wasted",
+        f"{100 * wasted_share(run):.3g} %" if seconds else ABSENT,
+        f"of {span(seconds)}",
+    )
     sent = run.total(lambda row: row.bytes)
     yield "bytes sent", size(sent.total()), f"{size(sent['down'])} down, {size(sent['up'])} up"
     if "devices" in run.summary:
@@ -104,7 +122,11 @@ def _tiles(run: LoadedRun) -> Iterator[tuple[str, str, str]]:
             f"{share(run.summary['devices'], population)} of all",
         )
     if without := run.summary.get("without_examples"):
-        yield "devices without examples", f"{without:,}", "of those that were drawn; they never connect"
+        yield (
+            "devices without examples",
+            f"{without:,}",
+            "of those that were drawn; they never connect",
+        )
     for name, kinds in series(run).items():
         kind = next(iter(kinds))
         yield name, f"{kinds[kind][1][-1]:.4g}", KIND_STYLES[kind][0]
@@ -113,8 +135,21 @@ def _tiles(run: LoadedRun) -> Iterator[tuple[str, str, str]]:
 def _last(run: LoadedRun) -> PagePart:
     """Return a table of the last rounds."""
     columns = [(name, kind) for name, kinds in series(run).items() for kind in kinds]
-    columns = [(name, kind) for name, kind in columns if kind != "train" or (name, "evaluation") not in columns]
-    headers = ["round", "outcome", "virtual time", "length", "connected", "tasks", "reports", "partial"]
+    columns = [
+        (name, kind)
+        for name, kind in columns
+        if kind != "train" or (name, "evaluation") not in columns
+    ]
+    headers = [
+        "round",
+        "outcome",
+        "virtual time",
+        "length",
+        "connected",
+        "tasks",
+        "reports",
+        "partial",
+    ]
     headers += [f"{name} ({kind})" for name, kind in columns]
     headers += ["change", "wasted", "lost"]
     rows = []

@@ -1,4 +1,5 @@
-"""What a run is judged by: when it reached a target, what was wasted, and which devices are in its model."""
+"""What a run is judged by: when it reached a target, what was wasted, and which devices are in its
+model."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ class Target(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Read ``accuracy>=0.9`` or ``loss<=0.5``. With ``=``, the loss must be at or below the value and any other
-        metric at or above it, as in a plan's stop.target. Raises SimulatorError."""
+        """Read ``accuracy>=0.9`` or ``loss<=0.5``. With ``=``, the loss must be at or below the
+        value and any other metric at or above it, as in a plan's stop.target. Raises
+        SimulatorError."""
         found = re.fullmatch(r"\s*([^<>=\s]+)\s*(>=|<=|=)\s*([^<>=\s]+)\s*", text)
         try:
             value = float(found[3]) if found else inf
@@ -32,8 +34,9 @@ class Target(NamedTuple):
             value = inf
         if not found or not isfinite(value):
             raise SimulatorError(
-                f"target {text!r} is refused: expected a metric and a number, as accuracy=0.9, 'accuracy>=0.9' or "
-                "'loss<=0.5' (the last two in quotes: > and < have a meaning in a shell)"
+                f"target {text!r} is refused: expected a metric and a number, as accuracy=0.9, "
+                "'accuracy>=0.9' or 'loss<=0.5' (the last two in quotes: > and < have a meaning in "
+                "a shell)"
             )
         below = found[2] == "<=" or (found[2] == "=" and found[1] == "loss")
         return cls(found[1], value, below)
@@ -58,8 +61,9 @@ class Reached(NamedTuple):
 
 
 def reached(run: LoadedRun, target: Target, kind: str = "test") -> Reached | None:
-    """Return what the run had spent when the metric, measured on ``kind`` (see ``loaded_run.KINDS``), first reached the
-    target. None: it never did, or it was not measured. The metric need not stay there."""
+    """Return what the run had spent when the metric, measured on ``kind`` (see
+    ``loaded_run.KINDS``), first reached the target. None: it never did, or it was not measured. The
+    metric need not stay there."""
     kinds = series(run).get(target.metric, {})
     if kind not in kinds:
         return None
@@ -80,7 +84,9 @@ def reached(run: LoadedRun, target: Target, kind: str = "test") -> Reached | Non
 
 def median(values: Sequence[float | None]) -> float | None:
     """Return the median. None stands for never, which is later than any time."""
-    middle = float(np.median([inf if value is None else value for value in values])) if values else inf
+    middle = (
+        float(np.median([inf if value is None else value for value in values])) if values else inf
+    )
     return middle if isfinite(middle) else None
 
 
@@ -91,37 +97,44 @@ def lost_share(run: LoadedRun) -> float:
 
 
 def wasted_share(run: LoadedRun) -> float:
-    """Return the share of the devices' time on tasks that is not in the model. Of an abandoned round that is all."""
+    """Return the share of the devices' time on tasks that is not in the model. Of an abandoned
+    round that is all."""
     seconds = run.total(lambda row: row.device_seconds).total()
     return float(run.column(lambda row: row.wasted).sum() / seconds) if seconds else 0.0
 
 
 class Participation(NamedTuple):
-    """How much the tiers contribute to the model: arrays of shape (tiers,), NaN where the divisor is 0."""
+    """How much the tiers contribute to the model: arrays of shape (tiers,), NaN where the divisor
+    is 0."""
 
     tiers: list[str]
     kept: Floats
     """Accepted reports divided by tasks."""
     heard: Floats
-    """The tier's share of the accepted reports, divided by its share of the population. 1: its devices are heard as
-    often as the average device."""
+    """The tier's share of the accepted reports, divided by its share of the population. 1: its
+    devices are heard as often as the average device."""
 
     @property
     def evenness(self) -> float:
-        """The tier that is heard least, divided by the tier that is heard most. 1: all tiers are heard equally. 0: one
-        tier is not heard at all. (Jain's index would still be 0.75 if one of four tiers is not heard.)"""
+        """The tier that is heard least, divided by the tier that is heard most. 1: all tiers are
+        heard equally. 0: one tier is not heard at all. (Jain's index would still be 0.75 if one of
+        four tiers is not heard.)"""
         return float(self.heard.min() / self.heard.max()) if len(self.heard) else float("nan")
 
 
 def participation(run: LoadedRun) -> Participation:
-    """Return the tiers' participation over all rounds. Reports of abandoned rounds are in no model, and do not count.
-    The shares of the population are taken from the scenario. A run without a scenario has no tiers."""
+    """Return the tiers' participation over all rounds. Reports of abandoned rounds are in no model,
+    and do not count. The shares of the population are taken from the scenario. A run without a
+    scenario has no tiers."""
     tiers: dict[str, dict[str, float]] = run.scenario.get("tiers", {})
     shares = np.array([float(tier.get("share", 1.0)) for tier in tiers.values()])
     tasks = run.total(lambda row: row.assigned)
     reports = run.total(lambda row: row.accepted if row.how == "committed" else {})
     assigned, accepted = (
-        np.array([counts[number] for number in range(len(tiers))], np.float64) for counts in (tasks, reports)
+        np.array([counts[number] for number in range(len(tiers))], np.float64)
+        for counts in (tasks, reports)
     )
     with np.errstate(invalid="ignore", divide="ignore"):
-        return Participation(list(tiers), accepted / assigned, accepted / accepted.sum() / (shares / shares.sum()))
+        return Participation(
+            list(tiers), accepted / assigned, accepted / accepted.sum() / (shares / shares.sum())
+        )

@@ -12,8 +12,11 @@ CORRUPTIONS = ("", "garbage", "stale", "scaled", "flipped", "labels", "little")
 """The kinds of [[failures.corrupt]], after "" for devices that send what they trained."""
 
 
-def corruptions_of(scenario: Scenario, ids: NDArray[np.int64]) -> tuple[NDArray[np.int8], NDArray[np.float64]]:
-    """Return the corruption of each of n devices as its index in ``CORRUPTIONS``, (n,), and its factor, (n,)."""
+def corruptions_of(
+    scenario: Scenario, ids: NDArray[np.int64]
+) -> tuple[NDArray[np.int8], NDArray[np.float64]]:
+    """Return the corruption of each of n devices as its index in ``CORRUPTIONS``, (n,), and its
+    factor, (n,)."""
     rows = scenario.failures.corrupt
     if not rows:
         return np.zeros(len(ids), np.int8), np.ones(len(ids))

@@ -1,5 +1,5 @@
-"""The parts of a scenario file that depend on each other: the plan, the tiers, and defaults that follow from other
-keys.
+"""The parts of a scenario file that depend on each other: the plan, the tiers, and defaults that
+follow from other keys.
 
 The functions raise ValueError, and leave values of a wrong type for the conversion to refuse.
 """
@@ -38,19 +38,29 @@ TIER_TABLES: Mapping[str, type[Section]] = {"failures": TierFailures} | {
 def read_plan(raw: dict[str, Any], base: Path, label: str) -> Plan:
     """Read the plan from its file and from the keys in [plan]. Raises ValueError and PlanError."""
     given = {"file": raw["plan"]} if isinstance(raw.get("plan"), str) else raw.get("plan")
-    takes = "the path of a plan file, or a table [plan] with a plan's keys, where `file` may name one to start from"
+    takes = (
+        "the path of a plan file, or a table [plan] with a plan's keys, where `file` may name one "
+        "to start from"
+    )
     if not isinstance(given, dict):
         raise ValueError(
-            f"plan = {given!r} is refused: it takes {takes}" if "plan" in raw else f"plan is missing; it takes {takes}"
+            f"plan = {given!r} is refused: it takes {takes}"
+            if "plan" in raw
+            else f"plan is missing; it takes {takes}"
         )
     own = {key: value for key, value in given.items() if key != "file"}
     if {"seed"} <= raw.keys() & own.keys() and own["seed"] != raw["seed"]:
-        raise ValueError(f"plan.seed = {own['seed']!r} and seed = {raw['seed']!r}: both seeds are one; leave one out")
+        raise ValueError(
+            f"plan.seed = {own['seed']!r} and seed = {raw['seed']!r}: both seeds are one; leave "
+            "one out"
+        )
     if "file" not in given:
         own.setdefault("name", raw["name"])
         return Plan.read(own, base, file=f"{label}, plan")
     if not isinstance(given["file"], str) or not given["file"]:
-        raise ValueError(f"plan.file = {given['file']!r} is refused: it takes the path of a plan file")
+        raise ValueError(
+            f"plan.file = {given['file']!r} is refused: it takes the path of a plan file"
+        )
     path = (base / in_home(given["file"])).absolute()
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
@@ -72,8 +82,8 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_service(raw: Mapping[str, Any], base: Path, label: str) -> ServiceSettings:
-    """Read the settings of the coordinator's process, from their file or from [service]. Raises ValueError and
-    ServiceError."""
+    """Read the settings of the coordinator's process, from their file or from [service]. Raises
+    ValueError and ServiceError."""
     given = raw.get("service", {})
     if isinstance(given, str) and given:
         return ServiceSettings.load(base / in_home(given))
@@ -89,7 +99,11 @@ def fill_defaults(raw: dict[str, Any], plan: Plan, service: ServiceSettings) -> 
     for section in ("population", "data", "compute", "availability", "failures", "coordinator"):
         raw.setdefault(section, {})
     population, data, availability = raw["population"], raw["data"], raw["availability"]
-    if isinstance(population, dict) and isinstance(size := population.get("size"), int) and size > 0:
+    if (
+        isinstance(population, dict)
+        and isinstance(size := population.get("size"), int)
+        and size > 0
+    ):
         population.setdefault("connected", min(service.max_connections, size))
     if isinstance(data, dict):
         data.setdefault("seed", raw["seed"])
@@ -99,7 +113,11 @@ def fill_defaults(raw: dict[str, Any], plan: Plan, service: ServiceSettings) -> 
 
 
 def _fill_kind(
-    section: str, table: dict[str, Any], usual: str, kinds: Mapping[str, Mapping[str, Any]], always: Iterable[str]
+    section: str,
+    table: dict[str, Any],
+    usual: str,
+    kinds: Mapping[str, Mapping[str, Any]],
+    always: Iterable[str],
 ) -> None:
     kind = table.setdefault("kind", usual)
     if kind not in list(kinds):  # a list, because the given value may not be hashable
@@ -110,7 +128,10 @@ def _fill_kind(
         if key not in {"kind", *always, *takes}:
             others = " or ".join(f'"{name}"' for name in kinds if key in kinds[name])
             allowed = f"takes {', '.join(takes)}" if takes else "takes no other key"
-            raise ValueError(f'{section}.{key} = {table[key]!r}: kind "{kind}" {allowed}; {key} is for kind {others}')
+            raise ValueError(
+                f'{section}.{key} = {table[key]!r}: kind "{kind}" {allowed}; {key} is for kind '
+                f"{others}"
+            )
     for key, default in takes.items():
         if default is REQUIRED and key not in table:
             raise ValueError(f'{section}.{key} is missing; kind "{kind}" needs it')
@@ -126,12 +147,21 @@ def read_tiers(raw: Mapping[str, Any]) -> dict[str, Tier]:
     for name, table in given.items():
         where = f"tiers.{name}"
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-            raise ValueError(f"tiers.{name!r} is refused: a tier's name is letters, digits and ._-, at most 64")
+            raise ValueError(
+                f"tiers.{name!r} is refused: a tier's name is letters, digits and ._-, at most 64"
+            )
         if not isinstance(table, dict):
-            raise ValueError(f"{where} = {table!r} is refused: it takes a table of {', '.join(Tier.__struct_fields__)}")
+            raise ValueError(
+                f"{where} = {table!r} is refused: it takes a table of "
+                f"{', '.join(Tier.__struct_fields__)}"
+            )
         like = table.get("like")
         if like is not None and like not in list(PRESETS):
             hint = near(str(like), PRESETS)
-            raise ValueError(f"{where}.like = {like!r} is not known{hint} Presets: {', '.join(PRESETS)}.")
-        tiers[name] = read_tables({**PRESETS.get(str(like), {}), **table}, "tier", Tier, prefix=f"{where}.")
+            raise ValueError(
+                f"{where}.like = {like!r} is not known{hint} Presets: {', '.join(PRESETS)}."
+            )
+        tiers[name] = read_tables(
+            {**PRESETS.get(str(like), {}), **table}, "tier", Tier, prefix=f"{where}."
+        )
     return tiers

@@ -1,4 +1,5 @@
-"""A scenario: a plan, a population of devices, and what goes wrong, in a TOML file. ``init_text`` shows every key."""
+"""A scenario: a plan, a population of devices, and what goes wrong, in a TOML file. ``init_text``
+shows every key."""
 
 from __future__ import annotations
 
@@ -23,7 +24,13 @@ from fleetlearn_protocol.paths import in_home
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario import toml
 from fleetlearn_simulator.scenario.availability_trace import read_trace
-from fleetlearn_simulator.scenario.defaults import TIER_TABLES, fill_defaults, read_plan, read_service, read_tiers
+from fleetlearn_simulator.scenario.defaults import (
+    TIER_TABLES,
+    fill_defaults,
+    read_plan,
+    read_service,
+    read_tiers,
+)
 from fleetlearn_simulator.scenario.sections import (
     Availability,
     Compute,
@@ -51,10 +58,11 @@ class Scenario(Section, frozen=True, kw_only=True):
     seed: Seed
     """The seed of all random numbers. It replaces the plan's seed. Default: the plan's."""
     plan: Plan
-    """The coordinator's plan: the path of a file, or a table [plan] of its keys. In the table, ``file`` may name a plan
-    to start from."""
+    """The coordinator's plan: the path of a file, or a table [plan] of its keys. In the table,
+    ``file`` may name a plan to start from."""
     service: ServiceSettings
-    """The settings of the coordinator's process: the path of a file, or a table [service] of its keys."""
+    """The settings of the coordinator's process: the path of a file, or a table [service] of its
+    keys."""
     population: PopulationSection
     data: DataSection
     compute: Compute
@@ -64,8 +72,8 @@ class Scenario(Section, frozen=True, kw_only=True):
     failures: Failures
     coordinator: Coordinator
     sweep: dict[str, list[Any]]
-    """Dotted key -> values: there is a run for each combination. ``expand`` makes these runs. The scenario itself is
-    the first of them."""
+    """Dotted key -> values: there is a run for each combination. ``expand`` makes these runs. The
+    scenario itself is the first of them."""
     setting: dict[str, Any]
     """For a run of a sweep: dotted key -> its value. Not a key of the file."""
     file: str
@@ -86,18 +94,21 @@ class Scenario(Section, frozen=True, kw_only=True):
 
     @classmethod
     def load_of_run(cls, path: Path) -> Scenario:
-        """Read the scenario in a run's folder, also of an earlier version: it had the settings of the coordinator's
-        process in the plan. Raises SimulatorError."""
+        """Read the scenario in a run's folder, also of an earlier version: it had the settings of
+        the coordinator's process in the plan. Raises SimulatorError."""
         raw = _tables(_text(path), str(path))
         match raw:
             case {"plan": {"service": {"durable": durable, **service}} as plan}:
-                raw["plan"] = {key: value for key, value in plan.items() if key != "service"} | {"durable": durable}
+                raw["plan"] = {key: value for key, value in plan.items() if key != "service"} | {
+                    "durable": durable
+                }
                 raw["service"] = service
         return cls.read(raw, path.absolute().parent, file=str(path))
 
     @classmethod
     def parse(cls, text: str, base: Path, *, file: str = "scenario") -> Scenario:
-        """Read a scenario from text. ``base``: the folder that paths are relative to. Raises SimulatorError."""
+        """Read a scenario from text. ``base``: the folder that paths are relative to. Raises
+        SimulatorError."""
         return cls.read(_tables(text, file), base, file=file)
 
     @classmethod
@@ -113,9 +124,13 @@ class Scenario(Section, frozen=True, kw_only=True):
         return _one(tables, base, file, sweep, {key: values[0] for key, values in sweep.items()})
 
     def to_toml(self) -> str:
-        """Return the text of a file that holds this scenario alone: with the plan in it, absolute paths, all defaults,
-        and no sweep."""
-        tables = {key: msgspec.to_builtins(getattr(self, key), enc_hook=str) for key in KEYS if key != "sweep"}
+        """Return the text of a file that holds this scenario alone: with the plan in it, absolute
+        paths, all defaults, and no sweep."""
+        tables = {
+            key: msgspec.to_builtins(getattr(self, key), enc_hook=str)
+            for key in KEYS
+            if key != "sweep"
+        }
         del tables["plan"]["file"]
         return toml.dump(tables)
 
@@ -154,17 +169,29 @@ SECTIONS: Mapping[str, type[Section]] = {
 
 
 def expand(scenario: Scenario) -> list[Scenario]:
-    """Return the runs of a sweep; the values of the last key change fastest. Without a sweep, return the scenario.
+    """Return the runs of a sweep; the values of the last key change fastest. Without a sweep,
+    return the scenario.
 
-    Each run has a name of its own, and its values in ``setting``. Raises SimulatorError if a combination is not a valid
-    scenario.
+    Each run has a name of its own, and its values in ``setting``. Raises SimulatorError if a
+    combination is not a valid scenario.
     """
     if not scenario.sweep:
         return [scenario]
-    settings = [dict(zip(scenario.sweep, row, strict=True)) for row in itertools.product(*scenario.sweep.values())]
-    runs = [_one(scenario.tables, scenario.base, scenario.file, {}, setting) for setting in settings]
-    words = [[f"{key.rpartition('.')[2]}-{value}" for key, value in setting.items()] for setting in settings]
-    names = [re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join([run.name, *row])) for run, row in zip(runs, words, strict=True)]
+    settings = [
+        dict(zip(scenario.sweep, row, strict=True))
+        for row in itertools.product(*scenario.sweep.values())
+    ]
+    runs = [
+        _one(scenario.tables, scenario.base, scenario.file, {}, setting) for setting in settings
+    ]
+    words = [
+        [f"{key.rpartition('.')[2]}-{value}" for key, value in setting.items()]
+        for setting in settings
+    ]
+    names = [
+        re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join([run.name, *row]))
+        for run, row in zip(runs, words, strict=True)
+    ]
     if len(set(names)) < len(names) or max(map(len, names)) > 64:
         names = [f"{scenario.name[:59]}-{number}" for number in range(len(names))]
     return [msgspec.structs.replace(run, name=name) for run, name in zip(runs, names, strict=True)]
@@ -178,12 +205,16 @@ def init_text() -> str:
 def _swept(given: object, prefix: str = "") -> dict[str, list[Any]]:
     """Return the dotted keys of a sweep and their values. Raises ValueError."""
     if isinstance(given, dict):
-        found = [_swept(value, f"{prefix}.{key}" if prefix else key) for key, value in given.items()]
+        found = [
+            _swept(value, f"{prefix}.{key}" if prefix else key) for key, value in given.items()
+        ]
         return {key: values for row in found for key, values in row.items()}
     if isinstance(given, list) and given:
         return {prefix: given}
     where = f"sweep.{prefix}" if prefix else "sweep"
-    raise ValueError(f"{where} = {given!r} is refused: it takes a list of values, with a run for each")
+    raise ValueError(
+        f"{where} = {given!r} is refused: it takes a list of values, with a run for each"
+    )
 
 
 def _set(raw: dict[str, Any], key: str, value: object) -> None:
@@ -198,7 +229,11 @@ def _set(raw: dict[str, Any], key: str, value: object) -> None:
 
 
 def _one(
-    tables: Mapping[str, Any], base: Path, file: str, sweep: dict[str, list[Any]], setting: dict[str, Any]
+    tables: Mapping[str, Any],
+    base: Path,
+    file: str,
+    sweep: dict[str, list[Any]],
+    setting: dict[str, Any],
 ) -> Scenario:
     """Make the scenario of these tables, with the setting's values. Raises SimulatorError."""
     raw = copy.deepcopy(dict(tables))
@@ -210,7 +245,11 @@ def _one(
         for key, value in setting.items():
             _set(raw, key, value)
         raw.setdefault("name", Path(file).stem)
-        names = [name for name in raw["tiers"] if isinstance(name, str)] if isinstance(raw.get("tiers"), dict) else []
+        names = (
+            [name for name in raw["tiers"] if isinstance(name, str)]
+            if isinstance(raw.get("tiers"), dict)
+            else []
+        )
         tiers = {f"tiers.{name}": Tier for name in names} | {
             f"tiers.{name}.{key}": kind for name in names for key, kind in TIER_TABLES.items()
         }
@@ -238,8 +277,9 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
     most_each = plan.most_updates_of_a_device
     if most_each is not None and population.size * most_each < plan.round.minimum:
         yield (
-            f"population.size = {population.size} is less than plan.round.minimum = {plan.round.minimum}; "
-            f"with at most {most_each} of each device's updates in a round, none could ever be committed"
+            f"population.size = {population.size} is less than plan.round.minimum = "
+            f"{plan.round.minimum}; with at most {most_each} of each device's updates in a round, "
+            "none could ever be committed"
         )
     for key, most in {
         "population.size": population.size,
@@ -249,32 +289,41 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
             yield f"population.connected = {population.connected} is more than {key} = {most}"
     if most_each is not None and population.connected * most_each < plan.round.minimum:
         yield (
-            f"population.connected = {population.connected} is less than plan.round.minimum = {plan.round.minimum}; "
-            f"with at most {most_each} of each device's updates in a round, none could ever be committed"
+            f"population.connected = {population.connected} is less than plan.round.minimum = "
+            f"{plan.round.minimum}; with at most {most_each} of each device's updates in a round, "
+            "none could ever be committed"
         )
     rest = plan.selection.once_in or 1
     if rest > 1 and population.size < rest * plan.round.minimum:
         yield (
-            f"population.size = {population.size} is less than plan.selection.once_in = {rest} times "
-            f"plan.round.minimum = {plan.round.minimum}; rounds would wait for devices that may not take part yet"
+            f"population.size = {population.size} is less than plan.selection.once_in = {rest} "
+            f"times plan.round.minimum = {plan.round.minimum}; rounds would wait for devices that "
+            "may not take part yet"
         )
     if plan.selection.tiers and not {*plan.selection.tiers} & scenario.tiers.keys():
         yield (
-            f"plan.selection.tiers = {list(plan.selection.tiers)} names no tier of the scenario, which has "
-            f"{', '.join(scenario.tiers)}; no device would be eligible"
+            f"plan.selection.tiers = {list(plan.selection.tiers)} names no tier of the scenario, "
+            f"which has {', '.join(scenario.tiers)}; no device would be eligible"
         )
     largest = max(inf if tier.memory is None else tier.memory for tier in scenario.tiers.values())
     if scenario.compute.memory > largest:
-        yield f"compute.memory = {scenario.compute.memory} MiB is more than any tier has: {largest}; none could train"
+        yield (
+            f"compute.memory = {scenario.compute.memory} MiB is more than any tier has: {largest}; "
+            "none could train"
+        )
     yield from _data_contradictions(scenario.data)
     availability = scenario.availability
-    if availability.kind == "diurnal" and availability.share is not None and availability.swing is not None:
+    if (
+        availability.kind == "diurnal"
+        and availability.share is not None
+        and availability.swing is not None
+    ):
         top = availability.share * 2 * availability.swing / (availability.swing + 1)
         if top > 1:
             yield (
-                f"availability.share = {availability.share} with availability.swing = {availability.swing} has "
-                f"{top:.3g} of the devices online at the peak; it takes a share of at most "
-                f"{(availability.swing + 1) / (2 * availability.swing):.3g}"
+                f"availability.share = {availability.share} with availability.swing = "
+                f"{availability.swing} has {top:.3g} of the devices online at the peak; it takes a "
+                f"share of at most {(availability.swing + 1) / (2 * availability.swing):.3g}"
             )
     if availability.file is not None:
         read_trace(str(availability.file), availability.repeat)
@@ -284,24 +333,31 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
             yield f"{where}.end = {outage.end} is not after its begin = {outage.begin}"
         if outage.region >= failures.regions:
             yield (
-                f"{where}.region = {outage.region} is not a region; with failures.regions = {failures.regions} they "
-                f"are 0 to {failures.regions - 1}"
+                f"{where}.region = {outage.region} is not a region; with failures.regions = "
+                f"{failures.regions} they are 0 to {failures.regions - 1}"
             )
     if (total := sum(row.share for row in failures.corrupt)) > 1 + 1e-9:
         yield f"failures.corrupt: the shares add up to {total:.6g}; it takes at most 1"
 
 
 def _data_contradictions(data: DataSection) -> Iterator[str]:
-    if data.largest is not None and data.power is None and (data.kind != "synthetic" or data.examples is not None):
-        yield f"data.largest = {data.largest} needs sizes that differ: data.power, or synthetic without data.examples"
+    if (
+        data.largest is not None
+        and data.power is None
+        and (data.kind != "synthetic" or data.examples is not None)
+    ):
+        yield (
+            f"data.largest = {data.largest} needs sizes that differ: data.power, or synthetic "
+            "without data.examples"
+        )
     if data.power is not None and data.examples is None and data.kind == "synthetic":
         yield f"data.power = {data.power} needs data.examples, the fewest that a device has"
     if data.largest is not None and data.largest < (data.examples or 1):
         yield f"data.largest = {data.largest} is less than data.examples = {data.examples}"
     if data.iid and (data.alpha or data.beta):
         yield (
-            f"data.iid = true has one model for all devices: data.alpha = {data.alpha} and data.beta = {data.beta} "
-            "must be 0, or left out"
+            f"data.iid = true has one model for all devices: data.alpha = {data.alpha} and "
+            f"data.beta = {data.beta} must be 0, or left out"
         )
     if data.kind == "dirichlet" and data.alpha == 0:
         yield 'data.alpha = 0.0 is refused: the concentration of kind "dirichlet" is above 0'

@@ -9,12 +9,17 @@ import tomli_w
 
 
 def dump(tables: Mapping[str, Any]) -> str:
-    """Return the text of a TOML file with these tables. Leaves out None, empty lists and empty tables."""
+    """Return the text of a TOML file with these tables. Leaves out None, empty lists and empty
+    tables."""
     return tomli_w.dumps(_without_empty(tables))
 
 
 def _without_empty(value: Any) -> Any:
     if isinstance(value, Mapping):
         kept = {key: _without_empty(item) for key, item in value.items()}
-        return {key: item for key, item in kept.items() if item is not None and item != [] and item != {}}
+        return {
+            key: item
+            for key, item in kept.items()
+            if item is not None and item != [] and item != {}
+        }
     return [_without_empty(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,1 +1,2 @@
-"""The real training of simulated devices, in this process, in several processes or on a Ray cluster."""
+"""The real training of simulated devices, in this process, in several processes or on a Ray
+cluster."""

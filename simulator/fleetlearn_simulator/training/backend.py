@@ -2,8 +2,9 @@
 
 A back end really trains the devices, with the graphs of the bundle.
 
-It does exactly the steps that a device would do, in the same order. Training cannot change what happens in a round,
-except through devices that diverge. So devices are trained in batches, by any number of processes.
+It does exactly the steps that a device would do, in the same order. Training cannot change what
+happens in a round, except through devices that diverge. So devices are trained in batches, by any
+number of processes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.scenario.local_passes import passes_of
-from fleetlearn_simulator.training.kept_rows import NO_ROW, NOTHING_KEPT, KeptRows, RowReader, row_sizes
+from fleetlearn_simulator.training.kept_rows import (
+    NO_ROW,
+    NOTHING_KEPT,
+    KeptRows,
+    RowReader,
+    row_sizes,
+)
 from fleetlearn_simulator.training.trained_devices import (
     KEPT_STATE,
     NO_VECTORS,
@@ -44,7 +51,8 @@ from fleetlearn_simulator.training.trained_devices import (
 
 
 class RoundInputs(NamedTuple):
-    """What the tasks of a round begin from. Workers are sent it again only if it is another object than before."""
+    """What the tasks of a round begin from. Workers are sent it again only if it is another object
+    than before."""
 
     model: Vector
     """float32, shape (P,)."""
@@ -76,7 +84,9 @@ def jobs_from_columns(
     tied: Sequence[int],
 ) -> list[Job]:
     """Make one job of each row. This takes less than half the time of calling ``Job`` for each."""
-    return list(map(partial(tuple.__new__, Job), zip(devices, seeds, steps, kept, tied, strict=True)))
+    return list(
+        map(partial(tuple.__new__, Job), zip(devices, seeds, steps, kept, tied, strict=True))
+    )
 
 
 class Backend(Protocol):
@@ -86,14 +96,18 @@ class Backend(Protocol):
         """Train and wait. Returns the results in the jobs' order."""
 
     def begin(self, inputs: RoundInputs, jobs: Sequence[Job]) -> ResultReader:
-        """Begin to train, in other processes if there are any. The results are read later, each once."""
+        """Begin to train, in other processes if there are any. The results are read later, each
+        once."""
 
     def evaluate(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
-        """Return the sums of the model's loss and metrics over the own data of each job's device, with the device's
-        personal parameters. None: the loss there is not finite."""
+        """Return the sums of the model's loss and metrics over the own data of each job's device,
+        with the device's personal parameters. None: the loss there is not finite."""
 
-    def evaluate_personal(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
-        """Return the same of each device's personal model (Ditto's), which before its first task is the round's."""
+    def evaluate_personal(
+        self, inputs: RoundInputs, jobs: Sequence[Job]
+    ) -> list[Evaluation | None]:
+        """Return the same of each device's personal model (Ditto's), which before its first task is
+        the round's."""
 
     def close(self) -> None: ...
 
@@ -106,7 +120,8 @@ class LocalSettings(NamedTuple):
     batch_size: int
     algorithm: str = PLAIN
     personal_epochs: int | None = None
-    """Passes in which what is the device's own is trained by itself. None: as many as ``epochs``."""
+    """Passes in which what is the device's own is trained by itself. None: as many as
+    ``epochs``."""
 
     @property
     def passes(self) -> int:
@@ -119,7 +134,11 @@ def local_settings(plan: Plan, bundle: Bundle) -> LocalSettings:
     plan.check_against(bundle.manifest)
     local = plan.local
     return LocalSettings(
-        plan.hyper(bundle.manifest), local.epochs, local.batch_size, local.algorithm, local.personal_epochs
+        plan.hyper(bundle.manifest),
+        local.epochs,
+        local.batch_size,
+        local.algorithm,
+        local.personal_epochs,
     )
 
 
@@ -131,7 +150,8 @@ def steps_of(task: LocalSettings, examples: NDArray[np.int64]) -> NDArray[np.int
 
 
 class PerDevice:
-    """The back end ``bundle``: the device's own runtime and training loop on graphs/train.onnx, device after device."""
+    """The back end ``bundle``: the device's own runtime and training loop on graphs/train.onnx,
+    device after device."""
 
     def __init__(
         self,
@@ -157,8 +177,11 @@ class PerDevice:
         return from_rows(rows, len(inputs.model), self.manifest.metrics, self.more)
 
     def begin(self, inputs: RoundInputs, jobs: Sequence[Job]) -> ResultReader:
-        # There is no other process: a device is trained when its result is read, and never if it is not.
-        return PendingResults(lambda pending, index: pending.put([index], self.train(inputs, [jobs[index]]))).read
+        # There is no other process: a device is trained when its result is read, and never if it is
+        # not.
+        return PendingResults(
+            lambda pending, index: pending.put([index], self.train(inputs, [jobs[index]]))
+        ).read
 
     def kept_state(self, job: Job) -> Vector | None:
         """Return what the job's device has kept; None: nothing yet."""
@@ -190,16 +213,21 @@ class PerDevice:
             batch_size=self.task.batch_size,
             seed=job.seed,
             time_budget=None if job.steps is None else float(job.steps),
-            clock=lambda: float(done),  # seconds are steps: a budget of n seconds ends the training after n steps
+            # seconds are steps: a budget of n seconds ends the training after n steps
+            clock=lambda: float(done),
             on_step=count,
             personal_epochs=self.task.personal_epochs,
         )
         kept_state, personal = self._split(self.kept_state(job))
         given = Inputs(inputs.model, kept_state, inputs.vectors, self.tied(job), personal)
         try:
-            outcome = run_algorithm(self.task.algorithm, self.runtime, self.bundle, data, given, settings)
+            outcome = run_algorithm(
+                self.task.algorithm, self.runtime, self.bundle, data, given, settings
+            )
         except DivergedError:
-            return TrainedDevice(np.zeros_like(inputs.model), {}, data.examples, done, 0, False, np.nan, 0.0, True)
+            return TrainedDevice(
+                np.zeros_like(inputs.model), {}, data.examples, done, 0, False, np.nan, 0.0, True
+            )
         result, vectors = outcome.result, dict(outcome.parts)
         vectors[KEPT_STATE] = result.kept_state
         if outcome.personal is not None:
@@ -227,7 +255,9 @@ class PerDevice:
             found.append(self._evaluate(job))
         return found
 
-    def evaluate_personal(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
+    def evaluate_personal(
+        self, inputs: RoundInputs, jobs: Sequence[Job]
+    ) -> list[Evaluation | None]:
         found = []
         for job in jobs:
             _, personal = self._split(self.kept_state(job))
@@ -255,7 +285,8 @@ def _row(reader: RowReader | None, row: int) -> Vector | None:
 
 
 def means(parts: Sequence[Evaluation]) -> dict[str, float]:
-    """Return the means over all examples. fsum is exact: the means do not depend on how the devices were divided."""
+    """Return the means over all examples. fsum is exact: the means do not depend on how the devices
+    were divided."""
     examples = sum(part.examples for part in parts)
     rows = [{"loss": part.loss_sum, **part.metric_sums} for part in parts]
     names = [name for name in rows[0] if all(name in row for row in rows)]

@@ -1,4 +1,5 @@
-"""Which back end trains a scenario, in how many processes, and how its jobs are divided among them."""
+"""Which back end trains a scenario, in how many processes, and how its jobs are divided among
+them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,13 @@ from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.training.backend import Backend, Job, PerDevice, RoundInputs, local_settings
+from fleetlearn_simulator.training.backend import (
+    Backend,
+    Job,
+    PerDevice,
+    RoundInputs,
+    local_settings,
+)
 from fleetlearn_simulator.training.kept_rows import NOTHING_KEPT, row_files
 from fleetlearn_simulator.training.process_pool import ProcessPool
 from fleetlearn_simulator.training.vectorized import (
@@ -38,7 +45,8 @@ BackendChoice = Literal["auto", "bundle", "vectorized"]
 EngineChoice = Literal["processes", "ray"]
 BACKENDS: dict[str, type[PerDevice]] = {"bundle": PerDevice, "vectorized": Vectorized}
 SIZES_SAMPLED = 100
-"""Devices whose numbers of examples are looked at, to guess whether all devices have the same number."""
+"""Devices whose numbers of examples are looked at, to guess whether all devices have the same
+number."""
 TRIAL_SECONDS = 0.3
 """Seconds for which ``auto`` tries each back end."""
 
@@ -46,7 +54,9 @@ TRIAL_SECONDS = 0.3
 def check_provider(provider: ProviderName, engine: EngineChoice) -> None:
     """Raise SimulatorError if devices cannot be trained there."""
     if provider != "cpu" and engine == "ray":
-        raise SimulatorError(f"provider {provider!r}: workers on Ray train on the CPU; use engine 'processes'")
+        raise SimulatorError(
+            f"provider {provider!r}: workers on Ray train on the CPU; use engine 'processes'"
+        )
     try:
         open_provider(provider)
     except (ValueError, RuntimeUnavailableError, MemoryError) as error:
@@ -54,11 +64,15 @@ def check_provider(provider: ProviderName, engine: EngineChoice) -> None:
 
 
 def make_backend(
-    scenario: Scenario, kind: BackendName, provider: ProviderName = "cpu", folder: Path | None = None
+    scenario: Scenario,
+    kind: BackendName,
+    provider: ProviderName = "cpu",
+    folder: Path | None = None,
 ) -> Backend:
-    """Make a back end with its own copy of the data, for this process alone. ``folder``: the run's, where the jobs'
-    rows are, if they have any. Sets the number of threads of the numeric libraries to 1: the last bits of a product
-    depend on that number, which would not be the same in each process."""
+    """Make a back end with its own copy of the data, for this process alone. ``folder``: the run's,
+    where the jobs' rows are, if they have any. Sets the number of threads of the numeric libraries
+    to 1: the last bits of a product depend on that number, which would not be the same in each
+    process."""
     bundle = open_bundle(scenario.plan.bundle)
     local = local_settings(scenario.plan, bundle)
     kept = NOTHING_KEPT if folder is None else row_files(folder, bundle.manifest, local.algorithm)
@@ -68,7 +82,8 @@ def make_backend(
 
 
 def with_measured_step(scenario: Scenario, bundle: Bundle) -> Scenario:
-    """Return the scenario with the measured seconds of a step on this machine's CPU, if it asks for that."""
+    """Return the scenario with the measured seconds of a step on this machine's CPU, if it asks for
+    that."""
     if scenario.compute.step_seconds != "measure":
         return scenario
     backend = make_backend(scenario, "bundle")
@@ -76,12 +91,14 @@ def with_measured_step(scenario: Scenario, bundle: Bundle) -> Scenario:
     (device,) = first_with_examples(scenario, bundle, 1)
     backend.train(inputs, [Job(device, 0, 1)])  # the first steps allocate memory
     seconds = float(f"{_timed(lambda: int(backend.train(inputs, [Job(device)]).steps[0])):.3g}")
-    return msgspec.structs.replace(scenario, compute=msgspec.structs.replace(scenario.compute, step_seconds=seconds))
+    return msgspec.structs.replace(
+        scenario, compute=msgspec.structs.replace(scenario.compute, step_seconds=seconds)
+    )
 
 
 def first_with_examples(scenario: Scenario, bundle: Bundle, count: int) -> list[int]:
-    """Return the first ``count`` devices that have examples, or fewer if there are no more among the first
-    ``SIZES_SAMPLED``. Raises SimulatorError if there are none."""
+    """Return the first ``count`` devices that have examples, or fewer if there are no more among
+    the first ``SIZES_SAMPLED``. Raises SimulatorError if there are none."""
     source, found = source_of(scenario, bundle), list[int]()
     looked_at = min(scenario.population.size, SIZES_SAMPLED)
     for device in range(looked_at):
@@ -91,8 +108,8 @@ def first_with_examples(scenario: Scenario, bundle: Bundle, count: int) -> list[
                 break
     if not found:
         raise SimulatorError(
-            f"none of the first {looked_at} devices has examples: there is nothing to measure training with. Give "
-            "compute.step_seconds a number, and choose a back end"
+            f"none of the first {looked_at} devices has examples: there is nothing to measure "
+            "training with. Give compute.step_seconds a number, and choose a back end"
         )
     return found
 
@@ -120,9 +137,14 @@ def choose_backend(
 
 
 def _seconds(
-    scenario: Scenario, bundle: Bundle, kind: BackendName, provider: ProviderName, parts: list[list[Job]]
+    scenario: Scenario,
+    bundle: Bundle,
+    kind: BackendName,
+    provider: ProviderName,
+    parts: list[list[Job]],
 ) -> float:
-    """Return the seconds that a job takes. ``parts`` are trained one after the other, again and again."""
+    """Return the seconds that a job takes. ``parts`` are trained one after the other, again and
+    again."""
     backend, turns = make_backend(scenario, kind, provider), cycle(parts)
     inputs = RoundInputs(bundle.parameters()[: bundle.manifest.size])
     backend.train(inputs, parts[0])  # the first steps allocate memory
@@ -132,7 +154,8 @@ def _seconds(
 
 
 def _timed(train: Callable[[], int]) -> float:
-    """Call ``train`` again and again for a moment. Returns the seconds for each of the jobs or steps that it counts."""
+    """Call ``train`` again and again for a moment. Returns the seconds for each of the jobs or
+    steps that it counts."""
     begin, done, taken = time.perf_counter(), 0, 0.0
     while taken < TRIAL_SECONDS:
         done += train()
@@ -151,42 +174,57 @@ def start_backend(
     provider: ProviderName = "cpu",
     folder: Path | None = None,
 ) -> Backend:
-    """Start the back end, with its workers. ``source``: the scenario's, to learn the devices' numbers of examples.
-    ``folder``: the run's. The other arguments are those of
+    """Start the back end, with its workers. ``source``: the scenario's, to learn the devices'
+    numbers of examples. ``folder``: the run's. The other arguments are those of
     ``fleetlearn_simulator.Options``."""
-    make, divide = partial(make_backend, scenario, kind, provider, folder), _divider(scenario, bundle, source, kind)
+    make, divide = (
+        partial(make_backend, scenario, kind, provider, folder),
+        _divider(scenario, bundle, source, kind),
+    )
     if engine == "ray":
         from fleetlearn_simulator.training.ray_pool import RayPool
 
         make = partial(make_backend, scenario, kind, provider)  # its workers do not see the folder
         local = local_settings(scenario.plan, bundle)
-        kept = NOTHING_KEPT if folder is None else row_files(folder, bundle.manifest, local.algorithm)
-        return RayPool(make, divide, bundle.parameters()[: bundle.manifest.size], workers, ray_address, kept)
-    # If a round is one block, one process trains it: to hand it to another would only cost time. Processes share a GPU
-    # by turns, and each takes memory of it for CUDA itself.
-    alone = provider != "cpu" or (kind == "vectorized" and not workers and _in_one_block(scenario, bundle, source))
+        kept = (
+            NOTHING_KEPT if folder is None else row_files(folder, bundle.manifest, local.algorithm)
+        )
+        return RayPool(
+            make, divide, bundle.parameters()[: bundle.manifest.size], workers, ray_address, kept
+        )
+    # If a round is one block, one process trains it: to hand it to another would only cost time.
+    # Processes share a GPU by turns, and each takes memory of it for CUDA itself.
+    alone = provider != "cpu" or (
+        kind == "vectorized" and not workers and _in_one_block(scenario, bundle, source)
+    )
     count = workers or (1 if alone else os.cpu_count()) or 1
     return make() if count == 1 else ProcessPool(make, count, divide)
 
 
 def _in_one_block(scenario: Scenario, bundle: Bundle, source: Source) -> bool:
-    """Return whether one call trains a whole round, judged by the first devices. Devices with other numbers of examples
-    would be in other blocks."""
+    """Return whether one call trains a whole round, judged by the first devices. Devices with other
+    numbers of examples would be in other blocks."""
     many = bundle.manifest.many
     if many is None or scenario.plan.round.cohort > many.devices:
         return False
-    return len({*source.examples(np.arange(min(scenario.population.size, SIZES_SAMPLED))).tolist()}) == 1
+    return (
+        len({*source.examples(np.arange(min(scenario.population.size, SIZES_SAMPLED))).tolist()})
+        == 1
+    )
 
 
 def _divider(scenario: Scenario, bundle: Bundle, source: Source, kind: str) -> DivideJobs:
     """Return the function that divides jobs into blocks."""
     many, local = bundle.manifest.many, local_settings(scenario.plan, bundle)
-    # Small blocks keep all processes busy until the end. Large updates come one by one, and are added up meanwhile.
+    # Small blocks keep all processes busy until the end. Large updates come one by one, and are
+    # added up meanwhile.
     few = max(1, min(8, 2**20 // bundle.manifest.size))
 
     def divide(jobs: Sequence[Job]) -> list[list[int]]:
         if kind == "vectorized" and many is not None:
             return list(divide_into_blocks(workloads_of(local, source, jobs), many.devices))
-        return [list(range(start, min(start + few, len(jobs)))) for start in range(0, len(jobs), few)]
+        return [
+            list(range(start, min(start + few, len(jobs)))) for start in range(0, len(jobs), few)
+        ]
 
     return divide

@@ -1,4 +1,5 @@
-"""The files in which a run holds what its simulated devices keep: one row of float32 for each device that has any.
+"""The files in which a run holds what its simulated devices keep: one row of float32 for each
+device that has any.
 
 The run's own process writes rows. All processes that train read them, each by its number.
 """
@@ -36,7 +37,8 @@ class RowReader(Protocol):
 
 
 class RowFile:
-    """Rows of ``size`` float32 elements in a file, which grows with the highest row that is written."""
+    """Rows of ``size`` float32 elements in a file, which grows with the highest row that is
+    written."""
 
     def __init__(self, path: Path, size: int) -> None:
         """The file is opened, or made, at the first use."""
@@ -46,7 +48,9 @@ class RowFile:
     def read(self, row: int) -> Vector:
         found = np.empty(self.size, np.float32)
         if os.preadv(self._open(), [found.data], row * found.nbytes) != found.nbytes:
-            raise SimulatorError(f"{self.path} is shorter than when it was written: run the scenario again")
+            raise SimulatorError(
+                f"{self.path} is shorter than when it was written: run the scenario again"
+            )
         return found
 
     def write(self, row: int, values: Vector) -> None:
@@ -58,8 +62,8 @@ class RowFile:
                 left, place = left[written:], place + written
         except OSError as error:
             raise SimulatorError(
-                f"{self.path}: what the devices keep, {4 * self.size} bytes for each, cannot be written: {error}. Make "
-                "room, and resume the run"
+                f"{self.path}: what the devices keep, {4 * self.size} bytes for each, cannot be "
+                f"written: {error}. Make room, and resume the run"
             ) from error
 
     def count(self) -> int:
@@ -90,8 +94,8 @@ class KeptRows(NamedTuple, Generic[R_co]):
     """Where the rows of devices are; None where devices have no such rows."""
 
     states: R_co | None = None
-    """Kept states (personal parameters, kept rows of the step's state, the previous model), each with the device's
-    personal model after it, if the algorithm has one."""
+    """Kept states (personal parameters, kept rows of the step's state, the previous model), each
+    with the device's personal model after it, if the algorithm has one."""
     tied: R_co | None = None
     """The algorithm's tied vectors, such as SCAFFOLD's c_k, one after the other."""
 
@@ -110,7 +114,9 @@ class RowSizes(NamedTuple):
 def row_sizes(manifest: Manifest, algorithm: str) -> RowSizes:
     """Return what a device keeps of such a bundle's tasks by this algorithm."""
     personal = manifest.size if ALGORITHMS[algorithm].personal == "model" else 0
-    return RowSizes(kept_state_size(manifest) + personal, manifest.size * len(ALGORITHMS[algorithm].tied))
+    return RowSizes(
+        kept_state_size(manifest) + personal, manifest.size * len(ALGORITHMS[algorithm].tied)
+    )
 
 
 def row_files(folder: Path, manifest: Manifest, algorithm: str) -> KeptRows[RowFile]:

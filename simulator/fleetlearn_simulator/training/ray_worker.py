@@ -1,4 +1,5 @@
-"""What runs on the machines of a Ray cluster. It returns exceptions as values: they are not taken for its death."""
+"""What runs on the machines of a Ray cluster. It returns exceptions as values: they are not taken
+for its death."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Worker:
         self.backend: Backend | None = None
 
     def begin(self, make: MakeBackend, inputs: RoundInputs) -> Answer:
-        """Return the digest of a first step. It differs between workers that compute different bits."""
+        """Return the digest of a first step. It differs between workers that compute different
+        bits."""
 
         def begun() -> str:
             self.backend = make()
@@ -44,11 +46,15 @@ class Worker:
 
         return answer(begun)
 
-    def train(self, inputs: RoundInputs, blocks: list[list[Job]], kept: KeptRows[RowsInMemory]) -> list[Answer]:
+    def train(
+        self, inputs: RoundInputs, blocks: list[list[Job]], kept: KeptRows[RowsInMemory]
+    ) -> list[Answer]:
         backend = self._backend(kept)
         return [answer(partial(backend.train, inputs, jobs)) for jobs in blocks]
 
-    def evaluate(self, inputs: RoundInputs, blocks: list[list[Job]], kept: KeptRows[RowsInMemory]) -> list[Answer]:
+    def evaluate(
+        self, inputs: RoundInputs, blocks: list[list[Job]], kept: KeptRows[RowsInMemory]
+    ) -> list[Answer]:
         backend = self._backend(kept)
         return [answer(partial(backend.evaluate, inputs, jobs)) for jobs in blocks]
 

@@ -1,7 +1,7 @@
 """Memory that two processes share.
 
-Large models and updates then need not go through the pipe between them, which takes small pieces and wakes the other
-process for each.
+Large models and updates then need not go through the pipe between them, which takes small pieces
+and wakes the other process for each.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ ARRAY_BYTES = 2**25
 
 
 class SharedArrays:
-    """Space for ``count`` float32 arrays, shared by a process and one that it starts. It has no name, and ends with the
-    two processes."""
+    """Space for ``count`` float32 arrays, shared by a process and one that it starts. It has no
+    name, and ends with the two processes."""
 
     def __init__(self, count: int, file: int | None = None) -> None:
-        """``file``: a descriptor of the memory, which this object closes. Default: new memory. Raises OSError."""
+        """``file``: a descriptor of the memory, which this object closes. Default: new memory.
+        Raises OSError."""
         self.count = count
         self._file = os.memfd_create("fleetlearn") if file is None else file
         finalize(self, os.close, self._file)
@@ -40,9 +41,11 @@ class SharedArrays:
         """Return the array with this index."""
         return self._flat(index, shape).reshape(shape)
 
-    def lend(self, index: int, shape: tuple[int, ...], give_back: Callable[[int], None]) -> NDArray[np.float32]:
-        """Return the array with this index. Calls ``give_back`` with the index when nobody holds the array or a part of
-        it any more."""
+    def lend(
+        self, index: int, shape: tuple[int, ...], give_back: Callable[[int], None]
+    ) -> NDArray[np.float32]:
+        """Return the array with this index. Calls ``give_back`` with the index when nobody holds
+        the array or a part of it any more."""
         flat = self._flat(index, shape)
         finalize(flat, give_back, index).atexit = False
         return flat.reshape(shape)

@@ -1,5 +1,6 @@
-"""SCAFFOLD's and FedDyn's vectors for many devices at once: the equations of ``fleetlearn_device.training.algorithms``,
-where the papers are cited, with a row for each device."""
+"""SCAFFOLD's and FedDyn's vectors for many devices at once: the equations of
+``fleetlearn_device.training.algorithms``, where the papers are cited, with a row for each
+device."""
 
 from __future__ import annotations
 
@@ -16,23 +17,32 @@ Rows = NDArray[np.float32]
 
 
 class TiedRule(NamedTuple):
-    """What is added to the gradients, and how the tied vector changes. Elements of buffers are set to 0 afterwards."""
+    """What is added to the gradients, and how the tied vector changes. Elements of buffers are set
+    to 0 afterwards."""
 
     correction: Callable[[Rows, Mapping[str, Vector]], Rows]
-    """The devices' tied vectors, the task's vectors -> what is added to each step's gradient: a new array."""
+    """The devices' tied vectors, the task's vectors -> what is added to each step's gradient: a new
+    array."""
     change: Callable[[Mapping[str, Vector], Rows, NDArray[np.int64], Mapping[str, float]], Rows]
-    """The task's vectors, updates, steps done (devices, 1), hyper-parameters -> by what the tied vectors change."""
+    """The task's vectors, updates, steps done (devices, 1), hyper-parameters -> by what the tied
+    vectors change."""
 
 
 def _scaffold_change(
-    vectors: Mapping[str, Vector], updates: Rows, steps: NDArray[np.int64], hyper: Mapping[str, float]
+    vectors: Mapping[str, Vector],
+    updates: Rows,
+    steps: NDArray[np.int64],
+    hyper: Mapping[str, float],
 ) -> Rows:
     times: Rows = (np.maximum(steps, 1) * hyper["lr"]).astype(np.float32)
     return -vectors[CONTROL] - updates / times
 
 
 def _feddyn_change(
-    vectors: Mapping[str, Vector], updates: Rows, steps: NDArray[np.int64], hyper: Mapping[str, float]
+    vectors: Mapping[str, Vector],
+    updates: Rows,
+    steps: NDArray[np.int64],
+    hyper: Mapping[str, float],
 ) -> Rows:
     return np.float32(-hyper["mu"]) * updates
 

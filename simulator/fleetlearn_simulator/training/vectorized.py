@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.training.backend import Job, LocalSettings, PerDevice, RoundInputs, steps_of
+from fleetlearn_simulator.training.backend import (
+    Job,
+    LocalSettings,
+    PerDevice,
+    RoundInputs,
+    steps_of,
+)
 from fleetlearn_simulator.training.kept_rows import NOTHING_KEPT, KeptRows, RowReader
 from fleetlearn_simulator.training.tied_rules import RULES, TiedRule
 from fleetlearn_simulator.training.trained_devices import (
@@ -54,11 +60,12 @@ def workloads_of(task: LocalSettings, source: Source, jobs: Sequence[Job]) -> Wo
 
 
 def divide_into_blocks(loads: Workloads, most: int) -> Iterator[list[int]]:
-    """Return the blocks as lists of indices: at most ``most`` jobs each, whose batches have the same size and which
-    have about equally much to do.
+    """Return the blocks as lists of indices: at most ``most`` jobs each, whose batches have the
+    same size and which have about equally much to do.
 
-    The blocks do not depend on the number of processes: the last bits of a device's results may depend on its position
-    in its block, which decides where in an array the processor's vector instructions end.
+    The blocks do not depend on the number of processes: the last bits of a device's results may
+    depend on its position in its block, which decides where in an array the processor's vector
+    instructions end.
     """
     groups = [np.arange(len(loads.batch))]
     if any((column != column[:1]).any() for column in loads):
@@ -71,11 +78,12 @@ def divide_into_blocks(loads: Workloads, most: int) -> Iterator[list[int]]:
 
 
 class Vectorized(PerDevice):
-    """The back end ``vectorized``: graphs/train_many.onnx, which does the steps of a block of devices in one call.
+    """The back end ``vectorized``: graphs/train_many.onnx, which does the steps of a block of
+    devices in one call.
 
-    In a call, each device of a block does up to ``many.steps`` steps on whole batches of an epoch. The epoch's last,
-    smaller batch is done apart: device after device with graphs/train.onnx, or in a call of its own if all devices have
-    equally many examples and are more than a call has steps.
+    In a call, each device of a block does up to ``many.steps`` steps on whole batches of an epoch.
+    The epoch's last, smaller batch is done apart: device after device with graphs/train.onnx, or in
+    a call of its own if all devices have equally many examples and are more than a call has steps.
     """
 
     def __init__(
@@ -97,16 +105,26 @@ class Vectorized(PerDevice):
         ]
         """The outputs of a call that are inputs of the next."""
         self.kept_rows = [
-            *((f"param.{row.name}", prod(row.shape)) for row in self.manifest.parameters if row.personal),
+            *(
+                (f"param.{row.name}", prod(row.shape))
+                for row in self.manifest.parameters
+                if row.personal
+            ),
             *((f"state.{row.name}", prod(row.shape)) for row in self.manifest.state if row.kept),
         ]
-        """The parts of the kept state, in order (``fleetlearn_device.training.kept_state``): the input that begins with
-        it, and its elements."""
+        """The parts of the kept state, in order (``fleetlearn_device.training.kept_state``): the
+        input that begins with it, and its elements."""
         if "previous" in self.manifest.references:
-            self.kept_rows += [(f"previous.{row.name}", prod(row.shape)) for row in self.manifest.travelling]
+            self.kept_rows += [
+                (f"previous.{row.name}", prod(row.shape)) for row in self.manifest.travelling
+            ]
         self.measured = ["loss", *(f"metric.{name}" for name in self.manifest.metrics)]
         self.names = [*(f"next.{name}" for name in self.carried), *self.measured]
-        self.fixed = [f"{name}.{row.name}" for name in self.manifest.references for row in self.manifest.travelling]
+        self.fixed = [
+            f"{name}.{row.name}"
+            for name in self.manifest.references
+            for row in self.manifest.travelling
+        ]
         self.fixed += [f"hyper.{row.name}" for row in self.manifest.hyper]
         inputs = [*self.carried, *self.fixed, *(f"batch.{row.name}" for row in self.manifest.batch)]
         inputs += ["seed"] if self.manifest.random else []
@@ -133,19 +151,27 @@ class Vectorized(PerDevice):
         """Train jobs whose batches have the same size."""
         batch = int(loads.batch[0])
         if self.many.batch not in (None, batch):
-            return super().train(inputs, jobs)  # the graph's batches are larger than these devices' data
+            # the graph's batches are larger than these devices' data
+            return super().train(inputs, jobs)
         block = Block(self, inputs, jobs, loads)
         equal = int(loads.examples.min()) == int(loads.examples.max())
         whole, rest = np.divmod(block.examples, batch)
         # Epochs that have no last, smaller batch may follow each other in one call.
         together = self.task.epochs if equal and not rest[0] else 1
         for epoch in range(0, self.task.epochs, together):
-            orders = [permutations(block.examples, block.seeds, at) for at in range(epoch, epoch + together)]
+            orders = [
+                permutations(block.examples, block.seeds, at)
+                for at in range(epoch, epoch + together)
+            ]
             order = np.concatenate(orders, axis=1)
             now = np.minimum(block.left, whole * together)
             for start in range(0, int(now.max()), self.many.steps):
-                rows = order[:, start * batch : min(start + self.many.steps, int(now.max())) * batch]
-                block.call(rows.reshape(len(rows), -1, batch), np.clip(now - start, 0, self.many.steps))
+                rows = order[
+                    :, start * batch : min(start + self.many.steps, int(now.max())) * batch
+                ]
+                block.call(
+                    rows.reshape(len(rows), -1, batch), np.clip(now - start, 0, self.many.steps)
+                )
             due = (block.left > 0) & (rest > 0)
             if equal and due.sum() > self.many.steps and self.many.batch is None:
                 block.call(order[:, None, whole[0] * batch :], due.astype(np.int64))
@@ -160,7 +186,9 @@ class Vectorized(PerDevice):
 class Block:
     """Devices that are trained together, each in a lane of its own. Free lanes do no steps."""
 
-    def __init__(self, backend: Vectorized, inputs: RoundInputs, jobs: Sequence[Job], loads: Workloads) -> None:
+    def __init__(
+        self, backend: Vectorized, inputs: RoundInputs, jobs: Sequence[Job], loads: Workloads
+    ) -> None:
         self.backend, self.inputs, self.model, self.jobs = backend, inputs, inputs.model, jobs
         self.manifest, lanes = backend.manifest, backend.many.devices
         free = lanes - len(jobs)
@@ -180,7 +208,8 @@ class Block:
         hyper = inputs.hyper
         self.hyper = backend.hyper if hyper is None else check_hyper(hyper, self.manifest.hyper)
         self.rule = RULES.get(backend.task.algorithm)
-        """How the steps are corrected, and what becomes of the tied vector, if the algorithm has one."""
+        """How the steps are corrected, and what becomes of the tied vector, if the algorithm has
+        one."""
         self.own = self._own_vectors()
         """The tied vector of each job's device, (jobs, P)."""
         self.feed = self._feed()
@@ -188,7 +217,11 @@ class Block:
     def _feed(self) -> dict[str, NDArray[Any]]:
         lanes = len(self.seeds)
         feed: dict[str, NDArray[Any]] = {}
-        local = np.concatenate([self.model, self.backend.personal]) if self.backend.personal.size else self.model
+        local = (
+            np.concatenate([self.model, self.backend.personal])
+            if self.backend.personal.size
+            else self.model
+        )
         for kind, vector, table in (
             ("param", local, self.manifest.parameters),
             ("state", self.backend.state, self.manifest.state),
@@ -197,7 +230,9 @@ class Block:
                 feed[f"{kind}.{name}"] = np.broadcast_to(array, (lanes, *array.shape)).copy()
         for reference in self.manifest.references:
             for name, array in views(self.model, self.manifest.travelling).items():
-                given = array if reference == "anchor" else np.zeros((lanes, *array.shape), np.float32)
+                given = (
+                    array if reference == "anchor" else np.zeros((lanes, *array.shape), np.float32)
+                )
                 if reference == "previous":
                     given = np.broadcast_to(array, (lanes, *array.shape)).copy()
                 feed[f"{reference}.{name}"] = given
@@ -210,7 +245,9 @@ class Block:
             correction = self._without_buffers(self.rule.correction(self.own, self.inputs.vectors))
             for row in self.manifest.travelling:
                 part = slice(row.offset, row.offset + prod(row.shape))
-                feed[f"correction.{row.name}"][: len(self.jobs)] = correction[:, part].reshape(-1, *row.shape)
+                feed[f"correction.{row.name}"][: len(self.jobs)] = correction[:, part].reshape(
+                    -1, *row.shape
+                )
         return feed
 
     def _feed_kept(self, feed: Mapping[str, NDArray[Any]], lane: int, kept_state: Vector) -> None:
@@ -228,15 +265,20 @@ class Block:
                 own[lane] = vector
         return own
 
-    def _tied_vectors(self, rule: TiedRule, updates: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    def _tied_vectors(
+        self, rule: TiedRule, updates: NDArray[np.float32]
+    ) -> dict[str, NDArray[np.float32]]:
         """Return the tied vectors after the training, and the parts that are reported of them."""
         steps = self.done[: len(self.jobs), None]
         change = self._without_buffers(rule.change(self.inputs.vectors, updates, steps, self.hyper))
-        parts = {part: change for part in self.backend.more if part not in (KEPT_STATE, TIED, BUFFERS)}
+        parts = {
+            part: change for part in self.backend.more if part not in (KEPT_STATE, TIED, BUFFERS)
+        }
         return {**parts, TIED: self.own + change}
 
     def _without_buffers(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Set the elements of the manifest's buffers, which take no gradient, to 0. Returns ``vectors``."""
+        """Set the elements of the manifest's buffers, which take no gradient, to 0. Returns
+        ``vectors``."""
         scatter(vectors, self.manifest.buffers, 0.0)
         return vectors
 
@@ -244,15 +286,20 @@ class Block:
         """Return what the devices keep now, (jobs, kept_size)."""
         count = len(self.jobs)
         names = [name.replace("previous.", "param.", 1) for name, _ in self.backend.kept_rows]
-        return np.concatenate([self.feed[name][:count].reshape(count, -1) for name in names], axis=1)
+        return np.concatenate(
+            [self.feed[name][:count].reshape(count, -1) for name in names], axis=1
+        )
 
     def call(self, rows: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
-        """Do ``steps`` (lanes,) in each lane, on the examples at ``rows`` (lanes, steps in the call, batch)."""
+        """Do ``steps`` (lanes,) in each lane, on the examples at ``rows`` (lanes, steps in the
+        call, batch)."""
         missing = self.backend.many.steps - rows.shape[1]
         if missing:
             rows = np.concatenate([rows, np.repeat(rows[:, :1], missing, axis=1)], axis=1)
         feed = self.feed | {"steps": steps}
-        for row, array in zip(self.manifest.batch, self.backend.source.examples_at(self.devices, rows), strict=True):
+        for row, array in zip(
+            self.manifest.batch, self.backend.source.examples_at(self.devices, rows), strict=True
+        ):
             feed[f"batch.{row.name}"] = array
         if self.manifest.random:
             feed["seed"] = (self.seeds + self.done) % SEEDS
@@ -271,7 +318,8 @@ class Block:
     def step(self, lane: int, rows: NDArray[np.int64]) -> None:
         """Do the next step of one lane, on the examples at ``rows`` (batch,)."""
         carried = self.backend.carried
-        feed = {name: self.feed[name][lane, ...] for name in carried}  # the "..." makes arrays of scalars too
+        # the "..." makes arrays of scalars too
+        feed = {name: self.feed[name][lane, ...] for name in carried}
         for name in self.backend.fixed:
             shared = name.startswith(("anchor.", "hyper."))
             feed[name] = self.feed[name] if shared else self.feed[name][lane, ...]
@@ -304,8 +352,14 @@ class Block:
                 [self.feed[f"param.{row.name}"][:count].reshape(count, -1) for row in rows], axis=1
             )
             self._without_buffers(updates)
-        # Floats without their signs are in the order of their bits: NaN and infinity are above all others.
-        largest = (updates.view(np.int32) & np.int32(2**31 - 1)).max(axis=1).view(np.float32).astype(np.float64)
+        # Floats without their signs are in the order of their bits: NaN and infinity are above all
+        # others.
+        largest = (
+            (updates.view(np.int32) & np.int32(2**31 - 1))
+            .max(axis=1)
+            .view(np.float32)
+            .astype(np.float64)
+        )
         finite = np.isfinite(largest)
         if self.backend.kept_rows:
             vectors[KEPT_STATE] = self._kept_states()
@@ -339,8 +393,8 @@ def not_for_many(bundle: Bundle, batch_size: int, algorithm: str = PLAIN) -> str
         return f"bundle {bundle.manifest.name} has no {TRAIN_MANY}"
     if many.batch is not None and many.batch != batch_size:
         return (
-            f"{TRAIN_MANY} of bundle {bundle.manifest.name} takes batches of {many.batch}; the plan's local.batch_size "
-            f"is {batch_size}"
+            f"{TRAIN_MANY} of bundle {bundle.manifest.name} takes batches of {many.batch}; the "
+            f"plan's local.batch_size is {batch_size}"
         )
     return None
 
@@ -348,6 +402,10 @@ def not_for_many(bundle: Bundle, batch_size: int, algorithm: str = PLAIN) -> str
 def check_many(bundle: Bundle, batch_size: int, algorithm: str = PLAIN) -> None:
     """Raise SimulatorError if the bundle cannot train many devices at once by this algorithm."""
     if algorithm != PLAIN and algorithm not in RULES:
-        raise SimulatorError(f'{not_for_many(bundle, batch_size, algorithm)}: choose the back end "bundle"')
+        raise SimulatorError(
+            f'{not_for_many(bundle, batch_size, algorithm)}: choose the back end "bundle"'
+        )
     if why := not_for_many(bundle, batch_size):
-        raise SimulatorError(f'{why}: export it with many=TrainMany(devices, steps), or choose the back end "bundle"')
+        raise SimulatorError(
+            f'{why}: export it with many=TrainMany(devices, steps), or choose the back end "bundle"'
+        )

@@ -1,6 +1,8 @@
-"""What the two worker pools share: work that waits for a worker, and work that is done again when its worker dies.
+"""What the two worker pools share: work that waits for a worker, and work that is done again when
+its worker dies.
 
-Which worker trains which device changes nothing: every device is trained by itself, and sums are exact.
+Which worker trains which device changes nothing: every device is trained by itself, and sums are
+exact.
 """
 
 from __future__ import annotations
@@ -13,15 +15,21 @@ from weakref import ref
 from fleetlearn_protocol.messages import Evaluation
 
 from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs
-from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices, read_all
+from fleetlearn_simulator.training.trained_devices import (
+    PendingResults,
+    ResultReader,
+    TrainedDevices,
+    read_all,
+)
 
 MakeBackend = Callable[[], Backend]
 """Makes a back end in a worker. It must be picklable."""
 DivideJobs = Callable[[Sequence[Job]], list[list[int]]]
-"""Divides jobs into blocks, as lists of their indices. A block is trained by one worker. The blocks must not depend on
-the number of workers."""
+"""Divides jobs into blocks, as lists of their indices. A block is trained by one worker. The blocks
+must not depend on the number of workers."""
 MAX_QUEUED = 2
-"""Pieces of work that a worker is given before it returns the first, so that it does not wait for the next one."""
+"""Pieces of work that a worker is given before it returns the first, so that it does not wait for
+the next one."""
 MAX_DEATHS = 3
 """When this many workers died while they did the same piece of work, it is not tried again."""
 
@@ -55,8 +63,8 @@ AnyWorker = TypeVar("AnyWorker")
 
 
 class WorkerPool(Generic[AnyWork, AnyWorker]):
-    """A back end that is spread over workers. ``divide`` divides the jobs that are trained. Those of
-    evaluations are divided into at most ``shares`` parts."""
+    """A back end that is spread over workers. ``divide`` divides the jobs that are trained. Those
+    of evaluations are divided into at most ``shares`` parts."""
 
     def __init__(self, divide: DivideJobs, shares: int) -> None:
         self.divide, self.shares = divide, shares
@@ -72,12 +80,18 @@ class WorkerPool(Generic[AnyWork, AnyWorker]):
     def evaluate(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
         return self._evaluate("evaluate", inputs, jobs)
 
-    def evaluate_personal(self, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
+    def evaluate_personal(
+        self, inputs: RoundInputs, jobs: Sequence[Job]
+    ) -> list[Evaluation | None]:
         return self._evaluate("evaluate_personal", inputs, jobs)
 
-    def _evaluate(self, method: str, inputs: RoundInputs, jobs: Sequence[Job]) -> list[Evaluation | None]:
+    def _evaluate(
+        self, method: str, inputs: RoundInputs, jobs: Sequence[Job]
+    ) -> list[Evaluation | None]:
         size = max(1, -(-len(jobs) // self.shares))
-        blocks = [list(range(start, min(start + size, len(jobs)))) for start in range(0, len(jobs), size)]
+        blocks = [
+            list(range(start, min(start + size, len(jobs)))) for start in range(0, len(jobs), size)
+        ]
         pending = self._begin(method, inputs, jobs, blocks)
         return [pending.value(index) for index in range(len(jobs))]
 
@@ -92,8 +106,8 @@ class WorkerPool(Generic[AnyWork, AnyWorker]):
             self.waiting.popleft()
 
     def redo(self, lost: Sequence[AnyWork], error: Exception) -> None:
-        """Put the work of a worker that died back, before all other work. The worker was doing the first piece: that
-        fails with the error if too many workers died over it."""
+        """Put the work of a worker that died back, before all other work. The worker was doing the
+        first piece: that fails with the error if too many workers died over it."""
         for work in lost[:1]:
             work.deaths += 1
             if work.deaths == MAX_DEATHS:
@@ -101,8 +115,11 @@ class WorkerPool(Generic[AnyWork, AnyWorker]):
                 lost = lost[1:]
         self.waiting.extendleft(reversed(lost))
 
-    def _begin(self, method: str, inputs: RoundInputs, jobs: Sequence[Job], blocks: list[list[int]]) -> PendingResults:
-        """Have a worker call the back end's method with the round's inputs and each block of jobs."""
+    def _begin(
+        self, method: str, inputs: RoundInputs, jobs: Sequence[Job], blocks: list[list[int]]
+    ) -> PendingResults:
+        """Have a worker call the back end's method with the round's inputs and each block of
+        jobs."""
         raise NotImplementedError
 
     def _worker_for(self, work: AnyWork) -> AnyWorker | None:

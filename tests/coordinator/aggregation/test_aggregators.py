@@ -14,13 +14,17 @@ from fleetlearn_protocol.vector import Vector
 
 SIZE, COUNT = 40, 9
 RANDOM = np.random.default_rng(4)
-UPDATES = (RANDOM.standard_normal((COUNT, SIZE)) * 10.0 ** RANDOM.integers(-6, 4, (COUNT, 1))).astype(np.float32)
+UPDATES = (
+    RANDOM.standard_normal((COUNT, SIZE)) * 10.0 ** RANDOM.integers(-6, 4, (COUNT, 1))
+).astype(np.float32)
 WEIGHTS = RANDOM.integers(1, 500, COUNT)
 LARGEST = np.abs(UPDATES).max(axis=1).astype(np.float64)
 
 
 BUFFERS = (slice(3, 5), slice(30, 31))
-VALUES = Values(RANDOM.random((COUNT, 3)).astype(np.float32), RANDOM.random(COUNT), np.ones(3, np.float32))
+VALUES = Values(
+    RANDOM.random((COUNT, 3)).astype(np.float32), RANDOM.random(COUNT), np.ones(3, np.float32)
+)
 
 
 @pytest.fixture(params=sorted(AGGREGATORS))
@@ -79,7 +83,9 @@ def test_its_state_goes_on_from_its_tensors(aggregator: Aggregator[Any]) -> None
     assert all(each.ndim == 1 for each in tensors.values())
     restored = aggregator.from_tensors({name: each.copy() for name, each in tensors.items()})
     rest = [0, 1, 2, 3, 7, 8]
-    assert bits(aggregator, added(aggregator, rest, restored)) == bits(aggregator, added(aggregator, rest, half))
+    assert bits(aggregator, added(aggregator, rest, restored)) == bits(
+        aggregator, added(aggregator, rest, half)
+    )
 
 
 def test_it_refuses_one_update_and_one_of_many_alike(aggregator: Aggregator[Any]) -> None:
@@ -116,7 +122,9 @@ def test_an_unknown_aggregator_is_named() -> None:
         make("mode")
 
 
-def buffers_of(aggregator: Aggregator[Any], rows: list[list[float]], factors: list[float], present: list[float]) -> Any:
+def buffers_of(
+    aggregator: Aggregator[Any], rows: list[list[float]], factors: list[float], present: list[float]
+) -> Any:
     """The next values of three buffers whose devices' updates are otherwise the same."""
     state, now = aggregator.init(SIZE), np.array(present, np.float32)
     for row, factor in zip(rows, factors, strict=True):
@@ -125,7 +133,9 @@ def buffers_of(aggregator: Aggregator[Any], rows: list[list[float]], factors: li
     return aggregator.result(state, now).buffers
 
 
-def test_every_rule_keeps_buffers_within_the_range_of_what_counts(aggregator: Aggregator[Any]) -> None:
+def test_every_rule_keeps_buffers_within_the_range_of_what_counts(
+    aggregator: Aggregator[Any],
+) -> None:
     """Small variances far from the present model's, some of them stale."""
     rows = (1e-6 + RANDOM.random((COUNT, 3)) * 1e-6).tolist()
     found = buffers_of(aggregator, rows, [1.0] * 5 + [0.5] * 4, [1.0, 2e-6, 1e10])
@@ -135,14 +145,21 @@ def test_every_rule_keeps_buffers_within_the_range_of_what_counts(aggregator: Ag
 
 @pytest.mark.parametrize("name", sorted({*AGGREGATORS} - {"mean", "centred-clipping"}))
 def test_a_robust_rule_is_not_moved_by_one_devices_buffers(name: str) -> None:
-    """A negative variance, of a device whose update is as the others': it would make the model NaN."""
+    """A negative variance, of a device whose update is as the others': it would make the model
+    NaN."""
     honest = [[1.0 + row / 10, 2.0 + row / 10, 3.0] for row in range(8)]
-    found = buffers_of(make(name, buffers=BUFFERS), [*honest, [-1e30, 1e30, -1e30]], [1.0] * 9, [1.0, 1.0, 1.0])
+    found = buffers_of(
+        make(name, buffers=BUFFERS), [*honest, [-1e30, 1e30, -1e30]], [1.0] * 9, [1.0, 1.0, 1.0]
+    )
     assert 1.0 <= found[0] <= 1.7 + 1e-6
     assert 2.0 <= found[1] <= 2.7 + 1e-6
-    assert found[2] == pytest.approx(3.0, abs=0.05), "the geometric median is moved a little, by no distance"
+    assert found[2] == pytest.approx(3.0, abs=0.05), (
+        "the geometric median is moved a little, by no distance"
+    )
 
 
 def test_the_median_of_buffers_is_that_of_their_values() -> None:
-    found = buffers_of(make("median", buffers=BUFFERS), [[1, 5, 9], [2, 6, 9], [4, 4, 9]], [1.0] * 3, [0, 5, 8])
+    found = buffers_of(
+        make("median", buffers=BUFFERS), [[1, 5, 9], [2, 6, 9], [4, 4, 9]], [1.0] * 3, [0, 5, 8]
+    )
     assert found.tolist() == [2.0, 5.0, 9.0]

@@ -1,4 +1,5 @@
-"""A round's end by hand: the mean, the server optimizer, the next model; and nothing else is touched."""
+"""A round's end by hand: the mean, the server optimizer, the next model; and nothing else is
+touched."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ MEAN, MOMENTUM = aggregators.make("mean"), optimizers.make("momentum", lr=1.0, m
 
 
 def test_the_next_model_by_hand() -> None:
-    """The mean of (4, 8) with weight 1 and (0, 0) with weight 3 is (1, 2); v is 0.5 * 4 + 1 and 0.5 * 2 + 2."""
+    """The mean of (4, 8) with weight 1 and (0, 0) with weight 3 is (1, 2); v is 0.5 * 4 + 1 and
+    0.5 * 2 + 2."""
     aggregate = MEAN.init(2)
     for update, weight in (([4.0, 8.0], 1), ([0.0, 0.0], 3)):
         MEAN.add(aggregate, (np.array(update, np.float32),), weight, max(update))

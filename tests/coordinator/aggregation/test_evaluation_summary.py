@@ -1,4 +1,5 @@
-"""An evaluation's summary: worked by hand, and its quantiles against numpy's and against their definition."""
+"""An evaluation's summary: worked by hand, and its quantiles against numpy's and against their
+definition."""
 
 from __future__ import annotations
 
@@ -7,7 +8,11 @@ from math import floor, inf
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator.aggregation.evaluation_summary import FEWEST_DEVICES, QUANTILES, summarise_evaluation
+from fleetlearn_coordinator.aggregation.evaluation_summary import (
+    FEWEST_DEVICES,
+    QUANTILES,
+    summarise_evaluation,
+)
 from fleetlearn_protocol.messages import Evaluation
 
 NAMES = ("accuracy", "loss")
@@ -38,20 +43,32 @@ def test_means_are_per_example_and_quantiles_are_over_devices() -> None:
     means = (right / examples).tolist()
     for name, share in QUANTILES.items():
         assert found["quantiles"]["accuracy"][name] == pytest.approx(by_definition(means, share))
-        assert found["quantiles"]["loss"][name] == pytest.approx(np.quantile(losses / examples, share))
-        assert found["tiers"]["fast"]["quantiles"]["accuracy"][name] == pytest.approx(np.quantile(means[:25], share))
-    assert found["tiers"]["fast"]["metrics"]["accuracy"] == pytest.approx(right[:25].sum() / examples[:25].sum())
-    assert found["tiers"]["slow"] == {"devices": 15}, f"fewer than {FEWEST_DEVICES} devices: no figures of their own"
+        assert found["quantiles"]["loss"][name] == pytest.approx(
+            np.quantile(losses / examples, share)
+        )
+        assert found["tiers"]["fast"]["quantiles"]["accuracy"][name] == pytest.approx(
+            np.quantile(means[:25], share)
+        )
+    assert found["tiers"]["fast"]["metrics"]["accuracy"] == pytest.approx(
+        right[:25].sum() / examples[:25].sum()
+    )
+    assert found["tiers"]["slow"] == {"devices": 15}, (
+        f"fewer than {FEWEST_DEVICES} devices: no figures of their own"
+    )
 
     rows = list(zip(results, tiers, strict=True))
     random.Random(1).shuffle(rows)
-    again = summarise_evaluation([row[0] for row in rows], [row[1] for row in rows], NAMES, 10**6, BOUNDS)
+    again = summarise_evaluation(
+        [row[0] for row in rows], [row[1] for row in rows], NAMES, 10**6, BOUNDS
+    )
     assert again == found, "to the last bit, whoever came first"
 
 
 def test_a_device_that_says_what_cannot_be_is_left_out_of_that_metric() -> None:
     honest = [Evaluation(10, 5.0, {"accuracy": 8.0})] * FEWEST_DEVICES
-    found = summarise_evaluation([*honest, Evaluation(10, 5.0, {"accuracy": 70.0})], [""] * 21, NAMES, 100, BOUNDS)
+    found = summarise_evaluation(
+        [*honest, Evaluation(10, 5.0, {"accuracy": 70.0})], [""] * 21, NAMES, 100, BOUNDS
+    )
     assert found["metrics"]["accuracy"] == pytest.approx(0.8)
     assert found["behind"] == {"accuracy": 20, "loss": 21}
     assert found["left_out"] == {"accuracy": 1}
@@ -59,7 +76,10 @@ def test_a_device_that_says_what_cannot_be_is_left_out_of_that_metric() -> None:
 
 
 def test_nobody_counts_for_more_examples_than_the_plan_says() -> None:
-    results = [Evaluation(10, 0.0, {"accuracy": 0.0}), Evaluation(10**6, 0.0, {"accuracy": 10.0**6})]
+    results = [
+        Evaluation(10, 0.0, {"accuracy": 0.0}),
+        Evaluation(10**6, 0.0, {"accuracy": 10.0**6}),
+    ]
     found = summarise_evaluation(results, ["", ""], NAMES, 10, {})
     assert found["metrics"]["accuracy"] == pytest.approx(0.5)
     assert found["examples"] == 20

@@ -116,7 +116,9 @@ def kinds(size: int, count: int) -> list[Updates]:
 
 
 def mean_in_fractions(updates: Updates, element: int) -> Fraction:
-    weighted = sum((Fraction(float(vector[element])) * weight for vector, weight in updates), Fraction())
+    weighted = sum(
+        (Fraction(float(vector[element])) * weight for vector, weight in updates), Fraction()
+    )
     return weighted / sum(weight for _, weight in updates)
 
 
@@ -168,7 +170,9 @@ def test_the_mean_agrees_with_fsum_on_ordinary_updates() -> None:
     weights = [int(weight) for weight in random.integers(1, 2000, 30)]
     mean = exact_mean.mean(added(500, list(zip(vectors, weights, strict=True))))
     for element in range(500):
-        exact = math.fsum(float(v[element]) * w for v, w in zip(vectors, weights, strict=True)) / sum(weights)
+        exact = math.fsum(
+            float(v[element]) * w for v, w in zip(vectors, weights, strict=True)
+        ) / sum(weights)
         assert math.isclose(mean[element], exact, rel_tol=1e-15, abs_tol=2.0**-45)
 
 
@@ -360,7 +364,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("largest", "weight", "code", "text"), REFUSED)
-def test_what_is_refused_leaves_the_sum_as_it_was(largest: float, weight: int, code: Code, text: str) -> None:
+def test_what_is_refused_leaves_the_sum_as_it_was(
+    largest: float, weight: int, code: Code, text: str
+) -> None:
     total = added(4, some_updates(4, 3))
     before = bits(total)
     with pytest.raises(ProtocolError, match=text) as refused:
@@ -395,7 +401,9 @@ def test_parts_of_another_length_are_refused(size: int) -> None:
         exact_mean.add(exact_mean.init(5), [np.ones(size, np.float32)], 1, 1.0)
 
 
-@pytest.mark.parametrize(("size", "count"), [(1, 2), (7, 40), (610, 100), (BLOCK // 3, 7), (BLOCK + 3, 5)])
+@pytest.mark.parametrize(
+    ("size", "count"), [(1, 2), (7, 40), (610, 100), (BLOCK // 3, 7), (BLOCK + 3, 5)]
+)
 def test_many_at_once_are_added_as_one_by_one(size: int, count: int) -> None:
     """However they are divided, and after others were added."""
     for updates in kinds(size, count):
@@ -411,7 +419,9 @@ def test_many_at_once_are_added_as_one_by_one(size: int, count: int) -> None:
             exact_mean.add_many(total, np.split(given[0], cuts), *given[1:])
             assert whole(total) == whole(expected)
         total = added(size, updates[: count // 2])
-        exact_mean.add_many(total, [given[0][count // 2 :]], *(column[count // 2 :] for column in given[1:]))
+        exact_mean.add_many(
+            total, [given[0][count // 2 :]], *(column[count // 2 :] for column in given[1:])
+        )
         assert whole(total) == whole(expected)
         for nothing in ([], [given[0][:0]], [given[0][:0], given[0][:0]]):
             exact_mean.add_many(total, nothing, *(column[:0] for column in given[1:]))
@@ -441,8 +451,16 @@ def test_one_rounding_is_enough_up_to_its_bounds() -> None:
     """Products about 2^7 with bits below 2^-44, some halfway between its multiples; as many as
     reach 2^8 and more."""
     most = (2**24 - 1) * 2.0**-46
-    for largest, weight in ((most, 2**29 - 1), (2 * most, 2**29 - 1), (most, 2**29 - 4), (2.0**-22, 2**29 - 1)):
-        x = np.array([largest, -largest, 2.0**-45 / weight, 3 * 2.0**-74, 2.0**-73, 0.3 * largest], np.float32)
+    for largest, weight in (
+        (most, 2**29 - 1),
+        (2 * most, 2**29 - 1),
+        (most, 2**29 - 4),
+        (2.0**-22, 2**29 - 1),
+    ):
+        x = np.array(
+            [largest, -largest, 2.0**-45 / weight, 3 * 2.0**-74, 2.0**-73, 0.3 * largest],
+            np.float32,
+        )
         for count in (1, 2, 3, 5, 9, 20):
             updates = [(x, weight)] * count
             one, many = added(len(x), updates), exact_mean.init(len(x))
@@ -469,7 +487,9 @@ def test_small_updates_leave_room_for_the_low_parts_of_all_others() -> None:
     assert total.whole[-44] < 2**8
     assert np.abs(total.bins[-44]).max() <= 2**9
     updates = [(small, 1)] * 3 + [(others, weight)]
-    expected = [rounded(updates[:3], place) + rest * rounded(updates[3:], place) for place in range(3)]
+    expected = [
+        rounded(updates[:3], place) + rest * rounded(updates[3:], place) for place in range(3)
+    ]
     assert whole(total) == (expected, 3 + rest * weight, MAX_UPDATES)
     restored = exact_mean.from_tensors(exact_mean.to_tensors(total))
     assert restored.whole[-44] == np.abs(total.bins[-44]).max()

@@ -38,10 +38,14 @@ def test_the_mean_by_numpy() -> None:
     state = MEAN.init(SIZE)
     add(state, range(COUNT))
     found = MEAN.result(state, PRESENT)
-    expected = ((WEIGHTS * FACTORS)[:, None] * UPDATES.astype(np.float64)).sum(axis=0) / WEIGHTS.sum()
+    expected = ((WEIGHTS * FACTORS)[:, None] * UPDATES.astype(np.float64)).sum(
+        axis=0
+    ) / WEIGHTS.sum()
     np.testing.assert_allclose(found.delta, expected, rtol=0, atol=1e-8)
     counted = PRESENT + SHARES[:, None] * (ROWS - PRESENT.astype(np.float64))
-    np.testing.assert_allclose(found.buffers, np.average(counted, axis=0, weights=WEIGHTS), rtol=1e-8)
+    np.testing.assert_allclose(
+        found.buffers, np.average(counted, axis=0, weights=WEIGHTS), rtol=1e-8
+    )
 
 
 def test_one_by_one_together_and_over_a_restart_are_the_same_bits() -> None:
@@ -57,7 +61,9 @@ def test_one_by_one_together_and_over_a_restart_are_the_same_bits() -> None:
 
 
 def test_the_sum_of_an_earlier_version_is_not_read_as_this_one() -> None:
-    with pytest.raises(ValueError, match="a saved sum of a model with buffers has the sum of their values"):
+    with pytest.raises(
+        ValueError, match="a saved sum of a model with buffers has the sum of their values"
+    ):
         MEAN.from_tensors(exact_mean.to_tensors(exact_mean.init(SIZE)))
 
 
@@ -70,9 +76,13 @@ MODEL = np.array([1.0, 1.0], np.float32)
 
 
 def committed(optimizer: optimizers.Optimizer, share: float = 1.0, **more: object) -> list[float]:
-    """The model after a device moved the parameter by 2 and measured 3 where the model's buffer is 1."""
+    """The model after a device moved the parameter by 2 and measured 3 where the model's buffer is
+    1."""
     mean = aggregators.make("mean", buffers=optimizer.buffers)
-    state, values = mean.init(2), Values(np.array([[3.0]], np.float32), np.array([share]), MODEL[1:])
+    state, values = (
+        mean.init(2),
+        Values(np.array([[3.0]], np.float32), np.array([share]), MODEL[1:]),
+    )
     mean.add(state, ArrayUpdate(np.array([2.0, 0.0], np.float32)), 5, 2.0, share, values)
     return next_model(mean, state, optimizer, optimizer.init(MODEL), MODEL, **more).model.tolist()  # type: ignore
 
@@ -96,7 +106,9 @@ def test_fedasync_mixes_buffers_as_it_mixes_parameters() -> None:
 
 def test_what_a_device_puts_into_the_buffers_places_is_not_used() -> None:
     state = MEAN.init(SIZE)
-    MEAN.add_many(state, [np.full((COUNT, SIZE), 1e3, np.float32)], WEIGHTS, np.full(COUNT, 1e3), None, VALUES)
+    MEAN.add_many(
+        state, [np.full((COUNT, SIZE), 1e3, np.float32)], WEIGHTS, np.full(COUNT, 1e3), None, VALUES
+    )
     sgd = optimizers.make("sgd")._replace(buffers=BUFFERS)
     made = next_model(MEAN, state, sgd, {}, np.zeros(SIZE, np.float32))
     assert 0 < gather(made.model, BUFFERS).min() <= gather(made.model, BUFFERS).max() < 1

@@ -87,12 +87,16 @@ def blocks(count: int, sizes: list[int], one_by_one: bool, **more: Any) -> list[
 
 
 @pytest.mark.parametrize("weighing", [Weighing(), CLIP])
-def test_one_report_at_a_time_and_many_give_the_same_bits(weighing: Weighing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_report_at_a_time_and_many_give_the_same_bits(
+    weighing: Weighing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Arrays wait, up to a number of bytes, and are added together."""
     places = [slice(1, 3)]
     optimizer = optimizers.make("adam")._replace(buffers=places)
     sums = {UPDATE: aggregators.make("mean", buffers=places), CONTROL: aggregators.make("mean")}
-    rules = rules_of(aggregators=sums, weighing=weighing, optimizer=optimizer, outlive=True, devices=9)
+    rules = rules_of(
+        aggregators=sums, weighing=weighing, optimizer=optimizer, outlive=True, devices=9
+    )
     state = state_of(rules, [1.0, 2.0, 3.0, 4.0, 5.0], vectors={CONTROL: np.ones(5, np.float32)})
     found = []
     for most_bytes, sizes, one_by_one, waiting in (
@@ -110,7 +114,9 @@ def test_one_report_at_a_time_and_many_give_the_same_bits(weighing: Weighing, mo
         assert held == waiting
         made = round.commit(1, round.summary({}))
         arrays = made.state.model, *made.state.optimizer_state.values(), made.state.vectors[CONTROL]
-        found.append(([array.tobytes() for array in arrays], made.summary, round.sums.bytes_waiting))
+        found.append(
+            ([array.tobytes() for array in arrays], made.summary, round.sums.bytes_waiting)
+        )
     assert all(each == found[0] for each in found)
     assert found[0][1]["partial"] == 3
     assert found[0][1]["staleness"] == {"mean": 6 / 7, "max": 2, "stale": 4}
@@ -128,7 +134,9 @@ def test_one_report_at_a_time_and_many_give_the_same_bits(weighing: Weighing, mo
         ([0.0, -(2.0**35)], None),
     ],
 )
-def test_the_first_report_that_cannot_be_added_is_refused(update: list[float], code: Code | None) -> None:
+def test_the_first_report_that_cannot_be_added_is_refused(
+    update: list[float], code: Code | None
+) -> None:
     """Wherever it is, alone or with others; those before it are accepted."""
     round = OpenRound(rules_of(), state_of(rules_of(), [0.0, 0.0]))
     for place in range(3):
@@ -152,7 +160,9 @@ def test_a_part_beside_the_update_is_refused_as_the_update_is() -> None:
     received = round.receive(reports_of_rows([[1.0]] * 3, [1] * 3, parts={CONTROL: values}))
     assert received.refusal is not None
     assert (received.refusal.row, received.refusal.error.code) == (1, Code.OUT_OF_RANGE)
-    not_finite = reports_of_rows([[1.0]] * 2, [1] * 2, parts={CONTROL: [[1.0]] * 2, BUFFERS: [[0.0], [NAN]]})
+    not_finite = reports_of_rows(
+        [[1.0]] * 2, [1] * 2, parts={CONTROL: [[1.0]] * 2, BUFFERS: [[0.0], [NAN]]}
+    )
     refusal = round.receive(not_finite).refusal
     assert refusal is not None
     assert (refusal.row, refusal.error.code) == (1, Code.NOT_FINITE)
@@ -253,7 +263,8 @@ def test_staleness_takes_from_an_update_and_a_mixing_server_moves_from_the_task_
 
 
 def test_scaffold_s_c_moves_by_the_sum_of_changes_over_all_devices() -> None:
-    """c = 1 + (2 + 4) / 8, whatever the updates weigh; a report without the part does not change it."""
+    """c = 1 + (2 + 4) / 8, whatever the updates weigh; a report without the part does not change
+    it."""
     rules = rules_of(aggregators=SCAFFOLD, devices=8)
     state = state_of(rules, [0.0], vectors={CONTROL: np.ones(1, np.float32)})
     round = OpenRound(rules, state)
@@ -276,7 +287,12 @@ def test_c_and_h_begin_again_when_a_device_lost_its_part() -> None:
         optimizer_state={"h": np.ones(1, np.float32)},
     )
     round = OpenRound(rules, state)
-    take(round, reports_of_rows([[1.0], [1.0]], [1, 1], parts={CONTROL: [[2.0], [4.0]]}, lost_tied=[True, False]))
+    take(
+        round,
+        reports_of_rows(
+            [[1.0], [1.0]], [1, 1], parts={CONTROL: [[2.0], [4.0]]}, lost_tied=[True, False]
+        ),
+    )
     after = round.commit(5, round.summary({})).state
     assert after.vectors[CONTROL].tolist() == after.optimizer_state["h"].tolist() == [0.0]
     assert after.tied_sum == TiedSum(since=5)
@@ -306,7 +322,9 @@ def test_sums_that_were_saved_go_on_with_the_same_bits() -> None:
         each.accept(reports)
     whole.add(reports)
     first.add(rows[0])
-    again.sums.load_tensors({name: tensor.copy() for name, tensor in first.sums.to_tensors().items()})
+    again.sums.load_tensors(
+        {name: tensor.copy() for name, tensor in first.sums.to_tensors().items()}
+    )
     again.accept(reports)
     again.add(rows[1])
     models = [each.commit(1, {"metrics": {}}).state for each in (whole, again)]

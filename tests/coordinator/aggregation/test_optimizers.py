@@ -6,7 +6,14 @@ from math import sqrt
 import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation import optimizers
-from fleetlearn_coordinator.aggregation.optimizers import BLOCK, OPTIMIZERS, Optimizer, State, defaults, make
+from fleetlearn_coordinator.aggregation.optimizers import (
+    BLOCK,
+    OPTIMIZERS,
+    Optimizer,
+    State,
+    defaults,
+    make,
+)
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.manifest import Parameter
 from fleetlearn_protocol.vector import Vector
@@ -16,7 +23,9 @@ ROUNDS = [[1.0, 0.5], [-0.5, 0.5], [2.0, -1.0]]
 """The mean updates of three rounds, for a model of two elements."""
 
 
-def run(optimizer: Optimizer, start: list[float], rounds: list[list[float]]) -> tuple[list[list[float]], State]:
+def run(
+    optimizer: Optimizer, start: list[float], rounds: list[list[float]]
+) -> tuple[list[list[float]], State]:
     params = np.array(start, np.float32)
     state = optimizer.init(params)
     models = []
@@ -27,7 +36,8 @@ def run(optimizer: Optimizer, start: list[float], rounds: list[list[float]]) -> 
 
 
 def approximately(values: list[float]) -> object:
-    return pytest.approx(values, rel=2e-7, abs=1e-9)  # the model is rounded to float32 after each round
+    # the model is rounded to float32 after each round
+    return pytest.approx(values, rel=2e-7, abs=1e-9)
 
 
 def test_sgd_by_hand() -> None:
@@ -66,7 +76,8 @@ def test_fedadagrad_by_hand() -> None:
 def test_fedadagrad_with_a_moving_average_by_hand() -> None:
     """beta1 = 0.5: the model follows m, while v takes the square of the round's mean, not of m."""
     models, state = run(make("adagrad", lr=0.1, beta1=0.5, tau=0.6), [1.0], [[0.8], [0.75], [-3.0]])
-    # m: 0.5 * 0 + 0.5 * 0.8 = 0.4, 0.5 * 0.4 + 0.5 * 0.75 = 0.575, 0.5 * 0.575 - 0.5 * 3 = -1.2125; v as above
+    # m: 0.5 * 0 + 0.5 * 0.8 = 0.4, 0.5 * 0.4 + 0.5 * 0.75 = 0.575, 0.5 * 0.575 - 0.5 * 3 = -1.2125;
+    # v as above
     x1 = 1.0 + 0.1 * 0.4 / (1.0 + 0.6)
     x2 = x1 + 0.1 * 0.575 / (1.25 + 0.6)
     x3 = x2 - 0.1 * 1.2125 / (3.25 + 0.6)
@@ -76,7 +87,8 @@ def test_fedadagrad_with_a_moving_average_by_hand() -> None:
 
 
 def test_fedadam_by_hand() -> None:
-    """Reddi et al., Algorithm 2, with beta1 = 0.5, beta2 = 0.75, tau = 0.5 (v starts at 0.25) and eta = 0.1."""
+    """Reddi et al., Algorithm 2, with beta1 = 0.5, beta2 = 0.75, tau = 0.5 (v starts at 0.25) and
+    eta = 0.1."""
     models, state = run(make("adam", lr=0.1, beta1=0.5, beta2=0.75, tau=0.5), [1.0, 2.0], ROUNDS)
     # first element
     # round 1, 1.0:  m = 0.5 * 0 + 0.5 * 1 = 0.5    v = 0.75 * 0.25 + 0.25 * 1 = 0.4375
@@ -98,7 +110,8 @@ def test_fedadam_by_hand() -> None:
 
 
 def test_fedyogi_by_hand() -> None:
-    """Reddi et al., Algorithm 2, with beta1 = 0.5, beta2 = 0.75, tau = 0.5 (v starts at 0.25) and eta = 0.1."""
+    """Reddi et al., Algorithm 2, with beta1 = 0.5, beta2 = 0.75, tau = 0.5 (v starts at 0.25) and
+    eta = 0.1."""
     models, state = run(make("yogi", lr=0.1, beta1=0.5, beta2=0.75, tau=0.5), [1.0, 2.0], ROUNDS)
     # first element; m as for FedAdam: 0.5, 0, 1
     # round 1: v = 0.25 - 0.25 * 1 * sign(0.25 - 1) = 0.5
@@ -121,7 +134,9 @@ def test_fedyogi_by_hand() -> None:
 
 def some_run(size: int) -> tuple[Vector, list[np.ndarray]]:
     random = np.random.default_rng(2)
-    return random.standard_normal(size).astype(np.float32), [random.standard_normal(size) * 0.1 for _ in range(4)]
+    return random.standard_normal(size).astype(np.float32), [
+        random.standard_normal(size) * 0.1 for _ in range(4)
+    ]
 
 
 def test_sgd_with_lr_1_is_fedavg_rounded_once() -> None:
@@ -177,7 +192,9 @@ def test_a_zero_update_of_a_fresh_optimizer_moves_nothing(name: str) -> None:
 
 def test_a_model_that_would_overflow_is_an_error() -> None:
     params = np.array([0.0, 3e38], np.float32)
-    with pytest.raises(FleetError, match=r"sgd would make element 1 of the model inf.*learning rate") as refused:
+    with pytest.raises(
+        FleetError, match=r"sgd would make element 1 of the model inf.*learning rate"
+    ) as refused:
         make("sgd").apply({}, np.array([0.0, 1e38]), params)
     assert refused.value.code is Code.NOT_FINITE
 
@@ -226,18 +243,24 @@ def test_the_norm_of_a_change() -> None:
     after[[0, BLOCK, 3 * BLOCK - 1]] = [2.0, -3.0, 6.0]
     assert optimizers.change_norm(before, after) == 7.0
     assert optimizers.change_norm(after, after) == 0.0
-    assert optimizers.change_norm(np.zeros(2, np.float32), np.array([3e30, 4e30], np.float32)) == pytest.approx(5e30)
+    assert optimizers.change_norm(
+        np.zeros(2, np.float32), np.array([3e30, 4e30], np.float32)
+    ) == pytest.approx(5e30)
 
 
 TABLE = (Parameter("w", (1,), 0), Parameter("mean", (2,), 1, buffer=True), Parameter("h", (), 3))
 DELTAS = [0.25, -2.0, 8.0, 0.25], [0.5, 1e25, -7.5, 0.5]
-"""A round's mean update of w, what stands in the places of two statistics, h; and the next round's."""
+"""A round's mean update of w, what stands in the places of two statistics, h; and the next
+round's."""
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_buffers_and_their_state_stay_as_they_are(name: str) -> None:
-    """``commit.next_model`` gives them the devices' values. What updates have in their places is not used."""
-    own = {key: value for key, value in {"lr": 0.5, "momentum": 0.9}.items() if key in defaults(name)}
+    """``commit.next_model`` gives them the devices' values. What updates have in their places is
+    not used."""
+    own = {
+        key: value for key, value in {"lr": 0.5, "momentum": 0.9}.items() if key in defaults(name)
+    }
     start = np.array([1.0, 3.0, 0.0, 1.0], np.float32)
     ours, alone = make(name, TABLE, **own), make(name, **own)
     state, before = ours.init(start), alone.init(start[:1])
@@ -246,6 +269,8 @@ def test_buffers_and_their_state_stay_as_they_are(name: str) -> None:
         state, params = ours.apply(state, np.array(delta), params)
         before, trained = alone.apply(before, np.array(delta[:1]), trained)
         assert params[1:3].tolist() == [3.0, 0.0]
-        assert params[[0, 3]].tolist() == [float(trained[0])] * 2, "what is trained moves as if it were alone"
+        assert params[[0, 3]].tolist() == [float(trained[0])] * 2, (
+            "what is trained moves as if it were alone"
+        )
     for slot, values in state.items():
         assert values[1:3].tolist() == ours.init(start)[slot][1:3].tolist()

@@ -1,4 +1,5 @@
-"""What the devices measured, put together: means by examples, and what no examples can have is left out."""
+"""What the devices measured, put together: means by examples, and what no examples can have is left
+out."""
 
 from __future__ import annotations
 
@@ -22,24 +23,37 @@ from fleetlearn_protocol.messages import Evaluation, Part, Report
 
 
 def report(examples: int, loss: float, metrics: Mapping[str, float]) -> Report:
-    return Report("t", 1, (Part("update", "float32", 4, 0),), examples, 1, 1.0, True, loss, dict(metrics))
+    return Report(
+        "t", 1, (Part("update", "float32", 4, 0),), examples, 1, 1.0, True, loss, dict(metrics)
+    )
 
 
 def measured(weights: list[int], **sums: list[float]) -> Measurements:
-    return Measurements(np.array(weights, np.int64), {name: np.array(column) for name, column in sums.items()})
+    return Measurements(
+        np.array(weights, np.int64), {name: np.array(column) for name, column in sums.items()}
+    )
 
 
 def test_metrics_are_pooled_by_examples() -> None:
     """(3 * 0.5 + 1 * 1.0) / 4; a metric that one device lacks is the others' mean."""
-    assert pooled(measured([3, 1], loss=[1.5, 1.0], accuracy=[3.0, nan])) == {"loss": 0.625, "accuracy": 1.0}
-    assert pooled(measured([1, 3], loss=[1.0, 1.5], accuracy=[nan, 3.0])) == {"loss": 0.625, "accuracy": 1.0}
+    assert pooled(measured([3, 1], loss=[1.5, 1.0], accuracy=[3.0, nan])) == {
+        "loss": 0.625,
+        "accuracy": 1.0,
+    }
+    assert pooled(measured([1, 3], loss=[1.0, 1.5], accuracy=[nan, 3.0])) == {
+        "loss": 0.625,
+        "accuracy": 1.0,
+    }
     assert pooled(measured([3, 1], loss=[nan, nan])) == {}
     assert pooled(NOTHING) == {}
 
 
 def test_the_means_are_the_same_bits_in_every_order() -> None:
     random = np.random.default_rng(0)
-    weights, sums = random.integers(1, 1000, 50), random.standard_normal(50) * 10.0 ** random.integers(-9, 9, 50)
+    weights, sums = (
+        random.integers(1, 1000, 50),
+        random.standard_normal(50) * 10.0 ** random.integers(-9, 9, 50),
+    )
     first = pooled(Measurements(weights, {"loss": sums}))
     for _ in range(20):
         order = random.permutation(50)
@@ -51,25 +65,33 @@ def test_a_report_weighs_its_examples_up_to_the_limit_and_tells_of_known_metrics
     training = training_of(reports, ["accuracy", "loss"], 30)
     assert training.weights.tolist() == [10, 30]
     assert pooled(training) == {"accuracy": 0.5, "loss": (10 * 1.0 + 30 * 3.0) / 40}
-    assert pooled(training_of([report(1, 2.0, {"loss": 9.0})], ["loss"], 30)) == {"loss": 2.0}, "its loss is its loss"
+    assert pooled(training_of([report(1, 2.0, {"loss": 9.0})], ["loss"], 30)) == {"loss": 2.0}, (
+        "its loss is its loss"
+    )
 
 
 def test_an_evaluation_has_no_more_say_than_its_device_in_the_model() -> None:
-    evaluations = [Evaluation(10, 20.0, {"accuracy": 5.0}), None, Evaluation(1000, 0.0, {"accuracy": 1000.0})]
+    evaluations = [
+        Evaluation(10, 20.0, {"accuracy": 5.0}),
+        None,
+        Evaluation(1000, 0.0, {"accuracy": 1000.0}),
+    ]
     evaluation = evaluation_of(evaluations, ["accuracy", "loss"], 10)
     assert evaluation.weights.tolist() == [10, 0, 10]
     assert pooled(evaluation) == {"accuracy": 0.75, "loss": 1.0}
 
 
 def test_personal_models_are_measured_beside_the_round_s() -> None:
-    """A device weighs the same in both, whatever it says of its personal model's examples; the third measured its
-    personal model alone, and the fourth the round's alone."""
+    """A device weighs the same in both, whatever it says of its personal model's examples; the
+    third measured its personal model alone, and the fourth the round's alone."""
     shared = [Evaluation(10, 20.0, {"accuracy": 5.0}), Evaluation(90, 45.0, {"accuracy": 90.0})]
     own = [Evaluation(20, 10.0, {"accuracy": 20.0}), Evaluation(90, 9.0), Evaluation(5, 5.0), None]
     found = evaluation_of([*shared, None, Evaluation(5, 5.0)], ["accuracy", "loss"], 30, own)
     assert found.weights.tolist() == [10, 30, 0, 5]
     assert pooled(found)["personal.loss"] == (10 * 0.5 + 30 * 0.1) / 40
-    assert pooled(found)["personal.accuracy"] == 1.0, "of the first device: the second did not measure it"
+    assert pooled(found)["personal.accuracy"] == 1.0, (
+        "of the first device: the second did not measure it"
+    )
     assert summarise(NOTHING, found, {})["behind"] == {
         "accuracy": 2,
         "loss": 3,
@@ -113,15 +135,25 @@ def test_a_device_beyond_the_bounds_is_left_out_of_that_metric(evaluated: bool) 
 
 
 def test_all_devices_beyond_the_bounds_leave_no_mean() -> None:
-    found = summarise(measured([1, 2], accuracy=[1.5, -4.0]), NOTHING, {"accuracy": (0.0, 1.0), "other": (0.0, 1.0)})
+    found = summarise(
+        measured([1, 2], accuracy=[1.5, -4.0]),
+        NOTHING,
+        {"accuracy": (0.0, 1.0), "other": (0.0, 1.0)},
+    )
     assert (found["metrics"], found["behind"], found["left_out"]) == ({}, {}, {"accuracy": 2})
 
 
 def test_bounds_allow_for_rounding() -> None:
     bounds = {"accuracy": (0.0, 1.0)}
-    assert possible(bounds, "accuracy", np.array([-2e-6, -1e-6, 0.5, 1.0000005, 1.01])).tolist() == [
-        False, True, True, True, False,
-    ]  # fmt: skip
+    assert possible(
+        bounds, "accuracy", np.array([-2e-6, -1e-6, 0.5, 1.0000005, 1.01])
+    ).tolist() == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
     assert possible(bounds, "loss", 1e30)
 
 
@@ -141,5 +173,8 @@ def test_a_round_in_one_line() -> None:
     begin, end = "8 reports (1 partial), dropped: 1 late, 2 lost; ", "; change 0.125; 1.50 s"
     measured = "loss 0.25, accuracy 0.9 on the devices' training examples, "
     assert describe(summary) == f"{begin}{measured}while they trained{end}"
-    assert describe(summary | {"evaluation": {"loss": 0.25}}) == f"{begin}{measured}before they trained{end}"
+    assert (
+        describe(summary | {"evaluation": {"loss": 0.25}})
+        == f"{begin}{measured}before they trained{end}"
+    )
     assert describe(summary | {"metrics": {}}) == f"{begin}no metrics{end}"

@@ -1,4 +1,5 @@
-"""What staleness takes from an update: the papers' functions by hand, and a mean that stays exact."""
+"""What staleness takes from an update: the papers' functions by hand, and a mean that stays
+exact."""
 
 from __future__ import annotations
 
@@ -24,9 +25,15 @@ def factor(function: str, tau: int, a: float = 0.0, b: float = 0.0) -> float:
 
 
 def test_the_papers_functions_by_hand() -> None:
-    assert [factor("polynomial", tau, 0.5) for tau in range(5)] == pytest.approx(POLYNOMIAL, rel=1e-15)
-    assert [factor("polynomial", tau, 2.0) for tau in range(3)] == pytest.approx([1.0, 1 / 4, 1 / 9])
-    assert [factor("hinge", tau, 10.0, 4.0) for tau in (0, 4, 5, 6)] == pytest.approx([1.0, 1.0, 1 / 11, 1 / 21])
+    assert [factor("polynomial", tau, 0.5) for tau in range(5)] == pytest.approx(
+        POLYNOMIAL, rel=1e-15
+    )
+    assert [factor("polynomial", tau, 2.0) for tau in range(3)] == pytest.approx(
+        [1.0, 1 / 4, 1 / 9]
+    )
+    assert [factor("hinge", tau, 10.0, 4.0) for tau in (0, 4, 5, 6)] == pytest.approx(
+        [1.0, 1.0, 1 / 11, 1 / 21]
+    )
     assert [factor("constant", tau) for tau in (0, 7)] == [1.0, 1.0]
 
 
@@ -51,18 +58,24 @@ def test_a_multiplier_has_29_significant_bits() -> None:
 
 
 def test_a_buffer_by_hand() -> None:
-    """Nguyen et al., Algorithm 1, with K = 3: the model moves by 1/K sum s(tau_i) delta_i, whatever versions the
-    updates are of. To average each version alone and add these means up would move it by 1 + 0.5 * (2 + 4) / 2."""
+    """Nguyen et al., Algorithm 1, with K = 3: the model moves by 1/K sum s(tau_i) delta_i, whatever
+    versions the updates are of. To average each version alone and add these means up would move it
+    by 1 + 0.5 * (2 + 4) / 2."""
     mean = make("mean")
     buffer = mean.init(2)
     for update, staleness in (([1.0, 0.0], 0), ([2.0, 1.0], 3), ([4.0, -1.0], 3)):
-        mean.add(buffer, (np.array(update, np.float32),), 1, 4.0, factor("polynomial", staleness, 0.5))
-    moved = next_model(mean, buffer, make_optimizer("sgd", lr=1.0), {}, np.zeros(2, np.float32)).model
+        mean.add(
+            buffer, (np.array(update, np.float32),), 1, 4.0, factor("polynomial", staleness, 0.5)
+        )
+    moved = next_model(
+        mean, buffer, make_optimizer("sgd", lr=1.0), {}, np.zeros(2, np.float32)
+    ).model
     np.testing.assert_array_equal(moved, np.array([(1 + 0.5 * 2 + 0.5 * 4) / 3, 0.0], np.float32))
 
 
 def test_examples_weigh_and_staleness_takes_from_the_update_alone() -> None:
-    """By hand: (30 * 1 + 0.5 * 10 * 5) / (30 + 10). The stale update does not make the fresh one weigh more."""
+    """By hand: (30 * 1 + 0.5 * 10 * 5) / (30 + 10). The stale update does not make the fresh one
+    weigh more."""
     mean = make("mean")
     state = mean.init(1)
     mean.add(state, (np.ones(1, np.float32),), 30, 1.0, 1.0)
@@ -83,7 +96,8 @@ STALE = st.tuples(
 def test_the_same_updates_give_the_same_bits_in_any_order(
     updates: list[tuple[list[float], int, int, str]], data: st.DataObject
 ) -> None:
-    """One by one, together, and over a state that was saved in between; and it is the mean, to a rounding."""
+    """One by one, together, and over a state that was saved in between; and it is the mean, to a
+    rounding."""
     rows = [
         (np.array(values, np.float32), weight, factor(function, staleness, 0.7, 3.0))
         for values, weight, staleness, function in updates
@@ -100,24 +114,30 @@ def test_the_same_updates_give_the_same_bits_in_any_order(
     total = exact_mean.init(3)
     for row in shuffled[:cut]:
         add(total, row)
-    total = exact_mean.from_tensors({name: each.copy() for name, each in exact_mean.to_tensors(total).items()})
+    total = exact_mean.from_tensors(
+        {name: each.copy() for name, each in exact_mean.to_tensors(total).items()}
+    )
     rest = shuffled[cut:]
     if rest:
         vectors, weights, factors = zip(*rest, strict=True)
         largest = np.array([np.abs(vector).max() for vector in vectors], np.float64)
-        exact_mean.add_many(total, [np.stack(vectors)], np.array(weights), largest, np.array(factors))
+        exact_mean.add_many(
+            total, [np.stack(vectors)], np.array(weights), largest, np.array(factors)
+        )
     assert exact_mean.mean(total).tobytes() == exact_mean.mean(expected).tobytes()
     divisor = sum(weight for _, weight, _ in rows)
     for place, found in enumerate(exact_mean.mean(expected).tolist()):
         exactly = sum(
-            Fraction(multiplier(weight, own)) * Fraction(float(vector[place])) for vector, weight, own in rows
+            Fraction(multiplier(weight, own)) * Fraction(float(vector[place]))
+            for vector, weight, own in rows
         )
         assert found == pytest.approx(float(exactly / divisor), rel=1e-12, abs=1e-12)
 
 
 def test_fedasync_mixes_models_by_hand() -> None:
-    """Xie et al., Algorithm 1: x + alpha * s * (x_i - x), with alpha 0.6, s 0.5: from x = 4, a task that began from 1
-    and ended at 3, 4 + 0.3 * (3 - 4). By its update of 2 alone the model would move the other way."""
+    """Xie et al., Algorithm 1: x + alpha * s * (x_i - x), with alpha 0.6, s 0.5: from x = 4, a task
+    that began from 1 and ended at 3, 4 + 0.3 * (3 - 4). By its update of 2 alone the model would
+    move the other way."""
     mean, sgd = make("mean"), make_optimizer("sgd", lr=0.6)
     state = mean.init(1)
     mean.add(state, (np.full(1, 2, np.float32),), 1, 2.0, 0.5)

@@ -1,4 +1,5 @@
-"""The conversation without a socket: its port is a dictionary or two around a real engine, its files are in memory."""
+"""The conversation without a socket: its port is a dictionary or two around a real engine, its
+files are in memory."""
 
 from __future__ import annotations
 
@@ -8,7 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_port import EnginePort, SpoolInMemory
-from fleetlearn_coordinator.conversation.conversation import LOST_RACES, UPLOAD_TIMEOUT, Conversation
+from fleetlearn_coordinator.conversation.conversation import (
+    LOST_RACES,
+    UPLOAD_TIMEOUT,
+    Conversation,
+)
 from fleetlearn_coordinator.conversation.effects import (
     Allow,
     CheckedIn,
@@ -29,7 +34,15 @@ from fleetlearn_coordinator.conversation.limits import (
 from fleetlearn_coordinator.conversation.places import WINDOW, Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import Uploads, check_parts
-from fleetlearn_coordinator.rounds.commands import STALLED, Ask, Assign, CancelTask, Command, Commit, Finish
+from fleetlearn_coordinator.rounds.commands import (
+    STALLED,
+    Ask,
+    Assign,
+    CancelTask,
+    Command,
+    Commit,
+    Finish,
+)
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, Settings
@@ -75,7 +88,14 @@ class Room(EnginePort):
     """A port around an engine, and the devices that speak through it."""
 
     def __init__(self, *, uploads: int = 16, **settings: Any) -> None:
-        values = {"goal": 2, "cohort": 2, "minimum": 1, "deadline": 600.0, "grace": 30.0, "gather": 0.0}
+        values = {
+            "goal": 2,
+            "cohort": 2,
+            "minimum": 1,
+            "deadline": 600.0,
+            "grace": 30.0,
+            "gather": 0.0,
+        }
         self.engine = Engine(Settings(**(values | settings)))
         self.spool, self.elements = SpoolInMemory(4 * SIZE), SIZE
         self.uploads = Uploads(Places(uploads, 1000.0, Proven(100)))
@@ -92,7 +112,9 @@ class Room(EnginePort):
             match command:
                 case Assign(device, task, round, seed):
                     vectors = (VectorReference("model", MODEL, 4 * SIZE, "float32"),)
-                    message: FromCoordinator = Task(task, round, "b" * 64, vectors, ASKED, {}, 1, 10, seed, 600.0)
+                    message: FromCoordinator = Task(
+                        task, round, "b" * 64, vectors, ASKED, {}, 1, 10, seed, 600.0
+                    )
                 case Ask(device, task):
                     model = VectorReference("model", MODEL, 4 * SIZE, "float32")
                     message = Question(task, "evaluation", 600.0, bundle="b" * 64, vectors=(model,))
@@ -132,7 +154,9 @@ class Room(EnginePort):
         check_parts(report, ASKED, self.elements_of)
         return True
 
-    def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:
+    def save_update(
+        self, device: str, report: Report, spool: int, largest: Mapping[str, float]
+    ) -> None:
         if not self.engine.takes_report(device, report.task):
             raise ProtocolError(Code.STALE_ROUND, "too late")
         self.saved[report.task] = np.frombuffer(self.spool.files[spool], np.float32)
@@ -145,7 +169,15 @@ class Room(EnginePort):
         return new
 
     def progress(
-        self, device: str, task: str | None, what: str, amount: int, now: float, *, received: int = 0, sent: int = 0
+        self,
+        device: str,
+        task: str | None,
+        what: str,
+        amount: int,
+        now: float,
+        *,
+        received: int = 0,
+        sent: int = 0,
     ) -> None:
         super().progress(device, task, what, amount, now)
         self.moved += received
@@ -185,7 +217,9 @@ class Device:
 
     def did(self) -> list[Effect]:
         """The effects since the last look, without the log's."""
-        effects: list[Effect] = [effect for effect in self.effects if not isinstance(effect, LogNote)]
+        effects: list[Effect] = [
+            effect for effect in self.effects if not isinstance(effect, LogNote)
+        ]
         self.effects = []
         return effects
 
@@ -241,7 +275,8 @@ UPDATE = np.linspace(-3, 2, SIZE, dtype=np.float32)
 
 
 def test_a_round_in_order() -> None:
-    """What is allowed comes before the message that asks for it, and `accepted` before the next round's task."""
+    """What is allowed comes before the message that asks for it, and `accepted` before the next
+    round's task."""
     room = Room(goal=1, cohort=1)
     a = Device(room)
     a.conversation.received(encode(CheckIn(1, "a", 10)), 0.0)
@@ -342,8 +377,11 @@ def test_refusals_are_forgotten_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("code", sorted(LOST_RACES))
-def test_lost_races_at_a_round_s_end_are_no_fault(code: Code, monkeypatch: pytest.MonkeyPatch) -> None:
-    """900 short rounds, of which each costs the device a few refusals: its connection, and its task, stay."""
+def test_lost_races_at_a_round_s_end_are_no_fault(
+    code: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """900 short rounds, of which each costs the device a few refusals: its connection, and its
+    task, stay."""
     ((a, task),) = begun(Room(), "a")
 
     def refuse(*_: Any) -> None:
@@ -358,7 +396,9 @@ def test_lost_races_at_a_round_s_end_are_no_fault(code: Code, monkeypatch: pytes
         assert not a.conversation.over
     for _ in range(MAX_REFUSALS + RACES_OF_A_TASK):
         a.say(report_of(task, np.zeros(SIZE, np.float32)))
-    assert a.conversation.over, "without tasks nobody loses that many races: this costs no more than other faults"
+    assert a.conversation.over, (
+        "without tasks nobody loses that many races: this costs no more than other faults"
+    )
 
 
 def test_a_flood_is_answered_once_and_ended() -> None:
@@ -378,7 +418,9 @@ def test_a_flood_is_answered_once_and_ended() -> None:
     ("fields", "code"),
     [({"task": "t9-9"}, Code.UNKNOWN_TASK), ({"task": "t0-1", "round": 0}, Code.STALE_ROUND)],
 )
-def test_a_report_of_another_task_is_refused_and_changes_nothing(fields: dict[str, Any], code: Code) -> None:
+def test_a_report_of_another_task_is_refused_and_changes_nothing(
+    fields: dict[str, Any], code: Code
+) -> None:
     room = Room()
     ((a, task),) = begun(room, "a")
     refused = one(a.say(report_of(task, UPDATE, **fields)), Refused)
@@ -457,7 +499,9 @@ def test_what_arrived_wrong_may_be_sent_once_more() -> None:
     for attempt in range(2):
         grant = one(a.say(report_of(task, UPDATE, crc32=7)), Grant)
         assert grant.offset == 0
-        assert one(a.say(*chunks(grant, UPDATE), Uploaded(task.task)), Refused).code is Code.WRONG_HASH
+        assert (
+            one(a.say(*chunks(grant, UPDATE), Uploaded(task.task)), Refused).code is Code.WRONG_HASH
+        )
         assert room.engine.causes() == ({"rejected: wrong-hash": 1} if attempt else {})
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetlearn_coordinator.conversation.places import IDLE, NEW, PROVEN, WINDOW, Places, Proven, Turn
+from fleetlearn_coordinator.conversation.places import (
+    IDLE,
+    NEW,
+    PROVEN,
+    WINDOW,
+    Places,
+    Proven,
+    Turn,
+)
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_protocol import describe
 from msgspec.structs import fields
@@ -108,7 +116,10 @@ def test_made_up_names_cannot_keep_proven_devices_waiting() -> None:
     ask(places, *(f"ghost{number}" for number in range(50)))
     assert len(given(places)) == 4
     ask(places, "p1", "p2", "p3")
-    assert [(turn, loser is not None) for turn, loser in given(places)] == [("p1", True), ("p2", True)]
+    assert [(turn, loser is not None) for turn, loser in given(places)] == [
+        ("p1", True),
+        ("p2", True),
+    ]
     assert sum(turn.rank == NEW for turn in places.held) == 2
     for turn in list(places.held):
         if turn.rank == PROVEN:
@@ -145,7 +156,8 @@ def test_a_device_with_a_task_goes_before_all_that_have_none() -> None:
     assert given(places) == [("a", "i1")]
     ask(places, "b", "c")
     assert given(places) == [("b", "i2")]
-    places.measure(WINDOW)  # slow or not, a device without a task takes no place from one that has a task
+    # slow or not, a device without a task takes no place from one that has a task
+    places.measure(WINDOW)
     places.leave(next(turn for turn in places.waiting if turn.rank == NEW))
     assert given(places) == []
     assert {turn.rank for turn in places.waiting} == {IDLE}

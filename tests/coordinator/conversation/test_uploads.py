@@ -55,7 +55,10 @@ def test_an_upload_is_spooled_hashed_and_measured(blobs: FileBlobs) -> None:
     upload.check_complete()
     assert upload.largest == {"update": 3.0}
     spool_file = uploads.complete(upload, 0.0)
-    assert b"".join(bytes(part) for part in blobs.read_spool_file(spool_file, UPDATE.nbytes)) == UPDATE.tobytes()
+    assert (
+        b"".join(bytes(part) for part in blobs.read_spool_file(spool_file, UPDATE.nbytes))
+        == UPDATE.tobytes()
+    )
     assert not uploads.active
 
 
@@ -68,7 +71,9 @@ def test_an_upload_is_spooled_hashed_and_measured(blobs: FileBlobs) -> None:
         (0, np.full(2, np.nan, np.float32).tobytes(), Code.NOT_FINITE),
     ],
 )
-def test_chunks_that_are_refused_change_nothing(blobs: FileBlobs, offset: int, payload: bytes, code: Code) -> None:
+def test_chunks_that_are_refused_change_nothing(
+    blobs: FileBlobs, offset: int, payload: bytes, code: Code
+) -> None:
     upload = granted(make(1), blobs, "t1")
     (message,) = pack_chunks(1, payload)
     chunk = unpack_chunk(message)._replace(offset=offset)
@@ -88,16 +93,23 @@ def test_each_part_of_an_upload_is_checked_by_itself(blobs: FileBlobs) -> None:
     parts = FLOAT32.part("a", first), FLOAT32.part("b", second)
     uploads = make(1)
     upload = uploads.offer(
-        "device", msgspec.structs.replace(report_of("t1"), parts=parts), blobs, {"a": 3, "b": 2}.__getitem__
+        "device",
+        msgspec.structs.replace(report_of("t1"), parts=parts),
+        blobs,
+        {"a": 3, "b": 2}.__getitem__,
     )
     assert list(uploads.grants(0.0)) == [upload]
-    with pytest.raises(ProtocolError, match="a chunk of 16 bytes at 0; part a ends at 12") as caught:
+    with pytest.raises(
+        ProtocolError, match="a chunk of 16 bytes at 0; part a ends at 12"
+    ) as caught:
         upload.receive(Chunk(1, 0, memoryview(first + second[:4])))
     assert caught.value.code is Code.WRONG_LENGTH
     for offset, payload in ((0, first[:8]), (8, first[8:]), (12, second)):
         upload.receive(Chunk(1, offset, memoryview(payload)))
     upload.check_complete()
-    upload.report = msgspec.structs.replace(upload.report, parts=(parts[0], msgspec.structs.replace(parts[1], crc32=7)))
+    upload.report = msgspec.structs.replace(
+        upload.report, parts=(parts[0], msgspec.structs.replace(parts[1], crc32=7))
+    )
     with pytest.raises(
         ProtocolError, match=f"part b has CRC-32 {parts[1].crc32:08x}; 00000007 was announced"
     ) as caught:
@@ -116,13 +128,17 @@ def test_chunks_hold_whole_blocks(blobs: FileBlobs, name: str) -> None:
     upload = uploads.offer("device", report, blobs, lambda part: len(vector))
     assert list(uploads.grants(0.0)) == [upload]
     for size in (whole - 1, whole + 1):
-        with pytest.raises(ProtocolError, match=f"expected a multiple of {encoding.block_bytes}") as caught:
+        with pytest.raises(
+            ProtocolError, match=f"expected a multiple of {encoding.block_bytes}"
+        ) as caught:
             upload.receive(Chunk(1, 0, content[:size]))
         assert caught.value.code is Code.WRONG_LENGTH
     for start in (0, whole):
         upload.receive(Chunk(1, start, content[start : start + whole]))
     bad = bytearray(content[2 * whole :])
-    bad[: 2 if encoding.block == 4096 else 4] = b"\xff\xff\xff\xff"[: 2 if encoding.block == 4096 else 4]
+    bad[: 2 if encoding.block == 4096 else 4] = b"\xff\xff\xff\xff"[
+        : 2 if encoding.block == 4096 else 4
+    ]
     with pytest.raises(ProtocolError) as caught:
         upload.receive(Chunk(1, 2 * whole, memoryview(bad)))
     assert caught.value.code is (Code.BAD_ENCODING if encoding.block == 4096 else Code.NOT_FINITE)
@@ -162,7 +178,9 @@ def test_spool_files_are_bounded_whatever_breaks(blobs: FileBlobs, tmp_path: Pat
     assert len(taken) == 6, "a spool file was given twice"
 
 
-def test_the_end_of_one_run_s_round_leaves_another_run_s_uploads(blobs: FileBlobs, tmp_path: Path) -> None:
+def test_the_end_of_one_run_s_round_leaves_another_run_s_uploads(
+    blobs: FileBlobs, tmp_path: Path
+) -> None:
     (tmp_path / "other").mkdir()
     other = FileBlobs(tmp_path / "other")
     uploads = make(2)
@@ -172,14 +190,18 @@ def test_the_end_of_one_run_s_round_leaves_another_run_s_uploads(blobs: FileBlob
         uploads.pause(upload)
         assert uploads.first_spoiled(task, spool)
     uploads.forget_tasks(blobs, unless=())
-    assert [granted(uploads, spool, task).offset for spool, task in ((blobs, "t1"), (other, "t2"))] == [0, CHUNK_BYTES]
+    assert [
+        granted(uploads, spool, task).offset for spool, task in ((blobs, "t1"), (other, "t2"))
+    ] == [0, CHUNK_BYTES]
     assert uploads.first_spoiled("t1", blobs)
     assert not uploads.first_spoiled("t2", other)
 
 
 def test_a_waiting_upload_that_leaves_makes_room(blobs: FileBlobs) -> None:
     uploads = make(1)
-    first, second, third = (uploads.offer("device", report_of(f"t{number}"), blobs, elements_of) for number in range(3))
+    first, second, third = (
+        uploads.offer("device", report_of(f"t{number}"), blobs, elements_of) for number in range(3)
+    )
     assert list(uploads.grants(0.0)) == [first]
     uploads.pause(second)
     uploads.drop(first)
@@ -208,12 +230,15 @@ def sent(upload: Upload, blobs: FileBlobs, chunks: int = 1) -> None:
         upload.receive(unpack_chunk(message))
 
 
-def test_an_upload_that_loses_its_place_keeps_its_bytes_and_what_is_on_its_way(blobs: FileBlobs) -> None:
+def test_an_upload_that_loses_its_place_keeps_its_bytes_and_what_is_on_its_way(
+    blobs: FileBlobs,
+) -> None:
     uploads = make(1)
     slow = granted(uploads, blobs, "slow")
     sent(slow, blobs)
     next_ = uploads.offer("next", report_of("next"), blobs, elements_of)
-    uploads.places.measure(WINDOW)  # what came counts in the first window, and in the second nothing came
+    # what came counts in the first window, and in the second nothing came
+    uploads.places.measure(WINDOW)
     assert list(uploads.grants(WINDOW)) == []
     uploads.places.measure(2 * WINDOW)
     assert list(uploads.grants(2 * WINDOW)) == [slow, next_]
@@ -228,8 +253,11 @@ def test_an_upload_that_loses_its_place_keeps_its_bytes_and_what_is_on_its_way(b
     slow.check_complete()
 
 
-def test_of_uploads_without_a_place_those_that_brought_least_begin_again(blobs: FileBlobs, tmp_path: Path) -> None:
-    """16 peers that send 4 bytes each must not cost a slow device its megabytes, nor the disk a file for each."""
+def test_of_uploads_without_a_place_those_that_brought_least_begin_again(
+    blobs: FileBlobs, tmp_path: Path
+) -> None:
+    """16 peers that send 4 bytes each must not cost a slow device its megabytes, nor the disk a
+    file for each."""
     uploads = make(2)
     moving, slow = granted(uploads, blobs, "moving"), granted(uploads, blobs, "slow")
     sent(slow, blobs)
@@ -257,7 +285,9 @@ def test_of_uploads_without_a_place_those_that_brought_least_begin_again(blobs: 
     ("took", "proves"),
     [(WINDOW, True), (WINDOW + 0.1, True), (UPDATE.nbytes / (PROOF_FACTOR * RATE) + 0.1, False)],
 )
-def test_an_update_that_came_quickly_proves_its_device(blobs: FileBlobs, took: float, proves: bool) -> None:
+def test_an_update_that_came_quickly_proves_its_device(
+    blobs: FileBlobs, took: float, proves: bool
+) -> None:
     uploads = make(1)
     upload = granted(uploads, blobs, "t1")
     sent(upload, blobs, 2)

@@ -1,4 +1,5 @@
-"""What one address and one device may do, over real sockets: 127.0.0.2 is an attacker's address, 127.0.0.1 others'."""
+"""What one address and one device may do, over real sockets: 127.0.0.2 is an attacker's address,
+127.0.0.1 others'."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from peers import PlanMaker, fleet, serving, update_of
 
 from benchmarks._raw_peer import RawPeer, frame, open_stream, text
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only there 127.0.0.2 is this machine without more ado")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="only there 127.0.0.2 is this machine without more ado"
+)
 STRICT: dict[str, Any] = {"exempt": ["127.0.0.1/32"]}
 ROUNDS = {"round__goal": 1, "round__over_selection": 20}
 """With tasks for the attackers, too."""
@@ -54,7 +57,9 @@ async def bounded(test: Awaitable[None]) -> None:
         await asyncio.sleep(0)  # so that the aborts are carried out
 
 
-async def answer(address: str, source: str = "127.0.0.2", **headers: str) -> tuple[int, dict[str, str], str]:
+async def answer(
+    address: str, source: str = "127.0.0.2", **headers: str
+) -> tuple[int, dict[str, str], str]:
     """Return the status, the headers and the text with which a handshake is answered."""
     peer = await peer_at(address, source)
     status = await peer.handshake(address, **headers)
@@ -72,8 +77,13 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @run_async
-async def test_an_address_has_a_number_of_connections(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
-    async with fleet(make_plan(**ROUNDS), limits={"connections": 2, **STRICT}) as (coordinator, join):
+async def test_an_address_has_a_number_of_connections(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
+    async with fleet(make_plan(**ROUNDS), limits={"connections": 2, **STRICT}) as (
+        coordinator,
+        join,
+    ):
         peers = [await peer_at(coordinator.host.address) for _ in range(2)]
         for number, peer in enumerate(peers):
             assert await peer.handshake(coordinator.host.address) == 101
@@ -81,7 +91,9 @@ async def test_an_address_has_a_number_of_connections(make_plan: PlanMaker, patc
         status, headers, said = await answer(coordinator.host.address)
         assert status == 429
         assert 1 <= int(headers["Retry-After"]) <= limits.RETRY_AFTER
-        assert said.startswith("127.0.0.2 has 2 connections, as many as one address may have at a time")
+        assert said.startswith(
+            "127.0.0.2 has 2 connections, as many as one address may have at a time"
+        )
         assert "[limits]" in said
         await (await join("honest")).do_round(update_of(1.0))
         peers.pop().abort()
@@ -90,8 +102,13 @@ async def test_an_address_has_a_number_of_connections(make_plan: PlanMaker, patc
 
 
 @run_async
-async def test_an_address_opens_connections_at_a_rate(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
-    async with fleet(make_plan(**ROUNDS), limits={"check_ins": 0.5, **STRICT}) as (coordinator, join):
+async def test_an_address_opens_connections_at_a_rate(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
+    async with fleet(make_plan(**ROUNDS), limits={"check_ins": 0.5, **STRICT}) as (
+        coordinator,
+        join,
+    ):
         found = [(await answer(coordinator.host.address))[0] for _ in range(4)]
         assert found == [101, 101, 429, 429]
         await (await join("honest")).do_round(update_of(1.0))
@@ -112,7 +129,9 @@ async def test_newcomers_of_one_address_leave_places_for_others(
 
 
 @run_async
-async def test_short_lives_of_one_address_are_closed_unread(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
+async def test_short_lives_of_one_address_are_closed_unread(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
     """And cost others nothing: a device of another address comes in, although hundreds knock."""
     patch.setattr(listener, "SHORT_LIFE_RATE", 1e-9)
     patch.setattr("fleetlearn_coordinator.network.addresses.SHORT_LIFE_RATE", 1e-9)
@@ -129,9 +148,14 @@ async def test_short_lives_of_one_address_are_closed_unread(make_plan: PlanMaker
 
 
 @run_async
-async def test_messages_of_an_address_have_a_rate(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
+async def test_messages_of_an_address_have_a_rate(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
     """Ten of its connections wait for their turns, and none is ended for what the others do."""
-    async with fleet(make_plan(**ROUNDS), limits={"messages": 10.0, **STRICT}) as (coordinator, join):
+    async with fleet(make_plan(**ROUNDS), limits={"messages": 10.0, **STRICT}) as (
+        coordinator,
+        join,
+    ):
         peers = [await peer_at(coordinator.host.address) for _ in range(10)]
         for number, peer in enumerate(peers):
             await peer.handshake(coordinator.host.address)
@@ -140,7 +164,8 @@ async def test_messages_of_an_address_have_a_rate(make_plan: PlanMaker, patch: p
             peer.writer.write(100 * text(Heartbeat()))
         use = coordinator.host.devices["attacker-0"].connection.use
         assert use is not None
-        await until(lambda: use.messages.tokens < -10 * limits.FRAMES_PER_TURN + 1)  # each has booked a turn
+        # each has booked a turn
+        await until(lambda: use.messages.tokens < -10 * limits.FRAMES_PER_TURN + 1)
         for _ in range(4):
             await (await join("honest")).do_round(update_of(1.0))
             coordinator.host.devices["honest"].connection.transport.abort()
@@ -153,7 +178,10 @@ async def test_messages_of_an_address_have_a_rate(make_plan: PlanMaker, patch: p
 async def test_updates_that_were_asked_for_do_not_count_as_an_address_s_bytes(
     make_plan: PlanMaker, patch: pytest.MonkeyPatch
 ) -> None:
-    async with fleet(make_plan(**ROUNDS), limits={"bytes": 16384.0, "exempt": []}) as (coordinator, join):
+    async with fleet(make_plan(**ROUNDS), limits={"bytes": 16384.0, "exempt": []}) as (
+        coordinator,
+        join,
+    ):
         a = await join("a")
         for _ in range(5):  # 280 kB each
             await a.do_round(update_of(1.0))
@@ -173,29 +201,46 @@ async def test_updates_that_were_asked_for_do_not_count_as_an_address_s_bytes(
 
 
 @run_async
-async def test_a_proxy_says_whom_it_connects_for(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_says_whom_it_connects_for(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
     async with serving(make_plan(), limits={"connections": 1}, **PROXY) as coordinator:
         address = coordinator.host.address
-        for client, status in (("192.0.2.1", 101), ("192.0.2.1", 429), ("192.0.2.2", 101), ("2001:db8::1", 101)):
+        for client, status in (
+            ("192.0.2.1", 101),
+            ("192.0.2.1", 429),
+            ("192.0.2.2", 101),
+            ("2001:db8::1", 101),
+        ):
             found = await answer(address, **{"X-Forwarded-For": client})
             assert found[0] == status
         assert (await answer(address, Forwarded="for=192.0.2.2"))[0] == 429
-        assert (await answer(address, Forwarded="for=192.0.2.2, for=192.0.2.9"))[0] == 101  # the left may be made up
-        status, _, said = await answer(address, **{"Forwarded": "for=192.0.2.3", "X-Forwarded-For": "192.0.2.4"})
+        # the left may be made up
+        assert (await answer(address, Forwarded="for=192.0.2.2, for=192.0.2.9"))[0] == 101
+        status, _, said = await answer(
+            address, **{"Forwarded": "for=192.0.2.3", "X-Forwarded-For": "192.0.2.4"}
+        )
         assert (status, "name different addresses" in said) == (400, True)
         for _ in range(3):  # the proxy itself has no limits
             assert (await answer(address))[0] == 101
 
 
 @run_async
-async def test_a_proxy_s_clients_leave_places_to_each_other(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_s_clients_leave_places_to_each_other(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
     patch.setattr(process_settings, "NEWCOMERS", 8)
     async with serving(make_plan(), **PROXY) as coordinator:
-        for client, statuses in (("192.0.2.1", [101, 101, 101, 101, 429]), ("192.0.2.2", [101, 101, 429])):
+        for client, statuses in (
+            ("192.0.2.1", [101, 101, 101, 101, 429]),
+            ("192.0.2.2", [101, 101, 429]),
+        ):
             for status in statuses:
                 found = await answer(coordinator.host.address, **{"X-Forwarded-For": client})
                 assert (found[0], client) == (status, client)
-            assert found[2].startswith(f"too many connections of {client} end at once, or do not check in")
+            assert found[2].startswith(
+                f"too many connections of {client} end at once, or do not check in"
+            )
 
 
 def test_others_are_not_believed_and_the_log_has_the_right_address(
@@ -205,7 +250,8 @@ def test_others_are_not_believed_and_the_log_has_the_right_address(
         plan = make_plan()
         async with serving(plan, limits={"connections": 1, "exempt": []}) as coordinator:
             found = [
-                await answer(coordinator.host.address, **{"X-Forwarded-For": f"192.0.2.{number}"}) for number in (1, 2)
+                await answer(coordinator.host.address, **{"X-Forwarded-For": f"192.0.2.{number}"})
+                for number in (1, 2)
             ]
             assert [one[0] for one in found] == [101, 429]
             assert found[1][2].startswith("127.0.0.2 has 1 connections")
@@ -215,8 +261,12 @@ def test_others_are_not_believed_and_the_log_has_the_right_address(
 
     with caplog.at_level(logging.INFO, "fleetlearn"):
         asyncio.run(bounded(test()))
-    assert any("a connection of 127.0.0.2 was refused: 127.0.0.2 has 1" in line for line in caplog.messages)
-    assert any("a connection of 192.0.2.5 was refused: the origin" in line for line in caplog.messages)
+    assert any(
+        "a connection of 127.0.0.2 was refused: 127.0.0.2 has 1" in line for line in caplog.messages
+    )
+    assert any(
+        "a connection of 192.0.2.5 was refused: the origin" in line for line in caplog.messages
+    )
 
 
 # Devices

@@ -1,11 +1,18 @@
-"""What an address has spent, and how long that is remembered: no sockets, and a clock that the test turns."""
+"""What an address has spent, and how long that is remembered: no sockets, and a clock that the test
+turns."""
 
 from __future__ import annotations
 
 import pytest
 from fleetlearn_coordinator.conversation import limits
 from fleetlearn_coordinator.network import addresses
-from fleetlearn_coordinator.network.addresses import NOTHING, AddressBook, AddressUse, Networks, read_address
+from fleetlearn_coordinator.network.addresses import (
+    NOTHING,
+    AddressBook,
+    AddressUse,
+    Networks,
+    read_address,
+)
 from fleetlearn_coordinator.plan.service_settings import Limits
 
 
@@ -39,14 +46,18 @@ def test_an_ipv6_network_counts_as_one_address(one: str, other: str, same: bool)
 
 
 def test_exempt_networks_have_no_limits() -> None:
-    assert use_of(AddressBook(Limits()), "127.0.0.1") is use_of(AddressBook(Limits()), "::1") is None
+    assert (
+        use_of(AddressBook(Limits()), "127.0.0.1") is use_of(AddressBook(Limits()), "::1") is None
+    )
     assert use_of(AddressBook(Limits(exempt=())), "127.0.0.1") is not None
     assert use_of(AddressBook(Limits(exempt=("10.0.0.0/8",))), "10.1.2.3") is None
     assert read_address("nowhere") is None
     assert read_address("::1") not in Networks(["0.0.0.0/0"])
 
 
-def test_what_was_spent_is_remembered_after_the_last_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_spent_is_remembered_after_the_last_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of a bounded number of addresses; those that are connected are never forgotten."""
     monkeypatch.setattr(addresses, "ADDRESSES_KEPT", 100)
     book = AddressBook(Limits())
@@ -83,12 +94,18 @@ def test_an_address_takes_half_of_the_free_places_of_newcomers() -> None:
 def test_connections_and_their_rate_are_bounded() -> None:
     book = AddressBook(Limits(connections=2, check_ins=1.0))
     use = entered(book, "192.0.2.1")
-    assert [bool(use.refusal(0.0)) for _ in range(6)] == [False] * int(limits.ADDRESS_BURST) + [True, True]
+    assert [bool(use.refusal(0.0)) for _ in range(6)] == [False] * int(limits.ADDRESS_BURST) + [
+        True,
+        True,
+    ]
     assert "more than 1 connections per second" in use.refusal(0.0)
     assert not use.refusal(1.0)
     for _ in range(2):
         book.enter(use)
-    assert use.refusal(100.0) == "192.0.2.1 has 2 connections, as many as one address may have at a time"
+    assert (
+        use.refusal(100.0)
+        == "192.0.2.1 has 2 connections, as many as one address may have at a time"
+    )
 
 
 def test_connections_that_wait_for_their_address_have_turns_one_after_the_other() -> None:
@@ -98,7 +115,9 @@ def test_connections_that_wait_for_their_address_have_turns_one_after_the_other(
     frames = limits.FRAMES_PER_TURN
     turns = [use.wait(0.0) for _ in range(5)]
     assert [turn[1] for turn in turns] == 5 * [(frames, 0)]
-    assert [round(turn[0], 2) for turn in turns] == [round((n + 1) * frames / 80.0, 2) for n in range(5)]
+    assert [round(turn[0], 2) for turn in turns] == [
+        round((n + 1) * frames / 80.0, 2) for n in range(5)
+    ]
     use.bytes.tokens = -1.0
     assert use.wait(0.0)[1] == (frames, limits.TURN_BYTES)
     assert use.wait(1000.0) == (0.0, NOTHING)

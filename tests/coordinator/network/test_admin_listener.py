@@ -33,7 +33,9 @@ def echo(request: Request) -> Any:
 
 
 @asynccontextmanager
-async def listening(answer: Callable[[Request], Any] = echo, tls: Tls | None = None) -> AsyncIterator[int]:
+async def listening(
+    answer: Callable[[Request], Any] = echo, tls: Tls | None = None
+) -> AsyncIterator[int]:
     listener = AdminListener(answer, tls)
     address = await listener.listen("127.0.0.1", 0)
     assert address.startswith("http://127.0.0.1:" if tls is None else "https://127.0.0.1:")
@@ -43,7 +45,9 @@ async def listening(answer: Callable[[Request], Any] = echo, tls: Tls | None = N
         await listener.close()
 
 
-async def send(port: int, content: bytes, context: ssl.SSLContext | None = None) -> tuple[int, dict[str, str], Any]:
+async def send(
+    port: int, content: bytes, context: ssl.SSLContext | None = None
+) -> tuple[int, dict[str, str], Any]:
     """Send bytes and read until the end. Returns status, headers, and the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     writer.write(content)
@@ -63,14 +67,19 @@ def test_a_request_is_understood_and_the_connection_ends() -> None:
     async def check() -> None:
         async with listening() as port:
             body = b'{"a": 1}'
-            request = b"POST /v1/runs/a%20b/x?last=3 HTTP/1.1\r\nHost: x\r\nAuthorization: bearer  T\r\n"
+            request = (
+                b"POST /v1/runs/a%20b/x?last=3 HTTP/1.1\r\nHost: x\r\nAuthorization: bearer  T\r\n"
+            )
             request += b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
             status, headers, answer = await send(port, request)
             assert status == 200
             assert answer == {
-                "method": "POST", "path": ["v1", "runs", "a b", "x"], "query": {"last": "3"}, "token": "T",
+                "method": "POST",
+                "path": ["v1", "runs", "a b", "x"],
+                "query": {"last": "3"},
+                "token": "T",
                 "body": '{"a": 1}',
-            }  # fmt: skip
+            }
             assert (headers["Connection"], headers["Cache-Control"]) == ("close", "no-store")
             assert not [name for name in headers if name.lower().startswith("access-control")]
             status, _, answer = await send(port, get("/refuse"))
@@ -111,7 +120,8 @@ def test_what_is_refused_before_anybody_reads_it(content: bytes, status: int) ->
 
 
 def test_head_is_refused_without_a_body(caplog: pytest.LogCaptureFixture) -> None:
-    """Its answer has none. With one, the connection ended without an answer, and a traceback was logged."""
+    """Its answer has none. With one, the connection ended without an answer, and a traceback was
+    logged."""
 
     async def check() -> None:
         async with listening(lambda request: {}) as port:
@@ -127,12 +137,15 @@ def test_head_is_refused_without_a_body(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_connections_are_bounded_in_number_and_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers that say nothing hold their places for TIMEOUT at most, and no more of them are let in."""
+    """Peers that say nothing hold their places for TIMEOUT at most, and no more of them are let
+    in."""
     monkeypatch.setattr(admin_listener, "TIMEOUT", 1.0)
 
     async def check() -> None:
         async with listening() as port:
-            slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MOST_CONNECTIONS)]
+            slow = [
+                await asyncio.open_connection("127.0.0.1", port) for _ in range(MOST_CONNECTIONS)
+            ]
             for _, writer in slow[::2]:
                 writer.write(b"GET / HTTP/1.1\r\nX-Slow: ")
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

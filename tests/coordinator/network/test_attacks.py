@@ -1,8 +1,9 @@
-"""Each attack of benchmarks/attacks.py beside honest devices of the same address: rounds go on, and nothing is lost.
+"""Each attack of benchmarks/attacks.py beside honest devices of the same address: rounds go on, and
+nothing is lost.
 
-Nothing here depends on how fast the machine is. An honest device that is refused something, cancelled, sent away or cut
-off fails the test, and so does an attack that holds rounds up for ever. tests/coordinator/service/test_server_ghosts.py
-has the ghosts.
+Nothing here depends on how fast the machine is. An honest device that is refused something,
+cancelled, sent away or cut off fails the test, and so does an attack that holds rounds up for ever.
+tests/coordinator/service/test_server_ghosts.py has the ghosts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ sys.path.append(BENCHMARKS)  # its files import each other by their names
 attacks: Any = importlib.import_module("attacks")
 device: Any = importlib.import_module("_websocket_device")
 connection_attacks: Any = importlib.import_module("_connection_attacks")
-MODULES: dict[str, Any] = {attack.module: importlib.import_module(attack.module) for attack in attacks.ATTACKS.values()}
+MODULES: dict[str, Any] = {
+    attack.module: importlib.import_module(attack.module) for attack in attacks.ATTACKS.values()
+}
 sys.path.remove(BENCHMARKS)  # its names are other packages' too: float16
 
 NAMES = ["honest-0", "honest-1"]
@@ -35,7 +38,9 @@ PEERS = 40
 
 
 @pytest.mark.parametrize("name", attacks.ATTACKS)
-def test_rounds_go_on(name: str, make_plan: PlanMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_go_on(
+    name: str, make_plan: PlanMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection_attacks, "PEERS", PEERS)
     attack = attacks.ATTACKS[name]
     attackers = getattr(MODULES[attack.module], name)
@@ -64,11 +69,16 @@ def test_rounds_go_on(name: str, make_plan: PlanMaker, tmp_path: Path, monkeypat
         }
 
     async def test() -> None:
-        plan = make_plan(round__goal=len(NAMES), round__minimum=len(NAMES), round__over_selection=100)
+        plan = make_plan(
+            round__goal=len(NAMES), round__minimum=len(NAMES), round__over_selection=100
+        )
         update, log, stop = device.make_update(SIZE), device.Log(), asyncio.Event()
         async with asyncio.timeout(100), serving(plan, **service) as coordinator:
             url = coordinator.host.address
-            honest = [asyncio.create_task(device.take_part(url, name, update, log, **headers[name])) for name in NAMES]
+            honest = [
+                asyncio.create_task(device.take_part(url, name, update, log, **headers[name]))
+                for name in NAMES
+            ]
 
             async def until_round(number: int) -> None:
                 while coordinator.engine.version < number:

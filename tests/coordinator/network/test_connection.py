@@ -1,4 +1,5 @@
-"""How a connection opens and what it makes of bytes that no library would send, over real sockets."""
+"""How a connection opens and what it makes of bytes that no library would send, over real
+sockets."""
 
 from __future__ import annotations
 
@@ -13,11 +14,22 @@ from fleetlearn_protocol import Code
 from fleetlearn_protocol.messages import PROTOCOL_NAME, PROTOCOL_VERSION, CheckIn, Refused, Welcome
 from peers import PlanMaker, serving
 
-from benchmarks._raw_peer import BINARY, CLOSE, CONTINUATION, PING, TEXT, RawPeer, frame, open_stream, text
+from benchmarks._raw_peer import (
+    BINARY,
+    CLOSE,
+    CONTINUATION,
+    PING,
+    TEXT,
+    RawPeer,
+    frame,
+    open_stream,
+    text,
+)
 
 REQUEST = (
-    f"GET / HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: {'A' * 22}==\r\n"
-    f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: {PROTOCOL_NAME}\r\n\r\n"
+    "GET / HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: "
+    f"Upgrade\r\nSec-WebSocket-Key: {'A' * 22}==\r\nSec-WebSocket-Version: "
+    f"13\r\nSec-WebSocket-Protocol: {PROTOCOL_NAME}\r\n\r\n"
 ).encode()
 CHECK_IN = text(CheckIn(PROTOCOL_VERSION, "a", 1))
 
@@ -124,14 +136,17 @@ async def test_compression_is_not_negotiated_and_a_bomb_is_not_unpacked(peer: Ra
 
 @run_async
 async def test_a_control_frame_is_short_and_whole(peer: RawPeer) -> None:
-    """RFC 6455, section 5.5: 125 bytes at most, so that a peer cannot have it kept, or answered at length."""
+    """RFC 6455, section 5.5: 125 bytes at most, so that a peer cannot have it kept, or answered at
+    length."""
     await peer.send(REQUEST + frame(PING, bytes(126)))
     await opened(peer)
     opcode, payload = await peer.receive()
     assert (opcode, int.from_bytes(payload[:2], "big")) == (CLOSE, 1002)
 
 
-def test_a_connection_that_comes_while_the_coordinator_stops_is_closed(make_plan: PlanMaker) -> None:
+def test_a_connection_that_comes_while_the_coordinator_stops_is_closed(
+    make_plan: PlanMaker,
+) -> None:
     """asyncio begins with it in the same turn of the loop in which the listener is closed."""
     errors: list[dict[str, Any]] = []
 

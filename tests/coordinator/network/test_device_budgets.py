@@ -9,7 +9,9 @@ from fleetlearn_coordinator.network.device_budgets import Budgets, DeviceBudgets
 
 
 def spent() -> Budgets:
-    return Budgets(Bucket(1.0, 10.0, 0.0, 0.0), Bucket(1.0, 10.0, 0.0, 0.0), Bucket(1.0, 10.0, 0.0, 0.0))
+    return Budgets(
+        Bucket(1.0, 10.0, 0.0, 0.0), Bucket(1.0, 10.0, 0.0, 0.0), Bucket(1.0, 10.0, 0.0, 0.0)
+    )
 
 
 def test_a_device_goes_on_with_what_it_left() -> None:
@@ -29,7 +31,10 @@ def test_a_check_in_allows_something_once_a_minute() -> None:
 
 def test_check_ins_have_a_rate() -> None:
     devices = DeviceBudgets(0.5)
-    assert [devices.check_in("a", 0.0) for _ in range(DEVICE_BURST + 2)] == [0.0] * DEVICE_BURST + [2.0, 2.0]
+    assert [devices.check_in("a", 0.0) for _ in range(DEVICE_BURST + 2)] == [0.0] * DEVICE_BURST + [
+        2.0,
+        2.0,
+    ]
     assert devices.check_in("b", 0.0) == 0.0
     assert devices.check_in("a", 2.0) == 0.0
 

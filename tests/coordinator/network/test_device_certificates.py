@@ -1,4 +1,5 @@
-"""Devices that are known by their certificates, over real sockets: under which name, and until when."""
+"""Devices that are known by their certificates, over real sockets: under which name, and until
+when."""
 
 from __future__ import annotations
 
@@ -43,23 +44,40 @@ def operator(tmp_path: Path) -> Iterator[Identities]:
 
 
 def service(folder: Path) -> dict[str, Any]:
-    files = {"certificate": folder / "certificate.pem", "key": folder / "key.pem", "clients": folder / "ca.pem"}
-    return {"tls": {name: str(file) for name, file in files.items()}, "identities": str(folder / "identities")}
+    files = {
+        "certificate": folder / "certificate.pem",
+        "key": folder / "key.pem",
+        "clients": folder / "ca.pem",
+    }
+    return {
+        "tls": {name: str(file) for name, file in files.items()},
+        "identities": str(folder / "identities"),
+    }
 
 
-async def open_with(coordinator: RunServer, folder: Path, name: str, **headers: str) -> ClientConnection:
+async def open_with(
+    coordinator: RunServer, folder: Path, name: str, **headers: str
+) -> ClientConnection:
     """Connect with the certificate ``devices/NAME.pem``, or with none."""
     trusts = ssl.create_default_context(cafile=folder / "ca.pem")
     if name != NO_CERTIFICATE:
-        trusts.load_cert_chain(folder / "devices" / f"{name}.pem", folder / "devices" / f"{name}.key")
+        trusts.load_cert_chain(
+            folder / "devices" / f"{name}.pem", folder / "devices" / f"{name}.key"
+        )
     protocols = [Subprotocol(PROTOCOL_NAME)]
     given = {key.replace("_", "-"): value for key, value in headers.items()}
     return await connect(
-        coordinator.host.address, ssl=trusts, additional_headers=given, subprotocols=protocols, compression=None
+        coordinator.host.address,
+        ssl=trusts,
+        additional_headers=given,
+        subprotocols=protocols,
+        compression=None,
     )
 
 
-async def refusal(coordinator: RunServer, folder: Path, name: str, **headers: str) -> tuple[int, str]:
+async def refusal(
+    coordinator: RunServer, folder: Path, name: str, **headers: str
+) -> tuple[int, str]:
     with pytest.raises(InvalidStatus) as caught:
         await open_with(coordinator, folder, name, **headers)
     return caught.value.response.status_code, bytes(caught.value.response.body or b"").decode()
@@ -69,7 +87,9 @@ def run(test: Any) -> None:
     asyncio.run(asyncio.wait_for(test, 30))
 
 
-def test_a_device_trains_under_its_certificate_s_name(make_plan: PlanMaker, folder: Path, operator: Identities) -> None:
+def test_a_device_trains_under_its_certificate_s_name(
+    make_plan: PlanMaker, folder: Path, operator: Identities
+) -> None:
     async def test() -> None:
         async with serving(make_plan(round__goal=1), **service(folder)) as coordinator:
             connection = await open_with(coordinator, folder, "a")
@@ -82,7 +102,9 @@ def test_a_device_trains_under_its_certificate_s_name(make_plan: PlanMaker, fold
 
     run(test())
     assert [row.device for row in operator.devices()] == ["a"]
-    assert [row.what for row in operator.events()] == ["started", "enrolled", "stopped"], "enrolled once"
+    assert [row.what for row in operator.events()] == ["started", "enrolled", "stopped"], (
+        "enrolled once"
+    )
 
 
 def test_nobody_is_somebody_else(make_plan: PlanMaker, folder: Path, operator: Identities) -> None:
@@ -100,7 +122,11 @@ def test_nobody_is_somebody_else(make_plan: PlanMaker, folder: Path, operator: I
             assert "is of a, and b checked in" in answer.text
             status, text = await refusal(coordinator, folder, "a", Fleetlearn_Device="b")
             assert (status, text) == (403, "this certificate is of the device a, not of b\n")
-            enrolling = {"Authorization": secret, "Fleetlearn_Device": "b", "Fleetlearn_Enrolment": token}
+            enrolling = {
+                "Authorization": secret,
+                "Fleetlearn_Device": "b",
+                "Fleetlearn_Enrolment": token,
+            }
             by_credential = await open_with(coordinator, folder, NO_CERTIFICATE, **enrolling)
             status, text = await refusal(coordinator, folder, "b")
             assert status == 403
@@ -135,7 +161,8 @@ def test_other_certificates_do_not_connect(make_plan: PlanMaker, folder: Path, w
 
     async def test() -> None:
         async with serving(make_plan(), **service(folder)) as coordinator:
-            with pytest.raises((OSError, EOFError, InvalidMessage)):  # TLS 1.3 says so after the handshake
+            # TLS 1.3 says so after the handshake
+            with pytest.raises((OSError, EOFError, InvalidMessage)):
                 await open_with(coordinator, folder, "a")
             while coordinator.host._listener.connections:
                 await asyncio.sleep(0.01)
@@ -160,7 +187,10 @@ def test_a_revoked_device_is_out_until_it_has_a_new_certificate(
             for name in ("a", "b"):
                 status, text = await refusal(coordinator, folder, name)
                 assert status == 403
-                assert text == f"the certificate of {name} was revoked; a new one would let it in again\n"
+                assert (
+                    text
+                    == f"the certificate of {name} was revoked; a new one would let it in again\n"
+                )
             while int(time.time()) <= int(revoked):  # certificates have whole seconds
                 await asyncio.sleep(0.01)
             make_device_certificate(folder, "a", 30)
@@ -174,7 +204,9 @@ def test_a_revoked_device_is_out_until_it_has_a_new_certificate(
 @pytest.mark.parametrize("names", [[], ["a", "b"], ["a b"], [""], ["a" * 65]])
 def test_a_certificate_that_names_no_device_is_refused(names: list[str]) -> None:
     begin = {"notBefore": "Nov 22 23:11:25 2026 GMT"}
-    assert certified_by({"subject": ((("commonName", "a"),), (("countryName", "CH"),)), **begin}) == ("a", 1795389085.0)
+    assert certified_by(
+        {"subject": ((("commonName", "a"),), (("countryName", "CH"),)), **begin}
+    ) == ("a", 1795389085.0)
     with pytest.raises(RefusalError, match="expected one, the device's name"):
         certified_by({"subject": tuple((("commonName", name),) for name in names), **begin})
 
@@ -182,7 +214,9 @@ def test_a_certificate_that_names_no_device_is_refused(names: list[str]) -> None
 def test_the_ca_is_read_again_and_named_if_it_cannot_be(folder: Path) -> None:
     clients = folder / "devices-ca.pem"
     clients.write_bytes((folder / "ca.pem").read_bytes())
-    certificates = Certificates(Tls(certificate=folder / "certificate.pem", key=folder / "key.pem", clients=clients))
+    certificates = Certificates(
+        Tls(certificate=folder / "certificate.pem", key=folder / "key.pem", clients=clients)
+    )
     before = certificates.context
     certificates.check()
     assert certificates.context is before
@@ -191,5 +225,9 @@ def test_the_ca_is_read_again_and_named_if_it_cannot_be(folder: Path) -> None:
     certificates.check()
     assert certificates.context is not before
     clients.write_text("no CA")
-    with pytest.raises(FleetError, match=r"devices-ca\.pem cannot be used as the CA of devices' certificates"):
-        Certificates(Tls(certificate=folder / "certificate.pem", key=folder / "key.pem", clients=clients))
+    with pytest.raises(
+        FleetError, match=r"devices-ca\.pem cannot be used as the CA of devices' certificates"
+    ):
+        Certificates(
+            Tls(certificate=folder / "certificate.pem", key=folder / "key.pem", clients=clients)
+        )

@@ -1,4 +1,5 @@
-"""Chunks over real sockets: most are handled as they are read, some wait in a queue behind other messages."""
+"""Chunks over real sockets: most are handled as they are read, some wait in a queue behind other
+messages."""
 
 from __future__ import annotations
 
@@ -59,20 +60,25 @@ async def test_a_chunk_does_not_overtake_a_message(make_plan: PlanMaker) -> None
         a = await join("a")
         await a.task()
         for _ in range(5):  # each pair arrives in one read
-            a.connection.transport.write(frame(TEXT, b"{}") + frame(BINARY, pack_chunk(7, 0, bytes(4))))
+            a.connection.transport.write(
+                frame(TEXT, b"{}") + frame(BINARY, pack_chunk(7, 0, bytes(4)))
+            )
         codes = [(await a.expect(Refused)).code for _ in range(10)]
         assert codes == 5 * [Code.BAD_MESSAGE, Code.OUT_OF_TURN]
 
 
 @run_async
 async def test_what_belongs_to_a_connection_is_freed_when_it_ends(make_plan: PlanMaker) -> None:
-    """However it ends. The garbage collector runs rarely: the memory of thousands would stay, some of it for ever."""
+    """However it ends. The garbage collector runs rarely: the memory of thousands would stay, some
+    of it for ever."""
     async with fleet(make_plan()) as (coordinator, join):
         host = coordinator.host
         gc.collect()
         gc.disable()
         try:
-            leaves, vanishes, breaks_the_protocol, is_sent_away = [await join(name) for name in "abcd"]
+            leaves, vanishes, breaks_the_protocol, is_sent_away = [
+                await join(name) for name in "abcd"
+            ]
             _, no_websocket = await open_stream(host.address)
             no_websocket.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
             await leaves.connection.close()
@@ -110,14 +116,16 @@ def test_two_processes_that_speak_as_one_device_are_named(
     asyncio.run(asyncio.wait_for(test(), 30))
     (line,) = (text for text in caplog.messages if "two processes" in text)
     assert line.startswith(
-        "device roof-7: two processes speak as this device, from 127.0.0.1 and from 127.0.0.1: each ends"
+        "device roof-7: two processes speak as this device, from 127.0.0.1 and from 127.0.0.1: "
+        "each ends"
     )
 
 
 def test_a_device_that_connects_again_is_not_taken_for_two(
     make_plan: PlanMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its network has changed: the connection before is open here, and nobody is at its other end."""
+    """Its network has changed: the connection before is open here, and nobody is at its other
+    end."""
 
     async def test() -> None:
         async with fleet(make_plan()) as (coordinator, join):
@@ -142,18 +150,22 @@ def test_another_version_of_the_protocol_is_named_once(
         async with fleet(make_plan()) as (_, join):
             for _ in range(3):
                 peer = await join("roof-7", check_in=False)
-                await peer.send(f'{{"type":"check-in","protocol":{version},"device":"roof-7","examples":10}}')
+                await peer.send(
+                    f'{{"type":"check-in","protocol":{version},"device":"roof-7","examples":10}}'
+                )
                 assert (await peer.expect(Refused)).code == Code.BAD_VERSION
 
     asyncio.run(asyncio.wait_for(test(), 30))
     (line,) = (text for text in caplog.messages if "of the protocol" in text)
     assert line == (
-        f"device (not checked in, at 127.0.0.1): roof-7 was refused: it speaks version {version} of the protocol; this "
-        f"coordinator speaks version 1. Update the fleetlearn of {who}"
+        f"device (not checked in, at 127.0.0.1): roof-7 was refused: it speaks version {version} "
+        f"of the protocol; this coordinator speaks version 1. Update the fleetlearn of {who}"
     )
 
 
-def test_a_websocket_of_another_protocol_is_named(make_plan: PlanMaker, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_websocket_of_another_protocol_is_named(
+    make_plan: PlanMaker, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "fleetlearn")
 
     async def test() -> None:
@@ -163,7 +175,7 @@ def test_a_websocket_of_another_protocol_is_named(make_plan: PlanMaker, caplog: 
 
     asyncio.run(asyncio.wait_for(test(), 30))
     assert (
-        "a connection of 127.0.0.1 was refused: it is no WebSocket of this protocol (subprotocols offered: "
-        "fleetlearn.v7; expected: fleetlearn.v1). A device with another version of fleetlearn, or another program, "
-        "connects there"
+        "a connection of 127.0.0.1 was refused: it is no WebSocket of this protocol (subprotocols "
+        "offered: fleetlearn.v7; expected: fleetlearn.v1). A device with another version of "
+        "fleetlearn, or another program, connects there"
     ) in caplog.messages

@@ -1,4 +1,5 @@
-"""What one peer can cost the coordinator: bytes sent by hand over real sockets, and counters instead of clocks."""
+"""What one peer can cost the coordinator: bytes sent by hand over real sockets, and counters
+instead of clocks."""
 
 from __future__ import annotations
 
@@ -29,7 +30,15 @@ from fleetlearn_coordinator.network.frame_counter import FrameCounter
 from fleetlearn_coordinator.network.peer_log import FewLines
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_protocol import Code
-from fleetlearn_protocol.messages import MAX_REFUSALS, CheckIn, ComeBack, Failed, Fetch, Heartbeat, Refused
+from fleetlearn_protocol.messages import (
+    MAX_REFUSALS,
+    CheckIn,
+    ComeBack,
+    Failed,
+    Fetch,
+    Heartbeat,
+    Refused,
+)
 from peers import PlanMaker, fleet, plan_text, serving, update_of
 from processes import processes, status_of, wait_for
 from websockets.asyncio.client import connect
@@ -91,7 +100,9 @@ async def send_until_ended(wire: RawPeer, data: bytes) -> None:
             await asyncio.sleep(0)
 
 
-async def attacker(coordinator: RunServer, name: str = "attacker") -> tuple[RawPeer, DeviceConnection]:
+async def attacker(
+    coordinator: RunServer, name: str = "attacker"
+) -> tuple[RawPeer, DeviceConnection]:
     """A peer that has checked in, and the coordinator's end of it."""
     wire = await wire_to(coordinator.host.address)
     await wire.check_in(name)
@@ -103,32 +114,53 @@ async def attacker(coordinator: RunServer, name: str = "attacker") -> tuple[RawP
 
 
 @run_async
-async def test_a_web_page_is_refused_unless_the_plan_names_it(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
-    async with serving(make_plan(), origins=["https://good.example", "http://localhost:8000"]) as coordinator:
+async def test_a_web_page_is_refused_unless_the_plan_names_it(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
+    async with serving(
+        make_plan(), origins=["https://good.example", "http://localhost:8000"]
+    ) as coordinator:
         protocols = [Subprotocol("fleetlearn.v1")]
-        for origin in ("https://evil.example", "https://good.example:8000", "http://good.example", "null", ""):
+        for origin in (
+            "https://evil.example",
+            "https://good.example:8000",
+            "http://good.example",
+            "null",
+            "",
+        ):
             with pytest.raises(InvalidStatus) as caught:
-                await connect(coordinator.host.address, subprotocols=protocols, origin=Origin(origin))
+                await connect(
+                    coordinator.host.address, subprotocols=protocols, origin=Origin(origin)
+                )
             response = caught.value.response
             assert response.status_code == 403
             assert response.body is not None
             assert b"origins, in the coordinator's service file" in response.body
         for origin in ("https://good.example", "http://localhost:8000"):
-            async with connect(coordinator.host.address, subprotocols=protocols, origin=Origin(origin)):
+            async with connect(
+                coordinator.host.address, subprotocols=protocols, origin=Origin(origin)
+            ):
                 pass
         async with connect(coordinator.host.address, subprotocols=protocols):  # a device is no page
             pass
     async with serving(make_plan()) as coordinator:
         with pytest.raises(InvalidStatus, match="403"):
-            await connect(coordinator.host.address, subprotocols=protocols, origin=Origin("https://good.example"))
+            await connect(
+                coordinator.host.address,
+                subprotocols=protocols,
+                origin=Origin("https://good.example"),
+            )
 
 
 # Memory
 
 
 @run_async
-async def test_pongs_that_nobody_reads_are_bounded(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
-    """Nothing is read from the peer while they pile up, and the peer is ended when that does not change."""
+async def test_pongs_that_nobody_reads_are_bounded(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is read from the peer while they pile up, and the peer is ended when that does not
+    change."""
     patch.setattr(limits, "MESSAGE_RATE", 1e9)
     patch.setattr(listener, "MESSAGE_RATE", 1e9)
     patch.setattr(connections, "BYTE_RATE", 1e9)
@@ -149,7 +181,9 @@ async def test_pongs_that_nobody_reads_are_bounded(make_plan: PlanMaker, patch: 
 
 
 @run_async
-async def test_a_peer_that_reads_again_is_read_from_again(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_that_reads_again_is_read_from_again(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
     patch.setattr(listener, "MESSAGE_RATE", 1e9)
     patch.setattr(connections, "BYTE_RATE", 1e9)
     async with serving(make_plan()) as coordinator:
@@ -165,7 +199,9 @@ async def test_a_peer_that_reads_again_is_read_from_again(make_plan: PlanMaker, 
 
 
 @run_async
-async def test_a_message_has_a_bounded_number_of_fragments(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
+async def test_a_message_has_a_bounded_number_of_fragments(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
     patch.setattr(listener, "MESSAGE_RATE", 1e9)
     async with serving(make_plan()) as coordinator:
         wire, theirs = await attacker(coordinator)
@@ -195,7 +231,9 @@ async def test_an_endless_fragmented_message_is_bounded_in_bytes(
 
 
 @run_async
-async def test_a_request_that_does_not_end_is_cut_off(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_does_not_end_is_cut_off(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
     async with serving(make_plan()) as coordinator:
         wire = await knock(coordinator.host.address)
         wire.writer.write(b"GET / HTTP/1.1\r\nX: " + limits.HANDSHAKE_BYTES * b"x")
@@ -222,7 +260,8 @@ async def hear(wire: RawPeer, kind: type) -> Any:
 async def test_a_message_waits_for_a_few_of_each_other_connection(
     make_plan: PlanMaker, patch: pytest.MonkeyPatch
 ) -> None:
-    """However many wait, FRAMES_PER_TURN of one connection are handled, then it is the turn of the others."""
+    """However many wait, FRAMES_PER_TURN of one connection are handled, then it is the turn of the
+    others."""
     patch.setattr(listener, "MESSAGE_RATE", 1e9)
     handled: list[str] = []
     handle = Conversation._handle
@@ -236,7 +275,8 @@ async def test_a_message_waits_for_a_few_of_each_other_connection(
         honest, ours = await attacker(coordinator, "honest")
         theirs.messages.tokens = ours.messages.tokens = 1e9
         patch.setattr(Conversation, "_handle", note)
-        wire.writer.write(1000 * text(Heartbeat()))  # both are in the sockets before the first is handled
+        # both are in the sockets before the first is handled
+        wire.writer.write(1000 * text(Heartbeat()))
         honest.writer.write(20 * text(Heartbeat()))
         await until(lambda: handled.count("honest") == 20)
     last = len(handled) - handled[::-1].index("honest")
@@ -247,11 +287,17 @@ async def test_a_message_waits_for_a_few_of_each_other_connection(
 
 @pytest.mark.parametrize(
     "data",
-    [text(Heartbeat()), frame(PING, b"x"), text(Failed("t1-1", "diverged")), frame(CONTINUATION + 10)],
+    [
+        text(Heartbeat()),
+        frame(PING, b"x"),
+        text(Failed("t1-1", "diverged")),
+        frame(CONTINUATION + 10),
+    ],
     ids=["heartbeats", "pings", "failed", "pongs"],
 )
 def test_frames_beyond_the_budget_are_not_read(make_plan: PlanMaker, data: bytes) -> None:
-    """A clock that stands still, and no task: exactly the burst is handled, and the socket is not read from."""
+    """A clock that stands still, and no task: exactly the burst is handled, and the socket is not
+    read from."""
 
     async def test() -> None:
         async with serving(make_plan(round__minimum=2)) as coordinator:
@@ -286,7 +332,9 @@ class CountingFeed:
 
 
 @run_async
-async def test_bytes_beyond_the_budget_are_not_read(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
+async def test_bytes_beyond_the_budget_are_not_read(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
     patch.setattr(connections, "BYTE_RATE", 1e-9)
     async with serving(make_plan(round__minimum=2)) as coordinator:
         wire, theirs = await attacker(coordinator)
@@ -318,11 +366,16 @@ async def test_who_stays_over_the_budget_is_told_once_and_ended(
 
 
 @run_async
-async def test_a_device_at_work_is_never_slowed(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
-    """60 rounds of a device that needs no time to train: its budgets never run out, since tasks renew them."""
+async def test_a_device_at_work_is_never_slowed(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
+    """60 rounds of a device that needs no time to train: its budgets never run out, since tasks
+    renew them."""
     waits: list[float] = []
     budget = DeviceConnection._budget
-    patch.setattr(DeviceConnection, "_budget", lambda self: waits.append(wait := budget(self)) or wait)
+    patch.setattr(
+        DeviceConnection, "_budget", lambda self: waits.append(wait := budget(self)) or wait
+    )
     patch.setattr(listener, "MESSAGE_RATE", 1e-9)
     patch.setattr(connections, "BYTE_RATE", 1e-9)
     patch.setattr(connections, "DOWNLOAD_RATE", 1e-9)
@@ -337,7 +390,9 @@ async def test_a_device_at_work_is_never_slowed(make_plan: PlanMaker, patch: pyt
 
 
 @run_async
-async def test_a_device_that_fetches_too_much_waits(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
+async def test_a_device_that_fetches_too_much_waits(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
     patch.setattr(connections, "DOWNLOAD_RATE", 1e-9)
     async with fleet(make_plan(round__minimum=2)) as (coordinator, join):
         a = await join("a")
@@ -382,7 +437,9 @@ async def test_after_too_many_refusals_nothing_is_read_or_handled(
 
 
 @run_async
-async def test_what_websockets_ends_is_not_read_on(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
+async def test_what_websockets_ends_is_not_read_on(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
     for data in (
         b"\x82\xff" + (1 << 33).to_bytes(8, "big") + bytes(4),
         frame(3),
@@ -420,7 +477,9 @@ def test_a_connection_has_few_lines(make_plan: PlanMaker, caplog: pytest.LogCapt
             wire, theirs = await attacker(coordinator)
             conversation = coordinator.host.devices["attacker"].conversation
             theirs.messages.tokens = 1e9
-            wire.writer.write(500 * text(Failed("t1-1", "diverged", "x" * 1000)) + frame(TEXT, b"{}"))
+            wire.writer.write(
+                500 * text(Failed("t1-1", "diverged", "x" * 1000)) + frame(TEXT, b"{}")
+            )
             await until(lambda: conversation._refusals == 1)
             wire.abort()
             await until(lambda: not coordinator.host.connections)
@@ -436,7 +495,9 @@ def test_a_connection_has_few_lines(make_plan: PlanMaker, caplog: pytest.LogCapt
 
 
 @run_async
-async def test_connections_that_do_not_check_in_are_bounded(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
+async def test_connections_that_do_not_check_in_are_bounded(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
     """The ninth waits to be accepted; devices that have checked in take none of the places."""
     patch.setattr(process_settings, "NEWCOMERS", 8)
     async with fleet(make_plan()) as (coordinator, join):
@@ -455,16 +516,21 @@ async def test_connections_that_do_not_check_in_are_bounded(make_plan: PlanMaker
 
 
 @run_async
-async def test_who_does_not_check_in_in_time_is_ended(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
+async def test_who_does_not_check_in_in_time_is_ended(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
     patch.setattr("fleetlearn_coordinator.conversation.conversation.CHECK_IN_TIMEOUT", 0.0)
     async with serving(make_plan()) as coordinator:
         await wire_to(coordinator.host.address)
         await until(lambda: not coordinator.host.connections)
-        assert await read_to_end((await knock(coordinator.host.address)).reader) == b""  # not even a request came
+        # not even a request came
+        assert await read_to_end((await knock(coordinator.host.address)).reader) == b""
 
 
 @run_async
-async def test_short_lives_are_accepted_at_a_rate(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
+async def test_short_lives_are_accepted_at_a_rate(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
     patch.setattr(listener, "SHORT_LIFE_RATE", 1e-9)
     patch.setattr(listener, "SHORT_LIFE_BURST", 5)
     async with serving(make_plan()) as coordinator:
@@ -480,7 +546,9 @@ async def test_short_lives_are_accepted_at_a_rate(make_plan: PlanMaker, patch: p
 
 
 @run_async
-async def test_devices_that_come_after_the_end_are_not_counted(make_plan: PlanMaker, patch: pytest.MonkeyPatch) -> None:
+async def test_devices_that_come_after_the_end_are_not_counted(
+    make_plan: PlanMaker, patch: pytest.MonkeyPatch
+) -> None:
     patch.setattr(listener, "SHORT_LIFE_RATE", 1e-9)
     patch.setattr(listener, "SHORT_LIFE_BURST", 5)
     async with fleet(make_plan(stop__rounds=1, round__goal=1)) as (coordinator, join):
@@ -500,7 +568,9 @@ def test_the_descriptors_are_shared_out() -> None:
             f"r.setrlimit(r.RLIMIT_NOFILE, ({limit}, {limit}));"
             f"print(*process_settings.places({devices}, files={files}))"
         )
-        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        )
         return process_settings.DescriptorShares(*map(int, done.stdout.split()))
 
     assert places(1024, 20_000, 64) == (1024, 1024 - 128 - 64 - limits.OTHER_FILES, 128)
@@ -510,14 +580,19 @@ def test_the_descriptors_are_shared_out() -> None:
 
 def limited(plan: Path, limit: int) -> list[str]:
     code = f"import resource as r, runpy, sys; r.setrlimit(r.RLIMIT_NOFILE, ({limit}, {limit})); "
-    code += "sys.argv.insert(1, 'serve'); runpy.run_module('fleetlearn_coordinator', run_name='__main__')"
+    code += (
+        "sys.argv.insert(1, 'serve'); runpy.run_module('fleetlearn_coordinator', "
+        "run_name='__main__')"
+    )
     return ["-c", code, str(plan)]
 
 
 def test_too_few_descriptors_for_a_round_are_an_error(tmp_path: Path, bundle_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text(plan_text(bundle_path, tmp_path / "run", round__goal=500))
-    done = subprocess.run([sys.executable, *limited(plan, 512)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, *limited(plan, 512)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1
     said = " ".join(done.stderr.split())
     for words in (
@@ -530,12 +605,16 @@ def test_too_few_descriptors_for_a_round_are_an_error(tmp_path: Path, bundle_pat
 
 
 def test_at_the_limit_of_descriptors_the_process_goes_on(tmp_path: Path, bundle_path: Path) -> None:
-    """More sockets than it may open knock; a device that was there before does its rounds, and later ones come in."""
+    """More sockets than it may open knock; a device that was there before does its rounds, and
+    later ones come in."""
     plan = tmp_path / "plan.toml"
     plan.write_text(plan_text(bundle_path, tmp_path / "run", round__goal=1))
     with processes(tmp_path) as run:
         process = run.coordinator(plan, *limited(plan, 256))
-        wait_for(lambda: bool((s := status_of(tmp_path / "run")) and s.running and s.address), "the coordinator")
+        wait_for(
+            lambda: bool((s := status_of(tmp_path / "run")) and s.running and s.address),
+            "the coordinator",
+        )
         status = status_of(tmp_path / "run")
         assert status is not None
         host, port = str(status.address).removeprefix("ws://").split(":")
@@ -557,8 +636,11 @@ def test_at_the_limit_of_descriptors_the_process_goes_on(tmp_path: Path, bundle_
         assert run.log("coordinator").count("\n") < 30
 
 
-def test_without_a_descriptor_for_it_a_connection_waits(make_plan: PlanMaker, caplog: pytest.LogCaptureFixture) -> None:
-    """EMFILE from accept: one line, no spinning, and the connection is accepted when there is a descriptor again."""
+def test_without_a_descriptor_for_it_a_connection_waits(
+    make_plan: PlanMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """EMFILE from accept: one line, no spinning, and the connection is accepted when there is a
+    descriptor again."""
 
     async def test() -> None:
         async with serving(make_plan()) as coordinator:
@@ -573,7 +655,9 @@ def test_without_a_descriptor_for_it_a_connection_waits(make_plan: PlanMaker, ca
                         hoard.append(os.open(os.devnull, os.O_RDONLY))
                 host, port = coordinator.host.address.removeprefix("ws://").split(":")
                 await asyncio.get_running_loop().sock_connect(mine, (host, int(port)))
-                await until(lambda: any("no connection can be accepted" in line for line in caplog.messages))
+                await until(
+                    lambda: any("no connection can be accepted" in line for line in caplog.messages)
+                )
                 for _ in range(100):
                     await asyncio.sleep(0)
             finally:
@@ -581,7 +665,9 @@ def test_without_a_descriptor_for_it_a_connection_waits(make_plan: PlanMaker, ca
                     os.close(one)
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             mine.send(b"GET / HTTP/1.1\r\n\r\n")
-            assert (await asyncio.get_running_loop().sock_recv(mine, 100)).startswith(b"HTTP/1.1 426")
+            assert (await asyncio.get_running_loop().sock_recv(mine, 100)).startswith(
+                b"HTTP/1.1 426"
+            )
             mine.close()
 
     with caplog.at_level(logging.INFO):
@@ -593,7 +679,9 @@ def test_without_a_descriptor_for_it_a_connection_waits(make_plan: PlanMaker, ca
 # Stopping
 
 
-def test_a_stop_takes_five_seconds_at_most_whatever_peers_do(tmp_path: Path, bundle_path: Path) -> None:
+def test_a_stop_takes_five_seconds_at_most_whatever_peers_do(
+    tmp_path: Path, bundle_path: Path
+) -> None:
     """Some do not read what fills their buffers, some go on sending, some are in the handshake."""
     plan = tmp_path / "plan.toml"
     plan.write_text(plan_text(bundle_path, tmp_path / "run", round__goal=30))
@@ -623,7 +711,10 @@ def test_a_stop_takes_five_seconds_at_most_whatever_peers_do(tmp_path: Path, bun
 
     with processes(tmp_path) as run:
         process = run.coordinator(plan)
-        wait_for(lambda: bool((s := status_of(tmp_path / "run")) and s.running and s.address), "the coordinator")
+        wait_for(
+            lambda: bool((s := status_of(tmp_path / "run")) and s.running and s.address),
+            "the coordinator",
+        )
         status = status_of(tmp_path / "run")
         assert status is not None
         took = asyncio.run(bounded(attack(str(status.address), process.pid)))

@@ -63,14 +63,18 @@ def test_forwarded(value: str, address: str) -> None:
 
 
 def test_lines_of_a_header_are_one_list() -> None:
-    assert found(("X-Forwarded-For", "198.51.100.9"), ("X-Forwarded-For", "192.0.2.7")) == "192.0.2.7"
+    assert (
+        found(("X-Forwarded-For", "198.51.100.9"), ("X-Forwarded-For", "192.0.2.7")) == "192.0.2.7"
+    )
     assert found() == "10.0.0.1"
 
 
 def test_hops_that_a_client_made_up_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """8,000 of them fit in a request, and would hold up all devices for a second."""
     read: list[str] = []
-    monkeypatch.setattr(forwarded, "read_address", lambda text: read.append(text) or read_address(text))
+    monkeypatch.setattr(
+        forwarded, "read_address", lambda text: read.append(text) or read_address(text)
+    )
     for name, before in (("X-Forwarded-For", ""), ("Forwarded", "for=")):
         read.clear()
         made_up = ",".join(f"{before}{number:x}" for number in range(1000))

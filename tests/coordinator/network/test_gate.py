@@ -45,17 +45,26 @@ async def open_as(
     headers |= {"Fleetlearn-Enrolment": token} if token else {}
     headers |= {"Fleetlearn-Next-Credential": following} if following else {}
     protocols = [Subprotocol(PROTOCOL_NAME)]
-    return await connect(coordinator.host.address, additional_headers=headers, subprotocols=protocols, compression=None)
+    return await connect(
+        coordinator.host.address,
+        additional_headers=headers,
+        subprotocols=protocols,
+        compression=None,
+    )
 
 
-async def joined(coordinator: RunServer, secret: str, device: str, **options: str) -> tuple[Peer, ClientConnection]:
+async def joined(
+    coordinator: RunServer, secret: str, device: str, **options: str
+) -> tuple[Peer, ClientConnection]:
     connection = await open_as(coordinator, secret, device, **options)
     peer = Peer(device, connection)
     await peer.check_in()
     return peer, connection
 
 
-async def refusal(coordinator: RunServer, secret: str, device: str, **options: str) -> tuple[int, str]:
+async def refusal(
+    coordinator: RunServer, secret: str, device: str, **options: str
+) -> tuple[int, str]:
     with pytest.raises(InvalidStatus) as caught:
         await open_as(coordinator, secret, device, **options)
     return caught.value.response.status_code, bytes(caught.value.response.body or b"").decode()
@@ -65,9 +74,13 @@ def run(test: Any) -> None:
     asyncio.run(asyncio.wait_for(test, 30))
 
 
-def test_only_enrolled_devices_connect(make_plan: PlanMaker, operator: Identities, tmp_path: Path) -> None:
+def test_only_enrolled_devices_connect(
+    make_plan: PlanMaker, operator: Identities, tmp_path: Path
+) -> None:
     async def test() -> None:
-        async with serving(make_plan(round__goal=1), identities=str(tmp_path / "identities")) as coordinator:
+        async with serving(
+            make_plan(round__goal=1), identities=str(tmp_path / "identities")
+        ) as coordinator:
             for secret, device, status, words in (
                 ("", "", 401, "takes enrolled devices alone"),
                 (SECRET, "a", 401, "not known here"),
@@ -77,7 +90,10 @@ def test_only_enrolled_devices_connect(make_plan: PlanMaker, operator: Identitie
                 found = await refusal(coordinator, secret, device)
                 assert found[0] == status
                 assert words in found[1]
-            assert await refusal(coordinator, SECRET, "a", token="x" * 43) == (403, "this token is not known here\n")
+            assert await refusal(coordinator, SECRET, "a", token="x" * 43) == (
+                403,
+                "this token is not known here\n",
+            )
             peer, connection = await joined(coordinator, SECRET, "a", token=a_token(operator))
             await peer.do_round(update_of(1.0))
             assert coordinator.engine.version == 1
@@ -89,7 +105,9 @@ def test_only_enrolled_devices_connect(make_plan: PlanMaker, operator: Identitie
     assert [row.what for row in operator.events()] == ["started", "token", "enrolled", "stopped"]
 
 
-def test_nobody_speaks_for_another_device(make_plan: PlanMaker, operator: Identities, tmp_path: Path) -> None:
+def test_nobody_speaks_for_another_device(
+    make_plan: PlanMaker, operator: Identities, tmp_path: Path
+) -> None:
     async def test() -> None:
         async with serving(make_plan(), identities=str(tmp_path / "identities")) as coordinator:
             token = a_token(operator)
@@ -112,20 +130,27 @@ def test_nobody_speaks_for_another_device(make_plan: PlanMaker, operator: Identi
     run(test())
 
 
-def test_the_token_s_tags_are_the_device_s(make_plan: PlanMaker, operator: Identities, tmp_path: Path) -> None:
+def test_the_token_s_tags_are_the_device_s(
+    make_plan: PlanMaker, operator: Identities, tmp_path: Path
+) -> None:
     async def test() -> None:
         plan = make_plan(selection__once_in=2)
         async with serving(plan, identities=str(tmp_path / "identities")) as coordinator:
             connection = await open_as(coordinator, SECRET, "a", token=a_token(operator, ["roof"]))
             await Peer("a", connection).check_in(tags=("cellar",))
             assert coordinator.run.selection is not None
-            assert coordinator.run.selection.selection.stated["a"].labels == {"tag:roof", "tag:cellar"}
+            assert coordinator.run.selection.selection.stated["a"].labels == {
+                "tag:roof",
+                "tag:cellar",
+            }
             connection.transport.abort()
 
     run(test())
 
 
-def test_a_revoked_device_is_out_at_once(make_plan: PlanMaker, operator: Identities, tmp_path: Path) -> None:
+def test_a_revoked_device_is_out_at_once(
+    make_plan: PlanMaker, operator: Identities, tmp_path: Path
+) -> None:
     async def test() -> None:
         async with serving(make_plan(), identities=str(tmp_path / "identities")) as coordinator:
             token = a_token(operator)
@@ -146,7 +171,9 @@ def test_a_credential_is_changed_without_losing_a_lease(
     make_plan: PlanMaker, operator: Identities, tmp_path: Path
 ) -> None:
     async def test() -> None:
-        async with serving(make_plan(round__goal=1), identities=str(tmp_path / "identities")) as coordinator:
+        async with serving(
+            make_plan(round__goal=1), identities=str(tmp_path / "identities")
+        ) as coordinator:
             peer, first = await joined(coordinator, SECRET, "a", token=a_token(operator))
             task = await peer.task()
             _, second = await joined(coordinator, SECRET, "a", following=OTHER)
@@ -166,9 +193,13 @@ def test_a_database_that_cannot_be_used_lets_nobody_in_and_says_so(
         async with serving(make_plan(), identities=str(tmp_path / "identities")) as coordinator:
             token = a_token(operator)
             with closing(sqlite3.connect(operator.path)) as database:
-                database.execute("BEGIN EXCLUSIVE")  # somebody holds it for longer than the coordinator waits
+                # somebody holds it for longer than the coordinator waits
+                database.execute("BEGIN EXCLUSIVE")
                 status, text = await refusal(coordinator, SECRET, "a", token=token)
-                assert (status, text) == (503, "the coordinator cannot look credentials up now; try again later\n")
+                assert (status, text) == (
+                    503,
+                    "the coordinator cannot look credentials up now; try again later\n",
+                )
                 database.execute("ROLLBACK")
             _, connection = await joined(coordinator, SECRET, "a", token=token)
             connection.transport.abort()
@@ -196,7 +227,9 @@ def test_a_device_that_changes_its_credential_without_end_is_held_to_its_check_i
         limits, identities = {"device_check_ins": 0.01}, str(tmp_path / "identities")
         async with serving(make_plan(), identities=identities, limits=limits) as coordinator:
             secrets = [token_urlsafe(32) for _ in range(6)]
-            await open_as(coordinator, secrets[0], "a", token=a_token(operator), following=secrets[1])
+            await open_as(
+                coordinator, secrets[0], "a", token=a_token(operator), following=secrets[1]
+            )
             for number in (1, 2):
                 await open_as(coordinator, secrets[number], "a", following=secrets[number + 1])
             before = operator.events()

@@ -44,7 +44,10 @@ def broken() -> bytes:
 async def listening(
     folder: Path,
     *,
-    documents: Mapping[str, Callable[[], bytes]] = {"status.json": lambda: b"{}", "broken.json": broken},
+    documents: Mapping[str, Callable[[], bytes]] = {
+        "status.json": lambda: b"{}",
+        "broken.json": broken,
+    },
     limits: Limits = Limits(),  # noqa: B008
     **more: Any,
 ) -> AsyncIterator[int]:
@@ -60,7 +63,9 @@ def get(path: str, *headers: str, method: str = "GET") -> bytes:
     return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: x", *headers, "", ""]).encode()
 
 
-async def send(port: int, content: bytes, context: ssl.SSLContext | None = None) -> tuple[int, dict[str, str], bytes]:
+async def send(
+    port: int, content: bytes, context: ssl.SSLContext | None = None
+) -> tuple[int, dict[str, str], bytes]:
     """Send a request and read until the end. Returns status, headers, and the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     writer.write(content.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
@@ -99,9 +104,11 @@ def test_files_documents_and_their_headers(folder: Path) -> None:
             assert headers["X-Content-Type-Options"] == "nosniff"
             assert headers["Referrer-Policy"] == "no-referrer"
             policy = headers["Content-Security-Policy"].split("; ")
-            assert {"script-src 'self' 'wasm-unsafe-eval'", "connect-src 'self' wss: ws:", "worker-src 'self'"} <= {
-                *policy
-            }
+            assert {
+                "script-src 'self' 'wasm-unsafe-eval'",
+                "connect-src 'self' wss: ws:",
+                "worker-src 'self'",
+            } <= {*policy}
             assert "frame-ancestors 'none'" in policy
             assert not [name for name in headers if name.lower().startswith("access-control")]
             status, headers, body = await send(port, get("/large.wasm"))
@@ -118,14 +125,17 @@ def test_files_documents_and_their_headers(folder: Path) -> None:
 
 
 def test_one_connection_has_many_answers(folder: Path) -> None:
-    """Also to requests that come before the answer to the one before, and to HEAD, which has no body."""
+    """Also to requests that come before the answer to the one before, and to HEAD, which has no
+    body."""
 
     async def check() -> None:
         async with listening(folder) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(get("/") + get("/large.wasm") + get("/nothing"))
             assert [(await receive(reader))[0] for _ in range(3)] == [200, 200, 404]
-            writer.write(get("/large.wasm", method="HEAD") + get("/nothing", method="HEAD") + get("/"))
+            writer.write(
+                get("/large.wasm", method="HEAD") + get("/nothing", method="HEAD") + get("/")
+            )
             for status, size in ((200, LARGE), (404, len("there is no such file\n"))):
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 assert head.startswith(f"HTTP/1.1 {status} ")
@@ -184,7 +194,9 @@ def test_a_head_that_is_refused_has_no_body(folder: Path) -> None:
     asyncio.run(check())
 
 
-def test_who_says_nothing_or_does_not_read_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_says_nothing_or_does_not_read_is_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(page_listener, "REQUEST_TIMEOUT", 0.5)
     monkeypatch.setattr(page_listener, "CHUNK_TIMEOUT", 0.5)
     (folder / "large.wasm").write_bytes(bytes(12_000_000))
@@ -198,7 +210,8 @@ def test_who_says_nothing_or_does_not_read_is_ended(folder: Path, monkeypatch: p
             third.write(get("/large.wasm"))
             assert await ended(silent)
             assert await ended(slow)
-            await asyncio.sleep(1.5)  # it does not read meanwhile, and what the kernel takes is soon full
+            # it does not read meanwhile, and what the kernel takes is soon full
+            await asyncio.sleep(1.5)
             with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
                 await stuck.readexactly(12_000_000)
             assert (await send(port, get("/")))[0] == 200
@@ -211,15 +224,24 @@ def test_who_says_nothing_or_does_not_read_is_ended(folder: Path, monkeypatch: p
 def test_connections_are_bounded_and_an_address_gets_half_of_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_port, "SHORT_LIFE_RATE", 1e6)  # they are opened as fast as the machine can
+    # they are opened as fast as the machine can
+    monkeypatch.setattr(http_port, "SHORT_LIFE_RATE", 1e6)
     everybody = Limits(exempt=())
 
     async def left_open(port: int) -> int:
-        """Open twice as many connections as there may be, without a word. Returns how many are not ended at once."""
-        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MOST_CONNECTIONS)]
+        """Open twice as many connections as there may be, without a word. Returns how many are not
+        ended at once."""
+        opened = [
+            await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MOST_CONNECTIONS)
+        ]
         reads = [asyncio.create_task(ended(reader)) for reader, _ in opened]
         left = set(reads)
-        while left and (found := await asyncio.wait(left, timeout=0.5, return_when=asyncio.FIRST_COMPLETED))[0]:
+        while (
+            left
+            and (
+                found := await asyncio.wait(left, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
+            )[0]
+        ):
             left = found[1]
         for read in left:
             read.cancel()
@@ -240,22 +262,27 @@ def test_connections_are_bounded_and_an_address_gets_half_of_them(
     asyncio.run(check())
 
 
-def test_connections_have_a_rate_and_the_kernel_holds_the_rest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_have_a_rate_and_the_kernel_holds_the_rest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http_port, "SHORT_LIFE_BURST", 10)
     monkeypatch.setattr(http_port, "SHORT_LIFE_RATE", 20.0)
 
     async def check() -> None:
         async with listening(folder) as port:
             began = asyncio.get_running_loop().time()
-            assert {status for status, _, _ in await asyncio.gather(*(send(port, get("/")) for _ in range(30)))} == {
-                200
-            }
+            assert {
+                status
+                for status, _, _ in await asyncio.gather(*(send(port, get("/")) for _ in range(30)))
+            } == {200}
             assert asyncio.get_running_loop().time() - began > 0.9  # 20 of them at 20 a second
 
     asyncio.run(check())
 
 
-def test_requests_and_bytes_have_a_rate_for_all_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_and_bytes_have_a_rate_for_all_together(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(page_listener, "REQUEST_RATE", 20.0)
     monkeypatch.setattr(page_listener, "REQUEST_BURST", 10.0)
     monkeypatch.setattr(page_listener, "BYTE_RATE", 3e6)
@@ -263,7 +290,10 @@ def test_requests_and_bytes_have_a_rate_for_all_together(folder: Path, monkeypat
 
     async def took(port: int, *requests: bytes) -> float:
         began = asyncio.get_running_loop().time()
-        assert {status for status, _, _ in await asyncio.gather(*(send(port, each) for each in requests))} == {200}
+        assert {
+            status
+            for status, _, _ in await asyncio.gather(*(send(port, each) for each in requests))
+        } == {200}
         return asyncio.get_running_loop().time() - began
 
     async def check() -> None:
@@ -277,7 +307,10 @@ def test_requests_and_bytes_have_a_rate_for_all_together(folder: Path, monkeypat
 def test_an_answer_is_the_last_where_many_are_connected(folder: Path) -> None:
     async def check() -> None:
         async with listening(folder) as port:
-            opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MOST_CONNECTIONS // 2 + 1)]
+            opened = [
+                await asyncio.open_connection("127.0.0.1", port)
+                for _ in range(MOST_CONNECTIONS // 2 + 1)
+            ]
             reader, writer = opened[-1]
             writer.write(get("/"))
             assert (await receive(reader))[1]["Connection"] == "close"
@@ -288,7 +321,9 @@ def test_an_answer_is_the_last_where_many_are_connected(folder: Path) -> None:
     asyncio.run(check())
 
 
-def test_an_error_of_ours_ends_the_connection_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_ours_ends_the_connection_alone(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def make() -> bytes:
         raise RuntimeError("broken")
 
@@ -321,7 +356,9 @@ def test_with_tls(folder: Path, tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_what_a_bad_request_took_is_freed_without_a_garbage_collection(folder: Path, tmp_path: Path) -> None:
+def test_what_a_bad_request_took_is_freed_without_a_garbage_collection(
+    folder: Path, tmp_path: Path
+) -> None:
     make_certificate(tmp_path, ["127.0.0.1"], 30)
     tls = Tls(certificate=tmp_path / CERTIFICATE, key=tmp_path / KEY)
 

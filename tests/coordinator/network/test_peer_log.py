@@ -9,7 +9,8 @@ from fleetlearn_coordinator.network.peer_log import INTERVAL, MOST_CAUSES, say_s
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the time is: one number, to be changed. The bound of lines about all connections is not at stake here."""
+    """What the time is: one number, to be changed. The bound of lines about all connections is not
+    at stake here."""
     now = [1000.0]
     monkeypatch.setattr(peer_log.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(peer_log.few_lines, "filter", lambda record: True)
@@ -22,7 +23,10 @@ def test_a_cause_is_said_once_in_a_while_and_counted_meanwhile(
     for _ in range(1000):
         say_seldom("a connection of 192.0.2.7", "it speaks TLS")
     say_seldom("a connection of 192.0.2.8", "it speaks TLS")
-    assert caplog.messages == ["a connection of 192.0.2.7: it speaks TLS", "a connection of 192.0.2.8: it speaks TLS"]
+    assert caplog.messages == [
+        "a connection of 192.0.2.7: it speaks TLS",
+        "a connection of 192.0.2.8: it speaks TLS",
+    ]
     clock[0] += INTERVAL
     say_seldom("a connection of 192.0.2.7", "it speaks TLS")
     assert caplog.messages[2:] == [

@@ -26,14 +26,21 @@ def test_accepted_connections_inherit_the_listener_s_settings() -> None:
 
 
 def in_process(code: str) -> str:
-    words = [sys.executable, "-c", f"from fleetlearn_coordinator.network import process_settings\n{code}"]
-    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+    words = [
+        sys.executable,
+        "-c",
+        f"from fleetlearn_coordinator.network import process_settings\n{code}",
+    ]
+    return subprocess.run(
+        words, check=True, capture_output=True, text=True, timeout=60
+    ).stdout.strip()
 
 
 def test_what_exists_at_the_start_is_frozen() -> None:
     code = (
-        "import gc; gc.collect(); there = len(gc.get_objects()); process_settings.collect_garbage_rarely(); "
-        "print(gc.get_threshold(), gc.get_freeze_count() > 0.9 * there)"
+        "import gc; gc.collect(); there = len(gc.get_objects()); "
+        "process_settings.collect_garbage_rarely(); print(gc.get_threshold(), "
+        "gc.get_freeze_count() > 0.9 * there)"
     )
     assert in_process(code) == "(50000, 20, 100) True"
 
@@ -43,8 +50,9 @@ def test_the_file_limit_is_the_hard_one() -> None:
     if hard == resource.RLIM_INFINITY or hard < 512:
         pytest.skip(f"the hard limit of open files is {hard}: nothing to raise")
     code = (
-        "import resource as r; hard = r.getrlimit(r.RLIMIT_NOFILE)[1]; r.setrlimit(r.RLIMIT_NOFILE, (256, hard));"
-        "process_settings.raise_file_limit(); print(r.getrlimit(r.RLIMIT_NOFILE))"
+        "import resource as r; hard = r.getrlimit(r.RLIMIT_NOFILE)[1]; "
+        "r.setrlimit(r.RLIMIT_NOFILE, (256, hard));process_settings.raise_file_limit(); "
+        "print(r.getrlimit(r.RLIMIT_NOFILE))"
     )
     assert in_process(code) == str((hard, hard))
 

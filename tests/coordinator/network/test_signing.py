@@ -53,7 +53,9 @@ async def check_in(peer: Peer, keys: tuple[str, ...], challenge: str | None = CH
 def opened(peer: Peer, signed: Signed) -> FromCoordinator:
     """The message, whose signature is checked."""
     content = signed_bytes(CHALLENGE, peer.name, signed.message)
-    Ed25519PublicKey.from_public_bytes(bytes.fromhex(signed.key)).verify(bytes.fromhex(signed.signature), content)
+    Ed25519PublicKey.from_public_bytes(bytes.fromhex(signed.key)).verify(
+        bytes.fromhex(signed.signature), content
+    )
     return decode_from_coordinator(signed.message)
 
 
@@ -94,7 +96,8 @@ def test_a_device_that_cannot_be_signed_for_gets_no_task_and_is_told(
             given = keys if case == "no challenge" else other
             welcome = await check_in(peer, given, None if case == "no challenge" else CHALLENGE)
             assert (
-                welcome.ineligible == f"the device does only tasks signed with {given[0]}, and this coordinator cannot"
+                welcome.ineligible
+                == f"the device does only tasks signed with {given[0]}, and this coordinator cannot"
             )
             await (await join("plain")).do_round(update_of(1.0))  # the round is not held up
             assert coordinator.engine.leases.keys() <= {"plain"}
@@ -102,8 +105,11 @@ def test_a_device_that_cannot_be_signed_for_gets_no_task_and_is_told(
     run(test())
 
 
-def test_a_refused_check_in_has_nothing_signed_for_another_device(make_plan: PlanMaker, tmp_path: Path) -> None:
-    """Somebody between another device and the coordinator, who is a device himself, could use it there."""
+def test_a_refused_check_in_has_nothing_signed_for_another_device(
+    make_plan: PlanMaker, tmp_path: Path
+) -> None:
+    """Somebody between another device and the coordinator, who is a device himself, could use it
+    there."""
     keys = keys_in(tmp_path, "key.pem")
     files, identities = [str(tmp_path / "key.pem")], tmp_path / "identities"
     secret = token_urlsafe(32)
@@ -115,7 +121,9 @@ def test_a_refused_check_in_has_nothing_signed_for_another_device(make_plan: Pla
         plan = make_plan(round__goal=1)
         async with serving(plan, identities=str(identities), signing_keys=files) as coordinator:
             headers = {"Authorization": f"Bearer {secret}"}
-            async with connect(coordinator.host.address, additional_headers=headers, subprotocols=[PROTOCOL]) as socket:
+            async with connect(
+                coordinator.host.address, additional_headers=headers, subprotocols=[PROTOCOL]
+            ) as socket:
                 peer = Peer("a", socket)
                 await peer.send(CheckIn(1, "b", 10, trusts=keys, challenge=CHALLENGE))
                 await peer.expect(Refused)
@@ -159,7 +167,9 @@ def test_a_key_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
 def test_what_cannot_sign_is_named(tmp_path: Path) -> None:
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
     another = ec.generate_private_key(ec.SECP256R1())
-    (tmp_path / "ec.pem").write_bytes(another.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    (tmp_path / "ec.pem").write_bytes(
+        another.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    )
     (tmp_path / "text.pem").write_text("hello")
     for name, words in (
         ("ec.pem", "of another kind than Ed25519"),

@@ -42,11 +42,29 @@ def test_files_and_the_folder_itself(folder: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "..", "../secret", "assets/../../secret", "assets/..", ".", "./index.html", "assets//ort.wasm", ".hidden",
-        "assets", "assets/", "..\\secret", "index.html\0", "/etc/passwd", "nothing", "index.html/x", "x" * 300,
-        "out", "out-folder/secret", "hidden-link", "circle", "pipe",
+        "..",
+        "../secret",
+        "assets/../../secret",
+        "assets/..",
+        ".",
+        "./index.html",
+        "assets//ort.wasm",
+        ".hidden",
+        "assets",
+        "assets/",
+        "..\\secret",
+        "index.html\0",
+        "/etc/passwd",
+        "nothing",
+        "index.html/x",
+        "x" * 300,
+        "out",
+        "out-folder/secret",
+        "hidden-link",
+        "circle",
+        "pipe",
     ],
-)  # fmt: skip
+)
 def test_what_is_not_there_for_anybody(folder: Path, path: str) -> None:
     (folder.parent / "secret").write_text("secret")
     (folder / ".hidden").write_text("secret")
@@ -77,7 +95,9 @@ def test_a_file_that_a_browser_has_is_not_sent_again(folder: Path) -> None:
     assert headers["ETag"] != tag
 
 
-def test_a_packed_file_is_sent_to_who_takes_it_while_it_is_of_the_same_content(folder: Path) -> None:
+def test_a_packed_file_is_sent_to_who_takes_it_while_it_is_of_the_same_content(
+    folder: Path,
+) -> None:
     plain, packed = folder / "assets" / "ort.wasm", folder / "assets" / "ort.wasm.gz"
     packed.write_bytes(b"packed")
     status, headers, content = found(folder, "assets/ort.wasm", accept_encoding="br, gzip;q=0.5")
@@ -85,7 +105,10 @@ def test_a_packed_file_is_sent_to_who_takes_it_while_it_is_of_the_same_content(f
     assert (headers["Content-Type"], headers["Vary"], headers["Content-Length"]) == (
         "application/wasm", "Accept-Encoding", "6",
     )  # fmt: skip
-    assert found(folder, "assets/ort.wasm", accept_encoding="gzip", if_none_match=headers["ETag"])[0] == 304
+    assert (
+        found(folder, "assets/ort.wasm", accept_encoding="gzip", if_none_match=headers["ETag"])[0]
+        == 304
+    )
     for accepted in ("", "br", "gzip;q=0", "gzip; q=0.0"):
         _, headers, content = found(folder, "assets/ort.wasm", accept_encoding=accepted)
         assert "Content-Encoding" not in headers
@@ -99,7 +122,9 @@ def test_names_with_a_hash_are_kept_for_long(folder: Path) -> None:
     (folder / "page-0123abcd.js").write_text("")
     assert found(folder, "page-0123abcd.js")[1]["Cache-Control"] == FOR_EVER
     assert all(map(HASHED.search, ("page-5XQKZ2AB.js", "a.0f3e5d7c9b1a.css", "page-QWERTZUI.js")))
-    assert not any(map(HASHED.search, ("ort-wasm-simd-threaded.wasm", "page-deadbeef.js", "page.js", "sw.js")))
+    assert not any(
+        map(HASHED.search, ("ort-wasm-simd-threaded.wasm", "page-deadbeef.js", "page.js", "sw.js"))
+    )
 
 
 def test_a_folder_without_a_page_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""TLS in the coordinator's process, over real sockets: who is let in, and what happens when the certificate changes."""
+"""TLS in the coordinator's process, over real sockets: who is let in, and what happens when the
+certificate changes."""
 
 from __future__ import annotations
 
@@ -39,11 +40,16 @@ def files(folder: Path) -> dict[str, str]:
     return {"certificate": str(folder / "certificate.pem"), "key": str(folder / "key.pem")}
 
 
-async def join(coordinator: RunServer, ca: Path | None, name: str = "a") -> tuple[Peer, ClientConnection]:
+async def join(
+    coordinator: RunServer, ca: Path | None, name: str = "a"
+) -> tuple[Peer, ClientConnection]:
     """A device that trusts this CA alone."""
     trusts = ssl.create_default_context(cafile=ca)
     connection = await connect(
-        coordinator.host.address, ssl=trusts, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None
+        coordinator.host.address,
+        ssl=trusts,
+        subprotocols=[Subprotocol(PROTOCOL_NAME)],
+        compression=None,
     )
     peer = Peer(name, connection)
     await peer.check_in()
@@ -74,7 +80,9 @@ def test_a_device_that_does_not_trust_the_ca_does_not_connect(
     async def test() -> None:
         async with serving(make_plan(), tls=files(folder)) as coordinator:
             with pytest.raises(ssl.SSLCertVerificationError):
-                await join(coordinator, None if whom == "system" else tmp_path / "another" / "ca.pem")
+                await join(
+                    coordinator, None if whom == "system" else tmp_path / "another" / "ca.pem"
+                )
             while coordinator.host._listener.connections:
                 await asyncio.sleep(0.01)
 
@@ -82,7 +90,10 @@ def test_a_device_that_does_not_trust_the_ca_does_not_connect(
 
 
 def test_a_peer_without_tls_gets_nothing(
-    make_plan: PlanMaker, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    make_plan: PlanMaker,
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(peer_log, "_said", {})
 
@@ -98,15 +109,17 @@ def test_a_peer_without_tls_gets_nothing(
     asyncio.run(asyncio.wait_for(test(), 30))
     (line,) = (text for text in caplog.messages if "failed in its TLS handshake" in text)
     assert line == (
-        "a connection of 127.0.0.1 failed in its TLS handshake: it speaks without TLS, and this port has TLS: it must "
-        "connect to wss:// (or https://) instead of ws://"
+        "a connection of 127.0.0.1 failed in its TLS handshake: it speaks without TLS, and this "
+        "port has TLS: it must connect to wss:// (or https://) instead of ws://"
     )
 
 
 DAY = timedelta(days=1)
 
 
-def made_at(monkeypatch: pytest.MonkeyPatch, folder: Path, names: list[str], when: timedelta) -> Path:
+def made_at(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, names: list[str], when: timedelta
+) -> Path:
     """Make a certificate for 30 days as if it were another time than now. Returns its folder."""
 
     class Then(datetime):
@@ -123,7 +136,12 @@ def made_at(monkeypatch: pytest.MonkeyPatch, folder: Path, names: list[str], whe
 
 HERE = ["127.0.0.1", "localhost"]
 REFUSED = {
-    "expired": (HERE, -100 * DAY, "127.0.0.1", r"The certificate .*certificate.pem ended on 20..-..-.. ..:..:..Z"),
+    "expired": (
+        HERE,
+        -100 * DAY,
+        "127.0.0.1",
+        r"The certificate .*certificate.pem ended on 20..-..-.. ..:..:..Z",
+    ),
     "not yet valid": (
         HERE,
         100 * DAY,
@@ -140,15 +158,27 @@ REFUSED = {
         ["fleet.example"],
         0 * DAY,
         "127.0.0.1",
-        r"The device connects to the address 127\.0\.0\.1, and the certificate is for fleet\.example",
+        (
+            r"The device connects to the address 127\.0\.0\.1, and the certificate is for "
+            r"fleet\.example"
+        ),
     ),
-    "another CA": (HERE, 0 * DAY, "127.0.0.1", r"Most likely the device does not trust the CA that made it \(\"fleet"),
+    "another CA": (
+        HERE,
+        0 * DAY,
+        "127.0.0.1",
+        r"Most likely the device does not trust the CA that made it \(\"fleet",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_why_devices_refuse_the_certificate_is_in_the_log_once(
-    make_plan: PlanMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+    make_plan: PlanMaker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    what: str,
 ) -> None:
     """Although Python's devices end the connection without saying why. They try again and again."""
     names, when, asked, words = REFUSED[what]
@@ -170,7 +200,9 @@ def test_why_devices_refuse_the_certificate_is_in_the_log_once(
 
     asyncio.run(asyncio.wait_for(test(), 30))
     (line,) = (text for text in caplog.messages if "failed in its TLS handshake" in text)
-    assert re.search(rf"a connection of 127.0.0.1 failed in its TLS handshake: it .* certificate\. {words}", line), line
+    assert re.search(
+        rf"a connection of 127.0.0.1 failed in its TLS handshake: it .* certificate\. {words}", line
+    ), line
 
 
 def test_a_peer_that_only_comes_and_goes_is_not_worth_a_line(
@@ -195,17 +227,36 @@ def test_a_peer_that_only_comes_and_goes_is_not_worth_a_line(
     [
         (-31, "", "certificate.pem ended on 20"),
         (+3, "", "certificate.pem is valid from 20"),
-        (-20, "", "in 9 days; then devices refuse it. `fleetlearn-coordinator certificate` writes a new one"),
-        (0, "127.0.0.2", 'certificate.pem is for localhost, 127.0.0.1, and not for host = "127.0.0.2": devices'),
+        (
+            -20,
+            "",
+            (
+                "in 9 days; then devices refuse it. `fleetlearn-coordinator certificate` writes a "
+                "new one"
+            ),
+        ),
+        (
+            0,
+            "127.0.0.2",
+            'certificate.pem is for localhost, 127.0.0.1, and not for host = "127.0.0.2": devices',
+        ),
         (0, "127.0.0.1", ""),
         (-10, "0.0.0.0", ""),
     ],
 )
 def test_what_is_wrong_with_the_certificate_is_said_at_the_start_and_once_a_day(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, days: int, host: str, words: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    days: int,
+    host: str,
+    words: str,
 ) -> None:
     folder = made_at(monkeypatch, tmp_path, HERE, days * DAY)
-    certificates, now = Certificates(Tls(certificate=folder / "certificate.pem", key=folder / "key.pem")), time.time()
+    certificates, now = (
+        Certificates(Tls(certificate=folder / "certificate.pem", key=folder / "key.pem")),
+        time.time(),
+    )
     for seconds in (0, 1, 3600, 80_000, 86_401):
         certificates.say_remarks(host, now + seconds)
     if not words:
@@ -224,11 +275,15 @@ def test_the_ca_of_devices_certificates_ends_too(
 ) -> None:
     old, good = made_at(monkeypatch, tmp_path / "old", HERE, -40 * DAY), tmp_path / "good"
     make_certificate(good, HERE, 30)
-    settings = Tls(certificate=good / "certificate.pem", key=good / "key.pem", clients=old / "certificate.pem")
+    settings = Tls(
+        certificate=good / "certificate.pem", key=good / "key.pem", clients=old / "certificate.pem"
+    )
     Certificates(settings).say_remarks("", time.time())
     (line,) = caplog.messages
     assert re.search(
-        r"the CA of devices' certificates .* ended on 20.*: devices with certificates cannot connect", line
+        r"the CA of devices' certificates .* ended on 20.*: devices with certificates cannot "
+        r"connect",
+        line,
     )
 
 
@@ -237,13 +292,18 @@ def test_a_device_whose_certificate_is_of_another_ca_is_named(
 ) -> None:
     make_certificate(tmp_path / "another", HERE, 30)
     make_device_certificate(tmp_path / "another", "roof-7", 30)
-    shown = tmp_path / "another" / "devices" / "roof-7.pem", tmp_path / "another" / "devices" / "roof-7.key"
+    shown = (
+        tmp_path / "another" / "devices" / "roof-7.pem",
+        tmp_path / "another" / "devices" / "roof-7.key",
+    )
 
     async def test() -> None:
         trusts = ssl.create_default_context(cafile=folder / "ca.pem")
         trusts.load_cert_chain(*shown)
         tls = {**files(folder), "clients": str(folder / "ca.pem")}
-        async with serving(make_plan(), tls=tls, identities=str(tmp_path / "identities")) as coordinator:
+        async with serving(
+            make_plan(), tls=tls, identities=str(tmp_path / "identities")
+        ) as coordinator:
             with pytest.raises((OSError, EOFError, InvalidMessage)):
                 await connect(coordinator.host.address, ssl=trusts)
             while coordinator.host._listener.connections:
@@ -251,8 +311,8 @@ def test_a_device_whose_certificate_is_of_another_ca_is_named(
 
     asyncio.run(asyncio.wait_for(test(), 30))
     assert (
-        "the device's own certificate is not accepted: unable to get local issuer certificate. It must be valid now, "
-        "and of the CA in tls.clients"
+        "the device's own certificate is not accepted: unable to get local issuer certificate. It "
+        "must be valid now, and of the CA in tls.clients"
     ) in caplog.text
 
 
@@ -264,13 +324,16 @@ def test_tls_to_a_port_without_it_is_named_and_ended_at_once(
     async def test() -> None:
         async with serving(make_plan()) as coordinator:
             with pytest.raises(ssl.SSLError) as refused:
-                await connect(coordinator.host.address.replace("ws", "wss"), ssl=ssl.create_default_context())
+                await connect(
+                    coordinator.host.address.replace("ws", "wss"), ssl=ssl.create_default_context()
+                )
             assert refused.value.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 
     asyncio.run(asyncio.wait_for(test(), 30))
     (line,) = (text for text in caplog.messages if "refused" in text)
     assert line.startswith(
-        "a connection of 127.0.0.1 was refused: it speaks TLS, and this port has none: it must connect"
+        "a connection of 127.0.0.1 was refused: it speaks TLS, and this port has none: it must "
+        "connect"
     )
 
 
@@ -297,7 +360,10 @@ def test_fewer_connections_may_be_in_the_handshake_than_without_tls(
 
     async def test() -> None:
         async with serving(make_plan(), tls=files(folder)) as coordinator:
-            address, connections = coordinator.host.address.replace("wss", "ws"), coordinator.host._listener.connections
+            address, connections = (
+                coordinator.host.address.replace("wss", "ws"),
+                coordinator.host._listener.connections,
+            )
             writers = [(await open_stream(address))[1] for _ in range(5)]  # the system accepts them
             while len(connections) < 3:
                 await asyncio.sleep(0)
@@ -310,9 +376,11 @@ def test_fewer_connections_may_be_in_the_handshake_than_without_tls(
     asyncio.run(asyncio.wait_for(test(), 30))
 
 
-def test_a_handshake_that_a_standstill_made_overdue_ends_nothing_else(make_plan: PlanMaker, folder: Path) -> None:
-    """The process stood still, for a slow disk perhaps: the next sweep finds a connection that is due to have checked
-    in, and that has no transport yet."""
+def test_a_handshake_that_a_standstill_made_overdue_ends_nothing_else(
+    make_plan: PlanMaker, folder: Path
+) -> None:
+    """The process stood still, for a slow disk perhaps: the next sweep finds a connection that is
+    due to have checked in, and that has no transport yet."""
 
     async def test() -> None:
         async with serving(make_plan(round__goal=1), tls=files(folder)) as coordinator:

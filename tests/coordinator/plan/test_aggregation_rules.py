@@ -1,4 +1,5 @@
-"""What [aggregation] takes: rules of weighing and the bound on norms, and each contradiction by name."""
+"""What [aggregation] takes: rules of weighing and the bound on norms, and each contradiction by
+name."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_protocol.manifest import Hyper, LocalStep, Manifest
 from line_bundle import write_line_bundle
 
-SMALL = 'name = "a"\nbundle = "a.bundle"\n[local]\nlr = 0.5\n{local}\n[round]\ngoal = 4\n{more}\n[aggregation]\n'
+SMALL = (
+    'name = "a"\nbundle = "a.bundle"\n[local]\nlr = 0.5\n{local}\n[round]\ngoal = '
+    "4\n{more}\n[aggregation]\n"
+)
 
 
 def parse(aggregation: str, recipe: str = "fedavg", more: str = "", local: str = "") -> Plan:
@@ -68,11 +72,21 @@ def test_the_bound() -> None:
     [
         ('norm_action = "clip"', "fedavg", "", "norm_action = 'clip' needs aggregation.max_norm"),
         ("norm_quantile = 0.5", "fedavg", "", "norm_quantile = 0.5 needs aggregation.max_norm"),
-        ("max_norm = 1.0\nnorm_rate = 0.5", "fedavg", "", "norm_rate = 0.5 needs aggregation.norm_quantile"),
+        (
+            "max_norm = 1.0\nnorm_rate = 0.5",
+            "fedavg",
+            "",
+            "norm_rate = 0.5 needs aggregation.norm_quantile",
+        ),
         ("max_norm = 0.0", "fedavg", "", "max_norm"),
         ("q = 1.0", "fednova", "", "it takes one of them"),
         ("q = 11.0", "fedavg", "", "q"),
-        ("normalise = true", "median", "", "it needs aggregation.aggregator = \"mean\", not 'median'"),
+        (
+            "normalise = true",
+            "median",
+            "",
+            "it needs aggregation.aggregator = \"mean\", not 'median'",
+        ),
         ("q = 1.0", "krum", "", "aggregation.q weighs the updates of a mean"),
         ("", "q-fedavg", "evaluate = false", "needs local.evaluate = true"),
     ],
@@ -85,21 +99,35 @@ def test_contradictions_are_named(aggregation: str, recipe: str, local: str, wor
 
 def test_a_server_that_mixes_models_has_nothing_to_weigh() -> None:
     text = 'recipe = "fedasync"\nname = "a"\nbundle = "b"\n[aggregation]\nq = 1.0'
-    with pytest.raises(PlanError, match=r"aggregation.q weighs .* server.mix = true has one at a time"):
+    with pytest.raises(
+        PlanError, match=r"aggregation.q weighs .* server.mix = true has one at a time"
+    ):
         Plan.parse(text, Path("/"))
 
 
 @pytest.mark.parametrize(
     ("step", "local", "words"),
     [
-        ({"optimizer": "adam"}, "", "as with sgd, momentum, nesterov. Bundle line: its step is adam"),
+        (
+            {"optimizer": "adam"},
+            "",
+            "as with sgd, momentum, nesterov. Bundle line: its step is adam",
+        ),
         ({"optimizer": "adamw"}, "", "its step is adamw"),
         ({"optimizer": "custom"}, "", "its step is custom"),
         ({}, "mu = 2.0", "needs lr * mu below 1, here with momentum 0; lr is 0.5 and mu 2"),
-        ({"optimizer": "momentum"}, "mu = 0.1", "needs lr * mu of at most 0.00263, here with momentum 0.9"),
+        (
+            {"optimizer": "momentum"},
+            "mu = 0.1",
+            "needs lr * mu of at most 0.00263, here with momentum 0.9",
+        ),
         ({"optimizer": "nesterov"}, "mu = 0.1", "needs lr * mu of at most 0.00277"),
         ({"clip": True}, "mu = 0.1", "needs a step that does not clip the gradient"),
-        ({"optimizer": "momentum"}, "[local.hyper]\nmomentum = 1.0", "needs a momentum of 0 to below 1; it is 1"),
+        (
+            {"optimizer": "momentum"},
+            "[local.hyper]\nmomentum = 1.0",
+            "needs a momentum of 0 to below 1; it is 1",
+        ),
     ],
 )
 def test_a_step_that_fednova_cannot_normalise_is_refused(
@@ -112,19 +140,29 @@ def test_a_step_that_fednova_cannot_normalise_is_refused(
 
 
 def test_q_fedavg_needs_a_learning_rate(manifest: Manifest) -> None:
-    plan = Plan.parse('recipe = "q-fedavg"\nname = "a"\nbundle = "b"\n[round]\ngoal = 4', Path("/"), file="my.toml")
+    plan = Plan.parse(
+        'recipe = "q-fedavg"\nname = "a"\nbundle = "b"\n[round]\ngoal = 4',
+        Path("/"),
+        file="my.toml",
+    )
     without = msgspec.structs.replace(manifest, hyper=(), step=LocalStep("custom"))
     with pytest.raises(PlanError, match="q = 1 needs a step with a learning rate lr"):
         plan.check_against(without)
 
 
-SCAFFOLD = 'recipe = "scaffold"\nname = "a"\nbundle = "b"\n[round]\ngoal = 4\n[server]\ndevices = 9\n[aggregation]\n'
+SCAFFOLD = (
+    'recipe = "scaffold"\nname = "a"\nbundle = "b"\n[round]\ngoal = 4\n[server]\ndevices = '
+    "9\n[aggregation]\n"
+)
 
 
 @pytest.mark.parametrize(
     ("aggregation", "words"),
     [
-        ("max_norm = 1.0", 'so these must count whole. It takes aggregation.norm_action = "refuse"'),
+        (
+            "max_norm = 1.0",
+            'so these must count whole. It takes aggregation.norm_action = "refuse"',
+        ),
         ("normalise = true", "works with the mean of whole updates, without normalise or q"),
         ("q = 1.0", "works with the mean of whole updates"),
     ],

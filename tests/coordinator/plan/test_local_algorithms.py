@@ -22,11 +22,17 @@ def parse(text: str) -> Plan:
 def test_scaffold_s_recipe_asks_for_two_parts_and_sends_two_vectors() -> None:
     plan = parse(f'recipe = "scaffold"\n{SMALL}{DEVICES}')
     assert plan.parts(PLAIN) == {"update": "float32", "control": "float32"}
-    assert plan.parts(WITH_BUFFERS) == {"update": "float32", "control": "float32", "buffers": "float32"}
+    assert plan.parts(WITH_BUFFERS) == {
+        "update": "float32",
+        "control": "float32",
+        "buffers": "float32",
+    }
     assert [aggregator.name for aggregator in plan.aggregators().values()] == ["mean", "mean"]
     assert plan.vectors == plan.algorithm.tied == ("control",)
     assert plan.round.weighting == "uniform"
-    gradient = parse(f'recipe = "scaffold"\n{SMALL}[local]\nalgorithm = "scaffold-gradient"\n{DEVICES}')
+    gradient = parse(
+        f'recipe = "scaffold"\n{SMALL}[local]\nalgorithm = "scaffold-gradient"\n{DEVICES}'
+    )
     assert gradient.parts(PLAIN) == plan.parts(PLAIN)
 
 
@@ -35,15 +41,30 @@ def test_scaffold_s_recipe_asks_for_two_parts_and_sends_two_vectors() -> None:
     [
         (f'recipe = "scaffold"\n{SMALL}', ["needs server.devices", "an estimate will do"]),
         (f"{SMALL}{DEVICES}", ["server.devices = 9 is for local.algorithm"]),
-        (f'{SMALL}[local]\nalgorithm = "scafold"', ["'scafold' is not known", "did you mean scaffold?"]),
-        (f'{SMALL}[local]\nalgorithm = "feddyn"\n{DEVICES}', ['server.optimizer = "sgd"', 'recipe = "feddyn"']),
-        (f'recipe = "feddyn"\n{SMALL}[server]\ndevices = 9\noptimizer = "adam"', ['server.optimizer = "adam"']),
-        (f'recipe = "feddyn"\n{SMALL}[server]\ndevices = 9\nlr = 2.0', ["feddyn takes no hyper-parameter"]),
+        (
+            f'{SMALL}[local]\nalgorithm = "scafold"',
+            ["'scafold' is not known", "did you mean scaffold?"],
+        ),
+        (
+            f'{SMALL}[local]\nalgorithm = "feddyn"\n{DEVICES}',
+            ['server.optimizer = "sgd"', 'recipe = "feddyn"'],
+        ),
+        (
+            f'recipe = "feddyn"\n{SMALL}[server]\ndevices = 9\noptimizer = "adam"',
+            ['server.optimizer = "adam"'],
+        ),
+        (
+            f'recipe = "feddyn"\n{SMALL}[server]\ndevices = 9\nlr = 2.0',
+            ["feddyn takes no hyper-parameter"],
+        ),
         (
             f'recipe = "feddyn"\n{SMALL}weighting = "examples"\n{DEVICES}',
             ["count the same", 'round.weighting = "uniform"'],
         ),
-        (f'recipe = "feddyn"\n{SMALL}late = "carry"\n{DEVICES}', ['round.late = "carry"', "needs synchronous rounds"]),
+        (
+            f'recipe = "feddyn"\n{SMALL}late = "carry"\n{DEVICES}',
+            ['round.late = "carry"', "needs synchronous rounds"],
+        ),
         (
             f'recipe = "feddyn"\n{SMALL}participation = "asynchronous"\n{DEVICES}',
             ['round.participation = "asynchronous"', "needs synchronous rounds that discard late"],
@@ -64,12 +85,26 @@ def test_what_contradicts_itself_is_refused(text: str, words: list[str]) -> None
 @pytest.mark.parametrize(
     ("recipe", "step", "words"),
     [
-        ("scaffold", LocalStep("sgd"), ["recipe scaffold needs a step with a correction", "correction=True"]),
-        ("scaffold", LocalStep("adam", correction=True), ["recipe scaffold takes", "plain SGD", "its step is adam"]),
-        ("feddyn", LocalStep("sgd", correction=True), ["recipe feddyn needs a step with a proximal", "proximal=True"]),
+        (
+            "scaffold",
+            LocalStep("sgd"),
+            ["recipe scaffold needs a step with a correction", "correction=True"],
+        ),
+        (
+            "scaffold",
+            LocalStep("adam", correction=True),
+            ["recipe scaffold takes", "plain SGD", "its step is adam"],
+        ),
+        (
+            "feddyn",
+            LocalStep("sgd", correction=True),
+            ["recipe feddyn needs a step with a proximal", "proximal=True"],
+        ),
     ],
 )
-def test_a_bundle_that_does_not_fit_is_refused(recipe: str, step: LocalStep, words: list[str]) -> None:
+def test_a_bundle_that_does_not_fit_is_refused(
+    recipe: str, step: LocalStep, words: list[str]
+) -> None:
     plan = parse(f'recipe = "{recipe}"\n{SMALL}[local]\nlr = 0.1\n{DEVICES}')
     with pytest.raises(PlanError) as caught:
         plan.check_against(manifest(step=step, hyper=(Hyper("lr"), Hyper("mu", 0.0))))

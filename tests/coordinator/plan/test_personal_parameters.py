@@ -1,4 +1,5 @@
-"""Which bundles the recipes with personal parameters and models take, and what is said of the others."""
+"""Which bundles the recipes with personal parameters and models take, and what is said of the
+others."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def bundle(*personal: str, norms: tuple[str, ...] = NORMS, **others: Any) -> Man
         format="fleetlearn.bundle",
         version=1,
         name="digits",
-        parameters=tuple(Parameter(name, (), row, personal=name in personal) for row, name in enumerate(ROWS)),
+        parameters=tuple(
+            Parameter(name, (), row, personal=name in personal) for row, name in enumerate(ROWS)
+        ),
         batch=(),
         outputs=(),
         hyper=(),
@@ -51,7 +54,12 @@ def said_of(recipe: str, manifest: Manifest) -> str | None:
         ("fedper", bundle(*NORMS)),
         ("fedbn", bundle(*NORMS)),
         ("fedrep", bundle("head.weight", step=LocalStep("momentum"))),
-        ("ditto", bundle(step=LocalStep(proximal=True), references=("anchor",), state=(State("t", (), 0),))),
+        (
+            "ditto",
+            bundle(
+                step=LocalStep(proximal=True), references=("anchor",), state=(State("t", (), 0),)
+            ),
+        ),
     ],
 )
 def test_bundles_that_fit(recipe: str, manifest: Manifest) -> None:
@@ -59,13 +67,20 @@ def test_bundles_that_fit(recipe: str, manifest: Manifest) -> None:
 
 
 NONE = (
-    "needs personal parameters, which stay on the devices, and bundle digits has none. Export it with "
-    'export_bundle(..., personal=["head"]), where "head" is the name of the model\'s last layer'
+    "needs personal parameters, which stay on the devices, and bundle digits has none. Export it "
+    'with export_bundle(..., personal=["head"]), where "head" is the name of the model\'s last '
+    "layer"
 )
 NORMALISATION = 'Export it with export_bundle(..., personal="normalisation") for recipe fedbn'
-IN_TURNS = "recipe fedrep freezes the personal parameters and the others in turns, and the step of bundle digits"
+IN_TURNS = (
+    "recipe fedrep freezes the personal parameters and the others in turns, and the step of bundle "
+    "digits"
+)
 WHOLE = "recipe ditto has a whole model for each device, and of bundle digits devices keep"
-WITHOUT = "besides. Export it without personal= and kept=, and with a step that does not read the previous model"
+WITHOUT = (
+    "besides. Export it without personal= and kept=, and with a step that does not read the "
+    "previous model"
+)
 
 
 @pytest.mark.parametrize(
@@ -76,40 +91,43 @@ WITHOUT = "besides. Export it without personal= and kept=, and with a step that 
         (
             "fedbn",
             bundle("head.weight", norms=()),
-            "recipe fedbn keeps normalisation layers on the devices, and the manifest of bundle digits names none: the "
-            f"model has none of PyTorch's, or an earlier version exported it. {NORMALISATION}",
+            "recipe fedbn keeps normalisation layers on the devices, and the manifest of bundle "
+            "digits names none: the model has none of PyTorch's, or an earlier version exported "
+            f"it. {NORMALISATION}",
         ),
         (
             "fedbn",
             bundle(*NORMS, "head.weight"),
-            "recipe fedbn keeps normalisation layers alone on the devices, and in bundle digits the parameter "
-            f'head.weight, of another layer, is personal too. {NORMALISATION}, or set recipe = "fedper", which takes '
-            "any personal parameters",
+            "recipe fedbn keeps normalisation layers alone on the devices, and in bundle digits "
+            f"the parameter head.weight, of another layer, is personal too. {NORMALISATION}, or "
+            'set recipe = "fedper", which takes any personal parameters',
         ),
         (
             "fedbn",
             bundle("norm.weight"),
-            "recipe fedbn keeps all normalisation layers on the devices, and in bundle digits the parameter "
-            f"norm.running_mean of such a layer travels. {NORMALISATION}",
+            "recipe fedbn keeps all normalisation layers on the devices, and in bundle digits the "
+            f"parameter norm.running_mean of such a layer travels. {NORMALISATION}",
         ),
         (
             "fedrep",
             bundle("head.weight", step=LocalStep(clip=True)),
-            f"{IN_TURNS} clips the gradient of all parameters together, so that frozen ones would change how the "
-            "others move. Export it without clip=True",
+            f"{IN_TURNS} clips the gradient of all parameters together, so that frozen ones would "
+            "change how the others move. Export it without clip=True",
         ),
         (
             "fedrep",
             bundle("head.weight", step=LocalStep(contrastive=True)),
-            f"{IN_TURNS} compares with the previous model, which has one phase and not two. Export it without "
-            "contrastive=True",
+            f"{IN_TURNS} compares with the previous model, which has one phase and not two. Export "
+            "it without contrastive=True",
         ),
         ("ditto", bundle("head.weight"), f"{WHOLE} the personal parameter head.weight {WITHOUT}"),
         ("ditto", bundle(state=(State("t", (), 0, kept=True),)), f"{WHOLE} the state t {WITHOUT}"),
         ("ditto", bundle(references=("previous",)), f"{WHOLE} the previous model {WITHOUT}"),
     ],
 )
-def test_bundles_that_do_not_fit_are_refused_with_what_to_export(recipe: str, manifest: Manifest, said: str) -> None:
+def test_bundles_that_do_not_fit_are_refused_with_what_to_export(
+    recipe: str, manifest: Manifest, said: str
+) -> None:
     assert said_of(recipe, manifest) == said
 
 
@@ -142,12 +160,15 @@ def test_ditto_s_lambda_is_local_mu() -> None:
     assert plan.hyper(fitting()) == {"lr": 0.1, "mu": 0.5}
     with pytest.raises(PlanError, match=r"local\.mu is missing"):
         parse(f'recipe = "ditto"\n{SMALL}{LR}').check_against(fitting())
-    with pytest.raises(PlanError, match=r"recipe ditto needs a step with a proximal term \(export it with proximal"):
+    with pytest.raises(
+        PlanError, match=r"recipe ditto needs a step with a proximal term \(export it with proximal"
+    ):
         parse(f'recipe = "ditto"\n{SMALL}{LR}').check_against(fitting(proximal=False))
 
 
 def test_ditto_s_lambda_does_not_count_where_updates_are_normalised() -> None:
-    """FedNova divides by what the steps' gradients count in the update, which is trained without lambda."""
+    """FedNova divides by what the steps' gradients count in the update, which is trained without
+    lambda."""
     nova = f'recipe = "fednova"\n{SMALL}{LR}mu = 10.0\n'
     with pytest.raises(PlanError, match=r"needs lr \* mu below 1"):
         parse(nova).weighing(fitting())
@@ -156,13 +177,16 @@ def test_ditto_s_lambda_does_not_count_where_updates_are_normalised() -> None:
 
 def test_passes_of_its_own() -> None:
     assert parse(f'recipe = "fedrep"\n{SMALL}').local.personal_epochs == 10
-    assert parse(f'recipe = "fedrep"\n{SMALL}[local]\npersonal_epochs = 3').local.personal_epochs == 3
+    assert (
+        parse(f'recipe = "fedrep"\n{SMALL}[local]\npersonal_epochs = 3').local.personal_epochs == 3
+    )
     other = parse(f'recipe = "fedrep"\n{SMALL}[local]\nalgorithm = "ditto"')
     assert other.local.personal_epochs is None, "the recipe's default is its own algorithm's"
     with pytest.raises(PlanError) as refused:
         parse(f"{SMALL}[local]\npersonal_epochs = 3")
     assert refused.value.text == (
-        'my.toml: local.personal_epochs = 3 is for local.algorithm = "fedrep" and "ditto"; here it is "plain"'
+        'my.toml: local.personal_epochs = 3 is for local.algorithm = "fedrep" and "ditto"; here it '
+        'is "plain"'
     )
 
 
@@ -172,7 +196,9 @@ def test_a_run_may_stop_by_the_personal_models_metric() -> None:
     plan = parse(f'recipe = "ditto"\n{SMALL}{LR}mu = 1\n{stop.format("loss")}')
     plan.check_against(fitting())
     assert (plan.stop.direction, plan.bounds) == ("below", {"personal.loss": (0.0, float("inf"))})
-    parse(f'recipe = "ditto"\n{SMALL}{LR}mu = 1\n{stop.format("accuracy")}').check_against(fitting())
+    parse(f'recipe = "ditto"\n{SMALL}{LR}mu = 1\n{stop.format("accuracy")}').check_against(
+        fitting()
+    )
     for text in (
         f"{SMALL}{LR}mu = 1\n{stop.format('loss')}",
         f'recipe = "ditto"\n{SMALL}{LR}mu = 1\n{stop.format("loss")}measured_by = "evaluation"\n'

@@ -17,7 +17,10 @@ FEATURES, CLASSES, ROUNDS, RATE = 12, 5, 20, 0.5
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_makes_its_optimizer(name: str) -> None:
     recipe = RECIPES[name]
-    optimizer, hyper = recipe.server["optimizer"], {key: value for key, value in recipe.server.items() if key in HYPER}
+    optimizer, hyper = (
+        recipe.server["optimizer"],
+        {key: value for key, value in recipe.server.items() if key in HYPER},
+    )
     assert make(optimizer, **hyper).name == optimizer
     assert set(hyper) == set(defaults(optimizer))
     assert recipe.local["algorithm"] in ALGORITHMS
@@ -29,15 +32,28 @@ def test_the_table_has_the_names_that_users_type() -> None:
         ["fedprox", "fedprox-adaptive", "moon", "scaffold", "feddyn"],
         ["fedavgm", "fedadagrad", "fedadam", "fedyogi"],
     )
-    asynchronous, personal = ["fedbuff", "fedasync", "fednova", "q-fedavg"], ["fedper", "fedbn", "fedrep", "ditto"]
+    asynchronous, personal = (
+        ["fedbuff", "fedasync", "fednova", "q-fedavg"],
+        ["fedper", "fedbn", "fedrep", "ditto"],
+    )
     assert list(RECIPES) == ["fedsgd", "fedavg", *local, *server, *asynchronous, *personal, *RULES]
     needs = {name: recipe.needs for name, recipe in RECIPES.items() if recipe.needs}
-    assert needs == {"fedprox": ("proximal",), "fedprox-adaptive": ("proximal",), "moon": ("contrastive",)}
+    assert needs == {
+        "fedprox": ("proximal",),
+        "fedprox-adaptive": ("proximal",),
+        "moon": ("contrastive",),
+    }
 
 
-def gradient(params: NDArray[np.floating], x: NDArray[np.float64], y: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the gradient of softmax regression's mean cross-entropy, as one vector: weights, then biases."""
-    weights, bias = params[: FEATURES * CLASSES].reshape(FEATURES, CLASSES), params[FEATURES * CLASSES :]
+def gradient(
+    params: NDArray[np.floating], x: NDArray[np.float64], y: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the gradient of softmax regression's mean cross-entropy, as one vector: weights, then
+    biases."""
+    weights, bias = (
+        params[: FEATURES * CLASSES].reshape(FEATURES, CLASSES),
+        params[FEATURES * CLASSES :],
+    )
     scores = x @ weights + bias
     probabilities = np.exp(scores - scores.max(axis=1, keepdims=True))
     probabilities /= probabilities.sum(axis=1, keepdims=True)
@@ -46,7 +62,8 @@ def gradient(params: NDArray[np.floating], x: NDArray[np.float64], y: NDArray[np
 
 
 def test_fedsgd_with_all_devices_is_centralised_large_batch_sgd() -> None:
-    """McMahan et al., section 2: one full-batch step on each device, averaged by examples, is one on all the data."""
+    """McMahan et al., section 2: one full-batch step on each device, averaged by examples, is one
+    on all the data."""
     recipe = RECIPES["fedsgd"]
     assert (recipe.local["epochs"], recipe.local["batch_size"]) == (1, 0)
     assert recipe.server == {"optimizer": "sgd", "lr": 1.0}

@@ -28,21 +28,28 @@ def test_without_rules_the_engine_has_none() -> None:
 
 def test_what_the_keys_mean() -> None:
     found = rules(
-        'least_examples = 9\nleast_memory = 0.5\nruntimes = ["onnx"]\ntags = ["eu"]\nwithout_tags = ["beta"]\n'
-        'tiers = ["phone"]\ncharging = true\nunmetered = true\nweighting = "examples"\ntier_weights = {phone = 2}\n'
-        "tag_weights = {eu = 0.5}\ntier_quotas = {phone = 0.5}\ntag_quotas = {eu = 1.0}\nonce_in = 3"
+        'least_examples = 9\nleast_memory = 0.5\nruntimes = ["onnx"]\ntags = ["eu"]\nwithout_tags '
+        '= ["beta"]\ntiers = ["phone"]\ncharging = true\nunmetered = true\nweighting = '
+        '"examples"\ntier_weights = {phone = 2}\ntag_weights = {eu = 0.5}\ntier_quotas = {phone = '
+        "0.5}\ntag_quotas = {eu = 1.0}\nonce_in = 3"
     )
     assert found == SelectionRules(
         eligibility=Eligibility(
-            9, 2**19, frozenset({"onnx"}), frozenset({"tag:eu"}), frozenset({"tag:beta"}), frozenset({"tier:phone"}),
-            True, True,
+            9,
+            2**19,
+            frozenset({"onnx"}),
+            frozenset({"tag:eu"}),
+            frozenset({"tag:beta"}),
+            frozenset({"tier:phone"}),
+            True,
+            True,
         ),
         by_examples=True,
         most_examples=10**6,
         weights={"tier:phone": 2.0, "tag:eu": 0.5},
         quotas={"tier:phone": 0.5, "tag:eu": 1.0},
         once_in=3,
-    )  # fmt: skip
+    )
     assert found.remember
 
 
@@ -56,7 +63,9 @@ def test_oort_s_constants_are_the_paper_s() -> None:
     found = rules('strategy = "oort"')
     assert found is not None
     assert found.oort == Oort(10.0, 10.0, 20, 2.0, 0.9, 0.98, 0.2, 0.95, 0.95, 10)
-    found = rules('strategy = "oort"\n[selection.oort]\npreferred_seconds = 3\npenalty = 1\nmost_tasks = 99')
+    found = rules(
+        'strategy = "oort"\n[selection.oort]\npreferred_seconds = 3\npenalty = 1\nmost_tasks = 99'
+    )
     assert found is not None
     assert found.oort == Oort(3.0, 10.0, 20, 1.0, 0.9, 0.98, 0.2, 0.95, 0.95, 99)
 
@@ -64,17 +73,44 @@ def test_oort_s_constants_are_the_paper_s() -> None:
 @pytest.mark.parametrize(
     ("selection", "said"),
     [
-        ('strategy = "oort"\ntier_weights = {a = 2}', "selection.tier_weights = {'a': 2.0}: strategy \"oort\" has"),
-        ('strategy = "power-of-choice"\nweighting = "examples"', "selection.weighting = 'examples': strategy \"power"),
-        ("candidates = 2", 'selection.candidates = 2.0 is for strategy "power-of-choice"; selection.strategy is "unif'),
-        ("[selection.oort]\nwindow = 3", '[selection.oort] is for strategy "oort"; selection.strategy is "uniform"'),
+        (
+            'strategy = "oort"\ntier_weights = {a = 2}',
+            "selection.tier_weights = {'a': 2.0}: strategy \"oort\" has",
+        ),
+        (
+            'strategy = "power-of-choice"\nweighting = "examples"',
+            "selection.weighting = 'examples': strategy \"power",
+        ),
+        (
+            "candidates = 2",
+            (
+                'selection.candidates = 2.0 is for strategy "power-of-choice"; selection.strategy '
+                'is "unif'
+            ),
+        ),
+        (
+            "[selection.oort]\nwindow = 3",
+            '[selection.oort] is for strategy "oort"; selection.strategy is "uniform"',
+        ),
         ('tags = ["a"]\nwithout_tags = ["a"]', "both name a: no device could be eligible"),
-        ('tiers = ["a"]\ntier_quotas = {b = 0.5}', "selection.tier_quotas.b: selection.tiers keeps this tier from all"),
-        ("tag_quotas = {eu = 0.05}", "selection.tag_quotas.eu = 0.05 of the 10 tasks of a round is less than one"),
-        ("tag_quotas = {eu = 0}", "selection.tag_quotas.eu = 0 is refused: it takes a number, above 0 and at most 1"),
+        (
+            'tiers = ["a"]\ntier_quotas = {b = 0.5}',
+            "selection.tier_quotas.b: selection.tiers keeps this tier from all",
+        ),
+        (
+            "tag_quotas = {eu = 0.05}",
+            "selection.tag_quotas.eu = 0.05 of the 10 tasks of a round is less than one",
+        ),
+        (
+            "tag_quotas = {eu = 0}",
+            "selection.tag_quotas.eu = 0 is refused: it takes a number, above 0 and at most 1",
+        ),
         ('tags = ["a b"]', "selection.tags[0] = 'a b' is refused"),
         ("least_example = 3", "did you mean selection.least_examples or"),
-        ('strategy = "random"', 'selection.strategy = \'random\' is refused: it takes "oort" or "power-of-choice"'),
+        (
+            'strategy = "random"',
+            'selection.strategy = \'random\' is refused: it takes "oort" or "power-of-choice"',
+        ),
         ("once_in = 0", "selection.once_in = 0 is refused"),
     ],
 )
@@ -88,7 +124,10 @@ def test_what_makes_no_sense_is_refused_by_name(selection: str, said: str) -> No
 def test_oort_is_for_synchronous_rounds() -> None:
     with pytest.raises(PlanError, match='"oort" is for synchronous rounds'):
         parse('strategy = "oort"', SMALL + BUFFER)
-    assert parse('strategy = "power-of-choice"', SMALL + BUFFER).engine_settings(15.0).selection is not None
+    assert (
+        parse('strategy = "power-of-choice"', SMALL + BUFFER).engine_settings(15.0).selection
+        is not None
+    )
 
 
 @pytest.mark.parametrize("selection", ['weighting = "examples"', 'strategy = "power-of-choice"'])

@@ -35,14 +35,24 @@ def test_the_example_has_every_key_with_its_default() -> None:
     values = msgspec.structs.asdict(ServiceSettings())
     values |= msgspec.structs.asdict(values.pop("limits"))
     assert values.pop("exempt") == ("127.0.0.0/8", "::1/128")
-    assert values.pop("tls") is values.pop("identities") is values.pop("admin") is values.pop("runs") is None
+    assert (
+        values.pop("tls")
+        is values.pop("identities")
+        is values.pop("admin")
+        is values.pop("runs")
+        is None
+    )
     assert values.pop("page") is None
     assert re.search(r"^# identities = ", text, re.MULTILINE)
     assert re.search(r"^# runs = ", text, re.MULTILINE)
     keys = (*Tls.__struct_fields__, *Admin.__struct_fields__, *Page.__struct_fields__)
     assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in keys)
-    defaults = {key: "false" if value is False else str(value or "none") for key, value in values.items()}
-    assert stated == {key: value.removesuffix(".0") for key, value in defaults.items()} | {"host": "127.0.0.1"}
+    defaults = {
+        key: "false" if value is False else str(value or "none") for key, value in values.items()
+    }
+    assert stated == {key: value.removesuffix(".0") for key, value in defaults.items()} | {
+        "host": "127.0.0.1"
+    }
 
 
 def test_keys_that_are_given_are_read(tmp_path: Path) -> None:
@@ -54,7 +64,9 @@ def test_keys_that_are_given_are_read(tmp_path: Path) -> None:
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     file = tmp_path / "service.toml"
-    file.write_text('host = "0.0.0.0"\nidentities = "ids"\n[tls]\ncertificate = "tls/a.pem"\nkey = "/b.pem"\n')
+    file.write_text(
+        'host = "0.0.0.0"\nidentities = "ids"\n[tls]\ncertificate = "tls/a.pem"\nkey = "/b.pem"\n'
+    )
     found = ServiceSettings.load(file)
     assert found.tls == Tls(certificate=tmp_path / "tls/a.pem", key=Path("/b.pem"))
     assert found.identities == tmp_path / "ids"
@@ -88,28 +100,61 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ('origins = ["null"]', ["origins names 'null'"]),
         ('host = "0.0.0.0"\ninsecure = true', ["without identities", "open = true"]),
         ('identities = "a"\nopen = true', ["contradict each other"]),
-        ('host = "0.0.0.0"', ['host = "0.0.0.0" lets other machines connect', "[tls]", "insecure = true"]),
-        ('proxies = ["10.0.0.1/8"]', ["proxies names '10.0.0.1/8'", "has host bits set", '"10.0.0.0/8"']),
+        (
+            'host = "0.0.0.0"',
+            ['host = "0.0.0.0" lets other machines connect', "[tls]", "insecure = true"],
+        ),
+        (
+            'proxies = ["10.0.0.1/8"]',
+            ["proxies names '10.0.0.1/8'", "has host bits set", '"10.0.0.0/8"'],
+        ),
         ('proxies = ["proxy.example"]', ["proxies names 'proxy.example'"]),
         ('[limits]\nexempt = ["here"]', ["limits.exempt names 'here'"]),
         ("[limits]\nconnections = 0", ["limits.connections = 0"]),
-        ("[limits]\nconection = 5", ["limits.conection is not a key", "did you mean limits.connections?"]),
+        (
+            "[limits]\nconection = 5",
+            ["limits.conection is not a key", "did you mean limits.connections?"],
+        ),
         ("[admin]", ["[admin] needs identities"]),
-        ('identities = "a"\n[admin]\nhost = "0.0.0.0"', ['admin.host = "0.0.0.0"', "administrators' tokens"]),
+        (
+            'identities = "a"\n[admin]\nhost = "0.0.0.0"',
+            ['admin.host = "0.0.0.0"', "administrators' tokens"],
+        ),
         ("[page]", ["page.folder is missing"]),
-        ('[page]\nfolder = "p"\nhost = "0.0.0.0"', ['page.host = "0.0.0.0"', "browsers do not let it train"]),
+        (
+            '[page]\nfolder = "p"\nhost = "0.0.0.0"',
+            ['page.host = "0.0.0.0"', "browsers do not let it train"],
+        ),
         ('[page]\nfolder = "p"\naddress = "fleet.example"', ["page.address = 'fleet.example'"]),
-        ('[page]\nfolder = "p"\ncoordinator = "https://a.example"', ["page.coordinator = 'https://a.example'"]),
+        (
+            '[page]\nfolder = "p"\ncoordinator = "https://a.example"',
+            ["page.coordinator = 'https://a.example'"],
+        ),
         ('[page]\nfolder = "p"\nrun = "a"', ["page.run", "goes with nothing else"]),
         ('runs = "r"\n[page]\nfolder = "p"', ["page.run", "is needed with runs"]),
-        ('identities = "p/ids"\n[page]\nfolder = "p"', ["page.folder = ", "p holds ", "p/ids: whoever can connect"]),
-        ('tls.certificate = "a"\ntls.key = "key"\n[page]\nfolder = "."', ["page.folder = ", "key: whoever"]),
+        (
+            'identities = "p/ids"\n[page]\nfolder = "p"',
+            ["page.folder = ", "p holds ", "p/ids: whoever can connect"],
+        ),
+        (
+            'tls.certificate = "a"\ntls.key = "key"\n[page]\nfolder = "."',
+            ["page.folder = ", "key: whoever"],
+        ),
         ('signing_keys = ["link/key"]\n[page]\nfolder = "p/../p"\nport = -1', ["page.port = -1"]),
-        ('identities = "a"\n[admin]\nprot = 1', ["admin.prot is not a key", "did you mean admin.port?"]),
+        (
+            'identities = "a"\n[admin]\nprot = 1',
+            ["admin.prot is not a key", "did you mean admin.port?"],
+        ),
         ('[tls]\ncertificate = "a.pem"', ["tls.key is missing"]),
         ('[tls]\ncertificate = ""\nkey = "b"', ["tls.certificate = ''"]),
-        ('[tls]\ncertificate = "a"\nkey = "b"\nclients = "c"', ["tls.clients", 'add identities = "identities"']),
-        ('[tls]\ncertificat = "a.pem"', ["tls.certificat is not a key", "did you mean tls.certificate?"]),
+        (
+            '[tls]\ncertificate = "a"\nkey = "b"\nclients = "c"',
+            ["tls.clients", 'add identities = "identities"'],
+        ),
+        (
+            '[tls]\ncertificat = "a.pem"',
+            ["tls.certificat is not a key", "did you mean tls.certificate?"],
+        ),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, words: list[str]) -> None:
@@ -120,7 +165,8 @@ def test_mistakes_are_named(tmp_path: Path, text: str, words: list[str]) -> None
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        ServiceError, match=r"~no-such-user/s\.toml: the service file cannot be read: .* no home folder"
+        ServiceError,
+        match=r"~no-such-user/s\.toml: the service file cannot be read: .* no home folder",
     ):
         ServiceSettings.load("~no-such-user/s.toml")
     assert not is_service_file("~no-such-user/s.toml")

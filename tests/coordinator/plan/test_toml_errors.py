@@ -1,4 +1,5 @@
-"""Errors of TOML tables: of lists of tables, of values of several types, and of a part of a file."""
+"""Errors of TOML tables: of lists of tables, of values of several types, and of a part of a
+file."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,7 +26,9 @@ class House(Section, frozen=True, kw_only=True):
     street: Annotated[str, Meta(min_length=1, max_length=9)] = "High St"
     sold: bool = False
     size: tuple[int, float] = (1, 1.0)
-    owners: dict[Annotated[str, Meta(pattern="^[A-Z]")], Share] = msgspec.field(default_factory=dict)
+    owners: dict[Annotated[str, Meta(pattern="^[A-Z]")], Share] = msgspec.field(
+        default_factory=dict
+    )
     plan: Path | None = None
     pipes: tuple[Pipe, ...] = ()
     rooms: tuple[int, ...] = ()
@@ -56,20 +59,29 @@ def read(raw: dict[str, Any], prefix: str = "") -> str:
     [
         ({}, "name is missing; a house must have it"),
         ({"name": 3}, "name = 3 is refused: it takes a string"),
-        ({"name": "a", "street": ""}, "street = '' is refused: it takes a string of 1 to 9 characters"),
+        (
+            {"name": "a", "street": ""},
+            "street = '' is refused: it takes a string of 1 to 9 characters",
+        ),
         ({"name": "a", "sold": 0}, "sold = 0 is refused: it takes true or false"),
-        ({"name": "a", "size": [1]}, "size = [1] is refused: it takes a list of 2 entries: an integer; a number"),
+        (
+            {"name": "a", "size": [1]},
+            "size = [1] is refused: it takes a list of 2 entries: an integer; a number",
+        ),
         ({"name": "a", "size": [1, "x"]}, "size[1] = 'x' is refused: it takes a number"),
         ({"name": "a", "plan": 3}, "plan = 3 is refused: it takes a path"),
-        ({"name": "a", "pipes": 3}, "pipes = 3 is refused: it takes a list; each entry is a table of leak, wall"),
+        (
+            {"name": "a", "pipes": 3},
+            "pipes = 3 is refused: it takes a list; each entry is a table of leak, wall",
+        ),
         (
             {"name": "a", "owners": {"Ann": 2}},
             "owners.Ann = 2 is refused: it takes a number, at least 0 and at most 1",
         ),
         (
             {"name": "a", "owners": {"ann": 1}},
-            "owners = {'ann': 1} is refused: it takes a table; each key is a string matching ^[A-Z], "
-            "each value a number, at least 0 and at most 1",
+            "owners = {'ann': 1} is refused: it takes a table; each key is a string matching "
+            "^[A-Z], each value a number, at least 0 and at most 1",
         ),
         (
             {"name": "a", "rooms": []},
@@ -85,11 +97,17 @@ def read(raw: dict[str, Any], prefix: str = "") -> str:
         ),
         (
             {"name": "a", "pipes": [{}, {"leek": 1}]},
-            "pipes.leek is not a key of a house; did you mean pipes.leak? Allowed here: leak, wall.",
+            (
+                "pipes.leek is not a key of a house; did you mean pipes.leak? Allowed here: leak, "
+                "wall."
+            ),
         ),
         (
             {"name": "a", "pipes": [{}, {"leak": 2}]},
-            "pipes[1].leak = 2 is refused: it takes a number, at least 0 and at most 1, or a table of rate",
+            (
+                "pipes[1].leak = 2 is refused: it takes a number, at least 0 and at most 1, or a "
+                "table of rate"
+            ),
         ),
         (
             {"name": "a", "pipes": [{"leak": {"rate": 2}}]},
@@ -97,9 +115,15 @@ def read(raw: dict[str, Any], prefix: str = "") -> str:
         ),
         (
             {"name": "a", "pipes": [{"wall": "x"}]},
-            'pipes[0].wall = \'x\' is refused: it takes a number, at least 0 and at most 1, or "thick" or "thin"',
+            (
+                "pipes[0].wall = 'x' is refused: it takes a number, at least 0 and at most 1, or "
+                '"thick" or "thin"'
+            ),
         ),
-        ({"name": "a", "pipes": [{"leak": {}}]}, "pipes[0].leak.rate is missing; a house must have it"),
+        (
+            {"name": "a", "pipes": [{"leak": {}}]},
+            "pipes[0].leak.rate is missing; a house must have it",
+        ),
         ({"name": "a", "pipes": [3]}, "pipes[0] = 3 is refused: it takes a table of leak, wall"),
     ],
 )

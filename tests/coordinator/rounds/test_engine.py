@@ -31,12 +31,21 @@ from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import Code, ProtocolError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    precondition,
+    rule,
+)
 
 SETTINGS = Settings(goal=2, cohort=3, minimum=1, deadline=60.0, grace=5.0, gather=4.0, seed=7)
 
 
-def started(devices: Iterable[str] = "abc", rules: Settings = SETTINGS) -> tuple[Engine, dict[str, Assign]]:
+def started(
+    devices: Iterable[str] = "abc", rules: Settings = SETTINGS
+) -> tuple[Engine, dict[str, Assign]]:
     """An engine whose first round is open with these devices; device -> its task."""
     engine = Engine(rules)
     commands = [command for device in devices for command in engine.check_in(device, None, 0.0)]
@@ -65,7 +74,10 @@ def test_a_round_opens_with_goal_devices_and_later_ones_fill_the_cohort() -> Non
     assert engine.check_in("a", None, 1.0) == []
     commands = engine.check_in("b", None, 2.0)
     assert commands[0] == Opened(1)
-    assert sorted(command.device for command in commands[1:] if isinstance(command, Assign)) == ["a", "b"]
+    assert sorted(command.device for command in commands[1:] if isinstance(command, Assign)) == [
+        "a",
+        "b",
+    ]
     assert engine.deadline == 62.0
     (late,) = engine.check_in("c", None, 3.0)
     assert isinstance(late, Assign)
@@ -111,7 +123,9 @@ def test_the_deadline_commits_what_is_there() -> None:
     engine.count_report("a", tasks["a"].task, 10.0)
     engine.disconnect("b", 58.0)
     commands = engine.tick(60.0)
-    assert {(command.device, command.cause) for command in commands if isinstance(command, Ended)} == {
+    assert {
+        (command.device, command.cause) for command in commands if isinstance(command, Ended)
+    } == {
         ("b", LOST),
         ("c", LATE),
     }
@@ -121,7 +135,9 @@ def test_the_deadline_commits_what_is_there() -> None:
 def test_below_the_minimum_the_round_is_abandoned_and_the_next_opens() -> None:
     engine, _ = started(rules=SETTINGS._replace(minimum=2))
     commands = engine.tick(60.0)
-    assert of_type(commands, Abandon) == [Abandon(1, {LATE: 3}, "0 reports at the deadline, 2 are the minimum")]
+    assert of_type(commands, Abandon) == [
+        Abandon(1, {LATE: 3}, "0 reports at the deadline, 2 are the minimum")
+    ]
     assert engine.version == 0
     assert engine.round == 2
     assert engine.phase is Phase.OPEN
@@ -254,12 +270,15 @@ def together(engine: Engine, reports: Iterable[tuple[str, str]], now: float) -> 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_reports_that_come_together_are_those_one_after_the_other(data: st.DataObject) -> None:
-    """With devices that are idle, gone, or failed meanwhile; some close the round, by its goal or by its end."""
+    """With devices that are idle, gone, or failed meanwhile; some close the round, by its goal or
+    by its end."""
     devices = [f"d{number}" for number in range(data.draw(st.integers(2, 8)))]
     goal = data.draw(st.integers(1, len(devices)))
     cohort = data.draw(st.integers(goal, len(devices)))
     minimum = data.draw(st.integers(1, goal))
-    engine, tasks = started(devices, SETTINGS._replace(goal=goal, cohort=cohort, minimum=minimum, rounds=3))
+    engine, tasks = started(
+        devices, SETTINGS._replace(goal=goal, cohort=cohort, minimum=minimum, rounds=3)
+    )
     for device in data.draw(st.lists(st.sampled_from(sorted(tasks)), unique=True)):
         if data.draw(st.booleans()):
             engine.disconnect(device, 5.0)
@@ -270,14 +289,18 @@ def test_reports_that_come_together_are_those_one_after_the_other(data: st.DataO
     if not wanted:
         return
     room = goal - len(engine.accepted)
-    reports = data.draw(st.permutations(wanted))[: data.draw(st.integers(1, min(room, len(wanted))))]
+    reports = data.draw(st.permutations(wanted))[
+        : data.draw(st.integers(1, min(room, len(wanted))))
+    ]
     one, many = deepcopy(engine), deepcopy(engine)
     said = [one.count_report(*report, 10.0 + place) for place, report in enumerate(reports)]
     assert not any(said[:-1])
     assert together(many, reports, 9.0 + len(reports)) == said[-1]
     assert many == one
     if one.phase is Phase.COMMITTING:
-        assert many.committed(20.0, change=1.0, metrics={}) == one.committed(20.0, change=1.0, metrics={})
+        assert many.committed(20.0, change=1.0, metrics={}) == one.committed(
+            20.0, change=1.0, metrics={}
+        )
     assert many.tick(200.0) == one.tick(200.0)
     assert many == one
 
@@ -298,15 +321,28 @@ def test_reports_that_come_together_close_the_round_as_its_last_does() -> None:
 @pytest.mark.parametrize(
     ("devices", "refused"),
     [("ax", "x"), ("aa", "a"), ("aba", "a"), ("abc", "c"), ("x", "x"), ("d", "d")],
-    ids=["unknown", "twice", "twice-and-more-than-the-goal", "more-than-the-goal", "unknown-alone", "idle"],
+    ids=[
+        "unknown",
+        "twice",
+        "twice-and-more-than-the-goal",
+        "more-than-the-goal",
+        "unknown-alone",
+        "idle",
+    ],
 )
-def test_reports_that_are_not_wanted_are_refused_together_as_alone(devices: str, refused: str) -> None:
+def test_reports_that_are_not_wanted_are_refused_together_as_alone(
+    devices: str, refused: str
+) -> None:
     engine, tasks = started("abcd", SETTINGS._replace(goal=2, cohort=3, minimum=2))
     leased = sorted(tasks)  # whoever they are: a, b, c stand for them, d for the one that is idle
     (resting,) = engine.selection.idle
     names = dict(zip("abcdx", [*leased, resting, "x"], strict=True))
-    reports = [(names[one], tasks[names[one]].task if names[one] in tasks else "t1-1") for one in devices]
-    with pytest.raises(ValueError, match=rf"task \S+ of {names[refused]} is not wanted in round 1 \(open\)"):
+    reports = [
+        (names[one], tasks[names[one]].task if names[one] in tasks else "t1-1") for one in devices
+    ]
+    with pytest.raises(
+        ValueError, match=rf"task \S+ of {names[refused]} is not wanted in round 1 \(open\)"
+    ):
         together(engine, reports, 10.0)
 
 
@@ -328,10 +364,16 @@ def test_no_report_is_wanted_of_a_round_that_is_closed() -> None:
 def test_selection_follows_from_the_seed_and_the_devices_alone() -> None:
     def cohort(devices: str, seed: int) -> list[tuple[str, int]]:
         """Everybody waits before the round opens, so that all of them are candidates."""
-        engine = Engine(SETTINGS._replace(goal=len(devices), cohort=3, minimum=len(devices), seed=seed))
+        engine = Engine(
+            SETTINGS._replace(goal=len(devices), cohort=3, minimum=len(devices), seed=seed)
+        )
         for device in devices[:-1]:
             engine.check_in(device, None, 0.0)
-        return [(c.device, c.seed) for c in engine.check_in(devices[-1], None, 0.0) if isinstance(c, Assign)]
+        return [
+            (c.device, c.seed)
+            for c in engine.check_in(devices[-1], None, 0.0)
+            if isinstance(c, Assign)
+        ]
 
     assert cohort("abcdefgh", 1) == cohort("hgfedcba", 1)
     assert len({tuple(cohort("abcdefgh", seed)) for seed in range(20)}) > 10
@@ -344,7 +386,9 @@ def test_every_device_is_selected_about_equally_often() -> None:
     engine = Engine(SETTINGS._replace(goal=3, cohort=3, minimum=3))
     commands = [command for device in counts for command in engine.check_in(device, None, 0.0)]
     for _ in range(1000):
-        chosen = [(command.device, command.task) for command in commands if isinstance(command, Assign)]
+        chosen = [
+            (command.device, command.task) for command in commands if isinstance(command, Assign)
+        ]
         for device, task in chosen:
             counts[device] += 1
             engine.count_report(device, task, 0.0)
@@ -355,7 +399,9 @@ def test_every_device_is_selected_about_equally_often() -> None:
 def test_a_stop_rule_ends_the_run() -> None:
     engine, tasks = started(rules=SETTINGS._replace(rounds=1))
     together(engine, [(device, tasks[device].task) for device in "ab"], 1.0)
-    assert engine.committed(1.0, change=1.0, metrics={}) == [Finish("1 rounds done", "rounds", 1, 1)]
+    assert engine.committed(1.0, change=1.0, metrics={}) == [
+        Finish("1 rounds done", "rounds", 1, 1)
+    ]
     assert engine.phase is Phase.FINISHED
     assert engine.check_in("z", None, 2.0) == []
     assert engine.wake_at() is None
@@ -439,14 +485,17 @@ DEVICES = st.sampled_from([f"d{number}" for number in range(7)])
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Devices, losses, duplicates, time and restarts in any order, against a record made of the commands alone."""
+    """Devices, losses, duplicates, time and restarts in any order, against a record made of the
+    commands alone."""
 
     tasks = Bundle("tasks")
     """(device, task, round) of every lease ever given, for late and repeated reports."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rules = Settings(goal=2, cohort=3, minimum=2, deadline=20.0, grace=3.0, gather=2.0, seed=3, stall=6.0)
+        self.rules = Settings(
+            goal=2, cohort=3, minimum=2, deadline=20.0, grace=3.0, gather=2.0, seed=3, stall=6.0
+        )
         self.engine = Engine(self.rules)
         self.now = 0.0
         self.connected: set[str] = set()
@@ -467,7 +516,9 @@ class AnyOrder(RuleBasedStateMachine):
                 case Assign(device, task, number, again=again):
                     assert device in self.connected
                     assert number == self.open
-                    assert (self.running.get(task) == device) if again else (task not in self.running)
+                    assert (
+                        (self.running.get(task) == device) if again else (task not in self.running)
+                    )
                     self.running[task] = device
                     self.given.append((device, task, number))
                 case Ended(device, task, number, cause):
@@ -517,7 +568,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(given=tasks)
     def report(self, given: tuple[str, str, int]) -> None:
-        """Announced and uploaded, by a device that is connected: wanted, refused or counted already."""
+        """Announced and uploaded, by a device that is connected: wanted, refused or counted
+        already."""
         device, task, number = given
         if device not in self.connected:
             return
@@ -540,7 +592,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(given=tasks, what=st.sampled_from(["steps", "model", "upload"]), amount=st.integers(0, 3))
     def progress(self, given: tuple[str, str, int], what: str, amount: int) -> None:
-        """A device makes progress in a task that runs, or in one that is over, where it does not count."""
+        """A device makes progress in a task that runs, or in one that is over, where it does not
+        count."""
         device, task, _ = given
         if device in self.connected:
             self.engine.progress(device, task, what, amount, self.now)
@@ -573,7 +626,11 @@ class AnyOrder(RuleBasedStateMachine):
         if self.open is not None:
             leases = [(task, device) for task, device in self.running.items()]
             dropped = [(task, device, cause) for task, (device, cause) in self.ended.items()]
-            self.do(self.engine.restore(restored(self.open, leases, list(self.counted.items()), dropped), self.now))
+            self.do(
+                self.engine.restore(
+                    restored(self.open, leases, list(self.counted.items()), dropped), self.now
+                )
+            )
 
     @invariant()
     def leases_are_what_the_commands_said(self) -> None:
@@ -595,7 +652,10 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def every_connected_device_is_in_one_place(self) -> None:
-        waiting = [*self.engine.selection.idle, *chain.from_iterable(self.engine.selection.doubted.values())]
+        waiting = [
+            *self.engine.selection.idle,
+            *chain.from_iterable(self.engine.selection.doubted.values()),
+        ]
         idle, resting = set(waiting), self.engine.selection.resting
         assert len(idle) == len(waiting)
         leased = {device for device in self.engine.leases if device not in self.engine.book.absent}
@@ -605,7 +665,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def no_slot_is_free_while_a_device_waits(self) -> None:
-        doubted = any(self.engine.selection.doubted.values()) and len(self.counted) < self.rules.minimum
+        doubted = (
+            any(self.engine.selection.doubted.values()) and len(self.counted) < self.rules.minimum
+        )
         if self.open is not None and (self.engine.selection.idle or doubted):
             assert len(self.running) + len(self.counted) == self.rules.cohort
 
@@ -623,7 +685,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def every_lease_is_watched_while_its_device_is_there(self) -> None:
-        """It may stall: nobody holds a slot in silence for longer than a stall and the time between two checks."""
+        """It may stall: nobody holds a slot in silence for longer than a stall and the time between
+        two checks."""
         longest = self.rules.stall * (1 + 1 / CHECKS_PER_STALL)
         looked_at = {task for _, _, task in self.engine.book._stall_checks}
         for device, task in self.engine.leases.items():
@@ -655,7 +718,10 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 AnyOrder.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=100,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 TestAnyOrder = AnyOrder.TestCase
 
@@ -699,7 +765,9 @@ def test_a_device_that_stops_and_stays_connected_is_given_nothing_in_later_round
     assigned = of_type(engine.check_in("c", None, later), Assign)
     assert {command.device for command in assigned} == {"b", "c"}
     engine.disconnect("a", later)
-    assert [command.device for command in of_type(engine.check_in("a", None, later), Assign)] == ["a"]
+    assert [command.device for command in of_type(engine.check_in("a", None, later), Assign)] == [
+        "a"
+    ]
 
 
 def test_a_device_that_failed_has_had_its_turn() -> None:
@@ -719,14 +787,19 @@ def fail(engine: Engine, device: str, now: float) -> list[Command]:
 
 
 def test_a_round_that_needs_a_device_that_failed_gives_it_another_task() -> None:
-    """Two devices, of which a round needs both: one reports, the other fails, is mended, and is back a second later.
-    Both waited until the deadline; then the report was thrown away."""
+    """Two devices, of which a round needs both: one reports, the other fails, is mended, and is
+    back a second later. Both waited until the deadline; then the report was thrown away."""
     engine, tasks = started("ab", SETTINGS._replace(minimum=2))
     engine.count_report("a", tasks["a"].task, 9.0)
     ended, again = fail(engine, "b", 10.0)
     assert ended == Ended("b", tasks["b"].task, 1, "failed: bad-data")
     assert isinstance(again, Assign)
-    assert (again.device, again.task, again.again, again.seed) == ("b", "t1-3", False, tasks["b"].seed)
+    assert (again.device, again.task, again.again, again.seed) == (
+        "b",
+        "t1-3",
+        False,
+        tasks["b"].seed,
+    )
     assert of_type(engine.count_report("b", "t1-3", 12.0), Commit)
 
 
@@ -741,9 +814,13 @@ def test_a_device_that_fails_has_no_other_task_before_it_checks_in_again() -> No
 def test_a_device_that_crashes_each_time_cannot_keep_a_round_open() -> None:
     engine, tasks = started("abc", SETTINGS._replace(minimum=2))
     engine.count_report("a", tasks["a"].task, 9.0)
-    assert not of_type(fail(engine, "b", 10.0), Assign), "c is at a task, with which the round has enough"
+    assert not of_type(fail(engine, "b", 10.0), Assign), (
+        "c is at a task, with which the round has enough"
+    )
     said = fail(engine, "c", 20.0)
-    assert [row.device for row in of_type(said, Assign)] == ["b"], "that c fails leaves the slot to b"
+    assert [row.device for row in of_type(said, Assign)] == ["b"], (
+        "that c fails leaves the slot to b"
+    )
     for turn in range(2 * SECOND_CHANCES):
         (device,) = engine.leases
         fail(engine, device, 30.0 + turn)
@@ -773,7 +850,9 @@ def test_a_lost_device_that_returns_without_its_update_gets_its_task_back() -> N
     assert revived == Revived("b", tasks["b"].task, 1)
     assert again == tasks["b"]._replace(again=True)
     engine.disconnect("b", 21.0)
-    assert engine.tick(26.0) == [Ended("b", tasks["b"].task, 1, LOST)], "its grace is counted from the beginning"
+    assert engine.tick(26.0) == [Ended("b", tasks["b"].task, 1, LOST)], (
+        "its grace is counted from the beginning"
+    )
 
 
 def test_where_tasks_outlive_their_round_a_lost_device_that_returns_gets_another_task() -> None:
@@ -826,8 +905,11 @@ def test_a_failure_after_a_report_counts_after_a_restart() -> None:
 
 
 def test_a_buffer_that_nobody_else_can_fill_waits_for_no_rest() -> None:
-    """Asynchronously a device that failed rests until the round's time is over; here the other is at its limit."""
-    rules = SETTINGS._replace(minimum=2, cohort=2, asynchronous=True, max_staleness=5, max_updates=1)
+    """Asynchronously a device that failed rests until the round's time is over; here the other is
+    at its limit."""
+    rules = SETTINGS._replace(
+        minimum=2, cohort=2, asynchronous=True, max_staleness=5, max_updates=1
+    )
     engine, _ = started("ab", rules)
     engine.count_report("a", engine.leases["a"], 9.0)
     said = fail(engine, "b", 10.0)
@@ -837,7 +919,12 @@ def test_a_buffer_that_nobody_else_can_fill_waits_for_no_rest() -> None:
 
 def test_who_stopped_may_have_another_turn_after_a_restart_too() -> None:
     engine = Engine(SETTINGS)
-    engine.restore(restored(3, [("t3-2", "b")], [], [("t3-1", "a", STOPPED), ("t3-3", "c", "failed: diverged")]), 0.0)
+    engine.restore(
+        restored(
+            3, [("t3-2", "b")], [], [("t3-1", "a", STOPPED), ("t3-3", "c", "failed: diverged")]
+        ),
+        0.0,
+    )
     (given,) = engine.check_in("a", None, 1.0)
     assert isinstance(given, Assign)
     assert given.task == "t3-4"

@@ -1,4 +1,5 @@
-"""The engine and devices that hold slots and never report: flapping, silent, lying. Time is virtual."""
+"""The engine and devices that hold slots and never report: flapping, silent, lying. Time is
+virtual."""
 
 from __future__ import annotations
 
@@ -27,10 +28,14 @@ from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import Code
 
-SETTINGS = Settings(goal=2, cohort=3, minimum=1, deadline=600.0, grace=10.0, gather=4.0, seed=7, stall=60.0)
+SETTINGS = Settings(
+    goal=2, cohort=3, minimum=1, deadline=600.0, grace=10.0, gather=4.0, seed=7, stall=60.0
+)
 
 
-def started(devices: Iterable[str] = "abc", rules: Settings = SETTINGS) -> tuple[Engine, dict[str, str]]:
+def started(
+    devices: Iterable[str] = "abc", rules: Settings = SETTINGS
+) -> tuple[Engine, dict[str, str]]:
     """An engine whose first round is open since 0 with these devices; device -> its task."""
     engine = Engine(rules)
     for device in devices:
@@ -56,7 +61,8 @@ def awake(engine: Engine, until: float) -> list[tuple[float, Command]]:
 
 @pytest.mark.parametrize("stall", [60.0, inf], ids=["watched", "not watched"])
 def test_a_device_that_crashes_and_returns_does_not_hold_its_slot(stall: float) -> None:
-    """Back every 0.5 s, with a grace of 1 s: each return began the grace again, up to the round's deadline."""
+    """Back every 0.5 s, with a grace of 1 s: each return began the grace again, up to the round's
+    deadline."""
     engine, tasks = started("abcd", SETTINGS._replace(grace=1.0, stall=stall))
     crashing, task = next(iter(tasks.items()))
     ended, now = list[tuple[float, Command]](), 4.0
@@ -99,7 +105,8 @@ def test_a_device_back_within_its_grace_is_not_lost_while_it_is_there() -> None:
 
 
 def test_a_device_that_holds_another_update_than_its_lease_is_given_its_task_again() -> None:
-    """``held`` names X while the lease is Y: X is not wanted, and its report is refused as any other's."""
+    """``held`` names X while the lease is Y: X is not wanted, and its report is refused as any
+    other's."""
     engine, tasks = started()
     engine.disconnect("a", 10.0)
     (again,) = engine.check_in("a", "t0-9", 11.0)
@@ -132,7 +139,8 @@ def test_a_lease_without_progress_ends_and_its_slot_goes_to_another() -> None:
 
 
 def test_only_more_of_the_same_is_progress() -> None:
-    """Steps, each content and the upload are counted apart; of an older task, or again, nothing is."""
+    """Steps, each content and the upload are counted apart; of an older task, or again, nothing
+    is."""
     engine, tasks = started()
     for now, what, amount, counts in (
         (50.0, "steps", 3, True),
@@ -153,11 +161,14 @@ def test_only_more_of_the_same_is_progress() -> None:
 
 
 def test_a_lease_that_waits_for_the_coordinator_does_not_stall() -> None:
-    """It waits for a place to upload or download. The device's own time before and after counts together."""
+    """It waits for a place to upload or download. The device's own time before and after counts
+    together."""
     engine, tasks = started(rules=SETTINGS._replace(minimum=2))
     engine.wait("a", 44.0)
     engine.wait("a", 50.0)  # it is said again, as the device says it again
-    assert {command.device for _, command in awake(engine, 500.0) if isinstance(command, Ended)} == {"b", "c"}
+    assert {
+        command.device for _, command in awake(engine, 500.0) if isinstance(command, Ended)
+    } == {"b", "c"}
     engine.proceed("a", 500.0)
     engine.proceed("a", 501.0)
     assert awake(engine, 515.9) == []
@@ -186,13 +197,17 @@ def test_progress_is_not_watched_unless_it_is_told() -> None:
     engine, _ = started(rules=SETTINGS._replace(stall=inf))
     assert awake(engine, 599.0) == []
     assert engine.book.wake_at() is None
-    assert {command.cause for _, command in awake(engine, 600.0) if isinstance(command, Ended)} == {LATE}
+    assert {command.cause for _, command in awake(engine, 600.0) if isinstance(command, Ended)} == {
+        LATE
+    }
     assert engine.selection.reliability == Reliability(), "and nothing is remembered"
 
 
 def test_leases_are_watched_again_once_their_devices_are_back_after_a_restart() -> None:
     engine = Engine(SETTINGS, round=5)
-    engine.restore(Restored(5, [("t5-1", "a", None), ("t5-2", "b", None)], [], [("t5-3", "c", STALLED)]), 0.0)
+    engine.restore(
+        Restored(5, [("t5-1", "a", None), ("t5-2", "b", None)], [], [("t5-3", "c", STALLED)]), 0.0
+    )
     assert engine.selection.reliability.level("c") == 1
     engine.check_in("a", None, 30.0)
     assert awake(engine, 89.0) == []
@@ -215,7 +230,14 @@ def test_what_counts_as_a_failure() -> None:
         for device in "cde":
             engine.progress(device, tasks[device], "steps", now, float(now))
         awake(engine, float(now))
-    assert dict(engine.selection.reliability.points) == {"a": 1, "b": 1, "c": DOUBT, "d": DOUBT, "e": DOUBT, "f": DOUBT}
+    assert dict(engine.selection.reliability.points) == {
+        "a": 1,
+        "b": 1,
+        "c": DOUBT,
+        "d": DOUBT,
+        "e": DOUBT,
+        "f": DOUBT,
+    }
 
 
 def test_who_comes_in_the_second_half_of_a_round_may_be_late() -> None:
@@ -223,7 +245,9 @@ def test_who_comes_in_the_second_half_of_a_round_may_be_late() -> None:
     engine.check_in("c", None, 400.0)
     engine.progress("c", engine.leases["c"], "steps", 1, 590.0)
     said = [command for _, command in awake(engine, 600.0)]
-    assert ("c", LATE) in {(command.device, command.cause) for command in said if isinstance(command, Ended)}
+    assert ("c", LATE) in {
+        (command.device, command.cause) for command in said if isinstance(command, Ended)
+    }
     assert engine.selection.reliability.level("c") == 0
     assert engine.selection.reliability.level("a") == 1
 
@@ -248,7 +272,9 @@ def test_devices_in_doubt_take_part_where_nobody_else_is_there_and_a_report_clea
     said = awake(engine, 604.0)
     assert [at for at, command in said if isinstance(command, Ended)] == [60.0] * 3
     assert [at for at, command in said if isinstance(command, Abandon)] == [600.0]
-    assert [at for at, command in said if isinstance(command, Opened)] == [604.0], "others might have come"
+    assert [at for at, command in said if isinstance(command, Opened)] == [604.0], (
+        "others might have come"
+    )
     (one, task), (two, other), _ = engine.leases.items()
     engine.count_report(one, task, 605.0)
     engine.count_report(two, other, 605.0)
@@ -260,7 +286,11 @@ def test_the_choice_is_the_same_as_ever_where_nobody_fails() -> None:
 
     def rounds(stall: float) -> list[Command]:
         engine = Engine(SETTINGS._replace(goal=20, cohort=30, minimum=20, stall=stall))
-        said = [command for number in range(100) for command in engine.check_in(f"d{number:03}", None, 0.0)]
+        said = [
+            command
+            for number in range(100)
+            for command in engine.check_in(f"d{number:03}", None, 0.0)
+        ]
         for now in range(1, 50):
             for device, task in list(engine.leases.items())[:20]:
                 said += engine.count_report(device, task, float(now))
@@ -274,10 +304,16 @@ def test_the_choice_is_the_same_as_ever_where_nobody_fails() -> None:
 
 
 class Fleet:
-    """Honest devices report a second after they were told; a ghost does as its kind does. All of them stay around."""
+    """Honest devices report a second after they were told; a ghost does as its kind does. All of
+    them stay around."""
 
     def __init__(
-        self, ghosts: dict[str, str], honest: Iterable[str], rules: Settings, *, renamed: bool = False
+        self,
+        ghosts: dict[str, str],
+        honest: Iterable[str],
+        rules: Settings,
+        *,
+        renamed: bool = False,
     ) -> None:
         self.kinds = {**ghosts, **dict.fromkeys(honest, "honest")}
         self.engine, self.renamed = Engine(rules), renamed
@@ -317,7 +353,11 @@ class Fleet:
                     self.do(self.engine.committed(self.now, change=1.0, metrics={}))
                 case Abandon():
                     self.seconds.append(inf)
-                case Ended(device) if self.renamed and self.kinds.get(device) in ("silent", "returning", "lying"):
+                case Ended(device) if self.renamed and self.kinds.get(device) in (
+                    "silent",
+                    "returning",
+                    "lying",
+                ):
                     self.later(0.1, lambda device=device: self.rename(device))  # type: ignore[misc]
 
     def rename(self, device: str) -> list[Command]:
@@ -325,7 +365,10 @@ class Fleet:
             return []
         name = f"{device.split('.')[0]}.{next(self.serial)}"
         self.kinds[name] = self.kinds.pop(device)
-        return [*self.engine.disconnect(device, self.now), *self.engine.check_in(name, None, self.now)]
+        return [
+            *self.engine.disconnect(device, self.now),
+            *self.engine.check_in(name, None, self.now),
+        ]
 
     def begin(self, device: str, task: str) -> None:
         match self.kinds[device]:
@@ -360,7 +403,9 @@ class Fleet:
         return self.engine.check_in(device, None, self.now)
 
 
-RULES = Settings(goal=6, cohort=8, minimum=3, deadline=600.0, grace=10.0, gather=5.0, seed=3, stall=60.0)
+RULES = Settings(
+    goal=6, cohort=8, minimum=3, deadline=600.0, grace=10.0, gather=5.0, seed=3, stall=60.0
+)
 HONEST = [f"honest-{number}" for number in range(6)]
 
 
@@ -369,11 +414,16 @@ def ghosts(*kinds: str, each: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "first"), [("silent", 4), ("returning", 4), ("lying", 12)], ids=["beating", "returning", "lying"]
+    ("kind", "first"),
+    [("silent", 4), ("returning", 4), ("lying", 12)],
+    ids=["beating", "returning", "lying"],
 )
-def test_six_honest_devices_among_fifty_four_ghosts_fill_rounds_after_the_first_few(kind: str, first: int) -> None:
-    """Each ghost has to be found out. The slots of the silent and of the returning go on in the same round; of the
-    lying ones a round finds as many as it has slots. Then rounds take as long as without ghosts."""
+def test_six_honest_devices_among_fifty_four_ghosts_fill_rounds_after_the_first_few(
+    kind: str, first: int
+) -> None:
+    """Each ghost has to be found out. The slots of the silent and of the returning go on in the
+    same round; of the lying ones a round finds as many as it has slots. Then rounds take as long as
+    without ghosts."""
     seconds = Fleet(ghosts(kind, each=54), HONEST, RULES).run(200)
     assert {*seconds[first:]} == {1.0}, seconds
 
@@ -384,7 +434,8 @@ def test_without_the_memory_the_same_ghosts_stop_the_training() -> None:
 
 
 def test_all_kinds_of_ghosts_together_in_a_large_fleet() -> None:
-    """Most ghosts are not known yet, so a round of any devices is held up; those between go to proven devices."""
+    """Most ghosts are not known yet, so a round of any devices is held up; those between go to
+    proven devices."""
     honest = [f"honest-{number}" for number in range(200)]
     fleet = Fleet(ghosts("silent", "returning", "lying", each=600), honest, RULES)
     seconds = fleet.run(400)
@@ -393,13 +444,16 @@ def test_all_kinds_of_ghosts_together_in_a_large_fleet() -> None:
 
 
 def test_ghosts_that_come_under_new_names_hold_up_one_round_in_sixty_five() -> None:
-    seconds = Fleet(ghosts("silent", each=54), HONEST, RULES._replace(goal=3, cohort=4), renamed=True).run(500)
+    seconds = Fleet(
+        ghosts("silent", each=54), HONEST, RULES._replace(goal=3, cohort=4), renamed=True
+    ).run(500)
     assert sum(taken <= 1.0 for taken in seconds[50:]) > 0.95 * 450
 
 
 @pytest.mark.parametrize("spare", [0, 2])
 def test_an_honest_device_in_doubt_gets_another_chance(spare: int) -> None:
-    """Though there are always others. With each it reports, and is chosen as any other from then on."""
+    """Though there are always others. With each it reports, and is chosen as any other from then
+    on."""
     honest = [f"honest-{number}" for number in range(30)]
     fleet = Fleet({}, honest, RULES._replace(cohort=6 + spare))
     fleet.run(1)

@@ -1,5 +1,5 @@
-"""Every policy in which leases outlive their round, with devices, losses, time, slow commits and restarts in any
-order."""
+"""Every policy in which leases outlive their round, with devices, losses, time, slow commits and
+restarts in any order."""
 
 from __future__ import annotations
 
@@ -37,15 +37,39 @@ from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import ProtocolError
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 CARRY = Settings(
-    goal=2, cohort=3, minimum=2, deadline=20.0, grace=3.0, gather=2.0, seed=3, stall=6.0, carry=True, max_staleness=1
+    goal=2,
+    cohort=3,
+    minimum=2,
+    deadline=20.0,
+    grace=3.0,
+    gather=2.0,
+    seed=3,
+    stall=6.0,
+    carry=True,
+    max_staleness=1,
 )
 BUFFERED = Settings(
-    goal=3, cohort=4, minimum=3, deadline=20.0, grace=3.0, gather=0.0, seed=3, stall=6.0, asynchronous=True,
+    goal=3,
+    cohort=4,
+    minimum=3,
+    deadline=20.0,
+    grace=3.0,
+    gather=0.0,
+    seed=3,
+    stall=6.0,
+    asynchronous=True,
     max_staleness=2,
-)  # fmt: skip
+)
 FEW_OF_EACH = BUFFERED._replace(max_updates=1, minimum=1)
 ONE_BY_ONE = BUFFERED._replace(goal=1, minimum=1, cohort=2, max_staleness=0)
 SYNCHRONOUS = CARRY._replace(carry=False, max_staleness=0)
@@ -56,7 +80,8 @@ DEVICES = st.sampled_from([f"d{number}" for number in range(6)])
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """The engine against a record made of its commands alone. A commit takes until ``commit`` ends it."""
+    """The engine against a record made of its commands alone. A commit takes until ``commit`` ends
+    it."""
 
     of = BUFFERED
     tasks = Bundle("tasks")
@@ -82,7 +107,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.revived: set[str] = set()
         self.versions = 0
         self.holding: set[str] = set()
-        """Devices that checked in with an update, or might get a lost task back, and have had no other since."""
+        """Devices that checked in with an update, or might get a lost task back, and have had no
+        other since."""
         self.evaluation = SavedExchange(0, 0, False, [], [], [])
         self.measuring: dict[str, str] = {}
         """Task -> device."""
@@ -132,14 +158,18 @@ class AnyOrder(RuleBasedStateMachine):
                     assert self.rules.pace is not None
                     assert device in self.connected
                     assert not self.engine.has_task(device), "a device with a task was sent away"
-                    assert device not in self.holding, "a device with a finished update was sent away"
+                    assert device not in self.holding, (
+                        "a device with a finished update was sent away"
+                    )
                     assert after > 0
                     self.connected.remove(device)
                 case ExchangeOpened(number, version):
                     assert not self.evaluation.is_open
                     assert number == self.evaluation.number + 1
                     assert version == self.versions
-                    self.evaluation = self.evaluation._replace(number=number, version=version, is_open=True)
+                    self.evaluation = self.evaluation._replace(
+                        number=number, version=version, is_open=True
+                    )
                     self.measured, self.unmeasured, self.evaluation_began = {}, {}, self.now
                 case Ask(device, task, number, version, again=again):
                     assert device in self.connected & ABLE
@@ -171,7 +201,9 @@ class AnyOrder(RuleBasedStateMachine):
                     assert self.rules.minimum <= len(counted) <= self.rules.goal
                     if self.rules.max_updates is not None:
                         assert max(Counter(counted.values()).values()) <= self.rules.max_updates
-                    causes = Counter(cause for _, cause, round in self.ended.values() if round == number)
+                    causes = Counter(
+                        cause for _, cause, round in self.ended.values() if round == number
+                    )
                     assert dropped == causes
                 case Abandon(number):
                     assert number == self.open
@@ -195,7 +227,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.connect(device)
         self.holding.discard(device)
         lost = {owner for owner, cause, _ in self.ended.values() if cause == LOST}
-        if held is not None or device in lost & {owner for owner, _ in self.engine.book.lost.values()}:
+        if held is not None or device in lost & {
+            owner for owner, _ in self.engine.book.lost.values()
+        }:
             self.holding.add(device)
         self.do(self.engine.check_in(device, held, self.now))
         if self.engine.pace is not None:
@@ -314,15 +348,25 @@ class AnyOrder(RuleBasedStateMachine):
         ]
         if first is not None:  # what ended while its commit was under way now counts for it, too
             self.ended = {task: (*row[:2], min(row[2], first)) for task, row in self.ended.items()}
-        early = sorted((round, place, task) for place, (task, (_, round)) in enumerate(self.counted.items()))
+        early = sorted(
+            (round, place, task) for place, (task, (_, round)) in enumerate(self.counted.items())
+        )
         leases = [(task, device, self.began[task][0]) for task, device in self.running.items()]
         restored = Restored(
             first,
             sorted(leases, key=lambda row: row[2]),
             list(self.counted_for(first).items()),
-            [(task, device, cause) for task, (device, cause, round) in self.ended.items() if round >= since],
+            [
+                (task, device, cause)
+                for task, (device, cause, round) in self.ended.items()
+                if round >= since
+            ],
             lost,
-            [(task, self.counted[task][0]) for round, _, task in early if round > (first or self.last)],
+            [
+                (task, self.counted[task][0])
+                for round, _, task in early
+                if round > (first or self.last)
+            ],
         )
         self.evaluation_began = self.now
         self.engine.restore_exchange(
@@ -342,7 +386,9 @@ class AnyOrder(RuleBasedStateMachine):
     def no_lease_is_lost(self) -> None:
         assert {task: device for device, task in self.engine.leases.items()} == self.running
         assert self.engine.accepted == self.counted_for(self.open or self.committing)
-        early = {task: device for task, (device, round) in self.counted.items() if round > self.last}
+        early = {
+            task: device for task, (device, round) in self.counted.items() if round > self.last
+        }
         assert self.engine.book.early == early
         assert len(set(self.running.values())) == len(self.running), "a device with two leases"
 
@@ -366,7 +412,8 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def no_evaluation_that_lacks_a_device_waits_beside_one_that_may_try_again(self) -> None:
         evaluations = self.engine.evaluations
-        if evaluations._again.keys() - self.engine.leases.keys():  # others measure when their tasks are over
+        # others measure when their tasks are over
+        if evaluations._again.keys() - self.engine.leases.keys():
             devices = len(self.measuring) + len(self.measured) + len(evaluations.chosen)
             assert devices >= self.rules.evaluation.minimum
 
@@ -406,7 +453,9 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def no_slot_is_free_while_a_device_waits(self) -> None:
         if self.open is not None and self.rules.asynchronous and self.engine.selection.idle:
-            assert len(self.running) > self.rules.cohort - max(1, self.rules.cohort // participation.TOGETHER)
+            assert len(self.running) > self.rules.cohort - max(
+                1, self.rules.cohort // participation.TOGETHER
+            )
 
     @invariant()
     def no_round_that_lacks_a_device_waits_beside_one_that_may_try_again(self) -> None:
@@ -418,14 +467,16 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def no_device_fails_again_and_again_in_a_round(self) -> None:
-        """Asynchronously a round's time may be over several times, and each time all is forgiven."""
+        """Asynchronously a round's time may be over several times, and each time all is
+        forgiven."""
         if not self.rules.asynchronous:
             failed = Counter((device, number) for device, _, number in self.ended.values())
             assert max(failed.values(), default=0) <= 1 + SECOND_CHANCES
 
     @invariant()
     def a_round_ends(self) -> None:
-        """It is looked at by its deadline. Asynchronously it may then go on, but whoever rested may take part again."""
+        """It is looked at by its deadline. Asynchronously it may then go on, but whoever rested may
+        take part again."""
         if self.open is not None:
             assert self.engine.phase is Phase.OPEN
             assert self.engine.deadline <= self.now + self.rules.deadline + 1e-6
@@ -451,7 +502,12 @@ POLICIES = {
     "carry, evaluated": CARRY._replace(evaluation=EVALUATED),
     "buffered, evaluated": BUFFERED._replace(evaluation=EVALUATED),
 }
-USUAL = settings(max_examples=20, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+USUAL = settings(
+    max_examples=20,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 LONG = settings(USUAL, max_examples=300)
 
 
@@ -475,10 +531,16 @@ WEIGHED = SelectionRules(
     quotas={"tier:phone": 0.4, "tag:eu": 0.7},
 )  # fmt: skip
 BY_LOSS = SelectionRules(
-    strategy="power-of-choice", by_examples=True, candidates=1.5, quotas={"tier:phone": 0.34}, once_in=2
+    strategy="power-of-choice",
+    by_examples=True,
+    candidates=1.5,
+    quotas={"tier:phone": 0.34},
+    once_in=2,
 )
 BY_UTILITY = SelectionRules(
-    strategy="oort", oort=Oort(5.0, 5.0, window=2, exploration=0.6, most_tasks=3), quotas={"tag:eu": 0.67}
+    strategy="oort",
+    oort=Oort(5.0, 5.0, window=2, exploration=0.6, most_tasks=3),
+    quotas={"tag:eu": 0.67},
 )
 SELECTIONS = {
     "weights, synchronous": CARRY._replace(selection=WEIGHED),
@@ -492,7 +554,14 @@ SELECTIONS = {
 STATED = {
     f"d{number}": Stated(examples, labels=frozenset(labels.split()))
     for number, (examples, labels) in enumerate(
-        [(5, "tier:phone"), (50, "tier:phone tag:eu"), (100, "tier:phone"), (200, "tag:eu"), (400, ""), (9, "tag:eu")]
+        [
+            (5, "tier:phone"),
+            (50, "tier:phone tag:eu"),
+            (100, "tier:phone"),
+            (200, "tag:eu"),
+            (400, ""),
+            (9, "tag:eu"),
+        ]
     )
 }
 
@@ -544,13 +613,18 @@ class SelectedInAnyOrder(AnyOrder):
         devices.append(given.device)
         usual = self.rules.goal if self.rules.asynchronous else self.rules.cohort
         for label, share in rules.quotas.items():
-            assert sum(label in STATED[device].labels for device in devices) <= share * max(usual, len(devices))
+            assert sum(label in STATED[device].labels for device in devices) <= share * max(
+                usual, len(devices)
+            )
 
     def report_of(self, device: str, task: str, number: int) -> None:
         if device in self.connected and self.engine.leases.get(device) == task:
             counts = self.engine.report_terms(device)
-            if counts.staleness <= self.rules.max_staleness:  # else it is refused, and nothing is learnt
-                self.selection.learn(device, counts.round, float(len(self.counted) % 5), 10, self.now % 7)
+            # else it is refused, and nothing is learnt
+            if counts.staleness <= self.rules.max_staleness:
+                self.selection.learn(
+                    device, counts.round, float(len(self.counted) % 5), 10, self.now % 7
+                )
         super().report_of(device, task, number)
 
     @invariant()
@@ -576,7 +650,9 @@ class SelectedInAnyOrder(AnyOrder):
             assert not self.selection.idle or len(self.running) >= self.rules.cohort
 
 
-@pytest.mark.parametrize("usual", [USUAL, pytest.param(LONG, marks=pytest.mark.slow)], ids=["", "for long"])
+@pytest.mark.parametrize(
+    "usual", [USUAL, pytest.param(LONG, marks=pytest.mark.slow)], ids=["", "for long"]
+)
 @pytest.mark.parametrize("name", SELECTIONS)
 def test_any_order_under_rules_on_selection(name: str, usual: settings) -> None:
     rules = type("Selected", (SelectedInAnyOrder,), {"of": SELECTIONS[name]})
@@ -588,7 +664,9 @@ def test_any_order_with_slots_that_are_given_together(monkeypatch: pytest.Monkey
     run_state_machine_as_test(machine(BUFFERED), settings=USUAL)
 
 
-def test_reports_told_together_are_those_told_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_told_together_are_those_told_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Asynchronous: up to where free slots are given or the buffer is full."""
     monkeypatch.setattr(participation, "TOGETHER", 2)
     one = Engine(BUFFERED._replace(cohort=6, goal=5, minimum=5))
@@ -604,6 +682,8 @@ def test_reports_told_together_are_those_told_one_after_the_other(monkeypatch: p
         devices, tasks = zip(*reports, strict=True)
         assert many.count_reports(devices, tasks, now - 1) == said[-1]
         if one.phase is Phase.COMMITTING:
-            assert many.committed(now, change=1.0, metrics={}) == one.committed(now, change=1.0, metrics={})
+            assert many.committed(now, change=1.0, metrics={}) == one.committed(
+                now, change=1.0, metrics={}
+            )
         assert many == one
     assert told.keys() == {1, 2, 3}

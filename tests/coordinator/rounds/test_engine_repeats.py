@@ -14,14 +14,20 @@ def test_a_device_that_checks_in_twice_is_given_one_task() -> None:
     engine = Engine(SETTINGS)
     assert engine.check_in("a", None, 0.0) == []
     assert engine.check_in("a", None, 1.0) == []
-    given = [command.device for command in engine.check_in("b", None, 2.0) if isinstance(command, Assign)]
+    given = [
+        command.device for command in engine.check_in("b", None, 2.0) if isinstance(command, Assign)
+    ]
     assert sorted(given) == ["a", "b"]
 
 
 def test_a_task_ends_once() -> None:
     engine = Engine(SETTINGS)
     engine.check_in("a", None, 0.0)
-    tasks = {command.device: command.task for command in engine.check_in("b", None, 1.0) if isinstance(command, Assign)}
+    tasks = {
+        command.device: command.task
+        for command in engine.check_in("b", None, 1.0)
+        if isinstance(command, Assign)
+    }
     assert engine.end("a", tasks["a"], "failed", 2.0) != []
     assert engine.end("a", tasks["a"], "failed", 3.0) == []
     assert list(engine.leases) == ["b"]
@@ -38,10 +44,14 @@ def test_a_device_that_waits_and_announces_its_lost_task_is_given_no_second() ->
     """Asynchronously the lost lease goes on although its slot is another device's by then."""
     rules = SETTINGS._replace(asynchronous=True, cohort=1, goal=1, minimum=1, max_staleness=9)
     engine = Engine(rules)
-    (task,) = [command for command in engine.check_in("a", None, 0.0) if isinstance(command, Assign)]
+    (task,) = [
+        command for command in engine.check_in("a", None, 0.0) if isinstance(command, Assign)
+    ]
     engine.disconnect("a", 1.0)
     engine.tick(10.0)  # lost
-    (other,) = [command for command in engine.check_in("b", None, 11.0) if isinstance(command, Assign)]
+    (other,) = [
+        command for command in engine.check_in("b", None, 11.0) if isinstance(command, Assign)
+    ]
     engine.count_report("b", other.task, 11.0)
     after = engine.committed(11.0, change=1.0, metrics={})
     (other,) = [command for command in after if isinstance(command, Assign)]

@@ -1,4 +1,5 @@
-"""The engine with rules on selection: rounds worked by hand. test_engine_policies.py has any order of events."""
+"""The engine with rules on selection: rounds worked by hand. test_engine_policies.py has any order
+of events."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def ruled(engine: Engine) -> RuledSelection:
 class Rounds:
     """An engine whose devices all report at once, each with a loss of its own."""
 
-    def __init__(self, rules: SelectionRules, stated: dict[str, Stated], base: Settings = PLAIN) -> None:
+    def __init__(
+        self, rules: SelectionRules, stated: dict[str, Stated], base: Settings = PLAIN
+    ) -> None:
         self.engine, self.now, self.number = Engine(base._replace(selection=rules)), 0.0, 0
         self.stated, self.losses, self.seconds = stated, dict[str, float](), dict[str, float]()
         self.last: list[str] = []
@@ -51,11 +54,15 @@ class Rounds:
         given = sorted(engine.leases)
         for device in given:
             loss = self.losses.get(device, 1.0)
-            ruled(engine).learn(device, engine.report_terms(device).round, loss, 10, self.seconds.get(device, 1.0))
+            ruled(engine).learn(
+                device, engine.report_terms(device).round, loss, 10, self.seconds.get(device, 1.0)
+            )
             commands = engine.count_report(device, engine.leases[device], self.now)
             if any(isinstance(row, Commit) for row in commands):
                 selection = ruled(engine)
-                selection.committed(engine.version + 1, selection.utility_of(engine.accepted.values()))
+                selection.committed(
+                    engine.version + 1, selection.utility_of(engine.accepted.values())
+                )
                 self.remember(engine.committed(self.now, change=1.0, metrics={}))
         return given
 
@@ -63,7 +70,10 @@ class Rounds:
 def fleet(count: int, **labels: str) -> dict[str, Stated]:
     """Devices d0, d1, ...; ``labels``: name of a device -> its label."""
     names = [f"d{number}" for number in range(count)]
-    return {name: Stated(100, labels=frozenset([labels[name]] if name in labels else [])) for name in names}
+    return {
+        name: Stated(100, labels=frozenset([labels[name]] if name in labels else []))
+        for name in names
+    }
 
 
 def test_an_ineligible_device_waits_and_is_counted() -> None:
@@ -129,8 +139,11 @@ def test_a_device_that_gave_its_task_back_is_barred_too() -> None:
 
 
 def test_the_largest_losses_win_among_the_candidates() -> None:
-    """With as many candidates as devices, the variant is greedy: who has not reported, then the largest losses."""
-    rounds = Rounds(SelectionRules(strategy="power-of-choice", candidates=3.0, by_examples=True), fleet(12))
+    """With as many candidates as devices, the variant is greedy: who has not reported, then the
+    largest losses."""
+    rounds = Rounds(
+        SelectionRules(strategy="power-of-choice", candidates=3.0, by_examples=True), fleet(12)
+    )
     rounds.losses = {f"d{number}": float(number) for number in range(12)}
     first = {device for _ in range(3) for device in rounds.round()}
     assert len(first) == 12, "each once, as none had reported"
@@ -141,7 +154,8 @@ def test_the_largest_losses_win_among_the_candidates() -> None:
 
 
 def test_candidates_are_drawn_in_proportion_to_their_examples() -> None:
-    """One candidate for each task: the draw alone decides. 1 of 4 devices has 3 of 6 parts of the examples."""
+    """One candidate for each task: the draw alone decides. 1 of 4 devices has 3 of 6 parts of the
+    examples."""
     stated = {f"d{number}": Stated(300 if number == 0 else 100) for number in range(4)}
     base = PLAIN._replace(goal=1, cohort=1, minimum=1)
     counts = Counter[str]()
@@ -154,12 +168,15 @@ def test_candidates_are_drawn_in_proportion_to_their_examples() -> None:
             ruled(engine).add(device)
         counts.update(ruled(engine).choose(1, 1, 1, engine.book))
     expected = {device: 2000 * row.examples / 600 for device, row in stated.items()}
-    assert sum((counts[device] - mean) ** 2 / mean for device, mean in expected.items()) < 16.3  # 3 df, p = 0.001
+    # 3 df, p = 0.001
+    assert sum((counts[device] - mean) ** 2 / mean for device, mean in expected.items()) < 16.3
 
 
 def test_oort_explores_and_exploits() -> None:
     """Half of four tasks are for devices that have not reported, half for the best utilities."""
-    rules = SelectionRules(strategy="oort", oort=OORT._replace(cutoff=1.0, clip=1.0, most_tasks=100))
+    rules = SelectionRules(
+        strategy="oort", oort=OORT._replace(cutoff=1.0, clip=1.0, most_tasks=100)
+    )
     rounds = Rounds(rules, fleet(12))
     rounds.losses = {f"d{number}": 0.0 for number in range(12)}
     first = rounds.round()
@@ -176,8 +193,11 @@ def test_oort_s_most_tasks_do_not_hold_up_a_small_fleet() -> None:
 
 
 def test_slow_devices_lose_utility() -> None:
-    """Two of eight take ten times as long as is preferred, which leaves a hundredth of their utility."""
-    rules = SelectionRules(strategy="oort", oort=OORT._replace(least_exploration=0.2, decay=0.5, most_tasks=1000))
+    """Two of eight take ten times as long as is preferred, which leaves a hundredth of their
+    utility."""
+    rules = SelectionRules(
+        strategy="oort", oort=OORT._replace(least_exploration=0.2, decay=0.5, most_tasks=1000)
+    )
     rounds = Rounds(rules, fleet(8))
     rounds.seconds = {"d0": 50.0, "d1": 50.0}
     counts = Counter(device for _ in range(40) for device in rounds.round())
@@ -199,4 +219,6 @@ def test_quotas_count_a_second_chance_as_a_task_and_a_task_that_is_given_back_on
     assert ruled(engine).quotas.total == 2
     engine.end("a", engine.leases["a"], "failed: diverged", fleet.now)
     engine.disconnect("a", fleet.now)
-    assert engine.check_in("a", None, fleet.now) == [], "another would be the second phone of three tasks"
+    assert engine.check_in("a", None, fleet.now) == [], (
+        "another would be the second phone of three tasks"
+    )

@@ -1,8 +1,17 @@
-"""The engine of one of several runs: devices that are taken away, devices that are free again, a pause, a drain."""
+"""The engine of one of several runs: devices that are taken away, devices that are free again, a
+pause, a drain."""
 
 from __future__ import annotations
 
-from fleetlearn_coordinator.rounds.commands import STOPPED, Ask, Assign, CancelTask, Command, Commit, Opened
+from fleetlearn_coordinator.rounds.commands import (
+    STOPPED,
+    Ask,
+    Assign,
+    CancelTask,
+    Command,
+    Commit,
+    Opened,
+)
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, PaceSettings, Phase, Settings

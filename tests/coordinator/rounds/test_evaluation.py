@@ -1,4 +1,5 @@
-"""Evaluations beside the rounds of an engine, worked by hand. test_engine_policies.py has any order of events."""
+"""Evaluations beside the rounds of an engine, worked by hand. test_engine_policies.py has any order
+of events."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ RULES = Settings(
 BUFFERED = RULES._replace(asynchronous=True, cohort=8, gather=0.0, max_staleness=10)
 
 
-def engine_with(devices: str, rules: Settings = RULES, able: str | None = None) -> tuple[Engine, dict[str, str]]:
+def engine_with(
+    devices: str, rules: Settings = RULES, able: str | None = None
+) -> tuple[Engine, dict[str, str]]:
     """An engine with these devices; device -> its task of the first round."""
     engine, tasks = Engine(rules), dict[str, str]()
     for device in devices:
@@ -83,10 +86,16 @@ def test_training_comes_first_and_devices_of_the_sample_measure_when_their_tasks
     assert engine.has_task("a")
     assert not measuring(engine.count_answer("a", "te1-1", 3.0))
     assert "a" in engine.selection.resting
-    assert measuring(engine.count_report("b", tasks["b"], 4.0)) == {"b": "te1-2"}, "while the model is made"
-    assert assigned(engine.committed(4.0, change=1.0, metrics={})) == {}, "the round waits for its minimum"
+    assert measuring(engine.count_report("b", tasks["b"], 4.0)) == {"b": "te1-2"}, (
+        "while the model is made"
+    )
+    assert assigned(engine.committed(4.0, change=1.0, metrics={})) == {}, (
+        "the round waits for its minimum"
+    )
     commands = engine.count_answer("b", "te1-2", 5.0)
-    assert of_type(commands, ExchangeClosed) == [ExchangeClosed(1, 1, {}, True, EVALUATION)], "nobody else is there"
+    assert of_type(commands, ExchangeClosed) == [ExchangeClosed(1, 1, {}, True, EVALUATION)], (
+        "nobody else is there"
+    )
     assert sorted(assigned(commands)) == ["a", "b"]
 
 
@@ -105,12 +114,16 @@ def test_idle_devices_measure_at_once_and_are_given_tasks_afterwards() -> None:
 
 def test_the_sample_is_drawn_from_all_devices_asynchronously_too() -> None:
     names = [f"d{number}" for number in range(8)]
-    drawn = Counter(device for number in range(2000) for device in shuffled(7, number, names, EVALUATION)[:3])
+    drawn = Counter(
+        device for number in range(2000) for device in shuffled(7, number, names, EVALUATION)[:3]
+    )
     assert all(abs(count - 750) < 100 for count in drawn.values())
     engine, tasks = engine_with("abcdefgh", BUFFERED)
     assert len(tasks) == 8, "none is ever idle"
     commands = commit_round(engine, {device: tasks[device] for device in "ab"}, 1.0)
-    assert engine.evaluations.chosen | measuring(commands).keys() == {*shuffled(7, 1, "abcdefgh", EVALUATION)[:3]}
+    assert engine.evaluations.chosen | measuring(commands).keys() == {
+        *shuffled(7, 1, "abcdefgh", EVALUATION)[:3]
+    }
     for device in sorted(engine.evaluations.chosen - {"a", "b"}):
         commands = engine.count_report(device, tasks[device], 2.0)
         assert [*measuring(commands)] == [device], "it measures before it is given another task"
@@ -144,12 +157,16 @@ def test_a_device_that_fails_or_is_lost_is_replaced_and_not_asked_again() -> Non
 
 
 def test_an_evaluation_that_needs_a_device_that_failed_asks_it_again_when_it_is_back() -> None:
-    engine, _ = engine_with("ab", RULES._replace(goal=9, minimum=9, evaluation=EvaluationSettings(0, 2, 2, 30.0)))
+    engine, _ = engine_with(
+        "ab", RULES._replace(goal=9, minimum=9, evaluation=EvaluationSettings(0, 2, 2, 30.0))
+    )
     given = measuring(engine.request_exchange(EVALUATION, 1.0))
     engine.count_answer("a", given["a"], 2.0)
     task = given["b"]
     for turn in range(SECOND_CHANCES):
-        assert not measuring(engine.end("b", task, "failed: diverged", 3.0 + turn)), "it has not checked in again"
+        assert not measuring(engine.end("b", task, "failed: diverged", 3.0 + turn)), (
+            "it has not checked in again"
+        )
         engine.disconnect("b", 3.0 + turn)
         engine.evaluations.join("b")
         task = measuring(engine.check_in("b", None, 3.5 + turn))["b"]
@@ -163,7 +180,9 @@ def test_an_evaluation_that_needs_a_device_that_failed_asks_it_again_when_it_is_
 
 
 def test_a_device_that_is_to_measure_again_does_so_when_its_training_is_over() -> None:
-    rules = RULES._replace(goal=3, cohort=3, gather=0.0, evaluation=EvaluationSettings(0, 2, 2, 30.0))
+    rules = RULES._replace(
+        goal=3, cohort=3, gather=0.0, evaluation=EvaluationSettings(0, 2, 2, 30.0)
+    )
     engine = Engine(rules)
     engine.request_exchange(EVALUATION, 0.0)
     engine.evaluations.join("a")
@@ -177,7 +196,9 @@ def test_a_device_that_is_to_measure_again_does_so_when_its_training_is_over() -
 
 
 def test_a_valid_evaluation_does_not_wait_for_a_device_that_failed() -> None:
-    engine, _ = engine_with("ab", RULES._replace(goal=9, minimum=9, evaluation=EvaluationSettings(0, 2, 1, 30.0)))
+    engine, _ = engine_with(
+        "ab", RULES._replace(goal=9, minimum=9, evaluation=EvaluationSettings(0, 2, 1, 30.0))
+    )
     given = measuring(engine.request_exchange(EVALUATION, 1.0))
     engine.end("b", given["b"], "failed: diverged", 2.0)
     engine.disconnect("b", 2.0)
@@ -197,7 +218,9 @@ def test_an_evaluation_ends_at_its_deadline_with_what_there_is(counted: int, val
     engine.disconnect(devices[2], 30.5)
     commands = engine.tick(31.0)
     (closed,) = of_type(commands, ExchangeClosed)
-    assert closed == ExchangeClosed(1, 0, {LOST: 1} if valid else {LOST: 1, LATE: 1}, valid, EVALUATION)
+    assert closed == ExchangeClosed(
+        1, 0, {LOST: 1} if valid else {LOST: 1, LATE: 1}, valid, EVALUATION
+    )
     assert [row.device for row in commands if isinstance(row, CancelTask)] == devices[counted:2]
     assert not engine.evaluations.book.tasks
 
@@ -209,13 +232,17 @@ def test_a_device_that_comes_back_is_told_again_and_a_restart_gives_the_time_aga
     assert engine.check_in(device, None, 3.0) == [Ask(device, task, 1, 0, 31.0, True, EVALUATION)]
 
     again = Engine(RULES, version=1, round=1)
-    again.restore_exchange(EVALUATION, SavedExchange(1, 1, True, [(task, device)], [("te1-9", "x")], []), 100.0)
+    again.restore_exchange(
+        EVALUATION, SavedExchange(1, 1, True, [(task, device)], [("te1-9", "x")], []), 100.0
+    )
     assert again.begin(100.0) == []
     again.evaluations.join(device)
     assert again.check_in(device, None, 101.0) == [Ask(device, task, 1, 1, 130.0, True, EVALUATION)]
     again.evaluations.join("x")
     assert not measuring(again.check_in("x", None, 101.0)), "it has measured"
-    again = Engine(RULES._replace(evaluation=EvaluationSettings(1, 3, 2, 500.0)), version=1, round=1)
+    again = Engine(
+        RULES._replace(evaluation=EvaluationSettings(1, 3, 2, 500.0)), version=1, round=1
+    )
     again.restore_exchange(EVALUATION, SavedExchange(1, 1, True, [(task, device)], [], []), 100.0)
     assert again.tick(100.0 + RESTART_GRACE) == [Unanswered(device, task, LOST, EVALUATION)]
 
@@ -234,7 +261,9 @@ def test_evaluations_are_due_every_few_versions_and_one_that_was_missed_is_made_
     for last in range(7):
         engine = Engine(RULES._replace(evaluation=EvaluationSettings(every=3)))
         engine.restore_exchange(EVALUATION, SavedExchange(1, last, False, [], [], []), 0.0)
-        found.append([version for version in range(last, 8) if engine.evaluations.due(version, last=False)])
+        found.append(
+            [version for version in range(last, 8) if engine.evaluations.due(version, last=False)]
+        )
     assert found == [[3, 4, 5, 6, 7]] * 3 + [[6, 7]] * 3 + [[]]
 
 
@@ -259,7 +288,9 @@ def test_devices_that_train_are_free_to_measure_the_last_model() -> None:
 
 
 @pytest.mark.parametrize("rules", [RULES, BUFFERED])
-def test_a_metric_that_arrives_later_finishes_the_run_and_leaves_the_open_round(rules: Settings) -> None:
+def test_a_metric_that_arrives_later_finishes_the_run_and_leaves_the_open_round(
+    rules: Settings,
+) -> None:
     rules = rules._replace(metric="accuracy", target=0.9, evaluation=EvaluationSettings())
     engine, tasks = engine_with("abc", rules)
     device, task = next(iter(tasks.items()))
@@ -267,7 +298,12 @@ def test_a_metric_that_arrives_later_finishes_the_run_and_leaves_the_open_round(
     assert engine.measured({"accuracy": 0.8}, 1, 1.0) == []
     (finish,) = engine.measured({"accuracy": 0.95}, 1, 2.0)
     assert isinstance(finish, Finish)
-    assert (finish.rule, finish.metric, finish.value, finish.limit) == ("metric", "accuracy", 0.95, 0.9)
+    assert (finish.rule, finish.metric, finish.value, finish.limit) == (
+        "metric",
+        "accuracy",
+        0.95,
+        0.9,
+    )
     assert engine.accepted == {task: device}, "what counted still counts if the run is resumed"
     assert engine.measured({"accuracy": 0.99}, 1, 3.0) == []
 
@@ -279,7 +315,10 @@ def test_devices_whose_tasks_a_finished_run_ended_train_again_if_it_is_resumed()
     engine.evaluations.version = -1  # so that the newest model, version 0, is still to be measured
     commands = engine.measured({"accuracy": 0.95}, 1, 2.0)
     ended = [command for command in commands if isinstance(command, Ended)]
-    assert {(row.device, row.cause, row.round) for row in ended} == {("a", "surplus", 1), ("b", "surplus", 1)}
+    assert {(row.device, row.cause, row.round) for row in ended} == {
+        ("a", "surplus", 1),
+        ("b", "surplus", 1),
+    }
     resumed = Engine(RULES, round=1)
     resumed.restore(Restored(1, [], [], [(row.task, row.device, row.cause) for row in ended]), 10.0)
     found = assigned([*resumed.check_in("a", None, 10.0), *resumed.check_in("b", None, 10.0)])

@@ -24,7 +24,8 @@ def book_of(*devices: str, stall: float = STALL) -> LeaseBook:
 
 
 class Model:
-    """One lease, as it is understood: every second is the device's, the coordinator's, or an absence."""
+    """One lease, as it is understood: every second is the device's, the coordinator's, or an
+    absence."""
 
     def __init__(self, task: str, terms: Terms, now: float) -> None:
         self.task, self.terms = task, terms
@@ -45,7 +46,8 @@ class Model:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Leases of several versions at a time, which go on while others begin: no round ends them all."""
+    """Leases of several versions at a time, which go on while others begin: no round ends them
+    all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +64,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.number += len(free)
         terms = Terms(version, self.now + 60.0, short)
         self.book.give(free, tasks, terms, self.now)
-        self.leases |= {device: Model(task, terms, self.now) for device, task in zip(free, tasks, strict=True)}
+        self.leases |= {
+            device: Model(task, terms, self.now) for device, task in zip(free, tasks, strict=True)
+        }
 
     @rule(devices=st.sets(DEVICES))
     def complete(self, devices: set[str]) -> None:
@@ -126,7 +130,12 @@ class AnyOrder(RuleBasedStateMachine):
         if lease is not None and lease.gone is None:
             self.book.watches[device].progress("steps", steps, GRACE, self.now)
             if steps > lease.steps:
-                lease.steps, lease.idle_since, lease.grace, lease.progressed = steps, self.now, GRACE, True
+                lease.steps, lease.idle_since, lease.grace, lease.progressed = (
+                    steps,
+                    self.now,
+                    GRACE,
+                    True,
+                )
 
     @rule(device=DEVICES)
     def wait(self, device: str) -> None:
@@ -173,13 +182,18 @@ class AnyOrder(RuleBasedStateMachine):
         lost = [(task, device, TERMS) for task, device, cause in dropped if cause == LOST]
         self.book.restore(leases, self.accepted.items(), dropped, lost, expires)
         assert [*self.book.absent.values()] == [expires] * len(leases)
-        for device, lease in [*self.leases.items()]:  # the model's lease begins when its device is back
+        # the model's lease begins when its device is back
+        for device, lease in [*self.leases.items()]:
             self.book.come_back(device, self.now)
             self.leases[device] = Model(lease.task, TERMS, self.now)
 
     def nobody_is_overdue(self) -> None:
         assert not [device for device, lease in self.leases.items() if lease.is_lost(self.now)]
-        late = [lease for lease in self.leases.values() if lease.is_stalled(self.now - STALL / CHECKS_PER_STALL)]
+        late = [
+            lease
+            for lease in self.leases.values()
+            if lease.is_stalled(self.now - STALL / CHECKS_PER_STALL)
+        ]
         assert not late
 
     @invariant()
@@ -188,7 +202,9 @@ class AnyOrder(RuleBasedStateMachine):
         assert book.tasks == {device: lease.task for device, lease in self.leases.items()}
         assert book.terms == {device: lease.terms for device, lease in self.leases.items()}
         assert book.absent == {
-            device: lease.gone + lease.grace for device, lease in self.leases.items() if lease.gone is not None
+            device: lease.gone + lease.grace
+            for device, lease in self.leases.items()
+            if lease.gone is not None
         }
         assert (book.accepted, book.dropped) == (self.accepted, self.dropped)
         versions = [lease.terms.version for lease in self.leases.values()]
@@ -221,7 +237,9 @@ def test_the_oldest_version_is_needed_until_its_last_lease_ends() -> None:
 def test_devices_have_their_own_time_to_return_after_a_restart() -> None:
     """One that returns and leaves has its usual grace, which is over before that of the restart."""
     book = LeaseBook(GRACE)
-    book.restore([("t2", "b", TERMS), ("t1", "a", TERMS)], [("t3", "c")], [("t4", "d", LOST)], [], 90.0)
+    book.restore(
+        [("t2", "b", TERMS), ("t1", "a", TERMS)], [("t3", "c")], [("t4", "d", LOST)], [], 90.0
+    )
     book.come_back("a", 10.0)
     book.leave("a", 11.0)
     assert book.wake_at() == 15.0

@@ -39,7 +39,8 @@ def test_bookings_follow_each_other_at_the_highest_rate_while_nothing_is_known()
     bookings = Bookings(RULES)
     assert isclose(bookings.rate(0.0), 2.0)
     waits = [bookings.book(0.0) for _ in range(4)]
-    assert waits == pytest.approx([10.0, 10.5, 11.0, 11.5])  # a hundredth of the longest wait, then two a second
+    # a hundredth of the longest wait, then two a second
+    assert waits == pytest.approx([10.0, 10.5, 11.0, 11.5])
     assert bookings.book(100.0) == 10.0, "times that nobody was given are over"
 
 
@@ -95,8 +96,13 @@ def test_bookings_are_never_too_dense_nor_too_far(steps: list[tuple[float, int, 
         for _ in range(books):
             wait = bookings.book(now)
             before = booked[-1] if booked else 0.0
-            # Longer than the longest wait only by what check_ins demands: never so with one booking at a time.
-            assert SHORTEST * RULES.longest <= wait <= max(2 * RULES.longest, before - now + 1 / RULES.check_ins + 1e-6)
+            # Longer than the longest wait only by what check_ins demands: never so with one booking
+            # at a time.
+            assert (
+                SHORTEST * RULES.longest
+                <= wait
+                <= max(2 * RULES.longest, before - now + 1 / RULES.check_ins + 1e-6)
+            )
             booked.append(now + wait)
     for first, second in pairwise(booked):
         assert second - first >= 1 / RULES.check_ins - 1e-6
@@ -115,7 +121,9 @@ def test_names_are_a_set(steps: list[tuple[bool, int]]) -> None:
 
 
 def arrive(pace: Pace, device: str, book: LeaseBook, *, has_update: bool = False) -> list[str]:
-    return [row.device for row in pace.check_in(device, [book, NO_LEASES], 0.0, has_update=has_update)]
+    return [
+        row.device for row in pace.check_in(device, [book, NO_LEASES], 0.0, has_update=has_update)
+    ]
 
 
 def test_who_had_a_task_goes_first() -> None:
@@ -133,7 +141,16 @@ def test_who_had_a_task_goes_first() -> None:
 def test_who_may_have_no_task_goes_first() -> None:
     """A rule that keeps half of the fleet out does not fill the places with that half."""
     rules = SelectionRules(eligibility=Eligibility(least_examples=10))
-    settings = Settings(goal=9, cohort=9, minimum=9, deadline=9.0, grace=1.0, gather=0.0, selection=rules, pace=RULES)
+    settings = Settings(
+        goal=9,
+        cohort=9,
+        minimum=9,
+        deadline=9.0,
+        grace=1.0,
+        gather=0.0,
+        selection=rules,
+        pace=RULES,
+    )
     engine = Engine(settings)
     assert isinstance(engine.selection, RuledSelection)
     for number in range(12):
@@ -200,7 +217,8 @@ def test_the_draw_is_fair_to_the_newcomer_and_to_those_who_wait() -> None:
 
 
 class Population:
-    """Devices that do what they are told, with an engine. They come back after 0.5 to 1.5 times what they were told."""
+    """Devices that do what they are told, with an engine. They come back after 0.5 to 1.5 times
+    what they were told."""
 
     def __init__(self, rules: Settings, devices: int) -> None:
         self.engine, self.now, self.luck = Engine(rules), 0.0, random.Random(2)
@@ -268,7 +286,8 @@ def test_each_device_has_as_many_tasks_whether_it_stayed_at_first_or_not(rules: 
     counts = [fleet.tasks[f"d{number:03}"] for number in range(devices)]
     usual = mean(counts)
     assert usual > 20
-    # Tasks drawn at random for each round would spread as a Poisson number does; turns in order spread less.
+    # Tasks drawn at random for each round would spread as a Poisson number does; turns in order
+    # spread less.
     assert pvariance(counts) < 1.5 * usual
     sent = [fleet.tasks[device] for device in fleet.first_sent_away]
     assert len(sent) > 100
@@ -276,7 +295,10 @@ def test_each_device_has_as_many_tasks_whether_it_stayed_at_first_or_not(rules: 
 
 
 def test_all_rounds_are_as_full_as_with_all_connected_and_as_quick() -> None:
-    fleet, all_connected = Population(SYNCHRONOUS, 200), Population(SYNCHRONOUS._replace(pace=None), 200)
+    fleet, all_connected = (
+        Population(SYNCHRONOUS, 200),
+        Population(SYNCHRONOUS._replace(pace=None), 200),
+    )
     fleet.run(300)
     all_connected.run(300)
     assert fleet.sizes == all_connected.sizes

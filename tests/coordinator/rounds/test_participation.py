@@ -70,11 +70,25 @@ def test_slots_reports_and_ends(
 
 @pytest.mark.parametrize(
     ("concurrency", "running", "free", "together"),
-    [(100, 100, 0, 1), (100, 99, 1, 1), (199, 198, 1, 1), (200, 199, 0, 1), (200, 198, 2, 1), (200, 200, 0, 2),
-     (1000, 1000, 0, 10), (1000, 997, 0, 7), (1000, 991, 0, 1), (1000, 990, 10, 1), (1000, 0, 1000, 1)],
-)  # fmt: skip
-def test_slots_of_many_are_given_together(concurrency: int, running: int, free: int, together: int) -> None:
-    """Asynchronously, as soon as a hundredth of them is free; until then reports have no consequence."""
+    [
+        (100, 100, 0, 1),
+        (100, 99, 1, 1),
+        (199, 198, 1, 1),
+        (200, 199, 0, 1),
+        (200, 198, 2, 1),
+        (200, 200, 0, 2),
+        (1000, 1000, 0, 10),
+        (1000, 997, 0, 7),
+        (1000, 991, 0, 1),
+        (1000, 990, 10, 1),
+        (1000, 0, 1000, 1),
+    ],
+)
+def test_slots_of_many_are_given_together(
+    concurrency: int, running: int, free: int, together: int
+) -> None:
+    """Asynchronously, as soon as a hundredth of them is free; until then reports have no
+    consequence."""
     policy = BufferedAsynchronous(SETTINGS._replace(goal=20, cohort=concurrency, asynchronous=True))
     book = book_of("")
     names = [f"device-{number}" for number in range(running)]

@@ -41,8 +41,12 @@ def test_progress_while_the_device_waits_counts_from_then_on() -> None:
     assert watch.moved == 20.0
 
 
-@pytest.mark.parametrize(("away", "taken"), [(0.0, GRACE / MAX_RETURNS), (1.0, GRACE / MAX_RETURNS), (3.0, 3.0)])
-def test_an_absence_is_taken_off_the_grace_and_progress_restores_it(away: float, taken: float) -> None:
+@pytest.mark.parametrize(
+    ("away", "taken"), [(0.0, GRACE / MAX_RETURNS), (1.0, GRACE / MAX_RETURNS), (3.0, 3.0)]
+)
+def test_an_absence_is_taken_off_the_grace_and_progress_restores_it(
+    away: float, taken: float
+) -> None:
     watch = Watch("t1", 10.0, GRACE)
     watch.begin_wait(12.0)
     watch.leave(14.0)

@@ -6,7 +6,8 @@ from fleetlearn_coordinator.rounds.random_draws import picks, task_seeds
 
 
 def test_picks_do_not_depend_on_how_many_are_made_at_a_time() -> None:
-    """One device after the other takes the place that it would have had of several; each is another's draw."""
+    """One device after the other takes the place that it would have had of several; each is
+    another's draw."""
     alone = [picks(7, 3, serial, 1)[0] for serial in range(1, 60)]
     assert len({*alone}) == 59
     for first, count in ((1, 59), (1, 7), (7, 1), (8, 8), (7, 10), (16, 16), (9, 0)):

@@ -8,7 +8,8 @@ from fleetlearn_coordinator.rounds.reliability import DOUBT, MAX_LEVEL, Reliabil
 
 
 def test_points_of_a_device() -> None:
-    """Three tasks lost, failed or rejected put it in doubt, or one that stalled; a report clears it."""
+    """Three tasks lost, failed or rejected put it in doubt, or one that stalled; a report clears
+    it."""
     memory = Reliability()
     for points, level in ((1, 0), (1, 0), (1, 1), (DOUBT, 2), (100, MAX_LEVEL), (1, MAX_LEVEL)):
         memory.fail("a", points)

@@ -6,13 +6,21 @@ import pytest
 from fleetlearn_coordinator.rounds.commands import LATE, LOST, SURPLUS
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.reliability import DOUBT
-from fleetlearn_coordinator.rounds.selection import MAX_COPIED_NAMES, REBUILD_RATIO, Selection, put_back, take
+from fleetlearn_coordinator.rounds.selection import (
+    MAX_COPIED_NAMES,
+    REBUILD_RATIO,
+    Selection,
+    put_back,
+    take,
+)
 from fleetlearn_coordinator.rounds.settings import Settings
 from hypothesis import given
 from hypothesis import strategies as st
 from sortedcontainers import SortedList
 
-SETTINGS = Settings(goal=3, cohort=4, minimum=2, deadline=60.0, grace=5.0, gather=4.0, seed=7, stall=10.0)
+SETTINGS = Settings(
+    goal=3, cohort=4, minimum=2, deadline=60.0, grace=5.0, gather=4.0, seed=7, stall=10.0
+)
 BOOK = LeaseBook(SETTINGS.grace, SETTINGS.stall)
 
 
@@ -33,7 +41,8 @@ def test_names_are_taken_by_their_place(names: set[str], draws: list[int]) -> No
 
 
 @pytest.mark.parametrize(
-    "size", [1, 40, REBUILD_RATIO * 10, REBUILD_RATIO * 10 + 1, MAX_COPIED_NAMES, MAX_COPIED_NAMES + 1]
+    "size",
+    [1, 40, REBUILD_RATIO * 10, REBUILD_RATIO * 10 + 1, MAX_COPIED_NAMES, MAX_COPIED_NAMES + 1],
 )
 def test_however_many_wait_ten_are_taken_and_put_back(size: int) -> None:
     plain = [f"d{number:05d}" for number in range(size)]
@@ -116,7 +125,9 @@ def test_all_may_be_chosen_again_when_a_round_ends() -> None:
         ("failed: bad-data", False, 1),
     ],
 )
-def test_what_a_lease_that_ended_is_remembered_for(cause: str, held_up: bool, points: int | None) -> None:
+def test_what_a_lease_that_ended_is_remembered_for(
+    cause: str, held_up: bool, points: int | None
+) -> None:
     selection = waiting("")
     selection.fail("a", cause, held_up)
     assert selection.reliability.points.get("a") == points

@@ -23,7 +23,15 @@ ALL = Eligibility(
 
 def test_a_check_in_states_labels_and_the_runtime_s_name() -> None:
     message = CheckIn(
-        1, "d", 7, "onnx 1.31.1 on cuda", memory=5, tags=("eu",), tier="phone", charging=False, network="metered"
+        1,
+        "d",
+        7,
+        "onnx 1.31.1 on cuda",
+        memory=5,
+        tags=("eu",),
+        tier="phone",
+        charging=False,
+        network="metered",
     )
     assert stated_in(message) == Stated(7, "onnx", 5, labels_of("phone", ("eu",)), False, "metered")
     assert stated_in(CheckIn(1, "d", 7)) == Stated(7)

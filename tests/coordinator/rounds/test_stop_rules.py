@@ -50,5 +50,7 @@ HELD_OUT = "accuracy of model version 2 is 0.9 on held-out data; the target is 0
         (LOSS, 1.0, {"loss": 0.3}, None),
     ],
 )
-def test_stop_rules(rules: Settings, change: float, metrics: dict[str, float], finished: Finish | None) -> None:
+def test_stop_rules(
+    rules: Settings, change: float, metrics: dict[str, float], finished: Finish | None
+) -> None:
     assert finish(rules, 3, change, metrics, 2) == finished

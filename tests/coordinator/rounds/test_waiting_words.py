@@ -49,7 +49,8 @@ def test_many_devices_are_not_all_named() -> None:
     engine.count_report("a", engine.leases["a"], 5.0)
     engine.disconnect("c", 5.0)
     said = (
-        "round 1 has 1 of 8 reports, and waits for b, c, d, e, f and 2 more (1 of them not connected), for 595 s more"
+        "round 1 has 1 of 8 reports, and waits for b, c, d, e, f and 2 more (1 of them not "
+        "connected), for 595 s more"
     )
     assert waits_for(engine, 5.0) == f"{said} at most"
 
@@ -59,14 +60,20 @@ def test_who_failed_is_named_with_what_may_help() -> None:
     engine.count_report("a", engine.leases["a"], 5.0)
     failed(engine, "b", back=False)
     failed(engine, "c", back=False)
-    begin, end = "round 1 has 1 of 3 reports, and waits until another device", "for 590 s more at most"
+    begin, end = (
+        "round 1 has 1 of 3 reports, and waits until another device",
+        "for 590 s more at most",
+    )
     assert waits_for(engine, 10.0) == f"{begin}, or one whose task failed (b, c), connects, {end}"
     for device in "bc":
         engine.check_in(device, None, 10.0)
         while device in engine.leases:
             failed(engine, device)
     assert engine.selection.failures == {"b": 1 + SECOND_CHANCES, "c": 1 + SECOND_CHANCES}
-    assert waits_for(engine, 10.0) == f"{begin} connects, {end}; b, c failed {1 + SECOND_CHANCES} times in this round"
+    assert (
+        waits_for(engine, 10.0)
+        == f"{begin} connects, {end}; b, c failed {1 + SECOND_CHANCES} times in this round"
+    )
 
 
 def test_a_run_at_rest_says_so() -> None:

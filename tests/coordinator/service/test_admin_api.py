@@ -1,4 +1,5 @@
-"""The administrators' endpoints: who may use which, what each does, and its row in the audit log."""
+"""The administrators' endpoints: who may use which, what each does, and its row in the audit
+log."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ OPERATIONS = [
     ("tokens", {}),
     ("devices/a/revoke", {}),
     ("runs", {"name": "b", "plan": "plan.toml"}),
-    *((f"runs/test/{word}", {}) for word in ("pause", "resume", "drain", "stop", "remove", "evaluate")),
+    *(
+        (f"runs/test/{word}", {})
+        for word in ("pause", "resume", "drain", "stop", "remove", "evaluate")
+    ),
     ("runs/test/roll-back", {"version": 1}),
 ]
 VIEWS = ["status", "runs", "runs/test", "runs/test/rounds", "runs/test/models", "devices", "audit"]
@@ -42,7 +46,9 @@ class Caller:
     def ask(self, method: str, path: str, body: Any = None, **query: str) -> Any:
         """Return what is answered, as it is when it has become JSON."""
         content = b"" if body is None else msgspec.json.encode(body)
-        found = self.api.answer(Request(method, ("v1", *path.split("/")), query, self.token, content))
+        found = self.api.answer(
+            Request(method, ("v1", *path.split("/")), query, self.token, content)
+        )
         return json.loads(msgspec.json.encode(found))
 
     def get(self, path: str, **query: str) -> Any:
@@ -110,9 +116,14 @@ def test_who_may_do_what(host: dict[str, Caller], administrators: Administrators
             assert host[caller].refused("GET", path)[0] == 401
         for path, body in OPERATIONS:
             assert host[caller].refused("POST", path, body)[0] == 401
-        assert host[caller].refused("GET", "nowhere")[0] == 401, "who may not look learns nothing of the paths"
+        assert host[caller].refused("GET", "nowhere")[0] == 401, (
+            "who may not look learns nothing of the paths"
+        )
     for path, body in OPERATIONS:
-        assert host["view"].refused("POST", path, body) == (403, "vera may view; this needs the role operate")
+        assert host["view"].refused("POST", path, body) == (
+            403,
+            "vera may view; this needs the role operate",
+        )
     assert administrators.events() == before, "what is refused changes nothing"
     for path in VIEWS:
         assert host["view"].get(path) is not None
@@ -122,7 +133,12 @@ def test_who_may_do_what(host: dict[str, Caller], administrators: Administrators
 def test_what_is_there_to_see(short: dict[str, Caller], administrators: Administrators) -> None:
     vera = short["view"]
     (run,) = vera.get("runs")
-    assert (run["name"], run["running"], run["version"], run["finished"]) == ("test", False, 2, None)
+    assert (run["name"], run["running"], run["version"], run["finished"]) == (
+        "test",
+        False,
+        2,
+        None,
+    )
     assert vera.get("status")["runs"] == [run]
     assert vera.get("runs/test")["version"] == 2
     assert [row["number"] for row in vera.get("runs/test/rounds")] == [1, 2]
@@ -136,14 +152,19 @@ def test_what_is_there_to_see(short: dict[str, Caller], administrators: Administ
     assert [row["what"] for row in vera.get("audit", last="2")] == ["token", "enrolled"]
     for last in ("0", "1001", "x", "-1", "99999"):
         assert vera.refused("GET", "audit", last=last)[0] == 400
-    assert vera.refused("GET", "runs/other") == (404, "there is no run called other; there are: test")
+    assert vera.refused("GET", "runs/other") == (
+        404,
+        "there is no run called other; there are: test",
+    )
     status, text = vera.refused("GET", "runs/test/tasks")
     assert status == 404
     assert "there is no GET /v1/runs/test/tasks; there are: GET /v1/status" in text
     assert vera.refused("POST", "status")[0] == 404
 
 
-def test_devices_are_enrolled_and_revoked(short: dict[str, Caller], administrators: Administrators) -> None:
+def test_devices_are_enrolled_and_revoked(
+    short: dict[str, Caller], administrators: Administrators
+) -> None:
     olga = short["operate"]
     made = olga.post("tokens", uses=2, hours=1, tags=["roof"])
     known = administrators.enrol("a", "s" * 43, made["token"], time.time())
@@ -154,7 +175,15 @@ def test_devices_are_enrolled_and_revoked(short: dict[str, Caller], administrato
     assert administrators.devices() == []
     rows = [(row.what, row.about.get("who")) for row in administrators.events()[-3:]]
     assert rows == [("token", "olga"), ("enrolled", None), ("revoked", "olga")]
-    for body in ({"uses": 0}, {"uses": "1"}, {"tags": ["a b"]}, {"hours": 1e9}, {"what": 1}, [], "x"):
+    for body in (
+        {"uses": 0},
+        {"uses": "1"},
+        {"tags": ["a b"]},
+        {"hours": 1e9},
+        {"what": 1},
+        [],
+        "x",
+    ):
         assert olga.refused("POST", "tokens", body)[0] == 400
     assert administrators.broken_at() is None
 
@@ -171,7 +200,9 @@ def test_tokens_bring_keys_and_certificates_are_revoked(
     assert keys == [*public_keys([tmp_path / "key.pem"])]
     now = time.time()
     assert administrators.enrol("a", "s" * 43, secret, now).device == "a"
-    assert olga.post("devices/b/revoke")["revoked"], "it may have a certificate, and not have connected yet"
+    assert olga.post("devices/b/revoke")["revoked"], (
+        "it may have a certificate, and not have connected yet"
+    )
     with pytest.raises(EnrolmentError, match="the certificate of b was revoked"):
         administrators.certified("b", now - 1.0, now)
 
@@ -187,7 +218,9 @@ def test_one_plan_is_rolled_back_and_evaluated(
     assert olga.post("runs/test/evaluate") == {"name": "test"}
     assert find_storage(plan.data_dir).requests.evaluation() is not None
     rows = administrators.events()[-1:]  # the run says that it rolled back, when it has
-    assert [(row.what, row.about) for row in rows] == [("evaluation", {"run": "test", "who": "olga"})]
+    assert [(row.what, row.about) for row in rows] == [
+        ("evaluation", {"run": "test", "who": "olga"})
+    ]
     for version in (2, 9):
         status, text = olga.refused("POST", "runs/test/roll-back", {"version": version})
         assert status == 404
@@ -202,9 +235,16 @@ def test_one_plan_is_rolled_back_and_evaluated(
     assert administrators.events()[-1:] == rows, "what is refused is no row"
 
 
-def test_runs_of_a_host_are_operated(host: dict[str, Caller], tmp_path: Path, administrators: Administrators) -> None:
+def test_runs_of_a_host_are_operated(
+    host: dict[str, Caller], tmp_path: Path, administrators: Administrators
+) -> None:
     olga, runs = host["operate"], Runs(tmp_path / "runs")
-    for word, state in (("pause", "paused"), ("resume", "running"), ("drain", "draining"), ("stop", "stopped")):
+    for word, state in (
+        ("pause", "paused"),
+        ("resume", "running"),
+        ("drain", "draining"),
+        ("stop", "stopped"),
+    ):
         assert olga.post(f"runs/test/{word}") == {"name": "test", "wanted": state}
         assert runs.runs()[0].wanted == state
     assert olga.refused("POST", "runs/test/pause")[0] == 400, "it is stopped"
@@ -215,7 +255,9 @@ def test_runs_of_a_host_are_operated(host: dict[str, Caller], tmp_path: Path, ad
     assert request[1:] == (1, "olga")
     assert runs.runs()[0].asked == asked + 1
     text = (tmp_path / "plan.toml").read_text()
-    (tmp_path / "other.toml").write_text(text.replace(str(tmp_path / "run"), str(tmp_path / "other")))
+    (tmp_path / "other.toml").write_text(
+        text.replace(str(tmp_path / "run"), str(tmp_path / "other"))
+    )
     added = olga.post("runs", name="b", plan="other.toml", tags=["roof"], share=0.5)
     assert added == {"name": "b", "wanted": "running"}
     assert runs.runs()[1][1:4] == ("b", tmp_path / "other.toml", (("roof",), (), (), 0.5))
@@ -223,20 +265,34 @@ def test_runs_of_a_host_are_operated(host: dict[str, Caller], tmp_path: Path, ad
     assert olga.post("runs/test/remove") == {"name": "test", "removed": True}
     rows = [(row.what, row.about["run"], row.about["who"]) for row in administrators.events()[-6:]]
     words = ("paused", "resumed", "drained", "stopped")
-    assert rows == [*((word, "test", "olga") for word in words), ("added", "b", "olga"), ("removed", "test", "olga")]
+    assert rows == [
+        *((word, "test", "olga") for word in words),
+        ("added", "b", "olga"),
+        ("removed", "test", "olga"),
+    ]
     before = administrators.events()
-    assert olga.refused("POST", "runs/test/pause") == (404, "there is no run called test; there are: b")
+    assert olga.refused("POST", "runs/test/pause") == (
+        404,
+        "there is no run called test; there are: b",
+    )
     for body in (
-        {"name": "b", "plan": "other.toml"}, {"name": "c", "plan": "other.toml"},
-        {"name": "c", "plan": "../plan.toml"}, {"name": "c", "plan": "/etc/passwd"},
-        {"name": "c", "plan": "nowhere.toml"}, {"name": "c d", "plan": "plan.toml"}, {"name": "c"},
-        {"name": "c", "plan": "plan.toml", "share": 0}, {"name": "c", "plan": "plan.toml", "tags": ["a b"]},
+        {"name": "b", "plan": "other.toml"},
+        {"name": "c", "plan": "other.toml"},
+        {"name": "c", "plan": "../plan.toml"},
+        {"name": "c", "plan": "/etc/passwd"},
+        {"name": "c", "plan": "nowhere.toml"},
+        {"name": "c d", "plan": "plan.toml"},
+        {"name": "c"},
+        {"name": "c", "plan": "plan.toml", "share": 0},
+        {"name": "c", "plan": "plan.toml", "tags": ["a b"]},
         {"name": "c", "plan": "plan\0.toml"},
         {"name": "c", "plan": "other.toml", "tags": ["roof\n"]},
-    ):  # fmt: skip
+    ):
         assert olga.refused("POST", "runs", body)[0] == 400
     database = {"name": "c", "plan": "identities/identities.sqlite3"}
-    assert "whose name ends in .toml" in olga.refused("POST", "runs", database)[1], "it must not be opened"
+    assert "whose name ends in .toml" in olga.refused("POST", "runs", database)[1], (
+        "it must not be opened"
+    )
     assert administrators.events() == before
 
 

@@ -10,7 +10,9 @@ from fleetlearn_coordinator.service.run_log import RunLog
 from peers import PlanMaker, update_of
 
 
-def test_each_cause_has_a_line_with_its_devices(make_plan: PlanMaker, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_cause_has_a_line_with_its_devices(
+    make_plan: PlanMaker, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "fleetlearn")
     late = [Ended(f"d{number}", f"t-2-{number}", 2, "late") for number in range(11)]
     EventLog(RunLog("digits"), make_plan())(
@@ -21,22 +23,40 @@ def test_each_cause_has_a_line_with_its_devices(make_plan: PlanMaker, caplog: py
             Ended("b", "t-2-13", 2, "rejected: not-finite"),
         ]
     )
-    EventLog(RunLog(), make_plan())([Ended("c", "t-3-1", 3, "surplus"), Ended("d", "t-3-2", 3, "surplus")])
+    EventLog(RunLog(), make_plan())(
+        [Ended("c", "t-3-1", 3, "surplus"), Ended("d", "t-3-2", 3, "surplus")]
+    )
     assert caplog.messages == [
-        "run digits: round 2: device roof-3 is lost: the connection ended, and the device was not back in time",
-        "run digits: round 2: d0, d1, d10, d2, d3 and 6 more are late: the time was over before the report was here",
+        (
+            "run digits: round 2: device roof-3 is lost: the connection ended, and the device was "
+            "not back in time"
+        ),
+        (
+            "run digits: round 2: d0, d1, d10, d2, d3 and 6 more are late: the time was over "
+            "before the report was here"
+        ),
         "round 3: c, d are surplus: the round had its reports without it",
     ], "failures and what is rejected are logged where the devices' messages are read"
 
 
-def test_a_round_is_logged_when_it_is_durable(make_plan: PlanMaker, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_round_is_logged_when_it_is_durable(
+    make_plan: PlanMaker, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "fleetlearn")
     fleet = Fleet(
-        make_plan(round__goal=1, round__minimum=1, stop__metric="loss", stop__target=0.1, stop__bounds=[0.0, 5.0])
+        make_plan(
+            round__goal=1,
+            round__minimum=1,
+            stop__metric="loss",
+            stop__target=0.1,
+            stop__bounds=[0.0, 5.0],
+        )
     )
     (lease,) = leases(fleet.check_in("a"))
     caplog.clear()
     fleet.report(lease, update_of(1.0), loss=7.0)
     fleet.store.close()
-    assert caplog.messages[0] == ("1 devices measured a loss beyond its bounds, 0 to 5, and are left out of it")
+    assert caplog.messages[0] == (
+        "1 devices measured a loss beyond its bounds, 0 to 5, and are left out of it"
+    )
     assert caplog.messages[1].startswith("round 1 committed: ")

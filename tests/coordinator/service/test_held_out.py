@@ -1,4 +1,5 @@
-"""The limits of held-out evaluation: how many models wait for it, and how many processes may die of one."""
+"""The limits of held-out evaluation: how many models wait for it, and how many processes may die of
+one."""
 
 from __future__ import annotations
 
@@ -58,7 +59,11 @@ def test_no_more_than_so_many_models_wait(blobs: FileBlobs, make: Make) -> None:
 
 
 def test_a_model_that_so_many_processes_died_of_is_left_out(
-    tmp_path: Path, blobs: FileBlobs, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    blobs: FileBlobs,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     save_models(blobs, range(4))
     program = tmp_path / "dying.sh"
@@ -80,9 +85,14 @@ def test_a_model_that_so_many_processes_died_of_is_left_out(
     with caplog.at_level(logging.ERROR):
         beside = asyncio.run(measure())
     assert beside.waiting() == []
-    assert f"model version 2 is not measured on {tmp_path}/data.npz: {MAX_DEATHS} processes died" in caplog.text
+    assert (
+        f"model version 2 is not measured on {tmp_path}/data.npz: {MAX_DEATHS} processes died"
+        in caplog.text
+    )
     assert sorted(find_storage(tmp_path).held_out.read_all()) == [1, 3]
     assert measured == [{"loss": 0.5, "accuracy": 0.7}] * 2
     starts = (tmp_path / "started").read_text().split()
-    assert len(starts) == MAX_DEATHS + 1, "one measured version 1 and died of 2, the last one measured 3"
+    assert len(starts) == MAX_DEATHS + 1, (
+        "one measured version 1 and died of 2, the last one measured 3"
+    )
     assert make().waiting() == [2], "the next coordinator tries again"

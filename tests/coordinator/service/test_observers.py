@@ -72,7 +72,9 @@ def test_an_abandoned_round_comes_with_its_causes(make_plan: PlanMaker) -> None:
     run.run.observers.add(seen.extend)
     run.carry_out(run.run.engine.tick(60.0), Clocks(60.0, 1060.0))
     run.store.close()
-    assert [(event.device, event.cause) for event in seen if isinstance(event, Ended)] == [("b", "stalled")]
+    assert [(event.device, event.cause) for event in seen if isinstance(event, Ended)] == [
+        ("b", "stalled")
+    ]
     (ended,) = (event for event in seen if isinstance(event, RoundEnded))
     assert (ended.number, ended.outcome, ended.version) == (1, "abandoned", 0)
     assert ended.summary["dropped"] == {"stalled": 1}

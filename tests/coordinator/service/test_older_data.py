@@ -1,9 +1,10 @@
 """Data directories that the first version left behind go on, to the same bits.
 
-``data_directories_0_1.tar.xz`` was made by the code of that version, with a model of 50 elements: ``open-round``, as
-SIGKILL leaves it, has one round of FedAdam committed and in the next one 35 of 40 reports, 32 of them in a saved sum,
-3 in files, and one task that failed; ``finished`` has two rounds of FedAvgM. ``expected.npz`` has the updates that were
-still to come, and the models that the first version went on to make.
+``data_directories_0_1.tar.xz`` was made by the code of that version, with a model of 50 elements:
+``open-round``, as SIGKILL leaves it, has one round of FedAdam committed and in the next one 35 of
+40 reports, 32 of them in a saved sum, 3 in files, and one task that failed; ``finished`` has two
+rounds of FedAvgM. ``expected.npz`` has the updates that were still to come, and the models that the
+first version went on to make.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ ARCHIVE = Path(__file__).with_name("data_directories_0_1.tar.xz")
 
 @pytest.fixture
 def older(tmp_path: Path) -> Mapping[str, Any]:
-    """Unpack the directories, and have them belong to the bundle that ``plan`` names. Returns what is expected."""
+    """Unpack the directories, and have them belong to the bundle that ``plan`` names. Returns what
+    is expected."""
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(tmp_path, filter="data")
     bundle = open_bundle(write_test_bundle(tmp_path / "test.bundle", SIZE))
@@ -47,7 +49,9 @@ def older(tmp_path: Path) -> Mapping[str, Any]:
 
 
 def start(folder: Path, recipe: str, **settings: Any) -> Run:
-    plan = Plan.parse(plan_text(folder.parent / "test.bundle", folder, recipe, **settings), folder.parent)
+    plan = Plan.parse(
+        plan_text(folder.parent / "test.bundle", folder, recipe, **settings), folder.parent
+    )
     bundle = open_bundle(plan.bundle)
     return Run(plan, bundle, open_store(plan.data_dir, bundle.sha256), NOW, 15.0)
 
@@ -60,7 +64,9 @@ def test_an_open_round_goes_on(tmp_path: Path, older: Mapping[str, Any]) -> None
     assert engine.causes() == {"failed: diverged": 1}
     assert set(engine.leases) == set(older["devices"])
     blobs = run.store.blobs
-    for name, update, examples in zip(older["devices"], older["updates"], older["examples"], strict=True):
+    for name, update, examples in zip(
+        older["devices"], older["updates"], older["examples"], strict=True
+    ):
         device, spool_file = str(name), blobs.take_spool_file()
         blobs.write_spool_file(spool_file, 0, update.tobytes())
         (lease,) = engine.check_in(device, None, 0.0)
@@ -70,7 +76,9 @@ def test_an_open_round_goes_on(tmp_path: Path, older: Mapping[str, Any]) -> None
     (commit,) = commands
     assert isinstance(commit, Commit)
     run.commit(commit, NOW)
-    assert {slot: values.tobytes() for slot, values in run.models.newest.optimizer_state.items()} == {
+    assert {
+        slot: values.tobytes() for slot, values in run.models.newest.optimizer_state.items()
+    } == {
         "m": older["state_m"].tobytes(),
         "v": older["state_v"].tobytes(),
     }

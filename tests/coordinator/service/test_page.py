@@ -1,4 +1,5 @@
-"""The page for people: what it is told of a run, who may connect from it, and that its port holds up no round."""
+"""The page for people: what it is told of a run, who may connect from it, and that its port holds
+up no round."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin, Subprotocol
 
 ROOT = Path(__file__).parents[3]
-EXAMPLE = json.loads((ROOT / "device_sdk" / "web" / "page" / "test" / "status.json").read_text("utf-8"))
+EXAMPLE = json.loads(
+    (ROOT / "device_sdk" / "web" / "page" / "test" / "status.json").read_text("utf-8")
+)
 sys.path.append(str(ROOT / "benchmarks"))
 device: Any = importlib.import_module("_websocket_device")
 sys.path.remove(str(ROOT / "benchmarks"))  # its names are other packages' too: float16
@@ -55,7 +58,9 @@ def folder(tmp_path: Path) -> Path:
     return page
 
 
-async def fetch(address: str, path: str, context: ssl.SSLContext | None = None) -> tuple[int, bytes]:
+async def fetch(
+    address: str, path: str, context: ssl.SSLContext | None = None
+) -> tuple[int, bytes]:
     host, _, port = address.partition("://")[2].rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
     writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
@@ -83,16 +88,26 @@ def test_the_status_has_public_counts_alone(make_plan: PlanMaker, folder: Path) 
     """What the page's own tests read (``status.json`` there) has the same keys."""
 
     async def test() -> None:
-        plan, address = make_plan(round__goal=1, stop__rounds=40), f"http://127.0.0.1:{(port := free_port())}"
+        plan, address = (
+            make_plan(round__goal=1, stop__rounds=40),
+            f"http://127.0.0.1:{(port := free_port())}",
+        )
         page = {"folder": str(folder), "port": port, "title": "T", "about": "A", "task": "digits"}
         async with fleet(plan, page=page) as (coordinator, join):
             peer = await join("a-secret-name")
             for _ in range(3):
                 await peer.do_round(update_of(1.0))
-            found = await until_status(address, lambda found: len(found["history"]) == 3 and found["round"] == 4)
+            found = await until_status(
+                address, lambda found: len(found["history"]) == 3 and found["round"] == 4
+            )
             assert found.keys() == EXAMPLE.keys()
             assert all(row.keys() == EXAMPLE["history"][0].keys() for row in found["history"])
-            assert (found["run"], found["state"], found["rounds"], found["goal"]) == ("test", "running", 40, 1)
+            assert (found["run"], found["state"], found["rounds"], found["goal"]) == (
+                "test",
+                "running",
+                40,
+                1,
+            )
             assert (found["connected"], found["reports"]) == (1, 0)
             assert found["history"][0] == {"round": 1, "loss": 0.7, "accuracy": 0.5, "devices": 1}
             assert "secret" not in json.dumps(found)
@@ -114,7 +129,9 @@ def do_rounds(found: Fleet, rounds: int, commands: list[Command]) -> list[Comman
     return commands
 
 
-def test_the_history_is_read_once_and_bounded_and_answers_are_kept_for_a_second(make_plan: PlanMaker) -> None:
+def test_the_history_is_read_once_and_bounded_and_answers_are_kept_for_a_second(
+    make_plan: PlanMaker,
+) -> None:
     plan, now = make_plan(round__goal=1), 0.0
     found = Fleet(plan)
     commands = do_rounds(found, HISTORY + 5, found.check_in("a"))
@@ -161,12 +178,18 @@ def test_several_runs_have_a_page_of_one(tmp_path: Path, folder: Path, bundle_pa
 
     asyncio.run(test())
     with pytest.raises(FleetError, match=r"page\.run = b: there is no such run"):
-        run_of_page(ServiceSettings.read({**raw, "page": {"folder": "page", "run": "b"}}, tmp_path), None)
+        run_of_page(
+            ServiceSettings.read({**raw, "page": {"folder": "page", "run": "b"}}, tmp_path), None
+        )
 
 
 def test_descriptors_are_set_aside_for_it(tmp_path: Path) -> None:
     assert page_descriptors(ServiceSettings()) == 0
-    assert page_descriptors(ServiceSettings.read({"page": {"folder": "page"}}, tmp_path)) == DESCRIPTORS == 256
+    assert (
+        page_descriptors(ServiceSettings.read({"page": {"folder": "page"}}, tmp_path))
+        == DESCRIPTORS
+        == 256
+    )
 
 
 # Links
@@ -179,7 +202,9 @@ def test_links_to_join_by(tmp_path: Path) -> None:
     page: dict[str, Any] = {"folder": "page"}
     tls = {"certificate": "a.pem", "key": "b.pem"}
     assert link({"page": page}) == "http://127.0.0.1:8767/#token=to-ken.k%2Fy"
-    assert link({"host": "192.0.2.7", "tls": tls, "page": page}).startswith("https://192.0.2.7:8767/#token=")
+    assert link({"host": "192.0.2.7", "tls": tls, "page": page}).startswith(
+        "https://192.0.2.7:8767/#token="
+    )
     assert link({"host": "::1", "page": {**page, "port": 1}}).startswith("http://[::1]:1/#")
     everywhere = {"host": "0.0.0.0", "tls": tls}
     named = {**page, "address": "https://fleet.example"}
@@ -192,13 +217,20 @@ def test_links_to_join_by(tmp_path: Path) -> None:
 # Who may connect from it
 
 
-async def may_connect(coordinator: RunServer, host: str, origin: str, context: ssl.SSLContext | None = None) -> bool:
+async def may_connect(
+    coordinator: RunServer, host: str, origin: str, context: ssl.SSLContext | None = None
+) -> bool:
     """Return whether a page of this origin may connect to the coordinator under this name."""
     scheme, _, port = coordinator.host.address.replace("://127.0.0.1", "").partition(":")
     connecting = connect(
-        f"{scheme}://{host}:{port}", host="127.0.0.1", port=int(port), subprotocols=[Subprotocol(PROTOCOL_NAME)],
-        origin=Origin(origin), ssl=context, proxy=None,
-    )  # fmt: skip
+        f"{scheme}://{host}:{port}",
+        host="127.0.0.1",
+        port=int(port),
+        subprotocols=[Subprotocol(PROTOCOL_NAME)],
+        origin=Origin(origin),
+        ssl=context,
+        proxy=None,
+    )
     try:
         async with connecting:
             return True
@@ -221,24 +253,33 @@ def test_the_page_may_connect_and_no_other(make_plan: PlanMaker, folder: Path) -
                 ("127.0.0.1", f"http://evil.example:{port}"),
                 ("127.0.0.1", f"http://localhost:{port}"),
                 ("127.0.0.1", "null"),
-                ("evil.example", f"http://evil.example:{port}"),  # a name that somebody pointed at this machine
+                # a name that somebody pointed at this machine
+                ("evil.example", f"http://evil.example:{port}"),
             ):
                 assert not await may_connect(coordinator, host, origin), origin
 
     asyncio.run(test())
 
 
-def test_with_tls_the_page_may_connect_under_every_name(make_plan: PlanMaker, folder: Path, tmp_path: Path) -> None:
+def test_with_tls_the_page_may_connect_under_every_name(
+    make_plan: PlanMaker, folder: Path, tmp_path: Path
+) -> None:
     make_certificate(tmp_path, ["127.0.0.1", "fleet.example"], 30)
     context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
     tls = {"certificate": str(tmp_path / "certificate.pem"), "key": str(tmp_path / "key.pem")}
 
     async def test() -> None:
         port = free_port()
-        async with serving(make_plan(), tls=tls, page={"folder": str(folder), "port": port}) as coordinator:
+        async with serving(
+            make_plan(), tls=tls, page={"folder": str(folder), "port": port}
+        ) as coordinator:
             assert (await fetch(f"https://127.0.0.1:{port}", "/", context))[1] == b"<p>hello"
-            assert await may_connect(coordinator, "fleet.example", f"https://fleet.example:{port}", context)
-            assert not await may_connect(coordinator, "fleet.example", f"http://fleet.example:{port}", context)
+            assert await may_connect(
+                coordinator, "fleet.example", f"https://fleet.example:{port}", context
+            )
+            assert not await may_connect(
+                coordinator, "fleet.example", f"http://fleet.example:{port}", context
+            )
 
     asyncio.run(test())
 
@@ -247,7 +288,8 @@ def test_with_tls_the_page_may_connect_under_every_name(make_plan: PlanMaker, fo
 
 
 def test_rounds_go_on_while_its_port_is_attacked(make_plan: PlanMaker, folder: Path) -> None:
-    """Floods of requests and connections, downloads that are read, or are not, and nonsense, beside honest devices."""
+    """Floods of requests and connections, downloads that are read, or are not, and nonsense, beside
+    honest devices."""
     names, rounds, opened = ["honest-0", "honest-1"], 5, 0
 
     async def attack(port: int, kind: int, stop: asyncio.Event) -> None:
@@ -278,11 +320,24 @@ def test_rounds_go_on_while_its_port_is_attacked(make_plan: PlanMaker, folder: P
                 writer.close()
 
     async def test() -> None:
-        plan = make_plan(round__goal=len(names), round__minimum=len(names), round__over_selection=100)
-        update, log, stop, port = device.make_update(SIZE), device.Log(), asyncio.Event(), free_port()
+        plan = make_plan(
+            round__goal=len(names), round__minimum=len(names), round__over_selection=100
+        )
+        update, log, stop, port = (
+            device.make_update(SIZE),
+            device.Log(),
+            asyncio.Event(),
+            free_port(),
+        )
         page = {"folder": str(folder), "port": port}
-        async with asyncio.timeout(60), serving(plan, page=page, limits={"exempt": []}) as coordinator:
-            honest = [asyncio.create_task(device.take_part(coordinator.host.address, n, update, log)) for n in names]
+        async with (
+            asyncio.timeout(60),
+            serving(plan, page=page, limits={"exempt": []}) as coordinator,
+        ):
+            honest = [
+                asyncio.create_task(device.take_part(coordinator.host.address, n, update, log))
+                for n in names
+            ]
 
             async def until_round(number: int) -> None:
                 while coordinator.engine.version < number:

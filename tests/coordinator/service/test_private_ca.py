@@ -1,4 +1,5 @@
-"""A private CA and its certificates: what is in them, who may read the keys, and what is refused."""
+"""A private CA and its certificates: what is in them, who may read the keys, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ def test_the_certificate_is_for_its_names_and_of_the_ca(tmp_path: Path) -> None:
     certificate.verify_directly_issued_by(ca)
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fleet.example"]
-    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["192.0.2.7", "2001:db8::1"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == [
+        "192.0.2.7",
+        "2001:db8::1",
+    ]
     assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert [*usage] == [ExtendedKeyUsageOID.SERVER_AUTH]
@@ -34,7 +38,12 @@ def test_the_certificate_is_for_its_names_and_of_the_ca(tmp_path: Path) -> None:
 def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
     make_certificate(tmp_path, ["a"], 1)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
-    assert modes == {"ca.pem": 0o644, "ca-key.pem": 0o600, "certificate.pem": 0o644, "key.pem": 0o600}
+    assert modes == {
+        "ca.pem": 0o644,
+        "ca-key.pem": 0o600,
+        "certificate.pem": 0o644,
+        "key.pem": 0o600,
+    }
 
 
 def test_a_device_s_certificate_is_for_its_name_and_of_the_same_ca(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from roll_call import CONTENTS, ROLL_CALL, RollCall, RollCallRecords, roll_call
 
 @pytest.fixture(autouse=True)
 def _has_roll_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(round_state.EXCHANGE_POLICIES, ROLL_CALL, roll_call(RollCall(deadline=30.0)))
+    monkeypatch.setitem(
+        round_state.EXCHANGE_POLICIES, ROLL_CALL, roll_call(RollCall(deadline=30.0))
+    )
     monkeypatch.setitem(EXCHANGE_KINDS, ROLL_CALL, CONTENTS)
 
 

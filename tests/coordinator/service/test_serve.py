@@ -10,7 +10,15 @@ from contextlib import closing
 from functools import partial
 
 import pytest
-from fleetlearn_coordinator import Plan, RunResult, ServiceSettings, StoreError, read_status, serve, serve_async
+from fleetlearn_coordinator import (
+    Plan,
+    RunResult,
+    ServiceSettings,
+    StoreError,
+    read_status,
+    serve,
+    serve_async,
+)
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.storage.errors import StoreUnavailableError
@@ -30,7 +38,9 @@ async def two_rounds(plan: Plan) -> None:
     """A device that does two rounds, once there is a coordinator."""
     while (address := address_of(plan)) is None:
         await asyncio.sleep(0.01)
-    async with connect(address, subprotocols=[Subprotocol("fleetlearn.v1")], compression=None) as connection:
+    async with connect(
+        address, subprotocols=[Subprotocol("fleetlearn.v1")], compression=None
+    ) as connection:
         peer = Peer("a", connection)
         await peer.check_in()
         for _ in range(2):
@@ -44,7 +54,9 @@ def address_of(plan: Plan) -> str | None:
         return None
 
 
-@pytest.mark.parametrize("threaded", [False, True], ids=["in this loop", "in another thread, where no signals arrive"])
+@pytest.mark.parametrize(
+    "threaded", [False, True], ids=["in this loop", "in another thread, where no signals arrive"]
+)
 def test_serve_returns_when_the_training_is_finished(make_plan: PlanMaker, threaded: bool) -> None:
     plan = make_plan(round__goal=1, stop__rounds=2)
 
@@ -91,7 +103,9 @@ def test_an_ipv6_address_is_written_as_devices_need_it(make_plan: PlanMaker) -> 
     async def test() -> None:
         async with serving(make_plan(round__goal=1), host="::1") as coordinator:
             assert coordinator.host.address.startswith("ws://[::1]:")
-            async with connect(coordinator.host.address, subprotocols=[Subprotocol("fleetlearn.v1")]) as connection:
+            async with connect(
+                coordinator.host.address, subprotocols=[Subprotocol("fleetlearn.v1")]
+            ) as connection:
                 await Peer("a", connection).check_in()
 
     asyncio.run(asyncio.wait_for(test(), 30))
@@ -101,12 +115,15 @@ def test_serve_in_a_running_loop_says_what_to_await(make_plan: PlanMaker) -> Non
     async def notebook() -> None:
         serve(make_plan())
 
-    with pytest.raises(RuntimeError, match=r"event loop runs already.*Write `await serve_async\(\.\.\.\)`"):
+    with pytest.raises(
+        RuntimeError, match=r"event loop runs already.*Write `await serve_async\(\.\.\.\)`"
+    ):
         asyncio.run(notebook())
 
 
 def test_a_start_that_finishes_the_last_round(make_plan: PlanMaker) -> None:
-    """Killed between the last report and the last commit: the next start makes the model, and ends well."""
+    """Killed between the last report and the last commit: the next start makes the model, and ends
+    well."""
     plan = make_plan(round__goal=1, stop__rounds=1)
     bundle, now, update = open_bundle(plan.bundle), Clocks(0.0, 1000.0), update_of(1.0)
     store = open_store(plan.data_dir, bundle.sha256)
@@ -124,7 +141,10 @@ def test_a_missing_bundle_is_named(make_plan: PlanMaker) -> None:
     plan = make_plan()
     with pytest.raises(BundleError, match=r"nowhere\.bundle does not exist"):
         serve(
-            type(plan)(**{name: getattr(plan, name) for name in plan.__struct_fields__} | {"bundle": "nowhere.bundle"})
+            type(plan)(
+                **{name: getattr(plan, name) for name in plan.__struct_fields__}
+                | {"bundle": "nowhere.bundle"}
+            )
         )
 
 

@@ -42,7 +42,8 @@ from peers import SIZE, Peer, PlanMaker, fleet, report_of, update_of
 
 
 def run_async(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a coroutine test in an event loop of its own; pytest sees a plain function with the same fixtures."""
+    """Run a coroutine test in an event loop of its own; pytest sees a plain function with the same
+    fixtures."""
 
     def run(make_plan: PlanMaker) -> None:
         async def bounded() -> None:
@@ -61,15 +62,20 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def fetch_until_blocked(coordinator: RunServer, peer: ConnectionDriver, device: Peer, entry: File) -> int:
-    """Have a device that does not read fetch until the coordinator waits for it; how often it fetched.
+async def fetch_until_blocked(
+    coordinator: RunServer, peer: ConnectionDriver, device: Peer, entry: File
+) -> int:
+    """Have a device that does not read fetch until the coordinator waits for it; how often it
+    fetched.
 
     The kernel takes some megabytes before that.
     """
     for asked in range(1, 200):
         before = coordinator.run.bytes_down
         await device.send(Fetch(entry.sha256))
-        await until(lambda before=before: peer.blocked or coordinator.run.bytes_down >= before + entry.size)  # type: ignore[misc]
+        await until(
+            lambda before=before: peer.blocked or coordinator.run.bytes_down >= before + entry.size
+        )  # type: ignore[misc]
         if peer.blocked:
             return asked
     raise AssertionError("the kernel took everything")
@@ -94,9 +100,14 @@ async def test_a_round_makes_the_weighted_mean(make_plan: PlanMaker) -> None:
         a, b = await join("a"), await join("b")
         task = await a.do_round(update_of(1.0), examples=10)
         await b.do_round(update_of(2.0), examples=30)
-        assert await a.fetch((await a.task()).vector("model").sha256) == coordinator.run.models.newest.model.tobytes()
+        assert (
+            await a.fetch((await a.task()).vector("model").sha256)
+            == coordinator.run.models.newest.model.tobytes()
+        )
         assert task.round == 1
-        np.testing.assert_array_equal(coordinator.run.models.newest.model, before + np.float32(1.75))
+        np.testing.assert_array_equal(
+            coordinator.run.models.newest.model, before + np.float32(1.75)
+        )
     status = read_status(coordinator.run.plan.data_dir)
     assert status.version == 1
     assert not status.running
@@ -104,7 +115,9 @@ async def test_a_round_makes_the_weighted_mean(make_plan: PlanMaker) -> None:
     assert round_.summary["reports"] == 2
     assert round_.summary["evaluation"] == {"loss": 0.7, "accuracy": 0.5}
     assert round_.summary["change"] == pytest.approx(1.75 * SIZE**0.5)
-    np.testing.assert_array_equal(read_model(coordinator.run.plan.data_dir)[1], coordinator.run.models.newest.model)
+    np.testing.assert_array_equal(
+        read_model(coordinator.run.plan.data_dir)[1], coordinator.run.models.newest.model
+    )
 
 
 @run_async
@@ -120,13 +133,19 @@ async def test_everything_of_the_bundle_can_be_fetched_from_any_byte(make_plan: 
 
 
 @run_async
-async def test_a_file_that_cannot_be_read_any_more_ends_its_download_alone(make_plan: PlanMaker) -> None:
+async def test_a_file_that_cannot_be_read_any_more_ends_its_download_alone(
+    make_plan: PlanMaker,
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fleetlearn_coordinator.network.transfers.contents.LARGE", 200_000)
         async with fleet(make_plan(round__minimum=2)) as (coordinator, join):
             a = await join("a")
-            entry, folder = coordinator.run.bundle.manifest.files[TRAIN], coordinator.run.bundle.path
-            coordinator._served.contents.find(entry.sha256, 0)  # opens it, as another device's fetch does
+            entry, folder = (
+                coordinator.run.bundle.manifest.files[TRAIN],
+                coordinator.run.bundle.path,
+            )
+            # opens it, as another device's fetch does
+            coordinator._served.contents.find(entry.sha256, 0)
             whole = (folder / TRAIN).read_bytes()
             (folder / TRAIN).write_bytes(whole[:CHUNK_BYTES])
             await a.send(Fetch(entry.sha256))
@@ -156,7 +175,8 @@ async def test_fetches_that_are_refused(make_plan: PlanMaker) -> None:
 async def test_a_later_fetch_replaces_an_earlier_one(make_plan: PlanMaker) -> None:
     async with fleet(make_plan(round__minimum=2)) as (coordinator, join):
         a = await join("a", check_in=False)
-        a.connection.transport.pause_reading()  # so that the first cannot be sent before the second comes
+        # so that the first cannot be sent before the second comes
+        a.connection.transport.pause_reading()
         await a.send(CheckIn(1, "a", 10))
         await until(lambda: "a" in coordinator.host.devices)
         entry = coordinator.run.bundle.manifest.files[TRAIN]
@@ -170,7 +190,8 @@ async def test_a_later_fetch_replaces_an_earlier_one(make_plan: PlanMaker) -> No
         contents = [await a.expect(Content)]
         while contents[-1].sha256 == entry.sha256:
             contents.append(await a.expect(Content))
-        assert len(contents) in (asked, asked + 1)  # the last fetch of the file may have waited for the device to read
+        # the last fetch of the file may have waited for the device to read
+        assert len(contents) in (asked, asked + 1)
         assert {content.sha256 for content in contents[:-1]} == {entry.sha256}
         assert contents[-1].sha256 == coordinator.run.models.newest.digest
         assert sum(len(chunk.payload) for chunk in a.chunks) < asked * entry.size
@@ -205,7 +226,9 @@ BEFORE_CHECK_IN: list[tuple[str | bytes, Code]] = [
 
 
 @run_async
-async def test_malformed_messages_are_refused_and_the_connection_lives(make_plan: PlanMaker) -> None:
+async def test_malformed_messages_are_refused_and_the_connection_lives(
+    make_plan: PlanMaker,
+) -> None:
     async with fleet(make_plan()) as (_, join):
         a = await join("a", check_in=False)
         for message, code in BEFORE_CHECK_IN:
@@ -231,7 +254,8 @@ async def test_too_many_refusals_close_the_connection(make_plan: PlanMaker) -> N
 
 @run_async
 async def test_a_device_that_loses_the_race_of_every_round_stays(make_plan: PlanMaker) -> None:
-    """Its report was on its way when the round ended. It was closed at the 33rd, some with a task under way."""
+    """Its report was on its way when the round ended. It was closed at the 33rd, some with a task
+    under way."""
     plan = make_plan(round__goal=1, round__minimum=1, round__over_selection=2.0, stop__rounds=1000)
     async with fleet(plan) as (_, join):
         quick, slow = await join("quick"), await join("slow")
@@ -306,7 +330,9 @@ async def test_what_arrived_wrong_may_be_sent_once_more(make_plan: PlanMaker) ->
         await b.send(Uploaded(other.task))
         assert (await b.expect(Refused)).code is Code.WRONG_LENGTH
         await until(lambda: coordinator.engine.version == 1)
-    assert read_status(coordinator.run.plan.data_dir).rounds[0].summary["dropped"] == {"rejected: wrong-length": 1}
+    assert read_status(coordinator.run.plan.data_dir).rounds[0].summary["dropped"] == {
+        "rejected: wrong-length": 1
+    }
 
 
 @run_async
@@ -320,7 +346,9 @@ async def test_an_update_of_another_length_ends_the_task(make_plan: PlanMaker) -
 
 
 @run_async
-async def test_a_report_of_more_work_than_the_task_asked_for_ends_the_task(make_plan: PlanMaker) -> None:
+async def test_a_report_of_more_work_than_the_task_asked_for_ends_the_task(
+    make_plan: PlanMaker,
+) -> None:
     async with fleet(make_plan(local__epochs=2, round__goal=3)) as (coordinator, join):
         for device, otherwise in (("a", {"epochs": 2.5}), ("b", {"steps": 41})):
             peer = await join(device)
@@ -330,11 +358,15 @@ async def test_a_report_of_more_work_than_the_task_asked_for_ends_the_task(make_
             assert "on 10 examples came; the task asked for 2 epochs" in refused.text
         assert coordinator.engine.causes() == {"rejected: bad-message": 2}
         c = await join("c")
-        assert isinstance(await c.upload(await c.task(), update_of(1.0), epochs=2.0, steps=40), Accepted)
+        assert isinstance(
+            await c.upload(await c.task(), update_of(1.0), epochs=2.0, steps=40), Accepted
+        )
 
 
 @run_async
-async def test_a_report_of_a_task_from_before_a_change_of_the_plan_counts(make_plan: PlanMaker) -> None:
+async def test_a_report_of_a_task_from_before_a_change_of_the_plan_counts(
+    make_plan: PlanMaker,
+) -> None:
     async with fleet(make_plan(local__epochs=2, round__goal=1)) as (_, join):
         task = await (await join("a")).task()
     async with fleet(make_plan(local__epochs=1, round__goal=1)) as (_, join):
@@ -343,7 +375,9 @@ async def test_a_report_of_a_task_from_before_a_change_of_the_plan_counts(make_p
 
 
 @run_async
-async def test_a_report_of_parts_that_were_not_asked_for_ends_the_task(make_plan: PlanMaker) -> None:
+async def test_a_report_of_parts_that_were_not_asked_for_ends_the_task(
+    make_plan: PlanMaker,
+) -> None:
     async with fleet(make_plan()) as (coordinator, join):
         for device, otherwise, given in (
             ("a", {"name": "control"}, "control (float32)"),
@@ -351,18 +385,25 @@ async def test_a_report_of_parts_that_were_not_asked_for_ends_the_task(make_plan
         ):
             peer = await join(device)
             task = await peer.task()
-            assert [(vector.name, vector.encoding) for vector in task.vectors] == [("model", "float32")]
+            assert [(vector.name, vector.encoding) for vector in task.vectors] == [
+                ("model", "float32")
+            ]
             assert task.parts == {"update": "float32"}
             await peer.send(report_of(task, update_of(1.0), **otherwise))
             refused = await peer.expect(Refused)
             assert refused.code is Code.WRONG_PARTS
-            assert refused.text == f"a report of the parts {given} came; the task asked for update (float32)"
+            assert (
+                refused.text
+                == f"a report of the parts {given} came; the task asked for update (float32)"
+            )
         assert coordinator.engine.causes() == {"rejected: wrong-parts": 2}
         assert not coordinator.engine.leases
 
 
 @run_async
-async def test_a_malformed_message_does_not_concern_the_upload_in_progress(make_plan: PlanMaker) -> None:
+async def test_a_malformed_message_does_not_concern_the_upload_in_progress(
+    make_plan: PlanMaker,
+) -> None:
     async with fleet(make_plan()) as (_, join):
         a = await join("a")
         task = await a.task()
@@ -384,7 +425,9 @@ async def test_a_device_may_return_when_all_places_are_taken(make_plan: PlanMake
 
 
 @run_async
-async def test_a_chunk_at_the_wrong_place_is_refused_and_the_upload_goes_on(make_plan: PlanMaker) -> None:
+async def test_a_chunk_at_the_wrong_place_is_refused_and_the_upload_goes_on(
+    make_plan: PlanMaker,
+) -> None:
     async with fleet(make_plan()) as (coordinator, join):
         a = await join("a")
         task, update = await a.task(), update_of(1.0)
@@ -404,7 +447,9 @@ async def test_a_chunk_at_the_wrong_place_is_refused_and_the_upload_goes_on(make
 
 
 @run_async
-async def test_an_update_that_is_not_finite_ends_the_task_and_not_the_round(make_plan: PlanMaker) -> None:
+async def test_an_update_that_is_not_finite_ends_the_task_and_not_the_round(
+    make_plan: PlanMaker,
+) -> None:
     async with fleet(make_plan()) as (coordinator, join):
         a, b = await join("a"), await join("b")
         bad = update_of(1.0)
@@ -419,7 +464,9 @@ async def test_an_update_that_is_not_finite_ends_the_task_and_not_the_round(make
         await b.do_round(update_of(0.5))
         assert coordinator.engine.version == 1
         np.testing.assert_array_equal(coordinator.run.models.newest.model, before + np.float32(0.5))
-        assert read_status(coordinator.run.plan.data_dir).rounds[0].summary["dropped"] == {"rejected: not-finite": 1}
+        assert read_status(coordinator.run.plan.data_dir).rounds[0].summary["dropped"] == {
+            "rejected: not-finite": 1
+        }
 
 
 @run_async
@@ -429,7 +476,9 @@ async def test_an_update_beyond_the_exact_sum_is_refused(make_plan: PlanMaker) -
         refused = await a.upload(await a.task(), update_of(1e30))
         assert refused.code is Code.OUT_OF_RANGE
         await b.do_round(update_of(0.5))
-        assert read_status(coordinator.run.plan.data_dir).rounds[0].summary["dropped"] == {"rejected: out-of-range": 1}
+        assert read_status(coordinator.run.plan.data_dir).rounds[0].summary["dropped"] == {
+            "rejected: out-of-range": 1
+        }
 
 
 @run_async
@@ -500,7 +549,11 @@ async def test_uploads_are_granted_a_few_at_a_time(make_plan: PlanMaker) -> None
             await peer.send(report_of(task, update_of(1.0)))
         await until(lambda: len(coordinator.host.uploads.waiting) == 2)
         assert len(coordinator.host.uploads.active) == 2
-        granted = [peer for peer in peers if peer.name in {u.device for u in coordinator.host.uploads.active.values()}]
+        granted = [
+            peer
+            for peer in peers
+            if peer.name in {u.device for u in coordinator.host.uploads.active.values()}
+        ]
         await granted[0].send_update(await granted[0].expect(Grant), update_of(1.0))
         await granted[0].expect(Accepted)
         await until(lambda: len(coordinator.host.uploads.waiting) == 1)
@@ -509,7 +562,9 @@ async def test_uploads_are_granted_a_few_at_a_time(make_plan: PlanMaker) -> None
 
 
 @run_async
-async def test_the_goal_cancels_the_others_and_a_late_report_is_refused(make_plan: PlanMaker) -> None:
+async def test_the_goal_cancels_the_others_and_a_late_report_is_refused(
+    make_plan: PlanMaker,
+) -> None:
     plan = make_plan(round__goal=1, round__over_selection=2)
     async with fleet(plan) as (_, join):
         a, b = await join("a"), await join("b")
@@ -550,9 +605,15 @@ async def test_a_failed_device_gives_its_slot_back(make_plan: PlanMaker) -> None
 
 
 @run_async
-async def test_a_device_that_failed_and_is_back_saves_the_round_of_a_small_fleet(make_plan: PlanMaker) -> None:
-    """Two devices, of which a round needs both. Both sat connected until the deadline, and the update was lost."""
-    async with fleet(make_plan(round__goal=2, round__minimum=2, stop__rounds=1)) as (coordinator, join):
+async def test_a_device_that_failed_and_is_back_saves_the_round_of_a_small_fleet(
+    make_plan: PlanMaker,
+) -> None:
+    """Two devices, of which a round needs both. Both sat connected until the deadline, and the
+    update was lost."""
+    async with fleet(make_plan(round__goal=2, round__minimum=2, stop__rounds=1)) as (
+        coordinator,
+        join,
+    ):
         before = coordinator.run.models.newest.model.copy()
         one, other = await join("one"), await join("other")
         await one.do_round(update_of(1.0))
@@ -562,8 +623,8 @@ async def test_a_device_that_failed_and_is_back_saves_the_round_of_a_small_fleet
         while coordinator.engine.leases:
             await asyncio.sleep(0.01)
         assert re.fullmatch(
-            r"round 1 has 1 of 2 reports, and waits until another device, or one whose task failed \(other\), "
-            r"connects, for \d+ s more at most",
+            r"round 1 has 1 of 2 reports, and waits until another device, or one whose task failed "
+            r"\(other\), connects, for \d+ s more at most",
             coordinator.live()["waits_for"],
         )
         again = await join("other")
@@ -594,7 +655,9 @@ async def test_a_silent_device_is_ended(make_plan: PlanMaker) -> None:
 
 
 @run_async
-async def test_a_device_is_not_silent_while_the_coordinator_stands_still(make_plan: PlanMaker) -> None:
+async def test_a_device_is_not_silent_while_the_coordinator_stands_still(
+    make_plan: PlanMaker,
+) -> None:
     async with fleet(make_plan(), heartbeat=0.2) as (coordinator, join):
         a = await join("a")
         seen = coordinator.host.devices["a"].conversation.seen
@@ -672,9 +735,12 @@ async def test_no_more_connections_than_the_plan_allows(make_plan: PlanMaker) ->
 
 @run_async
 async def test_a_new_process_goes_on_with_the_round(make_plan: PlanMaker) -> None:
-    """Two of three reports before, the third after: the model is the undisturbed run's, bit for bit."""
+    """Two of three reports before, the third after: the model is the undisturbed run's, bit for
+    bit."""
     plan = make_plan(round__goal=3, round__minimum=3)
-    updates = [np.random.default_rng(seed).normal(size=SIZE).astype(np.float32) for seed in range(3)]
+    updates = [
+        np.random.default_rng(seed).normal(size=SIZE).astype(np.float32) for seed in range(3)
+    ]
     async with fleet(plan) as (coordinator, join):
         peers = [await join(name) for name in "abc"]
         tasks = [await peer.task() for peer in peers]
@@ -699,7 +765,9 @@ def test_many_updates_fold_into_a_written_sum(make_plan: PlanMaker, tmp_path: Pa
     """More updates than slots, a restart in between: as exact as without."""
     count = 80
     plan = make_plan(round__goal=count, round__minimum=count)
-    updates = [np.random.default_rng(seed).normal(size=SIZE).astype(np.float32) for seed in range(count)]
+    updates = [
+        np.random.default_rng(seed).normal(size=SIZE).astype(np.float32) for seed in range(count)
+    ]
 
     async def part(first: int, last: int, known: dict[int, Task]) -> RunServer:
         async with fleet(plan) as (coordinator, join):
@@ -710,7 +778,10 @@ def test_many_updates_fold_into_a_written_sum(make_plan: PlanMaker, tmp_path: Pa
                 known[number] = await peer.task()
             for number in range(first, last):
                 assert isinstance(
-                    await peers[number].upload(known[number], updates[number], examples=number + 1, steps=1), Accepted
+                    await peers[number].upload(
+                        known[number], updates[number], examples=number + 1, steps=1
+                    ),
+                    Accepted,
                 )
             return coordinator  # type: ignore[no-any-return]
 
@@ -719,7 +790,9 @@ def test_many_updates_fold_into_a_written_sum(make_plan: PlanMaker, tmp_path: Pa
     assert len(list((plan.data_dir / "uploads").iterdir())) <= 32 + 16
     coordinator = asyncio.run(part(70, count, known))
     weights = np.arange(1, count + 1)
-    expected = sum(weight * update.astype(np.float64) for weight, update in zip(weights, updates, strict=True))
+    expected = sum(
+        weight * update.astype(np.float64) for weight, update in zip(weights, updates, strict=True)
+    )
     initial = coordinator.run.bundle.parameters()
     np.testing.assert_array_equal(
         coordinator.run.models.newest.model, (initial + expected / weights.sum()).astype(np.float32)
@@ -727,7 +800,9 @@ def test_many_updates_fold_into_a_written_sum(make_plan: PlanMaker, tmp_path: Pa
 
 
 @run_async
-async def test_a_device_that_returns_to_train_again_leaves_its_place_to_the_next(make_plan: PlanMaker) -> None:
+async def test_a_device_that_returns_to_train_again_leaves_its_place_to_the_next(
+    make_plan: PlanMaker,
+) -> None:
     async with fleet(make_plan(), uploads=1) as (_, join):
         a, b = await join("a"), await join("b")
         await a.send(report_of(await a.task(), update_of(1.0)))
@@ -754,16 +829,21 @@ async def test_an_upload_ends_with_its_task(make_plan: PlanMaker) -> None:
 
 
 @run_async
-async def test_an_error_at_the_end_of_a_connection_ends_the_process_too(make_plan: PlanMaker) -> None:
+async def test_an_error_at_the_end_of_a_connection_ends_the_process_too(
+    make_plan: PlanMaker,
+) -> None:
     plan = make_plan()
-    (plan.data_dir / "uploads" / "slot-0001").mkdir(parents=True)  # so that the second slot cannot be made
+    # so that the second slot cannot be made
+    (plan.data_dir / "uploads" / "slot-0001").mkdir(parents=True)
     async with fleet(plan, uploads=1) as (coordinator, join):
         a, b = await join("a"), await join("b")
         await a.send(report_of(await a.task(), update_of(1.0)))
         grant = await a.expect(Grant)
         await b.send(report_of(await b.task(), update_of(2.0)))
         await a.send(pack_chunk(grant.transfer, 0, bytes(CHUNK_BYTES)))
-        await until(lambda: coordinator.run.bytes_up > 0 and len(coordinator.host.uploads.waiting) == 1)
+        await until(
+            lambda: coordinator.run.bytes_up > 0 and len(coordinator.host.uploads.waiting) == 1
+        )
         a.connection.transport.abort()
         with pytest.raises(IsADirectoryError, match="slot-0001"):
             async with asyncio.timeout(5):

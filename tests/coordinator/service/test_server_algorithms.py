@@ -11,7 +11,17 @@ import numpy as np
 from fleetlearn_coordinator import Plan
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.frames import pack_chunk
-from fleetlearn_protocol.messages import CONTROL, UPDATE, Accepted, CheckIn, Grant, Held, Task, Uploaded, Welcome
+from fleetlearn_protocol.messages import (
+    CONTROL,
+    UPDATE,
+    Accepted,
+    CheckIn,
+    Grant,
+    Held,
+    Task,
+    Uploaded,
+    Welcome,
+)
 from fleetlearn_protocol.vector import Vector
 from peers import BUFFERED, PERSONAL, SIZE, Peer, fleet, plan_text, report_of, write_personal_bundle
 
@@ -34,13 +44,17 @@ async def report(peer: Peer, task: Task, **vectors: Vector) -> None:
     for part in parts:
         content = vectors[part.name].tobytes()
         for offset in range(0, part.size, CHUNK):
-            await peer.send(pack_chunk(grant.transfer, begin + offset, content[offset : offset + CHUNK]))
+            await peer.send(
+                pack_chunk(grant.transfer, begin + offset, content[offset : offset + CHUNK])
+            )
         begin += part.size
     await peer.send(Uploaded(task.task))
     await peer.expect(Accepted)
 
 
-def test_a_control_variate_that_changed_is_served_where_the_model_did_not_change(tmp_path: Path) -> None:
+def test_a_control_variate_that_changed_is_served_where_the_model_did_not_change(
+    tmp_path: Path,
+) -> None:
     """Near the optimum the mean of the updates rounds to nothing before c does."""
 
     async def test() -> None:
@@ -63,12 +77,19 @@ def test_a_control_variate_that_changed_is_served_where_the_model_did_not_change
     run(test())
 
 
-def test_a_device_that_wants_its_old_task_again_does_not_end_the_coordinator(tmp_path: Path) -> None:
-    """It was lost, says that it has done its task, whose model's file is gone by now, and then that it has not."""
+def test_a_device_that_wants_its_old_task_again_does_not_end_the_coordinator(
+    tmp_path: Path,
+) -> None:
+    """It was lost, says that it has done its task, whose model's file is gone by now, and then that
+    it has not."""
 
     async def test() -> None:
         bundle = write_personal_bundle(tmp_path / "scaffold.bundle")
-        settings = BUFFERED | {"recipe": "scaffold", "round__participation": "asynchronous", "round__goal": 1}
+        settings = BUFFERED | {
+            "recipe": "scaffold",
+            "round__participation": "asynchronous",
+            "round__goal": 1,
+        }
         settings |= {"server__devices": 5, "local__lr": 0.5, "round__grace": 0.0}
         plan = Plan.parse(plan_text(bundle, tmp_path / "run", **settings), tmp_path)
         update = np.ones(P, np.float32)

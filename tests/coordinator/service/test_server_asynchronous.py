@@ -1,4 +1,5 @@
-"""Asynchronous rounds over real sockets: which model a task is of, and that it is served while it is needed."""
+"""Asynchronous rounds over real sockets: which model a task is of, and that it is served while it
+is needed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from peers import BUFFERED, SIZE, PlanMaker, fleet, report_of, update_of
 
 
 @pytest.fixture(params=[server.LARGE_MODEL, 0], ids=["in the loop", "in a thread"])
-def plan(request: pytest.FixtureRequest, make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch) -> Plan:
+def plan(
+    request: pytest.FixtureRequest, make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> Plan:
     monkeypatch.setattr(server, "LARGE_MODEL", request.param)
     return make_plan(**BUFFERED)
 

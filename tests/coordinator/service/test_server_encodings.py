@@ -55,7 +55,9 @@ VECTOR = np.linspace(-1, 3, SIZE, dtype=np.float32)
 
 async def upload(peer: Peer, task: Task, content: memoryview, encoding: Encoding) -> object:
     """Report the bytes, send them, and return the coordinator's answer."""
-    await peer.send(msgspec.structs.replace(report_of(task, VECTOR), parts=(encoding.part("update", content),)))
+    await peer.send(
+        msgspec.structs.replace(report_of(task, VECTOR), parts=(encoding.part("update", content),))
+    )
     grant = await peer.expect(Grant)
     most = 131072 // encoding.block_bytes * encoding.block_bytes
     for offset in range(grant.offset, len(content), most):
@@ -76,10 +78,13 @@ async def exactly(peer: Peer, task: Task) -> None:
     assert isinstance(await upload(peer, task, FLOAT32.encode(VECTOR), FLOAT32), Accepted)
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "int4", "topk-0.3", "topk-0.3-int8"])
+@pytest.mark.parametrize(
+    "name", ["float16", "bfloat16", "int8", "int4", "topk-0.3", "topk-0.3-int8"]
+)
 @run_async
 async def test_a_round_in_the_plan_s_encoding(make_plan: PlanMaker, name: str) -> None:
-    """A device that does not know it is asked for float32. The mean is that of what the bytes mean."""
+    """A device that does not know it is asked for float32. The mean is that of what the bytes
+    mean."""
     encoding = find_encoding(name)
     async with fleet(make_plan(encoding__up=name)) as (coordinator, join):
         before = coordinator.run.models.newest.model.copy()
@@ -92,7 +97,8 @@ async def test_a_round_in_the_plan_s_encoding(make_plan: PlanMaker, name: str) -
         await until(lambda: coordinator.engine.version == 1)
         decoded = encoding.decode(content, SIZE).astype(np.float64)
         np.testing.assert_array_equal(
-            coordinator.run.models.newest.model, (before + (decoded + VECTOR.astype(np.float64)) / 2).astype(np.float32)
+            coordinator.run.models.newest.model,
+            (before + (decoded + VECTOR.astype(np.float64)) / 2).astype(np.float32),
         )
 
 
@@ -117,7 +123,10 @@ async def test_float32_is_taken_and_other_encodings_are_not(make_plan: PlanMaker
         int4 = find_encoding("int4").part("update", find_encoding("int4").encode(VECTOR))
         await b.send(msgspec.structs.replace(report_of(second, VECTOR), parts=(int4,)))
         refused = await b.expect(Refused)
-        assert refused.text == "a report of the parts update (int4) came; the task asked for update (int8)"
+        assert (
+            refused.text
+            == "a report of the parts update (int4) came; the task asked for update (int8)"
+        )
 
 
 @run_async
@@ -138,7 +147,9 @@ async def test_an_update_outlives_the_coordinator_in_its_encoding(make_plan: Pla
         assert isinstance(await upload(b, task, contents[1], encoding), Accepted)
         await until(lambda: coordinator.engine.version == 1)
         total = sum(encoding.decode(content, SIZE).astype(np.float64) for content in contents)
-        np.testing.assert_array_equal(coordinator.run.models.newest.model, (before + total / 2).astype(np.float32))
+        np.testing.assert_array_equal(
+            coordinator.run.models.newest.model, (before + total / 2).astype(np.float32)
+        )
 
 
 @pytest.mark.parametrize(
@@ -173,7 +184,10 @@ async def test_bytes_that_no_encoder_writes_end_the_task(
 @run_async
 async def test_the_model_travels_as_float16_to_devices_that_know_it(make_plan: PlanMaker) -> None:
     """Evaluations too. The coordinator's own model stays float32."""
-    async with fleet(make_plan(encoding__down="float16", round__goal=1, evaluation__every=1)) as (coordinator, join):
+    async with fleet(make_plan(encoding__down="float16", round__goal=1, evaluation__every=1)) as (
+        coordinator,
+        join,
+    ):
         new = await joined(join, "new", exchanges=("evaluation",))
         await exactly(new, await new.task())
         task = await new.receive()
@@ -183,7 +197,9 @@ async def test_the_model_travels_as_float16_to_devices_that_know_it(make_plan: P
         assert await new.fetch(task.vectors[0].sha256) == FLOAT16.encode(model)
         old = await join("old")
         while not isinstance(task, Task):
-            await new.send(Reply(task.task, "evaluation", fields_of(Evaluation(10, 1.0, {"accuracy": 5.0}))))
+            await new.send(
+                Reply(task.task, "evaluation", fields_of(Evaluation(10, 1.0, {"accuracy": 5.0})))
+            )
             await new.expect(Accepted)
             task = await new.task()
         await new.send(Failed(task.task, "stopping"))
@@ -203,7 +219,9 @@ async def test_a_model_that_float16_cannot_hold_travels_as_float32(make_plan: Pl
 
 
 @run_async
-async def test_an_older_model_is_served_as_float16_while_a_task_needs_it(make_plan: PlanMaker) -> None:
+async def test_an_older_model_is_served_as_float16_while_a_task_needs_it(
+    make_plan: PlanMaker,
+) -> None:
     """Of asynchronous rounds; over a restart too."""
     plan = make_plan(encoding__down="float16", **BUFFERED)
     async with fleet(plan) as (coordinator, join):
@@ -248,8 +266,11 @@ def test_forms_of_a_large_model_are_made_in_another_thread(
 
 
 @run_async
-async def test_a_model_is_offered_as_the_difference_from_the_one_that_the_device_has(make_plan: PlanMaker) -> None:
-    """On the same connection, on a later one, and from another process; from no model that is older than two."""
+async def test_a_model_is_offered_as_the_difference_from_the_one_that_the_device_has(
+    make_plan: PlanMaker,
+) -> None:
+    """On the same connection, on a later one, and from another process; from no model that is older
+    than two."""
     plan = make_plan(encoding__down="delta", round__goal=1, round__over_selection=4)
     models = []
     async with fleet(plan) as (coordinator, join):
@@ -269,7 +290,11 @@ async def test_a_model_is_offered_as_the_difference_from_the_one_that_the_device
             models.append(model.copy())
             await exactly(a, task)
         assert (await a.task()).vectors[0].delta is not None
-        for held, base in ((models[1], digest(models[1])), (models[0], None), (np.zeros(3, np.float32), None)):
+        for held, base in (
+            (models[1], digest(models[1])),
+            (models[0], None),
+            (np.zeros(3, np.float32), None),
+        ):
             peer = await joined(join, f"b{held[0]}", models=(digest(held),))
             (reference,) = (await peer.task()).vectors
             assert (reference.delta and reference.delta.base) == base
@@ -278,12 +303,18 @@ async def test_a_model_is_offered_as_the_difference_from_the_one_that_the_device
         (reference,) = (await a.task()).vectors
         assert reference.delta is not None
         content = await a.fetch(reference.delta.sha256)
-        assert apply_delta(models[2].tobytes(), content) == coordinator.run.models.newest.model.tobytes()
+        assert (
+            apply_delta(models[2].tobytes(), content)
+            == coordinator.run.models.newest.model.tobytes()
+        )
 
 
 @run_async
-async def test_a_top_k_task_names_the_task_whose_residual_it_goes_on_from(make_plan: PlanMaker) -> None:
-    """The last one that counted, over a restart too; with another kind of encoding none, and none after it."""
+async def test_a_top_k_task_names_the_task_whose_residual_it_goes_on_from(
+    make_plan: PlanMaker,
+) -> None:
+    """The last one that counted, over a restart too; with another kind of encoding none, and none
+    after it."""
     encoding = find_encoding("topk-0.3")
     plan = make_plan(encoding__up=encoding.name, round__goal=1)
     async with fleet(plan) as (_, join):

@@ -1,4 +1,5 @@
-"""Evaluations over real sockets: what devices are told, what is durable, and what people see of it."""
+"""Evaluations over real sockets: what devices are told, what is durable, and what people see of
+it."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ async def serve(peer: Peer, evaluation: Evaluation = MEASURED) -> list[Question]
                 return found
 
 
-def test_each_model_is_measured_and_the_last_one_before_the_run_finishes(make_plan: PlanMaker) -> None:
+def test_each_model_is_measured_and_the_last_one_before_the_run_finishes(
+    make_plan: PlanMaker,
+) -> None:
     plan = make_plan(evaluation__every=1, evaluation__devices=1, stop__rounds=2, round__minimum=2)
 
     async def test() -> None:
@@ -113,7 +116,9 @@ def test_what_was_measured_survives_a_restart_and_counts_once(make_plan: PlanMak
             b = await able(join, "b")
             assert (await b.expect(Question)).task == task
             for _ in range(2):
-                await b.send(Reply(task, "evaluation", fields_of(Evaluation(30, 3.0, {"accuracy": 15.0}))))
+                await b.send(
+                    Reply(task, "evaluation", fields_of(Evaluation(30, 3.0, {"accuracy": 15.0})))
+                )
                 assert await b.receive() == Accepted(task)
             assert not coordinator.engine.evaluations.is_open
             coordinator.look_for_request()
@@ -125,11 +130,16 @@ def test_what_was_measured_survives_a_restart_and_counts_once(make_plan: PlanMak
 
     run(test())
     (found,) = read_status(plan.data_dir).evaluations
-    assert found.summary["metrics"] == {"accuracy": pytest.approx(24 / 40), "loss": pytest.approx(10 / 40)}
+    assert found.summary["metrics"] == {
+        "accuracy": pytest.approx(24 / 40),
+        "loss": pytest.approx(10 / 40),
+    }
 
 
 def test_measurements_that_are_refused_failed_or_late(make_plan: PlanMaker) -> None:
-    plan = make_plan(round__goal=9, round__minimum=9, evaluation__devices=3, evaluation__deadline=1.0)
+    plan = make_plan(
+        round__goal=9, round__minimum=9, evaluation__devices=3, evaluation__deadline=1.0
+    )
 
     async def test() -> None:
         async with fleet(plan) as (coordinator, join):
@@ -173,14 +183,22 @@ def test_a_finished_run_is_evaluated_on_request_and_finishes_again(make_plan: Pl
     assert [row.version for row in status.evaluations] == [1]
 
 
-def test_an_evaluation_may_stop_the_run_and_a_higher_target_resumes_it(make_plan: PlanMaker) -> None:
+def test_an_evaluation_may_stop_the_run_and_a_higher_target_resumes_it(
+    make_plan: PlanMaker,
+) -> None:
     """One device's word does not stop it: the plan asks for two."""
 
     def plan(target: float) -> Plan:
         return make_plan(
-            evaluation__every=1, evaluation__devices=2, evaluation__minimum=2, stop__rounds=12, stop__target=target,
-            stop__metric="accuracy", stop__measured_by="evaluation", evaluation__deadline=5.0,
-        )  # fmt: skip
+            evaluation__every=1,
+            evaluation__devices=2,
+            evaluation__minimum=2,
+            stop__rounds=12,
+            stop__target=target,
+            stop__metric="accuracy",
+            stop__measured_by="evaluation",
+            evaluation__deadline=5.0,
+        )
 
     async def train(target: float, *accuracies: float) -> None:
         async with fleet(plan(target)) as (coordinator, join):
@@ -193,9 +211,13 @@ def test_an_evaluation_may_stop_the_run_and_a_higher_target_resumes_it(make_plan
         await train(0.7, 8.0, 8.0)
         found = read_status(plan(0.7).data_dir)
         assert found.finished_by is not None
-        assert (found.finished_by["rule"], found.finished_by["value"]) == ("metric", pytest.approx(0.8))
+        assert (found.finished_by["rule"], found.finished_by["value"]) == (
+            "metric",
+            pytest.approx(0.8),
+        )
         assert found.version < 12
-        await train(0.9, 70.0, 9.5)  # 7 right of each one: that device is left out, and the other is not enough
+        # 7 right of each one: that device is left out, and the other is not enough
+        await train(0.9, 70.0, 9.5)
         again = read_status(plan(0.9).data_dir)
         assert again.finished_by is not None
         assert (again.finished_by["rule"], again.version) == ("rounds", 12)
@@ -204,7 +226,9 @@ def test_an_evaluation_may_stop_the_run_and_a_higher_target_resumes_it(make_plan
 
 
 def test_the_plan_says_what_does_not_fit(make_plan: PlanMaker) -> None:
-    with pytest.raises(PlanError, match=r"evaluation\.minimum = 3 is more than evaluation\.devices = 2"):
+    with pytest.raises(
+        PlanError, match=r"evaluation\.minimum = 3 is more than evaluation\.devices = 2"
+    ):
         make_plan(evaluation__devices=2, evaluation__minimum=3)
     with pytest.raises(PlanError, match=r'measured_by = "evaluation" needs evaluation\.every'):
         make_plan(stop__metric="accuracy", stop__target=0.9, stop__measured_by="evaluation")

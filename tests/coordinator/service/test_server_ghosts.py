@@ -1,4 +1,5 @@
-"""Six honest devices beside fifty-four ghosts, and what the server tells the engine of progress, over real sockets."""
+"""Six honest devices beside fifty-four ghosts, and what the server tells the engine of progress,
+over real sockets."""
 
 from __future__ import annotations
 
@@ -61,15 +62,23 @@ async def work(peer: Peer) -> None:
     ],
 )
 def test_rounds_go_on_beside_ghosts(make_plan: PlanMaker, attack: Attack, deadline: float) -> None:
-    """After the first few rounds, the six that a round needs are honest devices among those that get its first tasks.
-    So it takes as long as without ghosts. The first few take their whole deadline, or a stall.
+    """After the first few rounds, the six that a round needs are honest devices among those that
+    get its first tasks. So it takes as long as without ghosts. The first few take their whole
+    deadline, or a stall.
 
-    On a busy machine an honest device may stall too, and is then as far behind as the ghosts for some rounds: more than
-    half of the last ones count. Where ghosts held up rounds, none would be so."""
+    On a busy machine an honest device may stall too, and is then as far behind as the ghosts for
+    some rounds: more than half of the last ones count. Where ghosts held up rounds, none would be
+    so."""
     plan = make_plan(
-        round__goal=6, round__over_selection=1.3, round__minimum=3, round__deadline=deadline, round__grace=0.3,
-        round__stall=0.5, round__gather=0.2, local__evaluate=False,
-    )  # fmt: skip
+        round__goal=6,
+        round__over_selection=1.3,
+        round__minimum=3,
+        round__deadline=deadline,
+        round__grace=0.3,
+        round__stall=0.5,
+        round__gather=0.2,
+        local__evaluate=False,
+    )
 
     async def test() -> None:
         stop = asyncio.Event()
@@ -77,7 +86,9 @@ def test_rounds_go_on_beside_ghosts(make_plan: PlanMaker, attack: Attack, deadli
             haunting = asyncio.create_task(attack(coordinator.host.address, stop))
             while len(coordinator.host.devices) < GHOSTS:
                 await asyncio.sleep(0.01)
-            devices = [asyncio.create_task(work(await join(f"honest-{number}"))) for number in range(6)]
+            devices = [
+                asyncio.create_task(work(await join(f"honest-{number}"))) for number in range(6)
+            ]
             while coordinator.engine.round < 61:
                 await asyncio.sleep(0.01)
                 assert not any(device.done() for device in devices)
@@ -160,7 +171,8 @@ async def test_bytes_of_downloads_and_uploads_are_progress(plan: Any) -> None:
 
 @run_async
 async def test_a_task_whose_device_waits_for_the_coordinator_goes_on(plan: Any) -> None:
-    """Others have all places. The device waits for a grant, and for a content, for twice the time of a stall."""
+    """Others have all places. The device waits for a grant, and for a content, for twice the time
+    of a stall."""
     async with fleet(plan, heartbeat=HEARTBEAT) as (coordinator, join):
         a, b = await join("a"), await join("b")
         tasks = {"a": await a.task(), "b": await b.task()}
@@ -178,4 +190,6 @@ async def test_a_task_whose_device_waits_for_the_coordinator_goes_on(plan: Any) 
         await a.expect(Accepted)
         coordinator.host.downloads.go_on(coordinator.loop.time())
         await b.expect(Content)
-        assert (await b.expect(Cancel)).code is Code.NOT_WANTED, "once it has what it fetched, it is its turn"
+        assert (await b.expect(Cancel)).code is Code.NOT_WANTED, (
+            "once it has what it fetched, it is its turn"
+        )

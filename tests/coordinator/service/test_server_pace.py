@@ -110,7 +110,9 @@ def test_the_status_says_who_is_away_and_a_restart_goes_on_with_the_bookings(pla
             await (await join("a")).expect(Task)
             x, y = await join("x"), await join("y")
             _, later = await first_to_leave(x, y)
-            assert later.after > told.after - 10.0, "the times that were given before are not given again"
+            assert later.after > told.after - 10.0, (
+                "the times that were given before are not given again"
+            )
 
     run(test())
 

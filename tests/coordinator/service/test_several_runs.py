@@ -1,4 +1,5 @@
-"""A host with several runs, against devices that speak the protocol by hand: who serves which, and what ends alone."""
+"""A host with several runs, against devices that speak the protocol by hand: who serves which, and
+what ends alone."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ class Several:
         self.folder, self.hosted, self.wanted = folder, runs, Runs(service.runs)
         self._service, self._peers = service, list[Peer]()
 
-    async def add(self, name: str, population: Population = EVERYBODY, /, **settings: Any) -> RunServer:
+    async def add(
+        self, name: str, population: Population = EVERYBODY, /, **settings: Any
+    ) -> RunServer:
         """Add a run with a plan of its own, and wait until it is served."""
         plan = self.folder / f"{name}.toml"
         rules = {"round__goal": 1, "round__over_selection": 1, "round__minimum": 1, **settings}
@@ -90,14 +93,20 @@ class Several:
 
     async def connect(self, name: str) -> Peer:
         address = self.hosted.host.address
-        connection = await connect(address, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=None)
+        connection = await connect(
+            address, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=None
+        )
         peer = Peer(name, connection)
         self._peers.append(peer)
         return peer
 
     def of(self, task: Task) -> str:
         """Return the name of the run that gave this task."""
-        return next(name for name, server in self.hosted.servers() if task.task.startswith(f"{server.task_prefix}-"))
+        return next(
+            name
+            for name, server in self.hosted.servers()
+            if task.task.startswith(f"{server.task_prefix}-")
+        )
 
     def close(self) -> None:
         self.wanted.close()
@@ -135,7 +144,8 @@ def run_async(test: Callable[[Path], Awaitable[None]]) -> Callable[[Path], None]
 
 
 async def settled(peer: Peer) -> None:
-    """Wait until the coordinator has heard all that the device said, and the device all answers to it."""
+    """Wait until the coordinator has heard all that the device said, and the device all answers to
+    it."""
     await (await peer.connection.ping())
 
 
@@ -164,9 +174,12 @@ async def test_a_device_serves_the_runs_in_turn(folder: Path) -> None:
 
 @run_async
 async def test_no_device_has_two_tasks_whatever_happens(folder: Path) -> None:
-    """Three runs of other kinds, twelve devices that come, go, fail, and report, and a look at all books after each."""
+    """Three runs of other kinds, twelve devices that come, go, fail, and report, and a look at all
+    books after each."""
     async with several(folder) as host:
-        await host.add("a", round__goal=4, round__minimum=2, round__over_selection=1.5, round__gather=0.01)
+        await host.add(
+            "a", round__goal=4, round__minimum=2, round__over_selection=1.5, round__gather=0.01
+        )
         await host.add("b", round__goal=2, round__gather=0.01)
         await host.add(
             "c", recipe="fedbuff", round__goal=2, round__concurrency=5, round__minimum=None,
@@ -279,7 +292,10 @@ async def test_a_population_is_found_by_tags_tier_runtime_and_share(folder: Path
     async with several(folder) as host:
         await host.add("eu", Population(tags=("eu",)))
         await host.add("phones", Population(tiers=("phone",), runtimes=("onnx",)))
-        eu, phone = await host.join("e", tags=("eu", "x")), await host.join("p", tier="phone", runtime="onnx 1.2")
+        eu, phone = (
+            await host.join("e", tags=("eu", "x")),
+            await host.join("p", tier="phone", runtime="onnx 1.2"),
+        )
         for _ in range(2):
             assert host.of(await eu.do_round(UPDATE)) == "eu"
             assert host.of(await phone.do_round(UPDATE)) == "phones"
@@ -287,7 +303,8 @@ async def test_a_population_is_found_by_tags_tier_runtime_and_share(folder: Path
         await none.send(CheckIn(1, "n", 10, tier="phone", runtime="other 1"))
         welcome: Welcome = await none.expect(Welcome)
         assert welcome.ineligible == (
-            "eu: the run is for devices with the tag eu; phones: the run is for devices that train with onnx"
+            "eu: the run is for devices with the tag eu; phones: the run is for devices that train "
+            "with onnx"
         )
         await nothing_comes(none)
 
@@ -295,7 +312,12 @@ async def test_a_population_is_found_by_tags_tier_runtime_and_share(folder: Path
 @run_async
 async def test_a_device_that_no_run_wants_is_sent_away(folder: Path) -> None:
     async with several(folder) as host:
-        pace = {"pace__connected": 1, "pace__check_ins": 100.0, "round__goal": 1, "round__deadline": 30.0}
+        pace = {
+            "pace__connected": 1,
+            "pace__check_ins": 100.0,
+            "round__goal": 1,
+            "round__deadline": 30.0,
+        }
         await host.add("a", **pace)
         first = await host.join("first")
         await first.task()
@@ -327,7 +349,9 @@ async def test_a_run_is_added_and_removed_while_devices_stay_connected(folder: P
 @run_async
 async def test_a_paused_run_counts_what_is_out_and_gives_nothing(folder: Path) -> None:
     async with several(folder) as host:
-        server = await host.add("a", round__goal=2, round__minimum=1, round__deadline=0.5, round__over_selection=1)
+        server = await host.add(
+            "a", round__goal=2, round__minimum=1, round__deadline=0.5, round__over_selection=1
+        )
         one, two = await host.join("1"), await host.join("2")
         tasks = await one.task(), await two.task()
         await host.want("a", "paused")
@@ -345,7 +369,9 @@ async def test_a_paused_run_counts_what_is_out_and_gives_nothing(folder: Path) -
 
 
 @run_async
-async def test_devices_that_are_kept_for_a_run_serve_others_while_it_is_paused(folder: Path) -> None:
+async def test_devices_that_are_kept_for_a_run_serve_others_while_it_is_paused(
+    folder: Path,
+) -> None:
     async with several(folder) as host:
         await host.add("other", round__goal=2)
         await host.add("large", round__goal=2, round__minimum=2)
@@ -358,7 +384,9 @@ async def test_devices_that_are_kept_for_a_run_serve_others_while_it_is_paused(f
 
 
 @pytest.mark.parametrize("state", ["paused", "stopped"])
-def test_a_device_that_only_the_paused_or_stopped_run_wanted_is_sent_away(tmp_path: Path, state: str) -> None:
+def test_a_device_that_only_the_paused_or_stopped_run_wanted_is_sent_away(
+    tmp_path: Path, state: str
+) -> None:
     async def test(folder: Path) -> None:
         async with several(folder) as host:
             await host.add("full", pace__connected=1, pace__check_ins=100.0)
@@ -511,7 +539,8 @@ async def test_devices_serve_the_other_runs_while_one_begins(folder: Path) -> No
 
 @run_async
 async def test_what_is_as_large_as_the_model_is_freed_when_a_run_ends(folder: Path) -> None:
-    """The garbage collector runs rarely: a run that is stopped and resumed would have two models in memory, or more."""
+    """The garbage collector runs rarely: a run that is stopped and resumed would have two models in
+    memory, or more."""
     async with several(folder) as host:
         server = await host.add("a", server__optimizer="adam", server__lr=0.1)
         gc.collect()
@@ -532,13 +561,16 @@ async def test_what_is_as_large_as_the_model_is_freed_when_a_run_ends(folder: Pa
             assert [each for each in there if each() is not None] == []
 
             def diverge(*arguments: Any) -> Any:
-                there.extend(weakref.ref(each) for each in arguments if isinstance(each, np.ndarray))
+                there.extend(
+                    weakref.ref(each) for each in arguments if isinstance(each, np.ndarray)
+                )
                 raise ProtocolError(Code.NOT_FINITE, "training has diverged")
 
             await host.add("b")
             await peer.expect(Cancel)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(open_round, "next_model", lambda *given: diverge(given[4]))  # the model from before
+                # the model from before
+                patch.setattr(open_round, "next_model", lambda *given: diverge(given[4]))
                 await peer.do_round(UPDATE)
                 await settled(peer)
                 await host.hosted.look()
@@ -592,7 +624,11 @@ def test_lines_of_the_log_name_their_run(tmp_path: Path, caplog: pytest.LogCaptu
         async with asyncio.timeout(60), several(tmp_path) as host:
             await host.add("digits", round__goal=2)
             await host.add("roofs", Population(("roof",)))
-            first, second, third = await host.join("a"), await host.join("b"), await host.join("r", tags=("roof",))
+            first, second, third = (
+                await host.join("a"),
+                await host.join("b"),
+                await host.join("r", tags=("roof",)),
+            )
             task = await first.task()
             await first.send(Failed(task.task, "diverged", "the loss is NaN"))
             await settled(first)
@@ -602,7 +638,10 @@ def test_lines_of_the_log_name_their_run(tmp_path: Path, caplog: pytest.LogCaptu
 
     asyncio.run(test())
     said = caplog.messages
-    assert f"run digits is served (running), data in {tmp_path / 'digits.run'}: it begins at model version 0" in said
+    assert (
+        f"run digits is served (running), data in {tmp_path / 'digits.run'}: it begins at model "
+        "version 0"
+    ) in said
     assert any(text.startswith("device a, run digits: failed task ") for text in said)
     assert any(text.startswith("run roofs: round 1 committed: ") for text in said)
 
@@ -718,7 +757,9 @@ def test_a_finished_run_whose_last_model_cannot_be_measured_is_closed(
             await peer.do_round(UPDATE)
             await settled(peer)
             await host.hosted.look()
-            assert [name for name, _ in host.hosted.servers()] == ["a"], "its last model is not measured yet"
+            assert [name for name, _ in host.hosted.servers()] == ["a"], (
+                "its last model is not measured yet"
+            )
             broken.set()
             while not server.ended:
                 await asyncio.sleep(0)
@@ -735,7 +776,9 @@ async def test_a_copied_data_directory_is_refused(folder: Path) -> None:
     async with several(folder) as host:
         await host.add("a")
         shutil.copytree(folder / "a.run", folder / "b.run")
-        (folder / "b.toml").write_text(plan_text(folder / "bundle", folder / "b.run", round__goal=1, round__minimum=1))
+        (folder / "b.toml").write_text(
+            plan_text(folder / "bundle", folder / "b.run", round__goal=1, round__minimum=1)
+        )
         host.wanted.add("b", folder / "b.toml")
         await host.hosted.look()
         assert "is a copy of" in host.row("b").failed
@@ -763,7 +806,9 @@ async def test_a_run_is_rolled_back_with_its_devices_connected(folder: Path) -> 
         assert (await peer.expect(Cancel)).task == given.task
         again = await peer.task()
         assert (host.of(again), again.round, server.engine.version) == ("a", 4, 3)
-        np.testing.assert_array_equal(read_model(folder / "a.run", 3)[1], read_model(folder / "a.run", 1)[1])
+        np.testing.assert_array_equal(
+            read_model(folder / "a.run", 3)[1], read_model(folder / "a.run", 1)[1]
+        )
         assert isinstance(await peer.upload(again, UPDATE), Accepted)
         await settled(peer)
         assert server.engine.version == 4
@@ -773,7 +818,9 @@ async def test_a_run_is_rolled_back_with_its_devices_connected(folder: Path) -> 
 
 
 @run_async
-async def test_a_version_that_is_asked_for_is_kept_however_many_rounds_come_first(folder: Path) -> None:
+async def test_a_version_that_is_asked_for_is_kept_however_many_rounds_come_first(
+    folder: Path,
+) -> None:
     """By default the last three are kept, and the host looks for what is asked once a second."""
     async with several(folder) as host:
         server = await host.add("a")
@@ -839,11 +886,15 @@ async def test_a_host_has_a_port_for_administrators(folder: Path) -> None:
     try:
         async with several(folder, identities=str(folder / "ids"), admin={"port": 0}) as host:
             await host.add("a")
-            (address,) = (line.split()[-1] for line in addresses if line.startswith("administrators: "))
+            (address,) = (
+                line.split()[-1] for line in addresses if line.startswith("administrators: ")
+            )
             token = Administrators(folder / "ids").add("vera", "view", None, 0.0)
             request = Request(f"{address}/v1/runs", headers={"Authorization": f"Bearer {token}"})
             answer = await asyncio.to_thread(lambda: urlopen(request, timeout=30).read())
-            assert [(run["name"], run["wanted"]) for run in json.loads(answer)] == [("a", "running")]
+            assert [(run["name"], run["wanted"]) for run in json.loads(answer)] == [
+                ("a", "running")
+            ]
     finally:
         logger.setLevel(before)
         logger.removeHandler(handler)

@@ -33,7 +33,9 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryStorage]:
 
 
 def plan_of(bundle: Path, **settings: Any) -> Plan:
-    return Plan.parse(plan_text(bundle, f"{SLOW_SCHEME}://run", **(SETTINGS | settings)), bundle.parent)
+    return Plan.parse(
+        plan_text(bundle, f"{SLOW_SCHEME}://run", **(SETTINGS | settings)), bundle.parent
+    )
 
 
 async def silent(peer: Peer) -> None:
@@ -77,7 +79,9 @@ def test_no_task_is_sent_before_it_is_stored(bundle_path: Path, storage: MemoryS
     asyncio.run(run())
 
 
-def test_no_update_is_acknowledged_before_it_is_stored(bundle_path: Path, storage: MemoryStorage) -> None:
+def test_no_update_is_acknowledged_before_it_is_stored(
+    bundle_path: Path, storage: MemoryStorage
+) -> None:
     """It counts at once all the same, and so do those of others: all of them are one batch or
     two."""
 

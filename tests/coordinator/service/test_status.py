@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 from fleetlearn_coordinator.service.status import TaskRecord, read_status, read_tasks
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.ledger import Metadata, RoundClosed, RoundOpened, TaskEnded, TaskGiven
+from fleetlearn_coordinator.storage.ledger import (
+    Metadata,
+    RoundClosed,
+    RoundOpened,
+    TaskEnded,
+    TaskGiven,
+)
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.store import open_store
 
@@ -33,7 +39,8 @@ def test_the_tasks_of_a_round(tmp_path: Path) -> None:
 
 
 def test_a_dead_coordinator_does_not_run_whoever_has_its_process_id(tmp_path: Path) -> None:
-    """In a container every coordinator has process id 1. So the lock says whether it runs, not the id."""
+    """In a container every coordinator has process id 1. So the lock says whether it runs, not the
+    id."""
     store = open_store(tmp_path, "0" * 64)
     assert not read_status(tmp_path).running, "it does not answer devices yet"
     store.write([Metadata("live", f'{{"pid": {os.getpid()}}}')])
@@ -41,11 +48,15 @@ def test_a_dead_coordinator_does_not_run_whoever_has_its_process_id(tmp_path: Pa
     store.close()  # as a kill does, that leaves the process id
     assert not read_status(tmp_path).running
     with closing(open_store(tmp_path, "0" * 64)):
-        assert not read_status(tmp_path).running, "the next begins: what the one before said is over"
+        assert not read_status(tmp_path).running, (
+            "the next begins: what the one before said is over"
+        )
 
 
 def test_a_folder_that_is_no_data_directory(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"not a coordinator's data directory.*has no coordinator\.sqlite3"):
+    with pytest.raises(
+        StoreError, match=r"not a coordinator's data directory.*has no coordinator\.sqlite3"
+    ):
         read_tasks(tmp_path)
 
 

@@ -36,11 +36,17 @@ def plan(tmp_path: Path) -> Plan:
     for version, vector in enumerate(vectors):
         if version:
             store.write([RoundOpened(version, 0.0)])
-        summary = {"change": version / 2, "metrics": {"accuracy": 0.9 - version / 10}, "behind": {"accuracy": 5}}
+        summary = {
+            "change": version / 2,
+            "metrics": {"accuracy": 0.9 - version / 10},
+            "behind": {"accuracy": 5},
+        }
         rows = store.write_model(ModelMade(version, digest(vector), version, 5.0), vector, {})
         store.write([*rows, RoundClosed(version, "committed", summary, 5.0)] if version else rows)
     vector = vectors[1]
-    store.write(store.write_model(ModelMade(4, digest(vector), 0, 6.0, restores=1), vector, {}, [3]))
+    store.write(
+        store.write_model(ModelMade(4, digest(vector), 0, 6.0, restores=1), vector, {}, [3])
+    )
     measured = {"metrics": {"loss": 0.25}, "behind": {}}
     store.write([EvaluationBegun(1, 2, None, 1.0), EvaluationEnded(1, "valid", measured, 2.0)])
     find_storage(plan.data_dir).held_out.write(1, {"examples": 3, "metrics": {"accuracy": 0.75}})
@@ -53,11 +59,19 @@ def test_each_version_has_its_reason_and_what_was_measured_of_it(plan: Plan) -> 
     assert [row.version for row in read_versions(plan)] == [0, 1, 2, 4]
     assert [row.version for row in read_versions(plan, most=2)] == [2, 4]
     assert [(row.version, row.round, row.restores, row.change) for row in rows] == [
-        (0, None, None, None), (1, 1, None, 0.5), (2, 2, None, 1.0), (3, 3, None, 1.5), (4, None, 1, None)
-    ]  # fmt: skip
+        (0, None, None, None),
+        (1, 1, None, 0.5),
+        (2, 2, None, 1.0),
+        (3, 3, None, 1.5),
+        (4, None, 1, None),
+    ]
     assert [row.kept for row in rows] == ["initial", "needed", "needed", None, "newest"]
     assert rows[3].size is None
-    assert all(row.size is not None and row.size > 4 * (SIZE - PERSONAL) for row in rows if row.version != 3)
+    assert all(
+        row.size is not None and row.size > 4 * (SIZE - PERSONAL)
+        for row in rows
+        if row.version != 3
+    )
     assert [row.metrics.get("round") for row in rows] == [
         {"accuracy": 0.8}, {"accuracy": 0.7}, {"accuracy": pytest.approx(0.6)}, None, None
     ], "a round measures the version that it begins from"  # fmt: skip

@@ -11,7 +11,9 @@ from fleetlearn_protocol.messages import Failed
 from peers import PlanMaker, fleet, update_of
 
 
-def test_too_few_devices_are_named_again_and_again(make_plan: PlanMaker, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_few_devices_are_named_again_and_again(
+    make_plan: PlanMaker, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "fleetlearn")
 
     async def test() -> None:
@@ -30,20 +32,25 @@ def test_too_few_devices_are_named_again_and_again(make_plan: PlanMaker, caplog:
     asyncio.run(asyncio.wait_for(test(), 30))
     lines = [text for text in caplog.messages if "nothing has happened" in text]
     assert lines[0] == (
-        "nothing has happened for 1 min: a round needs 3 devices (round.minimum), and none can take part. No device is "
-        "connected"
+        "nothing has happened for 1 min: a round needs 3 devices (round.minimum), and none can "
+        "take part. No device is connected"
     )
     assert lines[1] == (
-        "nothing has happened for 3 min: a round needs 3 devices (round.minimum), and 2 can take part. 2 devices are "
-        "connected"
+        "nothing has happened for 3 min: a round needs 3 devices (round.minimum), and 2 can take "
+        "part. 2 devices are connected"
     )
 
 
-def test_devices_that_may_not_take_part_are_counted(make_plan: PlanMaker, caplog: pytest.LogCaptureFixture) -> None:
+def test_devices_that_may_not_take_part_are_counted(
+    make_plan: PlanMaker, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "fleetlearn")
 
     async def test() -> None:
-        async with fleet(make_plan(recipe="fedavg", selection__tags=["roof"])) as (coordinator, join):
+        async with fleet(make_plan(recipe="fedavg", selection__tags=["roof"])) as (
+            coordinator,
+            join,
+        ):
             peer = await join("a", check_in=False)
             await peer.check_in(tags=("cellar",))
             other = await join("b", check_in=False)
@@ -55,8 +62,9 @@ def test_devices_that_may_not_take_part_are_counted(make_plan: PlanMaker, caplog
     asyncio.run(asyncio.wait_for(test(), 30))
     (line,) = (text for text in caplog.messages if "nothing has happened" in text)
     assert (
-        "and none can take part. 2 devices are connected; 1 cannot do this run's tasks, as their own logs say; " in line
-    )
+        "and none can take part. 2 devices are connected; 1 cannot do this run's tasks, as their "
+        "own logs say; "
+    ) in line
     assert "1 may not take part (1 by selection.tags)" in line
 
 
@@ -87,6 +95,6 @@ def test_an_open_round_names_the_devices_that_it_waits_for(
     (line,) = (text for text in caplog.messages if "nothing has happened" in text)
     seconds = re.sub(r".*for (\d+) s more.*", r"\1", line)
     assert line == (
-        "nothing has happened for 1 min: round 1 has 1 of 3 reports, and waits for b, c (1 of them not connected), for "
-        f"{seconds} s more at most. 2 devices are connected"
+        "nothing has happened for 1 min: round 1 has 1 of 3 reports, and waits for b, c (1 of them "
+        f"not connected), for {seconds} s more at most. 2 devices are connected"
     )

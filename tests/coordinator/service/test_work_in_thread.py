@@ -1,4 +1,5 @@
-"""A large model's updates are added, saved and committed in another thread, while the event loop answers devices."""
+"""A large model's updates are added, saved and committed in another thread, while the event loop
+answers devices."""
 
 from __future__ import annotations
 
@@ -30,9 +31,11 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def held_up(patch: pytest.MonkeyPatch, begun: threading.Event | None = None) -> Iterator[threading.Event]:
-    """The writing of a model's file waits for the event, which is set at the end at the latest. ``begun`` is set when
-    it waits."""
+def held_up(
+    patch: pytest.MonkeyPatch, begun: threading.Event | None = None
+) -> Iterator[threading.Event]:
+    """The writing of a model's file waits for the event, which is set at the end at the latest.
+    ``begun`` is set when it waits."""
     go_on, save = threading.Event(), FileBlobs.save_model
 
     def save_later(blobs: FileBlobs, version: int, tensors: Tensors) -> None:
@@ -54,7 +57,9 @@ def additions_held_up(patch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Nothing is added to the sum before the event, which is set at the end at the latest."""
     go_on, read = threading.Event(), FileBlobs.read_spool_file
 
-    def read_later(blobs: FileBlobs, number: int, size: int, begin: int = 0, **part: int) -> Iterator[memoryview]:
+    def read_later(
+        blobs: FileBlobs, number: int, size: int, begin: int = 0, **part: int
+    ) -> Iterator[memoryview]:
         assert go_on.wait(20), "nobody let the addition go on"
         yield from read(blobs, number, size, begin, **part)
 
@@ -82,7 +87,10 @@ def test_devices_are_answered_while_a_commit_is_under_way(
     make_plan: PlanMaker, large: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
-        async with fleet(make_plan(round__goal=2, round__over_selection=1.5)) as (coordinator, join):
+        async with fleet(make_plan(round__goal=2, round__over_selection=1.5)) as (
+            coordinator,
+            join,
+        ):
             a, b, c = [await join(name) for name in "abc"]
             before = coordinator.run.models.newest.model.copy()
             late = await c.task()
@@ -105,18 +113,27 @@ def test_devices_are_answered_while_a_commit_is_under_way(
                 go_on.set()
                 await committed(coordinator)
             assert coordinator.engine.version == 1
-            np.testing.assert_array_equal(coordinator.run.models.newest.model, before + np.float32(1.0))
+            np.testing.assert_array_equal(
+                coordinator.run.models.newest.model, before + np.float32(1.0)
+            )
             task = await again.task()
             assert task.round == 2
-            assert await again.fetch(task.vector("model").sha256) == coordinator.run.models.newest.model.tobytes()
+            assert (
+                await again.fetch(task.vector("model").sha256)
+                == coordinator.run.models.newest.model.tobytes()
+            )
             engine = coordinator.engine
             assert len(engine.leases) == 3
-            assert sorted([*engine.leases, *engine.selection.idle]) == ["a", "b", "c", "d"], "each is there once"
+            assert sorted([*engine.leases, *engine.selection.idle]) == ["a", "b", "c", "d"], (
+                "each is there once"
+            )
 
     asyncio.run(test())
 
 
-def test_a_stop_waits_for_the_commit(make_plan: PlanMaker, large: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_waits_for_the_commit(
+    make_plan: PlanMaker, large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan, begun = make_plan(round__goal=1), threading.Event()
 
     async def test() -> None:
@@ -174,7 +191,9 @@ def test_updates_are_accepted_while_others_are_added_and_the_commit_waits_for_al
                 go_on.set()
                 await committed(coordinator)
             assert coordinator.engine.version == 1
-            np.testing.assert_array_equal(coordinator.run.models.newest.model, before + np.float32(1.0))
+            np.testing.assert_array_equal(
+                coordinator.run.models.newest.model, before + np.float32(1.0)
+            )
 
     asyncio.run(test())
 
@@ -182,7 +201,8 @@ def test_updates_are_accepted_while_others_are_added_and_the_commit_waits_for_al
 def test_an_upload_waits_while_all_spool_files_are_in_use(
     make_plan: PlanMaker, large: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One update is held before the sum is saved, and one upload has a place: there are three files."""
+    """One update is held before the sum is saved, and one upload has a place: there are three
+    files."""
     monkeypatch.setattr(store, "SPOOL_FILES_HELD", 1)
 
     async def test() -> None:
@@ -194,7 +214,10 @@ def test_an_upload_waits_while_all_spool_files_are_in_use(
                 for device in devices[:3]:
                     await device.do_round(update_of(1.0))
                 last = devices[3]
-                task, other = await last.task(), coordinator.run.bundle.manifest.files["graphs/eval.onnx"].sha256
+                task, other = (
+                    await last.task(),
+                    coordinator.run.bundle.manifest.files["graphs/eval.onnx"].sha256,
+                )
                 await last.send(report_of(task, update_of(1.0)))
                 await last.send(Fetch(other))
                 await last.expect(Content)  # which shows that no grant came before
@@ -205,7 +228,9 @@ def test_an_upload_waits_while_all_spool_files_are_in_use(
             await last.expect(Accepted)
             await committed(coordinator)
             assert len(list((plan.data_dir / "uploads").iterdir())) == 3
-            np.testing.assert_array_equal(coordinator.run.models.newest.model, before + np.float32(1.0))
+            np.testing.assert_array_equal(
+                coordinator.run.models.newest.model, before + np.float32(1.0)
+            )
 
     asyncio.run(test())
 
@@ -249,17 +274,24 @@ def test_a_full_disk_ends_the_coordinator_when_the_sum_is_saved(
             assert coordinator.run.store.ledger.get("sum") is None
         async with fleet(plan) as (coordinator, join):
             assert coordinator.run.store.ledger.get("sum") is not None
-            assert len(coordinator.engine.accepted) == coordinator.run.reports.round.sums.states["update"].count == 2
+            assert (
+                len(coordinator.engine.accepted)
+                == coordinator.run.reports.round.sums.states["update"].count
+                == 2
+            )
 
     asyncio.run(test())
 
 
 @pytest.mark.slow
 def test_a_commit_of_100_mb_does_not_stop_the_loop(tmp_path: Path) -> None:
-    """Many fetches of a small content are answered between the close of the round and the new model."""
+    """Many fetches of a small content are answered between the close of the round and the new
+    model."""
     size = 25_000_000
     bundle = write_test_bundle(tmp_path / "large.bundle", size)
-    text = plan_text(bundle, tmp_path / "run", "fedadam", round__goal=1, round__deadline=600.0, stop__rounds=2)
+    text = plan_text(
+        bundle, tmp_path / "run", "fedadam", round__goal=1, round__deadline=600.0, stop__rounds=2
+    )
 
     async def test() -> int:
         answered = 0
@@ -270,7 +302,8 @@ def test_a_commit_of_100_mb_does_not_stop_the_loop(tmp_path: Path) -> None:
             await a.do_round(update_of(1e-3, size))
             while coordinator.engine.phase is Phase.COMMITTING:
                 await other.send(Fetch(small))
-                answered += isinstance(await other.receive(), Content)  # the last answer may come after a task
+                # the last answer may come after a task
+                answered += isinstance(await other.receive(), Content)
             assert coordinator.engine.version == 1
         return answered
 

@@ -22,8 +22,12 @@ def test_a_token_is_one_administrator_s_and_its_hash_alone_is_kept(
     assert administrators.administrators() == [], "there is none by default"
     ada = administrators.add("ada", "operate", None, 10.0)
     bob = administrators.add("bob", "view", 100.0, 11.0)
-    assert administrators.find_administrator(ada, 1e12) == Administrator("ada", "operate", 10.0, None)
-    assert administrators.find_administrator(bob, 100.0) == Administrator("bob", "view", 11.0, 100.0)
+    assert administrators.find_administrator(ada, 1e12) == Administrator(
+        "ada", "operate", 10.0, None
+    )
+    assert administrators.find_administrator(bob, 100.0) == Administrator(
+        "bob", "view", 11.0, 100.0
+    )
     assert administrators.find_administrator(bob, 101.0) is None, "it has expired"
     for token in ("", "x", ada[:-1], ada + "x", administrators.make_token(1, 1e12, [], 0.0)):
         assert administrators.find_administrator(token, 50.0) is None
@@ -34,7 +38,9 @@ def test_a_token_is_one_administrator_s_and_its_hash_alone_is_kept(
     assert bob.encode() not in content
 
 
-def test_a_removed_administrator_is_nobody_at_once(administrators: Administrators, tmp_path: Path) -> None:
+def test_a_removed_administrator_is_nobody_at_once(
+    administrators: Administrators, tmp_path: Path
+) -> None:
     token = administrators.add("ada", "view", None, 10.0)
     with pytest.raises(StoreError, match="there is an administrator called ada already"):
         administrators.add("ada", "operate", None, 11.0)

@@ -86,7 +86,9 @@ def test_actions_wait_for_their_batches_in_order(desk: Desk) -> None:
     assert done == ["at once", "1", "2", "2 again"]
 
 
-def test_an_action_that_comes_after_the_write_and_before_the_others_waits_for_its_turn(desk: Desk) -> None:
+def test_an_action_that_comes_after_the_write_and_before_the_others_waits_for_its_turn(
+    desk: Desk,
+) -> None:
     done: list[str] = []
     desk.submit("1")
     desk.writer.when_safe(lambda: done.append("first"))

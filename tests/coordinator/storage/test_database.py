@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 from fleetlearn_coordinator.storage.database import Tables, connect, open_shared
-from fleetlearn_coordinator.storage.errors import DuplicateRowError, StoreError, StoreUnavailableError
+from fleetlearn_coordinator.storage.errors import (
+    DuplicateRowError,
+    StoreError,
+    StoreUnavailableError,
+)
 
 
 def test_an_error_names_the_database_and_what_to_do(tmp_path: Path) -> None:
@@ -23,7 +27,9 @@ def test_an_error_names_the_database_and_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError, match=r"a\.db: no such table: letters \[busy\]$"):
         database.execute("SELECT * FROM letters")
     database.execute("PRAGMA query_only=1")
-    with pytest.raises(StoreUnavailableError, match=r"a\.db: attempt to write a readonly database; its file system"):
+    with pytest.raises(
+        StoreUnavailableError, match=r"a\.db: attempt to write a readonly database; its file system"
+    ):
         database.executemany("INSERT INTO numbers VALUES(?)", [(3,)])
     database.close()
 
@@ -38,19 +44,27 @@ def test_a_damaged_page_is_found_while_rows_are_read(tmp_path: Path) -> None:
     content[3 * 4096 : 3 * 4096 + 100] = bytes(100)
     path.write_bytes(content)
     database = connect(path, read_only=True)
-    with pytest.raises(StoreUnavailableError, match="malformed; it is damaged: put it back from a backup"):
+    with pytest.raises(
+        StoreUnavailableError, match="malformed; it is damaged: put it back from a backup"
+    ):
         [*database.execute("SELECT * FROM texts")]
-    with pytest.raises(StoreUnavailableError, match="malformed; it is damaged: put it back from a backup"):
+    with pytest.raises(
+        StoreUnavailableError, match="malformed; it is damaged: put it back from a backup"
+    ):
         database.execute("SELECT * FROM texts").fetchall()
     database.close()
 
 
 def test_a_database_that_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailableError, match=r"a\.db: unable to open database file; check its folder"):
+    with pytest.raises(
+        StoreUnavailableError, match=r"a\.db: unable to open database file; check its folder"
+    ):
         connect(tmp_path / "missing" / "a.db")
 
 
-TABLES = Tables(1, ("CREATE TABLE numbers(number INTEGER)",), "CREATE TABLE IF NOT EXISTS letters(letter TEXT)")
+TABLES = Tables(
+    1, ("CREATE TABLE numbers(number INTEGER)",), "CREATE TABLE IF NOT EXISTS letters(letter TEXT)"
+)
 
 
 def open_it(path: Path) -> closing[object]:
@@ -78,7 +92,10 @@ def test_a_shared_database_is_made_with_its_tables_at_once(
     assert [*path.parent.iterdir()] == [path]
     assert link is made_meanwhile or stat.S_IMODE(path.stat().st_mode) == 0o600
     with closing(connect(path)) as found:
-        assert found.execute("SELECT name FROM sqlite_schema").fetchall() == [("numbers",), ("letters",)]
+        assert found.execute("SELECT name FROM sqlite_schema").fetchall() == [
+            ("numbers",),
+            ("letters",),
+        ]
         found.execute("INSERT INTO numbers VALUES(1)")
     with open_it(path), closing(connect(path)) as found:
         assert found.execute("SELECT * FROM numbers").fetchall() == [(1,)]
@@ -87,7 +104,9 @@ def test_a_shared_database_is_made_with_its_tables_at_once(
 def test_a_shared_database_that_became_empty_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     path.touch()
-    with pytest.raises(StoreError, match=r"a\.db is empty: its content is lost\. Put the file back from a backup"):
+    with pytest.raises(
+        StoreError, match=r"a\.db is empty: its content is lost\. Put the file back from a backup"
+    ):
         open_it(path)
     path.unlink()
     with open_it(path):

@@ -21,10 +21,15 @@ def test_a_folder_is_a_store_of_files(tmp_path: Path) -> None:
 
 
 def test_a_url_names_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StoreError, match="there is no store called postgresql; a run's data can be in: folders alone"):
+    with pytest.raises(
+        StoreError,
+        match="there is no store called postgresql; a run's data can be in: folders alone",
+    ):
         find_storage("postgresql://host/runs")
     made = FileStorage("made")
-    monkeypatch.setitem(STORES, "made", lambda url: made if url == "made://up" else FileStorage("?"))
+    monkeypatch.setitem(
+        STORES, "made", lambda url: made if url == "made://up" else FileStorage("?")
+    )
     assert find_storage("made://up") is made
     plan = Plan.parse(f'data_dir = "made://up"\n{SMALL}', Path("/plans"))
     assert find_storage(plan.data_dir) is made

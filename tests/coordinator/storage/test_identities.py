@@ -1,4 +1,5 @@
-"""Tokens, credentials and the audit log: what is kept, what is refused, and what shows that somebody changed it."""
+"""Tokens, credentials and the audit log: what is kept, what is refused, and what shows that
+somebody changed it."""
 
 from __future__ import annotations
 
@@ -54,9 +55,18 @@ def test_what_is_refused_changes_nothing(identities: Identities) -> None:
 
 
 def test_what_is_in_the_audit_log_is_not_written_there_again(identities: Identities) -> None:
-    for at, what, about in ((1.5, "a", {"x": 1, "y": 2}), (1.5, "a", {"y": 2, "x": 1}), (1.5, "b", {}), (2.5, "b", {})):
+    for at, what, about in (
+        (1.5, "a", {"x": 1, "y": 2}),
+        (1.5, "a", {"y": 2, "x": 1}),
+        (1.5, "b", {}),
+        (2.5, "b", {}),
+    ):
         identities.log_once(at, what, about)
-    assert [(row.at, row.what) for row in identities.events()] == [(1.5, "a"), (1.5, "b"), (2.5, "b")]
+    assert [(row.at, row.what) for row in identities.events()] == [
+        (1.5, "a"),
+        (1.5, "b"),
+        (2.5, "b"),
+    ]
     assert identities.broken_at() is None
 
 
@@ -115,12 +125,17 @@ from {module.__name__} import Identities
 with closing(Identities(Path({str(folder)!r}))) as found:
     print(*[row.what for row in found.events()])
 """
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
 
 
-def test_two_connections_of_a_process_keep_other_processes_from_deleting_the_log(tmp_path: Path) -> None:
-    """A coordinator has the database open, an administrator's request opens it beside that, and a command comes and
-    goes: SQLite deletes the -wal file where the command's process believes itself alone."""
+def test_two_connections_of_a_process_keep_other_processes_from_deleting_the_log(
+    tmp_path: Path,
+) -> None:
+    """A coordinator has the database open, an administrator's request opens it beside that, and a
+    command comes and goes: SQLite deletes the -wal file where the command's process believes itself
+    alone."""
     with closing(Identities(tmp_path)) as coordinator, closing(Identities(tmp_path)) as request:
         token = coordinator.make_token(1, 100.0, [], 0.0)
         assert in_another_process(tmp_path) == ["token"]
@@ -139,11 +154,17 @@ def test_a_device_that_is_enrolled_again_is_another(identities: Identities) -> N
 
 def test_a_certificate_is_enrolled_once_and_not_beside_a_credential(identities: Identities) -> None:
     token = identities.make_token(2, 100.0, [], 0.0)
-    assert identities.certified("a", 1.0, 2.0) == identities.certified("a", 1.5, 3.0) == Known("a", (), 2.0)
+    assert (
+        identities.certified("a", 1.0, 2.0)
+        == identities.certified("a", 1.5, 3.0)
+        == Known("a", (), 2.0)
+    )
     with pytest.raises(EnrolmentError, match="enrolled already"):
         identities.enrol("a", SECRET, token, 3.0)
     identities.enrol("b", SECRET, token, 3.0)
-    with pytest.raises(EnrolmentError, match="a device called b is enrolled already, with a credential"):
+    with pytest.raises(
+        EnrolmentError, match="a device called b is enrolled already, with a credential"
+    ):
         identities.certified("b", 1.0, 4.0)
     assert [row.what for row in identities.events()] == ["token", "enrolled", "enrolled"]
 
@@ -157,7 +178,9 @@ def test_a_certificate_from_before_a_revocation_is_not_valid(identities: Identit
             identities.certified("a", begin, 6.0)
     assert identities.certified("a", 5.5, 7.0) == Known("a", (), 7.0)
     assert not identities.revoke("b", 8.0)
-    assert identities.certified("b", 1.0, 9.0) == Known("b", (), 9.0), "nobody was revoked: there was no b"
+    assert identities.certified("b", 1.0, 9.0) == Known("b", (), 9.0), (
+        "nobody was revoked: there was no b"
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +200,9 @@ def test_a_changed_log_shows(identities: Identities, statement: str, broken: int
     with closing(sqlite3.connect(identities.path)) as database, database:
         database.execute(statement)
     assert identities.broken_at() == broken
-    assert all(row.number < (broken or 4) for row in identities.events(broken)), "the others may be no rows now"
+    assert all(row.number < (broken or 4) for row in identities.events(broken)), (
+        "the others may be no rows now"
+    )
 
 
 def test_it_is_all_there_after_a_restart(tmp_path: Path) -> None:

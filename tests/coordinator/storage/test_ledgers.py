@@ -1,5 +1,5 @@
-"""The ledgers of all stores say the same after the same rows: SQLite's, and the one in memory, which is written in
-another way."""
+"""The ledgers of all stores say the same after the same rows: SQLite's, and the one in memory,
+which is written in another way."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ from fleetlearn_protocol.messages import Evaluation, Report
 
 
 class Story:
-    """Rows as a run might write them, by chance: rounds, tasks, models and evaluations that go on."""
+    """Rows as a run might write them, by chance: rounds, tasks, models and evaluations that go
+    on."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -70,7 +71,10 @@ class Story:
     def _give(self) -> list[Row]:
         self.task += 1
         self.tasks.append(f"t{self.task}")
-        device, version = f"d{self.random.randrange(6)}", max(0, self.version - self.random.randrange(3))
+        device, version = (
+            f"d{self.random.randrange(6)}",
+            max(0, self.version - self.random.randrange(3)),
+        )
         return [TaskGiven(self.tasks[-1], max(1, self.round), device, version)]
 
     def _some_task(self) -> str:
@@ -80,7 +84,9 @@ class Story:
         return self.random.choice((None, None, self.round, self.round + 1))
 
     def _report(self) -> list[Row]:
-        report = Report(self._some_task(), 1, (FLOAT32.part("update", bytes(8)),), 3, 1, 1.0, True, 0.5)
+        report = Report(
+            self._some_task(), 1, (FLOAT32.part("update", bytes(8)),), 3, 1, 1.0, True, 0.5
+        )
         norms = self.random.choice((None, (1.5, 0.5)))
         number, stale = self.random.randrange(5), self.random.randrange(3)
         return [ReportAccepted(report, 3, number, stale, self._counts_for(), norms)]
@@ -93,7 +99,11 @@ class Story:
         return [TaskRevived(self._some_task())]
 
     def _save_sum(self) -> list[Row]:
-        return [AggregatorSaved(self.random.randrange(2), 99, [self._some_task(), self._some_task()], "[]")]
+        return [
+            AggregatorSaved(
+                self.random.randrange(2), 99, [self._some_task(), self._some_task()], "[]"
+            )
+        ]
 
     def _close(self) -> list[Row]:
         if not self.open:
@@ -104,7 +114,10 @@ class Story:
         self.version += 1
         restores = self.random.choice((None, None, 0))
         made = ModelMade(self.version, f"{self.version:064d}", self.round, 1.0, restores, "adam", 5)
-        return [made, RoundClosed(self.round, "committed", {"reports": self.round}, self.round + 0.5)]
+        return [
+            made,
+            RoundClosed(self.round, "committed", {"reports": self.round}, self.round + 0.5),
+        ]
 
     def _remember(self) -> list[Row]:
         device = f"d{self.random.randrange(6)}"
@@ -128,7 +141,9 @@ class Story:
         self.evaluating = not self.evaluating
         if self.evaluating:
             self.evaluation += 1
-            return [EvaluationBegun(self.evaluation, self.version, self.random.choice((None, "x")), 1.0)]
+            return [
+                EvaluationBegun(self.evaluation, self.version, self.random.choice((None, "x")), 1.0)
+            ]
         outcome = self.random.choice(("valid", "invalid"))
         return [EvaluationEnded(self.evaluation, outcome, {"devices": self.evaluation}, 2.0)]
 
@@ -140,7 +155,9 @@ def said_by(ledger: Ledger, story: Story) -> dict[str, Any]:
     """Everything that a ledger says."""
     versions = range(story.version + 2)
     return {
-        "metadata": [ledger.get(key) for key in ("a", "b", "c", "sum", "sum_crc32", "sum_layout", "run")],
+        "metadata": [
+            ledger.get(key) for key in ("a", "b", "c", "sum", "sum_crc32", "sum_layout", "run")
+        ],
         "newest": ledger.newest_model(),
         "last": (ledger.last_round(), ledger.last_committed()),
         "committed": [ledger.committed_rounds(most) for most in (1, 3, 1000)],
@@ -164,7 +181,12 @@ def read_by(reader: LedgerReader, story: Story) -> dict[str, Any]:
         "metadata": reader.metadata(),
         "models": reader.models(),
         "known": reader.known_models(),
-        "rounds": (reader.last_round(), reader.open_round(), reader.closed_rounds(0), reader.closed_rounds(3)),
+        "rounds": (
+            reader.last_round(),
+            reader.open_round(),
+            reader.closed_rounds(0),
+            reader.closed_rounds(3),
+        ),
         "tasks": [reader.tasks(number) for number in range(story.round + 2)],
         "in rounds": reader.measured_in_rounds(versions),
         "evaluations": (reader.evaluations(), reader.evaluations_of(versions)),
@@ -186,7 +208,11 @@ def both(tmp_path: Path, memory: Path) -> Iterator[tuple[Ledger, ...]]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_they_say_the_same(
-    both: tuple[Ledger, ...], tmp_path: Path, memory: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+    both: tuple[Ledger, ...],
+    tmp_path: Path,
+    memory: Path,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rows_of, "ROUNDS_KEPT", 3)
     monkeypatch.setattr(sqlite_ledger, "ROUNDS_KEPT", 3)
@@ -200,7 +226,10 @@ def test_they_say_the_same(
         if step % 10 == 9:
             files, memory_ledger = (said_by(ledger, story) for ledger in both)
             assert files == memory_ledger
-            with find_storage(tmp_path).read_ledger() as one, find_storage(memory).read_ledger() as other:
+            with (
+                find_storage(tmp_path).read_ledger() as one,
+                find_storage(memory).read_ledger() as other,
+            ):
                 assert read_by(one, story) == read_by(other, story)
     assert story.round > 5
     assert story.evaluation > 1

@@ -13,11 +13,18 @@ from fleetlearn_coordinator.storage.lock import LOCK, is_locked, lock
 
 
 def test_looking_never_keeps_a_coordinator_from_starting(tmp_path: Path) -> None:
-    """Processes look all the time; each start succeeds, and a second one beside it is refused all the same."""
-    look = "import sys\nfrom pathlib import Path\nfrom fleetlearn_coordinator.storage.lock import is_locked\n"
+    """Processes look all the time; each start succeeds, and a second one beside it is refused all
+    the same."""
+    look = (
+        "import sys\nfrom pathlib import Path\nfrom fleetlearn_coordinator.storage.lock import "
+        "is_locked\n"
+    )
     loop = "print(flush=True)\nwhile True: is_locked(Path(sys.argv[1]))\n"
     lookers = [
-        subprocess.Popen([sys.executable, "-c", look + loop, tmp_path / LOCK], stdout=subprocess.PIPE) for _ in range(2)
+        subprocess.Popen(
+            [sys.executable, "-c", look + loop, tmp_path / LOCK], stdout=subprocess.PIPE
+        )
+        for _ in range(2)
     ]
     try:
         for process in lookers:

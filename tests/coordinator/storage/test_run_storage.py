@@ -11,7 +11,13 @@ import pytest
 from fleetlearn_coordinator.storage.blobs import PARAMETERS, Blobs
 from fleetlearn_coordinator.storage.errors import DuplicateRowError, StoreError
 from fleetlearn_coordinator.storage.find_storage import find_storage
-from fleetlearn_coordinator.storage.ledger import Ledger, Metadata, RoundClosed, RoundOpened, TaskGiven
+from fleetlearn_coordinator.storage.ledger import (
+    Ledger,
+    Metadata,
+    RoundClosed,
+    RoundOpened,
+    TaskGiven,
+)
 from fleetlearn_coordinator.storage.run_storage import RunStorage
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.vector import digest
@@ -89,7 +95,11 @@ def test_a_reader_sees_one_moment(ledger: Ledger, storage: RunStorage) -> None:
     with storage.read_ledger() as before:
         assert before.open_round() == 1
         ledger.write([RoundClosed(1, "committed", {"reports": 2}, 5.0), Metadata("a", 1)])
-        assert (before.open_round(), before.metadata(), before.closed_rounds(0)) == (1, before.metadata(), [])
+        assert (before.open_round(), before.metadata(), before.closed_rounds(0)) == (
+            1,
+            before.metadata(),
+            [],
+        )
         assert "a" not in before.metadata()
         with storage.read_ledger() as after:
             assert after.open_round() is None
@@ -107,7 +117,9 @@ def test_what_is_read_is_the_reader_s(ledger: Ledger) -> None:
     assert ledger.last_committed() == {"metrics": {"loss": 1.0}}
 
 
-def test_requests_are_there_until_they_are_removed(ledger: Ledger, storage: RunStorage, place: Path) -> None:
+def test_requests_are_there_until_they_are_removed(
+    ledger: Ledger, storage: RunStorage, place: Path
+) -> None:
     requests, others = storage.requests, find_storage(place).requests
     others.ask_for_evaluation()
     first = requests.evaluation()

@@ -42,7 +42,11 @@ def test_a_name_is_taken_once_and_a_removed_run_is_another(runs: Runs) -> None:
 
 def test_a_run_that_is_not_there_is_named_with_those_that_are(runs: Runs) -> None:
     runs.add("a", PLAN)
-    for change in (lambda: runs.want("b", "paused"), lambda: runs.remove("b"), lambda: runs.ask_again("b")):
+    for change in (
+        lambda: runs.want("b", "paused"),
+        lambda: runs.remove("b"),
+        lambda: runs.ask_again("b"),
+    ):
         with pytest.raises(StoreError, match="no run called b; there are: a"):
             change()
 
@@ -114,9 +118,14 @@ def test_a_newer_database_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_the_folder_has_its_own_plans(tmp_path: Path) -> None:
-    """A restored backup must not reach for the originals. Plans that are somewhere else stay where they are."""
+    """A restored backup must not reach for the originals. Plans that are somewhere else stay where
+    they are."""
     home = tmp_path / "service"
-    plans = {"beside": home / "a.toml", "inside": home / "runs" / "plans" / "b.toml", "elsewhere": PLAN}
+    plans = {
+        "beside": home / "a.toml",
+        "inside": home / "runs" / "plans" / "b.toml",
+        "elsewhere": PLAN,
+    }
     with closing(Runs(home / "runs")) as runs:
         for name, plan in plans.items():
             runs.add(name, plan)
@@ -125,7 +134,11 @@ def test_a_copy_of_the_folder_has_its_own_plans(tmp_path: Path) -> None:
     with closing(Runs(tmp_path / "copy" / "runs")) as runs:
         found = {run.name: run.plan for run in runs.runs()}
     copied = tmp_path / "copy"
-    assert found == {"beside": copied / "a.toml", "inside": copied / "runs" / "plans" / "b.toml", "elsewhere": PLAN}
+    assert found == {
+        "beside": copied / "a.toml",
+        "inside": copied / "runs" / "plans" / "b.toml",
+        "elsewhere": PLAN,
+    }
 
 
 def test_absolute_paths_of_an_earlier_release_become_relative(tmp_path: Path) -> None:

@@ -7,8 +7,18 @@ from pathlib import Path
 import pytest
 from fleetlearn_coordinator.service.status import read_status, read_tasks
 from fleetlearn_coordinator.storage import sqlite_ledger
-from fleetlearn_coordinator.storage.errors import DuplicateRowError, StoreError, StoreUnavailableError
-from fleetlearn_coordinator.storage.ledger import Metadata, RoundClosed, RoundOpened, TaskEnded, TaskGiven
+from fleetlearn_coordinator.storage.errors import (
+    DuplicateRowError,
+    StoreError,
+    StoreUnavailableError,
+)
+from fleetlearn_coordinator.storage.ledger import (
+    Metadata,
+    RoundClosed,
+    RoundOpened,
+    TaskEnded,
+    TaskGiven,
+)
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
 
 
@@ -19,7 +29,9 @@ def open_ledger(folder: Path) -> SqliteLedger:
     return ledger
 
 
-def test_the_tasks_of_old_rounds_go_and_their_summaries_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tasks_of_old_rounds_go_and_their_summaries_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sqlite_ledger, "ROUNDS_KEPT", 2)
     ledger = open_ledger(tmp_path)
     for number in range(1, 5):
@@ -41,11 +53,15 @@ def test_a_batch_is_all_or_nothing(tmp_path: Path) -> None:
 
 
 def test_a_full_database_is_named_as_such(tmp_path: Path) -> None:
-    """SQLite ends the transaction by itself; what comes out is the cause, not that there is nothing to roll back."""
+    """SQLite ends the transaction by itself; what comes out is the cause, not that there is nothing
+    to roll back."""
     ledger = open_ledger(tmp_path)
     pages = ledger._db.execute("PRAGMA page_count").fetchone()[0]
     ledger._db.execute(f"PRAGMA max_page_count={pages}")
-    with pytest.raises(StoreUnavailableError, match=r"coordinator\.sqlite3: database or disk is full; free some space"):
+    with pytest.raises(
+        StoreUnavailableError,
+        match=r"coordinator\.sqlite3: database or disk is full; free some space",
+    ):
         ledger.write([Metadata("a", "x" * 100_000)])
     ledger.write([Metadata("b", 1)])
     assert ledger.get("a") is None

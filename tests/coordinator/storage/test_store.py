@@ -78,11 +78,15 @@ def save_model(kept: Store, version: int, vector: Vector, state: dict[str, Vecto
 
 
 def updates(count: int) -> list[Vector]:
-    return [np.random.default_rng(seed).normal(size=SIZE).astype(np.float32) for seed in range(count)]
+    return [
+        np.random.default_rng(seed).normal(size=SIZE).astype(np.float32) for seed in range(count)
+    ]
 
 
 @pytest.mark.parametrize("durable", ["process", "power"])
-@pytest.mark.parametrize("count", [1, SPOOL_FILES_HELD - 1, SPOOL_FILES_HELD, 2 * SPOOL_FILES_HELD + 5])
+@pytest.mark.parametrize(
+    "count", [1, SPOOL_FILES_HELD - 1, SPOOL_FILES_HELD, 2 * SPOOL_FILES_HELD + 5]
+)
 def test_an_open_round_is_found_again(place: Path, count: int, durable: str) -> None:
     kept, total = open_store(place, BUNDLE, durable=durable), exact_mean.init(SIZE)
     kept.write([RoundOpened(1, 0.0)])
@@ -135,7 +139,9 @@ def test_models_are_kept_with_their_state_until_they_are_dropped(place: Path) ->
     vectors = updates(8)
     for version, vector in enumerate(vectors):
         save_model(kept, version, vector, {"m": vector * 2})
-    kept.write(kept.write_model(ModelMade(8, digest(vectors[0]), 8, 0.0), vectors[0], {}, [1, 2, 3, 4, 9]))
+    kept.write(
+        kept.write_model(ModelMade(8, digest(vectors[0]), 8, 0.0), vectors[0], {}, [1, 2, 3, 4, 9])
+    )
     assert kept.blobs.model_versions() == [0, 5, 6, 7, 8]
     known = kept.ledger.model(6)
     assert known is not None
@@ -183,14 +189,17 @@ def test_another_bundle_is_refused(place: Path) -> None:
         open_store(place, "c" * 64)
 
 
-def test_power_safety_syncs_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_power_safety_syncs_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[Any] = []
     monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
     safe, total = open_store(tmp_path / "safe", BUNDLE, durable="power"), exact_mean.init(SIZE)
     safe.write([RoundOpened(1, 0.0)])
     safe.write([TaskGiven("t1-1", 1, "a", 0)])
     add(safe, "t1-1", updates(1)[0], 1, total)
-    paths = ("sums", "", "uploads", "uploads/slot-0000")  # a new file's folder too, or its name may be gone
+    # a new file's folder too, or its name may be gone
+    paths = ("sums", "", "uploads", "uploads/slot-0000")
     assert synced == [(tmp_path / "safe" / path).stat().st_ino for path in paths]
     fast = open_store(tmp_path / "fast", BUNDLE)
     fast.write([RoundOpened(1, 0.0)])
@@ -236,7 +245,8 @@ COUNT = 16
 
 
 def folded(folder: Path) -> tuple[exact_mean.Sum, Path]:
-    """A data directory whose open round has its sum on disk and in no spool file; the sum, and its file."""
+    """A data directory whose open round has its sum on disk and in no spool file; the sum, and its
+    file."""
     kept, total = open_store(folder, BUNDLE), exact_mean.init(SIZE)
     kept.write([RoundOpened(1, 0.0)])
     for number, update in enumerate(updates(SPOOL_FILES_HELD)):
@@ -259,7 +269,10 @@ def test_a_flipped_bit_in_a_sum_is_named(tmp_path: Path, place: int) -> None:
     _, path = folded(tmp_path)
     flip(path, place)
     again = open_store(tmp_path, BUNDLE)
-    with pytest.raises(StoreError, match=r"sums/\w was changed after it was written.*Put .* back .* Or remove .*/sums"):
+    with pytest.raises(
+        StoreError,
+        match=r"sums/\w was changed after it was written.*Put .* back .* Or remove .*/sums",
+    ):
         recover(again)
     again.close()
     flip(path, place)
@@ -312,7 +325,10 @@ def test_a_lost_or_an_empty_database_beside_models_is_refused(tmp_path: Path) ->
         save_model(kept, version, np.zeros(SIZE, np.float32), {})
     kept.close()
     lose_database(tmp_path)
-    text = r"has models up to version 2, but coordinator\.sqlite3 there is lost or empty\. Put it back from a backup"
+    text = (
+        r"has models up to version 2, but coordinator\.sqlite3 there is lost or empty\. Put it "
+        r"back from a backup"
+    )
     for _ in range(2):  # the first leaves a database without tables
         with pytest.raises(StoreError, match=text):
             open_store(tmp_path, BUNDLE)
@@ -327,7 +343,9 @@ def test_a_lost_or_an_empty_database_beside_models_is_refused(tmp_path: Path) ->
     (tmp_path / "other" / sqlite_ledger.DATABASE).rename(tmp_path / sqlite_ledger.DATABASE)
     with pytest.raises(StoreError, match=text):
         open_store(tmp_path, BUNDLE)
-    assert sorted(path.name for path in (tmp_path / "models").iterdir())[0] == "v00000000.safetensors"
+    assert (
+        sorted(path.name for path in (tmp_path / "models").iterdir())[0] == "v00000000.safetensors"
+    )
 
 
 def test_a_first_start_that_was_killed_begins_again(place: Path) -> None:
@@ -349,7 +367,8 @@ def test_a_refused_data_directory_is_not_locked(place: Path) -> None:
 
 
 def test_any_flipped_bit_of_a_model_s_file_is_named(tmp_path: Path) -> None:
-    """In its header, the vector or the server optimizer's state; also where a model is read from outside."""
+    """In its header, the vector or the server optimizer's state; also where a model is read from
+    outside."""
     kept, vector = open_store(tmp_path, BUNDLE), updates(1)[0][:20].copy()
     save_model(kept, 1, vector, {"m": vector * 2, "v": vector * 3})
     path = model_path(tmp_path, 1)

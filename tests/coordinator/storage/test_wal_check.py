@@ -30,7 +30,8 @@ for row in range(int(sys.argv[2])):
         database.execute("ROLLBACK")
 os.kill(os.getpid(), signal.SIGKILL)
 """
-"""It is killed after so many transactions, among others that were rolled back after they were written to the log."""
+"""It is killed after so many transactions, among others that were rolled back after they were
+written to the log."""
 
 
 def killed(folder: Path, transactions: int) -> Path:
@@ -89,7 +90,9 @@ def test_damage_is_named(template: Path, tmp_path: Path, how: str, with_index: b
     if not with_index:
         path.with_name("a.db-shm").unlink()
     if with_index or "byte" in how:
-        with pytest.raises(StoreError, match=r"a\.db-wal is damaged or lost: .* Put it back from a backup"):
+        with pytest.raises(
+            StoreError, match=r"a\.db-wal is damaged or lost: .* Put it back from a backup"
+        ):
             check_wal(path)
     else:  # a shorter log is as good as any
         check_wal(path)

@@ -9,13 +9,17 @@ import pytest
 from fleetlearn_device.driver.address import checked_address, read_token
 
 
-@pytest.mark.parametrize("url", ["ws://127.0.0.1:1", "ws://localhost", "ws://[::1]:8765/", "ws://a.localhost:1"])
+@pytest.mark.parametrize(
+    "url", ["ws://127.0.0.1:1", "ws://localhost", "ws://[::1]:8765/", "ws://a.localhost:1"]
+)
 def test_this_machine_needs_no_tls(url: str) -> None:
     assert checked_address(url) == (url, None)
 
 
 def test_another_machine_needs_tls_or_a_word() -> None:
-    with pytest.raises(ValueError, match=r"(?s)without TLS.*Expected wss://; or insecure=True \(--insecure\)"):
+    with pytest.raises(
+        ValueError, match=r"(?s)without TLS.*Expected wss://; or insecure=True \(--insecure\)"
+    ):
         checked_address("ws://192.0.2.1:8765")
     assert checked_address("ws://192.0.2.1:8765", insecure=True).tls is None
     with pytest.raises(ValueError, match="without TLS"):
@@ -43,7 +47,11 @@ def test_a_ca_is_the_only_one_that_is_trusted(tmp_path: Path) -> None:
     ("url", "ca", "words"),
     [
         ("http://a", None, "expected ws://HOST:PORT or wss://HOST:PORT"),
-        ("wss://me:secret@a", None, "the address has a user name or a password; expected wss://HOST:PORT alone"),
+        (
+            "wss://me:secret@a",
+            None,
+            "the address has a user name or a password; expected wss://HOST:PORT alone",
+        ),
         ("wss://a", "none.pem", "none.pem cannot be used as a CA"),
         ("ws://127.0.0.1", "none.pem", "which has no TLS; expected wss://"),
     ],
@@ -54,10 +62,13 @@ def test_mistakes_are_named(url: str, ca: str | None, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "token", ["", "a" * 42, "a" * 43 + "\n", "a" * 42 + " ", "a" * 129, "ä" * 43, f"{'a' * 43}.{'b' * 63}"]
+    "token",
+    ["", "a" * 42, "a" * 43 + "\n", "a" * 42 + " ", "a" * 129, "ä" * 43, f"{'a' * 43}.{'b' * 63}"],
 )
 def test_what_cannot_be_a_token_is_refused_and_not_shown(token: str) -> None:
-    with pytest.raises(ValueError, match=f"it has {len(token)} characters. Expected 43 to 128") as caught:
+    with pytest.raises(
+        ValueError, match=f"it has {len(token)} characters. Expected 43 to 128"
+    ) as caught:
         read_token(token)
     assert not token or token.strip() not in str(caught.value)
     assert read_token("a-_0" * 11) == ("a-_0" * 11, ())

@@ -24,23 +24,35 @@ def test_families_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     give_names(monkeypatch, {"a.test": [(address, None) for address in (*six, *four)]})
     found = asyncio.run(find_places("a.test", 8443, SECONDS))
     assert list(map(str, found)) == [
-        "2001:db8::1 port 8443", "192.0.2.1 port 8443", "2001:db8::2 port 8443", "2001:db8::3 port 8443"
-    ]  # fmt: skip
+        "2001:db8::1 port 8443",
+        "192.0.2.1 port 8443",
+        "2001:db8::2 port 8443",
+        "2001:db8::3 port 8443",
+    ]
 
 
 def test_a_name_of_this_machine_leads_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device speaks without TLS to localhost: DNS must not decide where that is."""
-    names = {"a.localhost": [("192.0.2.1", None), ("127.0.0.1", None)], "b.localhost": [("192.0.2.1", None)]}
+    names = {
+        "a.localhost": [("192.0.2.1", None), ("127.0.0.1", None)],
+        "b.localhost": [("192.0.2.1", None)],
+    }
     give_names(monkeypatch, names)
-    assert list(map(str, asyncio.run(find_places("a.localhost", 1, SECONDS)))) == ["127.0.0.1 port 1"]
-    with pytest.raises(UnreachableError, match=r"b\.localhost leads to another machine here; write 127\.0\.0\.1"):
+    assert list(map(str, asyncio.run(find_places("a.localhost", 1, SECONDS)))) == [
+        "127.0.0.1 port 1"
+    ]
+    with pytest.raises(
+        UnreachableError, match=r"b\.localhost leads to another machine here; write 127\.0\.0\.1"
+    ):
         asyncio.run(find_places("b.localhost", 1, SECONDS))
 
 
 @pytest.mark.parametrize("name", ["nowhere.test", "nowhere.localhost"])
 def test_a_name_that_is_not_found_is_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     give_names(monkeypatch, {})
-    with pytest.raises(UnreachableError, match=f"the name {name} was not found .*: check its spelling, and this"):
+    with pytest.raises(
+        UnreachableError, match=f"the name {name} was not found .*: check its spelling, and this"
+    ):
         asyncio.run(find_places(name, 1, SECONDS))
 
 
@@ -50,7 +62,9 @@ def test_dns_that_never_answers_is_said(monkeypatch: pytest.MonkeyPatch) -> None
             await asyncio.Event().wait()
 
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", forever)
-        with pytest.raises(UnreachableError, match=r"no DNS server answered for the name fleet\.test in 0\.01 s"):
+        with pytest.raises(
+            UnreachableError, match=r"no DNS server answered for the name fleet\.test in 0\.01 s"
+        ):
             await find_places("fleet.test", 1, 0.01)
 
     asyncio.run(test())
@@ -60,7 +74,9 @@ def test_dns_that_never_answers_is_said(monkeypatch: pytest.MonkeyPatch) -> None
 def test_an_address_that_never_answers_does_not_keep_the_device_away(dead: str) -> None:
     """As IPv6 at home, where the name has an address and the network leads nowhere."""
     with socket.create_server(("127.0.0.1", 0)) as server, black_hole(dead) as hole:
-        connected, place = asyncio.run(connect_first(places((dead, hole), server.getsockname()), SECONDS))
+        connected, place = asyncio.run(
+            connect_first(places((dead, hole), server.getsockname()), SECONDS)
+        )
         with connected:
             assert connected.getpeername() == place.address == server.getsockname()
 
@@ -80,19 +96,24 @@ def test_each_address_and_what_became_of_it_is_said() -> None:
         with pytest.raises(UnreachableError) as caught:
             asyncio.run(connect_first(both, 0.5))
     assert str(caught.value) == (
-        f"127.0.0.1 port {hole} gave no answer in 0.5 s, 127.0.0.1 port {port} refused the connection: check the "
-        "address and the port; a firewall may be in between"
+        f"127.0.0.1 port {hole} gave no answer in 0.5 s, 127.0.0.1 port {port} refused the "
+        "connection: check the address and the port; a firewall may be in between"
     )
 
 
 def test_nothing_that_listens_is_said() -> None:
     port = free_port()
-    with pytest.raises(UnreachableError, match="refused the connection: nothing listens there"
-                       r"\. Check the port, and that the coordinator runs on this machine"):  # fmt: skip
+    with pytest.raises(
+        UnreachableError,
+        match="refused the connection: nothing listens there"
+        r"\. Check the port, and that the coordinator runs on this machine",
+    ):
         asyncio.run(connect_first(places(("127.0.0.1", port)), SECONDS))
 
 
-def test_of_two_connections_at_the_same_moment_one_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_connections_at_the_same_moment_one_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made: list[socket.socket] = []
     connect = addresses._connect
 
@@ -110,7 +131,9 @@ def test_of_two_connections_at_the_same_moment_one_is_closed(monkeypatch: pytest
         monkeypatch.setattr(addresses, "_connect", together)
         monkeypatch.setattr(addresses, "NEXT_AFTER", 0.0)
         with socket.create_server(("127.0.0.1", 0)) as server:
-            connected, _ = await connect_first(places(server.getsockname(), server.getsockname()), SECONDS)
+            connected, _ = await connect_first(
+                places(server.getsockname(), server.getsockname()), SECONDS
+            )
             await asyncio.sleep(0)  # the other one is closed in the loop's next turn
             connected.close()
 

@@ -1,4 +1,5 @@
-"""What ends a device that somebody waits for, and what the others say of it each time; on real sockets."""
+"""What ends a device that somebody waits for, and what the others say of it each time; on real
+sockets."""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ from fleetlearn_device import Device
 from fleetlearn_device.__main__ import main
 from fleetlearn_device.driver.address import Address
 from fleetlearn_device.driver.addresses import Place
-from fleetlearn_device.driver.dead_ends import NoConnectionError, dead_end_of, dead_end_of_refusal, header, refusal
+from fleetlearn_device.driver.dead_ends import (
+    NoConnectionError,
+    dead_end_of,
+    dead_end_of_refusal,
+    header,
+    refusal,
+)
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.messages import CheckIn, ComeBack
@@ -84,9 +91,19 @@ async def warned(device: Device, text: str, times: int, caplog: pytest.LogCaptur
 
 TLS_CASES = {
     "an unknown CA": ("wss", {}, {}, "give the CA's file, ca.pem of the coordinator, with --ca"),
-    "another name": ("wss", {"ca": True, "host": "localhost"}, {}, "for another name than the one in this address"),
+    "another name": (
+        "wss",
+        {"ca": True, "host": "localhost"},
+        {},
+        "for another name than the one in this address",
+    ),
     "plain to TLS": ("ws", {}, {}, "the coordinator speaks TLS at this address: use wss://"),
-    "TLS to plain": ("wss", {"ca": True}, {"plain": True}, "speaks no TLS at this address: use ws://"),
+    "TLS to plain": (
+        "wss",
+        {"ca": True},
+        {"plain": True},
+        "speaks no TLS at this address: use ws://",
+    ),
     "no certificate": ("wss", {"ca": True}, {"asks": True}, "with --certificate and --key"),
 }
 
@@ -141,7 +158,9 @@ def test_a_certificate_of_the_past_or_the_future_blames_the_clock_too() -> None:
         (502, "Bad Gateway", None),
     ],
 )
-def test_a_refused_handshake_is_final_where_waiting_does_not_help(status: int, text: str, kind: str | None) -> None:
+def test_a_refused_handshake_is_final_where_waiting_does_not_help(
+    status: int, text: str, kind: str | None
+) -> None:
     response = Response(status, "", Headers(), bytearray(text.encode()))
     found = dead_end_of_refusal(status, refusal(response))
     assert (found and found.kind) == kind
@@ -154,18 +173,29 @@ def test_a_refused_handshake_is_final_where_waiting_does_not_help(status: int, t
     [
         ({}, "busy", "busy"),
         ({}, "", "HTTP 503 Out"),
-        ({"Content-Type": "text/html"}, "<html><head><Title lang=en>\n Hotel\n  WiFi</title>" + 9000 * "x",
-         'HTTP 503 Out, with the web page "Hotel WiFi": a proxy or another server answers there, and no fleetlearn '
-         "coordinator"),
-        ({"Content-Type": "text/html", "Server": "squid/5.2" + 9000 * "x"}, "<html>",
-         "HTTP 503 Out, with a web page: a proxy or another server answers there, and no fleetlearn coordinator (it "
-         "calls itself squid/5.2" + 71 * "x" + ")"),
-        ({"Location": "https://login.example/?next=1"}, "",
-         "HTTP 503 Out, which leads to https://login.example/?next=1 and is not followed: a proxy or another server "
-         "answers there, and no fleetlearn coordinator"),
+        (
+            {"Content-Type": "text/html"},
+            "<html><head><Title lang=en>\n Hotel\n  WiFi</title>" + 9000 * "x",
+            'HTTP 503 Out, with the web page "Hotel WiFi": a proxy or another server answers '
+            "there, and no fleetlearn coordinator",
+        ),
+        (
+            {"Content-Type": "text/html", "Server": "squid/5.2" + 9000 * "x"},
+            "<html>",
+            "HTTP 503 Out, with a web page: a proxy or another server answers there, and no "
+            "fleetlearn coordinator (it calls itself squid/5.2" + 71 * "x" + ")",
+        ),
+        (
+            {"Location": "https://login.example/?next=1"},
+            "",
+            "HTTP 503 Out, which leads to https://login.example/?next=1 and is not followed: a "
+            "proxy or another server answers there, and no fleetlearn coordinator",
+        ),
     ],
-)  # fmt: skip
-def test_what_answered_is_said_in_one_short_line(headers: dict[str, str], body: str, text: str) -> None:
+)
+def test_what_answered_is_said_in_one_short_line(
+    headers: dict[str, str], body: str, text: str
+) -> None:
     assert refusal(Response(503, "Out", Headers(headers), bytearray(body.encode()))) == text
 
 
@@ -174,7 +204,9 @@ def test_a_header_that_comes_twice_is_no_error() -> None:
     assert (header(response, "Retry-After"), header(response, "Server")) == ("3", "")
 
 
-@pytest.mark.parametrize("error", [ConnectionRefusedError(), TimeoutError(), OSError("no route"), ssl.SSLEOFError()])
+@pytest.mark.parametrize(
+    "error", [ConnectionRefusedError(), TimeoutError(), OSError("no route"), ssl.SSLEOFError()]
+)
 def test_a_network_that_fails_is_no_dead_end(error: OSError) -> None:
     port = free_port()
     address = Address(f"wss://127.0.0.1:{port}", ssl.create_default_context())
@@ -184,7 +216,9 @@ def test_a_network_that_fails_is_no_dead_end(error: OSError) -> None:
 
 def test_a_token_that_is_refused_ends_a_device_that_was_never_let_in(tmp_path: Path) -> None:
     async def test() -> None:
-        async with answering(process_request=refusing(403, "this token is used up: ask for a new one")) as port:
+        async with answering(
+            process_request=refusing(403, "this token is used up: ask for a new one")
+        ) as port:
             with pytest.raises(NoConnectionError, match="used up") as caught:
                 await served(f"ws://127.0.0.1:{port}", tmp_path, token=TOKEN).serve()
             assert caught.value.kind == "not-admitted"
@@ -195,7 +229,8 @@ def test_a_token_that_is_refused_ends_a_device_that_was_never_let_in(tmp_path: P
 def test_a_device_that_was_let_in_once_waits_until_it_is_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its coordinator may have lost its database for an hour; the token of its first start is still in its service."""
+    """Its coordinator may have lost its database for an hour; the token of its first start is still
+    in its service."""
 
     async def test() -> None:
         async with scripted() as coordinator:
@@ -206,7 +241,9 @@ def test_a_device_that_was_let_in_once_waits_until_it_is_again(
             await running
         refuse = refusing(403, "this token is used up: ask for a new one")
         async with answering(process_request=refuse) as port:
-            await warned(served(f"ws://127.0.0.1:{port}", tmp_path, token=TOKEN), "used up", 3, caplog)
+            await warned(
+                served(f"ws://127.0.0.1:{port}", tmp_path, token=TOKEN), "used up", 3, caplog
+            )
 
     asyncio.run(test())
 
@@ -217,7 +254,9 @@ def test_another_version_in_the_handshake_ends_a_device_that_somebody_waits_for(
     async def test() -> None:
         async with answering(subprotocols=[Subprotocol("fleetlearn.v2")]) as port:
             url = f"ws://127.0.0.1:{port}"
-            with pytest.raises(ProtocolError, match=r"another version of the protocol .*fleetlearn\.v2") as caught:
+            with pytest.raises(
+                ProtocolError, match=r"another version of the protocol .*fleetlearn\.v2"
+            ) as caught:
                 await served(url, tmp_path, until_finished=True).serve()
             assert caught.value.code is Code.BAD_VERSION
             await warned(served(url, tmp_path), "install the version of fleetlearn", 3, caplog)
@@ -225,7 +264,9 @@ def test_another_version_in_the_handshake_ends_a_device_that_somebody_waits_for(
     asyncio.run(test())
 
 
-def test_a_coordinator_that_is_gone_with_the_training_ends_a_device_that_waits_for_the_end(tmp_path: Path) -> None:
+def test_a_coordinator_that_is_gone_with_the_training_ends_a_device_that_waits_for_the_end(
+    tmp_path: Path,
+) -> None:
     async def test() -> None:
         async with scripted() as coordinator:
             url = coordinator.url
@@ -241,9 +282,15 @@ def test_a_coordinator_that_is_gone_with_the_training_ends_a_device_that_waits_f
     asyncio.run(test())
 
 
-@pytest.mark.parametrize(("kind", "status"), [("not-admitted", 4), ("tls", 5), ("version", 6), ("unreachable", 7)])
+@pytest.mark.parametrize(
+    ("kind", "status"), [("not-admitted", 4), ("tls", 5), ("version", 6), ("unreachable", 7)]
+)
 def test_each_has_an_exit_status(
-    kind: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     np.savez(tmp_path / "data.npz", x=DATA[0], y=DATA[1])
 

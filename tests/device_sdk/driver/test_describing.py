@@ -27,7 +27,10 @@ def supplies(folder: Path, **rows: dict[str, str]) -> Path:
         ({"BAT0": BATTERY}, False),
         ({"BAT0": BATTERY | {"status": "Charging"}}, True),
         ({"BAT0": BATTERY | {"status": "Full"}}, True),
-        ({"BAT0": BATTERY | {"status": "Not charging"}, "AC": {"type": "Mains", "online": "1"}}, True),
+        (
+            {"BAT0": BATTERY | {"status": "Not charging"}, "AC": {"type": "Mains", "online": "1"}},
+            True,
+        ),
         ({"AC": {"type": "Mains", "online": "0"}}, False),
         ({"usb": {"type": "USB", "online": "1"}}, True),
         ({"mouse": BATTERY | {"scope": "Device", "status": "Charging"}}, None),
@@ -63,7 +66,10 @@ def test_what_a_function_cannot_say_is_not_stated(caplog: pytest.LogCaptureFixtu
 
     stated = Description(charging=broken, network=broken).state()
     assert stated.network is None
-    assert "what broken says is not stated: RuntimeError: no bus (in broken, test_describing.py line " in caplog.text
+    assert (
+        "what broken says is not stated: RuntimeError: no bus (in broken, test_describing.py line "
+        in caplog.text
+    )
     assert Description(network=lambda: "wifi").state().network is None  # type: ignore[arg-type, return-value]
     assert "'wifi'" in caplog.text
 

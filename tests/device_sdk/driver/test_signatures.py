@@ -12,7 +12,9 @@ from fleetlearn_device.driver.signatures import find_verifier
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.signing import signed_bytes
 
-VECTORS = json.loads((Path(__file__).parents[3] / "protocol" / "vectors" / "signing.json").read_text())
+VECTORS = json.loads(
+    (Path(__file__).parents[3] / "protocol" / "vectors" / "signing.json").read_text()
+)
 
 
 @pytest.mark.parametrize("case", VECTORS["rfc8032"], ids=lambda case: case["name"])

@@ -61,11 +61,20 @@ def test_the_file_says_what_the_device_does(tmp_path: Path) -> None:
     session.connected(0.0)
     session.received(encode(Welcome("c", 10.0, 8)), 0.0)
     session.work = Idle()
-    session.history = History(accepted=2, failed=1, task="t2", what="round 4", end="failed: KeyError: 3",
-                              reason="task t2 failed: KeyError: 3")  # fmt: skip
+    session.history = History(
+        accepted=2,
+        failed=1,
+        task="t2",
+        what="round 4",
+        end="failed: KeyError: 3",
+        reason="task t2 failed: KeyError: 3",
+    )
     status.update()
     shown = lines(tmp_path)
-    assert shown["link"] == f"connected to ws://x (127.0.0.1 port 1), since {at(3)}, waiting for a task"
+    assert (
+        shown["link"]
+        == f"connected to ws://x (127.0.0.1 port 1), since {at(3)}, waiting for a task"
+    )
     assert shown["task"] == f"t2 (round 4) failed: KeyError: 3, since {at(4)}"
     assert shown["tasks"] == "2 accepted, 0 questions answered, 0 not counted, 1 failed"
     assert shown["reason"] == f"task t2 failed: KeyError: 3 ({at(4)})"
@@ -80,9 +89,13 @@ def test_a_dead_device_is_told_from_one_that_ended(tmp_path: Path) -> None:
     assert shown["process"] == (
         f"does not run, and did not end in order: it was killed, or the power failed, after {at(2)}"
     )
-    assert shown["task"].startswith("t1 (round 3) when the process ended: is trained, and its update waits to be sent")
+    assert shown["task"].startswith(
+        "t1 (round 3) when the process ended: is trained, and its update waits to be sent"
+    )
     status.update("not connected", end="the training is finished")
-    assert lines(tmp_path, running=False)["process"] == f"ended at {at(3)}: the training is finished"
+    assert (
+        lines(tmp_path, running=False)["process"] == f"ended at {at(3)}: the training is finished"
+    )
 
 
 def test_the_file_is_written_only_if_something_changed(tmp_path: Path) -> None:
@@ -97,7 +110,9 @@ def test_the_file_is_written_only_if_something_changed(tmp_path: Path) -> None:
     assert (tmp_path / FILE).exists()
 
 
-def test_the_counts_go_on_after_a_restart_and_a_damaged_file_begins_at_nothing(tmp_path: Path) -> None:
+def test_the_counts_go_on_after_a_restart_and_a_damaged_file_begins_at_nothing(
+    tmp_path: Path,
+) -> None:
     first = Session("dev", 7)
     status = StatusFile(tmp_path, first, Clock())
     first.history = History(accepted=5, task="t9", end="its update was accepted")

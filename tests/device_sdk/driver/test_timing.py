@@ -6,12 +6,19 @@ import random
 
 import numpy as np
 import pytest
-from fleetlearn_device.driver.timing import LONGEST_RETRY_AFTER, Timing, retry_after, seconds_to_wait
+from fleetlearn_device.driver.timing import (
+    LONGEST_RETRY_AFTER,
+    Timing,
+    retry_after,
+    seconds_to_wait,
+)
 
 TIMING = Timing(base=0.5, cap=60.0)
 
 
-@pytest.mark.parametrize(("failures", "limit"), [(0, 0.5), (1, 1.0), (3, 4.0), (6, 32.0), (7, 60.0), (1000, 60.0)])
+@pytest.mark.parametrize(
+    ("failures", "limit"), [(0, 0.5), (1, 1.0), (3, 4.0), (6, 32.0), (7, 60.0), (1000, 60.0)]
+)
 def test_the_wait_grows_to_its_cap_with_full_jitter(failures: int, limit: float) -> None:
     dice = random.Random(3)
     waits = [seconds_to_wait(TIMING, failures, None, dice) for _ in range(2000)]

@@ -1,4 +1,5 @@
-"""Devices on networks as people have them: proxies, names of this machine, IPv6 that leads nowhere."""
+"""Devices on networks as people have them: proxies, names of this machine, IPv6 that leads
+nowhere."""
 
 from __future__ import annotations
 
@@ -72,7 +73,9 @@ def failure(url: str, folder: Path, caplog: pytest.LogCaptureFixture, **options:
     """What the device warns of first."""
 
     def warnings() -> list[str]:
-        return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        return [
+            record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
+        ]
 
     async def test() -> None:
         async with serving(url, folder, **options):
@@ -83,13 +86,16 @@ def failure(url: str, folder: Path, caplog: pytest.LogCaptureFixture, **options:
 
 
 @pytest.mark.parametrize(
-    "variable", ["http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "ws_proxy", "SOCKS_PROXY"]
+    "variable",
+    ["http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "ws_proxy", "SOCKS_PROXY"],
 )
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "fleet.localhost"])
 def test_loopback_is_connected_to_directly(
     host: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give_names(monkeypatch, {"localhost": [("127.0.0.1", None)], "fleet.localhost": [("127.0.0.1", None)]})
+    give_names(
+        monkeypatch, {"localhost": [("127.0.0.1", None)], "fleet.localhost": [("127.0.0.1", None)]}
+    )
 
     async def test() -> None:
         async with http_proxy() as proxy, scripted() as coordinator:
@@ -104,7 +110,9 @@ def test_loopback_is_connected_to_directly(
     asyncio.run(test())
 
 
-def test_a_credential_never_goes_to_a_proxy_in_clear_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_credential_never_goes_to_a_proxy_in_clear_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An address without TLS is connected to directly, on another machine, too."""
     give_names(monkeypatch, {"fleet.test": [("127.0.0.1", None)]})
 
@@ -112,7 +120,9 @@ def test_a_credential_never_goes_to_a_proxy_in_clear_text(tmp_path: Path, monkey
         async with http_proxy() as proxy, scripted() as coordinator:
             for variable in ("http_proxy", "https_proxy", "ws_proxy"):
                 monkeypatch.setenv(variable, f"http://127.0.0.1:{proxy.port}")
-            async with serving(coordinator.url.replace("127.0.0.1", "fleet.test"), tmp_path, insecure=True):
+            async with serving(
+                coordinator.url.replace("127.0.0.1", "fleet.test"), tmp_path, insecure=True
+            ):
                 await (await coordinator.line()).check_in()
             assert not proxy.requests
 
@@ -121,12 +131,19 @@ def test_a_credential_never_goes_to_a_proxy_in_clear_text(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("scheme", ["http://", ""])
 def test_another_machine_is_reached_through_the_proxy_with_tls(
-    scheme: str, certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    scheme: str,
+    certificates: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     give_names(monkeypatch, {"fleet.test": [(ELSEWHERE, None)]})
 
     async def test() -> None:
-        async with scripted(ssl=tls(certificates)) as coordinator, http_proxy(coordinator.port) as proxy:
+        async with (
+            scripted(ssl=tls(certificates)) as coordinator,
+            http_proxy(coordinator.port) as proxy,
+        ):
             monkeypatch.setenv("HTTPS_PROXY", f"{scheme}owner:se%20cret@127.0.0.1:{proxy.port}")
             async with serving("wss://fleet.test:8443", tmp_path, ca=certificates / "ca.pem"):
                 await (await coordinator.line()).check_in()
@@ -146,9 +163,15 @@ def test_a_proxy_with_a_dead_first_address_is_reached_by_the_second(
     certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
-        async with scripted(ssl=tls(certificates)) as coordinator, http_proxy(coordinator.port) as proxy:
+        async with (
+            scripted(ssl=tls(certificates)) as coordinator,
+            http_proxy(coordinator.port) as proxy,
+        ):
             with black_hole("::1") as hole:
-                names = {"fleet.test": [(ELSEWHERE, None)], "proxy.test": [("::1", hole), ("127.0.0.1", proxy.port)]}
+                names = {
+                    "fleet.test": [(ELSEWHERE, None)],
+                    "proxy.test": [("::1", hole), ("127.0.0.1", proxy.port)],
+                }
                 give_names(monkeypatch, names)
                 monkeypatch.setenv("HTTPS_PROXY", "http://proxy.test:3128")
                 async with serving("wss://fleet.test:8443", tmp_path, ca=certificates / "ca.pem"):
@@ -166,9 +189,14 @@ def test_a_name_of_this_machine_or_of_no_proxy_is_connected_to_directly(
     monkeypatch.setenv("NO_PROXY", exempt)
 
     async def test() -> None:
-        async with scripted(ssl=tls(certificates)) as coordinator, http_proxy(coordinator.port) as proxy:
+        async with (
+            scripted(ssl=tls(certificates)) as coordinator,
+            http_proxy(coordinator.port) as proxy,
+        ):
             monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
-            async with serving(f"wss://fleet.test:{coordinator.port}", tmp_path, ca=certificates / "ca.pem"):
+            async with serving(
+                f"wss://fleet.test:{coordinator.port}", tmp_path, ca=certificates / "ca.pem"
+            ):
                 await (await coordinator.line()).check_in()
             assert not proxy.requests
 
@@ -178,19 +206,30 @@ def test_a_name_of_this_machine_or_of_no_proxy_is_connected_to_directly(
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        ("403 Forbidden", "the proxy refuses to connect to fleet.test:8443 (HTTP 403 Forbidden): check HTTPS_PROXY, or "
-         "set NO_PROXY=fleet.test to connect without the proxy"),
-        ("407 Proxy Authentication Required", "it asks for a name and a password, as in "
-         "HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT"),
+        (
+            "403 Forbidden",
+            "the proxy refuses to connect to fleet.test:8443 (HTTP 403 Forbidden): check "
+            "HTTPS_PROXY, or set NO_PROXY=fleet.test to connect without the proxy",
+        ),
+        (
+            "407 Proxy Authentication Required",
+            "it asks for a name and a password, as in HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_proxy_that_refuses_is_named(
-    answer: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    answer: str,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     give_names(monkeypatch, {"fleet.test": [(ELSEWHERE, None)]})
 
     async def test() -> str:
-        async with http_proxy(answer=f"HTTP/1.1 {answer}\r\nContent-Length: 0\r\n\r\n".encode()) as proxy:
+        async with http_proxy(
+            answer=f"HTTP/1.1 {answer}\r\nContent-Length: 0\r\n\r\n".encode()
+        ) as proxy:
             place = f"127.0.0.1:{proxy.port}"
             monkeypatch.setenv("HTTPS_PROXY", f"http://owner:secret@{place}")
             async with serving("wss://fleet.test:8443", tmp_path):
@@ -198,7 +237,10 @@ def test_a_proxy_that_refuses_is_named(
             return place
 
     place = asyncio.run(test())
-    assert f"cannot connect to wss://fleet.test:8443 (through the proxy http://{place} of HTTPS_PROXY): " in caplog.text
+    assert (
+        f"cannot connect to wss://fleet.test:8443 (through the proxy http://{place} of "
+        "HTTPS_PROXY): "
+    ) in caplog.text
     assert text in caplog.text
     assert "secret" not in caplog.text
 
@@ -228,7 +270,11 @@ def test_a_proxy_that_refuses_is_named(
     ],
 )
 def test_a_proxy_that_cannot_be_used_is_named_and_its_password_is_not(
-    setting: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    setting: str,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     give_names(monkeypatch, {"fleet.test": [(ELSEWHERE, None)]})
     port = free_port()
@@ -249,8 +295,12 @@ def test_a_socks_proxy_without_its_package_is_said(
     monkeypatch.setenv("SOCKS_PROXY", f"{scheme}://owner:secret@127.0.0.1:9")
     said = failure("wss://fleet.test", tmp_path, caplog)
     shown = scheme.replace("http", "socks5h")
-    assert f"the proxy {shown}://127.0.0.1:9 of SOCKS_PROXY speaks SOCKS, which needs: pip install " in said
-    assert ("fleet.test" in asked) == (shown != "socks5h")  # which says that the proxy looks names up
+    assert (
+        f"the proxy {shown}://127.0.0.1:9 of SOCKS_PROXY speaks SOCKS, which needs: pip install "
+        in said
+    )
+    # which says that the proxy looks names up
+    assert ("fleet.test" in asked) == (shown != "socks5h")
 
 
 def test_a_proxy_that_is_not_used_without_tls_is_named_where_the_device_cannot_connect(
@@ -262,8 +312,8 @@ def test_a_proxy_that_is_not_used_without_tls_is_named_where_the_device_cannot_c
         options = {"insecure": True, "timing": QUICK._replace(open=0.3)}
         said = failure("ws://fleet.test", tmp_path, caplog, **options)
     assert said.endswith(
-        "http_proxy names a proxy, which is not used for ws://: it would read the device's credential; use wss:// "
-        "where the way leads through a proxy"
+        "http_proxy names a proxy, which is not used for ws://: it would read the device's "
+        "credential; use wss:// where the way leads through a proxy"
     )
     assert "secret" not in said
 
@@ -275,10 +325,16 @@ def test_a_dead_first_address_does_not_keep_a_device_away(
     async def test() -> None:
         async with scripted() as coordinator:
             with black_hole(dead) as hole:
-                give_names(monkeypatch, {"fleet.localhost": [(dead, hole), ("127.0.0.1", coordinator.port)]})
+                give_names(
+                    monkeypatch,
+                    {"fleet.localhost": [(dead, hole), ("127.0.0.1", coordinator.port)]},
+                )
                 async with serving("ws://fleet.localhost:1", tmp_path):
                     await (await coordinator.line()).check_in()
-            assert f"connected to ws://fleet.localhost:1 (127.0.0.1 port {coordinator.port})" in caplog.messages
+            assert (
+                f"connected to ws://fleet.localhost:1 (127.0.0.1 port {coordinator.port})"
+                in caplog.messages
+            )
 
     with caplog.at_level(logging.INFO, "fleetlearn.device"):
         asyncio.run(test())
@@ -295,22 +351,32 @@ def test_an_address_that_connects_and_then_answers_nothing_makes_way_at_the_next
         writer.close()
 
     async def test() -> None:
-        async with scripted() as coordinator, await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        async with (
+            scripted() as coordinator,
+            await asyncio.start_server(silent, "127.0.0.1", 0) as server,
+        ):
             port = server.sockets[0].getsockname()[1]
-            give_names(monkeypatch, {"a.localhost": [("127.0.0.1", port), ("127.0.0.1", coordinator.port)]})
+            give_names(
+                monkeypatch, {"a.localhost": [("127.0.0.1", port), ("127.0.0.1", coordinator.port)]}
+            )
             async with serving("ws://a.localhost:1", tmp_path, timing=QUICK._replace(open=0.5)):
                 await (await coordinator.line()).check_in()
             place = f"127.0.0.1 port {port}"
-            assert f"cannot connect to ws://a.localhost:1 ({place}): it took the connection, but gave no" in caplog.text
+            assert (
+                f"cannot connect to ws://a.localhost:1 ({place}): it took the connection, but gave "
+                "no"
+            ) in caplog.text
 
     asyncio.run(test())
 
 
-def test_a_wrong_address_is_named_with_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_address_is_named_with_what_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     port = free_port()
     assert failure(f"ws://127.0.0.1:{port}", tmp_path, caplog) == (
-        f"cannot connect to ws://127.0.0.1:{port}: 127.0.0.1 port {port} refused the connection: nothing listens there"
-        ". Check the port, and that the coordinator runs on this machine"
+        f"cannot connect to ws://127.0.0.1:{port}: 127.0.0.1 port {port} refused the connection: "
+        "nothing listens there. Check the port, and that the coordinator runs on this machine"
     )
 
 
@@ -318,15 +384,23 @@ def test_the_same_failure_is_not_written_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
-        async with serving(f"ws://127.0.0.1:{free_port()}", tmp_path, timing=Timing(base=0.001, cap=0.01)):
+        async with serving(
+            f"ws://127.0.0.1:{free_port()}", tmp_path, timing=Timing(base=0.001, cap=0.01)
+        ):
             await until(lambda: caplog.text.count("cannot connect") > 4)  # at the level DEBUG
             written = [record for record in caplog.records if record.levelno >= logging.INFO]
             assert sum("cannot connect" in record.getMessage() for record in written) == 1
             assert sum("connecting again" in record.getMessage() for record in written) == 1
-            assert sum("the device goes on trying" in record.getMessage() for record in written) == 1
+            assert (
+                sum("the device goes on trying" in record.getMessage() for record in written) == 1
+            )
             monkeypatch.setattr(RepeatedLine, "AGAIN", 0.0)
-            await until(lambda: any(" times in a row)" in row.getMessage() and row.levelno == logging.WARNING
-                                    for row in caplog.records))  # fmt: skip
+            await until(
+                lambda: any(
+                    " times in a row)" in row.getMessage() and row.levelno == logging.WARNING
+                    for row in caplog.records
+                )
+            )
 
     with caplog.at_level(logging.DEBUG, "fleetlearn.device"):
         asyncio.run(test())

@@ -119,7 +119,9 @@ def test_vectors_that_do_not_fit_are_refused(vector: Any, words: str) -> None:
 def test_a_vector_may_have_either_of_two_sizes() -> None:
     for size in (3, 5):
         assert check_vector(np.zeros(size, np.float32), 3, 5).shape == (size,)
-    with pytest.raises(ValueError, match=r"the state is float32 of shape \(4,\); expected .* \(3,\) or \(5,\)"):
+    with pytest.raises(
+        ValueError, match=r"the state is float32 of shape \(4,\); expected .* \(3,\) or \(5,\)"
+    ):
         check_vector(np.zeros(4, np.float32), 3, 5, what="the state")
 
 
@@ -152,21 +154,37 @@ def test_what_is_no_seed(seed: Any) -> None:
 def test_integers_within_their_range_are_let_through(dtype: Any) -> None:
     row = Input("y", dtype, (2,), 10)
     check_ranges((np.arange(10, dtype=dtype).reshape(5, 2),), (row,))
-    check_ranges((np.full((5, 2), 250, dtype),), (Input("y", dtype, (2,)),))  # the bundle knows no range
+    # the bundle knows no range
+    check_ranges((np.full((5, 2), 250, dtype),), (Input("y", dtype, (2,)),))
     check_ranges((np.zeros((0, 2), dtype),), (row,))
 
 
 @pytest.mark.parametrize(
     ("dtype", "value", "ignored", "words"),
     [
-        ("int64", -1, None, "array y has the value -1 in example 3 (the first is 0), at [1]; expected 0 to 9. 1 of"),
-        ("int64", 10, -100, "the value 10 in example 3 (the first is 0), at [1]; expected 0 to 9, or -100 for what is"),
+        (
+            "int64",
+            -1,
+            None,
+            "array y has the value -1 in example 3 (the first is 0), at [1]; expected 0 to 9. 1 of",
+        ),
+        (
+            "int64",
+            10,
+            -100,
+            (
+                "the value 10 in example 3 (the first is 0), at [1]; expected 0 to 9, or -100 for "
+                "what is"
+            ),
+        ),
         ("int64", -(2**63), None, "has the value -9223372036854775808 in example 3"),
         ("int32", 2**31 - 1, 7, "has the value 2147483647 in example 3"),
         ("uint8", 255, None, "has the value 255 in example 3"),
     ],
 )
-def test_an_integer_that_names_no_class_is_named(dtype: Any, value: int, ignored: int | None, words: str) -> None:
+def test_an_integer_that_names_no_class_is_named(
+    dtype: Any, value: int, ignored: int | None, words: str
+) -> None:
     y = np.full((5, 2), 9, dtype)
     y[3, 1] = value
     with pytest.raises(DataError) as caught:
@@ -187,4 +205,7 @@ def test_what_is_not_finite_is_found() -> None:
     assert find_nonfinite((x, Y), INPUTS) is None
     x[2, 1, 0] = -np.inf
     found = find_nonfinite((x, Y), INPUTS, start=100)
-    assert found == "array x has the value -inf in example 102 (the first is 0), at [1, 0]; expected finite numbers"
+    assert found == (
+        "array x has the value -inf in example 102 (the first is 0), at [1, 0]; expected finite "
+        "numbers"
+    )

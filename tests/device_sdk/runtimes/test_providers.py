@@ -1,7 +1,9 @@
-"""Steps on tensors in another memory than the host's: on a GPU where this machine has one, and always on a stand-in.
+"""Steps on tensors in another memory than the host's: on a GPU where this machine has one, and
+always on a stand-in.
 
-The stand-in is the CPU with tensors in memory of their own, whose results must be the same bit for bit. It copies each
-input when it is bound, as ONNX Runtime does with what a session does not read where it is.
+The stand-in is the CPU with tensors in memory of their own, whose results must be the same bit for
+bit. It copies each input when it is bound, as ONNX Runtime does with what a session does not read
+where it is.
 """
 
 from __future__ import annotations
@@ -19,7 +21,11 @@ import pytest
 import zoo
 from bundle_cache import cached_export
 from fleetlearn_device.runtimes import providers, runtime_onnx
-from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError, installed, ran_out_of_memory
+from fleetlearn_device.runtimes.import_onnxruntime import (
+    RuntimeUnavailableError,
+    installed,
+    ran_out_of_memory,
+)
 from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.runtimes.providers import CPU, PROVIDERS, Provider, Tensors, open_provider
 from fleetlearn_device.runtimes.runtime import Runtime
@@ -36,18 +42,23 @@ from numpy.typing import NDArray
 Cases = Callable[[str], Any]
 HAS_CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 needs_cuda = pytest.mark.skipif(
-    not HAS_CUDA, reason="needs onnxruntime-gpu and a GPU; ONNX Runtime here has no CUDAExecutionProvider"
+    not HAS_CUDA,
+    reason="needs onnxruntime-gpu and a GPU; ONNX Runtime here has no CUDAExecutionProvider",
 )
 TOLERANCE = {"stand-in": 0.0, "cuda": 1e-4}
 """Largest difference from the CPU's parameters."""
 MODELS = [
-    *(("stand-in", name) for name in ("mcmahan", "resnet8-batchnorm", "transformer", "embedding-bag")),
+    *(
+        ("stand-in", name)
+        for name in ("mcmahan", "resnet8-batchnorm", "transformer", "embedding-bag")
+    ),
     *(pytest.param("cuda", name, marks=needs_cuda) for name in zoo.NAMES),
 ]
 
 
 class CopyingSession:
-    """A session whose bindings copy what they are given, at that moment. Inputs only: outputs are written in place."""
+    """A session whose bindings copy what they are given, at that moment. Inputs only: outputs are
+    written in place."""
 
     def __init__(self, session: Any) -> None:
         self.session = session
@@ -115,21 +126,26 @@ def check_results_alike(place: str, found: TrainingResult, expected: TrainingRes
     if found.evaluation is not None and expected.evaluation is not None:
         assert found.evaluation.examples == expected.evaluation.examples
         assert found.evaluation.loss_sum == pytest.approx(expected.evaluation.loss_sum, **rough)
-        assert found.evaluation.metric_sums == pytest.approx(expected.evaluation.metric_sums, **rough)
+        assert found.evaluation.metric_sums == pytest.approx(
+            expected.evaluation.metric_sums, **rough
+        )
 
 
 @pytest.mark.parametrize(("place", "name"), MODELS, indirect=["place"])
 def test_five_steps_of_a_model_are_the_cpus(place: str, name: str, tmp_path: Path) -> None:
     case = zoo.make(name)
     path = tmp_path / f"{name}.bundle"
-    export = export_bundle if place == "cuda" else cached_export  # recurrent models cannot be found again
+    # recurrent models cannot be found again
+    export = export_bundle if place == "cuda" else cached_export
     export(case.module, case.loss, case.batch(4), path, metrics=case.metrics, targets=case.targets)
     expected, found = both(path)
     for step in range(5):
         batch = tuple(array.numpy() for array in case.batch(8, step))
         losses = [runtime.step(batch, lr=0.05, seed=step) for runtime in (expected, found)]
         assert losses[1] == pytest.approx(losses[0], rel=TOLERANCE[place], abs=TOLERANCE[place])
-        assert found.metrics == pytest.approx(expected.metrics, rel=TOLERANCE[place], abs=TOLERANCE[place])
+        assert found.metrics == pytest.approx(
+            expected.metrics, rel=TOLERANCE[place], abs=TOLERANCE[place]
+        )
     assert np.abs(expected.parameters - expected.anchor).max() > 1e-3
     check_alike(place, found.local, expected.local)
     check_alike(place, found.state, expected.state)
@@ -137,7 +153,8 @@ def test_five_steps_of_a_model_are_the_cpus(place: str, name: str, tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["cnn", "personal", "own"])
 def test_two_tasks_are_the_cpus(cases: Cases, name: str, place: str) -> None:
-    """The second begins with another model, with what the first left, and with MOON's previous model."""
+    """The second begins with another model, with what the first left, and with MOON's previous
+    model."""
     case = cases(name)
     hyper = {"own": {"lr": 0.05, "mu": 0.1, "temperature": 0.5}}.get(name, {"lr": 0.05})
     results = []
@@ -146,11 +163,15 @@ def test_two_tasks_are_the_cpus(cases: Cases, name: str, place: str) -> None:
         tasks = []
         for seed in (3, 4):
             previous = (
-                {"previous": model + tasks[0].update} if "previous" in runtime.manifest.references and tasks else {}
+                {"previous": model + tasks[0].update}
+                if "previous" in runtime.manifest.references and tasks
+                else {}
             )
             runtime.load(model + np.float32(0.01 * seed), **previous)
             data = case.x[:100], case.y[:100]
-            tasks.append(train(runtime, data, hyper=hyper, epochs=2, batch_size=16, seed=seed, evaluate=True))
+            tasks.append(
+                train(runtime, data, hyper=hyper, epochs=2, batch_size=16, seed=seed, evaluate=True)
+            )
         results.append(tasks)
     for expected, found in zip(*results, strict=True):
         check_results_alike(place, found, expected)
@@ -173,7 +194,9 @@ def test_all_that_a_step_can_read_and_carry(keeps: bool, place: str, tmp_path: P
         parts = [np.float32(runtime.step((x, y), seed=1, lr=0.1, mu=0.3))]
         runtime.load(model, anchor=model + 1, correction=model / 8, previous=model - 1)
         # Other values of the scalars and the seed in each step.
-        losses = [runtime.step((x, y), seed=step, lr=0.1 / (1 + step), mu=0.1 * step) for step in range(3)]
+        losses = [
+            runtime.step((x, y), seed=step, lr=0.1 / (1 + step), mu=0.1 * step) for step in range(3)
+        ]
         parts += [np.array(losses, np.float32)]
         parts += [runtime.local.copy(), runtime.state.copy(), collect_kept_state(runtime).copy()]
         runtime.load(runtime.parameters)  # its own vector; the personal and the kept part stay
@@ -190,7 +213,8 @@ def test_a_step_that_fails_changes_nothing(cases: Cases, stand_in: None) -> None
     batch = case.x[:20], case.y[:20]
     runtime.step(batch, lr=0.1)
     with pytest.raises(
-        StepError, match=r"could not run graphs/train.onnx on a batch of shapes \[\(20, 64\), \(20,\)\]: "
+        StepError,
+        match=r"could not run graphs/train.onnx on a batch of shapes \[\(20, 64\), \(20,\)\]: ",
     ):
         runtime.step((case.x[:20], np.full(20, 10)), lr=0.1)
     again = open_runtime(case.path)
@@ -262,7 +286,9 @@ def test_an_unknown_provider_is_refused(cases: Cases) -> None:
 
 
 def test_ort_training_computes_on_the_cpu_only(cases: Cases) -> None:
-    with pytest.raises(ValueError, match="provider 'cuda'; the runtime 'ort-training' computes on the CPU"):
+    with pytest.raises(
+        ValueError, match="provider 'cuda'; the runtime 'ort-training' computes on the CPU"
+    ):
         open_runtime(cases("softmax").path, "ort-training", provider="cuda")
 
 
@@ -275,7 +301,10 @@ def test_a_build_without_the_provider_says_what_to_install(cases: Cases) -> None
         f"the provider 'cuda' is ONNX Runtime's CUDAExecutionProvider, which is not in {package} "
         f"{onnxruntime.__version__}; it has "
     )
-    assert f'pip uninstall {package}, then pip install "onnxruntime-gpu[cuda,cudnn]"; on a Jetson, NVIDIA\'s' in text
+    assert (
+        f'pip uninstall {package}, then pip install "onnxruntime-gpu[cuda,cudnn]"; on a Jetson, '
+        "NVIDIA's"
+    ) in text
 
 
 @pytest.mark.skipif(HAS_CUDA, reason="memory of a GPU can be had")
@@ -288,14 +317,21 @@ def test_a_gpu_that_cannot_be_used_is_told_before_the_graph_is_loaded(
     shutil.copytree(cases("softmax").path, path)
     (path / "graphs/train.onnx").write_bytes(b"no graph at all")
     with pytest.raises(
-        RuntimeUnavailableError, match=r"the provider 'cuda' does not work here, with .*: .*CUDA.*driver"
+        RuntimeUnavailableError,
+        match=r"the provider 'cuda' does not work here, with .*: .*CUDA.*driver",
     ):
         open_runtime(open_bundle(path, files=()), provider="cuda")
 
 
-def test_a_session_that_fell_back_to_the_cpu_is_refused(cases: Cases, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PROVIDERS, "cuda", Provider(CPU, {}, None)._replace(name="CUDAExecutionProvider"))
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", CPU])
+def test_a_session_that_fell_back_to_the_cpu_is_refused(
+    cases: Cases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        PROVIDERS, "cuda", Provider(CPU, {}, None)._replace(name="CUDAExecutionProvider")
+    )
+    monkeypatch.setattr(
+        onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", CPU]
+    )
     monkeypatch.setattr(Provider, "session_arguments", lambda self: {"providers": [CPU]})
     with pytest.raises(RuntimeUnavailableError, match=f"ONNX Runtime gave a session on {CPU}"):
         open_runtime(cases("softmax").path, provider="cuda")
@@ -310,13 +346,17 @@ def test_a_library_that_the_system_cannot_load_is_named(
     (tmp_path / "capi/libonnxruntime_providers_cuda.so").write_bytes(b"no library at all")
     monkeypatch.setattr(onnxruntime, "__path__", [str(tmp_path)])
     monkeypatch.setitem(PROVIDERS, "cuda", Provider(CPU, {}, "no such memory"))
-    with pytest.raises(RuntimeUnavailableError, match=r"with .*: .*libonnxruntime_providers_cuda\.so: "):
+    with pytest.raises(
+        RuntimeUnavailableError, match=r"with .*: .*libonnxruntime_providers_cuda\.so: "
+    ):
         open_provider("cuda")
 
 
 def test_a_gpu_without_memory_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> NDArray[Any]:
-        raise RuntimeError("CUDA failure 2: out of memory ; GPU=0 ; expr=cudaMalloc((void**)&p, size);")
+        raise RuntimeError(
+            "CUDA failure 2: out of memory ; GPU=0 ; expr=cudaMalloc((void**)&p, size);"
+        )
 
     monkeypatch.setitem(PROVIDERS, "cuda", Provider(CPU, {}, "cpu"))
     monkeypatch.setattr(providers, "allocate", full)
@@ -327,8 +367,14 @@ def test_a_gpu_without_memory_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "text",
     [
-        "CUDA failure 2: out of memory ; GPU=0 ; hostname=jetson ; expr=cudaMalloc((void**)&p, size);",
-        "BFCArena::AllocateRawInternal(size_t, bool) Failed to allocate memory for requested buffer of size 1073741824",
+        (
+            "CUDA failure 2: out of memory ; GPU=0 ; hostname=jetson ; expr=cudaMalloc((void**)&p, "
+            "size);"
+        ),
+        (
+            "BFCArena::AllocateRawInternal(size_t, bool) Failed to allocate memory for requested "
+            "buffer of size 1073741824"
+        ),
         "CUDNN failure 4: CUDNN_STATUS_ALLOC_FAILED",
         "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0",
     ],

@@ -1,4 +1,5 @@
-"""Both runtimes against PyTorch by hand, against each other, and against another version of ONNX Runtime."""
+"""Both runtimes against PyTorch by hand, against each other, and against another version of ONNX
+Runtime."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def away(start: Vector) -> Vector:
     return start + np.random.default_rng(12).normal(scale=0.1, size=start.shape).astype(np.float32)
 
 
-def by_hand(case: Any, start: Vector, anchor: Vector, lr: float, mu: float) -> tuple[Vector, list[float]]:
+def by_hand(
+    case: Any, start: Vector, anchor: Vector, lr: float, mu: float
+) -> tuple[Vector, list[float]]:
     """SGD in PyTorch on the loss plus mu/2 * ||w - anchor||^2; the losses without the penalty."""
     table = open_bundle(case.path).manifest.parameters
     weights = {name: torch.from_numpy(array.copy()) for name, array in views(start, table).items()}
@@ -52,11 +55,15 @@ def by_hand(case: Any, start: Vector, anchor: Vector, lr: float, mu: float) -> t
     losses = []
     for x, y in batches(case):
         tracked = {name: tensor.requires_grad_() for name, tensor in weights.items()}
-        loss = functional.cross_entropy(functional_call(case.model, tracked, torch.from_numpy(x)), torch.from_numpy(y))
+        loss = functional.cross_entropy(
+            functional_call(case.model, tracked, torch.from_numpy(x)), torch.from_numpy(y)
+        )
         penalty = sum(((tracked[name] - pulled[name]) ** 2).sum() for name in tracked)
         gradients = torch.autograd.grad(loss + mu / 2 * penalty, list(tracked.values()))
         with torch.no_grad():
-            weights = {name: w - lr * g for (name, w), g in zip(tracked.items(), gradients, strict=True)}
+            weights = {
+                name: w - lr * g for (name, w), g in zip(tracked.items(), gradients, strict=True)
+            }
         losses.append(loss.item())
     return flatten({name: tensor.numpy() for name, tensor in weights.items()}, table), losses
 
@@ -137,7 +144,9 @@ print(json.dumps({"version": runtime.version, "losses": losses, "loss_sum": eval
 """
 
 
-def elsewhere(python: str | Path, case: Any, kind: str, folder: Path, anchor: Vector) -> tuple[dict[str, Any], Vector]:
+def elsewhere(
+    python: str | Path, case: Any, kind: str, folder: Path, anchor: Vector
+) -> tuple[dict[str, Any], Vector]:
     """The same fifty steps in another process, in which importing torch or onnx fails the test."""
     given = list(batches(case))
     np.savez(
@@ -147,7 +156,17 @@ def elsewhere(python: str | Path, case: Any, kind: str, folder: Path, anchor: Ve
         sizes=[len(y) for _, y in given],
         anchor=anchor,
     )
-    command = [python, "-W", "error", "-c", STEPS_ELSEWHERE, case.path, kind, folder / "given.npz", folder / "out.npy"]
+    command = [
+        python,
+        "-W",
+        "error",
+        "-c",
+        STEPS_ELSEWHERE,
+        case.path,
+        kind,
+        folder / "given.npz",
+        folder / "out.npy",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
@@ -181,7 +200,9 @@ def test_a_bundle_with_artifacts_gives_the_same_numbers_on_the_stock_runtime(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_neither_torch_nor_onnx_is_imported_where_both_are_installed(cases: Cases, tmp_path: Path, kind: Any) -> None:
+def test_neither_torch_nor_onnx_is_imported_where_both_are_installed(
+    cases: Cases, tmp_path: Path, kind: Any
+) -> None:
     case = cases("mlp")
     anchor = away(open_bundle(case.path).parameters())
     losses, runtime = here(case, anchor)
@@ -196,14 +217,16 @@ def test_the_stock_runtime_says_what_ort_training_needs() -> None:
     with pytest.raises(RuntimeUnavailableError) as caught:
         ort.import_training_api()
     assert str(caught.value) == (
-        "the runtime 'ort-training' needs onnxruntime-training-cpu; this environment has ['onnxruntime']. Use the "
-        "runtime 'onnx'; or, in an environment apart (x86-64, Python 3.11 or 3.12), "
-        'pip install "fleetlearn[ort-training]"'
+        "the runtime 'ort-training' needs onnxruntime-training-cpu; this environment has "
+        "['onnxruntime']. Use the runtime 'onnx'; or, in an environment apart (x86-64, Python 3.11 "
+        'or 3.12), pip install "fleetlearn[ort-training]"'
     )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_a_zip_and_an_open_bundle_give_the_same_runtime(cases: Cases, tmp_path: Path, kind: Any) -> None:
+def test_a_folder_a_zip_and_an_open_bundle_give_the_same_runtime(
+    cases: Cases, tmp_path: Path, kind: Any
+) -> None:
     case = cases("softmax")
     packed = pack_bundle(case.path, tmp_path / "softmax.zip")
     batch = next(batches(case))
@@ -221,7 +244,8 @@ def test_a_runtime_begins_with_the_bundles_own_model(cases: Cases, kind: Any) ->
     runtime = open_runtime(case.path, kind)
     assert runtime.kind == kind
     expected = flatten(
-        {name: t.detach().numpy() for name, t in case.model.named_parameters()}, runtime.manifest.parameters
+        {name: t.detach().numpy() for name, t in case.model.named_parameters()},
+        runtime.manifest.parameters,
     )
     np.testing.assert_array_equal(runtime.parameters, expected)
     np.testing.assert_array_equal(runtime.anchor, expected)
@@ -265,7 +289,12 @@ def test_what_cannot_be_done_changes_nothing(cases: Cases, kind: Any) -> None:
     start = runtime.parameters.copy()
     x, y = next(batches(case))
     for batch, hyper, error, words in (
-        ((x, y.astype(np.float32)), {"lr": 0.1}, DataError, "array y has dtype float32; expected int64"),
+        (
+            (x, y.astype(np.float32)),
+            {"lr": 0.1},
+            DataError,
+            "array y has dtype float32; expected int64",
+        ),
         ((x[:, :5], y), {"lr": 0.1}, DataError, "array x has shape"),
         ((x[:0], y[:0]), {"lr": 0.1}, DataError, "there are no examples"),
         ((x, y), {}, ValueError, "were not given"),
@@ -275,7 +304,9 @@ def test_what_cannot_be_done_changes_nothing(cases: Cases, kind: Any) -> None:
             runtime.step(batch, **hyper)
     with pytest.raises(DataError, match="array x has shape"):
         runtime.evaluate((x[:, :5], y))
-    with pytest.raises(ValueError, match=r"is float64 of shape \(650,\); expected float32 of shape \(650,\)"):
+    with pytest.raises(
+        ValueError, match=r"is float64 of shape \(650,\); expected float32 of shape \(650,\)"
+    ):
         runtime.load(start.astype(np.float64))
     with pytest.raises(ValueError, match="the anchor is float32 of shape"):
         runtime.load(np.zeros_like(start), anchor=start[:-1])
@@ -317,12 +348,16 @@ def test_more_threads_give_the_same_numbers(cases: Cases, kind: Any) -> None:
 
 def test_auto_is_onnx(cases: Cases) -> None:
     assert open_runtime(cases("softmax").path).kind == "onnx"
-    assert isinstance(open_runtime(cases("softmax").path).evaluate(next(batches(cases("softmax")))), Evaluation)
+    assert isinstance(
+        open_runtime(cases("softmax").path).evaluate(next(batches(cases("softmax")))), Evaluation
+    )
 
 
 def test_bad_arguments_are_refused(cases: Cases, tmp_path: Path) -> None:
     path = cases("softmax").path
-    with pytest.raises(ValueError, match="runtime kind 'tflite'; expected one of auto, onnx, ort-training"):
+    with pytest.raises(
+        ValueError, match="runtime kind 'tflite'; expected one of auto, onnx, ort-training"
+    ):
         open_runtime(path, "tflite")
     with pytest.raises(ValueError, match="0 threads; expected at least 1"):
         open_runtime(path, threads=0)
@@ -336,7 +371,9 @@ def test_runtime_unavailable_is_a_runtime_error() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_given_model_takes_the_place_of_the_bundles_own(cases: Cases, kind: Any, tmp_path: Path) -> None:
+def test_a_given_model_takes_the_place_of_the_bundles_own(
+    cases: Cases, kind: Any, tmp_path: Path
+) -> None:
     case = cases("softmax")
     bare = tmp_path / "bare.bundle"
     shutil.copytree(case.path, bare, ignore=shutil.ignore_patterns("parameters.safetensors"))
@@ -372,7 +409,9 @@ def test_momentum_with_a_personal_head_equals_pytorch(cases: Cases) -> None:
             expected.backward()
             optimizer.step()
             assert loss == pytest.approx(expected.item(), abs=1e-5)
-        trained = flatten({name: value.detach().numpy() for name, value in model.named_parameters()}, table)
+        trained = flatten(
+            {name: value.detach().numpy() for name, value in model.named_parameters()}, table
+        )
         np.testing.assert_allclose(runtime.local, trained, rtol=0, atol=1e-5)
     assert runtime.parameters.shape == (64 * 24 + 24,)
 
@@ -394,16 +433,30 @@ np.savez(out, update=outcome.update, kept=outcome.kept_state, loss=outcome.loss)
 
 
 @pytest.mark.ort_training
-def test_a_task_with_everything_gives_the_same_on_the_stock_runtime(cases: Cases, tmp_path: Path) -> None:
-    """Momentum, MOON's term, dropout and a personal head; the training build is of another version."""
+def test_a_task_with_everything_gives_the_same_on_the_stock_runtime(
+    cases: Cases, tmp_path: Path
+) -> None:
+    """Momentum, MOON's term, dropout and a personal head; the training build is of another
+    version."""
     case = cases("own")
     manifest = open_bundle(case.path).manifest
     assert (manifest.random, manifest.references) == (True, ("anchor", "previous"))
     model = open_bundle(case.path).parameters()[: manifest.size]
-    np.savez(tmp_path / "given.npz", x=case.x[:100], y=case.y[:100], model=model, previous=away(model))
+    np.savez(
+        tmp_path / "given.npz", x=case.x[:100], y=case.y[:100], model=model, previous=away(model)
+    )
     found = []
     for name, python in (("stock", stock_python()), ("here", sys.executable)):
-        command = [python, "-W", "error", "-c", TRAINED_ELSEWHERE, case.path, tmp_path / "given.npz", tmp_path / name]
+        command = [
+            python,
+            "-W",
+            "error",
+            "-c",
+            TRAINED_ELSEWHERE,
+            case.path,
+            tmp_path / "given.npz",
+            tmp_path / name,
+        ]
         subprocess.run(command, check=True, timeout=120)
         found.append(np.load(tmp_path / f"{name}.npz"))
     for part in ("update", "kept", "loss"):

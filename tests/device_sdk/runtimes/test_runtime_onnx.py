@@ -45,7 +45,10 @@ def test_steps_write_into_the_flat_buffers_themselves(cases: Cases) -> None:
     buffers = {address(runtime.parameters)}
     for step in range(4):
         binding, target = runtime._binding, runtime._next.vector
-        expected = {f"next.param.{name}": address(a) for name, a in views(target, runtime.manifest.parameters).items()}
+        expected = {
+            f"next.param.{name}": address(a)
+            for name, a in views(target, runtime.manifest.parameters).items()
+        }
         runtime.step((case.x[:20], case.y[:20]), lr=0.1)
         written = dict(zip(_bound(runtime), binding.get_outputs(), strict=True))
         assert {name: written[name].data_ptr() for name in expected} == expected
@@ -57,7 +60,11 @@ def test_steps_write_into_the_flat_buffers_themselves(cases: Cases) -> None:
 def _bound(runtime: OnnxRuntime) -> list[str]:
     """The outputs in the order in which they were bound."""
     names = [row.name for row in runtime.manifest.parameters]
-    return ["loss", *(f"metric.{name}" for name in runtime.manifest.metrics), *(f"next.param.{name}" for name in names)]
+    return [
+        "loss",
+        *(f"metric.{name}" for name in runtime.manifest.metrics),
+        *(f"next.param.{name}" for name in names),
+    ]
 
 
 def test_a_step_allocates_nothing_of_the_models_size_in_python(cases: Cases) -> None:
@@ -72,7 +79,9 @@ def test_a_step_allocates_nothing_of_the_models_size_in_python(cases: Cases) -> 
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < runtime.manifest.size * 4 / 4, f"{peak} bytes at peak; the model has {runtime.manifest.size * 4}"
+    assert peak < runtime.manifest.size * 4 / 4, (
+        f"{peak} bytes at peak; the model has {runtime.manifest.size * 4}"
+    )
 
 
 def test_an_anchor_that_the_step_does_not_read_is_not_copied(tmp_path: Path) -> None:
@@ -101,14 +110,17 @@ def test_what_training_read_before_is_still_there_after_one_step(cases: Cases) -
     assert not np.array_equal(runtime.parameters, kept)
 
 
-def test_a_step_that_fails_inside_onnx_runtime_changes_nothing(cases: Cases, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_fails_inside_onnx_runtime_changes_nothing(
+    cases: Cases, capfd: pytest.CaptureFixture[str]
+) -> None:
     case = cases("softmax")
     runtime = opened(case)
     batch = case.x[:20], case.y[:20]
     runtime.step(batch, lr=0.1)
     before, metrics = runtime.parameters.copy(), runtime.metrics
     with pytest.raises(
-        StepError, match=r"could not run graphs/train.onnx on a batch of shapes \[\(20, 64\), \(20,\)\]: "
+        StepError,
+        match=r"could not run graphs/train.onnx on a batch of shapes \[\(20, 64\), \(20,\)\]: ",
     ):
         runtime.step((case.x[:20], np.full(20, 10)), lr=0.1)
     np.testing.assert_array_equal(runtime.parameters, before)
@@ -127,7 +139,9 @@ def test_arrays_that_the_caller_drops_are_kept_for_the_step(cases: Cases) -> Non
     runtime, other = opened(case), opened(case)
     for start in range(0, 200, 20):
         x, y = case.x[start : start + 20], case.y[start : start + 20]
-        assert runtime.step((x.astype(np.float64), y.astype(np.uint8)), lr=0.1) == other.step((x, y), lr=0.1)
+        assert runtime.step((x.astype(np.float64), y.astype(np.uint8)), lr=0.1) == other.step(
+            (x, y), lr=0.1
+        )
 
 
 def test_the_eval_graph_is_loaded_when_it_is_first_needed(cases: Cases, tmp_path: Path) -> None:
@@ -141,7 +155,8 @@ def test_the_eval_graph_is_loaded_when_it_is_first_needed(cases: Cases, tmp_path
         runtime.evaluate((case.x[:20], case.y[:20]))
 
 
-# What the step carries and reads beside the model: a bundle written out in ONNX, against its step in numpy
+# What the step carries and reads beside the model: a bundle written out in ONNX, against its step
+# in numpy
 
 REFERENCES: tuple[Reference, ...] = ("anchor", "correction", "previous")
 OTHERS = {
@@ -177,7 +192,10 @@ def by_hand(
 @pytest.fixture
 def line_batches() -> list[Any]:
     x, y = line_data(50)
-    return [(x[start : start + size], y[start : start + size]) for start, size in [(0, 20), (20, 1), (21, 29)]]
+    return [
+        (x[start : start + size], y[start : start + size])
+        for start, size in [(0, 20), (20, 1), (21, 29)]
+    ]
 
 
 def test_state_references_and_seeds_reach_the_step(full: Bundle, line_batches: list[Any]) -> None:
@@ -186,7 +204,8 @@ def test_state_references_and_seeds_reach_the_step(full: Bundle, line_batches: l
     given = {name: flat(tensors, manifest.travelling) for name, tensors in OTHERS.items()}
     runtime.load(flat(INITIAL, manifest.travelling), **given)
     losses = [
-        runtime.step(batch, seed=seed, lr=0.1, mu=0.3) for batch, seed in zip(line_batches, (3, 900, 5), strict=True)
+        runtime.step(batch, seed=seed, lr=0.1, mu=0.3)
+        for batch, seed in zip(line_batches, (3, 900, 5), strict=True)
     ]
     now, state, expected = by_hand(line_batches, [3, 900, 5], OTHERS, INITIAL_STATE)
     np.testing.assert_allclose(runtime.local, flat(now, manifest.parameters), atol=1e-5)
@@ -194,7 +213,12 @@ def test_state_references_and_seeds_reach_the_step(full: Bundle, line_batches: l
     np.testing.assert_allclose(losses, expected, atol=1e-5)
     np.testing.assert_array_equal(runtime.parameters, runtime.local[:4])
     np.testing.assert_array_equal(runtime.anchor, given["anchor"])
-    assert (manifest.size, runtime.parameters.shape, runtime.local.shape, runtime.state.shape) == (4, (4,), (5,), (4,))
+    assert (manifest.size, runtime.parameters.shape, runtime.local.shape, runtime.state.shape) == (
+        4,
+        (4,),
+        (5,),
+        (4,),
+    )
 
 
 def test_evaluation_is_of_the_whole_model(full: Bundle) -> None:
@@ -227,7 +251,9 @@ def test_without_references_correction_is_zero_and_previous_is_the_anchor(
     assert results.count(results[0]) == 3
 
 
-def test_what_travels_can_be_loaded_without_what_is_personal(full: Bundle, line_batches: list[Any]) -> None:
+def test_what_travels_can_be_loaded_without_what_is_personal(
+    full: Bundle, line_batches: list[Any]
+) -> None:
     runtime = line_runtime(full)
     runtime.step(line_batches[0], lr=0.1)
     h = runtime.local[4]
@@ -240,7 +266,9 @@ def test_what_travels_can_be_loaded_without_what_is_personal(full: Bundle, line_
     assert runtime.anchor.tolist() == [0, 1, 2, 3]
 
 
-def test_a_new_model_begins_with_the_initial_state_save_what_is_kept(full: Bundle, line_batches: list[Any]) -> None:
+def test_a_new_model_begins_with_the_initial_state_save_what_is_kept(
+    full: Bundle, line_batches: list[Any]
+) -> None:
     runtime = line_runtime(full)
     np.testing.assert_array_equal(runtime.state, flat(INITIAL_STATE, full.manifest.state))
     for batch in line_batches:
@@ -252,12 +280,18 @@ def test_a_new_model_begins_with_the_initial_state_save_what_is_kept(full: Bundl
     assert runtime.state.tolist() == [1, 2, 3, 4]
 
 
-def test_a_state_without_file_begins_with_zeros(full: Bundle, tmp_path: Path, line_batches: list[Any]) -> None:
+def test_a_state_without_file_begins_with_zeros(
+    full: Bundle, tmp_path: Path, line_batches: list[Any]
+) -> None:
     path = tmp_path / "zeros.bundle"
     shutil.copytree(full.path, path)
     (path / "state.safetensors").unlink()
-    files = {name: file for name, file in full.manifest.files.items() if name != "state.safetensors"}
-    (path / "manifest.json").write_bytes(write_manifest(msgspec.structs.replace(full.manifest, files=files)))
+    files = {
+        name: file for name, file in full.manifest.files.items() if name != "state.safetensors"
+    }
+    (path / "manifest.json").write_bytes(
+        write_manifest(msgspec.structs.replace(full.manifest, files=files))
+    )
     runtime = line_runtime(open_bundle(path))
     assert runtime.state.tolist() == [0, 0, 0, 0]
     runtime.step(line_batches[0], lr=0.1)
@@ -266,7 +300,9 @@ def test_a_state_without_file_begins_with_zeros(full: Bundle, tmp_path: Path, li
     assert runtime.state.tolist() == [0, 0, 0, 1]
 
 
-def test_parameters_and_state_are_written_into_the_flat_buffers(full: Bundle, line_batches: list[Any]) -> None:
+def test_parameters_and_state_are_written_into_the_flat_buffers(
+    full: Bundle, line_batches: list[Any]
+) -> None:
     runtime = line_runtime(full)
     buffers = set()
     for batch in (line_batches * 2)[:4]:
@@ -278,7 +314,9 @@ def test_parameters_and_state_are_written_into_the_flat_buffers(full: Bundle, li
     assert len(buffers) == 2
 
 
-def test_the_same_seed_draws_the_same_and_another_another(full: Bundle, line_batches: list[Any]) -> None:
+def test_the_same_seed_draws_the_same_and_another_another(
+    full: Bundle, line_batches: list[Any]
+) -> None:
     results = []
     for seed in (0, 17, 17):
         runtime = line_runtime(full)
@@ -287,9 +325,12 @@ def test_the_same_seed_draws_the_same_and_another_another(full: Bundle, line_bat
     assert results[0] != results[1] == results[2]
 
 
-def test_ditto_is_the_proximal_step_around_another_anchor(tmp_path: Path, line_batches: list[Any]) -> None:
-    """Li, Hu, Beirami, Smith 2021, "Ditto: Fair and Robust Federated Learning Through Personalization", arXiv
-    2012.04221, Algorithm 1: v_k <- v_k - eta * (grad F_k(v_k) + lambda * (v_k - w^t)), beside the round's own steps."""
+def test_ditto_is_the_proximal_step_around_another_anchor(
+    tmp_path: Path, line_batches: list[Any]
+) -> None:
+    """Li, Hu, Beirami, Smith 2021, "Ditto: Fair and Robust Federated Learning Through
+    Personalization", arXiv 2012.04221, Algorithm 1: v_k <- v_k - eta * (grad F_k(v_k) + lambda *
+    (v_k - w^t)), beside the round's own steps."""
     runtime = line_runtime(write_line_bundle(tmp_path / "prox.bundle", references=("anchor",)))
     table = runtime.manifest.parameters
     shared, own = flat(INITIAL, table), flat(OTHERS["previous"], table)
@@ -317,22 +358,33 @@ def test_ditto_is_the_proximal_step_around_another_anchor(tmp_path: Path, line_b
         ),
         ({"correction": np.zeros(4)}, "the correction is float64"),
         ({"previous": np.zeros((4, 1), np.float32)}, r"the previous is float32 of shape \(4, 1\)"),
-        ({"state": np.zeros(5, np.float32)}, r"the state is float32 of shape \(5,\); expected float32 of shape \(4,\)"),
+        (
+            {"state": np.zeros(5, np.float32)},
+            r"the state is float32 of shape \(5,\); expected float32 of shape \(4,\)",
+        ),
     ],
 )
-def test_what_cannot_be_loaded_changes_nothing(full: Bundle, given: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_loaded_changes_nothing(
+    full: Bundle, given: dict[str, Any], words: str
+) -> None:
     runtime = line_runtime(full)
     before = runtime.local.tobytes(), runtime.state.tobytes(), runtime.anchor.tobytes()
     with pytest.raises(ValueError, match=words):
-        runtime.load(**({"vector": np.ones(5, np.float32), "state": np.ones(4, np.float32)} | given))
+        runtime.load(
+            **({"vector": np.ones(5, np.float32), "state": np.ones(4, np.float32)} | given)
+        )
     assert (runtime.local.tobytes(), runtime.state.tobytes(), runtime.anchor.tobytes()) == before
 
 
-def test_a_reference_that_the_step_does_not_read_is_refused(tmp_path: Path, line_batches: list[Any]) -> None:
+def test_a_reference_that_the_step_does_not_read_is_refused(
+    tmp_path: Path, line_batches: list[Any]
+) -> None:
     runtime = line_runtime(write_line_bundle(tmp_path / "plain.bundle"))
     vector = np.ones(5, np.float32)
     for name in ("correction", "previous"):
-        with pytest.raises(ValueError, match=f"a vector '{name}' was given, which the bundle's step does not read"):
+        with pytest.raises(
+            ValueError, match=f"a vector '{name}' was given, which the bundle's step does not read"
+        ):
             runtime.load(vector, **{name: vector})
     runtime.load(vector, anchor=vector * 2)  # what updates are made against, of whatever bundle
     np.testing.assert_array_equal(runtime.anchor, vector * 2)
@@ -358,6 +410,8 @@ def test_a_round_s_model_leaves_the_personal_part_as_exported(full: Bundle) -> N
 def test_the_graph_must_read_what_the_manifest_says(full: Bundle, tmp_path: Path) -> None:
     path = tmp_path / "unread.bundle"
     shutil.copytree(full.path, path)
-    (path / "manifest.json").write_bytes(write_manifest(msgspec.structs.replace(full.manifest, random=False)))
+    (path / "manifest.json").write_bytes(
+        write_manifest(msgspec.structs.replace(full.manifest, random=False))
+    )
     with pytest.raises(BundleError, match=r"differ in these inputs: \['seed'\]"):
         open_runtime(path)

@@ -29,16 +29,24 @@ def rewritten(case: Any, path: Path, change: Callable[[Manifest, Path], Manifest
 
 def test_a_bundle_without_the_artifacts_says_how_to_get_them(cases: Cases, tmp_path: Path) -> None:
     def without(manifest: Manifest, _: Path) -> Manifest:
-        files = {name: file for name, file in manifest.files.items() if not name.startswith("ort_training/")}
+        files = {
+            name: file
+            for name, file in manifest.files.items()
+            if not name.startswith("ort_training/")
+        }
         return msgspec.structs.replace(manifest, files=files)
 
     path = rewritten(cases("softmax"), tmp_path / "without.bundle", without)
-    with pytest.raises(BundleError, match="export again where onnxruntime-training-cpu is installed"):
+    with pytest.raises(
+        BundleError, match="export again where onnxruntime-training-cpu is installed"
+    ):
         open_runtime(path, "ort-training")
     assert open_runtime(path).kind == "onnx"
 
 
-def test_the_vector_is_in_the_manifests_order_whatever_onnx_runtimes_is(cases: Cases, tmp_path: Path) -> None:
+def test_the_vector_is_in_the_manifests_order_whatever_onnx_runtimes_is(
+    cases: Cases, tmp_path: Path
+) -> None:
     # The same bundle with its parameter table turned round.
     def reverse(manifest: Manifest, path: Path) -> Manifest:
         rows, place = [], 0
@@ -58,7 +66,9 @@ def test_the_vector_is_in_the_manifests_order_whatever_onnx_runtimes_is(cases: C
     for start in range(0, 100, 20):
         batch = case.x[start : start + 20], case.y[start : start + 20]
         assert runtime.step(batch, lr=0.1, mu=0.1) == turned.step(batch, lr=0.1, mu=0.1)
-    np.testing.assert_array_equal(flatten(views(turned.parameters, turned_table), table), runtime.parameters)
+    np.testing.assert_array_equal(
+        flatten(views(turned.parameters, turned_table), table), runtime.parameters
+    )
     assert runtime.evaluate((case.x, case.y)) == turned.evaluate((case.x, case.y))
 
 
@@ -76,7 +86,8 @@ def test_a_checkpoint_of_another_model_is_refused(cases: Cases, tmp_path: Path) 
 
     path = rewritten(cases("softmax"), tmp_path / "other.bundle", rename)
     with pytest.raises(
-        BundleError, match=r"parameter other of shape \(10, 64\); ort_training/checkpoint has \['bias', 'we"
+        BundleError,
+        match=r"parameter other of shape \(10, 64\); ort_training/checkpoint has \['bias', 'we",
     ):
         open_runtime(path, "ort-training")
 
@@ -84,11 +95,15 @@ def test_a_checkpoint_of_another_model_is_refused(cases: Cases, tmp_path: Path) 
 def test_artifacts_that_cannot_be_read_are_refused(cases: Cases, tmp_path: Path) -> None:
     def damage(manifest: Manifest, path: Path) -> Manifest:
         (path / "ort_training" / "training_model.onnx").write_bytes(b"no graph at all")
-        files = manifest.files | {"ort_training/training_model.onnx": File(digest(b"no graph at all"), 15)}
+        files = manifest.files | {
+            "ort_training/training_model.onnx": File(digest(b"no graph at all"), 15)
+        }
         return msgspec.structs.replace(manifest, files=files)
 
     path = rewritten(cases("softmax"), tmp_path / "damaged.bundle", damage)
-    with pytest.raises(BundleError, match=r"onnxruntime-training [\d.]+ cannot load ort_training/: "):
+    with pytest.raises(
+        BundleError, match=r"onnxruntime-training [\d.]+ cannot load ort_training/: "
+    ):
         open_runtime(path, "ort-training")
 
 
@@ -129,10 +144,13 @@ def test_no_temporary_files_stay_behind(
         ({"personal": True, "random": True}, "personal parameters, a seed"),
     ],
 )
-def test_a_bundle_with_more_than_it_can_do_is_refused_by_name(tmp_path: Path, has: dict[str, Any], words: str) -> None:
+def test_a_bundle_with_more_than_it_can_do_is_refused_by_name(
+    tmp_path: Path, has: dict[str, Any], words: str
+) -> None:
     bundle = write_line_bundle(tmp_path / "line.bundle", **has)
     with pytest.raises(
-        BundleError, match=f"its step has {words}, which the runtime 'ort-training' cannot run; use 'onnx'"
+        BundleError,
+        match=f"its step has {words}, which the runtime 'ort-training' cannot run; use 'onnx'",
     ):
         open_runtime(bundle, "ort-training")
 

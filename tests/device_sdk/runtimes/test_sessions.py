@@ -21,20 +21,31 @@ from fleetlearn_protocol.manifest import TRAIN
 Cases = Callable[[str], Any]
 
 
-def test_a_session_runs_the_same_graph_without_the_optimizers_that_find_nothing(cases: Cases, tmp_path: Path) -> None:
+def test_a_session_runs_the_same_graph_without_the_optimizers_that_find_nothing(
+    cases: Cases, tmp_path: Path
+) -> None:
     def optimized(disabled: Sequence[str]) -> list[tuple[Any, ...]]:
         options = session_options(1)
         options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-        options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(disabled))
-        onnxruntime.InferenceSession(cases("cnn").path / TRAIN, options, providers=["CPUExecutionProvider"])
+        options.add_session_config_entry(
+            "optimization.disable_specified_optimizers", ";".join(disabled)
+        )
+        onnxruntime.InferenceSession(
+            cases("cnn").path / TRAIN, options, providers=["CPUExecutionProvider"]
+        )
         nodes = onnx.load(tmp_path / "optimized.onnx").graph.node
         # Without the nodes' own names, which differ from run to run.
-        return [(node.op_type, [*node.input], [*node.output], [*map(str, node.attribute)]) for node in nodes]
+        return [
+            (node.op_type, [*node.input], [*node.output], [*map(str, node.attribute)])
+            for node in nodes
+        ]
 
     expected = optimized([])
     assert optimized(NOTHING_TO_FIND) == expected
     assert optimized(["AnotherVersionsOptimizer"]) == expected
-    assert optimized(["NchwcTransformer", "TransposeOptimizer", "MatmulTransposeFusion"]) != expected
+    assert (
+        optimized(["NchwcTransformer", "TransposeOptimizer", "MatmulTransposeFusion"]) != expected
+    )
 
 
 PEAKS = """
@@ -52,7 +63,9 @@ for work in (lambda: runtime.step(batch, lr=0.1), lambda: runtime.evaluate(batch
 def test_evaluation_uses_the_memory_that_training_took(cases: Cases) -> None:
     """In a process of its own, since the arena of this one may have room already."""
     command = [sys.executable, "-c", PEAKS, str(cases("cnn").path)]
-    trained, evaluated = map(int, subprocess.run(command, capture_output=True, check=True, timeout=60).stdout.split())
+    trained, evaluated = map(
+        int, subprocess.run(command, capture_output=True, check=True, timeout=60).stdout.split()
+    )
     assert evaluated - trained < 4096  # KiB: 200 here, and 15,700 with an arena for each session
 
 
@@ -62,15 +75,17 @@ def test_a_graph_that_onnx_runtime_cannot_read_is_named(cases: Cases, tmp_path: 
         open_runtime(path)
 
 
-def test_a_graph_with_other_names_than_the_manifest_is_refused(cases: Cases, tmp_path: Path) -> None:
+def test_a_graph_with_other_names_than_the_manifest_is_refused(
+    cases: Cases, tmp_path: Path
+) -> None:
     other = cases("plain").path / TRAIN
     path = changed(cases("softmax"), tmp_path / "mixed.bundle", other.read_bytes())
     with pytest.raises(BundleError) as caught:
         open_runtime(path)
     assert (
-        "graphs/train.onnx and the manifest differ in these inputs: ['anchor.bias', 'anchor.weight', 'hyper.mu']"
-        in str(caught.value)
-    )
+        "graphs/train.onnx and the manifest differ in these inputs: ['anchor.bias', "
+        "'anchor.weight', 'hyper.mu']"
+    ) in str(caught.value)
 
 
 def test_a_session_for_one_number_of_examples(cases: Cases) -> None:
@@ -82,10 +97,15 @@ def test_a_session_for_one_number_of_examples(cases: Cases) -> None:
     batch = next(value for value in session.get_inputs() if value.name == "batch.x")
     assert batch.shape == [5, 64]
     inputs = {
-        value.name: np.zeros(value.shape, np.float32) for value in session.get_inputs() if value.name != "batch.y"
+        value.name: np.zeros(value.shape, np.float32)
+        for value in session.get_inputs()
+        if value.name != "batch.y"
     }
     for size in (5, 6):
-        given = inputs | {"batch.x": np.zeros([size, 64], np.float32), "batch.y": np.zeros(size, np.int64)}
+        given = inputs | {
+            "batch.x": np.zeros([size, 64], np.float32),
+            "batch.y": np.zeros(size, np.int64),
+        }
         if size == 5:
             session.run(None, given)
         else:

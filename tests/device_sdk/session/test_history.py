@@ -68,11 +68,15 @@ def holding(session: Session, name: str) -> None:
 def test_a_device_that_checked_in_says_what_it_does_next() -> None:
     session = Session("dev", 7, exchanges=("evaluation",))
     session.connected(0.0)
-    assert tell(session, WELCOME) == ["checked in with the coordinator of a test as dev; waiting for a task"]
+    assert tell(session, WELCOME) == [
+        "checked in with the coordinator of a test as dev; waiting for a task"
+    ]
     tell(session, task("A"))
     session.disconnected()
     session.connected(1.0)
-    assert tell(session, WELCOME) == ["checked in with the coordinator of a test as dev; going on with task A"]
+    assert tell(session, WELCOME) == [
+        "checked in with the coordinator of a test as dev; going on with task A"
+    ]
 
 
 def test_each_end_of_a_task_is_counted_and_said() -> None:
@@ -83,7 +87,9 @@ def test_each_end_of_a_task_is_counted_and_said() -> None:
     assert tell(session, Accepted("A")) == [
         "task A: update accepted; the coordinator has it for the next model (1 accepted so far)"
     ]
-    assert session.history == History(accepted=1, task="A", what="round 7", end="its update was accepted")
+    assert session.history == History(
+        accepted=1, task="A", what="round 7", end="its update was accepted"
+    )
 
     tell(session, task("B"))
     assert tell(session, Cancel("B", Code.ROUND_OVER, "round 7 is over")) == [
@@ -97,7 +103,9 @@ def test_each_end_of_a_task_is_counted_and_said() -> None:
     assert line == "task C is forgotten, and its work does not count: the round was 5 [stale-round]"
 
     tell(session, task("D"))
-    assert tell(session, task("E"))[0] == "task D is dropped: the coordinator gave task E in its place"
+    assert (
+        tell(session, task("E"))[0] == "task D is dropped: the coordinator gave task E in its place"
+    )
     session.located("E", [], 0.0)
     said = notes(session.ended("E", "diverged", "the loss is nan"))
     assert said == ["task E failed: the loss is nan"]
@@ -168,13 +176,14 @@ def quiet_lines(session: Session, until: float) -> list[tuple[float, str]]:
 
 
 def test_a_device_without_a_task_says_so_now_and_then() -> None:
-    """After 10 minutes, 20, 40 and so on: a device that is never called has some ten lines of them after a week."""
+    """After 10 minutes, 20, 40 and so on: a device that is never called has some ten lines of them
+    after a week."""
     lines = quiet_lines(online(), 7 * 86400.0)
     assert [time / QUIET for time, _ in lines[:5]] == pytest.approx([1, 2, 4, 8, 16], abs=0.05)
     assert len(lines) < 16
     assert lines[1][1] == (
-        "no task for 20 min; the device is connected and ready: the coordinator has not chosen it for a round since "
-        "then"
+        "no task for 20 min; the device is connected and ready: the coordinator has not chosen it "
+        "for a round since then"
     )
     gaps = [after - before for (before, _), (after, _) in pairwise(lines)]
     assert max(gaps) == pytest.approx(86400.0, rel=0.01)
@@ -183,7 +192,9 @@ def test_a_device_without_a_task_says_so_now_and_then() -> None:
 def test_a_device_that_gets_no_task_says_the_coordinator_s_reason() -> None:
     session = online(Welcome("c", 10.0, 8, ineligible="the plan wants the tag roof"))
     ((_, text),) = quiet_lines(session, 1000.0)
-    assert text == "no task for 10 min; the device is connected and ready: the plan wants the tag roof"
+    assert (
+        text == "no task for 10 min; the device is connected and ready: the plan wants the tag roof"
+    )
 
 
 def test_the_wait_is_counted_from_the_end_of_the_last_task() -> None:

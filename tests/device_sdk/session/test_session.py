@@ -30,7 +30,16 @@ from fleetlearn_device.session.commands import (
 )
 from fleetlearn_device.session.session import VERSION_WAIT, Session
 from fleetlearn_device.session.statement import Statement
-from fleetlearn_device.session.states import Closing, Fetching, Holding, Idle, Link, Locating, Online, Work
+from fleetlearn_device.session.states import (
+    Closing,
+    Fetching,
+    Holding,
+    Idle,
+    Link,
+    Locating,
+    Online,
+    Work,
+)
 from fleetlearn_protocol.encodings import FAMILIES
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, ExchangeKind, NoContent, fields_of
@@ -137,7 +146,8 @@ STATES = [
     "sent",
 ]
 
-# message -> state -> "commands > work"; "*" is every other state; "-": nothing but a note, and no change.
+# message -> state -> "commands > work"; "*" is every other state; "-": nothing but a note, and no
+# change.
 FAULT = "Close > *"
 FORGOTTEN = {
     "locating": "> idle",
@@ -169,15 +179,24 @@ TABLE: dict[str, tuple[FromCoordinator | bytes | str, dict[str, str]]] = {
         },
     ),
     "come back": (ComeBack(5.0, "no-task"), {"*": FAULT}),
-    "its content": (Content(3, SHA, len(MODEL), 0), {"fetching": "> fetching", "receiving": "> fetching", "*": "-"}),
+    "its content": (
+        Content(3, SHA, len(MODEL), 0),
+        {"fetching": "> fetching", "receiving": "> fetching", "*": "-"},
+    ),
     "another content": (Content(4, "d" * 64, 8, 0), {"*": "-"}),
     "content of another size": (
         Content(3, SHA, 44, 0),
         {"fetching": "Send Close > idle", "receiving": "Send Close > idle", "*": "-"},
     ),
     "content from elsewhere": (Content(3, SHA, len(MODEL), 8), {"*": "-"}),
-    "its first chunk": (pack_chunk(3, 0, MODEL[:8]), {"receiving": "StoreChunk > fetching", "*": "-"}),
-    "its only chunk": (pack_chunk(3, 0, MODEL), {"receiving": "StoreChunk FinishContent > storing", "*": "-"}),
+    "its first chunk": (
+        pack_chunk(3, 0, MODEL[:8]),
+        {"receiving": "StoreChunk > fetching", "*": "-"},
+    ),
+    "its only chunk": (
+        pack_chunk(3, 0, MODEL),
+        {"receiving": "StoreChunk FinishContent > storing", "*": "-"},
+    ),
     "a chunk too far": (pack_chunk(3, 8, MODEL[8:]), {"receiving": FAULT, "*": "-"}),
     "a chunk too long": (pack_chunk(3, 0, MODEL + b"...."), {"receiving": FAULT, "*": "-"}),
     "another chunk": (pack_chunk(8, 0, MODEL), {"*": "-"}),
@@ -193,7 +212,13 @@ TABLE: dict[str, tuple[FromCoordinator | bytes | str, dict[str, str]]] = {
     ),
     "its grant again": (
         Grant("A", 9, 0),
-        {"idle": "-", "holding": "SendUpdate > uploading", "uploading": "-", "sent": "-", "*": FAULT},
+        {
+            "idle": "-",
+            "holding": "SendUpdate > uploading",
+            "uploading": "-",
+            "sent": "-",
+            "*": FAULT,
+        },
     ),
     "a grant beyond the end": (Grant("A", 10, 44), {"idle": "-", "*": FAULT}),
     "another grant": (Grant("B", 10, 0), {"*": "-"}),
@@ -244,7 +269,10 @@ TABLE: dict[str, tuple[FromCoordinator | bytes | str, dict[str, str]]] = {
         Refused(Code.UNKNOWN_CONTENT, "no such", None, SHA),
         {"fetching": "Send Close > idle", "receiving": "Send Close > idle", "*": "-"},
     ),
-    "another content refused": (Refused(Code.UNKNOWN_CONTENT, "no such", None, "d" * 64), {"*": "-"}),
+    "another content refused": (
+        Refused(Code.UNKNOWN_CONTENT, "no such", None, "d" * 64),
+        {"*": "-"},
+    ),
     "something refused": (Refused(Code.BAD_MESSAGE, "what?"), {"*": FAULT}),
     "another process": (
         Refused(Code.REPLACED, "again"),
@@ -287,7 +315,9 @@ def test_each_message_in_each_state(name: str, state: str) -> None:
         return
     names, _, work = expected.rpartition(">")
     assert [type(command).__name__ for command in commands] == names.split()
-    assert name_of(session.work) == (PARKED.get(before, before) if work.strip() == "*" else work.strip())
+    assert name_of(session.work) == (
+        PARKED.get(before, before) if work.strip() == "*" else work.strip()
+    )
     assert isinstance(session.link, Closing if "Close" in names else Online)
 
 
@@ -314,7 +344,9 @@ def test_before_the_welcome_only_three_messages_are_in_turn(name: str) -> None:
         assert isinstance(session.link, Online)
     else:
         assert isinstance(commands[-1], Close)
-        assert session.faults == (0 if isinstance(message, ComeBack) or name == "another process" else 1)
+        assert session.faults == (
+            0 if isinstance(message, ComeBack) or name == "another process" else 1
+        )
 
 
 def test_a_check_in_states_what_the_device_is_and_the_welcome_says_why_it_waits() -> None:
@@ -344,34 +376,54 @@ def test_a_check_in_states_what_the_device_is_and_the_welcome_says_why_it_waits(
 def test_a_difference_that_cannot_be_had_is_replaced_by_the_whole(how: str) -> None:
     session = brought_to("idle")
     tell(session, task())
-    delta = Wanted("d" * 64, "the difference of the model", WANTED.place, 9, 9, base="b" * 64, instead=WANTED)
+    delta = Wanted(
+        "d" * 64, "the difference of the model", WANTED.place, 9, 9, base="b" * 64, instead=WANTED
+    )
     assert acts(session.located("A", [delta], 0.0)) == [Send(Fetch("d" * 64))]
     if how == "refused":
         commands = tell(session, Refused(Code.UNKNOWN_CONTENT, "of an old round", None, "d" * 64))
     else:
         tell(session, Content(3, "d" * 64, 9, 0))
-        assert acts(session.received_chunk(pack_chunk(3, 0, bytes(9)), 0.0))[-1] == FinishContent(delta)
+        assert acts(session.received_chunk(pack_chunk(3, 0, bytes(9)), 0.0))[-1] == FinishContent(
+            delta
+        )
         commands = session.stored("d" * 64, False, 0.0)
     assert acts(commands) == [Send(Fetch(SHA))]
     assert isinstance(session.work, Fetching)
 
 
 def test_a_round_from_the_check_in_to_the_acknowledgement() -> None:
-    session = Session("dev", 7, exchanges=("evaluation",), runtime="onnx 1", software="fleetlearn 0")
+    session = Session(
+        "dev", 7, exchanges=("evaluation",), runtime="onnx 1", software="fleetlearn 0"
+    )
     assert session.connected(0.0) == [
-        Send(CheckIn(1, "dev", 7, "onnx 1", "fleetlearn 0", None, exchanges=("evaluation",), encodings=FAMILIES))
+        Send(
+            CheckIn(
+                1,
+                "dev",
+                7,
+                "onnx 1",
+                "fleetlearn 0",
+                None,
+                exchanges=("evaluation",),
+                encodings=FAMILIES,
+            )
+        )
     ]
     assert acts(tell(session, WELCOME)) == []
     assert acts(tell(session, task())) == [Locate(task())]
     assert acts(session.located("A", [WANTED], 1.0)) == [Send(Fetch(SHA, 0))]
     assert tell(session, Content(3, SHA, 40, 0)) == []
-    assert session.received_chunk(pack_chunk(3, 0, MODEL[:16]), 1.0) == [StoreChunk(WANTED, 0, memoryview(MODEL)[:16])]
+    assert session.received_chunk(pack_chunk(3, 0, MODEL[:16]), 1.0) == [
+        StoreChunk(WANTED, 0, memoryview(MODEL)[:16])
+    ]
     assert session.received_chunk(pack_chunk(3, 16, MODEL[16:]), 1.0) == [
         StoreChunk(WANTED, 16, memoryview(MODEL)[16:]),
         FinishContent(WANTED),
     ]
     assert session.stored(SHA, True, 1.0) == [Locate(task())]
-    assert session.located("A", [], 2.0) == [StartTraining(task(), 88.0)]  # 100 - 2 - a tenth for the upload
+    # 100 - 2 - a tenth for the upload
+    assert session.located("A", [], 2.0) == [StartTraining(task(), 88.0)]
     assert session.trained(report()) == [SavePending(report())]
     assert session.saved("A") == [Send(report())]
     assert acts(tell(session, Grant("A", 9, 16))) == [SendUpdate("A", 9, 16, 8)]
@@ -404,7 +456,13 @@ def test_the_update_is_saved_before_it_is_reported() -> None:
 def test_a_held_update_is_checked_in_and_reported_again() -> None:
     session = Session("dev", 7, exchanges=("evaluation",), held=report())
     check_in = session.connected(0.0)
-    assert check_in == [Send(CheckIn(1, "dev", 7, "", "", Held("A", 1), exchanges=("evaluation",), encodings=FAMILIES))]
+    assert check_in == [
+        Send(
+            CheckIn(
+                1, "dev", 7, "", "", Held("A", 1), exchanges=("evaluation",), encodings=FAMILIES
+            )
+        )
+    ]
     assert acts(tell(session, WELCOME)) == [Send(report())]
     assert acts(tell(session, task("A"))) == []  # the coordinator did not look at ``held``
     assert acts(tell(session, Refused(Code.STALE_ROUND, "over", "A"))) == [DropPending("A")]
@@ -416,7 +474,11 @@ def test_a_broken_upload_begins_again_at_its_report(state: str) -> None:
     session.disconnected()
     assert session.update_sent(9, 1.0) == []
     assert session.connected(1.0) == [
-        Send(CheckIn(1, "dev", 7, "", "", Held("A", 1), exchanges=("evaluation",), encodings=FAMILIES))
+        Send(
+            CheckIn(
+                1, "dev", 7, "", "", Held("A", 1), exchanges=("evaluation",), encodings=FAMILIES
+            )
+        )
     ]
     assert acts(tell(session, WELCOME)) == [Send(report())]
     assert acts(tell(session, Grant("A", 11, 24))) == [SendUpdate("A", 11, 24, 8)]
@@ -444,11 +506,13 @@ def test_a_fetch_that_is_told_to_wait_is_patient() -> None:
     session = brought_to("fetching")
     for now in (30.0, 60.0, 90.0):
         assert acts(tell(session, Waiting(sha256=SHA), now)) == []
-    assert session.tick(99.0) == [Send(Heartbeat("A", 0))]  # patience was over at 60 s, had nothing come
+    # patience was over at 60 s, had nothing come
+    assert session.tick(99.0) == [Send(Heartbeat("A", 0))]
 
 
 def test_a_repeated_task_does_not_disturb_a_held_update() -> None:
-    """The device finished training after its check-in, which named no update, so the task is given again."""
+    """The device finished training after its check-in, which named no update, so the task is given
+    again."""
     session = brought_to("training")
     session.disconnected()
     session.connected(1.0)
@@ -464,7 +528,8 @@ def test_another_task_than_the_held_one_replaces_it() -> None:
     session.connected(0.0)
     tell(session, WELCOME)
     assert acts(tell(session, task("B"))) == [DropPending("A"), Locate(task("B"))]
-    assert acts(tell(session, Refused(Code.NOT_WANTED, "given back", "A"))) == []  # the answer to its report
+    # the answer to its report
+    assert acts(tell(session, Refused(Code.NOT_WANTED, "given back", "A"))) == []
     assert session.task_id == "B"
 
 
@@ -477,8 +542,11 @@ def test_a_broken_download_goes_on_where_the_directory_says() -> None:
     partial = Wanted(SHA, "the model", WANTED.place, 40, 40, have=16)
     assert acts(session.located("A", [partial], 2.0)) == [Send(Fetch(SHA, 16))]
     assert tell(session, Content(5, SHA, 40, 16)) == []
-    assert session.received_chunk(pack_chunk(3, 16, MODEL[16:]), 2.0) == []  # of the connection before
-    assert acts(session.received_chunk(pack_chunk(5, 16, MODEL[16:]), 2.0))[1:] == [FinishContent(partial)]
+    # of the connection before
+    assert session.received_chunk(pack_chunk(3, 16, MODEL[16:]), 2.0) == []
+    assert acts(session.received_chunk(pack_chunk(5, 16, MODEL[16:]), 2.0))[1:] == [
+        FinishContent(partial)
+    ]
 
 
 def test_training_goes_on_without_a_connection() -> None:
@@ -518,7 +586,9 @@ def test_a_content_announced_again_begins_again() -> None:
     session = brought_to("receiving")
     session.received_chunk(pack_chunk(3, 0, MODEL[:16]), 1.0)
     assert tell(session, Content(3, SHA, 40, 0)) == []
-    assert session.received_chunk(pack_chunk(3, 0, MODEL[:8]), 1.0) == [StoreChunk(WANTED, 0, memoryview(MODEL)[:8])]
+    assert session.received_chunk(pack_chunk(3, 0, MODEL[:8]), 1.0) == [
+        StoreChunk(WANTED, 0, memoryview(MODEL)[:8])
+    ]
 
 
 def test_broken_protocol_closes_with_its_own_code() -> None:
@@ -545,8 +615,12 @@ def test_a_start_beyond_the_content_is_fetched_from_the_beginning() -> None:
     session = brought_to("locating")
     longer = Wanted(SHA, "manifest.json", "m", None, 1000, have=500)
     session.located("A", [longer], 0.0)
-    assert acts(tell(session, Refused(Code.WRONG_OFFSET, "beyond", None, SHA))) == [Send(Fetch(SHA, 0))]
-    assert isinstance(acts(tell(session, Refused(Code.WRONG_OFFSET, "beyond", None, SHA)))[-1], Close)
+    assert acts(tell(session, Refused(Code.WRONG_OFFSET, "beyond", None, SHA))) == [
+        Send(Fetch(SHA, 0))
+    ]
+    assert isinstance(
+        acts(tell(session, Refused(Code.WRONG_OFFSET, "beyond", None, SHA)))[-1], Close
+    )
 
 
 def test_a_content_above_its_limit_is_not_stored() -> None:
@@ -595,7 +669,9 @@ def test_bytes_are_reported_again_once_and_then_forgotten() -> None:
 
 
 @pytest.mark.parametrize("code", ["diverged", "out-of-time", "bad-bundle", "runtime-error"])
-def test_a_failed_training_gives_the_task_back_and_backs_off(code: session_module.FailureCode) -> None:
+def test_a_failed_training_gives_the_task_back_and_backs_off(
+    code: session_module.FailureCode,
+) -> None:
     session = brought_to("training")
     send, close = acts(session.ended("A", code, "why" * 500))
     assert isinstance(send, Send)
@@ -634,25 +710,28 @@ def test_a_task_that_asks_for_an_encoding_that_the_device_knows_is_done(name: st
         (
             (VectorReference("model", SHA, 8, "int8"),),
             {"update": "float32"},
-            "the task sends the vectors model (int8); this device knows model (float32, float16, bfloat16)",
+            (
+                "the task sends the vectors model (int8); this device knows model (float32, "
+                "float16, bfloat16)"
+            ),
         ),
         (
             (KNOWN,),
             {"update": "int16"},
-            "the task asks for the parts update (int16); this device knows update (float32, float16, bfloat16, int8, "
-            "int4, topk)",
+            "the task asks for the parts update (int16); this device knows update (float32, "
+            "float16, bfloat16, int8, int4, topk)",
         ),
         (
             (KNOWN,),
             {"update": "topk-2"},
-            "the task asks for the parts update (topk-2); this device knows update (float32, float16, bfloat16, int8, "
-            "int4, topk)",
+            "the task asks for the parts update (topk-2); this device knows update (float32, "
+            "float16, bfloat16, int8, int4, topk)",
         ),
         (
             (KNOWN,),
             {"update": "float32", "control": "float32"},
-            "the task asks for the parts update (float32), control (float32); this device knows update (float32, "
-            "float16, bfloat16, int8, int4, topk)",
+            "the task asks for the parts update (float32), control (float32); this device knows "
+            "update (float32, float16, bfloat16, int8, int4, topk)",
         ),
     ],
 )
@@ -759,7 +838,9 @@ def test_heartbeats_say_how_far_training_is() -> None:
 def test_a_coordinator_that_does_not_answer_is_left(state: str) -> None:
     session = brought_to(state)
     for second in range(60):
-        assert not [command for command in session.tick(float(second)) if isinstance(command, Close)]
+        assert not [
+            command for command in session.tick(float(second)) if isinstance(command, Close)
+        ]
     assert acts(session.tick(60.0)) == [Close("no answer for 60 s")]
 
 
@@ -782,7 +863,9 @@ def test_chunks_are_as_small_as_the_welcome_says() -> None:
     assert acts(tell(session, Grant("A", 9, 0))) == [SendUpdate("A", 9, 0, CHUNK_BYTES)]
 
 
-@pytest.mark.parametrize(("code", "until_finished"), [(Code.BAD_VERSION, True), (Code.BAD_MESSAGE, False)])
+@pytest.mark.parametrize(
+    ("code", "until_finished"), [(Code.BAD_VERSION, True), (Code.BAD_MESSAGE, False)]
+)
 def test_a_refused_check_in_ends_the_device(code: Code, until_finished: bool) -> None:
     session = Session("dev", 7, exchanges=("evaluation",), until_finished=until_finished)
     session.connected(0.0)
@@ -797,7 +880,9 @@ def test_an_unattended_device_waits_for_a_coordinator_of_its_version() -> None:
     session = Session("dev", 7, exchanges=("evaluation",), held=report())
     session.connected(0.0)
     note, close = tell(session, Refused(Code.BAD_VERSION, "version 9 is spoken here"))
-    assert note == Note("the coordinator speaks another version of the protocol: version 9 is spoken here", True)
+    assert note == Note(
+        "the coordinator speaks another version of the protocol: version 9 is spoken here", True
+    )
     assert close == Close("another version of the protocol", VERSION_WAIT)
     session.disconnected()
     assert (session.over, session.error, session.task_id) == (False, None, "A")
@@ -851,7 +936,10 @@ def test_a_device_that_was_replaced_ends_and_keeps_what_is_finished(state: str) 
     assert session.over
     assert isinstance(session.error, ProtocolError)
     assert session.error.code is Code.REPLACED
-    assert "delete identity.json and, if there is one, credential.json in the copy" in session.error.text
+    assert (
+        "delete identity.json and, if there is one, credential.json in the copy"
+        in session.error.text
+    )
     finished = state in ("saving", "holding", "uploading", "sent")
     assert isinstance(session.work, Holding if finished else Idle)
 
@@ -956,7 +1044,9 @@ def test_an_evaluation_that_is_cancelled_stops_and_one_that_fails_is_given_back(
     assert acts(tell(session, Cancel("E", Code.ROUND_OVER))) == [StopTraining("E")]
     assert session.answered(EVALUATED) == []
     session = evaluating()
-    assert Send(Failed("E", "diverged", "the loss is nan")) in session.ended("E", "diverged", "the loss is nan")
+    assert Send(Failed("E", "diverged", "the loss is nan")) in session.ended(
+        "E", "diverged", "the loss is nan"
+    )
     assert isinstance(session.work, Idle)
 
 
@@ -971,7 +1061,9 @@ def test_an_evaluation_of_what_the_device_does_not_know_is_given_back() -> None:
     session = Session("dev", 7, exchanges=("evaluation",))
     session.connected(0.0)
     tell(session, WELCOME)
-    other = msgspec.structs.replace(EVALUATE, vectors=(VectorReference("control", SHA, 40, "int8"),))
+    other = msgspec.structs.replace(
+        EVALUATE, vectors=(VectorReference("control", SHA, 40, "int8"),)
+    )
     (failed,) = [row.message for row in tell(session, other) if isinstance(row, Send)]
     assert isinstance(failed, Failed)
     assert failed.code == "unsupported"
@@ -1004,24 +1096,32 @@ def test_a_task_of_an_algorithm_that_the_device_knows_is_begun() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"algorithm": "gossip"}, "the task asks for the algorithm gossip; this device knows plain, scaffold"),
+        (
+            {"algorithm": "gossip"},
+            "the task asks for the algorithm gossip; this device knows plain, scaffold",
+        ),
         (
             {"vectors": (KNOWN,)},
-            "the task sends the vectors model (float32); this device knows model, control (float32, float16, bfloat16)",
+            (
+                "the task sends the vectors model (float32); this device knows model, control "
+                "(float32, float16, bfloat16)"
+            ),
         ),
         (
             {"parts": {"update": "float32"}},
-            "the task asks for the parts update (float32); this device knows update, control (float32, "
-            "float16, bfloat16, int8, int4, topk)",
+            "the task asks for the parts update (float32); this device knows update, control "
+            "(float32, float16, bfloat16, int8, int4, topk)",
         ),
         (
             {"parts": {"update": "float32", "control": "base64"}},
-            "the task asks for the parts update (float32), control (base64); this device knows update, control "
-            "(float32, float16, bfloat16, int8, int4, topk)",
+            "the task asks for the parts update (float32), control (base64); this device knows "
+            "update, control (float32, float16, bfloat16, int8, int4, topk)",
         ),
     ],
 )
-def test_a_task_that_does_not_fit_its_algorithm_is_given_back(changes: dict[str, Any], text: str) -> None:
+def test_a_task_that_does_not_fit_its_algorithm_is_given_back(
+    changes: dict[str, Any], text: str
+) -> None:
     session = Session("dev", 7, exchanges=("evaluation",), algorithms=("scaffold",))
     session.connected(0.0)
     tell(session, WELCOME)
@@ -1049,12 +1149,20 @@ def test_a_question_that_names_no_bundle_is_answered_without_one(
 @pytest.mark.parametrize(
     ("question", "text"),
     [
-        (msgspec.structs.replace(EVALUATE, kind="gossip"), "the kind gossip; this device knows evaluation"),
+        (
+            msgspec.structs.replace(EVALUATE, kind="gossip"),
+            "the kind gossip; this device knows evaluation",
+        ),
         (msgspec.structs.replace(EVALUATE, bundle=None), "the kind evaluation names no bundle"),
-        (msgspec.structs.replace(EVALUATE, vectors=()), "sends the vectors ; this device knows model"),
+        (
+            msgspec.structs.replace(EVALUATE, vectors=()),
+            "sends the vectors ; this device knows model",
+        ),
     ],
 )
-def test_a_question_that_the_device_does_not_know_is_given_back(question: Question, text: str) -> None:
+def test_a_question_that_the_device_does_not_know_is_given_back(
+    question: Question, text: str
+) -> None:
     session = brought_to("idle")
     sent = [row for row in tell(session, question) if isinstance(row, Send)]
     assert [row.message.code for row in sent if isinstance(row.message, Failed)] == ["unsupported"]

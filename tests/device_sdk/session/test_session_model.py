@@ -1,6 +1,7 @@
-"""The session against a model of a coordinator that keeps to PROTOCOL.md, while connections, processes, contents and
-both sides' patience fail in any order. Nothing here takes time: every answer that a device's disk, thread or socket
-would give is a job that may be done at any later step.
+"""The session against a model of a coordinator that keeps to PROTOCOL.md, while connections,
+processes, contents and both sides' patience fail in any order. Nothing here takes time: every
+answer that a device's disk, thread or socket would give is a job that may be done at any later
+step.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ class Coordinator:
     def assign(self, model: str) -> None:
         self.count += 1
         vector = VectorReference("model", model, SIZE, "float32")
-        self.lease = Task(f"t{self.count}", 1, "b" * 64, (vector,), {"update": "float32"}, {}, 1, 8, 0, 1000.0)
+        self.lease = Task(
+            f"t{self.count}", 1, "b" * 64, (vector,), {"update": "float32"}, {}, 1, 8, 0, 1000.0
+        )
         self.tell(self.lease)
 
     def end_lease(self) -> None:
@@ -102,14 +105,18 @@ class Coordinator:
         assert self.waiting is not None
         self.count += 1
         self.granted = self.waiting.task, self.count
-        self.tell(Grant(self.waiting.task, self.count, self.received.setdefault(self.waiting.task, 0)))
+        self.tell(
+            Grant(self.waiting.task, self.count, self.received.setdefault(self.waiting.task, 0))
+        )
         self.waiting = None
 
     def take(self, frame: str | bytes) -> None:
         if isinstance(frame, bytes):
             chunk = unpack_chunk(frame)
             if self.granted is None or chunk.transfer != self.granted[1]:
-                assert chunk.transfer in self.past, "a chunk that was never granted on this connection"
+                assert chunk.transfer in self.past, (
+                    "a chunk that was never granted on this connection"
+                )
                 return
             assert chunk.offset == self.received[self.granted[0]], "a chunk out of order"
             self.received[self.granted[0]] += len(chunk.payload)
@@ -227,8 +234,12 @@ class Model(RuleBasedStateMachine):
 
     def locate(self, task: Task) -> None:
         model = task.vector("model").sha256
-        wanted = Wanted(model, "the model", f"models/{model}", SIZE, SIZE, self.partial.get(model, 0))
-        self.perform(self.session.located(task.task, [] if model in self.complete else [wanted], self.now))
+        wanted = Wanted(
+            model, "the model", f"models/{model}", SIZE, SIZE, self.partial.get(model, 0)
+        )
+        self.perform(
+            self.session.located(task.task, [] if model in self.complete else [wanted], self.now)
+        )
 
     def finish(self, wanted: Wanted) -> None:
         good = self.partial.pop(wanted.sha256, 0) == SIZE and not self.corrupt
@@ -319,7 +330,9 @@ class Model(RuleBasedStateMachine):
         if '"type":"content"' not in self.coordinator.wire[-1]:
             self.coordinator.wire.append(self.coordinator.wire[-1])
 
-    @precondition(lambda self: self.training is not None and not isinstance(self.session.work, Saving))
+    @precondition(
+        lambda self: self.training is not None and not isinstance(self.session.work, Saving)
+    )
     @rule(how=st.sampled_from(["well", "well", "stopped", "diverged"]))
     def training_ends(self, how: str) -> None:
         assert self.training is not None
@@ -331,10 +344,14 @@ class Model(RuleBasedStateMachine):
             part = Part("update", "float32", SIZE, zlib.crc32(task.task.encode()))
             if not wanted:
                 self.training = None
-            self.perform(self.session.trained(Report(task.task, task.round, (part,), 7, 3, 1.0, True, 0.5)))
+            self.perform(
+                self.session.trained(Report(task.task, task.round, (part,), 7, 3, 1.0, True, 0.5))
+            )
             return
         self.training = None
-        self.perform(self.session.ended(task.task, "diverged" if how == "diverged" else None, "nan"))
+        self.perform(
+            self.session.ended(task.task, "diverged" if how == "diverged" else None, "nan")
+        )
 
     @precondition(lambda self: self.upload is not None)
     @rule()
@@ -393,9 +410,15 @@ class Model(RuleBasedStateMachine):
         if forgets:
             self.coordinator.lease = None
 
-    @rule(steps=st.integers(1, 20), model=st.sampled_from(MODELS), slow=st.booleans(), twice=st.booleans())
+    @rule(
+        steps=st.integers(1, 20),
+        model=st.sampled_from(MODELS),
+        slow=st.booleans(),
+        twice=st.booleans(),
+    )
     def all_is_well_for_a_while(self, steps: int, model: str, slow: bool, twice: bool) -> None:
-        """Let all go well for a while, so that faults happen everywhere and not only at the beginning of a round."""
+        """Let all go well for a while, so that faults happen everywhere and not only at the
+        beginning of a round."""
         for _ in range(steps):
             if twice and self.coordinator.wire and isinstance(self.coordinator.wire[-1], str):
                 self.say_twice()
@@ -403,7 +426,8 @@ class Model(RuleBasedStateMachine):
                 self.coordinator.assign(model)
 
     def next_step(self, slow: bool = False) -> bool:
-        """What happens next if nothing goes wrong, training last where it is ``slow``. False: nothing does."""
+        """What happens next if nothing goes wrong, training last where it is ``slow``. False:
+        nothing does."""
         trains = self.training is not None and not isinstance(self.session.work, Saving)
         if trains and not slow:
             self.train_to_the_end()
@@ -454,7 +478,11 @@ class Model(RuleBasedStateMachine):
                 break
         assert self.connected
         assert isinstance(self.session.link, Online)
-        assert (self.session.work, self.session.running_task_id, self.pending) == (Idle(), None, None)
+        assert (self.session.work, self.session.running_task_id, self.pending) == (
+            Idle(),
+            None,
+            None,
+        )
         assert self.coordinator.lease is None
         assert self.session.tick(self.now + 10.0) == [Send(Heartbeat(None, 0))]
 

@@ -1,4 +1,5 @@
-"""A session whose device was given keys: what is signed is done, all else is refused, and what it works on stays."""
+"""A session whose device was given keys: what is signed is done, all else is refused, and what it
+works on stays."""
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ def tell(session: Session, message: FromCoordinator) -> Commands:
     return session.received(encode(message), 0.0)
 
 
-def signed(keys: Signer, message: Task | Question | Trust, challenge: str = CHALLENGE, device: str = "dev") -> Signed:
+def signed(
+    keys: Signer, message: Task | Question | Trust, challenge: str = CHALLENGE, device: str = "dev"
+) -> Signed:
     found = keys.for_device(CheckIn(1, device, 7, trusts=keys.keys, challenge=challenge))
     assert found is not None
     return found.sign(message)
@@ -105,7 +108,9 @@ def test_a_task_without_a_signature_is_given_back(ours: Signer) -> None:
     assert session.faults == 1
 
 
-def test_signatures_of_others_for_others_and_from_before_are_refused(ours: Signer, tmp_path: Path) -> None:
+def test_signatures_of_others_for_others_and_from_before_are_refused(
+    ours: Signer, tmp_path: Path
+) -> None:
     good = signed(ours, task())
     changed = msgspec.structs.replace(good, message=good.message.replace("b" * 64, "c" * 64))
     theirs = signer(tmp_path, "theirs.pem")
@@ -115,7 +120,10 @@ def test_signatures_of_others_for_others_and_from_before_are_refused(ours: Signe
         (signed(ours, task(), challenge=ANOTHER), "its signature is wrong"),
         (signed(ours, task(), device="another"), "its signature is wrong"),
         (under_our_name, "its signature is wrong"),
-        (signed(theirs, task()), f"signed with the key {theirs.keys[0]}; this device trusts {ours.keys[0]}"),
+        (
+            signed(theirs, task()),
+            f"signed with the key {theirs.keys[0]}; this device trusts {ours.keys[0]}",
+        ),
     ):
         session = session_of(ours)
         online(session)
@@ -187,7 +195,11 @@ def test_new_keys_take_the_place_of_those_before(ours: Signer, tmp_path: Path) -
 
 def test_new_keys_without_a_good_signature_change_nothing(ours: Signer, tmp_path: Path) -> None:
     theirs = signer(tmp_path, "theirs.pem")
-    for message in (Trust(theirs.keys), signed(theirs, Trust(theirs.keys)), signed(ours, Trust(theirs.keys), ANOTHER)):
+    for message in (
+        Trust(theirs.keys),
+        signed(theirs, Trust(theirs.keys)),
+        signed(ours, Trust(theirs.keys), ANOTHER),
+    ):
         session = session_of(ours)
         online(session)
         tell(session, signed(ours, task()))

@@ -103,7 +103,9 @@ def with_delta(bundle: bytes, content: bytes = DELTA) -> Task:
     """A task of the model NEXT, which may be fetched as a difference from BASE."""
     given = task(bundle, NEXT.tobytes())
     delta = Delta(sha(BASE.tobytes()), sha(content), len(content))
-    return msgspec.structs.replace(given, vectors=(msgspec.structs.replace(given.vectors[0], delta=delta),))
+    return msgspec.structs.replace(
+        given, vectors=(msgspec.structs.replace(given.vectors[0], delta=delta),)
+    )
 
 
 def holding(state: StateDirectory, bundle: bytes) -> None:
@@ -121,14 +123,22 @@ def test_a_model_comes_as_the_difference_from_the_one_before(state: StateDirecto
     holding(state, bundle)
     given = with_delta(bundle)
     (wanted,) = state.contents.lacking(given, "onnx")
-    assert (wanted.sha256, wanted.size, wanted.base) == (sha(DELTA), len(DELTA), sha(BASE.tobytes()))
-    assert wanted.instead == Wanted(sha(NEXT.tobytes()), "the model", f"models/{sha(NEXT.tobytes())}", 20, 20)
+    assert (wanted.sha256, wanted.size, wanted.base) == (
+        sha(DELTA),
+        len(DELTA),
+        sha(BASE.tobytes()),
+    )
+    assert wanted.instead == Wanted(
+        sha(NEXT.tobytes()), "the model", f"models/{sha(NEXT.tobytes())}", 20, 20
+    )
     assert bring(state, wanted, DELTA)
     assert state.contents.lacking(given, "onnx") == []
     assert state.contents.vector_path(sha(NEXT.tobytes())).read_bytes() == NEXT.tobytes()
     assert set(state.contents.models()) == {sha(BASE.tobytes()), sha(NEXT.tobytes())}
     assert state.contents.lacking(task(bundle, NEXT.tobytes()), "onnx") == []
-    assert state.contents.models() == (sha(NEXT.tobytes()),), "the base is deleted when no task names it"
+    assert state.contents.models() == (sha(NEXT.tobytes()),), (
+        "the base is deleted when no task names it"
+    )
 
 
 @pytest.mark.parametrize("lost", ["deleted", "damaged"])
@@ -146,8 +156,12 @@ def test_without_the_base_all_of_the_model_is_fetched(tmp_path: Path, lost: str)
         assert (wanted.sha256, wanted.base) == (sha(NEXT.tobytes()), None)
 
 
-@pytest.mark.parametrize("content", [encode_delta(BASE, BASE), b"nonsense"], ids=["another vector's", "no difference"])
-def test_a_difference_that_gives_another_vector_is_deleted(state: StateDirectory, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [encode_delta(BASE, BASE), b"nonsense"], ids=["another vector's", "no difference"]
+)
+def test_a_difference_that_gives_another_vector_is_deleted(
+    state: StateDirectory, content: bytes
+) -> None:
     bundle = manifest()
     holding(state, bundle)
     given = with_delta(bundle, content)
@@ -163,7 +177,10 @@ def test_the_manifest_says_what_else_is_lacking(state: StateDirectory) -> None:
     bundle = manifest()
     given = task(bundle)
     first = state.contents.lacking(given, "onnx")
-    assert [(wanted.name, wanted.size) for wanted in first] == [("manifest.json", None), ("the model", len(MODEL))]
+    assert [(wanted.name, wanted.size) for wanted in first] == [
+        ("manifest.json", None),
+        ("the model", len(MODEL)),
+    ]
     assert bring(state, first[0], bundle)
     second = {wanted.name: wanted for wanted in state.contents.lacking(given, "onnx")}
     assert set(second) == {TRAIN, EVAL, "the model"}
@@ -187,7 +204,8 @@ def fetched(state: StateDirectory, given: Task, bundle: bytes) -> list[str]:
     """Bring what is lacking. Returns the names of what was fetched."""
     read = read_manifest(bundle)
     contents = {
-        sha(content): content for content in (*FILES.values(), b"weights" * 1000, read.name.encode(), bundle, MODEL)
+        sha(content): content
+        for content in (*FILES.values(), b"weights" * 1000, read.name.encode(), bundle, MODEL)
     }
     names = []
     while lacking := state.contents.lacking(given, "onnx"):
@@ -197,9 +215,13 @@ def fetched(state: StateDirectory, given: Task, bundle: bytes) -> list[str]:
     return names
 
 
-def test_what_two_bundles_have_in_common_is_fetched_once_and_kept_once(state: StateDirectory) -> None:
+def test_what_two_bundles_have_in_common_is_fetched_once_and_kept_once(
+    state: StateDirectory,
+) -> None:
     (first, one), (second, two) = versions("first", "second")
-    assert sorted(fetched(state, first, one)) == sorted(["manifest.json", "the model", TRAIN, EVAL, FROZEN])
+    assert sorted(fetched(state, first, one)) == sorted(
+        ["manifest.json", "the model", TRAIN, EVAL, FROZEN]
+    )
     assert sorted(fetched(state, second, two)) == sorted(["manifest.json", TRAIN])
     files = [state.contents.bundle_path(given.bundle) / FROZEN for given in (first, second)]
     assert files[0].samefile(files[1])
@@ -214,13 +236,16 @@ def test_a_damaged_file_is_not_taken_from_another_bundle(tmp_path: Path) -> None
     fetched(opened, first, one)
     (opened.contents.bundle_path(first.bundle) / FROZEN).write_bytes(b"weightz" * 1000)
     opened.close()
-    opened = StateDirectory(tmp_path / "state")  # another process does not know that the file was intact
+    # another process does not know that the file was intact
+    opened = StateDirectory(tmp_path / "state")
     assert FROZEN in fetched(opened, second, two)
     assert FROZEN in fetched(opened, first, one) or not opened.contents.lacking(first, "onnx")
     opened.close()
 
 
-def test_a_file_system_without_links(state: StateDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_links(
+    state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(source: Path, target: Path) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -244,7 +269,10 @@ def test_another_bundle_whose_manifest_cannot_be_read_is_passed_over(state: Stat
 def test_each_runtime_has_its_files() -> None:
     read = read_manifest(manifest())
     assert needed_files(read, "onnx") == needed_files(read, "auto") == [TRAIN, EVAL]
-    assert needed_files(read, "ort-training") == [EVAL, *(f"ort_training/{file}" for file in ORT_TRAINING)]
+    assert needed_files(read, "ort-training") == [
+        EVAL,
+        *(f"ort_training/{file}" for file in ORT_TRAINING),
+    ]
 
 
 def test_a_bundle_without_the_runtime_is_refused(state: StateDirectory) -> None:
@@ -305,7 +333,9 @@ def test_parts_that_no_task_wants_are_deleted(state: StateDirectory) -> None:
     assert not list((state.path / "partial").iterdir())
 
 
-def test_a_damaged_file_of_the_cache_is_fetched_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_of_the_cache_is_fetched_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bundle = manifest()
     first = StateDirectory(tmp_path)
     bring_all(first, task(bundle), bundle)
@@ -334,7 +364,9 @@ def test_a_bundle_can_be_forgotten(state: StateDirectory) -> None:
     bundle = manifest()
     bring_all(state, task(bundle), bundle)
     state.contents.delete_bundle(sha(bundle))
-    assert [wanted.name for wanted in state.contents.lacking(task(bundle), "onnx")] == ["manifest.json"]
+    assert [wanted.name for wanted in state.contents.lacking(task(bundle), "onnx")] == [
+        "manifest.json"
+    ]
 
 
 def test_a_newer_manifest_is_refused(state: StateDirectory) -> None:
@@ -349,7 +381,10 @@ def test_a_newer_manifest_is_refused(state: StateDirectory) -> None:
 def test_a_full_disk_is_named(state: StateDirectory) -> None:
     """A real write that the system refuses: the limit on a file's size stands in for the disk's."""
     wanted = state.contents.lacking(task(manifest()), "onnx")[1]
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before, handler = (
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+    )
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
     try:
         with pytest.raises(StateError, match="cannot use the state directory") as caught:

@@ -1,4 +1,5 @@
-"""credential.json: made once, for its owner's eyes, and changed without a moment at which neither credential counts."""
+"""credential.json: made once, for its owner's eyes, and changed without a moment at which neither
+credential counts."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def test_the_command_may_change_it_while_the_device_does(tmp_path: Path) -> None
             assert stat.S_IMODE((tmp_path / "credential.json").stat().st_mode) == 0o600
 
     with ThreadPoolExecutor(3) as pool:
-        for done in [pool.submit(often, change) for change in (begin_change, begin_change, end_change)]:
+        for done in [
+            pool.submit(often, change) for change in (begin_change, begin_change, end_change)
+        ]:
             done.result()
     assert len(credential(tmp_path).secret) == 43
     assert [path.name for path in tmp_path.iterdir()] == ["credential.json"]
@@ -82,7 +85,9 @@ def test_the_headers_say_who_the_device_is(tmp_path: Path) -> None:
     enrolment = Enrolment(tmp_path, "a", "t" * 43)
     plain = {"Authorization": f"Bearer {credential(tmp_path).secret}", "Fleetlearn-Device": "a"}
     assert enrolment.headers() == plain | {"Fleetlearn-Enrolment": "t" * 43}
-    assert enrolment.headers() == plain | {"Fleetlearn-Enrolment": "t" * 43}, "until the coordinator accepts it"
+    assert enrolment.headers() == plain | {"Fleetlearn-Enrolment": "t" * 43}, (
+        "until the coordinator accepts it"
+    )
     enrolment.accepted()
     assert enrolment.headers() == plain
     begin_change(tmp_path)

@@ -38,7 +38,9 @@ def test_a_name_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "identity.json").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"device":""}', b'{"name":"x"}', b"\xff", b'{"device":"\xff"}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"device":""}', b'{"name":"x"}', b"\xff", b'{"device":"\xff"}']
+)
 def test_a_damaged_identity_says_what_to_do(tmp_path: Path, content: bytes) -> None:
     StateDirectory(tmp_path).close()
     (tmp_path / "identity.json").write_bytes(content)

@@ -14,7 +14,9 @@ from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.messages import Report
 
 UPDATE = bytes(range(256)) * 4
-REPORT = Report("t1", 3, (FLOAT32.part("update", UPDATE),), 7, 3, 2.0, True, 0.5, {"accuracy": 0.25})
+REPORT = Report(
+    "t1", 3, (FLOAT32.part("update", UPDATE),), 7, 3, 2.0, True, 0.5, {"accuracy": 0.25}
+)
 BUNDLE = "b" * 64
 BEFORE, AFTER = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
 LATER = msgspec.structs.replace(REPORT, task="t2")
@@ -32,9 +34,9 @@ def test_what_is_kept_comes_with_the_update(tmp_path: Path) -> None:
     assert kept is not None
     assert kept.tolist() == BEFORE.tolist()
     second.outbox.save(LATER, (UPDATE,), BUNDLE, AFTER)
-    assert (tmp_path / "kept" / BUNDLE).read_bytes() == AFTER.tobytes() + zlib.crc32(AFTER.tobytes()).to_bytes(
-        4, "little"
-    )
+    assert (tmp_path / "kept" / BUNDLE).read_bytes() == AFTER.tobytes() + zlib.crc32(
+        AFTER.tobytes()
+    ).to_bytes(4, "little")
     second.contents.delete_bundle(BUNDLE)
     kept = second.kept_states.load(BUNDLE, 2)
     assert kept is not None
@@ -43,7 +45,9 @@ def test_what_is_kept_comes_with_the_update(tmp_path: Path) -> None:
     second.close()
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"\x01" + b[1:], lambda b: b + b"\0", lambda b: b""])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-1], lambda b: b"\x01" + b[1:], lambda b: b + b"\0", lambda b: b""]
+)
 def test_what_is_kept_and_damaged_is_put_aside(
     state: StateDirectory, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
 ) -> None:

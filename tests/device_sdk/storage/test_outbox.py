@@ -1,4 +1,5 @@
-"""The outbox: an update and what the device keeps of its task are all there, or nothing of them is."""
+"""The outbox: an update and what the device keeps of its task are all there, or nothing of them
+is."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.vector import Vector
 
 UPDATE = bytes(range(256)) * 4
-REPORT = Report("t1", 3, (FLOAT32.part("update", UPDATE),), 7, 3, 2.0, True, 0.5, {"accuracy": 0.25})
+REPORT = Report(
+    "t1", 3, (FLOAT32.part("update", UPDATE),), 7, 3, 2.0, True, 0.5, {"accuracy": 0.25}
+)
 BUNDLE = "b" * 64
 BEFORE, AFTER = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
 LATER = msgspec.structs.replace(REPORT, task="t2")
@@ -59,10 +62,21 @@ def test_an_update_that_the_version_before_left_is_reported_in_parts(tmp_path: P
     StateDirectory(tmp_path).close()
     crc32 = zlib.crc32(UPDATE)
     before = {
-        "type": "report", "task": "t1", "round": 3, "crc32": crc32, "size": len(UPDATE), "examples": 7, "steps": 3,
-        "epochs": 2.0, "complete": True, "loss": 0.5, "metrics": {"accuracy": 0.25}, "seconds": 0.0,
-        "encoding": "float32", "evaluation": None,
-    }  # fmt: skip
+        "type": "report",
+        "task": "t1",
+        "round": 3,
+        "crc32": crc32,
+        "size": len(UPDATE),
+        "examples": 7,
+        "steps": 3,
+        "epochs": 2.0,
+        "complete": True,
+        "loss": 0.5,
+        "metrics": {"accuracy": 0.25},
+        "seconds": 0.0,
+        "encoding": "float32",
+        "evaluation": None,
+    }
     (tmp_path / "pending" / "report.json").write_text(json.dumps(before))
     (tmp_path / "pending" / f"{crc32:08x}.bin").write_bytes(UPDATE)
     state = StateDirectory(tmp_path)
@@ -73,7 +87,16 @@ def test_an_update_that_the_version_before_left_is_reported_in_parts(tmp_path: P
 
 def test_each_chunk_holds_bytes_of_one_part(state: StateDirectory) -> None:
     parts = bytes(range(12)), b"8 bytes!"
-    report = Report("t2", 4, tuple(FLOAT32.part(f"p{n}", part) for n, part in enumerate(parts)), 7, 3, 2.0, True, 0.5)
+    report = Report(
+        "t2",
+        4,
+        tuple(FLOAT32.part(f"p{n}", part) for n, part in enumerate(parts)),
+        7,
+        3,
+        2.0,
+        True,
+        0.5,
+    )
     state.outbox.save(report, parts)
     assert state.outbox.load() == report
     for offset, sizes in [(0, [8, 4, 8]), (8, [4, 8]), (12, [8]), (16, [4]), (20, [])]:
@@ -85,12 +108,19 @@ def test_each_chunk_holds_bytes_of_one_part(state: StateDirectory) -> None:
     assert state.outbox.load() is None
 
 
-@pytest.mark.parametrize("damage", ["update cut short", "other bytes", "update missing", "report cut short"])
-def test_a_damaged_update_is_not_sent(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "damage", ["update cut short", "other bytes", "update missing", "report cut short"]
+)
+def test_a_damaged_update_is_not_sent(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     first = StateDirectory(tmp_path)
     first.outbox.save(REPORT, (UPDATE,))
     first.close()
-    update, report = tmp_path / "pending" / f"{REPORT.parts[0].crc32:08x}.bin", tmp_path / "pending" / "report.json"
+    update, report = (
+        tmp_path / "pending" / f"{REPORT.parts[0].crc32:08x}.bin",
+        tmp_path / "pending" / "report.json",
+    )
     match damage:
         case "update cut short":
             update.write_bytes(UPDATE[:-4])
@@ -106,12 +136,23 @@ def test_a_damaged_update_is_not_sent(tmp_path: Path, damage: str, caplog: pytes
     second.close()
 
 
-@pytest.mark.parametrize(("name", "chunk_bytes"), [("int8", 1000), ("int8", 100), ("topk-0.01-int8", 131072)])
+@pytest.mark.parametrize(
+    ("name", "chunk_bytes"), [("int8", 1000), ("int8", 100), ("topk-0.01-int8", 131072)]
+)
 def test_chunks_hold_whole_blocks(tmp_path: Path, name: str, chunk_bytes: int) -> None:
     """And one block where ``chunk_bytes`` is less."""
     vector, encoding = np.linspace(-1, 1, 1_000_001, dtype=np.float32), find_encoding(name)
     parts = [encoding.encode(vector, seed) for seed in (1, 2)]
-    report = Report("t1", 4, tuple(encoding.part(f"p{n}", part) for n, part in enumerate(parts)), 7, 3, 2.0, True, 0.5)
+    report = Report(
+        "t1",
+        4,
+        tuple(encoding.part(f"p{n}", part) for n, part in enumerate(parts)),
+        7,
+        3,
+        2.0,
+        True,
+        0.5,
+    )
     state = StateDirectory(tmp_path)
     state.outbox.save(report, parts)
     for offset in (0, parts[0].nbytes - encoding.size(1_000_001 % encoding.block), parts[0].nbytes):
@@ -121,7 +162,10 @@ def test_chunks_hold_whole_blocks(tmp_path: Path, name: str, chunk_bytes: int) -
         for chunk in chunks:
             assert len(chunk.payload) <= max(chunk_bytes, encoding.block_bytes)
             size, end = len(chunk.payload), chunk.offset + len(chunk.payload)
-            assert end in ends or size == max(1, chunk_bytes // encoding.block_bytes) * encoding.block_bytes
+            assert (
+                end in ends
+                or size == max(1, chunk_bytes // encoding.block_bytes) * encoding.block_bytes
+            )
     state.close()
 
 
@@ -151,10 +195,15 @@ print("saved", flush=True)
 """
 
 
-def killed_in_save(folder: Path, calls: int, report: Report, kept: Vector) -> subprocess.CompletedProcess[bytes]:
-    """A process that saves, and dies at the call after ``calls`` of those that change the directory."""
+def killed_in_save(
+    folder: Path, calls: int, report: Report, kept: Vector
+) -> subprocess.CompletedProcess[bytes]:
+    """A process that saves, and dies at the call after ``calls`` of those that change the
+    directory."""
     arguments = [str(folder), str(calls), msgspec.json.encode(report).decode(), str(kept.tolist())]
-    return subprocess.run([sys.executable, "-c", KILLED_IN_SAVE, *arguments], capture_output=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", KILLED_IN_SAVE, *arguments], capture_output=True, check=False
+    )
 
 
 def test_a_process_killed_while_it_saves_leaves_the_update_or_nothing(tmp_path: Path) -> None:
@@ -182,7 +231,8 @@ def test_a_process_killed_while_it_saves_leaves_the_update_or_nothing(tmp_path: 
 
 
 def test_only_the_report_s_own_part_is_moved_to_its_place(tmp_path: Path) -> None:
-    """A process that died before it wrote t1.later's report left that task's part; t1's report stands."""
+    """A process that died before it wrote t1.later's report left that task's part; t1's report
+    stands."""
     first = StateDirectory(tmp_path)
     first.outbox.save(REPORT, (UPDATE,))
     first.close()
@@ -195,13 +245,16 @@ def test_only_the_report_s_own_part_is_moved_to_its_place(tmp_path: Path) -> Non
 
 
 def test_a_process_killed_while_it_saves_leaves_all_of_a_task_or_nothing(tmp_path: Path) -> None:
-    """SIGKILL at each system call that changes the directory: the second task's report, kept state, tied vectors and
-    personal model appear together; the first task's tied vectors stay, since a later task may go on from them."""
+    """SIGKILL at each system call that changes the directory: the second task's report, kept state,
+    tied vectors and personal model appear together; the first task's tied vectors stay, since a
+    later task may go on from them."""
     outcomes = []
     for calls in range(90):
         folder = tmp_path / f"state{calls}"
         before = StateDirectory(folder)
-        before.outbox.save(REPORT, (UPDATE,), BUNDLE, BEFORE, {"control": BEFORE, "residual": -BEFORE}, 2 * BEFORE)
+        before.outbox.save(
+            REPORT, (UPDATE,), BUNDLE, BEFORE, {"control": BEFORE, "residual": -BEFORE}, 2 * BEFORE
+        )
         before.close()
         run = killed_in_save(folder, calls, LATER, AFTER)
         state = StateDirectory(folder)

@@ -24,8 +24,13 @@ BUNDLE = "b" * 64
 
 def test_one_process_uses_a_directory(tmp_path: Path) -> None:
     held = StateDirectory(tmp_path)
-    program = f"from fleetlearn_device.storage.state_directory import StateDirectory; StateDirectory({str(tmp_path)!r})"
-    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    program = (
+        "from fleetlearn_device.storage.state_directory import StateDirectory; "
+        f"StateDirectory({str(tmp_path)!r})"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert other.returncode == 1
     assert "in use by another process" in other.stderr
     held.close()
@@ -41,7 +46,9 @@ def test_a_path_that_cannot_be_a_directory_is_named(tmp_path: Path) -> None:
 def test_a_directory_is_described_while_it_is_in_use(state: StateDirectory, tmp_path: Path) -> None:
     bundle = write_line_bundle(tmp_path / "line.bundle")
     state.contents.bundle_path(bundle.sha256).mkdir()
-    (state.contents.bundle_path(bundle.sha256) / "manifest.json").write_bytes(bundle.read("manifest.json"))
+    (state.contents.bundle_path(bundle.sha256) / "manifest.json").write_bytes(
+        bundle.read("manifest.json")
+    )
     report = Report("t1", 3, (FLOAT32.part("update", b"1234"),), 7, 3, 2.0, True, 0.5)
     zeros = np.zeros(2, np.float32)
     state.outbox.save(report, (b"1234",), BUNDLE, zeros, {"control": zeros})
@@ -60,7 +67,9 @@ def test_a_directory_is_described_while_it_is_in_use(state: StateDirectory, tmp_
     assert describe(state.path) == (*expected[:6], False, None)
 
 
-def test_a_look_at_a_directory_does_not_keep_a_device_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_at_a_directory_does_not_keep_a_device_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``info`` holds the lock for a moment, to see whether somebody else does."""
     StateDirectory(tmp_path).close()
     with (tmp_path / "lock").open("rb") as file:
@@ -77,8 +86,13 @@ def test_what_is_no_state_directory_is_not_described(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_the_version_before_left_is_used_further(tmp_path: Path) -> None:
-    """Its files, byte for byte: a finished update, half a download, a kept state, and a training that was killed."""
-    model, update, kept = b"model of the round..", bytes(range(16)), np.array([1, 2], np.float32).tobytes()
+    """Its files, byte for byte: a finished update, half a download, a kept state, and a training
+    that was killed."""
+    model, update, kept = (
+        b"model of the round..",
+        bytes(range(16)),
+        np.array([1, 2], np.float32).tobytes(),
+    )
     name = hashlib.sha256(model).hexdigest()
     for folder in ("bundles", "models", "partial", "pending", "kept"):
         (tmp_path / folder).mkdir()

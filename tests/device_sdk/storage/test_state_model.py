@@ -1,5 +1,5 @@
-"""A device's state directory against a model of its coordinator, while tasks are accepted, refused and dropped, and the
-process is killed at any change of the directory."""
+"""A device's state directory against a model of its coordinator, while tasks are accepted, refused
+and dropped, and the process is killed at any change of the directory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def vector_of(task: str) -> Vector:
 
 
 class Device(RuleBasedStateMachine):
-    """``counted``: the last task whose update the coordinator counts. ``done``: the last task that was finished."""
+    """``counted``: the last task whose update the coordinator counts. ``done``: the last task that
+    was finished."""
 
     @initialize()
     def first_start(self) -> None:
@@ -81,7 +82,8 @@ class Device(RuleBasedStateMachine):
 
     @rule(changes=st.one_of(st.none(), st.integers(0, 30)))
     def train(self, changes: int | None) -> None:
-        """A task from the coordinator, from its beginning to the saved update; killed after so many changes."""
+        """A task from the coordinator, from its beginning to the saved update; killed after so many
+        changes."""
         task, finished = f"t{next(self.tasks)}", False
         with killed_after(10**6 if changes is None else changes):
             if self.held is not None:
@@ -126,8 +128,13 @@ class Device(RuleBasedStateMachine):
     @invariant()
     def nothing_is_left_over(self) -> None:
         names = {path.name for path in Path(self.folder.name, "pending").iterdir()}
-        assert names == (set() if self.held is None else {"report.json", f"{REPORT.parts[0].crc32:08x}.bin"})
-        sets = {path.name.removeprefix(f"{BUNDLE}.") for path in Path(self.folder.name, "tied").iterdir()}
+        assert names == (
+            set() if self.held is None else {"report.json", f"{REPORT.parts[0].crc32:08x}.bin"}
+        )
+        sets = {
+            path.name.removeprefix(f"{BUNDLE}.")
+            for path in Path(self.folder.name, "tied").iterdir()
+        }
         assert {self.held, self.counted} - {None} <= sets
         assert len(sets) <= 2
         assert not any(name.startswith("damaged") for name in sets)

@@ -22,7 +22,10 @@ BUNDLE, OTHER = "b" * 64, "c" * 64
 
 
 def made_by(number: int) -> dict[str, Vector]:
-    return {"control": np.array([number, 2], np.float32), "residual": np.array([-number, 3], np.float32)}
+    return {
+        "control": np.array([number, 2], np.float32),
+        "residual": np.array([-number, 3], np.float32),
+    }
 
 
 def save(state: StateDirectory, number: int, bundle: str = BUNDLE) -> None:
@@ -67,7 +70,9 @@ def test_the_bytes_of_a_file(state: StateDirectory) -> None:
     save(state, 1)
     names = json.dumps(["control", "residual"], separators=(",", ":")).encode()
     content = b"".join(vector.tobytes() for vector in made_by(1).values()) + names
-    expected = content + len(names).to_bytes(4, "little") + zlib.crc32(content).to_bytes(4, "little")
+    expected = (
+        content + len(names).to_bytes(4, "little") + zlib.crc32(content).to_bytes(4, "little")
+    )
     assert (state.path / "tied" / f"{BUNDLE}.t1").read_bytes() == expected
     assert file_size(["control", "residual"], 2) == len(expected)
     assert file_size([], 2) == 0
@@ -93,7 +98,8 @@ def test_a_lost_set_is_told_of(state: StateDirectory, caplog: pytest.LogCaptureF
         lambda b: b"\x01" + b[1:],
         lambda b: b[:18] + b"C" + b[19:],
         lambda b: b[:-8] + b"\xff" * 8,
-        lambda b: b[:-8] + bytes([b[-8] - 1]) + b[-7:],  # the length of the names, which the CRC does not cover
+        # the length of the names, which the CRC does not cover
+        lambda b: b[:-8] + bytes([b[-8] - 1]) + b[-7:],
         lambda b: b + b"\0",
         lambda b: b[:5],
         lambda b: b"",

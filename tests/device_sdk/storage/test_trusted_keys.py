@@ -1,4 +1,5 @@
-"""trusted.json: kept from the first start on, and changed by nothing that is said at a later one."""
+"""trusted.json: kept from the first start on, and changed by nothing that is said at a later
+one."""
 
 from __future__ import annotations
 
@@ -7,7 +8,12 @@ from pathlib import Path
 
 import pytest
 from fleetlearn_device.storage.errors import StateError
-from fleetlearn_device.storage.trusted_keys import checked_keys, read_trusted_keys, trust_first, write_trusted_keys
+from fleetlearn_device.storage.trusted_keys import (
+    checked_keys,
+    read_trusted_keys,
+    trust_first,
+    write_trusted_keys,
+)
 
 A, B = "a" * 64, "b" * 64
 

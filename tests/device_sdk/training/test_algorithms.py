@@ -1,4 +1,5 @@
-"""Each algorithm by hand: on quadratics with a server of a few lines, and a round against PyTorch's autograd."""
+"""Each algorithm by hand: on quadratics with a server of a few lines, and a round against PyTorch's
+autograd."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from buffers import trained_model
 from bundle_cache import cached_export
 from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.runtimes.runtime import Runtime
-from fleetlearn_device.training.algorithms import ALGORITHMS, DUAL, UnsupportedError, known_algorithms, run_algorithm
+from fleetlearn_device.training.algorithms import (
+    ALGORITHMS,
+    DUAL,
+    UnsupportedError,
+    known_algorithms,
+    run_algorithm,
+)
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.train import DivergedError, StoppedError
 from fleetlearn_device.training.work import Inputs, TaskOutcome, TaskSettings
@@ -38,7 +45,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @dataclass
 class Fleet:
-    """Devices that keep their tied vectors, and a server that keeps the sums of its algorithm, in float64."""
+    """Devices that keep their tied vectors, and a server that keeps the sums of its algorithm, in
+    float64."""
 
     algorithm: str
     bundle: Bundle
@@ -55,7 +63,11 @@ class Fleet:
         self.momentum = np.zeros(2)
 
     def train(self, device: int) -> TaskOutcome:
-        vectors = {CONTROL: self.control.astype(np.float32)} if CONTROL in EXCHANGES[self.algorithm].vectors else {}
+        vectors = (
+            {CONTROL: self.control.astype(np.float32)}
+            if CONTROL in EXCHANGES[self.algorithm].vectors
+            else {}
+        )
         inputs = Inputs(self.model.astype(np.float32), None, vectors, self.tied[device])
         hyper = {"lr": self.lr, "mu": self.alpha}
         settings = TaskSettings(hyper, epochs=self.steps, batch_size=0, seed=0)
@@ -66,7 +78,10 @@ class Fleet:
 
     def round(self, chosen: Iterable[int] | None = None) -> list[TaskOutcome]:
         """SCAFFOLD's algorithm 1 with a server rate of 1; FedDyn's with u = -h / alpha."""
-        outcomes = [self.train(device) for device in (range(len(self.devices)) if chosen is None else chosen)]
+        outcomes = [
+            self.train(device)
+            for device in (range(len(self.devices)) if chosen is None else chosen)
+        ]
         part = len(outcomes) / len(self.devices)
         mean = np.mean([row.parts[UPDATE] for row in outcomes], 0, dtype=np.float64)
         if self.algorithm == "feddyn":
@@ -74,7 +89,9 @@ class Fleet:
             mean = mean + self.momentum
         self.model = self.model + mean
         if CONTROL in EXCHANGES[self.algorithm].parts:
-            self.control = self.control + part * np.mean([row.parts[CONTROL] for row in outcomes], 0, dtype=np.float64)
+            self.control = self.control + part * np.mean(
+                [row.parts[CONTROL] for row in outcomes], 0, dtype=np.float64
+            )
         return outcomes
 
 
@@ -100,9 +117,12 @@ def test_plain_stays_at_fedavg_s_fixed_point(bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "alpha", "rounds"), [("scaffold", 0.0, 120), ("scaffold-gradient", 0.0, 120), ("feddyn", 0.5, 120)]
+    ("algorithm", "alpha", "rounds"),
+    [("scaffold", 0.0, 120), ("scaffold-gradient", 0.0, 120), ("feddyn", 0.5, 120)],
 )
-def test_the_optimum_with_many_local_steps(bundle: Bundle, algorithm: str, alpha: float, rounds: int) -> None:
+def test_the_optimum_with_many_local_steps(
+    bundle: Bundle, algorithm: str, alpha: float, rounds: int
+) -> None:
     fleet = Fleet(algorithm, bundle, alpha=alpha)
     for _ in range(rounds):
         fleet.round()
@@ -110,12 +130,16 @@ def test_the_optimum_with_many_local_steps(bundle: Bundle, algorithm: str, alpha
 
 
 MANY = tuple(
-    Quadratic((1 + number % 3, 0.5 + number % 2), (10.0 * number - 17, 8.0 - 5 * number), 1 + number % 2)
+    Quadratic(
+        (1 + number % 3, 0.5 + number % 2), (10.0 * number - 17, 8.0 - 5 * number), 1 + number % 2
+    )
     for number in range(5)
 )
 
 
-@pytest.mark.parametrize(("algorithm", "alpha"), [("scaffold", 0.0), ("scaffold-gradient", 0.0), ("feddyn", 0.5)])
+@pytest.mark.parametrize(
+    ("algorithm", "alpha"), [("scaffold", 0.0), ("scaffold-gradient", 0.0), ("feddyn", 0.5)]
+)
 def test_the_optimum_where_two_of_five_devices_take_part_in_a_round(
     bundle: Bundle, algorithm: str, alpha: float
 ) -> None:
@@ -151,7 +175,8 @@ def test_the_first_rounds_of_scaffold_by_hand(bundle: Bundle) -> None:
 
 
 def test_the_first_rounds_of_feddyn_by_hand(bundle: Bundle) -> None:
-    """The paper's equations in float64: theta_k from its regularised loss, lambda_k, h, and the server's model."""
+    """The paper's equations in float64: theta_k from its regularised loss, lambda_k, h, and the
+    server's model."""
     alpha = 0.5
     fleet = Fleet("feddyn", bundle, lr=0.05, steps=4, alpha=alpha)
     model, dual, h = START.astype(float), [np.zeros(2), np.zeros(2)], np.zeros(2)
@@ -189,7 +214,9 @@ def test_what_a_device_keeps_is_the_sum_of_what_it_reported(bundle: Bundle) -> N
 def test_partial_work_divides_by_the_steps_that_were_done(bundle: Bundle) -> None:
     """A clock that counts steps, and a budget of 3 of the 10."""
     device, ticks = TWO[0], iter([0.0, *map(float, range(100))])
-    settings = TaskSettings({"lr": 0.05, "mu": 0.0}, 10, 0, 0, time_budget=3.0, clock=lambda: next(ticks))
+    settings = TaskSettings(
+        {"lr": 0.05, "mu": 0.0}, 10, 0, 0, time_budget=3.0, clock=lambda: next(ticks)
+    )
     inputs = Inputs(START, None, {CONTROL: np.zeros(2, np.float32)})
     outcome = run_algorithm("scaffold", open_runtime(bundle), bundle, device.data, inputs, settings)
     assert (outcome.result.steps, outcome.result.complete) == (3, False)
@@ -200,7 +227,8 @@ def test_partial_work_divides_by_the_steps_that_were_done(bundle: Bundle) -> Non
     np.testing.assert_allclose(outcome.tied[CONTROL], mean, rtol=1e-5)
 
 
-# With PyTorch's autograd: a network with BatchNorm, several devices, batches, control variates that are not 0.
+# With PyTorch's autograd: a network with BatchNorm, several devices, batches, control variates that
+# are not 0.
 
 EXAMPLES, BATCH, EPOCHS, LR, MU = 20, 8, 2, 0.05, 0.3
 
@@ -225,7 +253,8 @@ def device_data(device: int) -> tuple[Any, Any]:
 
 
 def flat(values: Mapping[str, Any], manifest: Any, buffers: bool) -> Vector:
-    """The tensors in the manifest's order; where ``buffers`` is False those of buffers are zeros."""
+    """The tensors in the manifest's order; where ``buffers`` is False those of buffers are
+    zeros."""
     rows = [
         np.zeros(row.shape) if row.buffer and not buffers else np.asarray(values[row.name])
         for row in manifest.travelling
@@ -236,11 +265,18 @@ def flat(values: Mapping[str, Any], manifest: Any, buffers: bool) -> Vector:
 def by_autograd(
     manifest: Any, model: nn.Module, device: int, correction: Vector, mu: float
 ) -> tuple[Vector, Vector, int]:
-    """Train a copy of the model. Returns the model after it, the gradient at the model itself, and the steps."""
+    """Train a copy of the model. Returns the model after it, the gradient at the model itself, and
+    the steps."""
     module = network().train()
     module.load_state_dict(model.state_dict())
-    slices = {row.name: slice(row.offset, row.offset + int(np.prod(row.shape))) for row in manifest.travelling}
-    added = {name: torch.from_numpy(correction[slices[name]]).view_as(w) for name, w in module.named_parameters()}
+    slices = {
+        row.name: slice(row.offset, row.offset + int(np.prod(row.shape)))
+        for row in manifest.travelling
+    }
+    added = {
+        name: torch.from_numpy(correction[slices[name]]).view_as(w)
+        for name, w in module.named_parameters()
+    }
     anchor = {name: w.detach().clone() for name, w in module.named_parameters()}
     data, steps = as_data(device_data(device)), 0
     at_model = {name: torch.zeros_like(w) for name, w in module.named_parameters()}
@@ -270,7 +306,9 @@ def test_a_round_against_autograd(network_bundle: Bundle, algorithm: str) -> Non
     start = flat(model.state_dict(), manifest, True)
     runtime = open_runtime(network_bundle)
     luck = np.random.default_rng(3)
-    buffers = flat({row.name: np.ones(row.shape) for row in manifest.travelling}, manifest, False) == 0
+    buffers = (
+        flat({row.name: np.ones(row.shape) for row in manifest.travelling}, manifest, False) == 0
+    )
     assert buffers.any()
     server = (0.1 * luck.normal(size=manifest.size)).astype(np.float32)
     for device in range(3):
@@ -281,8 +319,13 @@ def test_a_round_against_autograd(network_bundle: Bundle, algorithm: str) -> Non
         if algorithm == "feddyn":
             inputs, correction = Inputs(start, None, {}, {DUAL: own}), -own
         else:
-            inputs, correction = Inputs(start, None, {CONTROL: server}, {CONTROL: own}), server - own
-        outcome = run_algorithm(algorithm, runtime, network_bundle, device_data(device), inputs, settings)
+            inputs, correction = (
+                Inputs(start, None, {CONTROL: server}, {CONTROL: own}),
+                server - own,
+            )
+        outcome = run_algorithm(
+            algorithm, runtime, network_bundle, device_data(device), inputs, settings
+        )
         after, gradient, steps = by_autograd(manifest, model, device, correction, mu)
         update = after - start
         trained = trained_model(outcome.parts, start, manifest)
@@ -308,17 +351,34 @@ def test_a_round_against_autograd(network_bundle: Bundle, algorithm: str) -> Non
 @pytest.mark.parametrize(
     ("step", "algorithm", "text"),
     [
-        (LocalStep("sgd"), "scaffold", r"needs a step with correction=True; .* is LocalStep\('sgd'\)"),
-        (LocalStep("sgd", proximal=True), "feddyn", r"correction=True; .* is LocalStep\('sgd', proximal=True\)"),
-        (LocalStep("sgd"), "feddyn", r"correction=True and proximal=True;.*LocalStep\('sgd', correction=True, prox"),
+        (
+            LocalStep("sgd"),
+            "scaffold",
+            r"needs a step with correction=True; .* is LocalStep\('sgd'\)",
+        ),
+        (
+            LocalStep("sgd", proximal=True),
+            "feddyn",
+            r"correction=True; .* is LocalStep\('sgd', proximal=True\)",
+        ),
+        (
+            LocalStep("sgd"),
+            "feddyn",
+            r"correction=True and proximal=True;.*LocalStep\('sgd', correction=True, prox",
+        ),
         (
             LocalStep("momentum", correction=True),
             "scaffold-gradient",
-            r"the optimizer sgd, since .*Export the model again with step=LocalStep\('sgd', correction=True\)",
+            (
+                r"the optimizer sgd, since .*Export the model again with step=LocalStep\('sgd', "
+                r"correction=True\)"
+            ),
         ),
     ],
 )
-def test_a_bundle_whose_step_is_not_made_for_it(tmp_path: Path, step: LocalStep, algorithm: str, text: str) -> None:
+def test_a_bundle_whose_step_is_not_made_for_it(
+    tmp_path: Path, step: LocalStep, algorithm: str, text: str
+) -> None:
     bundle = quadratics_bundle(tmp_path / "other.bundle", step)
     inputs = Inputs(START, None, {CONTROL: np.zeros(2, np.float32)})
     settings = TaskSettings({"lr": 0.1}, 1, 0, 0)
@@ -343,7 +403,9 @@ def test_a_step_that_computes_in_float16_may_do_nothing(tmp_path: Path) -> None:
 def scaffold(bundle: Bundle, **changes: Any) -> TaskOutcome:
     settings = TaskSettings({"lr": 0.1}, 1, 0, 0)._replace(**changes)
     inputs = Inputs(START, None, {CONTROL: np.zeros(2, np.float32)})
-    return run_algorithm("scaffold-gradient", open_runtime(bundle), bundle, TWO[0].data, inputs, settings)
+    return run_algorithm(
+        "scaffold-gradient", open_runtime(bundle), bundle, TWO[0].data, inputs, settings
+    )
 
 
 def test_scaffold_divides_by_lr(bundle: Bundle) -> None:
@@ -354,7 +416,11 @@ def test_scaffold_divides_by_lr(bundle: Bundle) -> None:
 
 def test_the_gradient_s_batches_count_as_progress_and_can_be_stopped(bundle: Bundle) -> None:
     counted: list[int] = []
-    scaffold(bundle, on_evaluated=lambda: counted.append(1), on_step=lambda steps, loss: counted.append(2))
+    scaffold(
+        bundle,
+        on_evaluated=lambda: counted.append(1),
+        on_step=lambda steps, loss: counted.append(2),
+    )
     assert counted == [1, 2]
     with pytest.raises(StoppedError, match="before its first step"):
         scaffold(bundle, should_stop=lambda: True)
@@ -362,15 +428,23 @@ def test_the_gradient_s_batches_count_as_progress_and_can_be_stopped(bundle: Bun
 
 def test_a_tied_vector_that_is_not_finite_is_not_kept(bundle: Bundle) -> None:
     """One step of 1.2: mu times that is beyond float32, while the proximal term is 0."""
-    with pytest.raises(DivergedError, match="the dual after training is not finite: element 0 of the vector is -inf"):
+    with pytest.raises(
+        DivergedError,
+        match="the dual after training is not finite: element 0 of the vector is -inf",
+    ):
         Fleet("feddyn", bundle, steps=1, alpha=3e38).train(0)
 
 
 def test_a_vector_of_another_size_is_refused(bundle: Bundle) -> None:
     """numpy would stretch one element to all."""
     one, settings = np.zeros(1, np.float32), TaskSettings({"lr": 0.1}, 1, 0, 0)
-    for inputs in (Inputs(START, None, {CONTROL: one}), Inputs(START, None, {CONTROL: START}, {CONTROL: one})):
-        with pytest.raises(ValueError, match=r"the control is float32 of shape \(1,\); expected .* \(2,\)"):
+    for inputs in (
+        Inputs(START, None, {CONTROL: one}),
+        Inputs(START, None, {CONTROL: START}, {CONTROL: one}),
+    ):
+        with pytest.raises(
+            ValueError, match=r"the control is float32 of shape \(1,\); expected .* \(2,\)"
+        ):
             run_algorithm("scaffold", open_runtime(bundle), bundle, TWO[0].data, inputs, settings)
 
 

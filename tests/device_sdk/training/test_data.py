@@ -97,8 +97,16 @@ def test_as_data_knows_arrays_from_batches() -> None:
     ("source", "examples", "words"),
     [
         ([(X, Y)], None, "a list was given without examples="),
-        (iter([(X, Y)]), 7, "a list_iterator was given; training passes over the data several times"),
-        (((X, Y) for _ in range(2)), 7, "a generator was given; training passes over the data several times"),
+        (
+            iter([(X, Y)]),
+            7,
+            "a list_iterator was given; training passes over the data several times",
+        ),
+        (
+            ((X, Y) for _ in range(2)),
+            7,
+            "a generator was given; training passes over the data several times",
+        ),
         ([(X, Y)], 0, "examples=0; expected how many examples a pass yields"),
         (5, 7, "a int was given"),
         (X, None, "an array of shape (7, 2) was given; expected a tuple of arrays, such as (x, y)"),
@@ -116,7 +124,9 @@ def manifest(cases: Any) -> Manifest:
     return read_manifest((cases("softmax").path / "manifest.json").read_bytes())
 
 
-def test_a_file_of_arrays_is_read_in_the_manifests_order_and_dtypes(tmp_path: Path, manifest: Manifest) -> None:
+def test_a_file_of_arrays_is_read_in_the_manifests_order_and_dtypes(
+    tmp_path: Path, manifest: Manifest
+) -> None:
     np.savez(tmp_path / "a.npz", y=np.arange(5, dtype=np.int32), x=np.ones((5, 64)))
     arrays = load_npz(tmp_path / "a.npz", manifest)
     assert [(name, array.dtype.name, array.shape) for name, array in arrays.items()] == [
@@ -129,19 +139,27 @@ def test_a_file_of_arrays_is_read_in_the_manifests_order_and_dtypes(tmp_path: Pa
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"x": np.ones((5, 64))}, "arrays ['x'] were given; expected x float32 (n, 64), y int64 (n,)"),
+        (
+            {"x": np.ones((5, 64))},
+            "arrays ['x'] were given; expected x float32 (n, 64), y int64 (n,)",
+        ),
         ({"x": np.ones((5, 64)), "y": Y[:5], "z": Y}, "arrays ['x', 'y', 'z'] were given"),
         ({"x": np.ones((5, 64)), "y": Y[:4]}, "different numbers of examples: {'x': 5, 'y': 4}"),
         ({"x": np.ones((5, 8, 8)), "y": Y[:5]}, "array x has shape (5, 8, 8); expected (n, 64)"),
         ({"x": np.ones((5, 64)), "y": np.ones(5)}, "array y has dtype float64; expected int64"),
-        ({"x": np.ones((5, 64)), "y": np.array([1, 2, 3, 4, 10])}, "array y has the value 10 in example 4"),
+        (
+            {"x": np.ones((5, 64)), "y": np.array([1, 2, 3, 4, 10])},
+            "array y has the value 10 in example 4",
+        ),
         (
             {"x": np.ones((5, 64)), "y": np.array([1, None, 2, 3, 4])},
             "the array y holds Python objects; expected plain",
         ),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, manifest: Manifest, arrays: Any, words: str) -> None:
+def test_a_file_that_does_not_fit_is_refused(
+    tmp_path: Path, manifest: Manifest, arrays: Any, words: str
+) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(DataError) as caught:
         load_npz(tmp_path / "a.npz", manifest)

@@ -1,7 +1,8 @@
 """Mistakes in a device's data, and the words for them: both SDKs say the same.
 
-``data_mistakes.json`` has the batch's arrays (``inputs``; those below where a case has none), what is given, and how
-the message begins. The SDK for browsers reads it in device_sdk/web/test/data/mistakes.test.ts.
+``data_mistakes.json`` has the batch's arrays (``inputs``; those below where a case has none), what
+is given, and how the message begins. The SDK for browsers reads it in
+device_sdk/web/test/data/mistakes.test.ts.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def complaint(case: dict[str, Any]) -> str | None:
     if "inputs" in case:
         inputs = tuple(Input(**row | {"shape": tuple(row["shape"])}) for row in case["inputs"])
     given = {
-        name: np.array([*map(float if dtype.startswith("float") else int, values)], dtype).reshape(shape)
+        name: np.array([*map(float if dtype.startswith("float") else int, values)], dtype).reshape(
+            shape
+        )
         for name, (dtype, shape, values) in case["arrays"].items()
     }
     try:

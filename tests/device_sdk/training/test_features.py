@@ -1,4 +1,5 @@
-"""Features that are computed once for each example: the same training, in less work, in bounded memory."""
+"""Features that are computed once for each example: the same training, in less work, in bounded
+memory."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
     right = module.run
 
-    def run(session: Any, binding: Any, file: str, arrays: tuple[NDArray[Any], ...], *rest: Any) -> None:
+    def run(
+        session: Any, binding: Any, file: str, arrays: tuple[NDArray[Any], ...], *rest: Any
+    ) -> None:
         assert file == FEATURES
         counted.append(len(arrays[0]))
         right(session, binding, file, arrays, *rest)
@@ -57,13 +60,21 @@ def trained(
     """Train for three epochs, from features if there is a cache."""
     runtime = open_runtime(bundle.path, from_features=cache is not None)
     given = given or data()
-    settings: dict[str, Any] = {"hyper": {"lr": 0.2}, "epochs": 3, "batch_size": 8, "seed": 5, "evaluate": True}
+    settings: dict[str, Any] = {
+        "hyper": {"lr": 0.2},
+        "epochs": 3,
+        "batch_size": 8,
+        "seed": 5,
+        "evaluate": True,
+    }
     return train(runtime, cache.of(given) if cache else given, **{**settings, **options})
 
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "scaffold-gradient"])
 def test_an_algorithm_does_the_same_from_features(tmp_path: Path, algorithm: str) -> None:
-    bundle = features_bundle(tmp_path / "corrected.bundle", step=LocalStep("sgd", correction=True)).bundle
+    bundle = features_bundle(
+        tmp_path / "corrected.bundle", step=LocalStep("sgd", correction=True)
+    ).bundle
     luck, size = np.random.default_rng(0), bundle.manifest.size
     server, own = luck.normal(size=(2, size)).astype(np.float32)
     inputs = Inputs(bundle.parameters()[:size], None, {CONTROL: server}, {CONTROL: own})
@@ -81,8 +92,8 @@ def test_an_algorithm_does_the_same_from_features(tmp_path: Path, algorithm: str
 
 
 def test_the_training_is_the_same_as_of_whole_models(bundle: Bundle) -> None:
-    """Within the rounding of float32, since a graph in two parts is optimised otherwise. What is random, the dropout
-    behind the features, draws the same numbers."""
+    """Within the rounding of float32, since a graph in two parts is optimised otherwise. What is
+    random, the dropout behind the features, draws the same numbers."""
     whole, kept = trained(bundle, None), trained(bundle, FeatureCache(bundle, 1, ALL))
     assert np.abs(whole.update).max() > 0.05
     np.testing.assert_allclose(kept.update, whole.update, atol=1e-6)
@@ -109,12 +120,16 @@ def test_a_process_that_begins_again_trains_alike_to_the_last_bit(bundle: Bundle
     """A kept feature does not depend on the task in which it was computed."""
     warm = FeatureCache(bundle, 1, ALL)
     trained(bundle, warm, seed=17)
-    results = [trained(bundle, cache).update.tobytes() for cache in (warm, FeatureCache(bundle, 1, ALL))]
+    results = [
+        trained(bundle, cache).update.tobytes() for cache in (warm, FeatureCache(bundle, 1, ALL))
+    ]
     assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("room", [0, 1, 33, 99])
-def test_what_does_not_fit_is_computed_each_time(bundle: Bundle, runs: list[int], room: int) -> None:
+def test_what_does_not_fit_is_computed_each_time(
+    bundle: Bundle, runs: list[int], room: int
+) -> None:
     cache = FeatureCache(bundle, 1, room * BYTES + BYTES - 1)
     found = trained(bundle, cache)
     passes = 3 + 1  # three epochs, and the evaluation
@@ -150,10 +165,13 @@ def test_batches_of_all_examples(bundle: Bundle, runs: list[int]) -> None:
 
 
 def test_half_of_the_time_at_most_is_for_what_comes_first(bundle: Bundle, runs: list[int]) -> None:
-    """Training goes on with the rest computed batch by batch; the next task computes what is left."""
+    """Training goes on with the rest computed batch by batch; the next task computes what is
+    left."""
     cache = FeatureCache(bundle, 1, ALL)
     seconds = iter(range(10_000))
-    found = trained(bundle, cache, time_budget=20.0, clock=lambda: float(next(seconds)), evaluate=False)
+    found = trained(
+        bundle, cache, time_budget=20.0, clock=lambda: float(next(seconds)), evaluate=False
+    )
     assert 0 < cache.kept < N
     assert found.steps > 1
     assert not found.complete
@@ -170,7 +188,9 @@ def test_a_stop_is_heard_while_features_are_computed(bundle: Bundle) -> None:
 
 def test_computed_batches_are_progress(bundle: Bundle) -> None:
     done: list[None] = []
-    trained(bundle, FeatureCache(bundle, 1, ALL), evaluate=False, on_evaluated=lambda: done.append(None))
+    trained(
+        bundle, FeatureCache(bundle, 1, ALL), evaluate=False, on_evaluated=lambda: done.append(None)
+    )
     assert len(done) == 13
 
 
@@ -192,7 +212,10 @@ def test_data_that_do_not_fit_are_refused(bundle: Bundle) -> None:
 
 def test_a_runtime_of_whole_models_takes_whole_batches(bundle: Bundle) -> None:
     assert [row.name for row in open_runtime(bundle.path).manifest.batch] == ["x", "y"]
-    assert [row.name for row in open_runtime(bundle.path, from_features=True).manifest.batch] == ["feature0", "y"]
+    assert [row.name for row in open_runtime(bundle.path, from_features=True).manifest.batch] == [
+        "feature0",
+        "y",
+    ]
     with pytest.raises(ValueError, match="only the runtime onnx trains from features"):
         open_runtime(bundle.path, "ort-training", from_features=True)
     assert open_bundle(bundle.path).manifest.computed_features[0].name == "feature0"

@@ -54,23 +54,37 @@ def test_a_later_task_begins_with_what_was_kept(full: Bundle) -> None:
     assert runtime.state.tolist() == [*INITIAL_STATE["m.w"], 42]
     # The previous model reached the step: the same as loading it by hand.
     by_hand = open_runtime(full)
-    by_hand.load(np.array([*MODEL, 0.75], np.float32), previous=kept[2:], state=runtime.state.copy())
+    by_hand.load(
+        np.array([*MODEL, 0.75], np.float32), previous=kept[2:], state=runtime.state.copy()
+    )
     for each in (runtime, by_hand):
         each.step(line_data(20), lr=0.1)
     np.testing.assert_array_equal(runtime.local, by_hand.local)
     other = open_runtime(full)
-    other.load(np.array([*MODEL, 0.75], np.float32), state=np.array([*INITIAL_STATE["m.w"], 42], np.float32))
+    other.load(
+        np.array([*MODEL, 0.75], np.float32),
+        state=np.array([*INITIAL_STATE["m.w"], 42], np.float32),
+    )
     other.step(line_data(20), lr=0.1)
     assert np.abs(other.local - by_hand.local).max() > 0.1
 
 
 @pytest.mark.parametrize(
     ("personal", "state", "previous", "size"),
-    [(False, False, False, 0), (True, False, False, 1), (False, True, False, 1), (False, False, True, 5)],
+    [
+        (False, False, False, 0),
+        (True, False, False, 1),
+        (False, True, False, 1),
+        (False, False, True, 5),
+    ],
 )
-def test_each_part_alone(tmp_path: Path, personal: bool, state: bool, previous: bool, size: int) -> None:
+def test_each_part_alone(
+    tmp_path: Path, personal: bool, state: bool, previous: bool, size: int
+) -> None:
     references = ("anchor", "previous") if previous else ()
-    bundle = write_line_bundle(tmp_path / "line.bundle", personal=personal, state=state, references=references)
+    bundle = write_line_bundle(
+        tmp_path / "line.bundle", personal=personal, state=state, references=references
+    )
     runtime = open_runtime(bundle)
     model = np.arange(bundle.manifest.size, dtype=np.float32)
     load_model(runtime, bundle, model, None)
@@ -86,7 +100,8 @@ def test_each_part_alone(tmp_path: Path, personal: bool, state: bool, previous: 
 
 def test_another_bundle_s_is_refused(full: Bundle) -> None:
     with pytest.raises(
-        ValueError, match=r"the kept state is float32 of shape \(5,\); expected float32 of shape \(6,\)"
+        ValueError,
+        match=r"the kept state is float32 of shape \(5,\); expected float32 of shape \(6,\)",
     ):
         load_model(open_runtime(full), full, MODEL, np.zeros(5, np.float32))
 
@@ -95,6 +110,8 @@ def test_another_bundle_s_is_refused(full: Bundle) -> None:
 def test_a_model_of_another_size_is_refused(full: Bundle, size: int) -> None:
     """It is not taken for a model without, or with, the personal part."""
     runtime = open_runtime(full)
-    with pytest.raises(ValueError, match=rf"the round's model is float32 of shape \({size},\); expected .* \(4,\)"):
+    with pytest.raises(
+        ValueError, match=rf"the round's model is float32 of shape \({size},\); expected .* \(4,\)"
+    ):
         load_model(runtime, full, np.zeros(size, np.float32), None)
     assert runtime.local[4] == H

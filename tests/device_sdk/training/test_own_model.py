@@ -1,4 +1,5 @@
-"""The file of the device's own model: infer.onnx of the bundle, fetched, and with what is the device's own in it."""
+"""The file of the device's own model: infer.onnx of the bundle, fetched, and with what is the
+device's own in it."""
 
 from __future__ import annotations
 
@@ -47,9 +48,19 @@ def trained(state: StateDirectory, bundle: Bundle, own: Path, algorithm: str) ->
     model = bundle.parameters()[: bundle.manifest.size]
     hyper = {"lr": 0.5, "mu": 0.1} if bundle.manifest.step.proximal else {"lr": 0.5}
     given = Task(
-        "t1", 1, bundle.sha256, (FLOAT32.reference(MODEL, model),), {UPDATE: "float32"}, hyper, 2, 4, 7, 100.0,
-        algorithm=algorithm, personal_epochs=2,
-    )  # fmt: skip
+        "t1",
+        1,
+        bundle.sha256,
+        (FLOAT32.reference(MODEL, model),),
+        {UPDATE: "float32"},
+        hyper,
+        2,
+        4,
+        7,
+        100.0,
+        algorithm=algorithm,
+        personal_epochs=2,
+    )
     contents = {entry.sha256: bundle.read(path) for path, entry in bundle.manifest.files.items()}
     contents |= {bundle.sha256: bundle.read("manifest.json"), digest(model): model.tobytes()}
     fetched = []
@@ -63,7 +74,9 @@ def trained(state: StateDirectory, bundle: Bundle, own: Path, algorithm: str) ->
 
 
 def outputs(path: Path) -> Vector:
-    (found,) = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": X})
+    (found,) = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(
+        None, {"x": X}
+    )
     return np.asarray(found)
 
 
@@ -81,8 +94,12 @@ def test_the_model_as_training_left_it_with_the_personal_parameters(
     bundle, own = exported(tmp_path, personal=["2"]), tmp_path / "mine.onnx"
     done = trained(state, bundle, own, algorithm)
     body = bundle.parameters()[: bundle.manifest.size] + FLOAT32.decode(done.contents[0])
-    np.testing.assert_allclose(outputs(own), by_hand(np.concatenate([body, done.kept_state])), atol=1e-5)
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("mine")] == ["mine.onnx"]
+    np.testing.assert_allclose(
+        outputs(own), by_hand(np.concatenate([body, done.kept_state])), atol=1e-5
+    )
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("mine")] == [
+        "mine.onnx"
+    ]
 
 
 def test_ditto_s_personal_model(tmp_path: Path, state: StateDirectory) -> None:

@@ -1,4 +1,5 @@
-"""Ditto and FedRep by their papers' equations: two rounds of two devices against PyTorch in float64."""
+"""Ditto and FedRep by their papers' equations: two rounds of two devices against PyTorch in
+float64."""
 
 from __future__ import annotations
 
@@ -44,13 +45,17 @@ def exported(path: Path, **options: Any) -> Bundle:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return exported(tmp_path_factory.mktemp("whole") / "whole.bundle", step=LocalStep("sgd", proximal=True))
+    return exported(
+        tmp_path_factory.mktemp("whole") / "whole.bundle", step=LocalStep("sgd", proximal=True)
+    )
 
 
 @pytest.fixture(scope="module")
 def split(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The last layer stays on the device."""
-    return exported(tmp_path_factory.mktemp("split") / "split.bundle", step=LocalStep("sgd"), personal=["3"])
+    return exported(
+        tmp_path_factory.mktemp("split") / "split.bundle", step=LocalStep("sgd"), personal=["3"]
+    )
 
 
 def device_data(device: int) -> tuple[Any, Any]:
@@ -70,18 +75,27 @@ def start() -> Values:
 
 
 def sgd(
-    values: Values, device: int, epochs: int, seed: int, trained: Callable[[str], bool], pull: Values | None = None
+    values: Values,
+    device: int,
+    epochs: int,
+    seed: int,
+    trained: Callable[[str], bool],
+    pull: Values | None = None,
 ) -> Values:
-    """Return the values after these passes of w <- w - lr (grad F_k(w) + lambda (w - pull)). What is not ``trained``
-    stays as it is, statistics too."""
+    """Return the values after these passes of w <- w - lr (grad F_k(w) + lambda (w - pull)). What
+    is not ``trained`` stays as it is, statistics too."""
     module = network().double().train()
     module.load_state_dict(values, strict=False)
-    tensors = {name: value for name, value in module.state_dict(keep_vars=True).items() if name in values}
+    tensors = {
+        name: value for name, value in module.state_dict(keep_vars=True).items() if name in values
+    }
     for epoch in range(epochs):
         for x, y in as_data(device_data(device)).batches(BATCH, seed, epoch):
             before = {name: value.detach().clone() for name, value in tensors.items()}
             module.zero_grad()
-            functional.cross_entropy(module(torch.from_numpy(x).double()), torch.from_numpy(y)).backward()
+            functional.cross_entropy(
+                module(torch.from_numpy(x).double()), torch.from_numpy(y)
+            ).backward()
             with torch.no_grad():
                 for name, value in tensors.items():
                     if not trained(name):
@@ -102,18 +116,28 @@ class Round(NamedTuple):
 
 
 def two_rounds(bundle: Bundle, algorithm: str, model: Any, mu: Mapping[str, float]) -> list[Round]:
-    """The algorithm on both devices, and the mean by examples. Each device keeps what is its own."""
+    """The algorithm on both devices, and the mean by examples. Each device keeps what is its
+    own."""
     runtime, rounds = open_runtime(bundle), []
     kept: list[Inputs] = [Inputs(np.zeros(0, np.float32))] * 2
     for number in range(2):
         outcomes = []
         for device in range(2):
             settings = TaskSettings(
-                {"lr": LR, **mu}, EPOCHS, BATCH, SEED + number, evaluate=True, personal_epochs=PERSONAL_EPOCHS
+                {"lr": LR, **mu},
+                EPOCHS,
+                BATCH,
+                SEED + number,
+                evaluate=True,
+                personal_epochs=PERSONAL_EPOCHS,
             )
             inputs = kept[device]._replace(model=np.float32(model))
-            outcomes.append(run_algorithm(algorithm, runtime, bundle, device_data(device), inputs, settings))
-            kept[device] = Inputs(model, outcomes[device].result.kept_state, personal=outcomes[device].personal)
+            outcomes.append(
+                run_algorithm(algorithm, runtime, bundle, device_data(device), inputs, settings)
+            )
+            kept[device] = Inputs(
+                model, outcomes[device].result.kept_state, personal=outcomes[device].personal
+            )
         models = [trained_model(row.parts, np.float32(model), bundle.manifest) for row in outcomes]
         model = np.average(models, 0, EXAMPLES)
         rounds.append(Round(outcomes, model))
@@ -121,9 +145,12 @@ def two_rounds(bundle: Bundle, algorithm: str, model: Any, mu: Mapping[str, floa
 
 
 def test_two_rounds_of_ditto_by_hand(whole: Bundle) -> None:
-    """Algorithm 1: w_k from w_t by SGD; v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w_t)), and v_k is kept."""
+    """Algorithm 1: w_k from w_t by SGD; v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w_t)), and
+    v_k is kept."""
     manifest, model, own = whole.manifest, start(), [start(), start()]
-    for number, found in enumerate(two_rounds(whole, "ditto", flat(model, manifest), {"mu": LAMBDA})):
+    for number, found in enumerate(
+        two_rounds(whole, "ditto", flat(model, manifest), {"mu": LAMBDA})
+    ):
         after = []
         for device in range(2):
             after.append(sgd(model, device, EPOCHS, SEED + number, everything))
@@ -136,11 +163,14 @@ def test_two_rounds_of_ditto_by_hand(whole: Bundle) -> None:
             np.testing.assert_allclose(outcome.personal, flat(own[device], manifest), atol=1e-5)
         model = {name: (20 * after[0][name] + 12 * after[1][name]) / 32 for name in model}
         np.testing.assert_allclose(found.model, flat(model, manifest), atol=1e-5)
-    assert np.abs(flat(own[0], manifest) - flat(own[1], manifest)).max() > 0.1, "the personal models differ"
+    assert np.abs(flat(own[0], manifest) - flat(own[1], manifest)).max() > 0.1, (
+        "the personal models differ"
+    )
 
 
 def test_two_rounds_of_fedrep_by_hand(split: Bundle) -> None:
-    """Algorithm 1: the head from the kept one with the body of the round, then the body with that head."""
+    """Algorithm 1: the head from the kept one with the body of the round, then the body with that
+    head."""
     manifest, model, heads = split.manifest, start(), [start(), start()]
     for number, found in enumerate(two_rounds(split, "fedrep", flat(model, manifest, False), {})):
         after = []
@@ -148,11 +178,17 @@ def test_two_rounds_of_fedrep_by_hand(split: Bundle) -> None:
             both = model | {name: heads[device][name] for name in HEAD}
             seed = (SEED + number + PERSONAL_SEED) % 2**53
             heads[device] = sgd(both, device, PERSONAL_EPOCHS, seed, HEAD.__contains__)
-            after.append(sgd(heads[device], device, EPOCHS, SEED + number, lambda name: name not in HEAD))
+            after.append(
+                sgd(heads[device], device, EPOCHS, SEED + number, lambda name: name not in HEAD)
+            )
             outcome = found.outcomes[device]
-            trained = trained_model(outcome.parts, np.float32(flat(model, manifest, False)), manifest)
+            trained = trained_model(
+                outcome.parts, np.float32(flat(model, manifest, False)), manifest
+            )
             np.testing.assert_allclose(trained, flat(after[device], manifest, False), atol=1e-5)
-            np.testing.assert_allclose(outcome.result.kept_state, flat(heads[device], manifest, True), atol=1e-5)
+            np.testing.assert_allclose(
+                outcome.result.kept_state, flat(heads[device], manifest, True), atol=1e-5
+            )
             assert outcome.personal is None
         model = {name: (20 * after[0][name] + 12 * after[1][name]) / 32 for name in model}
         np.testing.assert_allclose(found.model, flat(model, manifest, False), atol=1e-5)
@@ -161,7 +197,9 @@ def test_two_rounds_of_fedrep_by_hand(split: Bundle) -> None:
 
 def task(bundle: Bundle, algorithm: str, inputs: Inputs, **changes: Any) -> TaskOutcome:
     hyper = {"lr": LR, "mu": LAMBDA} if bundle.manifest.step.proximal else {"lr": LR}
-    settings = TaskSettings(hyper, EPOCHS, BATCH, 5, evaluate=True, personal_epochs=PERSONAL_EPOCHS)._replace(**changes)
+    settings = TaskSettings(
+        hyper, EPOCHS, BATCH, 5, evaluate=True, personal_epochs=PERSONAL_EPOCHS
+    )._replace(**changes)
     return run_algorithm(algorithm, open_runtime(bundle), bundle, device_data(0), inputs, settings)
 
 
@@ -183,7 +221,9 @@ def test_the_personal_model_is_measured_before_its_training(whole: Bundle) -> No
     second = task(whole, "ditto", Inputs(whole.parameters(), personal=first.personal))
     assert second.personal_evaluation == evaluate_data(runtime, device_data(0), batch_size=BATCH)
     assert second.personal_evaluation != second.result.evaluation == first.result.evaluation
-    unasked = task(whole, "ditto", Inputs(whole.parameters(), personal=first.personal), evaluate=False)
+    unasked = task(
+        whole, "ditto", Inputs(whole.parameters(), personal=first.personal), evaluate=False
+    )
     assert unasked.personal_evaluation is unasked.result.evaluation is None
 
 
@@ -191,7 +231,8 @@ def test_without_lambda_the_personal_model_is_trained_alone(whole: Bundle) -> No
     """mu = 0: it does not depend on the round's model."""
     personal, model = whole.parameters(), whole.parameters()
     alone = [
-        task(whole, "ditto", Inputs(row, personal=personal), hyper={"lr": LR, "mu": 0.0}) for row in (model, model + 1)
+        task(whole, "ditto", Inputs(row, personal=personal), hyper={"lr": LR, "mu": 0.0})
+        for row in (model, model + 1)
     ]
     assert alone[0].personal is not None
     assert np.array_equal(alone[0].personal, alone[1].personal)
@@ -224,7 +265,10 @@ def test_an_optimizer_s_state_begins_anew_in_each_phase(tmp_path: Path) -> None:
     expected = runtime.parameters - body
     scatter(expected, bundle.manifest.buffers, 0.0)
     assert outcome.parts[UPDATE].tobytes() == expected.tobytes()
-    assert outcome.parts[BUFFERS].tobytes() == gather(runtime.parameters, bundle.manifest.buffers).tobytes()
+    assert (
+        outcome.parts[BUFFERS].tobytes()
+        == gather(runtime.parameters, bundle.manifest.buffers).tobytes()
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["ditto", "fedrep"])
@@ -247,7 +291,8 @@ def test_steps_count_on_from_part_to_part(whole: Bundle, split: Bundle, algorith
 def test_a_time_budget_is_shared_by_the_passes(
     whole: Bundle, split: Bundle, algorithm: str, budget: float, steps: int, total: int
 ) -> None:
-    """A clock that counts steps: two fifths of them are the update's, and each part does at least one."""
+    """A clock that counts steps: two fifths of them are the update's, and each part does at least
+    one."""
     bundle = whole if algorithm == "ditto" else split
     done = 0
 
@@ -256,38 +301,57 @@ def test_a_time_budget_is_shared_by_the_passes(
         done = steps
 
     inputs = Inputs(bundle.parameters()[: bundle.manifest.size])
-    outcome = task(bundle, algorithm, inputs, time_budget=budget, clock=lambda: float(done), on_step=count)
+    outcome = task(
+        bundle, algorithm, inputs, time_budget=budget, clock=lambda: float(done), on_step=count
+    )
     assert (outcome.result.steps, done, outcome.result.complete) == (steps, total, budget == 15.0)
 
 
 def test_what_diverged_is_named(whole: Bundle) -> None:
     far = np.full(whole.manifest.size, 1e30, np.float32)
-    with pytest.raises(DivergedError, match="in the training of the personal model: before training"):
+    with pytest.raises(
+        DivergedError, match="in the training of the personal model: before training"
+    ):
         task(whole, "ditto", Inputs(whole.parameters(), personal=far))
 
 
 @pytest.mark.parametrize(
     ("algorithm", "options", "text"),
     [
-        ("ditto", {}, r"needs a step with proximal=True; .*again with step=LocalStep\('sgd', proximal=True\)"),
+        (
+            "ditto",
+            {},
+            r"needs a step with proximal=True; .*again with step=LocalStep\('sgd', proximal=True\)",
+        ),
         (
             "ditto",
             {"step": LocalStep(proximal=True), "personal": ["3"]},
-            "has a whole model for each device, and of bundle other devices keep parts from task to task. Export the "
-            "model again without personal= and kept=",
+            "has a whole model for each device, and of bundle other devices keep parts from task "
+            "to task. Export the model again without personal= and kept=",
         ),
-        ("fedrep", {}, r'needs personal parameters, and bundle other has none.*again with personal=\["head"\]'),
+        (
+            "fedrep",
+            {},
+            r'needs personal parameters, and bundle other has none.*again with personal=\["head"\]',
+        ),
         (
             "fedrep",
             {"step": LocalStep(clip=True), "personal": ["3"]},
-            r"needs a step with clip=False; .*LocalStep\('sgd', clip=True\).*again with step=LocalStep\('sgd'\)",
+            (
+                r"needs a step with clip=False; .*LocalStep\('sgd', clip=True\).*again with "
+                r"step=LocalStep\('sgd'\)"
+            ),
         ),
     ],
 )
-def test_bundles_that_are_refused(tmp_path: Path, algorithm: str, options: dict[str, Any], text: str) -> None:
+def test_bundles_that_are_refused(
+    tmp_path: Path, algorithm: str, options: dict[str, Any], text: str
+) -> None:
     bundle = exported(tmp_path / "other.bundle", **options)
     with pytest.raises(UnsupportedError, match=text):
-        task(bundle, algorithm, Inputs(bundle.parameters()[: bundle.manifest.size]), hyper={"lr": LR})
+        task(
+            bundle, algorithm, Inputs(bundle.parameters()[: bundle.manifest.size]), hyper={"lr": LR}
+        )
 
 
 def test_a_personal_model_of_another_size_is_refused(whole: Bundle) -> None:

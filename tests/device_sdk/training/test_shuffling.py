@@ -1,4 +1,5 @@
-"""The orders of devices' examples: against SplitMix64 written out, and those of many against those of one."""
+"""The orders of devices' examples: against SplitMix64 written out, and those of many against those
+of one."""
 
 from __future__ import annotations
 
@@ -23,12 +24,17 @@ def splitmix64(state: int, count: int) -> list[int]:
 
 
 def test_the_reference_is_splitmix64() -> None:
-    """The first numbers from seed 1234567 are those that the implementations of Rosetta Code print."""
+    """The first numbers from seed 1234567 are those that the implementations of Rosetta Code
+    print."""
     assert splitmix64(1234567, 3) == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
-@pytest.mark.parametrize(("examples", "seed", "epoch"), [(8, 3, 1), (1000, 2**53 - 1, 7), (5, 0, 0), (3, 2**64 - 1, 2)])
-def test_the_order_is_the_same_for_ever_and_everywhere(examples: int, seed: int, epoch: int) -> None:
+@pytest.mark.parametrize(
+    ("examples", "seed", "epoch"), [(8, 3, 1), (1000, 2**53 - 1, 7), (5, 0, 0), (3, 2**64 - 1, 2)]
+)
+def test_the_order_is_the_same_for_ever_and_everywhere(
+    examples: int, seed: int, epoch: int
+) -> None:
     numbers = splitmix64(mixed((mixed(seed) + epoch) & MASK), examples)
     expected = sorted(range(examples), key=lambda place: (numbers[place] >> 32, place))
     assert permutation(examples, seed, epoch).tolist() == expected
@@ -54,7 +60,8 @@ SEEDS = np.array([0, 1, 2**32, 2**53 - 1, 987654321])
     "examples", [[1] * 5, [3] * 5, [50] * 5, [257] * 5, [4, 1, 4, 7, 2], [1, 1, 1, 1, 300]], ids=str
 )
 def test_each_device_orders_its_examples_itself(examples: list[int]) -> None:
-    """Devices have equal or different numbers of examples. A row is 0 beyond its device's examples."""
+    """Devices have equal or different numbers of examples. A row is 0 beyond its device's
+    examples."""
     for epoch in (0, 1, 19):
         found = permutations(np.array(examples), SEEDS, epoch)
         assert found.dtype == np.int64

@@ -90,7 +90,9 @@ def test_the_update_is_against_the_anchor(runtime: Runtime, data: Any) -> None:
     np.testing.assert_allclose(moved.update, plain.update - 1, atol=1e-6)
 
 
-def test_the_same_seed_gives_the_same_update_and_another_another(runtime: Runtime, data: Any) -> None:
+def test_the_same_seed_gives_the_same_update_and_another_another(
+    runtime: Runtime, data: Any
+) -> None:
     start = runtime.parameters.copy()
     updates = []
     for seed in (3, 3, 4):
@@ -106,8 +108,8 @@ def test_batch_size_zero_is_one_step_for_each_pass(runtime: Runtime, data: Any) 
 
 
 def test_partial_work_is_reported_as_what_it_is(runtime: Runtime, data: Any) -> None:
-    # The clock is read at the start, when training begins (1 s later), and after each step (1 s each). After step 4
-    # 5 s are over, and a fifth would end at 6 s.
+    # The clock is read at the start, when training begins (1 s later), and after each step (1 s
+    # each). After step 4 5 s are over, and a fifth would end at 6 s.
     outcome = run(runtime, data, time_budget=5.5, clock=ticking(1.0))
     assert (outcome.steps, outcome.complete) == (4, False)
     assert outcome.seen == 20 + 20 + 10 + 20
@@ -140,7 +142,12 @@ def test_no_time_at_all_is_an_error(runtime: Runtime, data: Any, budget: float) 
 def test_it_stops_when_told_and_says_after_which_step(runtime: Runtime, data: Any) -> None:
     steps: list[int] = []
     with pytest.raises(StoppedError, match="stopped after step 2"):
-        run(runtime, data, on_step=lambda step, loss: steps.append(step), should_stop=lambda: len(steps) == 2)
+        run(
+            runtime,
+            data,
+            on_step=lambda step, loss: steps.append(step),
+            should_stop=lambda: len(steps) == 2,
+        )
     assert steps == [1, 2]
     with pytest.raises(StoppedError, match="evaluation was stopped"):
         run(runtime, data, evaluate=True, should_stop=lambda: True)
@@ -163,11 +170,18 @@ def test_a_loss_that_is_not_finite_names_its_step(runtime: Runtime, data: Any) -
 def test_data_that_are_not_finite_are_named(runtime: Runtime, data: Any, value: float) -> None:
     x, y = data[0].copy(), data[1]
     x[31, 7] = value
-    named = rf"array x has the value {value} in example 31 \(the first is 0\), at \[7\]; expected finite numbers"
-    with pytest.raises(DataError, match=named + r"\. With it, step [123]'s loss is (nan|inf)") as caught:
+    named = (
+        rf"array x has the value {value} in example 31 \(the first is 0\), at \[7\]; expected "
+        rf"finite numbers"
+    )
+    with pytest.raises(
+        DataError, match=named + r"\. With it, step [123]'s loss is (nan|inf)"
+    ) as caught:
         run(runtime, (x, y))
     assert isinstance(caught.value, DivergedError)
-    with pytest.raises(DataError, match=named + r"\. With it, before training, the model's summed loss"):
+    with pytest.raises(
+        DataError, match=named + r"\. With it, before training, the model's summed loss"
+    ):
         run(runtime, (x, y), evaluate=True)
     batches = [(x[:20], y[:20]), (x[20:], y[20:])]
     with pytest.raises(DataError, match=named):
@@ -183,7 +197,10 @@ def test_finite_data_are_not_blamed_for_a_divergence(runtime: Runtime, data: Any
 def test_a_model_that_takes_nan_for_what_is_missing_is_trained(tmp_path: Path) -> None:
     model = torch.nn.Linear(4, 1)
     filled = torch.nn.Sequential(Filled(), model)
-    x, y = np.random.default_rng(3).standard_normal((20, 4)).astype(np.float32), np.zeros((20, 1), np.float32)
+    x, y = (
+        np.random.default_rng(3).standard_normal((20, 4)).astype(np.float32),
+        np.zeros((20, 1), np.float32),
+    )
     path = tmp_path / "filled.bundle"
     export_bundle(filled, torch.nn.functional.mse_loss, (x[:4], y[:4]), path, step=LocalStep("sgd"))
     x[3, 2] = np.nan
@@ -197,22 +214,30 @@ class Filled(torch.nn.Module):
 
 
 @pytest.mark.parametrize("value", [-1, 10])
-def test_a_label_that_is_no_class_is_named_before_any_step(runtime: Runtime, data: Any, value: int) -> None:
+def test_a_label_that_is_no_class_is_named_before_any_step(
+    runtime: Runtime, data: Any, value: int
+) -> None:
     x, y = data[0], data[1].copy()
     y[42] = value
     steps: list[int] = []
-    named = rf"array y has the value {value} in example 42 \(the first is 0\); expected 0 to 9, or -100"
+    named = (
+        rf"array y has the value {value} in example 42 \(the first is 0\); expected 0 to 9, or -100"
+    )
     with pytest.raises(DataError, match=named):
         run(runtime, (x, y), on_step=lambda step, loss: steps.append(step))
     assert steps == []
     batches = [(x[:20], y[:20]), (x[20:], y[20:])]
-    with pytest.raises(DataError, match=rf"the value {value} in example 22 \(the first is 0\) of batch 1 of a pass"):
+    with pytest.raises(
+        DataError, match=rf"the value {value} in example 22 \(the first is 0\) of batch 1 of a pass"
+    ):
         run(runtime, as_data(batches, examples=50))
     with pytest.raises(DataError, match=rf"the value {value} in example 22"):
         run(runtime, as_data(batches, examples=50), evaluate=True)
 
 
-def test_a_label_that_the_loss_leaves_out_is_trained_as_pytorch_does(case: Any, runtime: Runtime, data: Any) -> None:
+def test_a_label_that_the_loss_leaves_out_is_trained_as_pytorch_does(
+    case: Any, runtime: Runtime, data: Any
+) -> None:
     x, y = data[0], data[1].copy()
     y[:7] = -100
     run(runtime, (x, y), epochs=1, batch_size=0)
@@ -222,22 +247,30 @@ def test_a_label_that_the_loss_leaves_out_is_trained_as_pytorch_does(case: Any, 
     np.testing.assert_allclose(update, alone.parameters - alone.anchor, atol=1e-7)
 
 
-def test_an_update_that_is_not_finite_diverges_though_each_loss_was(runtime: Runtime, data: Any) -> None:
+def test_an_update_that_is_not_finite_diverges_though_each_loss_was(
+    runtime: Runtime, data: Any
+) -> None:
     # One step: its loss is from before the update, which is beyond float32.
     x, y = data
     with pytest.raises(DivergedError, match="the update after step 1 is not finite"):
         run(runtime, (x * np.float32(100), y), hyper={"lr": 3e38}, epochs=1, batch_size=0)
 
 
-def test_evaluation_is_of_the_model_before_training_and_over_all_data(case: Any, runtime: Runtime) -> None:
+def test_evaluation_is_of_the_model_before_training_and_over_all_data(
+    case: Any, runtime: Runtime
+) -> None:
     data = case.x[:600], case.y[:600]
     outcome = run(runtime, data, evaluate=True, batch_size=64)
     logits = case.x[:600] @ case.model.weight.detach().numpy().T + case.model.bias.detach().numpy()
     log_sum = np.log(np.exp(logits.astype(np.float64)).sum(1))
     assert outcome.evaluation is not None
     assert outcome.evaluation.examples == 600
-    assert outcome.evaluation.loss_sum == pytest.approx((log_sum - logits[np.arange(600), data[1]]).sum(), rel=1e-5)
-    assert outcome.evaluation.metric_sums == {"accuracy": float((logits.argmax(1) == data[1]).sum())}
+    assert outcome.evaluation.loss_sum == pytest.approx(
+        (log_sum - logits[np.arange(600), data[1]]).sum(), rel=1e-5
+    )
+    assert outcome.evaluation.metric_sums == {
+        "accuracy": float((logits.argmax(1) == data[1]).sum())
+    }
 
 
 def test_evaluation_goes_in_batches_of_bounded_size(runtime: Runtime, case: Any) -> None:
@@ -312,7 +345,9 @@ class Stream:
             yield self.x[start : start + 15].astype(np.float64), self.y[start : start + 15]
 
 
-def test_the_users_own_batches_train_like_arrays_in_that_order(case: Any, runtime: Runtime, data: Any) -> None:
+def test_the_users_own_batches_train_like_arrays_in_that_order(
+    case: Any, runtime: Runtime, data: Any
+) -> None:
     outcome = run(runtime, as_data(Stream(*data), examples=50), evaluate=True)
     assert (outcome.steps, outcome.seen, outcome.epochs, outcome.examples) == (8, 100, 2.0, 50)
     assert outcome.evaluation is not None
@@ -355,7 +390,9 @@ def test_batches_that_do_not_keep_the_promise_are_refused(
 
 
 @pytest.mark.parametrize("evaluate", [False, True])
-def test_a_pass_without_examples_is_no_defect_of_the_data(runtime: Runtime, data: Any, evaluate: bool) -> None:
+def test_a_pass_without_examples_is_no_defect_of_the_data(
+    runtime: Runtime, data: Any, evaluate: bool
+) -> None:
     with pytest.raises(NoExamplesError, match="nothing to train on now"):
         run(runtime, as_data(Stream(data[0][:0], data[1][:0]), examples=20), evaluate=evaluate)
 
@@ -368,21 +405,35 @@ class Shrinking:
 
     def __iter__(self) -> Any:
         size = self.sizes.pop(0)
-        return iter([(self.x[at : min(at + 10, size)], self.y[at : min(at + 10, size)]) for at in range(0, size, 10)])
+        return iter(
+            [
+                (self.x[at : min(at + 10, size)], self.y[at : min(at + 10, size)])
+                for at in range(0, size, 10)
+            ]
+        )
 
 
 @pytest.mark.parametrize(
     ("sizes", "evaluate", "budget", "examples", "epochs"),
     [
-        ([20, 20], False, None, 20, 2.0),  # 50 are stated: they would weigh more than twice what they are
+        # 50 are stated: they would weigh more than twice what they are
+        ([20, 20], False, None, 20, 2.0),
         ([40, 20], False, None, 30, 2.0),  # the mean of the passes
         ([20, 20, 20], True, None, 20, 2.0),  # the first pass is the evaluation's
-        ([40, 40], True, 3.5, 40, 0.5),  # the time was over in the first pass, of 40 as in the evaluation
-        ([40], False, 3.5, 50, 0.4),  # no pass was completed: nothing better is known than what is stated
+        # the time was over in the first pass, of 40 as in the evaluation
+        ([40, 40], True, 3.5, 40, 0.5),
+        # no pass was completed: nothing better is known than what is stated
+        ([40], False, 3.5, 50, 0.4),
     ],
 )
 def test_what_a_pass_gives_counts_not_what_is_stated(
-    runtime: Runtime, data: Any, sizes: list[int], evaluate: bool, budget: float | None, examples: int, epochs: float
+    runtime: Runtime,
+    data: Any,
+    sizes: list[int],
+    evaluate: bool,
+    budget: float | None,
+    examples: int,
+    epochs: float,
 ) -> None:
     source = as_data(Shrinking(*data, *sizes), examples=50)
     clock = ticking(1.0) if budget else time.monotonic
@@ -451,7 +502,9 @@ def test_the_seed_decides_what_a_random_step_draws(tmp_path: Path) -> None:
     results = []
     for seed in (5, 5, 6):
         runtime = open_runtime(bundle)
-        results.append(run(runtime, line_data(30), seed=seed, batch_size=0, hyper={"lr": 0.1}).update.tobytes())
+        results.append(
+            run(runtime, line_data(30), seed=seed, batch_size=0, hyper={"lr": 0.1}).update.tobytes()
+        )
     assert results[0] == results[1] != results[2]
 
 
@@ -467,5 +520,7 @@ def test_the_update_is_of_what_travels_and_the_rest_is_kept(tmp_path: Path) -> N
 def test_a_personal_part_that_is_not_finite_diverges(tmp_path: Path) -> None:
     runtime = open_runtime(write_line_bundle(tmp_path / "line.bundle", personal=True))
     x, y = line_data(4)
-    with pytest.raises(DivergedError, match="the device's own part after step 1 is not finite: element 0"):
+    with pytest.raises(
+        DivergedError, match="the device's own part after step 1 is not finite: element 0"
+    ):
         run(runtime, (np.zeros_like(x), y - 1), hyper={"lr": 3e38}, epochs=1, batch_size=0)

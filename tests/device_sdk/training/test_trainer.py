@@ -1,4 +1,5 @@
-"""Tasks of one bundle after each other on a real state directory: what stays on the device and what does not."""
+"""Tasks of one bundle after each other on a real state directory: what stays on the device and what
+does not."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ MODELS = [np.array(values, np.float32) for values in ([0, 0, 0, 0], [1, 1, 1, 5]
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("line") / "line.bundle"
-    return write_line_bundle(folder, personal=True, state=True, references=("anchor", "previous"), random=True)
+    return write_line_bundle(
+        folder, personal=True, state=True, references=("anchor", "previous"), random=True
+    )
 
 
 @pytest.fixture
@@ -60,7 +63,9 @@ def task(bundle: Bundle, number: int, **changes: Any) -> Task:
         "seed": 100,
         "deadline": 100.0,
     } | changes
-    return Task(f"t{number}", bundle=bundle.sha256, vectors=(FLOAT32.reference("model", model),), **settings)
+    return Task(
+        f"t{number}", bundle=bundle.sha256, vectors=(FLOAT32.reference("model", model),), **settings
+    )
 
 
 def question(bundle: Bundle, model: Any) -> Question:
@@ -71,7 +76,9 @@ def question(bundle: Bundle, model: Any) -> Question:
 def bring(state: StateDirectory, bundle: Bundle, given: Task | Question) -> list[str]:
     """Fetch what the task lacks. Returns its names."""
     contents = {entry.sha256: bundle.read(path) for path, entry in bundle.manifest.files.items()}
-    contents |= {bundle.sha256: bundle.read("manifest.json")} | {digest(model): model.tobytes() for model in MODELS}
+    contents |= {bundle.sha256: bundle.read("manifest.json")} | {
+        digest(model): model.tobytes() for model in MODELS
+    }
     names = []
     while lacking := state.contents.lacking(given, "onnx"):
         for wanted in lacking:
@@ -81,7 +88,9 @@ def bring(state: StateDirectory, bundle: Bundle, given: Task | Question) -> list
     return names
 
 
-def do(trainer: Trainer, state: StateDirectory, bundle: Bundle, number: int, save: bool = True) -> FinishedUpdate:
+def do(
+    trainer: Trainer, state: StateDirectory, bundle: Bundle, number: int, save: bool = True
+) -> FinishedUpdate:
     given = task(bundle, number)
     bring(state, bundle, given)
     trained = trainer.train(given, 100.0)
@@ -92,7 +101,11 @@ def do(trainer: Trainer, state: StateDirectory, bundle: Bundle, number: int, sav
 
 def by_hand(number: int, kept: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The task's steps in numpy: the whole model after it, and what is kept."""
-    kept = kept or {"h": INITIAL["h"], "t": INITIAL_STATE["t"], "previous": {"w": MODELS[number][:3]}}
+    kept = kept or {
+        "h": INITIAL["h"],
+        "t": INITIAL_STATE["t"],
+        "previous": {"w": MODELS[number][:3]},
+    }
     now: dict[str, Any] = {"w": MODELS[number][:3], "seen": MODELS[number][3], "h": kept["h"]}
     references = {"anchor": {"w": MODELS[number][:3]}, "previous": kept["previous"]}
     steps: dict[str, Any] = {"m.w": INITIAL_STATE["m.w"], "t": kept["t"]}
@@ -102,27 +115,45 @@ def by_hand(number: int, kept: dict[str, Any] | None) -> tuple[dict[str, Any], d
     return now, {"h": now["h"], "t": steps["t"], "previous": now}
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "int4", "topk-0.3", "topk-0.3-int8"])
-def test_the_update_is_sent_as_the_task_asks(state: StateDirectory, full: Bundle, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["float16", "bfloat16", "int8", "int4", "topk-0.3", "topk-0.3-int8"]
+)
+def test_the_update_is_sent_as_the_task_asks(
+    state: StateDirectory, full: Bundle, name: str
+) -> None:
     """With the task's own draws: the same task gives the same bytes."""
-    exact = FLOAT32.decode(do(Trainer(state, DATA, "onnx", 1), state, full, 0, save=False).contents[0])
+    exact = FLOAT32.decode(
+        do(Trainer(state, DATA, "onnx", 1), state, full, 0, save=False).contents[0]
+    )
     given = task(full, 0, parts={"update": name, "buffers": "float32"})
     contents = [Trainer(state, DATA, "onnx", 1).train(given, 100.0) for _ in range(2)]
     assert contents[0].contents == contents[1].contents
     (part, buffers), encoding = contents[0].report.parts, find_encoding(name)
-    assert (part.encoding, part.size, part.crc32) == (name, encoding.size(4), checksum(contents[0].contents[0]))
+    assert (part.encoding, part.size, part.crc32) == (
+        name,
+        encoding.size(4),
+        checksum(contents[0].contents[0]),
+    )
     assert contents[0].contents[0] == encoding.encode(exact, given.seed)
     assert (buffers.name, buffers.encoding, buffers.size) == ("buffers", "float32", 4)
     now, _ = by_hand(0, None)
-    assert FLOAT32.decode(contents[0].contents[1]).tolist() == [now["seen"]], "a value, whatever the update's encoding"
+    assert FLOAT32.decode(contents[0].contents[1]).tolist() == [now["seen"]], (
+        "a value, whatever the update's encoding"
+    )
     assert exact[3] == 0
 
 
 @pytest.mark.parametrize(
     ("parts", "text"),
     [
-        ({"update": "float32"}, "has buffers that travel, such as BatchNorm's statistics, and the task does not ask"),
-        ({"update": "float32", "buffers": "int8"}, "the part buffers as int8; values travel as float32 alone"),
+        (
+            {"update": "float32"},
+            "has buffers that travel, such as BatchNorm's statistics, and the task does not ask",
+        ),
+        (
+            {"update": "float32", "buffers": "int8"},
+            "the part buffers as int8; values travel as float32 alone",
+        ),
     ],
 )
 def test_a_task_that_takes_buffers_for_differences_is_refused(
@@ -134,31 +165,49 @@ def test_a_task_that_takes_buffers_for_differences_is_refused(
         Trainer(state, DATA, "onnx", 1).train(given, 100.0)
 
 
-def test_a_task_goes_on_from_the_residual_of_the_one_that_it_names(state: StateDirectory, full: Bundle) -> None:
-    """Two updates of top-k: the second one's bytes are those of its update plus what the first left out. A set that no
-    task names any more is deleted."""
+def test_a_task_goes_on_from_the_residual_of_the_one_that_it_names(
+    state: StateDirectory, full: Bundle
+) -> None:
+    """Two updates of top-k: the second one's bytes are those of its update plus what the first left
+    out. A set that no task names any more is deleted."""
     encoding, trainer = find_encoding("topk-0.3"), Trainer(state, DATA, "onnx", 1)
-    exact = FLOAT32.decode(do(Trainer(state, DATA, "onnx", 1), state, full, 0, save=False).contents[0])
-    first = trainer.train(task(full, 0, parts={"update": encoding.name, "buffers": "float32"}), 100.0)
+    exact = FLOAT32.decode(
+        do(Trainer(state, DATA, "onnx", 1), state, full, 0, save=False).contents[0]
+    )
+    first = trainer.train(
+        task(full, 0, parts={"update": encoding.name, "buffers": "float32"}), 100.0
+    )
     residual = exact - encoding.decode(first.contents[0], 4)
     assert first.tied is not None
     assert first.tied["residual"].tobytes() == residual.tobytes()
     state.outbox.save(first.report, first.contents, first.bundle, None, first.tied)
     state.outbox.drop("t0")
-    given = msgspec.structs.replace(task(full, 0, parts={"update": encoding.name, "buffers": "float32"}), task="t1")
+    given = msgspec.structs.replace(
+        task(full, 0, parts={"update": encoding.name, "buffers": "float32"}), task="t1"
+    )
     for kept, sent in (("t0", exact + residual), (None, exact), ("t0", exact)):
         again = trainer.train(msgspec.structs.replace(given, kept=kept), 100.0)
         assert again.contents[0] == encoding.encode(sent, given.seed)
 
 
-def test_an_update_that_its_encoding_cannot_hold_has_diverged(state: StateDirectory, full: Bundle) -> None:
-    given = task(full, 0, parts={"update": "float16", "buffers": "float32"}, hyper={"lr": 3000.0, "mu": 0.0}, epochs=1)
+def test_an_update_that_its_encoding_cannot_hold_has_diverged(
+    state: StateDirectory, full: Bundle
+) -> None:
+    given = task(
+        full,
+        0,
+        parts={"update": "float16", "buffers": "float32"},
+        hyper={"lr": 3000.0, "mu": 0.0},
+        epochs=1,
+    )
     bring(state, full, given)
     with pytest.raises(DivergedError, match="float16 holds up to 65504"):
         Trainer(state, DATA, "onnx", 1).train(given, 100.0)
 
 
-def test_a_model_that_came_as_float16_is_what_the_update_is_relative_to(state: StateDirectory, full: Bundle) -> None:
+def test_a_model_that_came_as_float16_is_what_the_update_is_relative_to(
+    state: StateDirectory, full: Bundle
+) -> None:
     exact = np.array([0.1, 0.2, 0.3, 0.7], np.float32)
     rounded, found = FLOAT16.decode(FLOAT16.encode(exact)), []
     assert not np.equal(rounded, exact).any()
@@ -178,22 +227,25 @@ def test_what_a_task_needs_on_disk(state: StateDirectory, full: Bundle) -> None:
 
 
 def test_tasks_after_each_other(state: StateDirectory, full: Bundle) -> None:
-    """Each begins with the personal parameter, the count and the previous model with which the one before it ended,
-    and a momentum that is the bundle's; its update is of what travels."""
+    """Each begins with the personal parameter, the count and the previous model with which the one
+    before it ended, and a momentum that is the bundle's; its update is of what travels."""
     trainer = Trainer(state, DATA, "onnx", 1)
     kept = None
     for number in range(3):
         trained = do(trainer, state, full, number)
         now, kept = by_hand(number, kept)
         parts = {
-            part.name: FLOAT32.decode(row) for part, row in zip(trained.report.parts, trained.contents, strict=True)
+            part.name: FLOAT32.decode(row)
+            for part, row in zip(trained.report.parts, trained.contents, strict=True)
         }
         assert [content.nbytes for content in trained.contents] == [16, 4]
         trained_now = trained_model(parts, MODELS[number], full.manifest)
         np.testing.assert_allclose(trained_now, flat(now, full.manifest.travelling), atol=2e-5)
         own = state.kept_states.load(full.sha256, 6)
         assert own is not None
-        np.testing.assert_allclose(own, [kept["h"], kept["t"], *flat(now, full.manifest.travelling)], atol=2e-5)
+        np.testing.assert_allclose(
+            own, [kept["h"], kept["t"], *flat(now, full.manifest.travelling)], atol=2e-5
+        )
         assert own[1] == INITIAL_STATE["t"] + 6 * (number + 1)
 
 
@@ -213,15 +265,20 @@ def test_another_process_goes_on_from_the_directory(tmp_path: Path, full: Bundle
     assert together[0] == together[1]
 
 
-def test_a_training_whose_update_was_not_saved_leaves_nothing(state: StateDirectory, full: Bundle) -> None:
-    """The task was cancelled, or the process died. Trained again it gives the same update, also on the open runtime."""
+def test_a_training_whose_update_was_not_saved_leaves_nothing(
+    state: StateDirectory, full: Bundle
+) -> None:
+    """The task was cancelled, or the process died. Trained again it gives the same update, also on
+    the open runtime."""
     trainer = Trainer(state, DATA, "onnx", 1)
     do(trainer, state, full, 0)
     lost = do(trainer, state, full, 1, save=False)
     again = do(trainer, state, full, 1)
     assert again.contents[0].tobytes() == lost.contents[0].tobytes()
     assert again.kept_state.tobytes() == lost.kept_state.tobytes()
-    assert do(trainer, state, full, 1, save=False).contents[0].tobytes() != again.contents[0].tobytes()
+    assert (
+        do(trainer, state, full, 1, save=False).contents[0].tobytes() != again.contents[0].tobytes()
+    )
 
 
 def test_a_training_that_was_stopped_leaves_nothing(state: StateDirectory, full: Bundle) -> None:
@@ -235,7 +292,9 @@ def test_a_training_that_was_stopped_leaves_nothing(state: StateDirectory, full:
     assert do(trainer, state, full, 1).contents[0].tobytes() == expected.contents[0].tobytes()
 
 
-def test_an_update_that_nobody_took_leaves_the_personal_part_trained(state: StateDirectory, full: Bundle) -> None:
+def test_an_update_that_nobody_took_leaves_the_personal_part_trained(
+    state: StateDirectory, full: Bundle
+) -> None:
     trainer = Trainer(state, DATA, "onnx", 1)
     first = do(trainer, state, full, 0)
     state.outbox.drop("t0")  # refused, or too late
@@ -245,7 +304,9 @@ def test_an_update_that_nobody_took_leaves_the_personal_part_trained(state: Stat
     assert own[0] != INITIAL["h"]
 
 
-def test_a_bundle_that_goes_and_comes_again_finds_its_own(state: StateDirectory, full: Bundle, tmp_path: Path) -> None:
+def test_a_bundle_that_goes_and_comes_again_finds_its_own(
+    state: StateDirectory, full: Bundle, tmp_path: Path
+) -> None:
     trainer = Trainer(state, DATA, "onnx", 1)
     do(trainer, state, full, 0)
     expected = do(trainer, state, full, 1, save=False)
@@ -253,15 +314,31 @@ def test_a_bundle_that_goes_and_comes_again_finds_its_own(state: StateDirectory,
     other = write_line_bundle(tmp_path / "other.bundle", personal=True)
     begun = do(trainer, state, other, 1)
     fresh = StateDirectory(tmp_path / "fresh")
-    assert do(Trainer(fresh, DATA, "onnx", 1), fresh, other, 1).kept_state.tobytes() == begun.kept_state.tobytes()
+    assert (
+        do(Trainer(fresh, DATA, "onnx", 1), fresh, other, 1).kept_state.tobytes()
+        == begun.kept_state.tobytes()
+    )
     fresh.close()
     assert do(trainer, state, full, 1).contents[0].tobytes() == expected.contents[0].tobytes()
 
 
-def test_a_bundle_of_which_nothing_is_kept_writes_nothing(state: StateDirectory, tmp_path: Path) -> None:
+def test_a_bundle_of_which_nothing_is_kept_writes_nothing(
+    state: StateDirectory, tmp_path: Path
+) -> None:
     plain = write_line_bundle(tmp_path / "plain.bundle", references=("anchor",))
     zeros = np.zeros(5, np.float32)
-    given = Task("t0", 1, plain.sha256, (FLOAT32.reference("model", zeros),), PARTS, {"lr": 0.1}, 1, 0, 0, 100.0)
+    given = Task(
+        "t0",
+        1,
+        plain.sha256,
+        (FLOAT32.reference("model", zeros),),
+        PARTS,
+        {"lr": 0.1},
+        1,
+        0,
+        0,
+        100.0,
+    )
     contents = {entry.sha256: plain.read(path) for path, entry in plain.manifest.files.items()}
     contents |= {plain.sha256: plain.read("manifest.json"), digest(zeros): zeros.tobytes()}
     names = set()
@@ -300,7 +377,9 @@ def test_a_bundle_that_cannot_be_used_is_not_fetched_again_unless_it_is_damaged(
     np.testing.assert_array_equal(kept, own)
 
 
-def test_progress_counts_the_batches_of_the_evaluation_and_the_steps(state: StateDirectory, full: Bundle) -> None:
+def test_progress_counts_the_batches_of_the_evaluation_and_the_steps(
+    state: StateDirectory, full: Bundle
+) -> None:
     """12 examples in batches of 5: three to evaluate, and three steps in each of two passes."""
     trainer = Trainer(state, DATA, "onnx", 1)
     given = task(full, 0, evaluate=True)
@@ -341,11 +420,16 @@ def largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_disk_without_room_for_the_update_shows_before_the_first_step(state: StateDirectory, full: Bundle) -> None:
+def test_a_disk_without_room_for_the_update_shows_before_the_first_step(
+    state: StateDirectory, full: Bundle
+) -> None:
     trainer = Trainer(state, DATA, "onnx", 1)
     given = task(full, 0)
     bring(state, full, given)
-    with largest_file(1000), pytest.raises(DiskFullError, match="there is no room for an update of 44 bytes"):
+    with (
+        largest_file(1000),
+        pytest.raises(DiskFullError, match="there is no room for an update of 44 bytes"),
+    ):
         trainer.train(given, 100.0)
     assert trainer.steps == 0
     assert not list((state.path / "pending").iterdir())
@@ -357,7 +441,10 @@ def test_the_room_held_is_what_the_update_is_written_into(
 ) -> None:
     trainer = Trainer(state, DATA, "onnx", 1)
     trained = do(trainer, state, full, 0, save=False)
-    held = {path.name: (path.stat().st_ino, path.stat().st_size) for path in (state.path / "pending").iterdir()}
+    held = {
+        path.name: (path.stat().st_ino, path.stat().st_size)
+        for path in (state.path / "pending").iterdir()
+    }
     assert {name: size for name, (_, size) in held.items()} == {
         "update.reserved": sum(content.nbytes for content in trained.contents),
         "kept.reserved": trained.kept_state.nbytes + 4,
@@ -366,7 +453,10 @@ def test_the_room_held_is_what_the_update_is_written_into(
     state.outbox.save(*trained)
     pending = state.path / "pending"
     (update,) = pending.glob("*.bin")
-    assert (update.stat().st_ino, update.read_bytes()) == (held["update.reserved"][0], b"".join(trained.contents))
+    assert (update.stat().st_ino, update.read_bytes()) == (
+        held["update.reserved"][0],
+        b"".join(trained.contents),
+    )
     assert (pending / "report.json").stat().st_ino == held["report.reserved"][0]
     assert (state.path / "kept" / full.sha256).stat().st_ino == held["kept.reserved"][0]
     assert state.outbox.load() == trained.report
@@ -422,7 +512,9 @@ def features_task(bundle: Bundle, number: int) -> tuple[Task, dict[str, bytes]]:
     ), contents
 
 
-def rounds(trainer: Trainer, state: StateDirectory, bundle: Bundle, *numbers: int) -> tuple[list[bytes], set[str]]:
+def rounds(
+    trainer: Trainer, state: StateDirectory, bundle: Bundle, *numbers: int
+) -> tuple[list[bytes], set[str]]:
     """Train tasks after each other. Returns the updates, and the names of what was fetched."""
     updates, names = [], set()
     for number in numbers:
@@ -445,10 +537,15 @@ def test_features_are_kept_from_round_to_round(tmp_path: Path, with_features: Bu
         state = StateDirectory(tmp_path / f"{limit}")
         trainer = Trainer(state, data, "onnx", 1, feature_cache=limit)
         updates, names = rounds(trainer, state, with_features, 1, 2, 3)
-        assert {*(OF_FEATURES if limit else (TRAIN, EVAL)), FROZEN} == {name for name in names if "graphs" in name}
+        assert {*(OF_FEATURES if limit else (TRAIN, EVAL)), FROZEN} == {
+            name for name in names if "graphs" in name
+        }
         assert str(trainer.features).startswith("features of 50 of 50" if limit else "None")
-        if limit:  # a process that begins again computes them again, and the third task gives the same
-            again, _ = rounds(Trainer(state, data, "onnx", 1, feature_cache=limit), state, with_features, 3)
+        # a process that begins again computes them again, and the third task gives the same
+        if limit:
+            again, _ = rounds(
+                Trainer(state, data, "onnx", 1, feature_cache=limit), state, with_features, 3
+            )
             assert again == updates[2:]
         found[limit] = [FLOAT32.decode(memoryview(update)) for update in updates]
         state.close()
@@ -473,10 +570,14 @@ def test_another_bundle_of_the_same_frozen_part_takes_the_features_over(
     assert trainer.features is None
 
 
-def test_batches_of_the_users_own_train_whole_models(state: StateDirectory, with_features: Bundle) -> None:
+def test_batches_of_the_users_own_train_whole_models(
+    state: StateDirectory, with_features: Bundle
+) -> None:
     """They may be other examples in each pass."""
     x, y = (value.numpy() for value in examples(16))
-    trainer = Trainer(state, as_data([(x[:8], y[:8]), (x[8:], y[8:])], 16), "onnx", 1, feature_cache=2**20)
+    trainer = Trainer(
+        state, as_data([(x[:8], y[:8]), (x[8:], y[8:])], 16), "onnx", 1, feature_cache=2**20
+    )
     _, names = rounds(trainer, state, with_features, 1)
     assert TRAIN in names
     assert trainer.features is None
@@ -486,7 +587,8 @@ def test_batches_of_the_users_own_train_whole_models(state: StateDirectory, with
 def test_what_a_pass_gave_counts_in_later_tasks(
     full: Bundle, state: StateDirectory, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    """100 are stated, and a pass gives 12: a later task that ends within its first pass must not weigh 100."""
+    """100 are stated, and a pass gives 12: a later task that ends within its first pass must not
+    weigh 100."""
     asked: list[int | None] = []
 
     def run(*arguments: Any) -> Any:
@@ -532,7 +634,8 @@ def test_an_evaluation_measures_with_what_is_the_device_s_own_and_changes_nothin
 def test_the_table_says_which_function_works_an_answer_out(
     state: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kind of exchange that only tests have: no bundle, no model, an answer from what was asked."""
+    """A kind of exchange that only tests have: no bundle, no model, an answer from what was
+    asked."""
 
     def count(trainer: Trainer, asked: Question, seconds: float) -> Sent:
         assert seconds == 9.0

@@ -1,5 +1,5 @@
-"""A task's algorithm on a real state directory: several vectors down, several parts up, and which tied vectors a task
-goes on from."""
+"""A task's algorithm on a real state directory: several vectors down, several parts up, and which
+tied vectors a task goes on from."""
 
 from __future__ import annotations
 
@@ -39,17 +39,33 @@ def state(tmp_path: Path) -> Iterator[StateDirectory]:
 
 
 def task(
-    bundle: Bundle, name: str, kept: str | None = None, algorithm: str = "scaffold", c: Vector = C, x: Vector = X
+    bundle: Bundle,
+    name: str,
+    kept: str | None = None,
+    algorithm: str = "scaffold",
+    c: Vector = C,
+    x: Vector = X,
 ) -> Task:
     vectors = (FLOAT32.reference(CONTROL, c), FLOAT32.reference(MODEL, x))
     parts = {CONTROL: "float32", UPDATE: "float32"}
     if algorithm in ("plain", "feddyn", "ditto"):
         vectors, parts = vectors[1:], {UPDATE: "float32"}
     return Task(
-        name, 1, bundle.sha256, vectors, parts, {"lr": LR, "mu": 0.5 if algorithm in ("feddyn", "ditto") else 0.0},
-        STEPS, 0, 7, 100.0, evaluate=algorithm == "ditto", algorithm=algorithm, kept=kept,
+        name,
+        1,
+        bundle.sha256,
+        vectors,
+        parts,
+        {"lr": LR, "mu": 0.5 if algorithm in ("feddyn", "ditto") else 0.0},
+        STEPS,
+        0,
+        7,
+        100.0,
+        evaluate=algorithm == "ditto",
+        algorithm=algorithm,
+        kept=kept,
         personal_epochs=2 if algorithm == "ditto" else None,
-    )  # fmt: skip
+    )
 
 
 def do(state: StateDirectory, bundle: Bundle, given: Task, save: bool = True) -> FinishedUpdate:
@@ -96,29 +112,41 @@ def test_a_task_goes_on_from_the_set_that_it_names(state: StateDirectory, bundle
     ):
         done = do(state, bundle, task(bundle, name, kept))
         np.testing.assert_allclose(done.tied[CONTROL], expected, rtol=1e-4)
-        np.testing.assert_allclose(FLOAT32.decode(done.contents[0]), expected - own, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            FLOAT32.decode(done.contents[0]), expected - own, rtol=1e-4, atol=1e-5
+        )
         state.outbox.drop(name)
     assert [path.name for path in (state.path / "tied").iterdir()] == [f"{bundle.sha256}.t4"]
 
 
-def test_a_task_of_another_algorithm_leaves_the_sets_alone(state: StateDirectory, bundle: Bundle) -> None:
+def test_a_task_of_another_algorithm_leaves_the_sets_alone(
+    state: StateDirectory, bundle: Bundle
+) -> None:
     do(state, bundle, task(bundle, "t1"))
     do(state, bundle, task(bundle, "t2", algorithm="plain"))
     before = do(state, bundle, task(bundle, "t3", "t1"), save=False)
     np.testing.assert_allclose(before.tied[CONTROL], by_hand(by_hand(ZEROS)[1])[1], rtol=1e-4)
 
 
-def test_a_training_whose_update_was_not_saved_changes_no_set(state: StateDirectory, bundle: Bundle) -> None:
+def test_a_training_whose_update_was_not_saved_changes_no_set(
+    state: StateDirectory, bundle: Bundle
+) -> None:
     do(state, bundle, task(bundle, "t1"))
     lost = do(state, bundle, task(bundle, "t2", "t1"), save=False)
     again = do(state, bundle, task(bundle, "t2", "t1"))
-    assert [content.tobytes() for content in again.contents] == [content.tobytes() for content in lost.contents]
+    assert [content.tobytes() for content in again.contents] == [
+        content.tobytes() for content in lost.contents
+    ]
 
 
-def test_feddyn_reports_the_update_alone_and_keeps_the_dual(state: StateDirectory, bundle: Bundle) -> None:
+def test_feddyn_reports_the_update_alone_and_keeps_the_dual(
+    state: StateDirectory, bundle: Bundle
+) -> None:
     done = do(state, bundle, task(bundle, "t1", algorithm="feddyn"))
     assert [part.name for part in done.report.parts] == [UPDATE]
-    np.testing.assert_allclose(done.tied["dual"], -0.5 * FLOAT32.decode(done.contents[0]), rtol=1e-6)
+    np.testing.assert_allclose(
+        done.tied["dual"], -0.5 * FLOAT32.decode(done.contents[0]), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("encoding", ["float16", "int8", "int4", "topk-0.5"])
@@ -141,7 +169,9 @@ def test_a_lost_set_is_said_in_the_report(state: StateDirectory, bundle: Bundle)
     assert not do(state, bundle, task(bundle, "t4", "gone", algorithm="plain")).report.lost_tied
 
 
-def test_two_vectors_that_are_the_same_are_fetched_once(state: StateDirectory, bundle: Bundle) -> None:
+def test_two_vectors_that_are_the_same_are_fetched_once(
+    state: StateDirectory, bundle: Bundle
+) -> None:
     given = task(bundle, "t1", c=ZEROS, x=ZEROS)
     done = do(state, bundle, given)
     assert (len(done.report.parts), len(list((state.path / "models").iterdir()))) == (2, 1)
@@ -149,7 +179,10 @@ def test_two_vectors_that_are_the_same_are_fetched_once(state: StateDirectory, b
 
 def test_room_is_held_for_parts_and_tied_vectors(state: StateDirectory, bundle: Bundle) -> None:
     done = do(state, bundle, task(bundle, "t1"), save=False)
-    held = {path.name: (path.stat().st_ino, path.stat().st_size) for path in (state.path / "pending").iterdir()}
+    held = {
+        path.name: (path.stat().st_ino, path.stat().st_size)
+        for path in (state.path / "pending").iterdir()
+    }
     size = 8 + len(b'["control"]') + 8
     assert {name: row[1] for name, row in held.items()} == {
         "update.reserved": 16, "kept.reserved": 0, "tied.reserved": size, "own.reserved": 0,
@@ -178,8 +211,11 @@ def ditto_by_hand(own: Vector) -> Vector:
     return own
 
 
-def test_ditto_s_personal_model_is_kept_from_task_to_task(state: StateDirectory, bundle: Bundle) -> None:
-    """Also past a task of another algorithm, and whether or not the update was taken; the update is plain SGD's."""
+def test_ditto_s_personal_model_is_kept_from_task_to_task(
+    state: StateDirectory, bundle: Bundle
+) -> None:
+    """Also past a task of another algorithm, and whether or not the update was taken; the update is
+    plain SGD's."""
     own, update = X.astype(np.float64), X.astype(np.float64)
     for _ in range(STEPS):
         update = update - LR * DEVICE.gradient(update)
@@ -191,14 +227,18 @@ def test_ditto_s_personal_model_is_kept_from_task_to_task(state: StateDirectory,
         np.testing.assert_allclose(done.personal, own, rtol=1e-5)
         measured, shared = done.report.personal, done.report.evaluation
         assert measured is not None
-        np.testing.assert_allclose(measured.loss_sum, (DEVICE.gradient(before) * (before - DEVICE.minimum)).sum() / 2)
+        np.testing.assert_allclose(
+            measured.loss_sum, (DEVICE.gradient(before) * (before - DEVICE.minimum)).sum() / 2
+        )
         assert (measured == shared) == (name == "t1"), "the first personal model is the round's"
         state.outbox.drop(name)
         do(state, bundle, task(bundle, f"{name}-plain", algorithm="plain"))
     assert [path.name for path in (state.path / "kept").iterdir()] == [f"{bundle.sha256}.personal"]
 
 
-def test_a_personal_model_that_was_not_saved_is_not_gone_on_from(state: StateDirectory, bundle: Bundle) -> None:
+def test_a_personal_model_that_was_not_saved_is_not_gone_on_from(
+    state: StateDirectory, bundle: Bundle
+) -> None:
     do(state, bundle, task(bundle, "t1", algorithm="ditto"))
     lost = do(state, bundle, task(bundle, "t2", algorithm="ditto"), save=False)
     again = do(state, bundle, task(bundle, "t2", algorithm="ditto"))

@@ -1,4 +1,5 @@
-"""The SDK for browsers where it is made for: a Web Worker in Chromium, with IndexedDB, against a real coordinator."""
+"""The SDK for browsers where it is made for: a Web Worker in Chromium, with IndexedDB, against a
+real coordinator."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def test_a_tab_trains_and_goes_on_after_the_browser_was_killed(tmp_path: Path) -
         command = [*browser, f"--user-data-dir={tmp_path / 'profile'}", site.page]
         run.coordinator(plan)
         run.start("browser", *command)
-        wait_for(lambda: version(tmp_path / "run") > 0, f"a round of the tab, which says {site.lines}")
+        wait_for(
+            lambda: version(tmp_path / "run") > 0, f"a round of the tab, which says {site.lines}"
+        )
         if run.running["coordinator"].poll() is None:
             run.kill("browser")
             run.start("browser", *command)

@@ -1,4 +1,5 @@
-"""Where a tab's data come from, in Chromium: files, the camera, the motion sensors; and its check of signatures."""
+"""Where a tab's data come from, in Chromium: files, the camera, the motion sensors; and its check
+of signatures."""
 
 from __future__ import annotations
 
@@ -64,16 +65,28 @@ def png(width: int, height: int, colour: tuple[int, int, int]) -> bytes:
     """A picture of one colour."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     rows = (b"\0" + bytes(colour) * width) * height
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
 
 
 def choose(page: Page, *files: tuple[str, bytes]) -> None:
     """Have the page's file input hold these files."""
-    payloads = [{"name": name, "mimeType": "image/png", "buffer": content} for name, content in files]
+    payloads = [
+        {"name": name, "mimeType": "image/png", "buffer": content} for name, content in files
+    ]
     page.set_input_files("input", payloads)  # type: ignore[arg-type]
 
 
@@ -96,7 +109,9 @@ def test_a_grey_image_in_the_middle_of_black(page: Page) -> None:
     choose(page, ("white.png", png(6, 2, (255, 255, 255))))
     options = '{ width: 3, height: 3, channels: 1, fit: "pad", names: { input: "image" } }'
     found = run(
-        page, f'const source = sdk.imagesFromFiles(document.querySelector("input").files, {options}); {COLLECT}'
+        page,
+        f'const source = sdk.imagesFromFiles(document.querySelector("input").files, {options}); '
+        f"{COLLECT}",
     )
     assert found["image"]["shape"] == [1, 1, 3, 3]
     assert found["image"]["values"] == pytest.approx([0, 0, 0, 1, 1, 1, 0, 0, 0])
@@ -104,8 +119,13 @@ def test_a_grey_image_in_the_middle_of_black(page: Page) -> None:
 
 def test_a_file_that_is_no_image_is_named(page: Page) -> None:
     choose(page, ("good.png", png(2, 2, (0, 0, 0))), ("notes.png", b"hello"))
-    script = 'const source = sdk.imagesFromFiles(document.querySelector("input").files, { width: 2, height: 2 });'
-    assert run(page, script + COLLECT).startswith("DataError: notes.png is no image that this browser can read")
+    script = (
+        'const source = sdk.imagesFromFiles(document.querySelector("input").files, { width: 2, '
+        "height: 2 });"
+    )
+    assert run(page, script + COLLECT).startswith(
+        "DataError: notes.png is no image that this browser can read"
+    )
 
 
 def test_frames_of_the_camera(page: Page) -> None:
@@ -149,7 +169,10 @@ def test_the_camera_is_asked_for_only_when_it_is_opened(page: Page) -> None:
     assert found == {
         "before": 0,
         "asked": [{"audio": False, "video": {"facingMode": "user"}}],
-        "text": "SourceError: the camera was not allowed; it can be, in the browser's settings of this page",
+        "text": (
+            "SourceError: the camera was not allowed; it can be, in the browser's settings of this "
+            "page"
+        ),
     }
 
 
@@ -199,7 +222,8 @@ def test_windows_of_motion(page: Page) -> None:
 def test_motion_that_does_not_come(page: Page, script: str, words: str) -> None:
     options = "{ seconds: 60, length: 3 }"
     source = (
-        f"const found = sdk.collectExamples(sdk.motionWindows({options})); await soon(); {script} return await found;"
+        f"const found = sdk.collectExamples(sdk.motionWindows({options})); await soon(); {script} "
+        "return await found;"
     )
     assert run(page, MOVE + source) == words
 
@@ -218,7 +242,9 @@ def test_sensors_give_windows(page: Page) -> None:
         session.send("Emulation.setSensorOverrideEnabled", {"enabled": True, "type": kind})
         reading = {"xyz": {"x": 1, "y": 2, "z": 3}}
         session.send("Emulation.setSensorOverrideReadings", {"type": kind, "reading": reading})
-    found = run(page, f"const source = sdk.motionWindows({{ seconds: 1, length: 4, rate: 25 }}); {COLLECT}")
+    found = run(
+        page, f"const source = sdk.motionWindows({{ seconds: 1, length: 4, rate: 25 }}); {COLLECT}"
+    )
     assert found["x"]["shape"][1:] == [6, 4]
     assert found["x"]["shape"][0] > 1
     degrees = [57.2958 * value for value in (1, 2, 3)]
@@ -230,7 +256,10 @@ def test_sensors_give_windows(page: Page) -> None:
     ("ask", "words"),
     [
         ('async () => "granted"', None),
-        ('async () => "denied"', "SourceError: the motion sensors were not allowed; they can be, in the browser's"),
+        (
+            'async () => "denied"',
+            "SourceError: the motion sensors were not allowed; they can be, in the browser's",
+        ),
         (
             'async () => { throw new Error("no gesture"); }',
             "SourceError: ask for the motion sensors in the handler of a",
@@ -246,8 +275,8 @@ def test_ios_is_asked_for_motion(page: Page, ask: str, words: str | None) -> Non
 
 
 def test_examples_are_collected_in_the_page_for_a_device_in_a_worker(page: Page) -> None:
-    """There is no coordinator: the device loads what computes and tries to connect, with the examples, until it is
-    stopped."""
+    """There is no coordinator: the device loads what computes and tries to connect, with the
+    examples, until it is stopped."""
     found = run(
         page,
         """const start = async (data, store) => {

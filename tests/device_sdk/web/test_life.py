@@ -1,4 +1,5 @@
-"""A device in a tab, and what a browser and a phone do to tabs: each of it loses at most the training under way."""
+"""A device in a tab, and what a browser and a phone do to tabs: each of it loses at most the
+training under way."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def wait_for_step(page: Page) -> None:
     wait_for_phase(page, "training", "s.step > 0")
 
 
-def test_a_paused_device_gives_its_task_back_and_goes_on(tmp_path: Path, context: BrowserContext) -> None:
+def test_a_paused_device_gives_its_task_back_and_goes_on(
+    tmp_path: Path, context: BrowserContext
+) -> None:
     with fleet(tmp_path, rounds=2, epochs=LONG) as parts:
         parts.start()
         page = opened(context, parts)
@@ -56,7 +59,9 @@ def test_a_paused_device_gives_its_task_back_and_goes_on(tmp_path: Path, context
         page.wait_for_function("states.at(-1).phase === 'stopped'")
         last = page.evaluate("states.at(-1)")
         assert (last["accepted"], last["why"]) == (2, "the training is finished")
-        losses = page.evaluate("states.filter(s => s.step).map(s => [s.round, s.step, s.steps, s.loss])")
+        losses = page.evaluate(
+            "states.filter(s => s.step).map(s => [s.round, s.step, s.steps, s.loss])"
+        )
         assert {row[2] for row in losses} == {LONG}
         assert losses[0][3] > losses[-1][3]
 
@@ -92,7 +97,9 @@ def test_two_tabs_of_one_device_take_turns(tmp_path: Path, context: BrowserConte
         assert not any("replaced" in line for line in parts.site.lines)
 
 
-def test_a_waiting_tab_takes_over_from_one_that_died(tmp_path: Path, context: BrowserContext) -> None:
+def test_a_waiting_tab_takes_over_from_one_that_died(
+    tmp_path: Path, context: BrowserContext
+) -> None:
     with fleet(tmp_path, rounds=5, epochs=LONG) as parts:
         parts.start()
         first = opened(context, parts)
@@ -164,7 +171,9 @@ def test_a_store_that_is_evicted_ends_the_device_and_a_new_visit_makes_another(
         assert len(parts.site.names()) == 2
 
 
-def test_a_device_whose_store_is_gone_needs_a_token_again(tmp_path: Path, context: BrowserContext) -> None:
+def test_a_device_whose_store_is_gone_needs_a_token_again(
+    tmp_path: Path, context: BrowserContext
+) -> None:
     with fleet(tmp_path, rounds=1) as parts:
         url = parts.relay.target  # a relay takes any device
         service = tmp_path / "service.toml"
@@ -190,10 +199,14 @@ def test_a_device_whose_store_is_gone_needs_a_token_again(tmp_path: Path, contex
 
 def make_token(folder: Path) -> str:
     command = [sys.executable, "-m", "fleetlearn_coordinator", "token", "service.toml"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
-def test_a_task_is_given_back_where_there_is_no_room_for_its_update(tmp_path: Path, context: BrowserContext) -> None:
+def test_a_task_is_given_back_where_there_is_no_room_for_its_update(
+    tmp_path: Path, context: BrowserContext
+) -> None:
     with fleet(tmp_path, rounds=1, epochs=LONG) as parts:
         storage = context.new_cdp_session(context.pages[0])
         # Before the page is there: the browser remembers for a while that there was room.
@@ -203,10 +216,14 @@ def test_a_task_is_given_back_where_there_is_no_room_for_its_update(tmp_path: Pa
         page = opened(context, parts)
         wait_for_phase(page, "stopped", "s.why.includes('room')")
         assert not any("trained" in line for line in parts.site.lines)
-        wait_for(lambda: "disk-full" in parts.run.log("coordinator"), "what the coordinator says of it")
+        wait_for(
+            lambda: "disk-full" in parts.run.log("coordinator"), "what the coordinator says of it"
+        )
 
 
-@pytest.mark.parametrize("options", [{}, {"store": None}], ids=["in the browser's memory", "in the page's"])
+@pytest.mark.parametrize(
+    "options", [{}, {"store": None}], ids=["in the browser's memory", "in the page's"]
+)
 def test_a_private_window_serves_until_it_is_closed(
     tmp_path: Path, context: BrowserContext, options: dict[str, None]
 ) -> None:
@@ -220,13 +237,17 @@ def test_a_private_window_serves_until_it_is_closed(
 
 
 @pytest.mark.parametrize("hours", [24, -24])
-def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, context: BrowserContext, hours: int) -> None:
+def test_a_clock_that_jumps_changes_nothing(
+    tmp_path: Path, context: BrowserContext, hours: int
+) -> None:
     with fleet(tmp_path, rounds=2, epochs=LONG) as parts:
         parts.start()
         page = opened(context, parts)
         wait_for_step(page)
         (worker,) = page.workers
-        worker.evaluate(f"() => {{ const now = Date.now; Date.now = () => now() + {hours} * 3600e3; }}")
+        worker.evaluate(
+            f"() => {{ const now = Date.now; Date.now = () => now() + {hours} * 3600e3; }}"
+        )
         parts.finish()
         assert len(parts.site.names()) == 1
 
@@ -251,12 +272,16 @@ def test_it_trains_only_while_it_charges(tmp_path: Path, context: BrowserContext
         wait_for_step(page)
         page.evaluate("plug(false)")
         wait_for_phase(page, "paused", "s.why === 'the device waits until it charges'")
-        assert page.evaluate("states.at(-1).cannotTell") == ["network"], "a computer's browser does not tell"
+        assert page.evaluate("states.at(-1).cannotTell") == ["network"], (
+            "a computer's browser does not tell"
+        )
         page.evaluate("plug(true)")
         parts.finish()
 
 
-def test_the_screen_is_kept_on_while_the_page_wants_it(tmp_path: Path, context: BrowserContext) -> None:
+def test_the_screen_is_kept_on_while_the_page_wants_it(
+    tmp_path: Path, context: BrowserContext
+) -> None:
     with fleet(tmp_path, rounds=1) as parts:
         page = opened(context, parts)
         page.evaluate(

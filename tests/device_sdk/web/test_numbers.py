@@ -1,4 +1,5 @@
-"""The same tasks on the same data, trained by the SDK for browsers (onnxruntime-web in Node) and by the Python SDK."""
+"""The same tasks on the same data, trained by the SDK for browsers (onnxruntime-web in Node) and by
+the Python SDK."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ def tasks_of(bundle: Bundle, vectors: Mapping[str, Vector], **changes: Any) -> l
     settings: dict[str, Any] = {
         "round": 1,
         "parts": {"update": "float32"},
-        "hyper": {row.name: {"lr": 0.05, "mu": 0.3}.get(row.name, row.default) for row in bundle.manifest.hyper},
+        "hyper": {
+            row.name: {"lr": 0.05, "mu": 0.3}.get(row.name, row.default)
+            for row in bundle.manifest.hyper
+        },
         "epochs": 2,
         "batch_size": 8,
         "deadline": 600.0,
@@ -47,11 +51,15 @@ def tasks_of(bundle: Bundle, vectors: Mapping[str, Vector], **changes: Any) -> l
     return [first, msgspec.structs.replace(first, task="second", seed=7, kept="first")]
 
 
-def train_here(folder: Path, bundle: Bundle, data: Path, vectors: Mapping[str, Vector], tasks: list[Task]) -> Any:
+def train_here(
+    folder: Path, bundle: Bundle, data: Path, vectors: Mapping[str, Vector], tasks: list[Task]
+) -> Any:
     state = StateDirectory(folder / "state")
     contents = {entry.sha256: bundle.read(path) for path, entry in bundle.manifest.files.items()}
     contents |= {bundle.sha256: bundle.read("manifest.json")}
-    contents |= {reference.sha256: vectors[reference.name].tobytes() for reference in tasks[0].vectors}
+    contents |= {
+        reference.sha256: vectors[reference.name].tobytes() for reference in tasks[0].vectors
+    }
     trainer, reports, parts = Trainer(state, as_data(load_npz(data)), "onnx", 1), [], []
     for task in tasks:
         while lacking := state.contents.lacking(task, "onnx"):
@@ -70,7 +78,9 @@ def read_results(folder: Path, bundle: Bundle, tasks: list[Task]) -> Any:
     """Return the reports, and the parts, that the SDK for browsers wrote."""
     reports, parts = [], []
     for number, task in enumerate(tasks):
-        reports.append(msgspec.json.decode((folder / f"{number}-report.json").read_bytes(), type=Report))
+        reports.append(
+            msgspec.json.decode((folder / f"{number}-report.json").read_bytes(), type=Report)
+        )
         contents = {name: (folder / f"{number}-{name}.bin").read_bytes() for name in task.parts}
         parts.append(decoded(task, contents, bundle))
     return reports, parts
@@ -101,13 +111,20 @@ class Case(NamedTuple):
             files[reference.sha256] = str(self.folder / f"{reference.name}.vector")
             Path(files[reference.sha256]).write_bytes(self.vectors[reference.name].tobytes())
         messages = [json.loads(encode(task)) for task in self.tasks]
-        paths = {"bundle": str(self.bundle.path), "data": str(self.data), "output": str(self.folder)}
+        paths = {
+            "bundle": str(self.bundle.path),
+            "data": str(self.data),
+            "output": str(self.folder),
+        }
         cores = {} if self.cores is None else {"cores": self.cores}
         return {**paths, "vectors": files, "tasks": messages, **cores}
 
 
 def make_case(folder: Path, bundle: Bundle, arrays: Sequence[Any], **changes: Any) -> Case:
-    np.savez(folder / "data.npz", **{row.name: array for row, array in zip(bundle.manifest.batch, arrays, strict=True)})
+    np.savez(
+        folder / "data.npz",
+        **{row.name: array for row, array in zip(bundle.manifest.batch, arrays, strict=True)},
+    )
     size = bundle.manifest.size
     vectors = {"model": bundle.parameters()[:size]}
     if changes.get("algorithm", "").startswith("scaffold"):
@@ -119,7 +136,10 @@ CONTROL = np.array([0.25, -0.5, 0.125, 0, 1], np.float32)
 BOTH = {"update": "float32", "control": "float32"}
 SCAFFOLD = {"references": ("correction",), "optimizer": "sgd"}
 LINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "kept state": ({"personal": True, "state": True, "references": ("anchor", "previous"), "random": True}, {}),
+    "kept state": (
+        {"personal": True, "state": True, "references": ("anchor", "previous"), "random": True},
+        {},
+    ),
     "scaffold": (SCAFFOLD, {"algorithm": "scaffold", "parts": BOTH}),
     "scaffold-gradient": (SCAFFOLD, {"algorithm": "scaffold-gradient", "parts": BOTH}),
     "feddyn": ({"references": ("anchor", "correction")}, {"algorithm": "feddyn"}),
@@ -134,7 +154,8 @@ LINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Name -> what the bundle has, and what its tasks say."""
 MODELS = ("cnn", "own")
-"""Exported models: a CNN; and a personal head, MOON's previous model, momentum's state and dropout."""
+"""Exported models: a CNN; and a personal head, MOON's previous model, momentum's state and
+dropout."""
 
 
 class Masked(nn.Module):
@@ -149,29 +170,43 @@ class Masked(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def trained(cases: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    """All cases, which the SDK for browsers has trained: one process, since the runtime takes a second to load."""
+def trained(
+    cases: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Case]:
+    """All cases, which the SDK for browsers has trained: one process, since the runtime takes a
+    second to load."""
     found = {}
     for name in MODELS:
         case = cases(name)
-        found[name] = make_case(tmp_path_factory.mktemp(name), open_bundle(case.path), (case.x[:100], case.y[:100]))
+        found[name] = make_case(
+            tmp_path_factory.mktemp(name), open_bundle(case.path), (case.x[:100], case.y[:100])
+        )
     for name, (given, changes) in LINES.items():
         folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
-        found[name] = make_case(folder, write_line_bundle(folder / "line.bundle", **given), line_data(20), **changes)
+        found[name] = make_case(
+            folder, write_line_bundle(folder / "line.bundle", **given), line_data(20), **changes
+        )
     folder = tmp_path_factory.mktemp("mask")
     example = (torch.ones(2, 4096),)
-    cached_export(Masked(), lambda outputs: outputs.sum(1).mean(), example, folder / "mask.bundle", targets=0)
+    cached_export(
+        Masked(), lambda outputs: outputs.sum(1).mean(), example, folder / "mask.bundle", targets=0
+    )
     ones = (np.ones((1, 4096), np.float32),)
     settings = {"hyper": {"lr": 1.0}, "epochs": 1}
     found["mask"] = make_case(folder, open_bundle(folder / "mask.bundle"), ones, **settings)
     # The last, since the process counts as such a page from then on.
     case, folder = cases("own"), tmp_path_factory.mktemp("measured")
-    found["measured"] = make_case(folder, open_bundle(case.path), (case.x[:100], case.y[:100]))._replace(cores=2)
+    found["measured"] = make_case(
+        folder, open_bundle(case.path), (case.x[:100], case.y[:100])
+    )._replace(cores=2)
     (folder / "specs.json").write_text(json.dumps([case.spec() for case in found.values()]))
     command = [*script("train_tasks"), str(folder / "specs.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search("training with wasm.*: wasm [0-9.]+ ms a step; wasm, 2 threads [0-9.]+ ms a step;", done.stdout)
+    assert re.search(
+        "training with wasm.*: wasm [0-9.]+ ms a step; wasm, 2 threads [0-9.]+ ms a step;",
+        done.stdout,
+    )
     return found
 
 

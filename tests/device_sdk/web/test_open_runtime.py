@@ -1,4 +1,5 @@
-"""A bundle by itself, without a coordinator: the SDK for browsers gives the numbers of Python's ``open_runtime``."""
+"""A bundle by itself, without a coordinator: the SDK for browsers gives the numbers of Python's
+``open_runtime``."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ TOLERANCE = 1e-5
 
 
 @pytest.mark.parametrize("name", ["cnn", "personal"])
-def test_it_trains_measures_and_predicts_as_python_does(cases: Callable[[str], Any], name: str, tmp_path: Path) -> None:
+def test_it_trains_measures_and_predicts_as_python_does(
+    cases: Callable[[str], Any], name: str, tmp_path: Path
+) -> None:
     case = cases(name)
     x, y = case.x[:50], case.y[:50]
     np.savez(tmp_path / "data.npz", x=x, y=y)
@@ -46,9 +49,12 @@ def test_it_trains_measures_and_predicts_as_python_does(cases: Callable[[str], A
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     (output,) = session.run(["output"], {"x": x})
     assert found["shapes"] == [list(output.shape)] * 2
-    np.testing.assert_allclose(vector("predicted.bin").reshape(output.shape), output, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(
+        vector("predicted.bin").reshape(output.shape), output, rtol=0, atol=TOLERANCE
+    )
     assert found["zeros"] is True
-    assert found["shared"] <= TOLERANCE  # what openSharedModel predicts, of the same model in a device's store
+    # what openSharedModel predicts, of the same model in a device's store
+    assert found["shared"] <= TOLERANCE
     unknown, length, array, damaged, not_fetched = found["errors"]
     assert "hyper-parameters rate are not the bundle's" in unknown
     assert "a vector of 3 elements was given; expected" in length

@@ -1,4 +1,5 @@
-"""The archive that `npm pack` makes of the SDK for browsers, and a bundler's use of it as README.md says."""
+"""The archive that `npm pack` makes of the SDK for browsers, and a bundler's use of it as README.md
+says."""
 
 from __future__ import annotations
 
@@ -29,11 +30,19 @@ PAGE = """<!doctype html>
 BUNDLERS = {
     "vite": (["node_modules/vite/bin/vite.js", "build", "--logLevel", "error"], "dist"),
     "esbuild": (
-        ["node_modules/esbuild/bin/esbuild", "app.js", "worker.js", "--bundle", "--format=esm", "--target=es2022",
-         "--outdir=public", "--log-level=error"],
+        [
+            "node_modules/esbuild/bin/esbuild",
+            "app.js",
+            "worker.js",
+            "--bundle",
+            "--format=esm",
+            "--target=es2022",
+            "--outdir=public",
+            "--log-level=error",
+        ],
         "public",
     ),
-}  # fmt: skip
+}
 """What each is run with, and where it writes."""
 
 
@@ -69,7 +78,9 @@ def test_the_archive_has_all_that_a_page_needs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bundler", list(BUNDLERS))
-def test_the_recipe_for_a_bundler_gives_a_device_that_can_train(bundler: str, tmp_path: Path) -> None:
+def test_the_recipe_for_a_bundler_gives_a_device_that_can_train(
+    bundler: str, tmp_path: Path
+) -> None:
     modules = tmp_path / "node_modules"
     modules.mkdir()
     with tarfile.open(archive()) as packed:
@@ -88,7 +99,9 @@ def test_the_recipe_for_a_bundler_gives_a_device_that_can_train(bundler: str, tm
     program = node()[0]
     for arguments in (["copy_runtime.mjs"], command):
         first = [] if arguments[0].endswith("esbuild") else [program]
-        done = subprocess.run([*first, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*first, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     if bundler == "esbuild":
         (tmp_path / output / "index.html").write_text(PAGE)
@@ -104,8 +117,10 @@ def test_the_recipe_for_a_bundler_gives_a_device_that_can_train(bundler: str, tm
         page.set_default_timeout(PATIENCE)
         page.goto(f"http://127.0.0.1:{site.server_address[1]}/")
         page.wait_for_function(
-            "globalThis.states?.some(state => state.failed || state.why?.startsWith('no connection'))"
+            "globalThis.states?.some(state => state.failed || state.why?.startsWith('no "
+            "connection'))"
         )
         states = page.evaluate("states")
     assert [state["failed"] for state in states if "failed" in state] == []
-    assert "loading" in {state["phase"] for state in states}  # what computes is there, and no coordinator is
+    # what computes is there, and no coordinator is
+    assert "loading" in {state["phase"] for state in states}

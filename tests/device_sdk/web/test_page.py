@@ -1,5 +1,5 @@
-"""The page for people as it looks: on phones upright and on their side, light and dark, and what axe finds; its
-invitation; without a network; without what trains; its mistakes."""
+"""The page for people as it looks: on phones upright and on their side, light and dark, and what
+axe finds; its invitation; without a network; without what trains; its mistakes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,16 @@ TOKEN = "t" * 43
 def test_each_view_fits_and_axe_finds_nothing(
     width: int, height: int, scheme: Literal["light", "dark"], tmp_path: Path
 ) -> None:
-    phone = {"viewport": {"width": width, "height": height}, "color_scheme": scheme, "reduced_motion": "reduce"}
+    phone = {
+        "viewport": {"width": width, "height": height},
+        "color_scheme": scheme,
+        "reduced_motion": "reduce",
+    }
     status = dict(STATUS)
-    with page_site(NOBODY, lambda: status) as site, browsing(tmp_path / "profile", **phone) as browser:
+    with (
+        page_site(NOBODY, lambda: status) as site,
+        browsing(tmp_path / "profile", **phone) as browser,
+    ):
         page = browser.pages[0]
         problems = watched(page)
         found = {}
@@ -53,12 +60,15 @@ def test_each_view_fits_and_axe_finds_nothing(
         page.get_by_role("button", name="Agree and join").click()
         page.locator("#chart svg").wait_for()
         assert page.locator("#chart svg").get_attribute("aria-label") == (
-            "Accuracy on the devices' own training examples in round 2: 38 %; in round 1 it was 10 %."
+            "Accuracy on the devices' own training examples in round 2: 38 %; in round 1 it was 10 "
+            "%."
         )
         look("no drawings")
         side = page.locator("#pad").bounding_box()
         assert side is not None
-        assert side["height"] <= height - 100, "there is room beside the pad, by which the page is scrolled"
+        assert side["height"] <= height - 100, (
+            "there is room beside the pad, by which the page is scrolled"
+        )
         for digit in (1, 4, 7, 1, 4):
             draw(page, digit)
         kept = page.locator("#kept")
@@ -95,12 +105,15 @@ def test_each_view_fits_and_axe_finds_nothing(
         expect(page.locator("#phase")).to_have_text("The training is finished")
         look("finished")
         settings, site.settings = site.settings, None
-        page.evaluate("caches.keys().then(names => Promise.all(names.map(name => caches.delete(name))))")
+        page.evaluate(
+            "caches.keys().then(names => Promise.all(names.map(name => caches.delete(name))))"
+        )
         page.reload()
         expect(page.get_by_text("This page does not know whom to train with.")).to_be_visible()
         look("without page.json")
         site.settings = settings
-        expect(page.get_by_role("heading", name="Draw a digit")).to_be_visible()  # without anybody's doing
+        # without anybody's doing
+        expect(page.get_by_role("heading", name="Draw a digit")).to_be_visible()
         expect(page.get_by_text("This page does not know whom to train with.")).to_be_hidden()
         assert {view: faults for view, faults in found.items() if faults} == {}
         assert problems == []
@@ -141,12 +154,18 @@ def test_it_opens_and_draws_without_a_network_and_takes_a_new_version(tmp_path: 
         assert "/page.json" in copies
         assert "/status.json" not in copies
 
-        (folder / "style.css").write_text("h1 { text-transform: uppercase }" + (folder / "style.css").read_text())
-        (folder / "sw.js").write_text(re.sub('"[0-9a-f]{16}"', '"another version"', (folder / "sw.js").read_text()))
+        (folder / "style.css").write_text(
+            "h1 { text-transform: uppercase }" + (folder / "style.css").read_text()
+        )
+        (folder / "sw.js").write_text(
+            re.sub('"[0-9a-f]{16}"', '"another version"', (folder / "sw.js").read_text())
+        )
         with page_site(NOBODY, lambda: STATUS, folder=folder, port=port):
             page.reload()
             title = page.locator("#title")
-            expect(page.get_by_role("button", name="Use the new version of this page")).to_be_in_viewport()
+            expect(
+                page.get_by_role("button", name="Use the new version of this page")
+            ).to_be_in_viewport()
             expect(title).to_have_css("text-transform", "none")  # one version, as a whole
             page.get_by_role("button", name="Use the new version of this page").click()
             expect(title).to_have_css("text-transform", "uppercase")
@@ -159,13 +178,16 @@ def test_where_the_browser_keeps_nothing_the_page_says_so_and_works(tmp_path: Pa
     with page_site(NOBODY) as site, browsing(tmp_path / "profile") as browser:
         page = browser.pages[0]
         problems = watched(page)
-        page.add_init_script("indexedDB.open = () => { throw new DOMException('private', 'SecurityError'); }")
+        page.add_init_script(
+            "indexedDB.open = () => { throw new DOMException('private', 'SecurityError'); }"
+        )
         join(page, site.origin)
         expect(page.get_by_text("This browser keeps nothing for this page.")).to_be_visible()
         for digit in (1, 4, 7, 1, 4):
             draw(page, digit)
         expect(page.get_by_role("button", name="Ask the shared model")).to_be_hidden()
-        expect(page.get_by_role("heading", name="Together")).to_be_hidden()  # nobody publishes the rounds
+        # nobody publishes the rounds
+        expect(page.get_by_role("heading", name="Together")).to_be_hidden()
         page.get_by_role("button", name="Start training").click()
         expect(page.locator("#phase")).to_have_text("Connecting")
         assert axe_problems(page) == []
@@ -226,7 +248,8 @@ def test_a_broken_link_is_no_dead_end_and_an_invitation_outlives_a_reload(tmp_pa
         expect(page.get_by_text("Your invitation is filled in.")).to_be_visible()
 
         another = "u" * 43
-        page.evaluate("address => { location = address; }", f"{site.origin}/#token={another}")  # in the same tab
+        # in the same tab
+        page.evaluate("address => { location = address; }", f"{site.origin}/#token={another}")
         page.wait_for_url(f"{site.origin}/")
         page.reload()
         expect(page.get_by_text("Your invitation is filled in.")).to_be_visible()
@@ -242,28 +265,37 @@ def test_a_broken_link_is_no_dead_end_and_an_invitation_outlives_a_reload(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_page_from_which_no_devices_are_taken_says_so_before_anybody_draws(tmp_path: Path) -> None:
+def test_a_page_from_which_no_devices_are_taken_says_so_before_anybody_draws(
+    tmp_path: Path,
+) -> None:
     with page_site(NOBODY, lambda: STATUS) as site, browsing(tmp_path / "profile") as browser:
         assert site.settings is not None
-        site.settings["pages"] = {"origins": ["https://fleet.example"], "port": 8767}  # a port that was forwarded
+        # a port that was forwarded
+        site.settings["pages"] = {"origins": ["https://fleet.example"], "port": 8767}
         page = browser.pages[0]
         problems = watched(page)
         page.goto(f"{site.origin}/#token={TOKEN}")
-        expect(page.get_by_text(f"The coordinator takes no devices from {site.origin}")).to_be_in_viewport()
+        expect(
+            page.get_by_text(f"The coordinator takes no devices from {site.origin}")
+        ).to_be_in_viewport()
         assert axe_problems(page) == []
         page.get_by_role("button", name="Agree and join").click()
         for digit in (1, 4, 7, 1, 4):
             draw(page, digit)
         page.get_by_role("button", name="Start training").click()
         expect(page.locator("#pill-text")).to_have_text("Wrong address")
-        expect(page.locator("#phone").get_by_text("The coordinator takes no devices from")).to_be_visible()
+        expect(
+            page.locator("#phone").get_by_text("The coordinator takes no devices from")
+        ).to_be_visible()
         expect(page.get_by_text("used up")).to_be_hidden()
         assert problems == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", ["ort-wasm-simd-threaded.wasm", "ort-wasm-simd-threaded.mjs"])
-def test_a_device_that_cannot_load_what_trains_takes_no_task_and_tries_again(missing: str, tmp_path: Path) -> None:
+def test_a_device_that_cannot_load_what_trains_takes_no_task_and_tries_again(
+    missing: str, tmp_path: Path
+) -> None:
     port, plan, folder = free_port(), tmp_path / "plan.toml", tmp_path / "page"
     plan.write_text(plan_text(write_test_bundle(tmp_path / "test.bundle"), tmp_path / "run"))
     shutil.copytree(built_page(), folder)
@@ -294,7 +326,10 @@ def test_a_device_that_cannot_load_what_trains_takes_no_task_and_tries_again(mis
 
 @pytest.mark.slow
 def test_a_browser_without_webassembly_is_told_so(tmp_path: Path) -> None:
-    with page_site(NOBODY) as site, browsing(tmp_path / "profile", "--js-flags=--jitless") as browser:
+    with (
+        page_site(NOBODY) as site,
+        browsing(tmp_path / "profile", "--js-flags=--jitless") as browser,
+    ):
         page = browser.pages[0]
         watched(page)
         join(page, site.origin)

@@ -1,4 +1,5 @@
-"""The page for people in two tabs: what one of them is told holds in the other too, also where that one was frozen."""
+"""The page for people in two tabs: what one of them is told holds in the other too, also where that
+one was frozen."""
 
 from __future__ import annotations
 
@@ -42,10 +43,17 @@ def tabs(cases: Callable[[str], Any], tmp_path: Path) -> Iterator[Tabs]:
     port, plan, run_dir = free_port(), tmp_path / "plan.toml", tmp_path / "run"
     plan.write_text(
         plan_text(
-            cases("cnn").path, run_dir, local__lr=0.1, local__epochs=EPOCHS, local__batch_size=1, round__goal=1,
-            round__grace=60.0, round__deadline=600.0, round__gather=0.2,
+            cases("cnn").path,
+            run_dir,
+            local__lr=0.1,
+            local__epochs=EPOCHS,
+            local__batch_size=1,
+            round__goal=1,
+            round__grace=60.0,
+            round__deadline=600.0,
+            round__gather=0.2,
         )
-    )  # fmt: skip
+    )
 
     def version() -> int:
         found = status_of(run_dir)
@@ -151,7 +159,9 @@ def test_a_tab_that_was_frozen_lets_go_of_what_was_erased(tabs: Tabs) -> None:
     erased = tabs.version()
     life.send("Page.setWebLifecycleState", {"state": "active"})
     expect(tabs.trains.get_by_role("heading", name="Before you join")).to_be_visible()
-    wait_for(lambda: tabs.trains.evaluate(DATABASES) == ["fleetlearn-page"], "an end of the databases")
+    wait_for(
+        lambda: tabs.trains.evaluate(DATABASES) == ["fleetlearn-page"], "an end of the databases"
+    )
     assert tabs.version() == erased
 
 

@@ -25,14 +25,23 @@ def shared_model_says(page: Page) -> str:
 
 
 @pytest.mark.slow
-def test_a_person_with_a_keyboard_joins_draws_trains_and_erases(cases: Callable[[str], Any], tmp_path: Path) -> None:
+def test_a_person_with_a_keyboard_joins_draws_trains_and_erases(
+    cases: Callable[[str], Any], tmp_path: Path
+) -> None:
     port, plan, run_dir = free_port(), tmp_path / "plan.toml", tmp_path / "run"
     plan.write_text(
         plan_text(
-            cases("cnn").path, run_dir, local__lr=0.1, local__epochs=30, local__batch_size=1, round__goal=1,
-            round__grace=60.0, round__deadline=600.0, round__gather=0.5,
+            cases("cnn").path,
+            run_dir,
+            local__lr=0.1,
+            local__epochs=30,
+            local__batch_size=1,
+            round__goal=1,
+            round__grace=60.0,
+            round__deadline=600.0,
+            round__gather=0.5,
         )
-    )  # fmt: skip
+    )
     with (
         page_site(f":{port}", lambda: public_status(run_dir)) as site,
         processes(tmp_path) as run,
@@ -46,8 +55,13 @@ def test_a_person_with_a_keyboard_joins_draws_trains_and_erases(cases: Callable[
         page.goto(f"{site.origin}/#token={token}")
         expect(page.get_by_role("heading", name="Before you join")).to_be_visible()
         assert page.url == f"{site.origin}/"
-        assert page.evaluate("indexedDB.databases().then(found => found.map(one => one.name))") == ["fleetlearn-page"]
-        assert page.evaluate("navigator.serviceWorker.getRegistrations().then(found => found.length)") == 0
+        assert page.evaluate("indexedDB.databases().then(found => found.map(one => one.name))") == [
+            "fleetlearn-page"
+        ]
+        assert (
+            page.evaluate("navigator.serviceWorker.getRegistrations().then(found => found.length)")
+            == 0
+        )
         tab_to(page, "Agree and join")
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", name="Draw a digit")).to_be_focused()
@@ -60,8 +74,13 @@ def test_a_person_with_a_keyboard_joins_draws_trains_and_erases(cases: Callable[
         tab_to(page, "Start training")
         page.keyboard.press("Enter")
         expect(page.locator("#pause")).to_be_focused()
-        wait_for(lambda: int(page.locator("#accepted").inner_text()) >= 2, "two updates of the page's device")
-        count, sent = page.evaluate("['accepted', 'sent'].map(id => document.getElementById(id).textContent)")
+        wait_for(
+            lambda: int(page.locator("#accepted").inner_text()) >= 2,
+            "two updates of the page's device",
+        )
+        count, sent = page.evaluate(
+            "['accepted', 'sent'].map(id => document.getElementById(id).textContent)"
+        )
         assert sent == f"{round(int(count) * 22_602 * 4 / 1024)} KiB"
         page.locator("#chart svg").wait_for()
 
@@ -70,7 +89,10 @@ def test_a_person_with_a_keyboard_joins_draws_trains_and_erases(cases: Callable[
         for _ in range(5):
             page.keyboard.press("Shift+ArrowDown")
         tab_to(page, "Ask the shared model")
-        wait_for(lambda: shared_model_says(page) == "The shared model says: 1.", "what the shared model says")
+        wait_for(
+            lambda: shared_model_says(page) == "The shared model says: 1.",
+            "what the shared model says",
+        )
         assert axe_problems(page) == []
 
         tab_to(page, "Pause")
@@ -84,7 +106,10 @@ def test_a_person_with_a_keyboard_joins_draws_trains_and_erases(cases: Callable[
 
         tab_to(page, "Resume")
         page.keyboard.press("Enter")
-        wait_for(lambda: int(page.locator("#accepted").inner_text()) > paused, "an update after the pause")
+        wait_for(
+            lambda: int(page.locator("#accepted").inner_text()) > paused,
+            "an update after the pause",
+        )
         steps = page.locator("#steps-text")
         expect(steps).to_have_text(re.compile(" of 150$"))  # 30 epochs of five drawings
         tab_to(page, "pad")
@@ -93,7 +118,8 @@ def test_a_person_with_a_keyboard_joins_draws_trains_and_erases(cases: Callable[
         for _ in range(2):
             tab_to(page, "gallery")
             page.keyboard.press("Enter")
-        expect(page.locator("#phase")).to_have_text("Draw 1 more digit to begin")  # four are too few
+        # four are too few
+        expect(page.locator("#phase")).to_have_text("Draw 1 more digit to begin")
         tab_to(page, "pad")
         draw_with_keys(page, 1)
         tab_to(page, "Start training")
@@ -106,7 +132,10 @@ def test_a_person_with_a_keyboard_joins_draws_trains_and_erases(cases: Callable[
         page.keyboard.press("Enter")
         tab_to(page, "Start training")
         page.keyboard.press("Enter")
-        wait_for(lambda: int(page.locator("#accepted").inner_text()) >= 1, "an update of who joined again")
+        wait_for(
+            lambda: int(page.locator("#accepted").inner_text()) >= 1,
+            "an update of who joined again",
+        )
 
         tab_to(page, "Erase everything")
         page.keyboard.press("Enter")

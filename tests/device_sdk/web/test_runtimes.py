@@ -1,4 +1,5 @@
-"""What computes in a browser: one thread, threads and WebGPU give the numbers of the Python device."""
+"""What computes in a browser: one thread, threads and WebGPU give the numbers of the Python
+device."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def serving(folder: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def site(cases: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page without content, the worker, the runtime's files, and the bundles with their batches."""
+    """A page without content, the worker, the runtime's files, and the bundles with their
+    batches."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "index.html").write_text("<p>")
     (folder / "step_worker.js").symlink_to(built("browser/step_worker.js"))
@@ -95,14 +97,18 @@ def ask(page: Page, do: str, **message: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "model"), [("wasm", "own"), ("wasm, 2 threads", "own"), ("webgpu", "cnn")])
+@pytest.mark.parametrize(
+    ("engine", "model"), [("wasm", "own"), ("wasm, 2 threads", "own"), ("webgpu", "cnn")]
+)
 def test_the_numbers_are_those_of_the_python_device(
     engine: str, model: str, site: Path, cases: Callable[[str], Any], tmp_path: Path
 ) -> None:
     with serving(site) as origin, browsing(tmp_path, webgpu=engine == "webgpu") as browser:
         page = browser.new_page()
         page.goto(f"{origin}/index.html")
-        if engine == "webgpu" and not page.evaluate("async () => !!await navigator.gpu?.requestAdapter()"):
+        if engine == "webgpu" and not page.evaluate(
+            "async () => !!await navigator.gpu?.requestAdapter()"
+        ):
             pytest.skip("this Chromium has no WebGPU, not even SwiftShader's")
         assert ask(page, "open", engine=engine, folder=model) == engine
         assert np.isfinite(ask(page, "steps", count=STEPS)["loss"])

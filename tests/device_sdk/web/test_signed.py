@@ -1,4 +1,5 @@
-"""Signed tasks with the SDK for browsers: a man in the middle, keys in a token, a coordinator without them."""
+"""Signed tasks with the SDK for browsers: a man in the middle, keys in a token, a coordinator
+without them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def asked(*arguments: object) -> str:
 
 
 def prepare(folder: Path, rounds: int) -> tuple[int, str]:
-    """Write data, a plan and a service file with a signing key. Returns the port and the public key."""
+    """Write data, a plan and a service file with a signing key. Returns the port and the public
+    key."""
     port = free_port()
     x, y = line_data(20)
     np.savez(folder / "data.npz", x=x, y=y)
@@ -40,7 +42,13 @@ def prepare(folder: Path, rounds: int) -> tuple[int, str]:
 
 
 def device(run: Processes, name: str, port: int, *options: str) -> None:
-    given = (str(run.folder / "data.npz"), str(run.folder / f"{name}.state"), "--base", "0.05", "--until-finished")
+    given = (
+        str(run.folder / "data.npz"),
+        str(run.folder / f"{name}.state"),
+        "--base",
+        "0.05",
+        "--until-finished",
+    )
     run.start(name, *script("node_device"), f"ws://127.0.0.1:{port}", *given, *options)
 
 
@@ -58,7 +66,10 @@ def test_a_man_in_the_middle_has_nothing_trained(tmp_path: Path, how: str) -> No
         run.start("middle", sys.executable, MIDDLE, str(between), f"ws://127.0.0.1:{port}", how)
         device(run, "a", between, "--trust", key)
         why = "its signature is wrong" if how == "changed" else "it is not signed"
-        wait_for(lambda: "closing the connection: a task is not trusted" in run.log("a"), "the device's refusal")
+        wait_for(
+            lambda: "closing the connection: a task is not trusted" in run.log("a"),
+            "the device's refusal",
+        )
         assert f"is not trained: {why}" in run.log("a")
         run.kill("a")
         assert stored(run, "a") == ["identity", "trusted"], "nothing was fetched"
@@ -86,7 +97,10 @@ def test_a_token_brings_the_key_and_the_coordinator_s_word_changes_it(tmp_path: 
         assert token.endswith(f".{old}")
 
         def trains_on() -> None:
-            wait_for(lambda: bool((found := status_of(tmp_path / "run")) and found.running), "the coordinator")
+            wait_for(
+                lambda: bool((found := status_of(tmp_path / "run")) and found.running),
+                "the coordinator",
+            )
             before = read_status(tmp_path / "run").version
             wait_for(lambda: read_status(tmp_path / "run").version > before, "a round")
 

@@ -1,5 +1,6 @@
-"""Tabs that die, and a coordinator that is killed, in each phase of a task: nothing that was acknowledged is lost or
-counted twice, and the model is what the updates make. Each round has a device of a tab and a Python device."""
+"""Tabs that die, and a coordinator that is killed, in each phase of a task: nothing that was
+acknowledged is lost or counted twice, and the model is what the updates make. Each round has a
+device of a tab and a Python device."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ PHASES = [
     ("uploading", "chunk-up"),
     ("reported", "accepted"),
 ]
-"""Phase -> the frame that does not get through in it. There is one round for each, after one for `connecting`."""
+"""Phase -> the frame that does not get through in it. There is one round for each, after one for
+`connecting`."""
 EPOCHS = 2500
 """A second of training, in which the tab can be caught."""
 
@@ -26,7 +28,8 @@ EPOCHS = 2500
 def wait_for_phase(parts: Fleet, page: Page, phase: str, round: int) -> None:
     if phase == "training":
         page.wait_for_function(
-            f"globalThis.states?.some(s => s.phase === 'training' && s.round === {round} && s.step > 0)"
+            f"globalThis.states?.some(s => s.phase === 'training' && s.round === {round} && s.step "
+            "> 0)"
         )
     else:
         parts.relay.wait_held(f"{phase} in round {round}; the page says {parts.site.lines}")
@@ -40,7 +43,10 @@ def opened(context: BrowserContext, parts: Fleet) -> Page:
 
 @pytest.mark.slow
 def test_a_tab_killed_in_each_phase(tmp_path: Path) -> None:
-    with fleet(tmp_path, rounds=1 + len(PHASES), epochs=EPOCHS) as parts, browsing(tmp_path / "profile") as context:
+    with (
+        fleet(tmp_path, rounds=1 + len(PHASES), epochs=EPOCHS) as parts,
+        browsing(tmp_path / "profile") as context,
+    ):
         parts.relay.hold("welcome")
         parts.start()
         page = opened(context, parts)
@@ -58,7 +64,10 @@ def test_a_tab_killed_in_each_phase(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_coordinator_killed_in_each_phase(tmp_path: Path) -> None:
-    with fleet(tmp_path, rounds=1 + len(PHASES), epochs=EPOCHS) as parts, browsing(tmp_path / "profile") as context:
+    with (
+        fleet(tmp_path, rounds=1 + len(PHASES), epochs=EPOCHS) as parts,
+        browsing(tmp_path / "profile") as context,
+    ):
         parts.relay.hold("welcome")
         parts.start()
         page = opened(context, parts)

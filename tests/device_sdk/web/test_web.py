@@ -27,8 +27,24 @@ def play(tmp_path: Path, files: list[Path], *options: str, keys: tuple[str, ...]
     write_line_bundle(tmp_path / "line.bundle", references=("anchor",))
     x, y = line_data(20)
     np.savez(tmp_path / "data.npz", x=x, y=y)
-    device = (*script("node_device"), "{url}", str(tmp_path / "data.npz"), "{state}", "--base", "0.01", *keys)
-    command = [sys.executable, TRANSCRIPTS / "run.py", "--bundle", tmp_path / "line.bundle", *options, "--", *device]
+    device = (
+        *script("node_device"),
+        "{url}",
+        str(tmp_path / "data.npz"),
+        "{state}",
+        "--base",
+        "0.01",
+        *keys,
+    )
+    command = [
+        sys.executable,
+        TRANSCRIPTS / "run.py",
+        "--bundle",
+        tmp_path / "line.bundle",
+        *options,
+        "--",
+        *device,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     names = [row["name"] for path in files for row in json.loads(path.read_text("ascii"))]
     assert done.stdout.splitlines() == [

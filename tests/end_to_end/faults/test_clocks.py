@@ -1,5 +1,5 @@
-"""Clocks jump: the wall clock both ways, and the other one, as after the sleep of a laptop. The run goes on, what was
-acknowledged counts, and what is told of times stays possible."""
+"""Clocks jump: the wall clock both ways, and the other one, as after the sleep of a laptop. The run
+goes on, what was acknowledged counts, and what is told of times stays possible."""
 
 from __future__ import annotations
 
@@ -98,9 +98,13 @@ def test_the_clocks_of_a_coordinator_jump(run: Processes) -> None:
     with closing(sqlite3.connect(data / DATABASE)) as ledger:
         found = ledger.execute("SELECT task, round FROM tasks WHERE state='accepted'").fetchall()
     kept = min(number for _, number in found) + 1  # the ledger keeps no tasks of older rounds
-    assert {task for task in devices.acknowledged if int(task.split("-")[-2]) >= kept} <= {task for task, _ in found}
+    assert {task for task in devices.acknowledged if int(task.split("-")[-2]) >= kept} <= {
+        task for task, _ in found
+    }
     if version <= 100:  # of no more rounds
-        rows = [(task, committed.index(number) + 1, 0) for task, number in found if number in committed]
+        rows = [
+            (task, committed.index(number) + 1, 0) for task, number in found if number in committed
+        ]
         assert by_hand(Plan.load(plan), rows, version, weight=10).tobytes() == model.tobytes()
     identities = Identities(folder / "identities")
     assert identities.broken_at() is None
@@ -112,7 +116,9 @@ def test_the_clocks_of_a_coordinator_jump(run: Processes) -> None:
 def test_the_clocks_of_a_device_jump(run: Processes, bundle_path: Path, shards: list[Path]) -> None:
     data, clocks = run.folder / "run", Clocks(run.folder / "clocks")
     plan, port = run.folder / "plan.toml", free_port()
-    plan.write_text(plan_text(bundle_path, data, round__goal=1, stop__rounds=10_000, local__lr=0.01))
+    plan.write_text(
+        plan_text(bundle_path, data, round__goal=1, stop__rounds=10_000, local__lr=0.01)
+    )
     (run.folder / "service.toml").write_text(f"port = {port}\n")
     coordinator = run.coordinator(plan)
     env = os.environ | Fault(run.folder / "none", clocks=clocks.path).env()

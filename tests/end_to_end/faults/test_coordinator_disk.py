@@ -1,5 +1,6 @@
-"""Each write of a coordinator finds the disk full, read-only or broken: it says so in one line and ends, or goes on.
-The next start finishes the run with the undisturbed run's model, and what was acknowledged counts."""
+"""Each write of a coordinator finds the disk full, read-only or broken: it says so in one line and
+ends, or goes on. The next start finishes the run with the undisturbed run's model, and what was
+acknowledged counts."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ SIZE = 1000
 DEVICES = ("a", "b", "c")
 ROUNDS = 2
 SAMPLE = 4
-"""Calls of each kind that fail in the usual tests, one after the other; the slow tests let each one fail."""
+"""Calls of each kind that fail in the usual tests, one after the other; the slow tests let each one
+fail."""
 
 
 class Undisturbed(NamedTuple):
@@ -36,15 +38,21 @@ class Undisturbed(NamedTuple):
 
 
 def prepare(folder: Path) -> tuple[Path, dict[str, Enrolment]]:
-    """Write a plan of ROUNDS rounds, durable even where power fails, and enrol its devices. What the coordinator writes
-    is in the folder's disk/."""
+    """Write a plan of ROUNDS rounds, durable even where power fails, and enrol its devices. What
+    the coordinator writes is in the folder's disk/."""
     (folder / "disk").mkdir(parents=True)
     bundle, plan = write_test_bundle(folder / "test.bundle", SIZE), folder / "plan.toml"
     text = plan_text(
-        bundle, folder / "disk" / "run",
-        round__goal=len(DEVICES), round__minimum=len(DEVICES), round__gather=60.0, round__grace=60.0,
-        stop__rounds=ROUNDS, server__optimizer="adam", server__lr=0.05,
-    )  # fmt: skip
+        bundle,
+        folder / "disk" / "run",
+        round__goal=len(DEVICES),
+        round__minimum=len(DEVICES),
+        round__gather=60.0,
+        round__grace=60.0,
+        stop__rounds=ROUNDS,
+        server__optimizer="adam",
+        server__lr=0.05,
+    )
     plan.write_text(f'durable = "power"\n{text}')
     (folder / "service.toml").write_text(f'port = {free_port()}\nidentities = "disk/identities"\n')
     identities = Identities(folder / "disk" / "identities")
@@ -57,7 +65,9 @@ def prepare(folder: Path) -> tuple[Path, dict[str, Enrolment]]:
     return plan, enrolments
 
 
-def serve(run: Processes, plan: Path, devices: Devices, fault: Fault | None, *, in_thread: bool = False) -> int:
+def serve(
+    run: Processes, plan: Path, devices: Devices, fault: Fault | None, *, in_thread: bool = False
+) -> int:
     """Serve the plan to the devices until the coordinator ends. Returns its exit status."""
     env = ({} if fault is None else fault.env()) | ({"IN_THREAD": "yes"} if in_thread else {})
 
@@ -75,7 +85,8 @@ def serve(run: Processes, plan: Path, devices: Devices, fault: Fault | None, *, 
 
 
 def train(run: Processes, fault: Fault | None, *, in_thread: bool = False) -> tuple[bytes, str]:
-    """Serve the plan with a fault, and again without one if that ended it. Returns the model, and what was logged."""
+    """Serve the plan with a fault, and again without one if that ended it. Returns the model, and
+    what was logged."""
     plan, enrolments = prepare(run.folder)
     port = int((run.folder / "service.toml").read_text().split()[2])
     devices = Devices(f"ws://127.0.0.1:{port}", DEVICES, enrolments=enrolments, size=SIZE)
@@ -91,7 +102,9 @@ def train(run: Processes, fault: Fault | None, *, in_thread: bool = False) -> tu
     assert version == ROUNDS
     assert [row.summary["reports"] for row in read_status(data).rounds] == [len(DEVICES)] * ROUNDS
     with closing(sqlite3.connect(data / DATABASE)) as ledger:
-        accepted = {task for (task,) in ledger.execute("SELECT task FROM tasks WHERE state='accepted'")}
+        accepted = {
+            task for (task,) in ledger.execute("SELECT task FROM tasks WHERE state='accepted'")
+        }
     assert {*devices.acknowledged} <= accepted, "what was acknowledged counts"
     assert len(accepted) == ROUNDS * len(DEVICES)
     identities = Identities(run.folder / "disk" / "identities")
@@ -113,11 +126,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Undistu
     return Undisturbed(model, calls)
 
 
-def check_fault(folder: Path, warm: Path, kind: str, nth: int, undisturbed: Undisturbed, *, in_thread: bool) -> str:
+def check_fault(
+    folder: Path, warm: Path, kind: str, nth: int, undisturbed: Undisturbed, *, in_thread: bool
+) -> str:
     """Let the N-th call fail. Returns what the coordinator said."""
     with processes(folder, warm) as run:
         folder.mkdir()
-        model, said = train(run, Fault(folder / "disk", kind, nth, folder / "calls"), in_thread=in_thread)
+        model, said = train(
+            run, Fault(folder / "disk", kind, nth, folder / "calls"), in_thread=in_thread
+        )
     assert model == undisturbed.model, said
     shutil.rmtree(folder)
     return said
@@ -135,7 +152,9 @@ def test_some_calls_fail(tmp_path: Path, warm: Path, undisturbed: Undisturbed, k
 @pytest.mark.slow
 @pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_call_fails(tmp_path: Path, warm: Path, undisturbed: Undisturbed, kind: str, in_thread: bool) -> None:
+def test_each_call_fails(
+    tmp_path: Path, warm: Path, undisturbed: Undisturbed, kind: str, in_thread: bool
+) -> None:
     failed = {}
     for nth in range(1, len(undisturbed.calls[kind]) + 1):
         try:

@@ -1,5 +1,6 @@
-"""Each file of a coordinator is cut short or has a byte changed while it does not run. The next start names the file
-and says what to do, or finishes the run with the undisturbed run's model: never another model in silence."""
+"""Each file of a coordinator is cut short or has a byte changed while it does not run. The next
+start names the file and says what to do, or finishes the run with the undisturbed run's model:
+never another model in silence."""
 
 from __future__ import annotations
 
@@ -29,19 +30,31 @@ DEVICES = ("a", "b", "c", "d", "e")
 LATE = ("d", "e")
 """They report in the second round only when the coordinator has been started again."""
 FILES = {
-    "killed": ("coordinator.sqlite3", "coordinator.sqlite3-wal", "coordinator.sqlite3-shm",
-               "models/v00000000.safetensors", "models/v00000001.safetensors", "sums/a", "sums/b", "uploads/slot-0000",
-               "uploads/slot-0001", "uploads/slot-0002", "lock", "../identities/identities.sqlite3",
-               "../identities/identities.sqlite3-wal"),
+    "killed": (
+        "coordinator.sqlite3",
+        "coordinator.sqlite3-wal",
+        "coordinator.sqlite3-shm",
+        "models/v00000000.safetensors",
+        "models/v00000001.safetensors",
+        "sums/a",
+        "sums/b",
+        "uploads/slot-0000",
+        "uploads/slot-0001",
+        "uploads/slot-0002",
+        "lock",
+        "../identities/identities.sqlite3",
+        "../identities/identities.sqlite3-wal",
+    ),
     "stopped": ("coordinator.sqlite3", "../identities/identities.sqlite3"),
-}  # fmt: skip
+}
 """How the coordinator ended -> the files that it left, from its data directory."""
 USUAL = "a byte in its middle"
 """The damage that the usual tests try."""
 
 
 class Template(NamedTuple):
-    """What a coordinator left that ended in its second round, when three of five devices had reported."""
+    """What a coordinator left that ended in its second round, when three of five devices had
+    reported."""
 
     folder: Path
     acknowledged: list[str]
@@ -58,10 +71,16 @@ class LateDevices(Devices):
 def prepare(folder: Path) -> tuple[Path, Devices]:
     bundle, plan = write_test_bundle(folder / "test.bundle", SIZE), folder / "plan.toml"
     text = plan_text(
-        bundle, folder / "disk" / "run",
-        round__goal=len(DEVICES), round__minimum=len(DEVICES), round__gather=60.0, round__grace=60.0,
-        stop__rounds=2, server__optimizer="adam", server__lr=0.05,
-    )  # fmt: skip
+        bundle,
+        folder / "disk" / "run",
+        round__goal=len(DEVICES),
+        round__minimum=len(DEVICES),
+        round__gather=60.0,
+        round__grace=60.0,
+        stop__rounds=2,
+        server__optimizer="adam",
+        server__lr=0.05,
+    )
     plan.write_text(text)
     port = free_port()
     (folder / "service.toml").write_text(f'port = {port}\nidentities = "disk/identities"\n')
@@ -81,13 +100,15 @@ def three_reported(data: Path) -> bool:
     if found is None or found.version < 1:
         return False
     with closing(sqlite3.connect(data / DATABASE)) as ledger:
-        (number,) = ledger.execute("SELECT COUNT(*) FROM tasks WHERE state='accepted' AND round=2").fetchone()
+        (number,) = ledger.execute(
+            "SELECT COUNT(*) FROM tasks WHERE state='accepted' AND round=2"
+        ).fetchone()
     return bool(number == len(DEVICES) - len(LATE))
 
 
 def serve(run: Processes, plan: Path, devices: Devices, number: int = 0) -> int:
-    """Serve the plan to the devices until the coordinator ends, or gets this signal in its second round. Returns its
-    exit status."""
+    """Serve the plan to the devices until the coordinator ends, or gets this signal in its second
+    round. Returns its exit status."""
 
     async def serve_them() -> int:
         process: Any = run.coordinator(plan, "-m", "few_spool_files", "serve", plan)
@@ -96,7 +117,11 @@ def serve(run: Processes, plan: Path, devices: Devices, number: int = 0) -> int:
                 group.create_task(devices.take_part(name))
             while process.poll() is None:
                 await asyncio.sleep(0.02)
-                if number and three_reported(run.folder / "disk" / "run") and len(devices.acknowledged) == 8:
+                if (
+                    number
+                    and three_reported(run.folder / "disk" / "run")
+                    and len(devices.acknowledged) == 8
+                ):
                     process.send_signal(number)
                     number_sent = await asyncio.to_thread(process.wait)
                     assert number_sent in (0, -number)
@@ -118,7 +143,10 @@ def make_template(folder: Path, warm: Path, number: int) -> Template:
 @pytest.fixture(scope="session")
 def templates(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> dict[str, Template]:
     signals = {"killed": signal.SIGKILL, "stopped": signal.SIGTERM}
-    return {how: make_template(tmp_path_factory.mktemp(how), warm, number) for how, number in signals.items()}
+    return {
+        how: make_template(tmp_path_factory.mktemp(how), warm, number)
+        for how, number in signals.items()
+    }
 
 
 def finish(run: Processes, template: Template) -> bytes | str:
@@ -133,13 +161,19 @@ def finish(run: Processes, template: Template) -> bytes | str:
     assert version == 2
     assert [row.summary["reports"] for row in read_status(data).rounds] == [len(DEVICES)] * 2
     with closing(sqlite3.connect(data / DATABASE)) as ledger:
-        accepted = {task for (task,) in ledger.execute("SELECT task FROM tasks WHERE state='accepted'")}
-    assert {*template.acknowledged, *devices.acknowledged} <= accepted, "what was acknowledged counts"
+        accepted = {
+            task for (task,) in ledger.execute("SELECT task FROM tasks WHERE state='accepted'")
+        }
+    assert {*template.acknowledged, *devices.acknowledged} <= accepted, (
+        "what was acknowledged counts"
+    )
     return model.tobytes()
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, templates: dict[str, Template], warm: Path) -> bytes:
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, templates: dict[str, Template], warm: Path
+) -> bytes:
     found = []
     for template in templates.values():
         folder = tmp_path_factory.mktemp("undisturbed")
@@ -159,7 +193,13 @@ CASES = [(ended, file, how) for ended, files in FILES.items() for file in files 
     [case if case[2] == USUAL else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
 )
 def test_a_damaged_file(
-    tmp_path: Path, warm: Path, templates: dict[str, Template], undisturbed: bytes, ended: str, file: str, how: str
+    tmp_path: Path,
+    warm: Path,
+    templates: dict[str, Template],
+    undisturbed: bytes,
+    ended: str,
+    file: str,
+    how: str,
 ) -> None:
     shutil.copytree(templates[ended].folder, tmp_path, dirs_exist_ok=True)
     damage(tmp_path / "disk" / "run" / file, DAMAGES[how])

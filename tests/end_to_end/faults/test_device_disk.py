@@ -1,8 +1,9 @@
-"""Each call of a device on its state directory finds the disk full, read-only or broken: the device says so in one line
-and ends, or goes on. Started again, it finishes its work, once.
+"""Each call of a device on its state directory finds the disk full, read-only or broken: the device
+says so in one line and ends, or goes on. Started again, it finishes its work, once.
 
-And each file of a device that was killed with a finished update is cut short or has a byte changed. The next start
-sends or trains the update again, with the same bits; or it names the file, and ends or says what takes its place."""
+And each file of a device that was killed with a finished update is cut short or has a byte changed.
+The next start sends or trains the update again, with the same bits; or it names the file, and ends
+or says what takes its place."""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ class Found(NamedTuple):
     kept: bytes
     """What the device keeps for itself."""
     failed: bool
-    """Whether a task failed, as the coordinator was told, or its deadline cut a training short (on a busy machine).
-    The next task has other random numbers, and less training makes another model."""
+    """Whether a task failed, as the coordinator was told, or its deadline cut a training short (on
+    a busy machine). The next task has other random numbers, and less training makes another
+    model."""
 
 
 class Undisturbed(NamedTuple):
@@ -39,13 +41,22 @@ class Undisturbed(NamedTuple):
 
 
 def prepare(folder: Path, bundle: Path) -> tuple[Path, str, str]:
-    """Write a plan for one device, which keeps personal parameters and the previous model (MOON), and what did not
-    travel of its updates (top-k). Returns its file, the coordinator's address, and a token."""
+    """Write a plan for one device, which keeps personal parameters and the previous model (MOON),
+    and what did not travel of its updates (top-k). Returns its file, the coordinator's address, and
+    a token."""
     plan, port = folder / "plan.toml", free_port()
     text = plan_text(
-        bundle, folder / "run", "moon", round__goal=1, round__grace=60.0, round__deadline=8.0, stop__rounds=ROUNDS,
-        local__lr=0.01, local__mu=1.0, encoding__up="topk-0.1-int8",
-    )  # fmt: skip
+        bundle,
+        folder / "run",
+        "moon",
+        round__goal=1,
+        round__grace=60.0,
+        round__deadline=8.0,
+        stop__rounds=ROUNDS,
+        local__lr=0.01,
+        local__mu=1.0,
+        encoding__up="topk-0.1-int8",
+    )
     plan.write_text(text)
     (folder / "service.toml").write_text(f'port = {port}\nidentities = "identities"\n')
     identities = Identities(folder / "identities")
@@ -112,7 +123,9 @@ def undisturbed(
     return Undisturbed(only, calls)
 
 
-def check_fault(folder: Path, warm: Path, bundle: Path, data: Path, kind: str, nth: int, expected: Found) -> None:
+def check_fault(
+    folder: Path, warm: Path, bundle: Path, data: Path, kind: str, nth: int, expected: Found
+) -> None:
     folder.mkdir()
     with processes(folder, warm) as run:
         found = train(run, bundle, data, Fault(folder / "a.state", kind, nth, folder / "calls"))
@@ -122,22 +135,36 @@ def check_fault(folder: Path, warm: Path, bundle: Path, data: Path, kind: str, n
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_some_calls_fail(
-    tmp_path: Path, warm: Path, own_bundle_path: Path, shards: list[Path], undisturbed: Undisturbed, kind: str
+    tmp_path: Path,
+    warm: Path,
+    own_bundle_path: Path,
+    shards: list[Path],
+    undisturbed: Undisturbed,
+    kind: str,
 ) -> None:
     number = len(undisturbed.calls[kind])
     for nth in range(1, number + 1, number // SAMPLE):
-        check_fault(tmp_path / str(nth), warm, own_bundle_path, shards[0], kind, nth, undisturbed.found)
+        check_fault(
+            tmp_path / str(nth), warm, own_bundle_path, shards[0], kind, nth, undisturbed.found
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_call_fails(
-    tmp_path: Path, warm: Path, own_bundle_path: Path, shards: list[Path], undisturbed: Undisturbed, kind: str
+    tmp_path: Path,
+    warm: Path,
+    own_bundle_path: Path,
+    shards: list[Path],
+    undisturbed: Undisturbed,
+    kind: str,
 ) -> None:
     failed = {}
     for nth in range(1, len(undisturbed.calls[kind]) + 1):
         try:
-            check_fault(tmp_path / str(nth), warm, own_bundle_path, shards[0], kind, nth, undisturbed.found)
+            check_fault(
+                tmp_path / str(nth), warm, own_bundle_path, shards[0], kind, nth, undisturbed.found
+            )
         except Exception as error:
             failed[nth] = error
     assert not failed
@@ -147,9 +174,18 @@ def test_each_call_fails(
 
 CRASH = Path(__file__).parents[1] / "crash_device.py"
 FILES = (
-    "pending/*.bin", "pending/report.json", "kept/*", "tied/*", "models/*", "bundles/*/manifest.json",
-    "bundles/*/train.onnx", "identity.json", "credential.json", "training.json", "lock",
-)  # fmt: skip
+    "pending/*.bin",
+    "pending/report.json",
+    "kept/*",
+    "tied/*",
+    "models/*",
+    "bundles/*/manifest.json",
+    "bundles/*/train.onnx",
+    "identity.json",
+    "credential.json",
+    "training.json",
+    "lock",
+)
 USUAL = {"first half", "a byte in its middle"}
 """Damages that the usual tests try, of the files that only the device has."""
 CASES = [
@@ -158,18 +194,23 @@ CASES = [
     else pytest.param(file, how, marks=pytest.mark.slow)
     for file in FILES
     for how in DAMAGES
-    if not (file in ("identity.json", "credential.json") and how.startswith("a byte"))  # it may be another one then
+    # it may be another one then
+    if not (file in ("identity.json", "credential.json") and how.startswith("a byte"))
 ]
 
 
 @pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory, warm: Path, own_bundle_path: Path, shards: list[Path]) -> Path:
+def template(
+    tmp_path_factory: pytest.TempPathFactory, warm: Path, own_bundle_path: Path, shards: list[Path]
+) -> Path:
     folder = tmp_path_factory.mktemp("killed-device")
     plan, url, token = prepare(folder, own_bundle_path)
     with processes(folder, warm) as run:
         coordinator = run.coordinator(plan)
         point = "the work is on disk and the device's own part not in its place"
-        run.device("a", url, shards[0], CRASH, point, "4", env=os.environ | {"FLEETLEARN_TOKEN": token})
+        run.device(
+            "a", url, shards[0], CRASH, point, "4", env=os.environ | {"FLEETLEARN_TOKEN": token}
+        )
         assert run.wait("a") == -9, run.log("a")
         coordinator.terminate()
         assert coordinator.wait(60) == 0, run.log("coordinator")
@@ -191,7 +232,11 @@ def finish(run: Processes, bundle: Path, data: Path) -> Found | str:
 
 @pytest.fixture(scope="session")
 def undisturbed_after_kill(
-    tmp_path_factory: pytest.TempPathFactory, template: Path, warm: Path, own_bundle_path: Path, shards: list[Path]
+    tmp_path_factory: pytest.TempPathFactory,
+    template: Path,
+    warm: Path,
+    own_bundle_path: Path,
+    shards: list[Path],
 ) -> Found:
     folder = tmp_path_factory.mktemp("undisturbed")
     shutil.copytree(template, folder, dirs_exist_ok=True)

@@ -1,4 +1,5 @@
-"""Two coordinators on one data directory, two on one folder of identities, two devices on one state directory."""
+"""Two coordinators on one data directory, two on one folder of identities, two devices on one state
+directory."""
 
 from __future__ import annotations
 
@@ -16,13 +17,17 @@ def test_two_coordinators_on_one_data_directory(run: Processes, bundle_path: Pat
     wait_for(lambda: "listening" in run.log("coordinator"), "the first coordinator")
     second = run.start("second", "python", "-m", "fleetlearn_coordinator", "serve", plan)
     assert second.wait(60) == 1
-    assert run.log("second") == (f"error: {run.folder / 'run'} is in use by another coordinator; stop that one first\n")
+    assert run.log("second") == (
+        f"error: {run.folder / 'run'} is in use by another coordinator; stop that one first\n"
+    )
     assert first.poll() is None
     first.terminate()
     assert first.wait(60) == 0
 
 
-def test_two_coordinators_on_one_folder_of_identities(run: Processes, bundle_path: Path, shards: list[Path]) -> None:
+def test_two_coordinators_on_one_folder_of_identities(
+    run: Processes, bundle_path: Path, shards: list[Path]
+) -> None:
     """They may: an enrolled device is known to both, and the audit log stays whole."""
     urls = []
     identities = Identities(run.folder / "identities")
@@ -31,10 +36,16 @@ def test_two_coordinators_on_one_folder_of_identities(run: Processes, bundle_pat
     for name in ("one", "two"):
         (run.folder / name).mkdir()
         plan, port = run.folder / name / "plan.toml", free_port()
-        plan.write_text(plan_text(bundle_path, run.folder / name / "run", round__goal=1, stop__rounds=2, local__lr=0.1))
+        plan.write_text(
+            plan_text(
+                bundle_path, run.folder / name / "run", round__goal=1, stop__rounds=2, local__lr=0.1
+            )
+        )
         service = run.folder / name / "service.toml"
         service.write_text(f'port = {port}\nidentities = "../identities"\n')
-        run.start(name, "python", "-m", "fleetlearn_coordinator", "serve", plan, "--service", service)
+        run.start(
+            name, "python", "-m", "fleetlearn_coordinator", "serve", plan, "--service", service
+        )
         urls.append(f"ws://127.0.0.1:{port}")
     for url, name in zip(urls, ("one", "two"), strict=True):
         run.device("a", url, shards[0], "-m", "fleetlearn_device", env={"FLEETLEARN_TOKEN": token})
@@ -51,20 +62,33 @@ def test_two_coordinators_on_one_folder_of_identities(run: Processes, bundle_pat
     identities.close()
 
 
-def test_two_devices_on_one_state_directory(run: Processes, bundle_path: Path, shards: list[Path]) -> None:
+def test_two_devices_on_one_state_directory(
+    run: Processes, bundle_path: Path, shards: list[Path]
+) -> None:
     plan, port = run.folder / "plan.toml", free_port()
-    plan.write_text(plan_text(bundle_path, run.folder / "run", round__goal=2, round__minimum=2, local__lr=0.1))
+    plan.write_text(
+        plan_text(bundle_path, run.folder / "run", round__goal=2, round__minimum=2, local__lr=0.1)
+    )
     (run.folder / "service.toml").write_text(f"port = {port}\n")
     run.coordinator(plan)
     first = run.device("a", f"ws://127.0.0.1:{port}", shards[0])
     wait_for(lambda: "connected to" in run.log("a"), "the first device")
     second = run.start(
-        "second", "python", "-m", "fleetlearn_device", "run", "--coordinator", f"ws://127.0.0.1:{port}",
-        "--data", shards[0], "--state", run.folder / "a.state",
-    )  # fmt: skip
+        "second",
+        "python",
+        "-m",
+        "fleetlearn_device",
+        "run",
+        "--coordinator",
+        f"ws://127.0.0.1:{port}",
+        "--data",
+        shards[0],
+        "--state",
+        run.folder / "a.state",
+    )
     assert second.wait(60) == 1
     assert run.log("second").splitlines()[-1] == (
-        f"fleetlearn-device: the state directory {run.folder / 'a.state'} is in use by another process: each device "
-        "needs one of its own"
+        f"fleetlearn-device: the state directory {run.folder / 'a.state'} is in use by another "
+        "process: each device needs one of its own"
     )
     assert first.poll() is None

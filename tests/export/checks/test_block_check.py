@@ -1,4 +1,5 @@
-"""The check of train_many.onnx finds blocks that compute something else, and allows for float32's own errors."""
+"""The check of train_many.onnx finds blocks that compute something else, and allows for float32's
+own errors."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def scaled(model: onnx.ModelProto, output: str, factors: list[float]) -> onnx.Mo
     (row,) = (row for row in changed.graph.output if row.name == output)
     node.output[0] = "right"
     shape = [len(factors), *[1] * (len(row.type.tensor_type.shape.dim) - 1)]
-    changed.graph.initializer.append(numpy_helper.from_array(np.array(factors, np.float32).reshape(shape), "factors"))
+    changed.graph.initializer.append(
+        numpy_helper.from_array(np.array(factors, np.float32).reshape(shape), "factors")
+    )
     changed.graph.node.append(helper.make_node("Mul", ["right", "factors"], [output]))
     return changed
 
@@ -51,10 +54,16 @@ def scaled(model: onnx.ModelProto, output: str, factors: list[float]) -> onnx.Mo
 @pytest.mark.parametrize("output", ["loss", "metric.accuracy", "next.param.0.bias"])
 @pytest.mark.parametrize("tolerance", [1e-5, 1e-9])
 def test_a_wrong_result_of_one_device_is_named(
-    step: TracedStep, block: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch, tolerance: float, output: str
+    step: TracedStep,
+    block: onnx.ModelProto,
+    monkeypatch: pytest.MonkeyPatch,
+    tolerance: float,
+    output: str,
 ) -> None:
     """Also where rounding is allowed for: float32 keeps no tolerance of 1e-9."""
     monkeypatch.setattr(block_check, "compare", partial(compare, tolerance=tolerance))
     assert check(step, block) < 1e-6
-    with pytest.raises(ExportError, match=f"the block of devices, device 4, differs from PyTorch in {output}"):
+    with pytest.raises(
+        ExportError, match=f"the block of devices, device 4, differs from PyTorch in {output}"
+    ):
         check(step, scaled(block, output, [1, 1, 1, 1, 1.01]))

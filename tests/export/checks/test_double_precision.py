@@ -14,7 +14,13 @@ CONSTANT = torch.tensor([1.0, 2.0, 5.0])
 def test_constants_casts_and_new_tensors_are_float64() -> None:
     with DoublePrecision():
         x = torch.arange(3)
-        for value in (CONSTANT + 1, x.float(), x.half(), torch.zeros(3), torch.ones_like(x, dtype=torch.float32)):
+        for value in (
+            CONSTANT + 1,
+            x.float(),
+            x.half(),
+            torch.zeros(3),
+            torch.ones_like(x, dtype=torch.float32),
+        ):
             assert value.dtype == torch.float64
         assert x.dtype == torch.int64
         # A third is another number in float32.
@@ -36,9 +42,13 @@ def test_views_may_stay_until_they_are_computed_with() -> None:
 
 def test_gradients_are_those_of_a_double_model() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
+    )
     x, y = torch.randn(5, 2, 4, 4), torch.randint(3, (5,))
-    values = {name: value.detach().double().requires_grad_() for name, value in model.named_parameters()}
+    values = {
+        name: value.detach().double().requires_grad_() for name, value in model.named_parameters()
+    }
     with DoublePrecision():
         outputs = torch.func.functional_call(model, values, (x.double(),))
         loss = functional.cross_entropy(outputs, y, weight=CONSTANT)
@@ -72,7 +82,10 @@ def test_a_doubled_model_has_the_gradients_of_a_double_one() -> None:
     x = torch.randn(5, 2, 4, 4).double()
     found = []
     for double in (Doubled, torch.Tensor.double):
-        leaves = {name: double(value.detach()).requires_grad_() for name, value in model.named_parameters()}
+        leaves = {
+            name: double(value.detach()).requires_grad_()
+            for name, value in model.named_parameters()
+        }
         with DoublePrecision():
             outputs, _ = torch.func.functional_call(model, leaves, (x,))
             outputs.square().sum().backward()
@@ -82,5 +95,7 @@ def test_a_doubled_model_has_the_gradients_of_a_double_one() -> None:
 
 
 def test_nobody_writes_into_a_doubled_tensor() -> None:
-    with pytest.raises(TypeError, match=r"aten.add_.Tensor writes into a tensor that nobody may write into"):
+    with pytest.raises(
+        TypeError, match=r"aten.add_.Tensor writes into a tensor that nobody may write into"
+    ):
         Doubled(torch.ones(2)).add_(1)

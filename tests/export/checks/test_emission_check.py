@@ -1,4 +1,5 @@
-"""Deep networks with BatchNorm pass, where float32 itself is percents off; a wrong operator in them does not."""
+"""Deep networks with BatchNorm pass, where float32 itself is percents off; a wrong operator in them
+does not."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ from fleetlearn_export.checks.graph_checks import check_train
 from fleetlearn_export.checks.operator_check import OperatorsChecked
 from fleetlearn_export.checks.pytorch_training import ReceiveTensor
 from fleetlearn_export.checks.tracing_check import run_traced
-from fleetlearn_export.checks.training_comparison import FLOAT32, WIDENED, Precision, compare_training
+from fleetlearn_export.checks.training_comparison import (
+    FLOAT32,
+    WIDENED,
+    Precision,
+    compare_training,
+)
 from fleetlearn_export.graphs.emitted import emitted
 from fleetlearn_export.model.checked_user_model import make_user_model
 from fleetlearn_export.model.train_step import make_train_step
@@ -31,7 +37,8 @@ aten = torch.ops.aten
 
 
 def resnet18() -> zoo.Case:
-    """ResNet-18 (He et al. 2015, arXiv 1512.03385, table 1) of an eighth of the width: its last images are 1 x 1."""
+    """ResNet-18 (He et al. 2015, arXiv 1512.03385, table 1) of an eighth of the width: its last
+    images are 1 x 1."""
     blocks: list[nn.Module] = []
     inputs = 8
     for outputs, stride in ((8, 1), (16, 2), (32, 2), (64, 2)):
@@ -65,16 +72,24 @@ def depthwise(inputs: int, outputs: int, kernel: int, stride: int) -> list[nn.Mo
 
 
 def lcnet() -> zoo.Case:
-    """PP-LCNet's blocks (Cui et al. 2021, arXiv 2109.15099, table 1), narrow, without squeeze-and-excite."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.Hardswish()]
+    """PP-LCNet's blocks (Cui et al. 2021, arXiv 2109.15099, table 1), narrow, without
+    squeeze-and-excite."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 8, 3, 2, 1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.Hardswish(),
+    ]
     inputs = 8
     for outputs, kernel, stride in (
-        [(16, 3, 1), (16, 3, 2), (16, 3, 1), (32, 3, 2), (32, 3, 1), (64, 3, 2)] + [(64, 5, 1)] * 5 + [(128, 5, 2)]
+        [(16, 3, 1), (16, 3, 2), (16, 3, 1), (32, 3, 2), (32, 3, 1), (64, 3, 2)]
+        + [(64, 5, 1)] * 5
+        + [(128, 5, 2)]
     ):
         layers += depthwise(inputs, outputs, kernel, stride)
         inputs = outputs
     return zoo.classifier(
-        nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)), zoo.numbers(3, 32, 32)
+        nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)),
+        zoo.numbers(3, 32, 32),
     )
 
 
@@ -106,14 +121,20 @@ def test_deep_networks_pass(steps: Callable[[str], TracedStep], name: str) -> No
     assert not found.batch_of_one
 
 
-def test_the_effect_of_rounding_is_allowed_in_deep_networks(steps: Callable[[str], TracedStep]) -> None:
-    """The traced step from weights that differ by rounding errors: refused, unless the errors that PyTorch makes of
-    such are allowed."""
+def test_the_effect_of_rounding_is_allowed_in_deep_networks(
+    steps: Callable[[str], TracedStep],
+) -> None:
+    """The traced step from weights that differ by rounding errors: refused, unless the errors that
+    PyTorch makes of such are allowed."""
     step = steps("resnet18")
 
     def run(given: dict[str, Tensor], take: ReceiveTensor) -> dict[str, Tensor]:
         random = torch.Generator().manual_seed(5)
-        near = {name: nudged(value, random) for name, value in given.items() if name.startswith("param.")}
+        near = {
+            name: nudged(value, random)
+            for name, value in given.items()
+            if name.startswith("param.")
+        }
         return run_traced(step.step, step.module, given | near, torch.float32, take)
 
     def compared(precision: Precision) -> float:
@@ -137,7 +158,9 @@ def test_a_wrong_operator_in_a_deep_network_is_named(
     steps: Callable[[str], TracedStep], monkeypatch: pytest.MonkeyPatch, operator: Any, wrong: Any
 ) -> None:
     mutate(monkeypatch, operator, wrong, 7)
-    with pytest.raises(ExportError, match=rf"operator {operator} \(\w+\).* was exported as something else"):
+    with pytest.raises(
+        ExportError, match=rf"operator {operator} \(\w+\).* was exported as something else"
+    ):
         checked(steps("resnet18"))
 
 
@@ -154,5 +177,8 @@ def test_a_wrong_operator_in_evaluation_mode_is_named(monkeypatch: pytest.Monkey
 
     assert checked().worst.excess < 0.1
     mutate(monkeypatch, aten.convolution.default, mutants.scaled(0), 1)
-    with pytest.raises(ExportError, match=r"convolution\.default \(convolution_1\).* was exported as something else"):
+    with pytest.raises(
+        ExportError,
+        match=r"convolution\.default \(convolution_1\).* was exported as something else",
+    ):
         checked()

@@ -19,12 +19,16 @@ X = torch.ones(4, 3, 5)  # equal examples: noise must tell them apart
 
 
 def user(x: Tensor) -> UserModel:
-    return UserModel(nn.Identity(), lambda outputs, y: outputs.mean(), {}, {"x": x, "y": torch.zeros(len(x))}, 1)
+    return UserModel(
+        nn.Identity(), lambda outputs, y: outputs.mean(), {}, {"x": x, "y": torch.zeros(len(x))}, 1
+    )
 
 
 def model_of(function: Callable[[Tensor], Tensor], x: Tensor = X) -> ModelProto:
     arguments, rows = {"batch.x": x, "batch.y": torch.zeros(len(x))}, {"batch.x": 0, "batch.y": 0}
-    module = trace(lambda given: {"out": function(given["batch.x"])}, arguments, rows, decompositions())
+    module = trace(
+        lambda given: {"out": function(given["batch.x"])}, arguments, rows, decompositions()
+    )
     model = emit(module, list(arguments), ["out"], "batch.x").model
     model.ir_version, model.opset_import[0].version = IR_VERSION, OPSET
     return model
@@ -71,7 +75,10 @@ def test_a_value_of_another_number_of_rows_is_neither() -> None:
 
 def test_integers_are_compared_exactly() -> None:
     words = torch.arange(12).reshape(4, 3)
-    assert try_rows(user(words), model_of(lambda x: x + 1, words), ["out"]).rows["out"].dtype == "int64"
+    assert (
+        try_rows(user(words), model_of(lambda x: x + 1, words), ["out"]).rows["out"].dtype
+        == "int64"
+    )
     assert try_rows(user(words), model_of(lambda x: x + x.sum(), words), ["out"]).mixing == {"out"}
 
 

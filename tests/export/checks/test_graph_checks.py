@@ -23,7 +23,13 @@ def case(cases: Callable[[str], Case]) -> Case:
 
 
 def source_of(case: Case) -> UserModel:
-    return UserModel(case.model, case.loss, {"accuracy": DIGITS["accuracy"]}, {"x": case.x[:8], "y": case.y[:8]}, 1)
+    return UserModel(
+        case.model,
+        case.loss,
+        {"accuracy": DIGITS["accuracy"]},
+        {"x": case.x[:8], "y": case.y[:8]},
+        1,
+    )
 
 
 def step_of(case: Case) -> TrainStep:
@@ -58,14 +64,20 @@ def test_a_wrong_loss_metric_sum_or_output_is_found(case: Case) -> None:
     user, values, bundle = source_of(case), values_of(case), case.exported.bundle
     with training_mode(case.model):
         content = tampered(bundle.read(TRAIN), "loss", "Mul")
-        with pytest.raises(ExportError, match=r"on a batch of 7, differs from PyTorch in the loss by [\d.]+ "):
+        with pytest.raises(
+            ExportError, match=r"on a batch of 7, differs from PyTorch in the loss by [\d.]+ "
+        ):
             check_train(user, step_of(case), content)
     with evaluation_mode(case.model):
         content = tampered(bundle.read(EVAL), "metric_sum.accuracy", "Add")
-        with pytest.raises(ExportError, match=r"evaluation differs from PyTorch in metric_sum\.accuracy"):
+        with pytest.raises(
+            ExportError, match=r"evaluation differs from PyTorch in metric_sum\.accuracy"
+        ):
             check_eval(user, content, values)
         with pytest.raises(ExportError, match="model differs from PyTorch in output"):
-            check_infer(user, bundle.read(INFER), {name: value + 1e-3 for name, value in values.items()})
+            check_infer(
+                user, bundle.read(INFER), {name: value + 1e-3 for name, value in values.items()}
+            )
         assert check_infer(user, bundle.read(INFER), values) < 1e-6
 
 
@@ -75,7 +87,9 @@ def test_what_a_single_example_is_nothing_for(tmp_path: Path) -> None:
     def loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return functional.mse_loss(outputs / outputs.std(0), y)
 
-    exported = export_bundle(torch.nn.Linear(3, 2), loss, (torch.randn(4, 3), torch.randn(4, 2)), tmp_path / "b")
+    exported = export_bundle(
+        torch.nn.Linear(3, 2), loss, (torch.randn(4, 3), torch.randn(4, 2)), tmp_path / "b"
+    )
     assert not exported.batch_of_one
     assert exported.difference < 1e-5
 
@@ -91,8 +105,12 @@ class Product(torch.nn.Module):
         return x * self.factors.prod()
 
 
-def test_a_model_whose_training_diverges_is_compared_at_its_first_parameters(tmp_path: Path) -> None:
+def test_a_model_whose_training_diverges_is_compared_at_its_first_parameters(
+    tmp_path: Path,
+) -> None:
     """After a few steps the product is infinite, and 0 times the product is NaN in PyTorch too."""
     x = torch.tensor([[0.0], [1.0]] * 4)
-    exported = export_bundle(Product(), lambda outputs, y: -(outputs * y).mean(), (x, torch.ones(8, 1)), tmp_path / "b")
+    exported = export_bundle(
+        Product(), lambda outputs, y: -(outputs * y).mean(), (x, torch.ones(8, 1)), tmp_path / "b"
+    )
     assert exported.difference < 1e-3

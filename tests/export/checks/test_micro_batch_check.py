@@ -21,7 +21,9 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 
-def small(*inner: nn.Module, loss: Callable[..., Tensor] = nn.functional.cross_entropy) -> TrainStep:
+def small(
+    *inner: nn.Module, loss: Callable[..., Tensor] = nn.functional.cross_entropy
+) -> TrainStep:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(5, 8), *inner, nn.Tanh(), nn.Linear(8, 3))
     batch = zoo.classifier(module, zoo.numbers(5), 3).batch(6)
@@ -63,7 +65,10 @@ def test_gradients_that_are_equal() -> None:
 
 def pairs(outputs: Tensor, y: Tensor) -> Tensor:
     """A contrastive loss: each example is compared with all others of the batch."""
-    return nn.functional.cross_entropy(outputs @ outputs.T, torch.arange(outputs.shape[0])) + 0.0 * y.sum()
+    return (
+        nn.functional.cross_entropy(outputs @ outputs.T, torch.arange(outputs.shape[0]))
+        + 0.0 * y.sum()
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +87,10 @@ def test_what_depends_on_the_whole_batch_is_refused(step: Callable[[], TrainStep
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(8), nn.BatchNorm1d(8, track_running_stats=False)])
 def test_batch_norm_is_refused_by_name(norm: nn.Module) -> None:
     step = small(norm, nn.Dropout(0.5))
-    with training_mode(step.objective.model), pytest.raises(ExportError, match=r"1 takes its statistics of the whole"):
+    with (
+        training_mode(step.objective.model),
+        pytest.raises(ExportError, match=r"1 takes its statistics of the whole"),
+    ):
         step_with_means(step, "float32")
 
 
@@ -96,7 +104,9 @@ def test_a_wrong_weight_of_a_part_is_found(monkeypatch: pytest.MonkeyPatch) -> N
             if node.output[0] == "loop.taken_examples":
                 node.op_type, node.input[:] = "Identity", ["loop.usual"]
                 del node.attribute[:]
-        constant = numpy_helper.from_array(numpy_helper.to_array(numpy_helper.from_array(torch.tensor(3.0).numpy())))
+        constant = numpy_helper.from_array(
+            numpy_helper.to_array(numpy_helper.from_array(torch.tensor(3.0).numpy()))
+        )
         constant.name = "loop.usual"
         divided.graph.initializer.append(constant)
         return divided

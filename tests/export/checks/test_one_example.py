@@ -1,4 +1,5 @@
-"""Batch normalisation's gradient on one example, which PyTorch computes wrongly for some layouts in memory."""
+"""Batch normalisation's gradient on one example, which PyTorch computes wrongly for some layouts in
+memory."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 
 class Patches(nn.Module):
-    """Patches of an image as a Vision Transformer has them, (n, places, channels), behind batch normalisation."""
+    """Patches of an image as a Vision Transformer has them, (n, places, channels), behind batch
+    normalisation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,8 +39,14 @@ def test_the_gradient_of_one_example_is_right() -> None:
     x, weight = torch.randn(1, 6, 4, 4), torch.rand(6)
     gradient = torch.randn(1, 16, 6).transpose(1, 2).reshape(1, 6, 4, 4)
     assert not gradient.is_contiguous()
-    _, mean, inverse = torch.ops.aten.native_batch_norm(x, weight, weight, None, None, True, 0.1, 1e-5)
+    _, mean, inverse = torch.ops.aten.native_batch_norm(
+        x, weight, weight, None, None, True, 0.1, 1e-5
+    )
     for one, rows in (({"batch.x": x}, 1), ({"batch.x": x.expand(2, -1, -1, -1)}, 2)):
         with right_for_one_example(one):
-            *_, bias = BACKWARD(gradient, x, weight, None, None, mean, inverse, True, 1e-5, [True] * 3)
-        assert torch.allclose(bias, gradient.sum((0, 2, 3)), atol=1e-5) == (rows == 1), "PyTorch computes it right now"
+            *_, bias = BACKWARD(
+                gradient, x, weight, None, None, mean, inverse, True, 1e-5, [True] * 3
+            )
+        assert torch.allclose(bias, gradient.sum((0, 2, 3)), atol=1e-5) == (rows == 1), (
+            "PyTorch computes it right now"
+        )

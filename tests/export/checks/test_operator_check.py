@@ -1,4 +1,5 @@
-"""Each operator against PyTorch on the runtime's own inputs: healthy graphs, and graphs with a wrong operator."""
+"""Each operator against PyTorch on the runtime's own inputs: healthy graphs, and graphs with a
+wrong operator."""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ import torch
 import zoo
 from fleetlearn_export import ExportError
 from fleetlearn_export.checks import runtime_values
-from fleetlearn_export.checks.operator_check import UNINITIALISED, check_operators, compare_operators
+from fleetlearn_export.checks.operator_check import (
+    UNINITIALISED,
+    check_operators,
+    compare_operators,
+)
 from fleetlearn_export.checks.runtime_values import Numbers
 from fleetlearn_export.emission.table import OPERATORS
 from mutants import TracedStep, mutate, traced_step
@@ -47,13 +52,19 @@ def test_a_healthy_graph_is_far_below_what_is_allowed(steps: Steps, name: str) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_operator_times_1_01_is_found(steps: Steps, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_operator_times_1_01_is_found(
+    steps: Steps, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All at once: each is compared on the inputs that it had, so that no error hides another."""
     step = steps(name)
     for operator in {call.node.target for call in step.emitted().calls} - UNINITIALISED:
         mutate(monkeypatch, operator, mutants.all_scaled)
     found, _ = compare_operators(step.module, step.emitted(), step.inputs())
-    rows = [row for row in found if any(value.is_floating_point() for value in traced_results(row.call.node))]
+    rows = [
+        row
+        for row in found
+        if any(value.is_floating_point() for value in traced_results(row.call.node))
+    ]
     assert not [row.name() for row in rows if 0 < row.excess < 10]
     # Zeros are the same times 1.01: constants, and the accuracy where no example is right.
     same = [row.name() for row in rows if row.excess == 0]
@@ -108,14 +119,18 @@ def test_swapped_strides_are_named(steps: Steps, monkeypatch: pytest.MonkeyPatch
         check_operators(step.module, step.emitted(), step.inputs())
 
 
-@pytest.mark.parametrize(("operator", "place"), [(aten.convolution.default, 0), (aten.convolution_backward.default, 1)])
+@pytest.mark.parametrize(
+    ("operator", "place"), [(aten.convolution.default, 0), (aten.convolution_backward.default, 1)]
+)
 def test_the_line_of_the_users_model_is_named(
     steps: Steps, monkeypatch: pytest.MonkeyPatch, operator: Any, place: int
 ) -> None:
     """An operator of the backward pass has the line of what it differentiates."""
     step = steps("two-heads")
     mutate(monkeypatch, operator, mutants.scaled(place))
-    with pytest.raises(ExportError, match=rf"operator {operator} \(\w+\) at .*zoo\.py:\d+ in forward was exported"):
+    with pytest.raises(
+        ExportError, match=rf"operator {operator} \(\w+\) at .*zoo\.py:\d+ in forward was exported"
+    ):
         check_operators(step.module, step.emitted(), step.inputs())
 
 
@@ -126,7 +141,9 @@ def test_other_integers_are_found(steps: Steps, monkeypatch: pytest.MonkeyPatch)
     step = steps("softmax")
     operator = aten.argmax.default
     mutate(monkeypatch, operator, more)
-    with pytest.raises(ExportError, match=rf"operator {operator} .*has 3 other elements, inf times"):
+    with pytest.raises(
+        ExportError, match=rf"operator {operator} .*has 3 other elements, inf times"
+    ):
         check_operators(step.module, step.emitted(), step.inputs())
 
 
@@ -139,31 +156,49 @@ def test_values_in_many_parts_give_the_same(steps: Steps, monkeypatch: pytest.Mo
     assert [row.excess for row in parts] == [row.excess for row in whole]
 
 
-def test_transposed_weights_take_no_memory_of_their_own(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transposed_weights_take_no_memory_of_their_own(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where the runtime's are equal: a wrong one stays as the runtime made it, and is found."""
     step = steps("mlp")
     monkeypatch.setattr(runtime_values, "MAX_BYTES", 1)  # each operator is a part
     emission, given = step.emitted(), step.inputs()
-    parts = runtime_values.values_by_part(step.module, emission, given, Numbers(step.module, emission, given))
-    weights = {value.data_ptr() for name, value in given.items() if name.startswith("param.") and value.dim() == 2}
+    parts = runtime_values.values_by_part(
+        step.module, emission, given, Numbers(step.module, emission, given)
+    )
+    weights = {
+        value.data_ptr()
+        for name, value in given.items()
+        if name.startswith("param.") and value.dim() == 2
+    }
     read = 0
     for calls, values in parts:
         for node in calls[0].node.all_input_nodes:
-            if node.target is aten.t.default and emission.values[node.all_input_nodes[0]].startswith("param."):
+            if node.target is aten.t.default and emission.values[
+                node.all_input_nodes[0]
+            ].startswith("param."):
                 assert values[emission.values[node]].data_ptr() in weights
                 read += 1
     assert read >= len(weights)
 
     mutate(monkeypatch, aten.t.default, mutants.all_scaled)
-    with pytest.raises(ExportError, match=r"operator aten\.t\.default .* was exported as something else"):
+    with pytest.raises(
+        ExportError, match=r"operator aten\.t\.default .* was exported as something else"
+    ):
         check_operators(step.module, step.emitted(), step.inputs())
 
 
-def test_an_operator_that_is_not_compared_is_said(monkeypatch: pytest.MonkeyPatch, steps: Steps) -> None:
+def test_an_operator_that_is_not_compared_is_said(
+    monkeypatch: pytest.MonkeyPatch, steps: Steps
+) -> None:
     step = steps("softmax")
-    monkeypatch.setattr("fleetlearn_export.checks.operator_check.UNINITIALISED", {aten.addmm.default})
+    monkeypatch.setattr(
+        "fleetlearn_export.checks.operator_check.UNINITIALISED", {aten.addmm.default}
+    )
     found = check_operators(step.module, step.emitted(), step.inputs())
-    assert found.described().endswith("; aten.addmm.default was not compared: its result is uninitialised")
+    assert found.described().endswith(
+        "; aten.addmm.default was not compared: its result is uninitialised"
+    )
     assert aten.addmm.default in OPERATORS
 
 
@@ -195,7 +230,9 @@ class TopInAnyOrder(torch.nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         outputs = super().forward(x)
         values, places = torch.topk(x, 12, dim=1, sorted=False)
-        scores: torch.Tensor = outputs + (values * outputs.repeat(1, 7).gather(1, places)).sum(1, keepdim=True)
+        scores: torch.Tensor = outputs + (values * outputs.repeat(1, 7).gather(1, places)).sum(
+            1, keepdim=True
+        )
         return scores
 
 
@@ -208,11 +245,15 @@ def test_equal_elements_may_be_sorted_in_any_order(monkeypatch: pytest.MonkeyPat
     step = traced_step(zoo.classifier(Sorting(), zoo.numbers(5), 3))
     assert check_operators(step.module, step.emitted(), step.inputs()).worst.excess < HEALTHY
 
-    def smallest(right: Any, graph: Any, out: Any, x: Any, k: Any, axis: int = -1, *more: Any) -> Any:
+    def smallest(
+        right: Any, graph: Any, out: Any, x: Any, k: Any, axis: int = -1, *more: Any
+    ) -> Any:
         return right(graph, out, x, k, axis, False)
 
     mutate(monkeypatch, aten.topk.default, smallest)
-    with pytest.raises(ExportError, match=r"operator aten\.topk\.default .* was exported as something else"):
+    with pytest.raises(
+        ExportError, match=r"operator aten\.topk\.default .* was exported as something else"
+    ):
         check_operators(step.module, step.emitted(), step.inputs())
 
 
@@ -223,4 +264,8 @@ def test_what_reads_no_batch_is_compared_once(steps: Steps) -> None:
     again, _ = compare_operators(step.module, step.emitted(), step.inputs(), of_the_batch=True)
     left_out = {row.call.node for row in whole} - {row.call.node for row in again}
     assert {str(node.target) for node in left_out} == {"aten.t.default", "aten.detach.default"}
-    assert {str(row.call.node.target) for row in again} >= {"aten.addmm.default", "aten.mm.default", "aten.sub.Tensor"}
+    assert {str(row.call.node.target) for row in again} >= {
+        "aten.addmm.default",
+        "aten.mm.default",
+        "aten.sub.Tensor",
+    }

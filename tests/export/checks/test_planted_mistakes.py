@@ -1,8 +1,9 @@
-"""Models and losses whose numbers a graph can easily get wrong: each is exported right, or refused in words that help.
+"""Models and losses whose numbers a graph can easily get wrong: each is exported right, or refused
+in words that help.
 
-What is exported is trained in plain PyTorch too, the user's own module in place. Then the mistake is planted: with an
-objective that sees the model's own tensors in the loss and in the backward pass, as ours once did, the check must
-refuse each of them.
+What is exported is trained in plain PyTorch too, the user's own module in place. Then the mistake
+is planted: with an objective that sees the model's own tensors in the loss and in the backward
+pass, as ours once did, the check must refuse each of them.
 """
 
 from __future__ import annotations
@@ -69,19 +70,23 @@ def penalty() -> Planted:
     return Planted(
         model,
         lambda outputs, y: (
-            functional.cross_entropy(outputs, y) + 0.1 * sum(value.pow(2).sum() for value in model.parameters())
+            functional.cross_entropy(outputs, y)
+            + 0.1 * sum(value.pow(2).sum() for value in model.parameters())
         ),
         rows(),
     )
 
 
 def elastic_weights() -> Planted:
-    """EWC: the parameters stay near those of an earlier task, which are copies and do not change."""
+    """EWC: the parameters stay near those of an earlier task, which are copies and do not
+    change."""
     model = network()
     earlier = {name: value.detach().clone() for name, value in model.named_parameters()}
 
     def loss(outputs: Tensor, y: Tensor) -> Tensor:
-        far = torch.stack([(value - earlier[name]).pow(2).sum() for name, value in model.named_parameters()])
+        far = torch.stack(
+            [(value - earlier[name]).pow(2).sum() for name, value in model.named_parameters()]
+        )
         return functional.cross_entropy(outputs, y) + 5 * far.sum()
 
     return Planted(model, loss, rows())
@@ -90,7 +95,9 @@ def elastic_weights() -> Planted:
 def checkpointed() -> Planted:
     """A block that the backward pass computes again."""
     block = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
-    model = Of(lambda own, x: checkpoint(own.b, own.a(x), use_reentrant=False), a=nn.Linear(6, 8), b=block)
+    model = Of(
+        lambda own, x: checkpoint(own.b, own.a(x), use_reentrant=False), a=nn.Linear(6, 8), b=block
+    )
     return Planted(model, functional.cross_entropy, rows())
 
 
@@ -104,8 +111,14 @@ def masked_gradient() -> Planted:
 
 def prototypes() -> Planted:
     """A parameter that the loss alone reads."""
-    model = Of(lambda own, x: own.body(x), body=network(), prototypes=nn.Parameter(torch.randn(3, 3)))
-    return Planted(model, lambda z, y: functional.cross_entropy(-(torch.cdist(z, model.prototypes) ** 2), y), rows())
+    model = Of(
+        lambda own, x: own.body(x), body=network(), prototypes=nn.Parameter(torch.randn(3, 3))
+    )
+    return Planted(
+        model,
+        lambda z, y: functional.cross_entropy(-(torch.cdist(z, model.prototypes) ** 2), y),
+        rows(),
+    )
 
 
 class _Multiply(torch.autograd.Function):
@@ -142,7 +155,9 @@ def gradient_penalty() -> Planted:
             (gradient,) = torch.autograd.grad(model.d(x).sum(), x, create_graph=True)
         return fake_score.mean() - real_score.mean() + 10 * ((gradient.norm(dim=1) - 1) ** 2).mean()
 
-    return Planted(model, loss, [(torch.randn(4, 6), torch.randn(4, 6) + 1, torch.zeros(4)) for _ in range(5)])
+    return Planted(
+        model, loss, [(torch.randn(4, 6), torch.randn(4, 6) + 1, torch.zeros(4)) for _ in range(5)]
+    )
 
 
 class _WithLoss(nn.Module):
@@ -215,14 +230,19 @@ def in_place(planted: Planted, optimizer: torch.optim.Optimizer) -> list[float]:
     return losses
 
 
-def agrees(exported: Exported, planted: Planted, optimizer: torch.optim.Optimizer, **hyper: float) -> None:
+def agrees(
+    exported: Exported, planted: Planted, optimizer: torch.optim.Optimizer, **hyper: float
+) -> None:
     """Hold the bundle's steps against the module's own, which begin at the same parameters."""
     training = GraphTraining(exported.bundle, hyper)
     losses = [training.step(batch)["loss"] for batch in planted.batches]
     assert losses == pytest.approx(in_place(planted, optimizer), abs=1e-5)
     own = {name: value.detach().numpy() for name, value in planted.model.named_parameters()}
     assert training.parameters.keys() == own.keys()
-    assert max(float(np.abs(own[name] - value).max()) for name, value in training.parameters.items()) < 1e-5
+    assert (
+        max(float(np.abs(own[name] - value).max()) for name, value in training.parameters.items())
+        < 1e-5
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -231,7 +251,9 @@ def _same_numbers() -> None:
 
 
 @pytest.mark.parametrize("make", AGREEING)
-def test_agrees_with_the_module_trained_in_place(make: Callable[[], Planted], tmp_path: Path) -> None:
+def test_agrees_with_the_module_trained_in_place(
+    make: Callable[[], Planted], tmp_path: Path
+) -> None:
     planted = make()
     exported = exported_to(tmp_path, planted)
     assert exported.without_gradient == ()
@@ -242,38 +264,54 @@ def test_agrees_with_the_module_trained_in_place(make: Callable[[], Planted], tm
 def test_a_blind_objective_is_caught(
     make: Callable[[], Planted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mistake is planted: loss, backward pass and hooks see the model's own tensors while the step is traced."""
+    """The mistake is planted: loss, backward pass and hooks see the model's own tensors while the
+    step is traced."""
     planted = make()
     monkeypatch.setattr(Objective, "__call__", blind_objective)
     monkeypatch.setattr(checked_graphs, "refuse_own_values", lambda *_: None)
     with pytest.raises(ExportError) as caught:
         exported_to(tmp_path, planted)
-    # An error of PyTorch's own export, which is tried afterwards for a better text, may have replaced the check's.
+    # An error of PyTorch's own export, which is tried afterwards for a better text, may have
+    # replaced the check's.
     texts = "".join(traceback.format_exception(caught.value))
     assert "step has another gradient than PyTorch for parameter" in texts
 
 
-def test_without_the_search_for_constants_the_numbers_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_search_for_constants_the_numbers_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checked_graphs, "refuse_own_values", lambda *_: None)
-    with pytest.raises(ExportError, match=r"step has another gradient than PyTorch for parameter e\.weight"):
+    with pytest.raises(
+        ExportError, match=r"step has another gradient than PyTorch for parameter e\.weight"
+    ):
         exported_to(tmp_path, tied_through_a_list())
 
 
 def test_training_in_place_tells_what_is_right_at_the_first_values_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loss takes the numbers out of a weight that it keeps: a copy, in whose memory nobody can see the weight."""
+    """The loss takes the numbers out of a weight that it keeps: a copy, in whose memory nobody can
+    see the weight."""
     model = network()
     kept = model[2].weight
 
     def loss(outputs: Tensor, y: Tensor) -> Tensor:
-        return functional.cross_entropy(outputs, y) + (outputs.mean(0) * torch.tensor(kept.tolist()).sum(1)).sum()
+        return (
+            functional.cross_entropy(outputs, y)
+            + (outputs.mean(0) * torch.tensor(kept.tolist()).sum(1)).sum()
+        )
 
     planted = Planted(model, loss, rows())
-    with pytest.raises(ExportError, match="the traced step has another gradient than PyTorch for parameter"):
+    with pytest.raises(
+        ExportError, match="the traced step has another gradient than PyTorch for parameter"
+    ):
         exported_to(tmp_path, planted)
-    monkeypatch.setattr(checked_graphs, "trained_in_place", lambda user, step, features: nullcontext(step))
-    assert exported_to(tmp_path, planted).difference < 1e-5, "the check at the first values alone lets it pass"
+    monkeypatch.setattr(
+        checked_graphs, "trained_in_place", lambda user, step, features: nullcontext(step)
+    )
+    assert exported_to(tmp_path, planted).difference < 1e-5, (
+        "the check at the first values alone lets it pass"
+    )
 
 
 def tied_through_a_list() -> Planted:
@@ -303,7 +341,9 @@ def penalty_on_a_list() -> Planted:
     kept = list(model.parameters())
     return Planted(
         model,
-        lambda outputs, y: functional.cross_entropy(outputs, y) + 0.1 * sum(value.pow(2).sum() for value in kept),
+        lambda outputs, y: (
+            functional.cross_entropy(outputs, y) + 0.1 * sum(value.pow(2).sum() for value in kept)
+        ),
         rows(),
     )
 
@@ -314,7 +354,10 @@ def weights_as_an_array() -> Planted:
     array = model[2].weight.detach().numpy()
     return Planted(
         model,
-        lambda outputs, y: functional.cross_entropy(outputs, y) + torch.from_numpy(array).abs().sum() * outputs.mean(),
+        lambda outputs, y: (
+            functional.cross_entropy(outputs, y)
+            + torch.from_numpy(array).abs().sum() * outputs.mean()
+        ),
         rows(),
     )
 
@@ -346,7 +389,13 @@ def first_batch_initialises() -> Planted:
             own.initialised = True
         return own.b((x + own.shift).tanh())
 
-    model = Of(forward, a=nn.Linear(6, 8), shift=nn.Parameter(torch.zeros(8)), b=nn.Linear(8, 3), initialised=False)
+    model = Of(
+        forward,
+        a=nn.Linear(6, 8),
+        shift=nn.Parameter(torch.zeros(8)),
+        b=nn.Linear(8, 3),
+        initialised=False,
+    )
     return Planted(model, functional.cross_entropy, rows())
 
 
@@ -412,23 +461,41 @@ def random_in_evaluation() -> Planted:
     return Planted(Of(forward, a=network()), functional.cross_entropy, rows())
 
 
-FROM_ELSEWHERE = r"from a list, another object or a variable .* self\.{0} in forward, model\.{0} or model\.param"
+FROM_ELSEWHERE = (
+    r"from a list, another object or a variable .* self\.{0} in forward, model\.{0} or model\.param"
+)
 HERE = rf" at {__file__}:\d+ in forward"
 REFUSED = {
     tied_through_a_list: rf"parameter e\.weight is read{HERE} {FROM_ELSEWHERE.format('e.weight')}",
-    tied_by_data: r"share memory, as after o\.weight\.data = e\.weight\.data, .* Tie them as one parameter",
+    tied_by_data: (
+        r"share memory, as after o\.weight\.data = e\.weight\.data, .* Tie them as one parameter"
+    ),
     only_through_a_list: rf"parameter w is read {FROM_ELSEWHERE.format('w')}",
     penalty_on_a_list: rf"parameter 0\.weight is read at {__file__}:\d+ in <\w+> from a list",
     weights_as_an_array: r"parameter 2\.weight is read .*from a list, another object",
-    parameter_outside_the_model: r"a parameter of shape \(\) .* not one of the model's.* make it a part of the model",
-    accumulation_hook: r"parameter 0\.weight has a hook of register_post_accumulate_grad_hook.* as register_hook",
-    first_batch_initialises: r"another result when it runs again.* initialised changed .* run the model on a batch",
+    parameter_outside_the_model: (
+        r"a parameter of shape \(\) .* not one of the model's.* make it a part of the model"
+    ),
+    accumulation_hook: (
+        r"parameter 0\.weight has a hook of register_post_accumulate_grad_hook.* as register_hook"
+    ),
+    first_batch_initialises: (
+        r"another result when it runs again.* initialised changed .* run the model on a batch"
+    ),
     first_batch_sets_a_buffer: r"depends on flag",
     counts_its_calls: r"another result when it runs again.* calls changed .* float32 buffer",
-    partial(flipped, random.random): rf"draws a random number from Python's random{HERE}.*torch\.where",
-    partial(flipped, np.random.rand): rf"draws a random number from numpy\.random{HERE}.*torch\.where",
-    partial(flipped, lambda: random.uniform(0, 1)): rf"Python's random at {__file__}:\d+ in <lambda>",
-    teacher_forcing: rf"the model, its loss or a metric draws a random number from Python's random{HERE}",
+    partial(
+        flipped, random.random
+    ): rf"draws a random number from Python's random{HERE}.*torch\.where",
+    partial(
+        flipped, np.random.rand
+    ): rf"draws a random number from numpy\.random{HERE}.*torch\.where",
+    partial(
+        flipped, lambda: random.uniform(0, 1)
+    ): rf"Python's random at {__file__}:\d+ in <lambda>",
+    teacher_forcing: (
+        rf"the model, its loss or a metric draws a random number from Python's random{HERE}"
+    ),
     random_in_evaluation: rf"in evaluation mode the model, .* from Python's random{HERE}",
 }
 
@@ -448,7 +515,9 @@ def test_random_numbers_of_a_generator_of_the_users_own(tmp_path: Path) -> None:
         functional.cross_entropy,
         rows(),
     )
-    with pytest.raises(ExportError, match=r"another result when it runs again.* not from a generator of your own"):
+    with pytest.raises(
+        ExportError, match=r"another result when it runs again.* not from a generator of your own"
+    ):
         exported_to(tmp_path, planted)
 
 
@@ -460,18 +529,26 @@ def test_random_numbers_in_a_step_of_the_users_own(tmp_path: Path) -> None:
         return {**params, **moved}, state, {"loss": found.loss}
 
     planted = Planted(network(), functional.cross_entropy, rows())
-    with pytest.raises(ExportError, match=rf"the step draws a random number from Python's random at {__file__}"):
+    with pytest.raises(
+        ExportError, match=rf"the step draws a random number from Python's random at {__file__}"
+    ):
         exported_to(tmp_path, planted, step=step)
 
 
 @pytest.mark.parametrize(
     ("step", "optimizer", "hyper"),
     [
-        (LocalStep("momentum", weight_decay=True), partial(torch.optim.SGD, momentum=0.9, weight_decay=0.1), 0.1),
+        (
+            LocalStep("momentum", weight_decay=True),
+            partial(torch.optim.SGD, momentum=0.9, weight_decay=0.1),
+            0.1,
+        ),
         (LocalStep("adamw"), torch.optim.AdamW, None),
     ],
 )
-def test_hooks_under_other_optimizers(step: LocalStep, optimizer: Any, hyper: float | None, tmp_path: Path) -> None:
+def test_hooks_under_other_optimizers(
+    step: LocalStep, optimizer: Any, hyper: float | None, tmp_path: Path
+) -> None:
     """The optimizer sees what a hook returns; decay is added afterwards, as torch.optim adds it."""
     planted = masked_gradient()
     exported = exported_to(tmp_path, planted, step=step)
@@ -480,24 +557,34 @@ def test_hooks_under_other_optimizers(step: LocalStep, optimizer: Any, hyper: fl
 
 
 def test_a_hook_gets_the_gradient_of_the_loss_alone(tmp_path: Path) -> None:
-    """The proximal term is the algorithm's: it is added to what the hook returns. Worked by hand for one weight."""
+    """The proximal term is the algorithm's: it is added to what the hook returns. Worked by hand
+    for one weight."""
     model = nn.Linear(1, 1, bias=False)
     model.weight.register_hook(lambda gradient: 0.5 * gradient)
     batch = (torch.tensor([[2.0], [4.0]]), torch.ones(2, 1))
     planted = Planted(model, lambda outputs, y: (outputs * y).mean(), [batch])
     exported = exported_to(tmp_path, planted, step=LocalStep(proximal=True))
     start = model.weight.item()
-    training = GraphTraining(exported.bundle, {"lr": 0.1, "mu": 2.0}, {"anchor": {"weight": np.array([[start + 1]])}})
-    training.references["anchor"]["weight"] = training.references["anchor"]["weight"].astype(np.float32)
+    training = GraphTraining(
+        exported.bundle, {"lr": 0.1, "mu": 2.0}, {"anchor": {"weight": np.array([[start + 1]])}}
+    )
+    training.references["anchor"]["weight"] = training.references["anchor"]["weight"].astype(
+        np.float32
+    )
     training.step(planted.batches[0])
     # The loss's gradient is the mean of x, 3.
-    assert training.parameters["weight"].item() == pytest.approx(start - 0.1 * (0.5 * 3 + 2 * -1), abs=1e-6)
+    assert training.parameters["weight"].item() == pytest.approx(
+        start - 0.1 * (0.5 * 3 + 2 * -1), abs=1e-6
+    )
 
 
 def test_a_step_of_the_users_own_calls_hooks_through_the_objective(tmp_path: Path) -> None:
     def step(params: Any, state: Any, batch: Any, hyper: Any, *, objective: Any) -> Any:
         found = objective(params, batch)
-        moved = {name: params[name] - hyper["lr"] * gradient for name, gradient in found.gradients.items()}
+        moved = {
+            name: params[name] - hyper["lr"] * gradient
+            for name, gradient in found.gradients.items()
+        }
         return {**params, **moved}, state, {"loss": found.loss}
 
     planted = masked_gradient()
@@ -507,21 +594,29 @@ def test_a_step_of_the_users_own_calls_hooks_through_the_objective(tmp_path: Pat
     def without(params: Any, state: Any, batch: Any, hyper: Any) -> Any:
         return params, state, {"loss": params["o.bias"].sum()}
 
-    with pytest.raises(ExportError, match=r"parameter e\.weight has a gradient hook .* only through `objective`"):
+    with pytest.raises(
+        ExportError, match=r"parameter e\.weight has a gradient hook .* only through `objective`"
+    ):
         exported_to(tmp_path, masked_gradient(), step=without)
 
 
 def test_features_read_the_model_that_they_are_of(tmp_path: Path) -> None:
     """MOON's three models each have a projection of their own."""
     planted = contrast_by_a_projection()
-    exported = exported_to(tmp_path, planted, step=LocalStep(contrastive=True), features=planted.features)
+    exported = exported_to(
+        tmp_path, planted, step=LocalStep(contrastive=True), features=planted.features
+    )
     values = {name: value.detach().clone() for name, value in planted.model.named_parameters()}
     models = {
         name: {key: value + 0.3 * torch.randn_like(value) for key, value in values.items()}
         for name in ("anchor", "previous")
     }
-    references = {name: {key: value.numpy() for key, value in rows.items()} for name, rows in models.items()}
-    training = GraphTraining(exported.bundle, {"lr": 0.1, "mu": 2.0, "temperature": 0.5}, references)
+    references = {
+        name: {key: value.numpy() for key, value in rows.items()} for name, rows in models.items()
+    }
+    training = GraphTraining(
+        exported.bundle, {"lr": 0.1, "mu": 2.0, "temperature": 0.5}, references
+    )
     x, y = planted.batches[0]
     training.step((x, y))
 
@@ -549,4 +644,10 @@ def test_adamw_decays_as_torch_does(tmp_path: Path) -> None:
     start = {name: value.clone() for name, value in planted.model.state_dict().items()}
     agrees(exported, planted, torch.optim.AdamW(planted.model.parameters(), lr=0.05), lr=0.05)
     planted.model.load_state_dict(start)
-    agrees(exported, planted, torch.optim.Adam(planted.model.parameters(), lr=0.05), lr=0.05, weight_decay=0.0)
+    agrees(
+        exported,
+        planted,
+        torch.optim.Adam(planted.model.parameters(), lr=0.05),
+        lr=0.05,
+        weight_decay=0.0,
+    )

@@ -1,4 +1,5 @@
-"""The traced step against autograd, both in PyTorch: errors of decompositions are found, float32's own are none."""
+"""The traced step against autograd, both in PyTorch: errors of decompositions are found, float32's
+own are none."""
 
 from __future__ import annotations
 
@@ -29,7 +30,16 @@ from torch import Tensor, nn
 from torch._decomp import decomposition_table
 
 aten = torch.ops.aten
-NAMES = ["mlp", "lenet", "resnet8-batchnorm", "inverted-residual", "embedding-bag", "two-heads", "tied", "own-loss"]
+NAMES = [
+    "mlp",
+    "lenet",
+    "resnet8-batchnorm",
+    "inverted-residual",
+    "embedding-bag",
+    "two-heads",
+    "tied",
+    "own-loss",
+]
 
 
 def checked(step: TracedStep) -> float:
@@ -38,10 +48,12 @@ def checked(step: TracedStep) -> float:
 
 
 @pytest.mark.parametrize(
-    "name", [row if row in NAMES else pytest.param(row, marks=pytest.mark.slow) for row in zoo.NAMES]
+    "name",
+    [row if row in NAMES else pytest.param(row, marks=pytest.mark.slow) for row in zoo.NAMES],
 )
 def test_a_traced_step_is_autograds_in_float64(name: str) -> None:
-    """A tenth of what is allowed: no float32 is left on the way, nor is the seed's randomness another."""
+    """A tenth of what is allowed: no float32 is left on the way, nor is the seed's randomness
+    another."""
     step = traced_step(zoo.make(name))
     with training_mode(step.user.model):
 
@@ -53,7 +65,9 @@ def test_a_traced_step_is_autograds_in_float64(name: str) -> None:
     assert found.batch_of_one
 
 
-def batch_norm_without_mean(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def batch_norm_without_mean(
+    grad: Tensor, x: Tensor, weight: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     right = decomposition_table[aten.native_batch_norm_backward.default](grad, x, weight, *rest)
     term = weight * rest[3] * right[2] / (x.numel() / x.shape[1])
     return right[0] + term.reshape(-1, 1, 1), right[1], right[2]
@@ -83,10 +97,14 @@ WRONG: list[tuple[str, Any, Callable[..., Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "operator", "wrong"), WRONG)
-def test_a_wrong_decomposition_is_found(name: str, operator: Any, wrong: Callable[..., Any]) -> None:
+def test_a_wrong_decomposition_is_found(
+    name: str, operator: Any, wrong: Callable[..., Any]
+) -> None:
     step = traced_step(zoo.make(name), table={operator: wrong})
     assert not step.module.graph.find_nodes(op="call_function", target=operator)
-    with pytest.raises(ExportError, match="the traced step has another gradient than PyTorch for parameter"):
+    with pytest.raises(
+        ExportError, match="the traced step has another gradient than PyTorch for parameter"
+    ):
         checked(step)
 
 
@@ -96,7 +114,9 @@ def test_a_model_that_asks_for_one_example_is_told_so() -> None:
             return super().forward(x) * (1 if x.shape[0] == 1 else 2)
 
     step = traced_step(zoo.classifier(OtherWithOne(6, 4), zoo.numbers(6), 4))
-    with pytest.raises(ExportError, match=r"on a batch of 1 example \(if your model asks .*, has another gradient"):
+    with pytest.raises(
+        ExportError, match=r"on a batch of 1 example \(if your model asks .*, has another gradient"
+    ):
         checked(step)
 
 
@@ -124,7 +144,8 @@ def test_code_that_depends_on_its_tensors_dtype_is_compared_in_float32() -> None
 
 
 def test_a_tensor_may_lie_in_memory_otherwise_than_when_it_was_traced() -> None:
-    """Batch norm keeps the strides of its stand-in and not those of a tensor, so that the linear layer's view fails."""
+    """Batch norm keeps the strides of its stand-in and not those of a tensor, so that the linear
+    layer's view fails."""
 
     class Transposed(nn.Module):
         def __init__(self) -> None:
@@ -134,11 +155,15 @@ def test_a_tensor_may_lie_in_memory_otherwise_than_when_it_was_traced() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.last(self.norm(x.transpose(1, 2)).transpose(1, 2)).mean(1)
 
-    assert checked(traced_step(zoo.classifier(Transposed(), zoo.numbers(5, 6), 4))) < SAME_ROUNDING.values
+    assert (
+        checked(traced_step(zoo.classifier(Transposed(), zoo.numbers(5, 6), 4)))
+        < SAME_ROUNDING.values
+    )
 
 
 def test_group_norm_takes_a_tensor_however_it_lies_in_memory() -> None:
-    """Attention over an image's pixels leaves its channels last; PyTorch's ``native_group_norm`` refuses that."""
+    """Attention over an image's pixels leaves its channels last; PyTorch's ``native_group_norm``
+    refuses that."""
 
     class Attended(nn.Module):
         def __init__(self) -> None:
@@ -150,20 +175,29 @@ def test_group_norm_takes_a_tensor_however_it_lies_in_memory() -> None:
             image = pixels.transpose(1, 2).reshape(x.shape) + x
             return self.last(self.norm(image).mean((2, 3)))
 
-    assert checked(traced_step(zoo.classifier(Attended(), zoo.numbers(6, 3, 3), 4))) < SAME_ROUNDING.values
+    assert (
+        checked(traced_step(zoo.classifier(Attended(), zoo.numbers(6, 3, 3), 4)))
+        < SAME_ROUNDING.values
+    )
 
 
 def linear_layers_dtypes(step: TracedStep) -> set[tuple[type, torch.dtype]]:
     """Return the weights' kinds and dtypes in PyTorch's side of the comparison."""
     kinds: set[tuple[type, torch.dtype]] = set()
     linear = next(part for part in step.user.model.modules() if isinstance(part, nn.Linear))
-    linear.register_forward_pre_hook(lambda layer, _: kinds.add((type(layer.weight), layer.weight.dtype)))
+    linear.register_forward_pre_hook(
+        lambda layer, _: kinds.add((type(layer.weight), layer.weight.dtype))
+    )
     checked(step)
     return kinds
 
 
 def test_where_both_round_alike_float32_does() -> None:
-    step = traced_step(zoo.classifier(nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 4)), zoo.numbers(6), 4))
+    step = traced_step(
+        zoo.classifier(
+            nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 4)), zoo.numbers(6), 4
+        )
+    )
     assert {dtype for _, dtype in linear_layers_dtypes(step)} == {torch.float32}
 
 
@@ -176,16 +210,19 @@ def test_a_step_that_rounds_otherwise_is_compared_in_float64() -> None:
 
 
 def test_parameters_have_no_copies_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's side of the comparison: a copy of each parameter would be the largest part of an export's memory."""
+    """PyTorch's side of the comparison: a copy of each parameter would be the largest part of an
+    export's memory."""
     monkeypatch.setattr(tracing_check, "SAME_ROUNDING", FLOAT64)
     step = traced_step(zoo.classifier(nn.Linear(6, 4), zoo.numbers(6), 4))
     assert linear_layers_dtypes(step) == {(Doubled, torch.float64)}
 
 
 def test_a_tie_of_the_first_parameters_is_tried_without_it() -> None:
-    """The mean of one example behind a batch norm is its bias, 0 at first: rounding decides which way a ReLU behind it
-    sends the gradient."""
-    step = traced_step(zoo.classifier(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 4)), zoo.numbers(6), 4)).step
+    """The mean of one example behind a batch norm is its bias, 0 at first: rounding decides which
+    way a ReLU behind it sends the gradient."""
+    step = traced_step(
+        zoo.classifier(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 4)), zoo.numbers(6), 4)
+    ).step
 
     def zeros(seed: int, precision: Precision) -> int:
         given = inputs_without_ties(step, {}, seed, precision)

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-def prepared(model: nn.Module, loss: object = functional.cross_entropy) -> tuple[UserModel, TrainStep]:
+def prepared(
+    model: nn.Module, loss: object = functional.cross_entropy
+) -> tuple[UserModel, TrainStep]:
     torch.manual_seed(1)
     example = (torch.randn(4, 6), torch.randint(3, (4,)))
     user = make_user_model(model, loss, example, {}, None, 1)  # type: ignore[arg-type]
@@ -37,7 +39,9 @@ def test_everything_moves_by_percents_and_comes_back() -> None:
             scale = max(SMALLEST, float(before[name].pow(2).mean().sqrt()))
             farthest = float((value.detach() - before[name]).abs().max())
             assert 0.5 * SHARES[0] * scale < farthest < 4 * SHARES[0] * scale, name
-            assert moved.values[name].data_ptr() == memory[name], "another copy of the model is in memory"
+            assert moved.values[name].data_ptr() == memory[name], (
+                "another copy of the model is in memory"
+            )
         assert not torch.equal(moved.values["1.running_mean"], before["1.running_mean"])
         assert torch.equal(moved.values["1.running_mean"], model[1].running_mean)
     after = model.state_dict()
@@ -65,7 +69,9 @@ class Narrow(nn.Module):
         self.inner, self.weight, self.width = nn.Linear(6, 3), nn.Parameter(torch.ones(1)), width
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.inner(x) * self.weight + 0 * torch.sqrt(self.width - (self.weight - 1).abs())
+        found: Tensor = self.inner(x) * self.weight + 0 * torch.sqrt(
+            self.width - (self.weight - 1).abs()
+        )
         return found
 
 

@@ -13,7 +13,10 @@ random = np.random.default_rng(0)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.bool_, np.int64, np.float64])
 def test_a_graph_runs_with_constants_that_are_kept_apart(dtype: type) -> None:
     value = (10 * random.standard_normal((40, 60))).astype(dtype)
-    nodes = [helper.make_node("Cast", ["w"], ["c"], to=TensorProto.FLOAT), helper.make_node("Mul", ["c", "x"], ["y"])]
+    nodes = [
+        helper.make_node("Cast", ["w"], ["c"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["c", "x"], ["y"]),
+    ]
     model = graph(nodes, {"x": (TensorProto.FLOAT, [])}, ["y"], {"w": value})
     whole = model.SerializeToString()
     constants = Constants()

@@ -1,4 +1,5 @@
-"""Writes into tensors replaced in a traced graph: the graph gives what PyTorch gives, and writes nowhere."""
+"""Writes into tensors replaced in a traced graph: the graph gives what PyTorch gives, and writes
+nowhere."""
 
 from __future__ import annotations
 
@@ -22,16 +23,23 @@ def check(function: Callable[[Tensor], Any]) -> set[Any]:
 
     def named(given: dict[str, Tensor]) -> dict[str, Tensor]:
         results = function(given["x"].clone())
-        return {str(place): value for place, value in enumerate(results if isinstance(results, tuple) else (results,))}
+        return {
+            str(place): value
+            for place, value in enumerate(results if isinstance(results, tuple) else (results,))
+        }
 
     traced = trace(named, {"x": X}, {"x": 0}, {})
-    assert any(_writes(node.target) for node in traced.graph.nodes), "the traced graph writes into no tensor"
+    assert any(_writes(node.target) for node in traced.graph.nodes), (
+        "the traced graph writes into no tensor"
+    )
     graph = without_writes(traced)
     operators = {node.target for node in graph.graph.nodes}
     assert not any(map(_writes, operators))
     for given in (X, torch.cat([X, -X])):
         expected = function(given.clone())
-        for got, wanted in zip(graph(given), expected if isinstance(expected, tuple) else (expected,), strict=True):
+        for got, wanted in zip(
+            graph(given), expected if isinstance(expected, tuple) else (expected,), strict=True
+        ):
             torch.testing.assert_close(got, wanted)
     return operators
 

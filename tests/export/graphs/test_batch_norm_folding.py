@@ -23,10 +23,22 @@ WEIGHTS = encode(random.standard_normal((16, 2, 3, 3)).astype(np.float32), "int8
 
 
 def made(bias: bool = True, readers: int = 1, inputs: tuple[str, ...] = ()) -> onnx.ModelProto:
-    """A grouped convolution and BatchNorm; what ``inputs`` names is an input of the graph, not a constant."""
-    constants = {"w": WEIGHTS, **NORM, **({"b": random.standard_normal(16).astype(np.float32)} if bias else {})}
+    """A grouped convolution and BatchNorm; what ``inputs`` names is an input of the graph, not a
+    constant."""
+    constants = {
+        "w": WEIGHTS,
+        **NORM,
+        **({"b": random.standard_normal(16).astype(np.float32)} if bias else {}),
+    }
     nodes = [
-        node("Conv", ["x", "w", *(["b"] if bias else [])], ["c"], group=2, pads=[1, 1, 1, 1], strides=[2, 2]),
+        node(
+            "Conv",
+            ["x", "w", *(["b"] if bias else [])],
+            ["c"],
+            group=2,
+            pads=[1, 1, 1, 1],
+            strides=[2, 2],
+        ),
         node("BatchNormalization", ["c", *NORM], ["n"], epsilon=1e-3),
         node("Relu", ["n"], ["r"]),
         *([node("Neg", ["c"], ["other"])] if readers > 1 else []),
@@ -37,7 +49,9 @@ def made(bias: bool = True, readers: int = 1, inputs: tuple[str, ...] = ()) -> o
 
 
 def run(model: onnx.ModelProto) -> np.ndarray:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     return np.asarray(session.run(None, {"x": X})[0])
 
 

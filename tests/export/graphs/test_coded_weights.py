@@ -19,8 +19,14 @@ node = helper.make_node
 def made_of(stored: Stored) -> onnx.ModelProto:
     """A convolution, two matrix products in a row, and a table whose rows are looked up."""
     shapes = {"filters": (32, 4, 3, 3), "one": (32, 64), "table": (50, 64), "unrounded": (64, 16)}
-    constants = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    constants |= {name: encode(value, stored).decode() for name, value in constants.items() if name != "unrounded"}
+    constants = {
+        name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+    }
+    constants |= {
+        name: encode(value, stored).decode()
+        for name, value in constants.items()
+        if name != "unrounded"
+    }
     constants["two"] = np.ascontiguousarray(
         encode(random.standard_normal((16, 64)).astype(np.float32), stored).decode().T
     )
@@ -47,7 +53,9 @@ FEED = {"x": random.standard_normal((3, 4, 8, 8)).astype(np.float32), "words": n
 
 
 def run(model: onnx.ModelProto) -> np.ndarray:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     assert [row.name for row in session.get_inputs()] == ["x", "words"]
     return np.asarray(session.run(None, FEED)[0])
 

@@ -37,7 +37,8 @@ Y = Input("y", "float32", (2,))
 
 
 def step(*frozen: NodeProto, features: str, width: int) -> onnx.ModelProto:
-    """A step over ``features`` of this width: a product with a trained matrix, and a mean over the batch."""
+    """A step over ``features`` of this width: a product with a trained matrix, and a mean over the
+    batch."""
     nodes = [
         *frozen,
         node("MatMul", [features, "param.p"], ["scores"]),
@@ -95,14 +96,29 @@ def test_what_is_cheap_and_large_is_left_to_the_step() -> None:
 
 
 def test_no_product_is_left_to_the_step_to_save_bytes() -> None:
-    narrow, wide = node("MatMul", ["batch.x", "w"], ["wide"]), node("MatMul", ["wide", "v"], ["narrow"])
-    made = step(narrow, wide, node("Tile", ["narrow", "ten"], ["tiled"]), features="tiled", width=60)
+    narrow, wide = (
+        node("MatMul", ["batch.x", "w"], ["wide"]),
+        node("MatMul", ["wide", "v"], ["narrow"]),
+    )
+    made = step(
+        narrow, wide, node("Tile", ["narrow", "ten"], ["tiled"]), features="tiled", width=60
+    )
     assert cut(made, rows(wide=1, narrow=6, tiled=60)) == ["narrow"]
 
 
 def test_a_value_without_a_row_for_each_example_is_not_kept() -> None:
-    reshaped = [node("Reshape", ["relu", "pairs"], ["reshaped"]), node("Exp", ["reshaped"], ["exp"])]
-    made = step(PRODUCT, RELU, *reshaped, node("Reshape", ["exp", "whole"], ["features"]), features="features", width=6)
+    reshaped = [
+        node("Reshape", ["relu", "pairs"], ["reshaped"]),
+        node("Exp", ["reshaped"], ["exp"]),
+    ]
+    made = step(
+        PRODUCT,
+        RELU,
+        *reshaped,
+        node("Reshape", ["exp", "whole"], ["features"]),
+        features="features",
+        width=6,
+    )
     assert cut(made, rows(product=8, relu=8)) == ["relu"]
 
 
@@ -121,10 +137,15 @@ def test_the_parts_together_give_what_the_graph_gives(features: str) -> None:
     assert [row.name for row in first.graph.input] == ["batch.x", "batch.y"]
     assert [row.name for row in rest.graph.input] == ["param.p", "batch.feature0", "batch.y"]
     assert not rest.graph.initializer
-    feed = {row: RANDOM.normal(size=(3, width)).astype(np.float32) for row, width in (("batch.x", 4), ("batch.y", 2))}
+    feed = {
+        row: RANDOM.normal(size=(3, width)).astype(np.float32)
+        for row, width in (("batch.x", 4), ("batch.y", 2))
+    }
     feed["param.p"] = RANDOM.normal(size=(8, 2)).astype(np.float32)
     expected = open_session(made.SerializeToString()).run(feed)["loss"]
-    found = open_session(rest.SerializeToString(), before=first.SerializeToString()).run(feed)["loss"]
+    found = open_session(rest.SerializeToString(), before=first.SerializeToString()).run(feed)[
+        "loss"
+    ]
     assert found == pytest.approx(expected, rel=1e-6)
 
 

@@ -10,7 +10,12 @@ import onnxruntime
 import torch
 from fleetlearn_export.emission.constants import MIN_BYTES, Constants
 from fleetlearn_export.graphs.conversion import serialised
-from fleetlearn_export.graphs.frozen_file import ALIGNMENT, with_constants, with_frozen_file, write_safetensors
+from fleetlearn_export.graphs.frozen_file import (
+    ALIGNMENT,
+    with_constants,
+    with_frozen_file,
+    write_safetensors,
+)
 from fleetlearn_protocol.manifest import EVAL, FROZEN, INFER, TRAIN
 from graphs import graph
 from onnx import TensorProto, helper
@@ -33,7 +38,9 @@ def content(constants: dict[str, np.ndarray[Any, Any]]) -> bytes:
             helper.make_node("Mul", [f"{name}.float", "x"], [f"{name}.out"]),
         )
     ]
-    made = graph(nodes, {"x": (TensorProto.FLOAT, [])}, [f"{name}.out" for name in constants], constants)
+    made = graph(
+        nodes, {"x": (TensorProto.FLOAT, [])}, [f"{name}.out" for name in constants], constants
+    )
     return made.SerializeToString()
 
 
@@ -49,7 +56,9 @@ KNOWN = {
 }
 
 
-def move_constants(files: dict[str, bytes], known: dict[str, str], folder: Path) -> dict[str, bytes]:
+def move_constants(
+    files: dict[str, bytes], known: dict[str, str], folder: Path
+) -> dict[str, bytes]:
     """Take the large constants out of all graphs but infer.onnx, and write their file."""
     constants = Constants()
     taken = {
@@ -57,14 +66,21 @@ def move_constants(files: dict[str, bytes], known: dict[str, str], folder: Path)
         for path, graph in files.items()
     }
     moved = with_frozen_file(taken, constants, known, folder / "frozen")
-    return {path: file.read_bytes() if isinstance(file, Path) else file for path, file in moved.items()}
+    return {
+        path: file.read_bytes() if isinstance(file, Path) else file for path, file in moved.items()
+    }
 
 
 def test_each_constant_is_in_the_file_once_under_a_name_for_people(tmp_path: Path) -> None:
     moved = move_constants(FILES, KNOWN, tmp_path)
     tensors = load(moved[FROZEN])
     unknown = f"constant.{hashlib.sha256((ODD * 2).tobytes()).hexdigest()[:16]}.7x37"
-    expected = {"backbone.weight.16x32": SHARED, unknown: ODD * 2, "odd.7x37": ODD, "half.33x17": HALVES}
+    expected = {
+        "backbone.weight.16x32": SHARED,
+        unknown: ODD * 2,
+        "odd.7x37": ODD,
+        "half.33x17": HALVES,
+    }
     assert set(tensors) == set(expected)
     for name, value in expected.items():
         np.testing.assert_array_equal(tensors[name], value)
@@ -95,8 +111,12 @@ def test_a_graph_gives_what_it_gave(tmp_path: Path) -> None:
         (tmp_path / path).write_bytes(file)
     for path in (TRAIN, EVAL):
         feed = {"x": np.array(1.5, np.float32)}
-        before = onnxruntime.InferenceSession(FILES[path], providers=["CPUExecutionProvider"]).run(None, feed)
-        after = onnxruntime.InferenceSession(tmp_path / path, providers=["CPUExecutionProvider"]).run(None, feed)
+        before = onnxruntime.InferenceSession(FILES[path], providers=["CPUExecutionProvider"]).run(
+            None, feed
+        )
+        after = onnxruntime.InferenceSession(
+            tmp_path / path, providers=["CPUExecutionProvider"]
+        ).run(None, feed)
         for one, other in zip(before, after, strict=True):
             np.testing.assert_array_equal(one, other)
         restored = with_constants(onnx.load_model_from_string(moved[path]), moved[FROZEN])
@@ -109,8 +129,14 @@ def test_small_constants_stay_where_they_are(tmp_path: Path) -> None:
 
 
 def test_the_file_is_the_same_whatever_the_graphs_call_their_constants(tmp_path: Path) -> None:
-    other = {TRAIN: content({"c1": HALVES, "c2": ODD, "c3": SHARED}), EVAL: content({"c7": ODD * 2})}
-    assert move_constants(other, KNOWN, tmp_path)[FROZEN] == move_constants(FILES, KNOWN, tmp_path)[FROZEN]
+    other = {
+        TRAIN: content({"c1": HALVES, "c2": ODD, "c3": SHARED}),
+        EVAL: content({"c7": ODD * 2}),
+    }
+    assert (
+        move_constants(other, KNOWN, tmp_path)[FROZEN]
+        == move_constants(FILES, KNOWN, tmp_path)[FROZEN]
+    )
 
 
 def test_tensors_are_written_as_safetensors_writes_them(tmp_path: Path) -> None:
@@ -121,5 +147,7 @@ def test_tensors_are_written_as_safetensors_writes_them(tmp_path: Path) -> None:
         "a\u00e9": SMALL[0],
         "number": np.array(3, np.float32),
     }
-    path = write_safetensors({name: torch.from_numpy(array) for name, array in arrays.items()}, tmp_path / "file")
+    path = write_safetensors(
+        {name: torch.from_numpy(array) for name, array in arrays.items()}, tmp_path / "file"
+    )
     assert path.read_bytes() == save(arrays)

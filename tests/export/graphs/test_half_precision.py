@@ -34,25 +34,40 @@ def layers() -> onnx.ModelProto:
         node("Sub", ["w", "sum"], ["next"], "next"),
         node("MatMul", ["count", "count"], ["whole"], "whole"),
     ]
-    constants = {"b": np.ones(4, np.float32), "flat": np.array([1, 20]), "ones": np.ones((20, 2), np.float32)}
-    inputs: dict[str, tuple[int, list[object]]] = {"x": (FLOAT, [5, 4]), "w": (FLOAT, [4, 4]), "count": (INT, [2, 2])}
+    constants = {
+        "b": np.ones(4, np.float32),
+        "flat": np.array([1, 20]),
+        "ones": np.ones((20, 2), np.float32),
+    }
+    inputs: dict[str, tuple[int, list[object]]] = {
+        "x": (FLOAT, [5, 4]),
+        "w": (FLOAT, [4, 4]),
+        "count": (INT, [2, 2]),
+    }
     return graph(nodes, inputs, ["next", "whole"], constants)
 
 
 def run(model: onnx.ModelProto, scale: float = 1.0) -> np.ndarray:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    found: np.ndarray = session.run(["next"], {"x": X * scale, "w": W, "count": np.ones((2, 2), np.int64)})[0]
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    found: np.ndarray = session.run(
+        ["next"], {"x": X * scale, "w": W, "count": np.ones((2, 2), np.int64)}
+    )[0]
     return found
 
 
 def test_products_take_float16_and_the_rest_float32() -> None:
     made = with_half_products(layers())
     kinds = {row.name: row.op_type for row in made.graph.node if row.output[0].endswith(HALF)}
-    assert {"turned", "first", "second", "row", "third"} == {name for name, kind in kinds.items() if kind != "Cast"}
+    assert {"turned", "first", "second", "row", "third"} == {
+        name for name, kind in kinds.items() if kind != "Cast"
+    }
     casts = [row.input[0] for row in made.graph.node if row.op_type == "Cast"]
-    # Each tensor once, the weight before it is turned; nothing between the second product and the third.
+    # Each tensor once, the weight before it is turned; nothing between the second product and the
+    # third.
     assert casts == ["w", "x", "b", "first/half", "relu", "ones", "third/half"]
 
 
@@ -61,9 +76,15 @@ def test_a_row_times_a_column_is_a_sum_and_stays_float32() -> None:
         node("MatMul", ["row", "column"], ["sum"], "sum"),
         node("MatMul", ["column", "row"], ["product"], "product"),
     ]
-    inputs: dict[str, tuple[int, list[object]]] = {"row": (FLOAT, [3, 1, 5]), "column": (FLOAT, [3, 5, 1])}
+    inputs: dict[str, tuple[int, list[object]]] = {
+        "row": (FLOAT, [3, 1, 5]),
+        "column": (FLOAT, [3, 5, 1]),
+    }
     made = with_half_products(graph(nodes, inputs, ["sum", "product"]))
-    assert [row.output[0] for row in made.graph.node if row.op_type == "MatMul"] == ["sum", "product/half"]
+    assert [row.output[0] for row in made.graph.node if row.op_type == "MatMul"] == [
+        "sum",
+        "product/half",
+    ]
 
 
 def test_in_float32_it_is_the_same_graph() -> None:
@@ -75,7 +96,9 @@ def test_every_rounding_is_that_of_float16() -> None:
         return value.astype(np.float16).astype(np.float32)
 
     first = half(half(X) @ half(W).T + 1)
-    third = half(half(half(np.maximum(first, 0)) @ half(W)).reshape(1, 20) @ np.ones((20, 2), np.float32))
+    third = half(
+        half(half(np.maximum(first, 0)) @ half(W)).reshape(1, 20) @ np.ones((20, 2), np.float32)
+    )
     found = run(with_every_rounding(with_half_products(layers())))
     assert found == pytest.approx(W - third.sum(), rel=2**-11)
     assert found != pytest.approx(run(layers()), rel=1e-6)

@@ -24,7 +24,9 @@ ROWS = 7
 
 
 def step_of(case: zoo.Case, step: Any) -> TrainStep:
-    user = make_user_model(case.module, case.loss, case.batch(ROWS), case.metrics, None, case.targets)
+    user = make_user_model(
+        case.module, case.loss, case.batch(ROWS), case.metrics, None, case.targets
+    )
     with training_mode(case.module):
         return make_train_step(user, step)
 
@@ -37,7 +39,9 @@ def with_means(step: TrainStep) -> onnx.ModelProto:
 def attention(dropout: float = 0.0) -> zoo.Case:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout, batch_first=True)
-    return zoo.classifier(nn.Sequential(layer, nn.Flatten(), nn.Linear(6 * 16, 4)), zoo.numbers(6, 16), 4)
+    return zoo.classifier(
+        nn.Sequential(layer, nn.Flatten(), nn.Linear(6 * 16, 4)), zoo.numbers(6, 16), 4
+    )
 
 
 def dense() -> zoo.Case:
@@ -47,7 +51,9 @@ def dense() -> zoo.Case:
 
 
 def run(model: onnx.ModelProto, given: dict[str, Any]) -> dict[str, Any]:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     feed = {row.name: given[row.name] for row in session.get_inputs()}
     names = [row.name for row in session.get_outputs()]
     return dict(zip(names, session.run(names, feed), strict=True))
@@ -57,7 +63,9 @@ def inputs(step: TrainStep, rows: int = ROWS) -> dict[str, Any]:
     """Return the step's inputs with as many examples: those that it has, and some of them again."""
     again = np.arange(rows) % len(next(iter(step.batch.values())))
     given = {name: value.numpy() for name, value in step.arguments().items()}
-    return {name: value[again] if name.startswith("batch.") else value for name, value in given.items()}
+    return {
+        name: value[again] if name.startswith("batch.") else value for name, value in given.items()
+    }
 
 
 @cache
@@ -76,12 +84,17 @@ def test_the_step_is_that_of_the_whole_batch(size: int) -> None:
     assert list(found) == step.outputs()
     for name in found:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
-    moved = max(float(np.abs(found[f"next.{name}"] - given[name]).max()) for name in given if f"next.{name}" in found)
+    moved = max(
+        float(np.abs(found[f"next.{name}"] - given[name]).max())
+        for name in given
+        if f"next.{name}" in found
+    )
     assert moved > 1e-3, "nothing was trained"
 
 
 def test_each_part_weighs_as_many_as_it_has_examples() -> None:
-    """By hand: the loss w * x has the gradient mean(x), and a part of one counts half of a part of two."""
+    """By hand: the loss w * x has the gradient mean(x), and a part of one counts half of a part of
+    two."""
 
     class Line(nn.Module):
         def __init__(self) -> None:
@@ -143,12 +156,17 @@ def own_step(params: Any, state: Any, batch: Any, hyper: Any, *, objective: Any)
 
 def own_step_by_data(params: Any, state: Any, batch: Any, hyper: Any, *, objective: Any) -> Any:
     found = objective(params, batch)
-    moved = {name: params[name] - batch["x"].var() * gradient for name, gradient in found.gradients.items()}
+    moved = {
+        name: params[name] - batch["x"].var() * gradient
+        for name, gradient in found.gradients.items()
+    }
     return {**params, **moved}, state, {"loss": found.loss, **found.metrics}
 
 
 def test_a_step_that_reads_the_examples_again_is_refused() -> None:
-    with pytest.raises(ExportError, match=r"besides loss, metrics and gradients, .* reads all of batch\.x"):
+    with pytest.raises(
+        ExportError, match=r"besides loss, metrics and gradients, .* reads all of batch\.x"
+    ):
         split_batch(with_means(step_of(dense(), own_step_by_data)), 2)
 
 

@@ -5,7 +5,8 @@ from onnx import NodeProto, TensorProto, helper
 
 
 def scan() -> NodeProto:
-    """A Scan whose body reads ``weights`` from outside, and ``twice`` in another body inside of that one."""
+    """A Scan whose body reads ``weights`` from outside, and ``twice`` in another body inside of
+    that one."""
     float_ = TensorProto.FLOAT
     inner = helper.make_graph(
         [helper.make_node("Mul", ["twice", "sum"], ["product"])],
@@ -23,7 +24,9 @@ def scan() -> NodeProto:
         [helper.make_tensor_value_info(name, float_, None) for name in ("sum", "chosen")],
         [helper.make_tensor("more", TensorProto.BOOL, [], [True])],
     )
-    return helper.make_node("Scan", ["first", "", "rows"], ["last", "all"], body=body, num_scan_inputs=1)
+    return helper.make_node(
+        "Scan", ["first", "", "rows"], ["last", "all"], body=body, num_scan_inputs=1
+    )
 
 
 def test_what_bodies_read_from_outside_is_read() -> None:
@@ -32,7 +35,9 @@ def test_what_bodies_read_from_outside_is_read() -> None:
 
 def test_what_bodies_read_from_outside_is_renamed() -> None:
     node = scan()
-    rename_reads(node, {"weights": "other", "twice": "thrice", "rows": "columns", "last": "not read"})
+    rename_reads(
+        node, {"weights": "other", "twice": "thrice", "rows": "columns", "last": "not read"}
+    )
     assert set(reads(node)) == {"first", "columns", "other", "thrice"}
     assert list(node.output) == ["last", "all"]
 
@@ -49,4 +54,8 @@ def test_ancestors_make_what_bodies_read() -> None:
     made = [helper.make_node("Neg", ["a"], [name]) for name in ("weights", "unread", "twice")]
     last = helper.make_node("Neg", ["all"], ["wanted"])
     assert ancestors([*made, scan(), last], ["wanted"]) == [made[0], made[2], scan(), last]
-    assert ancestors([*made, scan(), last], ["wanted"], stop=["weights", "rows"]) == [made[2], scan(), last]
+    assert ancestors([*made, scan(), last], ["wanted"], stop=["weights", "rows"]) == [
+        made[2],
+        scan(),
+        last,
+    ]

@@ -18,7 +18,8 @@ LAYERS = 4
 
 
 def chain(wide: bool = False) -> onnx.ModelProto:
-    """Layers of a product, a shift and two activations, and the backward pass, which reads all of their results.
+    """Layers of a product, a shift and two activations, and the backward pass, which reads all of
+    their results.
 
     wide: each layer of the backward pass also makes something of four times the gradient's size.
     """
@@ -35,7 +36,9 @@ def chain(wide: bool = False) -> onnx.ModelProto:
     for layer in reversed(range(LAYERS)):
         if wide:
             nodes.append(node("MatMul", [g, "m"], [f"wide{layer}"], f"wide{layer}"))
-            nodes.append(node("ReduceMax", [f"wide{layer}"], [f"max{layer}"], f"max{layer}", keepdims=0))
+            nodes.append(
+                node("ReduceMax", [f"wide{layer}"], [f"max{layer}"], f"max{layer}", keepdims=0)
+            )
         for step, read in enumerate("ats"):
             nodes.append(node("Mul", [g, f"{read}{layer}"], [f"g{layer}{step}"], f"g{layer}{step}"))
             g = f"g{layer}{step}"
@@ -50,11 +53,15 @@ def chain(wide: bool = False) -> onnx.ModelProto:
 
 def peak_and_sizes(model: onnx.ModelProto) -> tuple[int, Sizes]:
     values = graph_costs.values(model, ROWS)
-    return peak_of_intermediates(model, values), {name: value.bytes for name, value in values.items()}
+    return peak_of_intermediates(model, values), {
+        name: value.bytes for name, value in values.items()
+    }
 
 
 def peak(model: onnx.ModelProto, sizes: Sizes) -> int:
-    assert {name for node in model.graph.node for name in node.output if name.endswith(AGAIN)} <= sizes.keys()
+    assert {
+        name for node in model.graph.node for name in node.output if name.endswith(AGAIN)
+    } <= sizes.keys()
     return peak_and_sizes(model)[0]
 
 
@@ -62,22 +69,30 @@ def run(model: onnx.ModelProto, optimised: Path, shape: tuple[int, ...] = (ROWS,
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(optimised)
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     return float(session.run(None, {"x": x})[0])
 
 
-def test_the_same_result_with_less_memory_and_onnx_runtime_does_compute_it_twice(tmp_path: Path) -> None:
+def test_the_same_result_with_less_memory_and_onnx_runtime_does_compute_it_twice(
+    tmp_path: Path,
+) -> None:
     model = chain()
     before, sizes = peak_and_sizes(model)
     found = fit(model, sizes, peak, 0)
     unit = 4 * ROWS * 256
-    assert before == (3 * LAYERS + 1) * unit  # what the backward pass reads of all layers, and the first gradient
-    assert found.peak <= before - 2 * (LAYERS - 2) * unit  # one for each layer, and those of the layer at work
+    # what the backward pass reads of all layers, and the first gradient
+    assert before == (3 * LAYERS + 1) * unit
+    # one for each layer, and those of the layer at work
+    assert found.peak <= before - 2 * (LAYERS - 2) * unit
     assert run(found.model, tmp_path / "again.onnx") == run(model, tmp_path / "once.onnx")
     left = {node.name for node in onnx.load(tmp_path / "again.onnx").graph.node}
     assert {node.name for node in found.model.graph.node if node.name.endswith(AGAIN)} <= left
-    assert found.again == sum(sizes[name.removesuffix(AGAIN)] for name in left if name.endswith(AGAIN))
+    assert found.again == sum(
+        sizes[name.removesuffix(AGAIN)] for name in left if name.endswith(AGAIN)
+    )
 
 
 def test_what_runs_again_runs_behind_the_gradient_that_it_waits_for() -> None:
@@ -90,8 +105,8 @@ def test_what_runs_again_runs_behind_the_gradient_that_it_waits_for() -> None:
 
 
 def test_nothing_larger_is_made_before_what_runs_again() -> None:
-    """Each layer's backward pass also makes a wide result of the gradient, which the file has first. What runs again
-    meets the gradient itself, and does not wait for the wide one."""
+    """Each layer's backward pass also makes a wide result of the gradient, which the file has
+    first. What runs again meets the gradient itself, and does not wait for the wide one."""
     model = chain(wide=True)
     found = fit(model, peak_and_sizes(model)[1], peak, 0)
     places = {node.name: place for place, node in enumerate(in_order_of_execution(found.model))}
@@ -100,7 +115,8 @@ def test_nothing_larger_is_made_before_what_runs_again() -> None:
 
 
 def widening() -> onnx.ModelProto:
-    """Blocks of a convolution from 4 to 16 channels, an activation, and a convolution back; and the backward pass."""
+    """Blocks of a convolution from 4 to 16 channels, an activation, and a convolution back; and the
+    backward pass."""
     nodes, x = [], "x"
     for layer in range(LAYERS):
         nodes += [
@@ -120,7 +136,10 @@ def widening() -> onnx.ModelProto:
         g = f"g{layer}"
     nodes.append(node("ReduceSum", [g], ["out"], "out", keepdims=0))
     random = np.random.default_rng(0)
-    up, down = (random.standard_normal(sizes).astype(np.float32) / 4 for sizes in ((16, 4, 1, 1), (4, 16, 1, 1)))
+    up, down = (
+        random.standard_normal(sizes).astype(np.float32) / 4
+        for sizes in ((16, 4, 1, 1), (4, 16, 1, 1))
+    )
     return graph(nodes, {"x": (FLOAT, ["n", 4, 8, 8])}, ["out"], {"up": up, "down": down})
 
 
@@ -133,17 +152,27 @@ def test_convolutions_that_widen_run_twice_if_nothing_else_saves_enough(tmp_path
     assert found.peak < cheap.peak
     again = {row.op_type for row in found.model.graph.node if row.name.endswith(AGAIN)}
     assert again == {"Conv", "Tanh"}
-    assert not [row for row in found.model.graph.node if row.name.startswith("n") and row.name.endswith(AGAIN)]
+    assert not [
+        row
+        for row in found.model.graph.node
+        if row.name.startswith("n") and row.name.endswith(AGAIN)
+    ]
     shape = (ROWS, 4, 8, 8)
-    assert run(found.model, tmp_path / "again.onnx", shape) == run(model, tmp_path / "once.onnx", shape)
-    # The first convolution reads the graph's input: ONNX Runtime must not find both computations of it equal.
+    assert run(found.model, tmp_path / "again.onnx", shape) == run(
+        model, tmp_path / "once.onnx", shape
+    )
+    # The first convolution reads the graph's input: ONNX Runtime must not find both computations of
+    # it equal.
     written, left = (
         [row.op_type for row in made.graph.node].count("Conv")
         for made in (found.model, onnx.load(tmp_path / "again.onnx"))
     )
-    assert written == left == 3 * LAYERS - 1  # the last layer's is read before there is a gradient to wait for
+    # the last layer's is read before there is a gradient to wait for
+    assert written == left == 3 * LAYERS - 1
     assert {
-        row.op_type for row in fit(model, sizes, peak, cheap.peak).model.graph.node if row.name.endswith(AGAIN)
+        row.op_type
+        for row in fit(model, sizes, peak, cheap.peak).model.graph.node
+        if row.name.endswith(AGAIN)
     } == {"Tanh"}
 
 

@@ -31,11 +31,14 @@ def values(model: onnx.ModelProto) -> np.ndarray:
     rng = np.random.default_rng(0)
     feeds = {
         row.name: np.asarray(
-            rng.standard_normal([size.dim_value or 2 for size in row.type.tensor_type.shape.dim]), np.float32
+            rng.standard_normal([size.dim_value or 2 for size in row.type.tensor_type.shape.dim]),
+            np.float32,
         )
         for row in model.graph.input
     }
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     result: np.ndarray = session.run(None, feeds)[0]
     return result
 
@@ -76,10 +79,13 @@ def test_an_update_is_one_product(body: str) -> None:
     ("body", "scaled"),
     [
         # w has fewer columns than rows, so the second factor is the smaller one.
-        ("at = Transpose<perm = [0, 2, 1]>(a) g = MatMul(at, b) s = Mul(lr, g) out = Sub(w, s)", "b"),
         (
-            "at = Transpose<perm = [0, 2, 1]>(a) ct = Transpose<perm = [0, 2, 1]>(c) g = MatMul(at, ct) "
-            "s = Mul(g, lr) out = Sub(w, s)",
+            "at = Transpose<perm = [0, 2, 1]>(a) g = MatMul(at, b) s = Mul(lr, g) out = Sub(w, s)",
+            "b",
+        ),
+        (
+            "at = Transpose<perm = [0, 2, 1]>(a) ct = Transpose<perm = [0, 2, 1]>(c) g = "
+            "MatMul(at, ct) s = Mul(g, lr) out = Sub(w, s)",
             "c",
         ),
     ],
@@ -99,8 +105,8 @@ def test_an_update_of_a_block_scales_the_smaller_factor(body: str, scaled: str) 
         "at = Transpose(a) g = MatMul(at, b) s = Mul(lr, g) d = Sub(w, s) out = Add(d, g)",
         "at = Transpose(a) g = MatMul(at, b) s = Mul(lr, g) d = Sub(w, s) out = Add(d, s)",
         # One row, which the subtraction repeats.
-        "z = Constant<value_ints: ints = [0]>() r = ReduceSum<keepdims = 1>(w, z) at = Transpose(a) "
-        "g = MatMul(at, b) s = Mul(lr, g) out = Sub(r, s)",
+        "z = Constant<value_ints: ints = [0]>() r = ReduceSum<keepdims = 1>(w, z) at = "
+        "Transpose(a) g = MatMul(at, b) s = Mul(lr, g) out = Sub(r, s)",
         "at = Transpose(a) g = MatMul(at, b) s = Mul(w, g) out = Sub(w, s)",
     ],
 )
@@ -121,20 +127,38 @@ def test_an_update_of_a_kernel_scales_a_factor_before_it_is_turned() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        f"at = Transpose(a) g = MatMul(at, b) {SCALED.replace('out', 'u')} t = Relu(r) out = Add(u, t)",
+        (
+            f"at = Transpose(a) g = MatMul(at, b) {SCALED.replace('out', 'u')} t = Relu(r) out = "
+            "Add(u, t)"
+        ),
         f"at = Transpose(a) h = MatMul(at, b) g = Relu(h) {SCALED}",
     ],
 )
-def test_an_update_of_a_kernel_stays_where_the_gradient_is_read_too_or_no_product(body: str) -> None:
+def test_an_update_of_a_kernel_stays_where_the_gradient_is_read_too_or_no_product(
+    body: str,
+) -> None:
     (scaled,) = (node for node in rewritten_graph(body, KERNEL).node if node.op_type == "Mul")
     assert "r" in scaled.input
 
 
 def test_transposes_that_are_needed_stay() -> None:
     turned = "shape = Constant<value_ints: ints = [3, -1]>() p = Transpose<perm = [1, 2, 0]>(x) "
-    assert rewritten(turned + "q = Transpose<perm = [1, 2, 0]>(p) out = Reshape(q, shape)")["Transpose"] == 2
-    assert rewritten(turned + "q = Transpose<perm = [2, 0, 1]>(p) out = Reshape(q, shape)")["Transpose"] == 0
-    both = "q = Transpose<perm = [2, 0, 1]>(p) r = Reshape(p, shape) s = Reshape(q, shape) out = Add(r, s)"
+    assert (
+        rewritten(turned + "q = Transpose<perm = [1, 2, 0]>(p) out = Reshape(q, shape)")[
+            "Transpose"
+        ]
+        == 2
+    )
+    assert (
+        rewritten(turned + "q = Transpose<perm = [2, 0, 1]>(p) out = Reshape(q, shape)")[
+            "Transpose"
+        ]
+        == 0
+    )
+    both = (
+        "q = Transpose<perm = [2, 0, 1]>(p) r = Reshape(p, shape) s = Reshape(q, shape) out = "
+        "Add(r, s)"
+    )
     assert rewritten(turned + both)["Transpose"] == 1
 
 
@@ -145,13 +169,19 @@ SLICES = "".join(
 
 
 def test_slices_along_different_axes_are_one() -> None:
-    body = "s = Slice(x, one, five, two, two) t = Slice(s, two, five, one, one) out = Reshape(t, shape)"
+    body = (
+        "s = Slice(x, one, five, two, two) t = Slice(s, two, five, one, one) out = Reshape(t, "
+        "shape)"
+    )
     assert rewritten(SLICES + body)["Slice"] == 1
 
 
 @pytest.mark.parametrize("axis", ["two", "last"])
 def test_slices_that_may_be_along_one_axis_stay(axis: str) -> None:
-    body = f"s = Slice(x, one, five, two, one) t = Slice(s, one, five, {axis}, one) out = Reshape(t, shape)"
+    body = (
+        f"s = Slice(x, one, five, two, one) t = Slice(s, one, five, {axis}, one) out = Reshape(t, "
+        "shape)"
+    )
     assert rewritten(SLICES + body)["Slice"] == 2
 
 
@@ -163,7 +193,9 @@ main (float[n,6,1,1] x, float lr, float[n,6,2,2] y) => (float[k,l,m,o] out)
 @pytest.mark.parametrize("number", ["lr", "half"])
 def test_number_gets_the_axes_of_a_tensor_that_ends_in_one_element(number: str) -> None:
     half = "half = Constant<value: tensor = float {0.5}>() "
-    graph = rewritten_graph(f"{half} a = Mul(x, {number}) b = Neg(a) out = Sub(b, {number})", ONE_ELEMENT)
+    graph = rewritten_graph(
+        f"{half} a = Mul(x, {number}) b = Neg(a) out = Sub(b, {number})", ONE_ELEMENT
+    )
     reshaped = [node.output[0] for node in graph.node if node.op_type == "Reshape"]
     wide = [row.name for row in graph.initializer if list(row.dims) == [1, 1, 1, 1]]
     for node in graph.node:
@@ -176,12 +208,15 @@ def test_number_stays_as_it_is_beside_other_tensors() -> None:
 
 
 @pytest.mark.parametrize(("copies", "expected"), [(5, []), (1, ["Expand"])])
-def test_a_product_with_copies_of_a_matrix_needs_no_copies(copies: int, expected: list[str]) -> None:
+def test_a_product_with_copies_of_a_matrix_needs_no_copies(
+    copies: int, expected: list[str]
+) -> None:
     """Where the other operand has only one matrix, the copies make as many products."""
     head = f"""<ir_version: 8, opset_import: ["" : 18]>
     main (float[{copies},4,3] a, float[3,2] w) => (float[5,4,2] out)
     """
     graph = rewritten_graph(
-        "sizes = Constant<value = int64[3] {5, 3, 2}>() e = Expand(w, sizes) out = MatMul(a, e)", head
+        "sizes = Constant<value = int64[3] {5, 3, 2}>() e = Expand(w, sizes) out = MatMul(a, e)",
+        head,
     )
     assert [node.op_type for node in graph.node] == [*expected, "MatMul"]

@@ -40,7 +40,9 @@ def made(nodes: list[NodeProto], *outputs: str, zero: float = 0.0) -> onnx.Model
 
 
 def run(model: onnx.ModelProto) -> list[np.ndarray]:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     return [np.asarray(row) for row in session.run(None, FEED)]
 
 
@@ -74,7 +76,8 @@ def test_a_step_adds_rows_to_the_parameter() -> None:
     ],
 )
 def test_rows_are_added_to_any_sum(nodes: list[NodeProto], operators: dict[str, int]) -> None:
-    """One row of an index twice, one tensor of zeros for two gradients, a gradient that has two parts."""
+    """One row of an index twice, one tensor of zeros for two gradients, a gradient that has two
+    parts."""
     if any("twice" in row.input for row in nodes):
         nodes = [node("Add", ["u", "u"], ["twice"]), *nodes]
         nodes[-2] = node("Mul", ["lr", "both"], ["move"])
@@ -87,7 +90,10 @@ def test_rows_are_added_to_any_sum(nodes: list[NodeProto], operators: dict[str, 
         (STEP, ("out", "g")),
         ([*STEP, node("ReduceMax", ["g"], ["largest"])], ("out", "largest")),
         ([rows("g"), node("Add", ["g", "bias"], ["out"])], ("out",)),
-        ([rows("g"), node("Mul", ["bias", "g"], ["move"]), node("Sub", ["p", "move"], ["out"])], ("out",)),
+        (
+            [rows("g"), node("Mul", ["bias", "g"], ["move"]), node("Sub", ["p", "move"], ["out"])],
+            ("out",),
+        ),
         ([rows("g"), node("Sub", ["g", "p"], ["out"])], ("out",)),
         ([rows("g", reduction="max"), *STEP[1:]], ("out",)),
         ([rows("g", "p"), *STEP[1:]], ("out",)),
@@ -95,7 +101,8 @@ def test_rows_are_added_to_any_sum(nodes: list[NodeProto], operators: dict[str, 
     ],
 )
 def test_other_graphs_stay(nodes: list[NodeProto], outputs: tuple[str, ...]) -> None:
-    """Gradients that others read too, sums and factors of another shape, rows that are not added, or not to zeros."""
+    """Gradients that others read too, sums and factors of another shape, rows that are not added,
+    or not to zeros."""
     model = made(nodes, *outputs)
     del model.graph.node[1]  # the square
     before = Counter(row.op_type for row in model.graph.node)

@@ -19,26 +19,35 @@ from torch import nn
 from torch.nn import functional
 
 
-def model(lengths: list[int], body: str, outputs: str, scalars: str = "float kept, float factor") -> onnx.ModelProto:
-    vectors = [f"float[{length}] old_{k}, float[{length}] mean_{k}" for k, length in enumerate(lengths)]
+def model(
+    lengths: list[int], body: str, outputs: str, scalars: str = "float kept, float factor"
+) -> onnx.ModelProto:
+    vectors = [
+        f"float[{length}] old_{k}, float[{length}] mean_{k}" for k, length in enumerate(lengths)
+    ]
     text = f"""<ir_version: 8, opset_import: ["": 18]>
     step ({", ".join(vectors)}, {scalars}) => ({outputs}) {{ {body} }}"""
     return parser.parse_model(text)
 
 
 def together(before: onnx.ModelProto) -> Counter[str]:
-    """Return how often each operator is in the changed graph, after a look at its results: no bit is another."""
+    """Return how often each operator is in the changed graph, after a look at its results: no bit
+    is another."""
     after = onnx.ModelProto()
     after.CopyFrom(before)
     put_vectors_together(after)
     onnx.checker.check_model(after, full_check=True)
     random = np.random.default_rng(2)
     given = {
-        row.name: np.asarray(random.random([size.dim_value for size in row.type.tensor_type.shape.dim], np.float32))
+        row.name: np.asarray(
+            random.random([size.dim_value for size in row.type.tensor_type.shape.dim], np.float32)
+        )
         for row in before.graph.input
     }
     results = [
-        onnxruntime.InferenceSession(row.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, given)
+        onnxruntime.InferenceSession(
+            row.SerializeToString(), providers=["CPUExecutionProvider"]
+        ).run(None, given)
         for row in (before, after)
     ]
     for one, other in zip(*results, strict=True):
@@ -48,7 +57,10 @@ def together(before: onnx.ModelProto) -> Counter[str]:
 
 def updates(count: int) -> str:
     return "\n".join(
-        f"kept_{k} = Mul(old_{k}, kept) new_{k} = Mul(mean_{k}, factor) next_{k} = Add(kept_{k}, new_{k})"
+        (
+            f"kept_{k} = Mul(old_{k}, kept) new_{k} = Mul(mean_{k}, factor) next_{k} = "
+            f"Add(kept_{k}, new_{k})"
+        )
         for k in range(count)
     )
 
@@ -62,11 +74,17 @@ def test_updates_of_several_layers(count: int) -> None:
     lengths = list(range(3, 3 + count))
     found = together(model(lengths, updates(count), results(lengths)))
     groups, alone = divmod(count, TOGETHER)
-    groups, alone = (groups, alone) if alone < 3 else (groups + 1, 0)  # three operators for two layers save none
-    assert found == Counter(Concat=2 * groups, Mul=2 * (groups + alone), Add=groups + alone, Split=groups)
+    # three operators for two layers save none
+    groups, alone = (groups, alone) if alone < 3 else (groups + 1, 0)
+    assert found == Counter(
+        Concat=2 * groups, Mul=2 * (groups + alone), Add=groups + alone, Split=groups
+    )
 
 
-FACTORS = "a_{k} = Add(mean_{k}, factor) b_{k} = Sqrt(a_{k}) c_{k} = Reciprocal(b_{k}) d_{k} = Mul(c_{k}, old_{k})"
+FACTORS = (
+    "a_{k} = Add(mean_{k}, factor) b_{k} = Sqrt(a_{k}) c_{k} = Reciprocal(b_{k}) d_{k} = "
+    "Mul(c_{k}, old_{k})"
+)
 READERS = "e_{k} = Exp(d_{k}) next_{k} = Div(e_{k}, c_{k})"
 
 
@@ -89,7 +107,8 @@ def test_a_chain_reads_what_another_one_has_put_together() -> None:
     )
     lengths = [2, 3, 5]
     outputs = f"float loss, {results(lengths)}, {results(lengths, 'd')}"
-    # Exp reads what Sqrt gives, so that the first two are for the backward pass, and the last two for the end.
+    # Exp reads what Sqrt gives, so that the first two are for the backward pass, and the last two
+    # for the end.
     found = together(model(lengths, f"loss = Mul(kept, factor) {body}", outputs))
     assert found == Counter(Mul=2, Concat=1, Add=2, Sqrt=1, Split=2, Exp=3)
 
@@ -103,7 +122,9 @@ def test_chains_of_other_forms_stay() -> None:
 
 
 def test_two_operators_for_three_vectors_stay() -> None:
-    body = "\n".join(f"new_{k} = Mul(mean_{k}, factor) next_{k} = Sub(old_{k}, new_{k})" for k in range(4))
+    body = "\n".join(
+        f"new_{k} = Mul(mean_{k}, factor) next_{k} = Sub(old_{k}, new_{k})" for k in range(4)
+    )
     assert together(model([3, 3, 3, 3], body, results([3, 3, 3, 3]))) == Counter(Mul=4, Sub=4)
 
 
@@ -121,10 +142,15 @@ def test_a_vector_with_one_element_may_be_wider_later() -> None:
 
 @pytest.mark.parametrize(("optimizer", "roots"), [("sgd", 1), ("adam", 7)])
 def test_a_network_with_batch_norms(optimizer: Any, roots: int, tmp_path: Path) -> None:
-    """export_bundle compares with PyTorch. Adam has a root for all seven vectors, one for each of four other tensors,
-    and one for its correction."""
-    layers = [(nn.LazyConv2d(width, 3, padding=1, bias=False), nn.LazyBatchNorm2d(), nn.ReLU()) for width in (4, 6, 5)]
-    network = nn.Sequential(*(layer for row in layers for layer in row), nn.Flatten(), nn.LazyLinear(3))
+    """export_bundle compares with PyTorch. Adam has a root for all seven vectors, one for each of
+    four other tensors, and one for its correction."""
+    layers = [
+        (nn.LazyConv2d(width, 3, padding=1, bias=False), nn.LazyBatchNorm2d(), nn.ReLU())
+        for width in (4, 6, 5)
+    ]
+    network = nn.Sequential(
+        *(layer for row in layers for layer in row), nn.Flatten(), nn.LazyLinear(3)
+    )
     batch = torch.randn(4, 2, 5, 5), torch.tensor([0, 1, 2, 0])
     network(batch[0])
     step = LocalStep(optimizer)

@@ -1,4 +1,5 @@
-"""Which part of a step each operator of its graph is in, and that the parts together give what the graph gives."""
+"""Which part of a step each operator of its graph is in, and that the parts together give what the
+graph gives."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ W, X, Y, LR = torch.randn(4, 3), torch.randn(5, 4), torch.randint(3, (5,)), torc
 Step = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
 
-def parts_of(step: Step, room: int = ROOMY, mode: Literal["real", "symbolic"] = "real") -> tuple[GraphModule, Parts]:
+def parts_of(
+    step: Step, room: int = ROOMY, mode: Literal["real", "symbolic"] = "real"
+) -> tuple[GraphModule, Parts]:
     module = make_fx(step, tracing_mode=mode)(W, X, Y, LR)
     remove_copies(module)
     _, x, y, lr = (node.name for node in module.graph.find_nodes(op="placeholder"))
@@ -26,7 +29,11 @@ def parts_of(step: Step, room: int = ROOMY, mode: Literal["real", "symbolic"] = 
 
 
 def operators(part: Subgraph) -> list[str]:
-    return [node.target.__name__.split(".")[0] for node in part.graph.nodes if node.op == "call_function"]
+    return [
+        node.target.__name__.split(".")[0]
+        for node in part.graph.nodes
+        if node.op == "call_function"
+    ]
 
 
 def check(step: Step, parts: tuple[GraphModule, Parts]) -> None:
@@ -45,7 +52,11 @@ def regression(w: Tensor, x: Tensor, y: Tensor, lr: Tensor) -> tuple[Tensor, ...
     outputs = x @ w
     one_hot = (torch.arange(3) == y.unsqueeze(1)).float()
     error = outputs.softmax(1) - one_hot
-    return w - lr * (x.permute(1, 0) @ error), error.square().sum(), (outputs.argmax(1) == y).float().mean()
+    return (
+        w - lr * (x.permute(1, 0) @ error),
+        error.square().sum(),
+        (outputs.argmax(1) == y).float().mean(),
+    )
 
 
 def test_only_what_the_next_step_needs_is_done_step_after_step() -> None:
@@ -104,7 +115,14 @@ def test_results_of_one_operator_stay_together() -> None:
         highest, where = x.max(1)
         return w - lr * values.sum() - highest.sum(), places.float().mean(), where.float().mean()
 
-    assert operators(parts_of(step)[1].before) == ["max", "getitem", "getitem", "sum", "_to_copy", "mean"]
+    assert operators(parts_of(step)[1].before) == [
+        "max",
+        "getitem",
+        "getitem",
+        "sum",
+        "_to_copy",
+        "mean",
+    ]
     for room in (ROOMY, 70, 0):
         check(step, parts_of(step, room))
 

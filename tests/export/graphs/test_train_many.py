@@ -28,7 +28,13 @@ def session_of(bundle: Bundle, file: str) -> Any:
 
 def run(session: Any, feed: dict[str, Any]) -> dict[str, Any]:
     names = [row.name for row in session.get_outputs()]
-    return dict(zip(names, session.run(names, {row.name: feed[row.name] for row in session.get_inputs()}), strict=True))
+    return dict(
+        zip(
+            names,
+            session.run(names, {row.name: feed[row.name] for row in session.get_inputs()}),
+            strict=True,
+        )
+    )
 
 
 def inputs_for(bundle: Bundle, session: Any, rows: int) -> dict[str, Any]:
@@ -50,24 +56,36 @@ def inputs_for(bundle: Bundle, session: Any, rows: int) -> dict[str, Any]:
 
 
 def check(bundle: Bundle, rows: int, steps: list[int]) -> None:
-    """Each device's parameters, state, losses and metrics are those of its own steps, one after the other."""
+    """Each device's parameters, state, losses and metrics are those of its own steps, one after the
+    other."""
     block, single = session_of(bundle, TRAIN_MANY), session_of(bundle, TRAIN)
     feed = inputs_for(bundle, block, rows) | {"steps": np.array(steps)}
     found = run(block, feed)
     for device, count in enumerate(steps):
-        now = {name: value if name.startswith(SHARED) else np.asarray(value[device]) for name, value in feed.items()}
+        now = {
+            name: value if name.startswith(SHARED) else np.asarray(value[device])
+            for name, value in feed.items()
+        }
         for number in range(count):
-            batch = {name: value[device, number] for name, value in feed.items() if name.startswith("batch.")}
+            batch = {
+                name: value[device, number]
+                for name, value in feed.items()
+                if name.startswith("batch.")
+            }
             seed = {"seed": np.asarray(feed["seed"][device] + number)} if "seed" in feed else {}
             after = run(single, now | batch | seed)
             for name, value in after.items():
                 if name.startswith("next."):
                     now[name.removeprefix("next.")] = value
                 else:
-                    assert found[name][device, number] == pytest.approx(float(value), rel=2e-6, abs=1e-6)
+                    assert found[name][device, number] == pytest.approx(
+                        float(value), rel=2e-6, abs=1e-6
+                    )
         for name, value in found.items():
             if name.startswith("next."):
-                np.testing.assert_allclose(value[device], now[name.removeprefix("next.")], atol=1e-6)
+                np.testing.assert_allclose(
+                    value[device], now[name.removeprefix("next.")], atol=1e-6
+                )
             else:
                 assert not value[device, count:].any(), "measured where nothing was done"
 
@@ -92,14 +110,21 @@ def test_softmax_regression_with_any_number_of_examples(tmp_path: Path) -> None:
         check(exported.bundle, rows, [3, 0, 1, 2])
     check(exported.bundle, 2, [3, 3, 3, 3])  # nothing is picked then
     graph = onnx.load_model_from_string(exported.bundle.read(TRAIN_MANY)).graph
-    assert Counter(node.op_type for node in graph.node)["If"] == 2, "for the weights and for the biases"
+    assert Counter(node.op_type for node in graph.node)["If"] == 2, (
+        "for the weights and for the biases"
+    )
 
 
 def test_state_and_randomness_are_each_devices_own(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.4), nn.Linear(8, 3))
     x, y = torch.randn(6, 5), torch.randint(3, (6,))
     bundle = export_bundle(
-        model, functional.cross_entropy, (x, y), tmp_path / "b", step=LocalStep("adam"), many=TrainMany(3, 2)
+        model,
+        functional.cross_entropy,
+        (x, y),
+        tmp_path / "b",
+        step=LocalStep("adam"),
+        many=TrainMany(3, 2),
     ).bundle
     check(bundle, 4, [2, 1, 2])
 
@@ -108,27 +133,41 @@ WEIGHT = torch.tensor([0.5, 2.0, 1.5])
 
 
 LOSSES: dict[str, Any] = {
-    "weighted, some ignored": lambda outputs, y: functional.cross_entropy(outputs, y, WEIGHT, ignore_index=2),
-    "sum, some ignored": lambda outputs, y: (
-        functional.cross_entropy(outputs, y, ignore_index=2, reduction="sum") / torch.ones_like(y).sum()
+    "weighted, some ignored": lambda outputs, y: functional.cross_entropy(
+        outputs, y, WEIGHT, ignore_index=2
     ),
-    "one by one": lambda outputs, y: functional.cross_entropy(outputs, y, WEIGHT, reduction="none").mean(),
+    "sum, some ignored": lambda outputs, y: (
+        functional.cross_entropy(outputs, y, ignore_index=2, reduction="sum")
+        / torch.ones_like(y).sum()
+    ),
+    "one by one": lambda outputs, y: functional.cross_entropy(
+        outputs, y, WEIGHT, reduction="none"
+    ).mean(),
     "smoothed": lambda outputs, y: functional.cross_entropy(outputs, y, label_smoothing=0.2),
     "images": lambda outputs, y: functional.cross_entropy(
         outputs.unsqueeze(2).unsqueeze(3), y.unsqueeze(1).unsqueeze(2)
     ),
 }
-NAMES = [next(iter(LOSSES)), *(pytest.param(name, marks=pytest.mark.slow) for name in list(LOSSES)[1:])]
+NAMES = [
+    next(iter(LOSSES)),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in list(LOSSES)[1:]),
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cross_entropy_with_its_options(tmp_path: Path, name: str) -> None:
     x, y = torch.randn(6, 5), torch.randint(2, (6,))
     model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
-    check(export_bundle(model, LOSSES[name], (x, y), tmp_path / "b", many=TrainMany(3, 2)).bundle, 9, [2, 0, 1])
+    check(
+        export_bundle(model, LOSSES[name], (x, y), tmp_path / "b", many=TrainMany(3, 2)).bundle,
+        9,
+        [2, 0, 1],
+    )
 
 
-def test_what_each_device_has_is_picked_once_or_in_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_each_device_has_is_picked_once_or_in_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bit for bit the same; also for numbers of steps beyond those of a call."""
     x, y = torch.randn(6, 5), torch.randint(3, (6,))
     found = []
@@ -148,20 +187,31 @@ def test_what_each_device_has_is_picked_once_or_in_each_step(tmp_path: Path, mon
         found.append(run(session, feed))
         for name, value in found[-1].items():
             if name.startswith("next."):
-                np.testing.assert_array_equal(value[[1, 4]], feed[name.removeprefix("next.")][[1, 4]])
+                np.testing.assert_array_equal(
+                    value[[1, 4]], feed[name.removeprefix("next.")][[1, 4]]
+                )
     for name, value in found[0].items():
         np.testing.assert_array_equal(found[1][name], value)
 
 
 @pytest.mark.slow
 def test_a_model_that_fixes_the_number_of_examples(tmp_path: Path) -> None:
-    """Convolution and batch norm, which PyTorch can spread over devices for a known number of examples only."""
+    """Convolution and batch norm, which PyTorch can spread over devices for a known number of
+    examples only."""
     torch.manual_seed(3)
     model = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 3)
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64, 3),
     )
     x, y = torch.randn(6, 1, 8, 8), torch.randint(3, (6,))
-    with pytest.raises(ExportError, match=r"any number of examples .* Fix the number: TrainMany\(2, 2, batch=\.\.\.\)"):
+    with pytest.raises(
+        ExportError,
+        match=r"any number of examples .* Fix the number: TrainMany\(2, 2, batch=\.\.\.\)",
+    ):
         export_bundle(model, functional.cross_entropy, (x, y), tmp_path / "b", many=TrainMany(2, 2))
     bundle = export_bundle(
         model, functional.cross_entropy, (x, y), tmp_path / "b", many=TrainMany(2, 2, batch=5)

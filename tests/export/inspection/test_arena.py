@@ -23,13 +23,18 @@ def test_free_memory_is_used_again() -> None:
 
 def test_the_rest_of_a_piece_is_used_again() -> None:
     """a leaves 4 MiB in a region of 4 MiB; b takes 3 of it, and c the last."""
-    assert arena_bytes([("a", 4 * MIB), ("a", 0), ("b", 3 * MIB), ("c", MIB)]) == 4 * MIB + 4 * HANDLES
+    assert (
+        arena_bytes([("a", 4 * MIB), ("a", 0), ("b", 3 * MIB), ("c", MIB)]) == 4 * MIB + 4 * HANDLES
+    )
 
 
 def test_a_piece_is_not_cut_where_little_would_be_left() -> None:
     """b takes all of a's piece; c, which would fit behind b, needs a new region, of 2 MiB."""
     small = 2**14
-    assert arena_bytes([("a", MIB), ("a", 0), ("b", MIB - small), ("c", small)]) == MIB + small + 3 * HANDLES
+    assert (
+        arena_bytes([("a", MIB), ("a", 0), ("b", MIB - small), ("c", small)])
+        == MIB + small + 3 * HANDLES
+    )
 
 
 def test_neighbours_that_are_free_become_one() -> None:
@@ -39,6 +44,7 @@ def test_neighbours_that_are_free_become_one() -> None:
 
 
 def test_of_equal_pieces_the_one_of_the_later_region_is_taken() -> None:
-    """Two regions of 16 MiB with one result each, of 9 and of 10 MiB. The next result, of 15, takes the second one."""
+    """Two regions of 16 MiB with one result each, of 9 and of 10 MiB. The next result, of 15, takes
+    the second one."""
     results = [("a", 9 * MIB), ("b", 10 * MIB), ("a", 0), ("b", 0), ("c", 15 * MIB)]
     assert arena_bytes(results) == (9 + 15) * MIB + 32 * HANDLES

@@ -27,7 +27,9 @@ def train_graph(case: Case) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
-def test_every_tensor_has_the_shape_and_dtype_of_a_real_run(cases: Callable[[str], Case], name: str) -> None:
+def test_every_tensor_has_the_shape_and_dtype_of_a_real_run(
+    cases: Callable[[str], Case], name: str
+) -> None:
     model, data = train_graph(cases(name)), cases(name)
     found = graph_costs.values(model, 7)
     names = [output for row in model.graph.node for output in row.output if output]
@@ -35,7 +37,9 @@ def test_every_tensor_has_the_shape_and_dtype_of_a_real_run(cases: Callable[[str
 
     del model.graph.output[:]
     model.graph.output.extend(onnx.ValueInfoProto(name=output) for output in names)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     vector, table = data.exported.bundle.parameters(), data.exported.bundle.manifest.parameters
     feed: dict[str, Any] = {"batch.x": data.x[:7].numpy(), "batch.y": data.y[:7].numpy()}
     for row in table:
@@ -51,7 +55,10 @@ def test_products_along_time() -> None:
     """Seven times: with 9 x 4 and 9 x 3 weights of a GRU, and with 3 x 3 in a Scan."""
     given = [helper.make_tensor_value_info(name, FLOAT, [None, 3]) for name in ("state", "row")]
     made = [helper.make_tensor_value_info(name, FLOAT, [None, 3]) for name in ("next", "all")]
-    rows = [node("MatMul", ["state", "weight"], ["product"]), node("Add", ["product", "row"], ["next"])]
+    rows = [
+        node("MatMul", ["state", "weight"], ["product"]),
+        node("Add", ["product", "row"], ["next"]),
+    ]
     body = helper.make_graph([*rows, node("Tanh", ["next"], ["all"])], "body", given, made)
     model = graph(
         [
@@ -118,7 +125,9 @@ def test_convolutions_and_matrix_products_count_as_in_pytorch(cases: Callable[[s
 def test_lowest_runtime() -> None:
     def lowest(nodes: list[onnx.NodeProto], kind: int = FLOAT, **version: int) -> tuple[str, str]:
         model = graph(nodes, {"x": (kind, ["n", 2])}, ["y"], **version)
-        return graph_costs.lowest_runtime(model, {"x": graph_costs.ShapeAndDtype((2, 2), np.dtype(np.float64))})
+        return graph_costs.lowest_runtime(
+            model, {"x": graph_costs.ShapeAndDtype((2, 2), np.dtype(np.float64))}
+        )
 
     assert lowest([node("Relu", ["x"], ["y"])]) == ("1.14", "opset 18")
     assert lowest([node("Elu", ["x"], ["y"])]) == ("1.17", "Elu over float64")
@@ -133,7 +142,11 @@ def test_constants_are_floating_point_tensors() -> None:
         [node("MatMul", ["x", "w"], ["a"]), node("Reshape", ["a", "s"], ["y"])],
         {"x": (FLOAT, ["n", 3])},
         ["y"],
-        {"w": np.zeros((3, 4), np.float32), "s": np.array([0, 4]), "half": np.array(0.5, np.float32)},
+        {
+            "w": np.zeros((3, 4), np.float32),
+            "s": np.array([0, 4]),
+            "half": np.array(0.5, np.float32),
+        },
     )
     assert graph_costs.constants(model) == (12, 1)
 

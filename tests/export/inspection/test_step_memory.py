@@ -34,7 +34,10 @@ def test_peak_of_intermediates_worked_out_by_hand() -> None:
         ["g"],
         {"w": np.zeros((256, 512), np.float32), "s": np.array([0, -1])},
     )
-    assert step_memory.peak_of_intermediates(model, graph_costs.values(model, 1)) == 8 * 1024 + 256 - 256
+    assert (
+        step_memory.peak_of_intermediates(model, graph_costs.values(model, 1))
+        == 8 * 1024 + 256 - 256
+    )
     assert step_memory.peak_of_intermediates(model, graph_costs.values(model, 3)) == 3 * 8 * 1024
 
 
@@ -52,12 +55,17 @@ def test_a_transposition_inside_a_product_and_a_convolutions_workspace() -> None
             {"x": (FLOAT, ["n", 3, 4, 4]), "w": (FLOAT, [filters, 3, 2, 2])},
             ["y"],
         )
-        assert step_memory.peak_of_intermediates(convolution, graph_costs.values(convolution, 2)) == expected
+        assert (
+            step_memory.peak_of_intermediates(convolution, graph_costs.values(convolution, 2))
+            == expected
+        )
 
 
 @pytest.mark.parametrize("batch", [20, 100])
 @pytest.mark.parametrize("name", ["softmax", "mlp", "cnn", "mcmahan"])
-def test_memory_is_near_what_is_measured(cases: Callable[[str], Case], name: str, batch: int) -> None:
+def test_memory_is_near_what_is_measured(
+    cases: Callable[[str], Case], name: str, batch: int
+) -> None:
     bundle = cases(name).exported.bundle
     found, expected = estimated(bundle, batch), measured(bundle, batch)
     assert found == pytest.approx(expected, rel=0.1)
@@ -71,7 +79,12 @@ def test_memory_of_larger_models(tmp_path: Path, name: str) -> None:
     case = zoo.make(name)
     step = LocalStep("adam", proximal=True)
     made = cached_export(
-        case.module, case.loss, case.batch(4), tmp_path / "zoo.bundle", step=step, targets=case.targets
+        case.module,
+        case.loss,
+        case.batch(4),
+        tmp_path / "zoo.bundle",
+        step=step,
+        targets=case.targets,
     )
     for batch in (20, 100):
         assert estimated(made.bundle, batch) == pytest.approx(measured(made.bundle, batch), rel=0.1)

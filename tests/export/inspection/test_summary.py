@@ -18,7 +18,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Of each kind something: frozen, personal, buffers, state, references, random."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 4), nn.Linear(4, 3)
+        nn.Linear(6, 8),
+        nn.BatchNorm1d(8),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(8, 4),
+        nn.Linear(4, 3),
     )
     model[0].requires_grad_(False)
     return cached_export(
@@ -44,10 +49,14 @@ def texts(groups: list[list[Line]]) -> dict[str, str]:
 def test_everything_that_a_bundle_has(exported: Exported) -> None:
     found = texts(
         summary(
-            exported.bundle, 50, frozen=exported.frozen, without_ort_training=f"{exported.without_ort_training}\nmore"
+            exported.bundle,
+            50,
+            frozen=exported.frozen,
+            without_ort_training=f"{exported.without_ort_training}\nmore",
         )
     )
-    # BatchNorm: 2 x 8 trained, 2 x 8 statistics; Linear: 8 x 4 + 4, then 4 x 3 + 3, which is personal.
+    # BatchNorm: 2 x 8 trained, 2 x 8 statistics; Linear: 8 x 4 + 4, then 4 x 3 + 3, which is
+    # personal.
     assert found["parameters"] == "67 in 6 tensors, trained"
     assert found["personal"] == "15 in 2 tensors, never leave the device"
     assert found["buffers"] == "16 in 2 tensors, changed by training without a gradient"
@@ -56,12 +65,16 @@ def test_everything_that_a_bundle_has(exported: Exported) -> None:
     assert found["batch"] == "x: float32 (n, 6); y: int64 (n,)"
     assert found["outputs"] == "output: float32 (n, 3)"
     assert found["step"] == "adam with the proximal term, drift correction and clipped gradients"
-    assert found["hyper-parameters"].startswith("lr (the plan says), mu (0.0), max_norm (the plan says), beta1 (0.9)")
+    assert found["hyper-parameters"].startswith(
+        "lr (the plan says), mu (0.0), max_norm (the plan says), beta1 (0.9)"
+    )
     assert found["metrics"] == "none"
     assert found["state"].startswith("m: 268 bytes on the device | v: 268 bytes on the device | ")
     assert found["references"] == "anchor (the round's model), correction (c - c_k)"
     assert found["random"] == "yes, from the input seed"
-    assert found["holds"] == (f"graphs of standard ONNX operators | no ort_training: {exported.without_ort_training}")
+    assert found["holds"] == (
+        f"graphs of standard ONNX operators | no ort_training: {exported.without_ort_training}"
+    )
     assert found["ONNX Runtime"] == "1.14 or newer, for opset 18"
     assert " with a batch of 50, " in found["FLOPs per step"]
     assert found["memory per step"].startswith("about 6")
@@ -88,13 +101,19 @@ def test_train_many_and_state_that_is_kept(exported: Exported, tmp_path: Path) -
     state = (State("c", (4, 3), 0, kept=True), State("d.x", (2,), 12))
     found = texts(summary(edited(exported.bundle, tmp_path, many=TrainMany(128, 10), state=state)))
     assert "train_many for 128 devices, 10 steps a call" in found["holds"]
-    assert found["state"] == "c: 48 bytes on the device, kept between tasks | d: 8 bytes on the device"
+    assert (
+        found["state"] == "c: 48 bytes on the device, kept between tasks | d: 8 bytes on the device"
+    )
 
 
-def test_a_graph_that_cannot_be_run_here_still_has_a_summary(exported: Exported, tmp_path: Path) -> None:
+def test_a_graph_that_cannot_be_run_here_still_has_a_summary(
+    exported: Exported, tmp_path: Path
+) -> None:
     # An operator that no runtime knows, in the graph of a bundle with right hashes.
     graph = exported.bundle.read(TRAIN).replace(b"LogSoftmax", b"LogSoftmix")
     found = texts(summary(edited(exported.bundle, tmp_path, graph)))
     assert "LogSoftmix 1" in found["operators"]
-    assert found["costs"].startswith("not measured: ONNX Runtime cannot run the graph to measure it")
+    assert found["costs"].startswith(
+        "not measured: ONNX Runtime cannot run the graph to measure it"
+    )
     assert "memory per step" not in found

@@ -1,4 +1,5 @@
-"""Errors of PyTorch whose text does not say what to do: the refusal says it, with the user's line."""
+"""Errors of PyTorch whose text does not say what to do: the refusal says it, with the user's
+line."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ class Of(nn.Module):
         return self.function(self, *arrays)
 
 
-def export(model: nn.Module, folder: Path, loss: Any = functional.cross_entropy, example: Any = (X, Y)) -> Any:
+def export(
+    model: nn.Module, folder: Path, loss: Any = functional.cross_entropy, example: Any = (X, Y)
+) -> Any:
     return export_bundle(model, loss, example, folder / "bundle")
 
 
@@ -79,18 +82,25 @@ def indexed_loss_of_rows(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def test_torch_cond(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=rf"cannot be exported at {__file__}:\d+ in two_ways: torch\.cond .*where"):
+    with pytest.raises(
+        ExportError, match=rf"cannot be exported at {__file__}:\d+ in two_ways: torch\.cond .*where"
+    ):
         export(Of(two_ways, one=nn.Linear(6, 3), other=nn.Linear(6, 3)), tmp_path)
 
 
 def test_a_target_network_that_follows_by_data(tmp_path: Path) -> None:
     model = Of(by_data, online=nn.Linear(6, 4), target=nn.Linear(6, 4).requires_grad_(False))
-    with pytest.raises(ExportError, match=rf"at {__file__}:\d+ in by_data: .*\.data.*buffers instead"):
+    with pytest.raises(
+        ExportError, match=rf"at {__file__}:\d+ in by_data: .*\.data.*buffers instead"
+    ):
         export(model, tmp_path, lambda outputs, y: (outputs[0] - outputs[1]).pow(2).mean())
 
 
 def test_a_derivative_in_forward_needs_gradients_in_evaluation_too(tmp_path: Path) -> None:
-    net, example = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)), (torch.rand(4, 2), torch.rand(4))
+    net, example = (
+        nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)),
+        (torch.rand(4, 2), torch.rand(4)),
+    )
     with pytest.raises(ExportError, match=rf"at {__file__}:\d+ in slope: .*enable_grad"):
         export(Of(slope, net=net), tmp_path, physics, example)
     export(Of(slope_in_evaluation, net=net), tmp_path, physics, example)
@@ -98,25 +108,35 @@ def test_a_derivative_in_forward_needs_gradients_in_evaluation_too(tmp_path: Pat
 
 def test_a_gradient_of_parameters_in_forward_is_exported(tmp_path: Path) -> None:
     tasks = (torch.randn(4, 5, 6), torch.randn(4, 5), torch.randn(4, 3, 6), torch.randn(4, 3))
-    exported = export(Of(adapted, net=nn.Linear(6, 1, bias=False)), tmp_path, functional.mse_loss, tasks)
+    exported = export(
+        Of(adapted, net=nn.Linear(6, 1, bias=False)), tmp_path, functional.mse_loss, tasks
+    )
     assert exported.without_gradient == ()
 
 
 def test_float64_arrays(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"array of the example is float64, NumPy's default.*astype\(numpy\.float32"):
+    with pytest.raises(
+        ExportError,
+        match=r"array of the example is float64, NumPy's default.*astype\(numpy\.float32",
+    ):
         export(nn.Linear(6, 3), tmp_path, example=(X.double().numpy(), Y))
 
 
 def test_gather_inside_vmap(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"number of examples is fixed.*torch\.vmap fixes it.*index instead"):
+    with pytest.raises(
+        ExportError, match=r"number of examples is fixed.*torch\.vmap fixes it.*index instead"
+    ):
         export(nn.Linear(6, 3), tmp_path, loss_of_rows)
     export(nn.Linear(6, 3), tmp_path, indexed_loss_of_rows)
 
 
 @pytest.mark.parametrize("loss", [functional.binary_cross_entropy_with_logits, functional.mse_loss])
 def test_squeeze_at_the_end_keeps_the_examples_axis(tmp_path: Path, loss: Any) -> None:
-    """PyTorch's own result for one example has no axis: the graph's has one, as for any other number."""
+    """PyTorch's own result for one example has no axis: the graph's has one, as for any other
+    number."""
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
-    exported = export(Of(lambda self, x: self.net(x).squeeze(), net=model), tmp_path, loss, (X, (Y > 0).float()))
+    exported = export(
+        Of(lambda self, x: self.net(x).squeeze(), net=model), tmp_path, loss, (X, (Y > 0).float())
+    )
     (row,) = exported.bundle.manifest.outputs
     assert row.shape == ()

@@ -53,7 +53,9 @@ def test_frozen_modules_stay_in_evaluation_mode_with_all_that_is_inside_them() -
         assert not model.backbone[3].training, "a dropout inside of a frozen module"
     with fine_tuning(model, "backbone.9"), training_mode(model):
         modes = {name: module.training for name, module in model.named_modules()}
-    assert not modes["backbone.1"], "a BatchNorm that is not trained, in a module that is trained in part"
+    assert not modes["backbone.1"], (
+        "a BatchNorm that is not trained, in a module that is trained in part"
+    )
     assert modes["backbone.3"], "a dropout in a module that is trained in part"
     assert not modes["head"]
     model.train()
@@ -108,9 +110,15 @@ def test_the_model_is_restored_on_an_error() -> None:
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        ("haed.*", r"^train: 'haed\.\*' is the name of no parameter; there are backbone\.0\.weight, "),
+        (
+            "haed.*",
+            r"^train: 'haed\.\*' is the name of no parameter; there are backbone\.0\.weight, ",
+        ),
         (["head", "tail"], "^train: 'tail' is the name of no parameter"),
-        (lambda name, value: False, "^train chooses none of the model's parameters: there is nothing to train$"),
+        (
+            lambda name, value: False,
+            "^train chooses none of the model's parameters: there is nothing to train$",
+        ),
         ([], "^train chooses none"),
     ],
 )

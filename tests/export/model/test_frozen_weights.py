@@ -9,11 +9,19 @@ from backbone import classifier, images
 from fleetlearn_export import ExportError
 from fleetlearn_export.model.checked_user_model import make_user_model
 from fleetlearn_export.model.fine_tuning import fine_tuning
-from fleetlearn_export.model.frozen_weights import Stored, effect_of_rounding, encode, find_codes, rounded
+from fleetlearn_export.model.frozen_weights import (
+    Stored,
+    effect_of_rounding,
+    encode,
+    find_codes,
+    rounded,
+)
 from torch.nn import functional
 
 random = np.random.default_rng(0)
-WEIGHTS = (random.standard_normal((16, 12, 3, 3)) * 10.0 ** random.integers(-3, 6, (16, 1, 1, 1))).astype(np.float32)
+WEIGHTS = (
+    random.standard_normal((16, 12, 3, 3)) * 10.0 ** random.integers(-3, 6, (16, 1, 1, 1))
+).astype(np.float32)
 FEWER: list[Stored] = ["int8", "float16"]
 
 
@@ -29,7 +37,9 @@ def test_int8_worked_out_by_hand() -> None:
 def test_the_error_is_half_a_step_at_most(stored: Stored, error: float) -> None:
     coded = encode(WEIGHTS, stored)
     largest = np.abs(WEIGHTS).max(axis=(1, 2, 3), keepdims=True)
-    assert np.isfinite(coded.codes.astype(np.float32)).all(), "weights may be larger than float16's largest number"
+    assert np.isfinite(coded.codes.astype(np.float32)).all(), (
+        "weights may be larger than float16's largest number"
+    )
     differences = np.abs(coded.decode() - WEIGHTS) / largest
     assert error / 4 < differences.max() <= error * 1.001
     assert (differences.max(axis=(1, 2, 3)) > 0).all()
@@ -45,7 +55,9 @@ def test_codes_are_found_again(stored: Stored) -> None:
     factors = random.uniform(-2, 2, (16, 1, 1, 1)).astype(np.float32)
     folded = find_codes(coded.decode() * factors, stored)
     assert folded is not None
-    np.testing.assert_array_equal(folded.codes, coded.codes * np.sign(factors).astype(coded.codes.dtype))
+    np.testing.assert_array_equal(
+        folded.codes, coded.codes * np.sign(factors).astype(coded.codes.dtype)
+    )
     exchanged = find_codes(np.ascontiguousarray(coded.decode().transpose(1, 0, 2, 3)), stored)
     assert exchanged is not None
     assert exchanged.axis == 1
@@ -57,7 +69,9 @@ def test_other_weights_have_no_codes(stored: Stored) -> None:
     assert find_codes(WEIGHTS, stored) is None
     changed = encode(WEIGHTS, stored).decode()
     changed[3, 0, 0, 0] += (
-        0.2 * encode(WEIGHTS, "int8").scales[3] if stored == "int8" else 1e-4 * np.abs(changed[3]).max()
+        0.2 * encode(WEIGHTS, "int8").scales[3]
+        if stored == "int8"
+        else 1e-4 * np.abs(changed[3]).max()
     )
     assert find_codes(changed, stored) is None
 
@@ -67,7 +81,9 @@ def test_the_frozen_weights_are_rounded_for_a_while(stored: Stored) -> None:
     model = classifier()
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     with fine_tuning(model, "head"), rounded(model, stored) as weights:
-        assert set(weights) == (set() if stored == "float32" else {f"backbone.{i}.weight" for i in (0, 4, 9)})
+        assert set(weights) == (
+            set() if stored == "float32" else {f"backbone.{i}.weight" for i in (0, 4, 9)}
+        )
         for name, value in model.named_parameters():
             assert torch.equal(value, before[name]) == (name not in weights)
     assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())
@@ -107,7 +123,9 @@ def test_the_effect_is_measured_in_evaluation_mode() -> None:
         with torch.no_grad():
             before = model.eval()(images(4)[0])
         if stored != "float32":
-            assert effects[stored] == pytest.approx(float((after - before).abs().max() / before.abs().max()), rel=1e-4)
+            assert effects[stored] == pytest.approx(
+                float((after - before).abs().max() / before.abs().max()), rel=1e-4
+            )
     assert effects["float32"] is None
     assert effects["int8"] is not None
     assert effects["float16"] is not None

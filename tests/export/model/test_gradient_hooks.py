@@ -3,7 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 from fleetlearn_export import ExportError
-from fleetlearn_export.model.gradient_hooks import gradient_hooks, hooked, refuse_accumulation_hooks, register
+from fleetlearn_export.model.gradient_hooks import (
+    gradient_hooks,
+    hooked,
+    refuse_accumulation_hooks,
+    register,
+)
 from torch import Tensor, nn
 
 
@@ -12,7 +17,8 @@ def halved_in_place(gradient: Tensor) -> None:
 
 
 def test_hooks_are_called_as_autograd_calls_them() -> None:
-    """In their order, each with what the one before made; one that returns nothing may change the gradient in place."""
+    """In their order, each with what the one before made; one that returns nothing may change the
+    gradient in place."""
     layer = nn.Linear(2, 1, bias=False)
     layer.weight.register_hook(lambda gradient: gradient + 1)
     layer.weight.register_hook(halved_in_place)
@@ -36,7 +42,9 @@ def test_hooks_are_called_as_autograd_calls_them() -> None:
 def test_hooks_behind_the_accumulation_are_refused_where_a_parameter_is_trained() -> None:
     layer = nn.Linear(2, 1)
     handle = layer.weight.register_post_accumulate_grad_hook(halved_in_place)
-    with pytest.raises(ExportError, match=r"parameter weight has a hook of register_post_accumulate_grad_hook"):
+    with pytest.raises(
+        ExportError, match=r"parameter weight has a hook of register_post_accumulate_grad_hook"
+    ):
         refuse_accumulation_hooks(layer)
     layer.weight.requires_grad_(False)
     refuse_accumulation_hooks(layer)

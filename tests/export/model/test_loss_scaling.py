@@ -1,4 +1,5 @@
-"""Loss scaling on a step that multiplies its one parameter by the batch: loss = w * x, so the gradient is x."""
+"""Loss scaling on a step that multiplies its one parameter by the batch: loss = w * x, so the
+gradient is x."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ class Product(nn.Module):
         return self.w * x
 
 
-def run(state: Tensors, x: float, optimizer: Literal["sgd", "momentum"] = "sgd") -> tuple[float, Tensors]:
+def run(
+    state: Tensors, x: float, optimizer: Literal["sgd", "momentum"] = "sgd"
+) -> tuple[float, Tensors]:
     """Do one step from w = 3 with lr 0.5. Returns the new w and the state."""
     objective = Objective(Product(), lambda outputs, y: outputs.sum(), {}, ["x"], ["y"], ["w"], [])
     batch = {"x": torch.tensor([x]), "y": torch.tensor([0.0])}
@@ -85,7 +88,8 @@ def test_the_scale_has_bounds() -> None:
 
 
 def test_a_gradient_that_float16_would_round_to_zero_arrives() -> None:
-    """The loss's own gradient, 2**-26, is below float16's least number, 2**-24; times 1024 it is not."""
+    """The loss's own gradient, 2**-26, is below float16's least number, 2**-24; times 1024 it is
+    not."""
 
     class Small(Product):
         def forward(self, x: Tensor) -> Tensor:
@@ -94,7 +98,9 @@ def test_a_gradient_that_float16_would_round_to_zero_arrives() -> None:
     state = initial_scale()
     objective = Objective(Small(), lambda outputs, y: outputs.sum(), {}, ["x"], ["y"], ["w"], [])
     batch = {"x": torch.tensor([1.0]), "y": torch.tensor([0.0])}
-    plain, scaled = (objective({"w": torch.tensor(3.0)}, batch, scale=scale) for scale in (None, state[SCALE]))
+    plain, scaled = (
+        objective({"w": torch.tensor(3.0)}, batch, scale=scale) for scale in (None, state[SCALE])
+    )
     assert float(plain.gradients["w"]) == 0.0
     assert float(scaled.gradients["w"]) == 2.0**-26
 

@@ -31,13 +31,19 @@ class Own(nn.LayerNorm):
     ],
 )
 def test_each_kind_of_layer(layer: nn.Module, names: set[str]) -> None:
-    assert normalisation_names(nn.Sequential(nn.Linear(4, 4), layer)) == {f"1.{name}" for name in names}
+    assert normalisation_names(nn.Sequential(nn.Linear(4, 4), layer)) == {
+        f"1.{name}" for name in names
+    }
 
 
 def test_a_layer_in_two_places_has_the_names_of_the_first() -> None:
     layer = nn.LayerNorm(4)
     model = nn.Sequential(layer, nn.Linear(4, 4), layer)
-    assert normalisation_names(model) == {"0.weight", "0.bias"} <= {name for name, _ in model.named_parameters()}
+    assert (
+        normalisation_names(model)
+        == {"0.weight", "0.bias"}
+        <= {name for name, _ in model.named_parameters()}
+    )
 
 
 def test_a_model_that_is_a_layer() -> None:

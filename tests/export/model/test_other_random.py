@@ -34,13 +34,21 @@ def drawing(draw: Callable[[], object]) -> Callable[[], int]:
 )
 def test_what_draws_is_named_with_its_line(draw: Callable[[], object], source: str) -> None:
     before = sys.gettrace()
-    with pytest.raises(ExportError, match=rf"^the loss draws a random number from {source} at {__file__}:\d+ in "):
+    with pytest.raises(
+        ExportError, match=rf"^the loss draws a random number from {source} at {__file__}:\d+ in "
+    ):
         without_other_random(drawing(draw), "the loss")
     assert sys.gettrace() is before
 
 
 @pytest.mark.parametrize(
-    "draw", [lambda: torch.rand(2), random.getstate, random.Random(3).random, np.random.default_rng(3).random]
+    "draw",
+    [
+        lambda: torch.rand(2),
+        random.getstate,
+        random.Random(3).random,
+        np.random.default_rng(3).random,
+    ],
 )
 def test_nothing_else_is_refused(draw: Callable[[], object]) -> None:
     """Not PyTorch's random numbers; and a generator of the user's own leaves no trace here."""

@@ -43,7 +43,9 @@ def distance(outputs: tuple[Tensor, ...], x: Tensor) -> Tensor:
 def test_evaluation_and_inference_draw_the_same_numbers_in_each_call(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Autoencoder()
-    made = export_bundle(model, loss, (X, X), tmp_path / "vae.bundle", metrics={"distance": distance})
+    made = export_bundle(
+        model, loss, (X, X), tmp_path / "vae.bundle", metrics={"distance": distance}
+    )
     runtime = open_runtime(made.bundle, kind="onnx")
     first, again = (runtime.evaluate((X.numpy(), X.numpy())) for _ in range(2))
     assert first == again
@@ -53,8 +55,12 @@ def test_evaluation_and_inference_draw_the_same_numbers_in_each_call(tmp_path: P
     assert first.loss_sum == pytest.approx(6 * expected[0].item(), rel=1e-5)
     assert first.metric_sums["distance"] == pytest.approx(expected[1].sum().item(), rel=1e-5)
     # Of fewer examples each has the numbers that it had among more.
-    session = onnxruntime.InferenceSession(made.bundle.path / "graphs/infer.onnx", providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(session.run(None, {"x": X[:2].numpy()})[0], outputs[0][:2], rtol=1e-4, atol=1e-6)
+    session = onnxruntime.InferenceSession(
+        made.bundle.path / "graphs/infer.onnx", providers=["CPUExecutionProvider"]
+    )
+    np.testing.assert_allclose(
+        session.run(None, {"x": X[:2].numpy()})[0], outputs[0][:2], rtol=1e-4, atol=1e-6
+    )
     # Steps draw from their seed.
     losses = {runtime.step((X.numpy(), X.numpy()), lr=0.0, seed=seed) for seed in (1, 2, 1)}
     assert len(losses) == 2
@@ -69,11 +75,16 @@ class Dropping(nn.Module):
         x = self.layer(x)
         if self.by_attention:
             rows = x.unsqueeze(1)
-            return functional.scaled_dot_product_attention(rows, rows, rows, dropout_p=0.5).squeeze(1)
+            return functional.scaled_dot_product_attention(rows, rows, rows, dropout_p=0.5).squeeze(
+                1
+            )
         return functional.dropout(x, 0.5)
 
 
 @pytest.mark.parametrize("by_attention", [True, False])
 def test_dropout_that_stays_on_is_refused(by_attention: bool, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"drops elements by chance at .*test_random_evaluation\.py:\d+ in forward"):
+    with pytest.raises(
+        ExportError,
+        match=r"drops elements by chance at .*test_random_evaluation\.py:\d+ in forward",
+    ):
         export_bundle(Dropping(by_attention), functional.mse_loss, (X, X), tmp_path / "b")

@@ -1,4 +1,5 @@
-"""Habits of training code that a graph cannot follow: each is refused by name, with what to write instead."""
+"""Habits of training code that a graph cannot follow: each is refused by name, with what to write
+instead."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class Leaving(nn.Module):
 
 
 class Following(nn.Module):
-    """Has a target network that follows the trained one: of parameters, written in place, or of buffers."""
+    """Has a target network that follows the trained one: of parameters, written in place, or of
+    buffers."""
 
     def __init__(self, *, buffers: bool) -> None:
         super().__init__()
@@ -82,7 +84,9 @@ class Autocast(nn.Linear):
             return super().forward(x).float()
 
 
-def user(model: nn.Module, loss: Any = functional.cross_entropy, example: Any = (X, Y), **metrics: Any) -> Any:
+def user(
+    model: nn.Module, loss: Any = functional.cross_entropy, example: Any = (X, Y), **metrics: Any
+) -> Any:
     return make_user_model(model, loss, example, metrics, None, 1)
 
 
@@ -91,12 +95,17 @@ def apart(outputs: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
 
 
 def test_a_plain_attribute_that_follows_the_calls_is_refused_by_name() -> None:
-    with pytest.raises(ExportError, match=r"changes mean, a plain tensor attribute of model\.1, at every call.*buffer"):
+    with pytest.raises(
+        ExportError,
+        match=r"changes mean, a plain tensor attribute of model\.1, at every call.*buffer",
+    ):
         user(nn.Sequential(nn.Identity(), Centred(buffer=False)))
 
 
 def test_the_same_as_a_buffer_is_exported(tmp_path: Path) -> None:
-    exported = export_bundle(Centred(buffer=True), functional.cross_entropy, (X, Y), tmp_path / "centred")
+    exported = export_bundle(
+        Centred(buffer=True), functional.cross_entropy, (X, Y), tmp_path / "centred"
+    )
     assert "mean" in [row.name for row in exported.bundle.manifest.parameters if row.buffer]
 
 
@@ -107,7 +116,9 @@ def test_results_and_tables_that_stay_the_same_may_lie_in_attributes() -> None:
 
 
 def test_a_write_into_a_frozen_parameter_is_refused_by_name() -> None:
-    with pytest.raises(ExportError, match=r"writes into target\.weight \(and 1 more\), a frozen parameter.*buffers"):
+    with pytest.raises(
+        ExportError, match=r"writes into target\.weight \(and 1 more\), a frozen parameter.*buffers"
+    ):
         user(Following(buffers=False), apart)
 
 
@@ -118,7 +129,9 @@ def test_a_target_network_of_buffers_follows(tmp_path: Path) -> None:
 
 
 def test_autocast_is_refused_with_its_line() -> None:
-    with pytest.raises(ExportError, match=rf"torch\.autocast at {__file__}:\d+ in forward.*float32"):
+    with pytest.raises(
+        ExportError, match=rf"torch\.autocast at {__file__}:\d+ in forward.*float32"
+    ):
         user(Autocast(enabled=True))
     user(Autocast(enabled=False))
     with (
@@ -129,10 +142,15 @@ def test_autocast_is_refused_with_its_line() -> None:
 
 
 @pytest.mark.parametrize(("row", "column", "value"), [(1, 2, "nan"), (3, 0, "inf")])
-def test_an_example_with_missing_values_is_refused_with_their_place(row: int, column: int, value: str) -> None:
+def test_an_example_with_missing_values_is_refused_with_their_place(
+    row: int, column: int, value: str
+) -> None:
     x = X.clone()
     x[row, column] = float(value)
-    with pytest.raises(ExportError, match=rf"array x holds {value} at \[{row}, {column}\] \(1 such .* the loss is nan"):
+    with pytest.raises(
+        ExportError,
+        match=rf"array x holds {value} at \[{row}, {column}\] \(1 such .* the loss is nan",
+    ):
         user(nn.Linear(6, 3), example=(x, Y))
 
 
@@ -147,6 +165,14 @@ def test_a_model_that_fills_missing_values_is_exported() -> None:
 
 
 def test_a_metric_that_is_a_sum_is_refused() -> None:
-    with pytest.raises(ExportError, match=r"metric hits is 2 on 2 examples, and 4 with each .* a value for each"):
-        user(nn.Linear(6, 3), hits=lambda outputs, y: (outputs.argmax(1) == outputs.argmax(1)).sum())
-    user(nn.Linear(6, 3), mean=lambda outputs, y: outputs.mean(), each=lambda outputs, y: outputs.argmax(1) == y)
+    with pytest.raises(
+        ExportError, match=r"metric hits is 2 on 2 examples, and 4 with each .* a value for each"
+    ):
+        user(
+            nn.Linear(6, 3), hits=lambda outputs, y: (outputs.argmax(1) == outputs.argmax(1)).sum()
+        )
+    user(
+        nn.Linear(6, 3),
+        mean=lambda outputs, y: outputs.mean(),
+        each=lambda outputs, y: outputs.argmax(1) == y,
+    )

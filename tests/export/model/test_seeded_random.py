@@ -1,4 +1,5 @@
-"""Random numbers from a seed: the hash by another implementation, its quality, the same masks in every runtime."""
+"""Random numbers from a seed: the hash by another implementation, its quality, the same masks in
+every runtime."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def lowbias32(x: int) -> int:
 
 
 def by_hand(seed: int, draw: int, part: int, index: int) -> int:
-    """24 random bits, in Python's integers of any size: a word's first ones, taken as a signed number and shifted."""
+    """24 random bits, in Python's integers of any size: a word's first ones, taken as a signed
+    number and shifted."""
     spread = lowbias32(seed & WORD ^ 0x9E3779B1)
     before = lowbias32(spread ^ seed >> 32)
     between = lowbias32(spread ^ before)
@@ -69,10 +71,16 @@ def test_uniform_numbers_are_the_hash(seed: int) -> None:
 
 
 def test_the_hash_stays_what_it_is() -> None:
-    """Bundles of older releases and newer ones draw alike. The numbers came from a program in C with uint32_t."""
+    """Bundles of older releases and newer ones draw alike. The numbers came from a program in C
+    with uint32_t."""
     mode = seeded(2**53 - 1)
     mode.draws = 3
-    assert (mode.random_words((4,)) & WORD).tolist() == [1958297466, 3860749886, 1938718793, 3175352819]
+    assert (mode.random_words((4,)) & WORD).tolist() == [
+        1958297466,
+        3860749886,
+        1938718793,
+        3175352819,
+    ]
 
 
 def test_no_product_leaves_63_bits() -> None:
@@ -99,13 +107,17 @@ def along_seeds() -> Tensor:
 
 @pytest.fixture(scope="module", params=[along_elements, along_draws, along_seeds])
 def square(request: pytest.FixtureRequest) -> np.ndarray:
-    """Multiples of 2**-24 as integers: 1024 rows of neighbouring elements, neighbouring draws or neighbouring seeds."""
+    """Multiples of 2**-24 as integers: 1024 rows of neighbouring elements, neighbouring draws or
+    neighbouring seeds."""
     return (request.param().double().numpy() * 2**24).astype(np.int64)
 
 
 def test_bytes_are_uniform(square: np.ndarray) -> None:
     for shift in (0, 8, 16):
-        assert stats.chisquare(np.bincount((square >> shift & 255).ravel(), minlength=256)).pvalue > 1e-4
+        assert (
+            stats.chisquare(np.bincount((square >> shift & 255).ravel(), minlength=256)).pvalue
+            > 1e-4
+        )
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -126,7 +138,8 @@ def test_pairs_of_neighbours_fill_the_square(square: np.ndarray, axis: int) -> N
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_birthday_spacings(square: np.ndarray, axis: int) -> None:
-    """G. Marsaglia's test: among 512 birthdays in a year of 2**24 days, equal spacings are Poisson, 2 on average."""
+    """G. Marsaglia's test: among 512 birthdays in a year of 2**24 days, equal spacings are Poisson,
+    2 on average."""
     blocks = square if axis == 1 else square.T.reshape(-1, 512)
     spacings = np.sort(np.diff(np.sort(blocks, axis=1), axis=1), axis=1)
     found = int((np.diff(spacings, axis=1) == 0).sum())
@@ -163,9 +176,18 @@ DISTRIBUTIONS: dict[str, tuple[Callable[[], Tensor], Callable[[np.ndarray], np.n
     "randn_like": (lambda: torch.randn_like(torch.empty(300, 400)), stats.norm().cdf),
     "normal_": (lambda: torch.empty(120_000).normal_(3, 2), stats.norm(3, 2).cdf),
     "normal": (lambda: torch.normal(3.0, 2.0, (300, 400)), stats.norm(3, 2).cdf),
-    "normal of means": (lambda: torch.normal(torch.full((400, 300), 3.0), 2.0), stats.norm(3, 2).cdf),
-    "normal of deviations": (lambda: torch.normal(3.0, torch.full((400, 300), 2.0)), stats.norm(3, 2).cdf),
-    "normal of both": (lambda: torch.normal(torch.full((400, 1), 3.0), torch.full((300,), 2.0)), stats.norm(3, 2).cdf),
+    "normal of means": (
+        lambda: torch.normal(torch.full((400, 300), 3.0), 2.0),
+        stats.norm(3, 2).cdf,
+    ),
+    "normal of deviations": (
+        lambda: torch.normal(3.0, torch.full((400, 300), 2.0)),
+        stats.norm(3, 2).cdf,
+    ),
+    "normal of both": (
+        lambda: torch.normal(torch.full((400, 1), 3.0), torch.full((300,), 2.0)),
+        stats.norm(3, 2).cdf,
+    ),
     "exponential_": (lambda: torch.empty(120_000).exponential_(2), stats.expon(scale=1 / 2).cdf),
 }
 
@@ -251,7 +273,9 @@ def test_dropout_is_the_same_by_each_of_its_operators() -> None:
 
 
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_dropout_is_drawn_whatever_autograd_does(context: Callable[[], torch.autograd.grad_mode.no_grad]) -> None:
+def test_dropout_is_drawn_whatever_autograd_does(
+    context: Callable[[], torch.autograd.grad_mode.no_grad],
+) -> None:
     x = torch.ones(4, 6, 5, 5)
     lstm = nn.LSTM(5, 4, 2, dropout=0.5, batch_first=True)
     before = torch.get_rng_state()
@@ -276,7 +300,9 @@ def test_dropout_is_drawn_whatever_autograd_does(context: Callable[[], torch.aut
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_dropout_between_recurrent_layers_is_traced(kind: type[nn.RNNBase], bidirectional: bool) -> None:
+def test_dropout_between_recurrent_layers_is_traced(
+    kind: type[nn.RNNBase], bidirectional: bool
+) -> None:
     """PyTorch's own decomposition forgets it."""
     layers = kind(5, 4, 3, dropout=0.5, batch_first=True, bidirectional=bidirectional)
     x, seed = torch.randn(2, 6, 5), torch.tensor(1)
@@ -307,7 +333,9 @@ def test_what_does_not_draw_is_left_alone() -> None:
 
 def test_the_largest_are_in_order_so_that_each_gets_its_own_number() -> None:
     x = torch.randn(50, 20)
-    assert not torch.equal(torch.topk(x, 12, sorted=False)[0], torch.topk(x, 12)[0]), "the case that is tested"
+    assert not torch.equal(torch.topk(x, 12, sorted=False)[0], torch.topk(x, 12)[0]), (
+        "the case that is tested"
+    )
     with Seeded(torch.tensor(1)):
         found, places = torch.topk(x, 12, sorted=False)
     assert torch.equal(found, torch.topk(x, 12)[0])
@@ -316,7 +344,8 @@ def test_the_largest_are_in_order_so_that_each_gets_its_own_number() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_what_is_computed_again_draws_the_same_again(reentrant: bool) -> None:
-    """Checkpointing, which saves memory, computes parts of the forward pass again in the backward pass."""
+    """Checkpointing, which saves memory, computes parts of the forward pass again in the backward
+    pass."""
 
     def part(x: Tensor) -> Tensor:
         return F.dropout(x.tanh(), 0.5)
@@ -372,7 +401,8 @@ def test_a_generator_is_not_advanced() -> None:
 
 
 def mixture(x: Tensor, seed: Tensor) -> tuple[Tensor, ...]:
-    """Each kind of draw once: the last two are computed with functions that runtimes round differently."""
+    """Each kind of draw once: the last two are computed with functions that runtimes round
+    differently."""
     with Seeded(seed):
         return (
             F.dropout(x, 0.3),
@@ -392,10 +422,16 @@ def mixture(x: Tensor, seed: Tensor) -> tuple[Tensor, ...]:
 def onnx_of(graph: torch.fx.GraphModule, x: Tensor, outputs: int) -> onnxruntime.InferenceSession:
     arguments = (x, torch.tensor(0))
     with silenced_python():
-        exported = torch.export.export(graph, arguments, dynamic_shapes=({0: Dim("n", min=2)}, None))
+        exported = torch.export.export(
+            graph, arguments, dynamic_shapes=({0: Dim("n", min=2)}, None)
+        )
         exported = exported.run_decompositions({})
-    program = Program(exported, ["x", "seed"], [f"y{place}" for place in range(outputs)], graph.graph)
-    return onnxruntime.InferenceSession(serialised(to_onnx(program, {})), providers=["CPUExecutionProvider"])
+    program = Program(
+        exported, ["x", "seed"], [f"y{place}" for place in range(outputs)], graph.graph
+    )
+    return onnxruntime.InferenceSession(
+        serialised(to_onnx(program, {})), providers=["CPUExecutionProvider"]
+    )
 
 
 @pytest.mark.slow
@@ -409,11 +445,15 @@ def test_the_graph_draws_what_pytorch_draws() -> None:
             seed = torch.tensor(number)
             expected = mixture(x, seed)
             found = session.run(None, {"x": x.numpy(), "seed": seed.numpy()})
-            for place, (traced, run, wanted) in enumerate(zip(graph(x, seed), found, expected, strict=True)):
+            for place, (traced, run, wanted) in enumerate(
+                zip(graph(x, seed), found, expected, strict=True)
+            ):
                 assert torch.equal(traced, wanted) or place in (0, 1)
                 torch.testing.assert_close(traced, wanted)
                 tolerance = 1e-5 if place >= 9 else 1e-6 if place in (0, 1, 8) else 0
-                np.testing.assert_allclose(run, wanted.numpy(), rtol=tolerance, atol=tolerance, strict=True)
+                np.testing.assert_allclose(
+                    run, wanted.numpy(), rtol=tolerance, atol=tolerance, strict=True
+                )
                 if place in (0, 1):
                     assert np.array_equal(run == 0, wanted.numpy() == 0)
 
@@ -425,10 +465,16 @@ def test_a_training_step_in_the_graph() -> None:
     def step(x: Tensor, seed: Tensor) -> tuple[Tensor, ...]:
         with Seeded(seed):
             hidden = F.dropout(F.relu(x @ first), 0.4)
-            return torch.autograd.grad((F.dropout(hidden, 0.2) @ second).square().mean(), (first, second))
+            return torch.autograd.grad(
+                (F.dropout(hidden, 0.2) @ second).square().mean(), (first, second)
+            )
 
     x = torch.randn(5, 6)
-    session = onnx_of(make_fx(step, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x, torch.tensor(0)), x, 2)
+    session = onnx_of(
+        make_fx(step, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x, torch.tensor(0)),
+        x,
+        2,
+    )
     x = torch.randn(8, 6)
     results = []
     for number in (7, 7, 8):
@@ -459,14 +505,20 @@ def test_devices_side_by_side_draw_from_their_own_seeds() -> None:
     ],
 )
 def test_what_cannot_be_drawn_is_refused_by_name(draw: Callable[[], Tensor], operator: str) -> None:
-    with pytest.raises(ExportError, match=rf"{operator} cannot be drawn from the graph's seed\. Draw with dropout"):
+    with pytest.raises(
+        ExportError, match=rf"{operator} cannot be drawn from the graph's seed\. Draw with dropout"
+    ):
         drawn(1, draw)
 
 
 def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(ExportError, match=r"the seed is torch.float32 of shape \(2,\); it must be an int64 scalar"):
+    with pytest.raises(
+        ExportError, match=r"the seed is torch.float32 of shape \(2,\); it must be an int64 scalar"
+    ):
         Seeded(torch.zeros(2))
-    with pytest.raises(ExportError, match=r"a Bernoulli probability of 1.5; it must be from 0 to 1"):
+    with pytest.raises(
+        ExportError, match=r"a Bernoulli probability of 1.5; it must be from 0 to 1"
+    ):
         drawn(1, lambda: torch.empty(3).bernoulli_(1.5))
     with pytest.raises(ExportError, match=r"random integers without an upper end .* give `to`"):
         drawn(1, lambda: torch.empty(3).random_(0, None))

@@ -37,7 +37,9 @@ def test_a_module_in_two_places_has_its_own_tensors_again() -> None:
     outputs = functional_call(model, given, (torch.tensor([[1.0, -1.0]]),))
     assert outputs.tolist() == [[7.0, -1.0]]
     assert float(given["count"]) == 6.0
-    assert all(a is b for a, b in zip((model.two.weight, model.two.bias, model.count), own, strict=True))
+    assert all(
+        a is b for a, b in zip((model.two.weight, model.two.bias, model.count), own, strict=True)
+    )
 
 
 def test_a_function_sees_other_tensors_in_the_model() -> None:
@@ -61,11 +63,16 @@ def test_a_function_sees_other_tensors_in_the_model() -> None:
 
 
 def test_parameters_hold_other_values_for_a_while() -> None:
-    """They are the same objects: a list that has one sees the value, and a step changes what was given."""
+    """They are the same objects: a list that has one sees the value, and a step changes what was
+    given."""
     model = Twice()
     kept, hooked = [model.one.weight], []
     model.one.weight.register_hook(hooked.append)
-    own, memory, buffer = model.one.weight.detach().clone(), model.one.weight.data_ptr(), model.count
+    own, memory, buffer = (
+        model.one.weight.detach().clone(),
+        model.one.weight.data_ptr(),
+        model.count,
+    )
     gradient = model.one.weight.grad = torch.ones(2, 2)
     given = {"one.weight": 2 * torch.eye(2), "one.bias": torch.zeros(2), "count": torch.tensor(5.0)}
     with holding(model, given):
@@ -75,7 +82,8 @@ def test_parameters_hold_other_values_for_a_while() -> None:
         torch.optim.SGD(model.parameters(), lr=1.0).step()
         assert float(model.count) == 6.0
     assert len(hooked) == 1
-    # y = W (W x + b) + b with b = 0: the gradient of sum(y) is u (W x)^T + (W^T u) x^T, 4 with u and x of ones.
+    # y = W (W x + b) + b with b = 0: the gradient of sum(y) is u (W x)^T + (W^T u) x^T, 4 with u
+    # and x of ones.
     assert torch.equal(given["one.weight"], 2 * torch.eye(2) - 4)
     assert torch.equal(kept[0], own)
     assert kept[0].data_ptr() == memory
@@ -117,7 +125,9 @@ def test_hooks_of_the_first_call_are_forgotten_with_the_attribute_that_says_so()
     class Hooked(Twice):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if not hasattr(self, "hooked"):
-                self.hooked = self.one.register_forward_hook(lambda module, given, result: result + 1)
+                self.hooked = self.one.register_forward_hook(
+                    lambda module, given, result: result + 1
+                )
             return super().forward(x)
 
     model, x = Hooked(), torch.ones(1, 2)

@@ -9,7 +9,12 @@ import pytest
 import torch
 from fleetlearn_export import ExportError, LocalStep, export_bundle
 from fleetlearn_export.model.checked_user_model import make_user_model
-from fleetlearn_export.model.train_step import TrainStep, changed_buffers, make_train_step, names_matching
+from fleetlearn_export.model.train_step import (
+    TrainStep,
+    changed_buffers,
+    make_train_step,
+    names_matching,
+)
 from fleetlearn_export.model.user_model import UserModel, training_mode
 from fleetlearn_export.tracing.trace import trace
 from torch import Tensor, nn
@@ -36,7 +41,11 @@ def accuracy(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def source_of(model: nn.Module | None = None, **options: Any) -> UserModel:
-    arguments: dict[str, Any] = {"metrics": {"accuracy": accuracy}, "names": None, "targets": 1} | options
+    arguments: dict[str, Any] = {
+        "metrics": {"accuracy": accuracy},
+        "names": None,
+        "targets": 1,
+    } | options
     return make_user_model(model or Net(), functional.cross_entropy, (X, Y), **arguments)
 
 
@@ -48,11 +57,15 @@ def made(step: Any = None, model: nn.Module | None = None, **options: Any) -> Tr
 
 def sgd(params: Any, state: Any, batch: Any, hyper: Any, *, objective: Any) -> Any:
     found = objective(params, batch)
-    moved = {name: params[name] - hyper["lr"] * gradient for name, gradient in found.gradients.items()}
+    moved = {
+        name: params[name] - hyper["lr"] * gradient for name, gradient in found.gradients.items()
+    }
     return params | found.buffers | moved, state, {"loss": found.loss, **found.metrics}
 
 
-def own(change: Any = lambda params, state, metrics: (params, state, metrics), **options: Any) -> TrainStep:
+def own(
+    change: Any = lambda params, state, metrics: (params, state, metrics), **options: Any
+) -> TrainStep:
     """SGD as a step of one's own, its three results changed."""
 
     def step(params: Any, state: Any, batch: Any, hyper: Any, *, objective: Any) -> Any:
@@ -63,7 +76,14 @@ def own(change: Any = lambda params, state, metrics: (params, state, metrics), *
 
 def test_inputs_and_outputs_in_the_graphs_order() -> None:
     step = made(LocalStep("momentum", proximal=True, correction=True), personal=["head"])
-    rows = ["body.weight", "body.bias", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
+    rows = [
+        "body.weight",
+        "body.bias",
+        "norm.weight",
+        "norm.bias",
+        "norm.running_mean",
+        "norm.running_var",
+    ]
     heads = ["head.weight", "head.bias"]
     trained = rows[:4] + heads
     assert list(step.values) == [*rows, *heads]
@@ -78,7 +98,9 @@ def test_inputs_and_outputs_in_the_graphs_order() -> None:
         *(f"state.momentum.{name}" for name in trained),
         *("batch.x", "batch.y", "hyper.lr", "hyper.mu", "hyper.momentum"),
     ]
-    assert len({value.data_ptr() for value in arguments.values()}) == len(arguments), "each has its own memory"
+    assert len({value.data_ptr() for value in arguments.values()}) == len(arguments), (
+        "each has its own memory"
+    )
     with training_mode(step.objective.model):
         results = step.run(arguments)
     assert list(results) == step.outputs()
@@ -93,7 +115,10 @@ def test_all_normalisation_layers_are_personal() -> None:
     norms = ["norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
     assert list(step.values)[4:] == norms
     assert step.personal == step.normalisation == set(norms)
-    with pytest.raises(ExportError, match=r"personal='normalisation': the model has no normalisation layer of PyTorch"):
+    with pytest.raises(
+        ExportError,
+        match=r"personal='normalisation': the model has no normalisation layer of PyTorch",
+    ):
         made(model=nn.Linear(6, 3), personal="normalisation")
     assert made(personal=["head"]).normalisation == set(norms)
 
@@ -105,7 +130,9 @@ def test_making_a_step_leaves_the_model_as_it_was() -> None:
         step = make_train_step(user, LocalStep(contrastive=True), features=lambda outputs: outputs)
         step.run(step.arguments())
         assert all(module.training for module in user.model.modules())
-        assert all(torch.equal(value, before[name]) for name, value in user.model.state_dict().items())
+        assert all(
+            torch.equal(value, before[name]) for name, value in user.model.state_dict().items()
+        )
     assert all(value.grad is None for value in user.model.parameters())
 
 
@@ -121,46 +148,114 @@ HYPER = {"hyper": {"lr": None}}
         (
             torch.optim.SGD,
             {},
-            r"the step is torch\.optim's SGD; expected LocalStep\(\"sgd\"\): a device has no PyTorch",
+            (
+                r"the step is torch\.optim's SGD; expected LocalStep\(\"sgd\"\): a device has no "
+                r"PyTorch"
+            ),
         ),
-        (torch.optim.SGD([torch.zeros(1, requires_grad=True)]), {}, r"torch\.optim's SGD; expected LocalStep"),
+        (
+            torch.optim.SGD([torch.zeros(1, requires_grad=True)]),
+            {},
+            r"torch\.optim's SGD; expected LocalStep",
+        ),
         (torch.optim.Rprop, {}, r"torch\.optim's Rprop; expected LocalStep, of sgd, momentum"),
-        (LocalStep("lion"), {}, "optimizer 'lion'; a LocalStep has one of sgd, momentum, nesterov, adam, adamw$"),
+        (
+            LocalStep("lion"),
+            {},
+            "optimizer 'lion'; a LocalStep has one of sgd, momentum, nesterov, adam, adamw$",
+        ),
         (LocalStep("custom"), {}, "optimizer 'custom'; a LocalStep has one of sgd"),
         (
             LocalStep(proximal=True, contrastive=True),
             {"features": torch.relu},
-            "a step is proximal or contrastive, not both: each has its own mu; write the two as a function",
+            (
+                "a step is proximal or contrastive, not both: each has its own mu; write the two "
+                "as a function"
+            ),
         ),
-        (LocalStep(contrastive=True), {}, r"a contrastive step needs features\(outputs\), the tensor of features"),
-        (LocalStep(), {"features": torch.relu}, r"features are for a contrastive step: LocalStep\(contrastive=True\)"),
-        (sgd, {**HYPER, "features": torch.relu}, r"features are for LocalStep\(contrastive=True\); a step of your own"),
+        (
+            LocalStep(contrastive=True),
+            {},
+            r"a contrastive step needs features\(outputs\), the tensor of features",
+        ),
+        (
+            LocalStep(),
+            {"features": torch.relu},
+            r"features are for a contrastive step: LocalStep\(contrastive=True\)",
+        ),
+        (
+            sgd,
+            {**HYPER, "features": torch.relu},
+            r"features are for LocalStep\(contrastive=True\); a step of your own",
+        ),
         (
             LocalStep(contrastive=True),
             {"features": lambda outputs: outputs["z"]},
-            r"on the example the step fails in PyTorch itself: .* at .*test_train_step.py:\d+ in <lambda>",
+            (
+                r"on the example the step fails in PyTorch itself: .* at .*test_train_step.py:\d+ "
+                r"in <lambda>"
+            ),
         ),
-        (LocalStep("adam"), {"state": {"t": 0.0}}, "state and kept are for a step of your own; a LocalStep's"),
+        (
+            LocalStep("adam"),
+            {"state": {"t": 0.0}},
+            "state and kept are for a step of your own; a LocalStep's",
+        ),
         (LocalStep("adam"), {"kept": ["m.*"]}, "state and kept are for a step of your own"),
-        (lambda params, batch: None, {}, r"the step takes \(params, batch\); expected \(params, state, batch, hyper\)"),
+        (
+            lambda params, batch: None,
+            {},
+            r"the step takes \(params, batch\); expected \(params, state, batch, hyper\)",
+        ),
         # Hyper-parameters.
         (
             LocalStep(proximal=True),
             {"hyper": {"rate": 0.1}},
             "hyper-parameter rate=0.1: the step has lr, mu, each a finite number",
         ),
-        (LocalStep(), {"hyper": {"lr": None}}, "hyper-parameter lr=None: the step has lr, each a finite number"),
-        (LocalStep(), {"hyper": {"lr": "fast"}}, "hyper-parameter lr=fast: the step has lr, each a finite number"),
-        (sgd, {"hyper": {"lr": float("nan")}}, "hyper-parameter lr=nan: a step of your own takes a finite number"),
-        (sgd, {"hyper": {"lr": 1e31}}, r"hyper-parameter lr=1e\+31: a step of your own takes a finite number"),
+        (
+            LocalStep(),
+            {"hyper": {"lr": None}},
+            "hyper-parameter lr=None: the step has lr, each a finite number",
+        ),
+        (
+            LocalStep(),
+            {"hyper": {"lr": "fast"}},
+            "hyper-parameter lr=fast: the step has lr, each a finite number",
+        ),
+        (
+            sgd,
+            {"hyper": {"lr": float("nan")}},
+            "hyper-parameter lr=nan: a step of your own takes a finite number",
+        ),
+        (
+            sgd,
+            {"hyper": {"lr": 1e31}},
+            r"hyper-parameter lr=1e\+31: a step of your own takes a finite number",
+        ),
         (sgd, {"hyper": {"l r": 0.1}}, "hyper-parameter name 'l r'"),
         (sgd, {"hyper": {"lr": 0.1, "seed": 1}}, "no hyper-parameter is named seed"),
-        (sgd, {}, r"on the example the step fails in PyTorch itself: KeyError: 'lr' at .* in (<dictcomp>|sgd)"),
+        (
+            sgd,
+            {},
+            (
+                r"on the example the step fails in PyTorch itself: KeyError: 'lr' at .* in "
+                r"(<dictcomp>|sgd)"
+            ),
+        ),
         # State.
         (sgd, {**HYPER, "state": {"": torch.zeros(1)}}, "state name ''"),
         (sgd, {**HYPER, "state": {"s": ["a"]}}, "state s cannot become a tensor"),
-        (sgd, {**HYPER, "state": {"s": torch.zeros(2, dtype=torch.int64)}}, r"state s is torch.int64 of shape \(2,\)"),
-        (sgd, {**HYPER, "state": {"s": torch.zeros(0)}}, r"state s is torch.float32 of shape \(0,\); expected float32"),
+        (
+            sgd,
+            {**HYPER, "state": {"s": torch.zeros(2, dtype=torch.int64)}},
+            r"state s is torch.int64 of shape \(2,\)",
+        ),
+        (
+            sgd,
+            {**HYPER, "state": {"s": torch.zeros(0)}},
+            r"state s is torch.float32 of shape \(0,\); expected float32",
+        ),
         (sgd, {**HYPER, "state": {"s": torch.tensor(torch.inf)}}, "state s holds NaN or infinity"),
         (
             sgd,
@@ -171,13 +266,29 @@ HYPER = {"hyper": {"lr": None}}
         (
             LocalStep(),
             {"personal": ["tail"]},
-            "personal: 'tail' is the name of no trained parameter or buffer that training changes; there are "
-            "body.weight, .*norm.running_var",
+            "personal: 'tail' is the name of no trained parameter or buffer that training changes; "
+            "there are body.weight, .*norm.running_var",
         ),
-        (LocalStep(), {"personal": "head"}, "personal='head'; expected a list of names, or 'normalisation'"),
-        (LocalStep(), {"personal": ["norm.num_batches_tracked"]}, "'norm.num_batches_tracked' is the name of no"),
-        (LocalStep(), {"personal": ["*"]}, r"personal=\['\*'\] leaves no trained parameter that travels"),
-        (LocalStep(), {"personal": ["*.weight", "*.bias"]}, "leaves no trained parameter that travels"),
+        (
+            LocalStep(),
+            {"personal": "head"},
+            "personal='head'; expected a list of names, or 'normalisation'",
+        ),
+        (
+            LocalStep(),
+            {"personal": ["norm.num_batches_tracked"]},
+            "'norm.num_batches_tracked' is the name of no",
+        ),
+        (
+            LocalStep(),
+            {"personal": ["*"]},
+            r"personal=\['\*'\] leaves no trained parameter that travels",
+        ),
+        (
+            LocalStep(),
+            {"personal": ["*.weight", "*.bias"]},
+            "leaves no trained parameter that travels",
+        ),
     ],
 )
 def test_bad_input_is_refused_by_name(step: Any, options: dict[str, Any], text: str) -> None:
@@ -189,19 +300,33 @@ def test_normalisation_alone_cannot_be_all_that_is_trained() -> None:
     model = Net()
     for layer in (model.body, model.head):
         layer.requires_grad_(False)
-    with pytest.raises(ExportError, match="personal='normalisation' leaves no trained parameter that travels"):
+    with pytest.raises(
+        ExportError, match="personal='normalisation' leaves no trained parameter that travels"
+    ):
         made(model=model, personal="normalisation")
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda p, s, m: None, "the step returned a NoneType; expected three dicts: params, state, metrics"),
+        (
+            lambda p, s, m: None,
+            "the step returned a NoneType; expected three dicts: params, state, metrics",
+        ),
         (lambda p, s, m: (p, s), "the step returned a tuple; expected three dicts"),
         (lambda p, s, m: (p, s, m["loss"]), "the step returned a tuple; expected three dicts"),
-        (lambda p, s, m: ({**p, "more": X}, s, m), r"the step returned next\.param\.more, which is not in the tables"),
-        (lambda p, s, m: (p, {"v": X}, m), r"the step returned next\.state\.v, which is not in the tables: .*`state`"),
-        (lambda p, s, m: (p, s, {**m, "norm": X}), r"the step returned metric\.norm, which is not in the tables"),
+        (
+            lambda p, s, m: ({**p, "more": X}, s, m),
+            r"the step returned next\.param\.more, which is not in the tables",
+        ),
+        (
+            lambda p, s, m: (p, {"v": X}, m),
+            r"the step returned next\.state\.v, which is not in the tables: .*`state`",
+        ),
+        (
+            lambda p, s, m: (p, s, {**m, "norm": X}),
+            r"the step returned metric\.norm, which is not in the tables",
+        ),
         (
             lambda p, s, m: ({k: v for k, v in p.items() if k != "norm.running_var"}, s, m),
             r"the step did not return param\.norm\.running_var",
@@ -210,14 +335,26 @@ def test_normalisation_alone_cannot_be_all_that_is_trained() -> None:
         (lambda p, s, m: (p, s, {"accuracy": m["accuracy"]}), "the step did not return loss"),
         (
             lambda p, s, m: (p | {"head.bias": p["head.bias"].sum()}, s, m),
-            r"the step returned param\.head\.bias as torch.float32 \(\); expected a float32 tensor of shape \(3,\)",
+            (
+                r"the step returned param\.head\.bias as torch.float32 \(\); expected a float32 "
+                r"tensor of shape \(3,\)"
+            ),
         ),
-        (lambda p, s, m: (p, s, m | {"loss": 1.0}), "the step returned loss as a float; expected a float32 tensor of"),
+        (
+            lambda p, s, m: (p, s, m | {"loss": 1.0}),
+            "the step returned loss as a float; expected a float32 tensor of",
+        ),
         (
             lambda p, s, m: (p, s, m | {"loss": m["loss"].double()}),
-            r"the step returned loss as torch.float64 \(\); expected a float32 tensor of shape \(\)",
+            (
+                r"the step returned loss as torch.float64 \(\); expected a float32 tensor of shape "
+                r"\(\)"
+            ),
         ),
-        (lambda p, s, m: (p, s, m | {"accuracy": X}), r"the step returned metric\.accuracy as torch.float32 \(4, 6\)"),
+        (
+            lambda p, s, m: (p, s, m | {"accuracy": X}),
+            r"the step returned metric\.accuracy as torch.float32 \(4, 6\)",
+        ),
     ],
 )
 def test_bad_results_are_refused_by_name(change: Any, text: str) -> None:
@@ -228,19 +365,35 @@ def test_bad_results_are_refused_by_name(change: Any, text: str) -> None:
 def test_a_state_that_is_not_returned_as_it_was_is_refused() -> None:
     with pytest.raises(ExportError, match=r"the step did not return state\.v"):
         own(lambda p, s, m: (p, {}, m), state={"v": torch.zeros(2)})
-    with pytest.raises(ExportError, match=r"the step returned state\.v as torch.float32 \(1,\); expected .* \(2,\)"):
+    with pytest.raises(
+        ExportError, match=r"the step returned state\.v as torch.float32 \(1,\); expected .* \(2,\)"
+    ):
         own(lambda p, s, m: (p, {"v": s["v"][:1]}, m), state={"v": torch.zeros(2)})
 
 
 def test_hyper_parameters_and_state_are_taken_over() -> None:
     step = made(LocalStep("adam", clip=True), hyper={"beta1": 0.5, "max_norm": 1})
-    assert step.hyper == {"lr": None, "max_norm": 1.0, "beta1": 0.5, "beta2": 0.999, "epsilon": 1e-8}
-    step = own(hyper={"lr": None, "pull": 2}, state={"v.a": [1.0, 2.0], "t": torch.ones(())}, kept=["v"])
+    assert step.hyper == {
+        "lr": None,
+        "max_norm": 1.0,
+        "beta1": 0.5,
+        "beta2": 0.999,
+        "epsilon": 1e-8,
+    }
+    step = own(
+        hyper={"lr": None, "pull": 2}, state={"v.a": [1.0, 2.0], "t": torch.ones(())}, kept=["v"]
+    )
     assert step.hyper == {"lr": None, "pull": 2.0}
     assert step.kept == {"v.a"}
     assert torch.equal(step.state["v.a"], torch.tensor([1.0, 2.0]))
     assert (step.rule, step.references) == (LocalStep("custom"), ())
-    step = made(lambda p, s, b, h, *, correction, previous: (p, s, {"loss": b["x"].sum(), "accuracy": b["x"].sum()}))
+    step = made(
+        lambda p, s, b, h, *, correction, previous: (
+            p,
+            s,
+            {"loss": b["x"].sum(), "accuracy": b["x"].sum()},
+        )
+    )
     assert step.rule == LocalStep("custom", correction=True)
     assert step.references == ("correction", "previous")
 
@@ -253,7 +406,8 @@ def test_names_by_pattern_and_by_module() -> None:
 
 
 class Counting(nn.Module):
-    """Buffers of five kinds: constant, changed in place, replaced, a counter on which nothing depends, and indices."""
+    """Buffers of five kinds: constant, changed in place, replaced, a counter on which nothing
+    depends, and indices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -317,8 +471,9 @@ class Precise(nn.Linear):
     [
         (
             nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, momentum=None)),
-            r"training depends on 1\.num_batches_tracked, a counter that does not travel \(BatchNorm with "
-            r"momentum=None averages over all batches by it\): give BatchNorm a momentum, or count in a float32 buffer",
+            r"training depends on 1\.num_batches_tracked, a counter that does not travel "
+            r"\(BatchNorm with momentum=None averages over all batches by it\): give BatchNorm a "
+            r"momentum, or count in a float32 buffer",
         ),
         (Averaging(), "training depends on calls, a counter that does not travel"),
         (Precise(), "buffer sum changes in training and is torch.float64; expected float32"),
@@ -340,7 +495,9 @@ def by_autograd(p: Any, s: Any, b: Any, h: Any) -> Any:
     leaves = {name: value.requires_grad_() for name, value in p.items()}
     loss = functional.cross_entropy(functional_call(PLAIN, leaves, (b["x"],)), b["y"])
     gradients = torch.autograd.grad(loss, list(leaves.values()))
-    moved = {name: p[name] - h["lr"] * gradient for name, gradient in zip(p, gradients, strict=True)}
+    moved = {
+        name: p[name] - h["lr"] * gradient for name, gradient in zip(p, gradients, strict=True)
+    }
     return moved, s, {"loss": loss, "accuracy": loss}
 
 
@@ -349,7 +506,11 @@ def by_func_grad(p: Any, s: Any, b: Any, h: Any) -> Any:
         return functional.cross_entropy(functional_call(PLAIN, q, (b["x"],)), b["y"])
 
     gradients, value = torch.func.grad_and_value(loss)(p)
-    return {n: p[n] - h["lr"] * g for n, g in gradients.items()}, s, {"loss": value, "accuracy": value}
+    return (
+        {n: p[n] - h["lr"] * g for n, g in gradients.items()},
+        s,
+        {"loss": value, "accuracy": value},
+    )
 
 
 def in_place(p: Any, s: Any, b: Any, h: Any, *, objective: Any) -> Any:
@@ -372,20 +533,34 @@ def noisy(p: Any, s: Any, b: Any, h: Any, *, objective: Any) -> Any:
 
 def with_the_number_of_rows(p: Any, s: Any, b: Any, h: Any, *, objective: Any) -> Any:
     moved, s, metrics = sgd(p, s, b, h, objective=objective)
-    return {name: p[name] + (value - p[name]) / b["x"].shape[0] for name, value in moved.items()}, s, metrics
+    return (
+        {name: p[name] + (value - p[name]) / b["x"].shape[0] for name, value in moved.items()},
+        s,
+        metrics,
+    )
 
 
 def each_example_clipped(p: Any, s: Any, b: Any, h: Any) -> Any:
-    """The gradient of each example on its own (Abadi et al. 2016, arXiv 1607.00133, Algorithm 1), with their noise."""
+    """The gradient of each example on its own (Abadi et al. 2016, arXiv 1607.00133, Algorithm 1),
+    with their noise."""
 
     def loss(q: Any, x: Tensor, y: Tensor) -> Tensor:
-        return -(torch.log_softmax(functional_call(PLAIN, q, (x[None],))[0], 0) * (torch.arange(3) == y)).sum()
+        return -(
+            torch.log_softmax(functional_call(PLAIN, q, (x[None],))[0], 0) * (torch.arange(3) == y)
+        ).sum()
 
-    gradients, losses = torch.func.vmap(torch.func.grad_and_value(loss), (None, 0, 0))(p, b["x"], b["y"])
+    gradients, losses = torch.func.vmap(torch.func.grad_and_value(loss), (None, 0, 0))(
+        p, b["x"], b["y"]
+    )
     norms = torch.sqrt(torch.stack([g.flatten(1).pow(2).sum(1) for g in gradients.values()]).sum(0))
     factors = torch.clamp(0.5 / norms, max=1.0)
-    clipped = {n: (factors.reshape(-1, *[1] * (g.dim() - 1)) * g).mean(0) for n, g in gradients.items()}
-    moved = {n: p[n] - h["lr"] * (g + 0.1 * torch.randn_like(g) / b["x"].shape[0]) for n, g in clipped.items()}
+    clipped = {
+        n: (factors.reshape(-1, *[1] * (g.dim() - 1)) * g).mean(0) for n, g in gradients.items()
+    }
+    moved = {
+        n: p[n] - h["lr"] * (g + 0.1 * torch.randn_like(g) / b["x"].shape[0])
+        for n, g in clipped.items()
+    }
     return moved, s, {"loss": losses.mean(), "accuracy": norms.mean()}
 
 
@@ -393,9 +568,13 @@ def twice_differentiated(p: Any, s: Any, b: Any, h: Any) -> Any:
     """A penalty on the gradient's length."""
     leaves = {name: value.requires_grad_() for name, value in p.items()}
     loss = functional.cross_entropy(functional_call(PLAIN, leaves, (b["x"],)), b["y"])
-    length = torch.stack([(g**2).sum() for g in torch.autograd.grad(loss, [*leaves.values()], create_graph=True)]).sum()
+    length = torch.stack(
+        [(g**2).sum() for g in torch.autograd.grad(loss, [*leaves.values()], create_graph=True)]
+    ).sum()
     gradients = torch.autograd.grad(loss + length, list(leaves.values()))
-    moved = {name: p[name] - h["lr"] * gradient for name, gradient in zip(p, gradients, strict=True)}
+    moved = {
+        name: p[name] - h["lr"] * gradient for name, gradient in zip(p, gradients, strict=True)
+    }
     return moved, s, {"loss": loss, "accuracy": length}
 
 
@@ -424,7 +603,10 @@ def test_a_traced_step_does_what_the_step_does(step: Any, model: nn.Module) -> N
         assert complete.random == (step in (noisy, each_example_clipped))
         arguments = complete.arguments()
         graph = trace(complete.run, arguments, {"batch.x": 0, "batch.y": 0}, {})
-        given = arguments | {"batch.x": torch.randn(7, 6), "batch.y": torch.tensor([0, 1, 2, 0, 1, 2, 0])}
+        given = arguments | {
+            "batch.x": torch.randn(7, 6),
+            "batch.y": torch.tensor([0, 1, 2, 0, 1, 2, 0]),
+        }
         given |= {"seed": torch.tensor(5)} if complete.random else {}
         before = {name: value.clone() for name, value in given.items()}
         expected = complete.run(given)
@@ -432,11 +614,17 @@ def test_a_traced_step_does_what_the_step_does(step: Any, model: nn.Module) -> N
     assert all(torch.equal(value, before[name]) for name, value in given.items())
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
     assert not any(value.requires_grad for value in expected.values())
-    moved = max(float((expected[f"next.{name}"] - v).abs().max()) for name, v in given.items() if name[0] == "p")
+    moved = max(
+        float((expected[f"next.{name}"] - v).abs().max())
+        for name, v in given.items()
+        if name[0] == "p"
+    )
     assert moved > 1e-3
     if step is by_func_grad:
         plain = make_train_step(user, sgd, hyper={"lr": 0.1}).run(given)
-        torch.testing.assert_close({**expected, "metric.accuracy": plain["metric.accuracy"]}, plain, rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            {**expected, "metric.accuracy": plain["metric.accuracy"]}, plain, rtol=0, atol=1e-6
+        )
 
 
 def test_a_random_step_repeats_itself_with_its_seed() -> None:
@@ -495,15 +683,33 @@ def sorting(p: Any, s: Any, b: Any, h: Any, *, objective: Any) -> Any:
 @pytest.mark.parametrize(
     ("step", "text"),
     [
-        (branching, "the training step cannot be traced: control flow depends on the values .*torch.where"),
-        (converting, r"the training step cannot be traced: control flow depends on the values .*not with float\(...\)"),
-        (counting, r"the training step cannot be traced: the number of examples is fixed .*x\.shape\[0\]"),
+        (
+            branching,
+            "the training step cannot be traced: control flow depends on the values .*torch.where",
+        ),
+        (
+            converting,
+            (
+                r"the training step cannot be traced: control flow depends on the values .*not "
+                r"with float\(...\)"
+            ),
+        ),
+        (
+            counting,
+            r"the training step cannot be traced: the number of examples is fixed .*x\.shape\[0\]",
+        ),
         (transforming, r"operator aten\.\S+ at .* gives complex numbers"),
         (sorting, r"operator aten\.mode at .* has no counterpart in ONNX"),
     ],
 )
 def test_what_cannot_be_a_graph_is_named_with_its_line(step: Any, text: str, tmp_path: Any) -> None:
     with pytest.raises(ExportError, match=text) as caught:
-        export_bundle(PLAIN, functional.cross_entropy, (X, Y), tmp_path / "b", step=step, hyper={"lr": None})
-    line = next(n for n, row in enumerate(linecache.getlines(__file__), 1) if row.endswith(f"# {step.__name__}\n"))
+        export_bundle(
+            PLAIN, functional.cross_entropy, (X, Y), tmp_path / "b", step=step, hyper={"lr": None}
+        )
+    line = next(
+        n
+        for n, row in enumerate(linecache.getlines(__file__), 1)
+        if row.endswith(f"# {step.__name__}\n")
+    )
     assert f"{__file__}:{line} in {step.__name__}" in str(caught.value)

@@ -12,14 +12,22 @@ import torch
 from fleetlearn_export import ExportError
 from fleetlearn_export.model.arguments import default_array_names
 from fleetlearn_export.model.checked_user_model import make_user_model
-from fleetlearn_export.model.user_model import EvalModule, LossModule, evaluation_mode, named_outputs, training_mode
+from fleetlearn_export.model.user_model import (
+    EvalModule,
+    LossModule,
+    evaluation_mode,
+    named_outputs,
+    training_mode,
+)
 from torch import nn
 from torch.nn import functional
 
 X, Y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
 
 
-def source_of(model: Any = None, loss: Any = functional.cross_entropy, example: Any = (X, Y), **options: Any) -> Any:
+def source_of(
+    model: Any = None, loss: Any = functional.cross_entropy, example: Any = (X, Y), **options: Any
+) -> Any:
     arguments = {"metrics": {}, "names": None, "targets": 1} | options
     return make_user_model(nn.Linear(3, 2) if model is None else model, loss, example, **arguments)
 
@@ -27,7 +35,9 @@ def source_of(model: Any = None, loss: Any = functional.cross_entropy, example: 
 def test_arrays_are_copies_of_at_least_two_rows() -> None:
     x = np.ones((1, 3), np.float32)
     user = source_of(
-        loss=lambda outputs, a, b: (outputs - a[:, :2] + b[:, :2]).sum(1).mean(), example=(x, X[:1], X[:1]), targets=2
+        loss=lambda outputs, a, b: (outputs - a[:, :2] + b[:, :2]).sum(1).mean(),
+        example=(x, X[:1], X[:1]),
+        targets=2,
     )
     assert list(user.batch) == ["x", "y0", "y1"]
     assert [tuple(array.shape) for array in user.batch.values()] == [(2, 3)] * 3
@@ -93,7 +103,8 @@ def _infinite() -> nn.Module:
 
 def _scripted() -> nn.Module:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated")  # its category depends on the version
+        # its category depends on the version
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated")
         return nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Linear(3, 2)))
 
 
@@ -109,11 +120,20 @@ class Metric(nn.Module):
         ({"model": functional.relu}, "the model is a function; expected a torch.nn.Module"),
         (
             {"model": nn.Linear},
-            r"the model is the class Linear; expected an object of the class: write Linear\(\.\.\.\)",
+            (
+                r"the model is the class Linear; expected an object of the class: write "
+                r"Linear\(\.\.\.\)"
+            ),
         ),
-        ({"loss": nn.CrossEntropyLoss}, r"the loss is the class CrossEntropyLoss; .* write CrossEntropyLoss\(\.\.\.\)"),
+        (
+            {"loss": nn.CrossEntropyLoss},
+            r"the loss is the class CrossEntropyLoss; .* write CrossEntropyLoss\(\.\.\.\)",
+        ),
         ({"metrics": {"l1": nn.L1Loss}}, "metric l1 is the class L1Loss"),
-        ({"model": nn.DataParallel(nn.Linear(3, 2))}, r"the model is wrapped in DataParallel.*give model\.module"),
+        (
+            {"model": nn.DataParallel(nn.Linear(3, 2))},
+            r"the model is wrapped in DataParallel.*give model\.module",
+        ),
         (
             {"model": nn.Sequential(nn.DataParallel(nn.Linear(3, 2)))},
             r"^0 is wrapped in DataParallel.*the module inside, model\.0\.module",
@@ -121,7 +141,10 @@ class Metric(nn.Module):
         ({"model": _scripted()}, "^1 is TorchScript .* the torch.nn.Module that it was made from"),
         ({"model": nn.Linear(3, 2).requires_grad_(False)}, "no parameter with requires_grad"),
         ({"model": _half()}, r"parameter 1.weight is torch.float64; .* model.float\(\)"),
-        ({"model": Sometimes(3, 2)}, "parameter bias gets a gradient on 4 examples or on 3, not on both"),
+        (
+            {"model": Sometimes(3, 2)},
+            "parameter bias gets a gradient on 4 examples or on 3, not on both",
+        ),
         (
             {"model": Skipping(partial(next, itertools.cycle([0.3, 0.6])))},
             r"parameter bias gets a gradient in one run and none in another.*layerdrop=0",
@@ -137,7 +160,10 @@ class Metric(nn.Module):
         ),
         (
             {"loss": nn.CrossEntropyLoss(reduction="sum")},
-            r"the loss is [\d.]+ on 2 examples, and [\d.]+ with each of them there twice: it is a sum",
+            (
+                r"the loss is [\d.]+ on 2 examples, and [\d.]+ with each of them there twice: it "
+                r"is a sum"
+            ),
         ),
         ({"loss": lambda outputs, y: 0.5}, "the loss is a float; expected a scalar"),
         ({"loss": lambda outputs, y: y.float().mean()}, "does not depend on any parameter"),
@@ -156,9 +182,15 @@ class Metric(nn.Module):
         ({"example": (X, Y[:3])}, r"the first axis .* it has \{'x': 4, 'y': 3\}"),
         ({"example": (X[:0], Y[:0])}, "the first axis .* at least 1"),
         ({"example": (X, torch.tensor(1))}, "example array y is a scalar"),
-        ({"example": (X.half(), Y)}, "example array x is float16; arrays are one of float32, .*, bool"),
+        (
+            {"example": (X.half(), Y)},
+            "example array x is float16; arrays are one of float32, .*, bool",
+        ),
         ({"example": (["a", "b"], Y)}, "example array x cannot become a tensor"),
-        ({"example": (X.double(), Y)}, "an array of the example is float64, .* RuntimeError: .*Double"),
+        (
+            {"example": (X.double(), Y)},
+            "an array of the example is float64, .* RuntimeError: .*Double",
+        ),
         ({"names": ["x"]}, r"names \['x'\] for an example of 2 arrays"),
         ({"names": ["x", "x"]}, "one identifier for each"),
         ({"names": ["x", "the label"]}, "one identifier for each"),
@@ -176,11 +208,14 @@ def test_parameters_on_which_the_loss_does_not_depend() -> None:
     assert source_of().without_gradient == ()
     assert source_of(Projected(), loss).without_gradient == ("scale", "idle")
     # A contrastive step differentiates the features too.
-    assert source_of(Projected(), loss, features=lambda outputs: outputs[1]).without_gradient == ("idle",)
+    assert source_of(Projected(), loss, features=lambda outputs: outputs[1]).without_gradient == (
+        "idle",
+    )
 
 
 class Rerun(torch.autograd.Function):
-    """Runs a layer again in its backward, as reversible layers do: autograd does not see the layer's parameters."""
+    """Runs a layer again in its backward, as reversible layers do: autograd does not see the
+    layer's parameters."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
@@ -197,7 +232,8 @@ class Rerun(torch.autograd.Function):
 
 
 class Scale(torch.autograd.Function):
-    """The same with a tensor in the place of the layer: the gradient arrives at the tensor, from the inner backward."""
+    """The same with a tensor in the place of the layer: the gradient arrives at the tensor, from
+    the inner backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -217,11 +253,19 @@ def test_a_gradient_that_only_backward_inside_a_function_gives_is_refused(hidden
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.last, self.scale = nn.Linear(3, 2), nn.Linear(2, 2), nn.Parameter(torch.ones(2))
+            self.first, self.last, self.scale = (
+                nn.Linear(3, 2),
+                nn.Linear(2, 2),
+                nn.Parameter(torch.ones(2)),
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = self.first(x)
-            result = Scale.apply(self.last(x), self.scale) if hidden == "scale" else Rerun.apply(x, self.last)
+            result = (
+                Scale.apply(self.last(x), self.scale)
+                if hidden == "scale"
+                else Rerun.apply(x, self.last)
+            )
             assert isinstance(result, torch.Tensor)
             return result
 
@@ -243,7 +287,9 @@ def test_a_batch_size_written_into_the_model_is_found_with_its_line() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x.view(4, 3))  # a fixed number of examples
 
-    with pytest.raises(ExportError, match=r"the example's 4 examples work, but on 3 .*shape.* at ") as caught:
+    with pytest.raises(
+        ExportError, match=r"the example's 4 examples work, but on 3 .*shape.* at "
+    ) as caught:
         source_of(Fixed(3, 2))
     assert f"{__file__}:{line_of('a fixed number of examples')} in forward" in str(caught.value)
 
@@ -293,7 +339,11 @@ def test_named_outputs() -> None:
     assert named_outputs(X) == {"output": X}
     assert named_outputs((X, Y)) == {"output_0": X, "output_1": Y}
     assert list(named_outputs({"z": X, "a": Y})) == ["output_z", "output_a"]
-    assert list(named_outputs((X, {"h": [X, None, Y]}))) == ["output_0", "output_1_h_0", "output_1_h_2"]
+    assert list(named_outputs((X, {"h": [X, None, Y]}))) == [
+        "output_0",
+        "output_1_h_0",
+        "output_1_h_2",
+    ]
     assert named_outputs(None) == {}
 
 

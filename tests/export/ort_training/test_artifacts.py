@@ -22,7 +22,9 @@ pytestmark = pytest.mark.ort_training
 SIZES = [20, 7] * 10 + [1]
 
 
-@pytest.mark.parametrize("name", ["softmax", "mlp", "cnn", pytest.param("mcmahan", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["softmax", "mlp", "cnn", pytest.param("mcmahan", marks=pytest.mark.slow)]
+)
 def test_artifacts_train_as_pytorch(cases: Callable[[str], Case], name: str) -> None:
     case = cases(name)
     from onnxruntime.training import api
@@ -31,7 +33,9 @@ def test_artifacts_train_as_pytorch(cases: Callable[[str], Case], name: str) -> 
     folder = case.exported.bundle.path / "ort_training"
     state = api.CheckpointState.load_checkpoint(str(folder / "checkpoint"))
     with silenced_process():
-        module = api.Module(str(folder / "training_model.onnx"), state, str(folder / "eval_model.onnx"))
+        module = api.Module(
+            str(folder / "training_model.onnx"), state, str(folder / "eval_model.onnx")
+        )
         optimizer = api.Optimizer(str(folder / "optimizer_model.onnx"), module)
     assert module.input_names() == ["batch.x", "batch.y"]
     assert module.output_names() == ["loss", "metric.accuracy"]
@@ -45,7 +49,9 @@ def test_artifacts_train_as_pytorch(cases: Callable[[str], Case], name: str) -> 
         optimizer.step()
         module.lazy_reset_grad()
     expected, expected_losses = pytorch_training(case.model, case.loss, case.batches(sizes), 0.1)
-    assert largest_difference({name: state.parameters[name].data for name in names}, expected) < 1e-5
+    assert (
+        largest_difference({name: state.parameters[name].data for name in names}, expected) < 1e-5
+    )
     assert losses == pytest.approx(expected_losses, abs=1e-5)
     for file in folder.glob("*.onnx"):
         assert onnx.load(file).ir_version <= 10
@@ -60,7 +66,9 @@ def artifacts_of(
 
 
 def test_cross_entropy_as_the_only_output(capfd: pytest.CaptureFixture[str]) -> None:
-    _, made = artifacts_of(nn.Linear(3, 2), functional.cross_entropy, torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))
+    _, made = artifacts_of(
+        nn.Linear(3, 2), functional.cross_entropy, torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
+    )
     assert made.reason is None
     assert set(made.files) == {
         f"ort_training/{name}"
@@ -78,11 +86,18 @@ class Cumulative(nn.Linear):
     ("model", "loss", "text"),
     [
         (Cumulative(3, 2), functional.mse_loss, "gradient builder has not been registered: CumSum"),
-        (nn.Linear(3, 2), functional.multi_margin_loss, "'aten::multi_margin_loss' to ONNX opset version 17 is not"),
+        (
+            nn.Linear(3, 2),
+            functional.multi_margin_loss,
+            "'aten::multi_margin_loss' to ONNX opset version 17 is not",
+        ),
     ],
 )
 def test_what_the_runtime_cannot_train_is_left_out_with_its_reason(
-    model: nn.Module, loss: Callable[..., torch.Tensor], text: str, capfd: pytest.CaptureFixture[str]
+    model: nn.Module,
+    loss: Callable[..., torch.Tensor],
+    text: str,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     y = torch.tensor([0, 1, 1, 0]) if loss is functional.multi_margin_loss else torch.randn(4, 2)
     _, made = artifacts_of(model, loss, torch.randn(4, 3), y)

@@ -1,4 +1,5 @@
-"""Each arrangement of the weight gradient against PyTorch's own, in float64. All but one are plain PyTorch."""
+"""Each arrangement of the weight gradient against PyTorch's own, in float64. All but one are plain
+PyTorch."""
 
 from __future__ import annotations
 
@@ -27,8 +28,16 @@ CASES: dict[str, tuple[int, Any, tuple[int, ...]]] = {
     "signal": (3, nn.Conv1d(8, 6, 5, 2, 2, 3), (40,)),
     "signal, depthwise": (3, nn.Conv1d(6, 6, 5, 2, 2, 3, groups=6), (20,)),
     "volume": (2, nn.Conv3d(9, 4, (2, 3, 2), (1, 2, 1), (1, 1, 0), (1, 1, 2)), (5, 6, 7)),
-    "volume, groups": (2, nn.Conv3d(4, 4, (2, 3, 2), (1, 2, 1), (1, 1, 0), (1, 1, 2), groups=2), (5, 6, 7)),
-    "volume, depthwise": (2, nn.Conv3d(4, 4, (2, 3, 2), (1, 2, 1), (1, 1, 0), (1, 1, 2), groups=4), (5, 6, 7)),
+    "volume, groups": (
+        2,
+        nn.Conv3d(4, 4, (2, 3, 2), (1, 2, 1), (1, 1, 0), (1, 1, 2), groups=2),
+        (5, 6, 7),
+    ),
+    "volume, depthwise": (
+        2,
+        nn.Conv3d(4, 4, (2, 3, 2), (1, 2, 1), (1, 1, 0), (1, 1, 2), groups=4),
+        (5, 6, 7),
+    ),
 }
 
 

@@ -34,7 +34,9 @@ def pytorch(outputs: Tensor, target: Tensor, **options: Any) -> tuple[Tensor, Te
     return loss.detach(), grad, leaf.grad
 
 
-def compare(outputs: Tensor, target: Tensor, weight: Tensor | None, ignored: int, reduction: str) -> Tensor:
+def compare(
+    outputs: Tensor, target: Tensor, weight: Tensor | None, ignored: int, reduction: str
+) -> Tensor:
     """Returns the loss."""
     options: Any = {"weight": weight, "ignore_index": ignored, "reduction": reduction}
     loss, grad, expected = pytorch(outputs, target, **options)
@@ -55,7 +57,9 @@ def compare(outputs: Tensor, target: Tensor, weight: Tensor | None, ignored: int
 @pytest.mark.parametrize("ignored", [-100, -1, 3, 70])
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["alike", "weighted"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_as_pytorch(shape: tuple[int, ...], weight: Tensor | None, ignored: int, reduction: str) -> None:
+def test_as_pytorch(
+    shape: tuple[int, ...], weight: Tensor | None, ignored: int, reduction: str
+) -> None:
     torch.manual_seed(0)
     outputs = 3 * torch.randn(shape)
     target = torch.randint(5, (shape[0], *shape[2:]) if len(shape) > 1 else ())
@@ -73,7 +77,8 @@ def test_many_classes_are_compared(monkeypatch: pytest.MonkeyPatch, ignored: int
 
 
 def test_by_hand() -> None:
-    """Two classes with p = (1/4, 3/4), then an ignored target: loss log 4, gradient (p - y) / 1, and nothing."""
+    """Two classes with p = (1/4, 3/4), then an ignored target: loss log 4, gradient (p - y) / 1,
+    and nothing."""
     logp, target = torch.tensor([[0.25, 0.75], [0.5, 0.5]]).log(), torch.tensor([0, -100])
     loss, total = forward_one_hot(logp, target, None, 1, -100)
     assert (float(loss), float(total)) == (pytest.approx(1.3862944), 1.0)
@@ -92,7 +97,8 @@ def test_where_all_are_ignored_the_mean_is_of_nothing(weight: Tensor | None, ign
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_classes_that_the_model_rules_out(reduction: str) -> None:
-    """Outputs of -inf, as masks set them: of other classes, and of the target's, which costs infinitely much."""
+    """Outputs of -inf, as masks set them: of other classes, and of the target's, which costs
+    infinitely much."""
     outputs = torch.randn(3, 5)
     outputs[:, 2] = -torch.inf
     assert compare(outputs, torch.tensor([0, 1, 4]), None, -100, reduction).isfinite().all()
@@ -102,8 +108,13 @@ def test_classes_that_the_model_rules_out(reduction: str) -> None:
 def test_a_target_that_is_no_class_counts_as_ignored() -> None:
     logp = torch.randn(3, 5).log_softmax(1)
     odd, ignored = torch.tensor([1, 5, -1]), torch.tensor([1, -100, -100])
-    assert forward_one_hot(logp, odd, None, 1, -100) == forward_one_hot(logp, ignored, None, 1, -100)
-    found = [backward_one_hot(torch.ones(()), logp, y, None, 1, -100, torch.ones(())) for y in (odd, ignored)]
+    assert forward_one_hot(logp, odd, None, 1, -100) == forward_one_hot(
+        logp, ignored, None, 1, -100
+    )
+    found = [
+        backward_one_hot(torch.ones(()), logp, y, None, 1, -100, torch.ones(()))
+        for y in (odd, ignored)
+    ]
     assert torch.equal(*found)
     assert found[0][0].any()
     assert not found[0][1:].any()
@@ -119,7 +130,10 @@ def traced(outputs: Tensor, target: Tensor, **options: Any) -> torch.fx.GraphMod
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_backward_passes_of_loss_and_softmax_are_one(shape: tuple[int, ...]) -> None:
-    outputs, target = torch.randn(shape), torch.randint(2, (shape[0], *shape[2:]) if len(shape) > 1 else ())
+    outputs, target = (
+        torch.randn(shape),
+        torch.randint(2, (shape[0], *shape[2:]) if len(shape) > 1 else ()),
+    )
     graph = traced(outputs, target, weight=WEIGHT)
     expected = graph(outputs)
     fuse_cross_entropy(graph.graph)

@@ -1,4 +1,5 @@
-"""The gradients that are written here, operator by operator, against PyTorch's: check_train compares them."""
+"""The gradients that are written here, operator by operator, against PyTorch's: check_train
+compares them."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Unpooling(nn.Module):
 
 
 class Ties(nn.Module):
-    """Of equal elements the first is a window's maximum; the map's gradient shows which was taken."""
+    """Of equal elements the first is a window's maximum; the map's gradient shows which was
+    taken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +54,10 @@ STACKS = {
         nn.Conv2d(6, 3, 1),
     ),
     "one dimension": nn.Sequential(
-        nn.Flatten(2), nn.Conv1d(2, 4, 5, stride=2, dilation=3), nn.MaxPool1d(2), nn.Conv1d(4, 2, 3, bias=False)
+        nn.Flatten(2),
+        nn.Conv1d(2, 4, 5, stride=2, dilation=3),
+        nn.MaxPool1d(2),
+        nn.Conv1d(4, 2, 3, bias=False),
     ),
     "transposed": nn.Sequential(
         nn.ConvTranspose2d(2, 4, 3, stride=2, padding=1, output_padding=1),
@@ -81,7 +86,9 @@ STACKS = {
 }
 
 
-def converted(model: nn.Module, loss: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[onnx.ModelProto, CheckedStep]:
+def converted(
+    model: nn.Module, loss: Any, x: torch.Tensor, y: torch.Tensor
+) -> tuple[onnx.ModelProto, CheckedStep]:
     """The training step's graph, and what it did against PyTorch."""
     model(x)
     user = make_user_model(model, loss, (x, y), {}, None, 1)
@@ -97,12 +104,15 @@ SLOW = ("convolutions", "one dimension", "transposed", "pools", "ties")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in STACKS]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in STACKS],
 )
 def test_gradients_match_pytorch(name: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(STACKS[name], nn.Flatten(), nn.LazyLinear(3))
-    _, found = converted(model, nn.functional.cross_entropy, torch.randn(3, 2, 10, 11), torch.tensor([0, 1, 2]))
+    _, found = converted(
+        model, nn.functional.cross_entropy, torch.randn(3, 2, 10, 11), torch.tensor([0, 1, 2])
+    )
     assert found.difference < 1e-5
     assert found.batch_of_one
     before = dict(model.named_parameters())
@@ -112,7 +122,9 @@ def test_gradients_match_pytorch(name: str) -> None:
 def test_pools_that_cover_the_image_have_no_indices() -> None:
     """Indices cost ten times as much as the maxima."""
     model = nn.Sequential(nn.Conv2d(2, 3, (3, 4)), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(3))
-    graph, _ = converted(model, nn.functional.mse_loss, torch.randn(3, 2, 10, 11), torch.randn(3, 3))
+    graph, _ = converted(
+        model, nn.functional.mse_loss, torch.randn(3, 2, 10, 11), torch.randn(3, 3)
+    )
     pools = [node for node in graph.graph.node if node.op_type == "MaxPool"]
     assert [len(node.output) for node in pools] == [1, 1]
 
@@ -121,7 +133,9 @@ def test_pools_that_cover_the_image_have_no_indices() -> None:
 def test_pools_whose_windows_do_not_overlap_scatter_nothing() -> None:
     """MaxUnpool costs less than ScatterElements."""
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(3))
-    graph, _ = converted(model, nn.functional.mse_loss, torch.randn(3, 2, 10, 11), torch.randn(3, 3))
+    graph, _ = converted(
+        model, nn.functional.mse_loss, torch.randn(3, 2, 10, 11), torch.randn(3, 3)
+    )
     operators = [node.op_type for node in graph.graph.node]
     assert "MaxUnpool" in operators
     assert "ScatterElements" not in operators
@@ -129,7 +143,8 @@ def test_pools_whose_windows_do_not_overlap_scatter_nothing() -> None:
 
 
 def test_pools_that_round_up_outside_training(tmp_path: Path) -> None:
-    """Of 3 columns, windows of 2 at every third: PyTorch leaves out the second, which would begin behind them."""
+    """Of 3 columns, windows of 2 at every third: PyTorch leaves out the second, which would begin
+    behind them."""
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.MaxPool2d(2, 3, ceil_mode=True), nn.Flatten())
     x = torch.randn(4, 1, 3, 5)
     assert model(x).shape == (4, 4)

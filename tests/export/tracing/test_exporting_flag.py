@@ -20,7 +20,9 @@ def test_a_model_does_not_see_that_it_is_exported() -> None:
             seen = torch.compiler.is_exporting() or torch.compiler.is_compiling()
             return found.sin() if seen else found.cos()
 
-    user = make_user_model(Two(3, 2), functional.cross_entropy, (torch.randn(4, 3), torch.zeros(4).long()), {}, None, 1)
+    user = make_user_model(
+        Two(3, 2), functional.cross_entropy, (torch.randn(4, 3), torch.zeros(4).long()), {}, None, 1
+    )
     before = torch.compiler.is_exporting
     with training_mode(user.model):
         graph = export_loss(user)
@@ -40,4 +42,7 @@ def test_a_model_is_told_if_it_checks_values_otherwise(tmp_path: Path) -> None:
             return super().forward(x)
 
     example = torch.rand(4, 3), torch.tensor([0, 1, 1, 0])
-    assert export_bundle(Checking(3, 2), functional.cross_entropy, example, tmp_path / "b").difference < 1e-6
+    assert (
+        export_bundle(Checking(3, 2), functional.cross_entropy, example, tmp_path / "b").difference
+        < 1e-6
+    )

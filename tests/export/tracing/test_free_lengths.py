@@ -32,7 +32,10 @@ def test_a_model_and_a_loss_with_len_train_on_batches_of_any_size(tmp_path: Path
         def forward(self, x: Tensor) -> Tensor:
             size = len(x)
             heads = super().forward(x).reshape(size, 3, 2).transpose(0, 1).reshape(3 * size, 2)
-            return heads.reshape(3, size, 2).mean(0) + torch.arange(len(heads)).reshape(3, -1).sum(0)[:, None] / 10
+            return (
+                heads.reshape(3, size, 2).mean(0)
+                + torch.arange(len(heads)).reshape(3, -1).sum(0)[:, None] / 10
+            )
 
     def loss(outputs: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(outputs, y, reduction="sum") / len(y)

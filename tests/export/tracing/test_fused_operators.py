@@ -15,7 +15,9 @@ aten = torch.ops.aten
 def test_gradient_behind_a_threshold(threshold: float) -> None:
     grad, x = torch.randn(2, 50), torch.randn(2, 50).relu()
     cheaper = CHEAPER_DECOMPOSITIONS[aten.threshold_backward.default]
-    assert torch.equal(cheaper(grad, x, threshold), aten.threshold_backward.default(grad, x, threshold))
+    assert torch.equal(
+        cheaper(grad, x, threshold), aten.threshold_backward.default(grad, x, threshold)
+    )
 
 
 def traced(window: int, extra: float, x: torch.Tensor) -> torch.fx.GraphModule:

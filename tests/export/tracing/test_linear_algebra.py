@@ -37,7 +37,10 @@ FUNCTIONS: list[tuple[Callable[..., Tensor], Tensor]] = [
     (lambda a: torch.cholesky_solve(B[:1], a, upper=True), triangle(True)),
     (lambda a: torch.linalg.solve_triangular(a, B[:1], upper=False), triangle(False)),
     (lambda a: torch.linalg.solve_triangular(a, B[:1].mT, upper=True, left=False), triangle(True)),
-    (lambda a: torch.linalg.solve_triangular(a, B[:1], upper=True, unitriangular=True), triangle(True)),
+    (
+        lambda a: torch.linalg.solve_triangular(a, B[:1], upper=True, unitriangular=True),
+        triangle(True),
+    ),
 ]
 
 
@@ -47,7 +50,10 @@ FAST = {0, 7, 11}
 
 @pytest.mark.parametrize(
     "place",
-    [place if place in FAST else pytest.param(place, marks=pytest.mark.slow) for place in range(len(FUNCTIONS))],
+    [
+        place if place in FAST else pytest.param(place, marks=pytest.mark.slow)
+        for place in range(len(FUNCTIONS))
+    ],
 )
 def test_functions_and_their_gradients(place: int) -> None:
     function, a = FUNCTIONS[place]
@@ -64,7 +70,9 @@ def test_the_sign_of_a_determinant() -> None:
 
 @pytest.mark.slow
 def test_solving_for_the_right_side() -> None:
-    check_emission(None, gradient_of(torch.linalg.solve, 1), A, B, torch.randn(B.shape, generator=RANDOM))
+    check_emission(
+        None, gradient_of(torch.linalg.solve, 1), A, B, torch.randn(B.shape, generator=RANDOM)
+    )
 
 
 def test_larger_matrices_are_left_to_the_error_that_names_the_line() -> None:

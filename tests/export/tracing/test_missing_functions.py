@@ -49,7 +49,9 @@ def test_order_statistics(function: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(3, 7, 4, generator=RANDOM)
     check_emission(None, function, x)
     if function(x).shape[0] == len(x):
-        check_emission(None, gradient_of(function), x, torch.randn(function(x).shape, generator=RANDOM))
+        check_emission(
+            None, gradient_of(function), x, torch.randn(function(x).shape, generator=RANDOM)
+        )
 
 
 def test_median_of_all_elements() -> None:
@@ -61,7 +63,9 @@ def test_gamma_functions() -> None:
     check_emission(None, torch.lgamma, x)
     check_emission(None, gradient_of(torch.lgamma), x, torch.ones_like(x), tolerance=1e-5)
     torch.testing.assert_close(
-        *(function(x[:, 20:].double()) for function in (missing_functions.lgamma, torch.lgamma)), rtol=1e-9, atol=1e-9
+        *(function(x[:, 20:].double()) for function in (missing_functions.lgamma, torch.lgamma)),
+        rtol=1e-9,
+        atol=1e-9,
     )
 
 

@@ -29,7 +29,9 @@ def test_outputs_last_states_and_gradients(kind: str) -> None:
         leaf = x.detach().clone().requires_grad_()
         packed = pack_padded_sequence(leaf, lengths, batch_first=True, enforce_sorted=False)
         outputs, last = layers(packed)
-        padded, found = pad_packed_sequence(outputs, batch_first=True, padding_value=0.5, total_length=5)
+        padded, found = pad_packed_sequence(
+            outputs, batch_first=True, padding_value=0.5, total_length=5
+        )
         value = padded.square().sum() + sum(row.square().sum() * 3 for row in flat(last))
         gradients = torch.autograd.grad(value, [leaf, *layers.parameters()])
         return [row.detach() for row in (padded, found, *flat(last), *gradients)]
@@ -69,15 +71,21 @@ def test_a_given_state_in_another_order() -> None:
 def test_padded_layers_are_left_alone() -> None:
     layer = nn.GRU(4, 6, batch_first=True)
     check_emission(None, lambda x: layer(x)[0].detach(), X, tolerance=3e-6)
-    assert isinstance(layer(pack_padded_sequence(X, LENGTHS, True, False))[0], nn.utils.rnn.PackedSequence)
+    assert isinstance(
+        layer(pack_padded_sequence(X, LENGTHS, True, False))[0], nn.utils.rnn.PackedSequence
+    )
 
 
 def test_dropout_between_layers_is_refused_with_what_to_do() -> None:
     layers = nn.GRU(4, 6, 2, dropout=0.5, batch_first=True)
 
     def function(x: Tensor, lengths: Tensor) -> Tensor:
-        last: Tensor = layers(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))[1]
+        last: Tensor = layers(
+            pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        )[1]
         return last.detach()
 
-    with pytest.raises(ExportError, match=r"GRU\(dropout=0.5\) of packed sequences.*Set the layer's dropout to 0"):
+    with pytest.raises(
+        ExportError, match=r"GRU\(dropout=0.5\) of packed sequences.*Set the layer's dropout to 0"
+    ):
         check_emission(None, function, X, LENGTHS)

@@ -1,4 +1,5 @@
-"""Conditions on the number of examples: those that change no result are allowed, all others are refused."""
+"""Conditions on the number of examples: those that change no result are allowed, all others are
+refused."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ class Net(nn.Module):
     ],
 )
 def test_conditions_that_change_no_result_are_allowed(middle: Middle, tmp_path: Path) -> None:
-    assert export_bundle(Net(middle), functional.cross_entropy, BATCH, tmp_path / "b").difference < 1e-6
+    assert (
+        export_bundle(Net(middle), functional.cross_entropy, BATCH, tmp_path / "b").difference
+        < 1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,25 +50,34 @@ def test_conditions_that_change_no_result_are_allowed(middle: Middle, tmp_path: 
         lambda x: x * 2 if x.shape[0] >= 64 else x,
         lambda x: x * 2 if 16 <= len(x) < 17 else x,
         lambda x: x * 2 if len(x) > 1000 else x,
-        lambda x: x * (1 + sum(len(x) > size for size in (4, 8, 16, 32, 64, 128))),  # too many cases to record each
+        # too many cases to record each
+        lambda x: x * (1 + sum(len(x) > size for size in (4, 8, 16, 32, 64, 128))),
     ],
 )
 def test_conditions_that_change_results_are_refused(middle: Middle, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=rf"the number n of examples decides what is computed at {__file__}:"):
+    with pytest.raises(
+        ExportError, match=rf"the number n of examples decides what is computed at {__file__}:"
+    ):
         export_bundle(Net(middle), functional.cross_entropy, BATCH, tmp_path / "b")
 
 
 def test_so_are_those_of_evaluation(tmp_path: Path) -> None:
     class Evaluated(Net):
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.last(self.first(x) if self.training else self.middle(self.first(x)))
+            result: Tensor = self.last(
+                self.first(x) if self.training else self.middle(self.first(x))
+            )
             return result
 
     def export(middle: Middle, name: str) -> float:
-        return export_bundle(Evaluated(middle), functional.cross_entropy, BATCH, tmp_path / name).difference
+        return export_bundle(
+            Evaluated(middle), functional.cross_entropy, BATCH, tmp_path / name
+        ).difference
 
     assert export(lambda x: x.relu().abs() if len(x) >= 64 else x.relu(), "same") < 1e-6
-    with pytest.raises(ExportError, match=rf"the number n of examples decides what is computed at {__file__}:"):
+    with pytest.raises(
+        ExportError, match=rf"the number n of examples decides what is computed at {__file__}:"
+    ):
         export(lambda x: x * 2 if len(x) >= 64 else x, "other")
 
 
@@ -75,15 +88,21 @@ def test_each_case_is_recorded_once() -> None:
         x = given["x"]
         return {"out": x + 1 if len(x) < 8 else x + 2 if x.shape[0] < 64 else x + 3}
 
-    graph = trace(function, {"x": torch.randn(2, 3)}, {"x": 0}, decompositions(), take_cases=found.append)
+    graph = trace(
+        function, {"x": torch.randn(2, 3)}, {"x": 0}, decompositions(), take_cases=found.append
+    )
     (others,) = found
     assert others is not None
     graphs = [graph, *others]
-    numbers = [[node.args[1] for node in row.graph.nodes if "add" in str(node.target)] for row in graphs]
+    numbers = [
+        [node.args[1] for node in row.graph.nodes if "add" in str(node.target)] for row in graphs
+    ]
     assert numbers == [[1], [2], [3]]
 
 
-@pytest.mark.parametrize("layer", [nn.Conv2d(3, 4, 1), nn.Conv1d(3, 4, 3), nn.ConvTranspose2d(3, 4, 3)])
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(3, 4, 1), nn.Conv1d(3, 4, 3), nn.ConvTranspose2d(3, 4, 3)]
+)
 def test_the_kernel_that_pytorch_chooses_is_no_case(layer: nn.Module) -> None:
     """From 16 examples on PyTorch computes some convolutions by another kernel."""
     found: list[list[fx.GraphModule] | None] = []

@@ -22,13 +22,22 @@ CALLS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "training": (NORM, [X, *VECTORS, True, 0.1, 1e-5]),
     "without weight": (NORM, [X, None, None, *VECTORS[2:], True, 0.1, 1e-5]),
     "evaluation": (NORM, [X, *VECTORS, False, 0.1, 1e-5]),
-    "without training": (aten._native_batch_norm_legit_no_training.default, [X, *VECTORS, 0.1, 1e-5]),
+    "without training": (
+        aten._native_batch_norm_legit_no_training.default,
+        [X, *VECTORS, 0.1, 1e-5],
+    ),
     "one axis": (NORM, [X[:, :, 0, 0].contiguous(), *VECTORS, True, 0.1, 1e-5]),
     "channels last": (NORM, [LAST, *VECTORS, True, 0.1, 1e-5]),
     "float64": (NORM, [X.double(), *(row.double() for row in VECTORS), True, 0.1, 1e-5]),
     "backward": (BACKWARD, [X, X, *VECTORS[:1], *VECTORS, True, 1e-5, [True, True, True]]),
-    "backward of input": (BACKWARD, [X, X, *VECTORS[:1], *VECTORS, True, 1e-5, [True, False, False]]),
-    "backward, channels last": (BACKWARD, [LAST, X, *VECTORS[:1], *VECTORS, True, 1e-5, [True, True, True]]),
+    "backward of input": (
+        BACKWARD,
+        [X, X, *VECTORS[:1], *VECTORS, True, 1e-5, [True, False, False]],
+    ),
+    "backward, channels last": (
+        BACKWARD,
+        [LAST, X, *VECTORS[:1], *VECTORS, True, 1e-5, [True, True, True]],
+    ),
     "threshold": (aten.threshold_backward.default, [X, X, 0]),
     "threshold, other layout": (aten.threshold_backward.default, [LAST, X, 0]),
 }
@@ -50,13 +59,17 @@ def test_pytorch_has_its_formulas_again() -> None:
 
 
 def described(operator: Callable[..., Any], arguments: list[Any]) -> list[str]:
-    """Call on stand-ins whose first size is free. Return shape, strides and dtype of each result."""
+    """Call on stand-ins whose first size is free. Return shape, strides and dtype of each
+    result."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
 
     def stand_in(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        axes = [DimDynamic.DUCK if axis == 0 < value.dim() - 1 else DimDynamic.STATIC for axis in range(value.dim())]
+        axes = [
+            DimDynamic.DUCK if axis == 0 < value.dim() - 1 else DimDynamic.STATIC
+            for axis in range(value.dim())
+        ]
         context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(dynamic_sizes=axes)
         return mode.from_tensor(value, source=ConstantSource("x"), symbolic_context=context)
 

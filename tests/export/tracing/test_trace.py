@@ -24,7 +24,12 @@ def test_a_condition_that_holds_for_all_numbers_of_examples_is_none() -> None:
             return heads.reshape(3, n, 2).mean(0)
 
     user = make_user_model(
-        Reshaped(3, 6), functional.cross_entropy, (torch.randn(4, 3), torch.zeros(4).long()), {}, None, 1
+        Reshaped(3, 6),
+        functional.cross_entropy,
+        (torch.randn(4, 3), torch.zeros(4).long()),
+        {},
+        None,
+        1,
     )
     with training_mode(user.model):
         assert export_loss(user).find_nodes(op="call_function", target=torch.ops.aten.mean.dim)

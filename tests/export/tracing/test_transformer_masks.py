@@ -53,7 +53,9 @@ def test_a_mask_of_attention_beside_it_leaves_no_zeros() -> None:
 
     def function(x: Tensor, padded: Tensor) -> Tensor:
         with torch.no_grad():
-            found: Tensor = model(x, mask=torch.ones(4, 4).triu(1).bool(), src_key_padding_mask=padded)
+            found: Tensor = model(
+                x, mask=torch.ones(4, 4).triu(1).bool(), src_key_padding_mask=padded
+            )
             return found
 
     check_emission(None, function, X, AT_ENDS, tolerance=1e-5)
@@ -62,7 +64,9 @@ def test_a_mask_of_attention_beside_it_leaves_no_zeros() -> None:
 @pytest.mark.parametrize("grad", [True, False])
 def test_causal_masks_are_read_like_others(grad: bool) -> None:
     torch.manual_seed(0)
-    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 1).eval()
+    decoder = nn.TransformerDecoder(
+        nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 1
+    ).eval()
     model = encoder()
 
     def function(x: Tensor) -> Tensor:

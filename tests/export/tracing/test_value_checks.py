@@ -1,4 +1,5 @@
-"""Checks of values: a graph takes the way on which they pass. Other conditions on values stay errors."""
+"""Checks of values: a graph takes the way on which they pass. Other conditions on values stay
+errors."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def choosing_without_an_error(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("function", [choosing, choosing_without_an_error])
 def test_a_choice_by_values_is_an_error(function: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(ExportError, match=r"depends on the values of tensors at .*test_value_checks\.py:\d+"):
+    with pytest.raises(
+        ExportError, match=r"depends on the values of tensors at .*test_value_checks\.py:\d+"
+    ):
         emitted(function, [X], ["in0"])
 
 

@@ -1,4 +1,5 @@
-"""Target: bytes before the administrators' port: HTTP requests, and what is none. No socket, no database."""
+"""Target: bytes before the administrators' port: HTTP requests, and what is none. No socket, no
+database."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def _listener() -> AdminListener:
 
 
 def administration(data: bytes) -> None:
-    """The bytes of a connection. It gets an answer, unless the peer is gone before its request is complete."""
+    """The bytes of a connection. It gets an answer, unless the peer is gone before its request is
+    complete."""
     _loop().run_until_complete(_talk(data))
 
 

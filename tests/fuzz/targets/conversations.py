@@ -1,7 +1,8 @@
-"""Target: what devices say to a coordinator, in any order and with time moving, before conversations and an engine.
+"""Target: what devices say to a coordinator, in any order and with time moving, before
+conversations and an engine.
 
-Besides the steps of scripts.py: a first line ``%3`` chooses how the rounds are (ROUNDS), and ``.`` says that the
-content that is fetched was sent.
+Besides the steps of scripts.py: a first line ``%3`` chooses how the rounds are (ROUNDS), and ``.``
+says that the content that is fetched was sent.
 """
 
 from __future__ import annotations
@@ -9,7 +10,16 @@ from __future__ import annotations
 from fleetlearn_protocol.frames import pack_chunk
 
 from tests.fuzz.targets.memory_run import PLACES, ROUNDS, Room
-from tests.fuzz.targets.scripts import LONGEST_WAIT, Step, binary, count, filled, integers, number, steps
+from tests.fuzz.targets.scripts import (
+    LONGEST_WAIT,
+    Step,
+    binary,
+    count,
+    filled,
+    integers,
+    number,
+    steps,
+)
 
 
 def play(data: bytes) -> Room:
@@ -70,7 +80,8 @@ def conversations(data: bytes) -> None:
     assert not room.engine.evaluations.book.tasks
     assert not room.uploads.places.held
     assert not list(room.uploads.places.waiting)
-    left = PLACES if room.engine.settings.outlive else 0  # these are forgotten when the next round ends
+    # these are forgotten when the next round ends
+    left = PLACES if room.engine.settings.outlive else 0
     assert len(room.uploads._broken) <= left, "an upload is kept for nobody"
     assert len(room.spool.files) <= left
     if not room.saved:

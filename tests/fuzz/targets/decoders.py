@@ -1,5 +1,5 @@
-"""Targets: all that reads bytes from somebody else, or from a disk. Each takes any bytes, and raises where a reader
-raises another error than it promises, or takes what it should refuse."""
+"""Targets: all that reads bytes from somebody else, or from a disk. Each takes any bytes, and
+raises where a reader raises another error than it promises, or takes what it should refuse."""
 
 from __future__ import annotations
 
@@ -33,7 +33,13 @@ from fleetlearn_protocol.encodings import Encoding, find_encoding
 from fleetlearn_protocol.errors import BundleError, Code, ProtocolError
 from fleetlearn_protocol.frames import Buffer, Chunk, pack_chunk, unpack_chunk
 from fleetlearn_protocol.manifest import MAX_MANIFEST_BYTES, read_manifest, write_manifest
-from fleetlearn_protocol.messages import Part, Report, decode_from_coordinator, decode_from_device, encode
+from fleetlearn_protocol.messages import (
+    Part,
+    Report,
+    decode_from_coordinator,
+    decode_from_device,
+    encode,
+)
 from fleetlearn_protocol.stored_report import read_report
 from websockets.datastructures import Headers
 from websockets.exceptions import InvalidHeader
@@ -43,10 +49,18 @@ ELEMENTS = 10_000
 SCRATCH = "FLEETLEARN_FUZZ_SCRATCH"
 BUNDLE, TASK = "b" * 64, "t1"
 STATE_FILES = (
-    "identity.json", "credential.json", "training.json", "pending/report.json", "pending/00000000.bin",
-    f"pending/kept-{TASK}.{BUNDLE}", f"pending/tied-{TASK}.{BUNDLE}", f"pending/own-{TASK}.{BUNDLE}", f"kept/{BUNDLE}",
-    f"tied/{BUNDLE}.{TASK}", f"bundles/{BUNDLE}/manifest.json",
-)  # fmt: skip
+    "identity.json",
+    "credential.json",
+    "training.json",
+    "pending/report.json",
+    "pending/00000000.bin",
+    f"pending/kept-{TASK}.{BUNDLE}",
+    f"pending/tied-{TASK}.{BUNDLE}",
+    f"pending/own-{TASK}.{BUNDLE}",
+    f"kept/{BUNDLE}",
+    f"tied/{BUNDLE}.{TASK}",
+    f"bundles/{BUNDLE}/manifest.json",
+)
 """Files of a state directory that the target writes, by their number."""
 
 
@@ -59,12 +73,14 @@ def scratch() -> Path:
 
 
 def scratch_parent() -> str | None:
-    """Return where to make folders: in memory where that can be had. SCRATCH in the environment names another place."""
+    """Return where to make folders: in memory where that can be had. SCRATCH in the environment
+    names another place."""
     return os.environ.get(SCRATCH) or ("/dev/shm" if Path("/dev/shm").is_dir() else None)
 
 
 def messages(data: bytes) -> None:
-    """A control message, in both directions. What decodes can be sent again, and is the same then."""
+    """A control message, in both directions. What decodes can be sent again, and is the same
+    then."""
     for decode in (decode_from_device, decode_from_coordinator):
         try:
             message = decode(data)
@@ -73,7 +89,8 @@ def messages(data: bytes) -> None:
         try:
             text = encode(message)
         except ProtocolError as error:
-            if error.code is not Code.TOO_LARGE:  # filled with its defaults, it may be just too large
+            # filled with its defaults, it may be just too large
+            if error.code is not Code.TOO_LARGE:
                 raise
         else:
             assert decode(text) == message
@@ -89,8 +106,8 @@ def chunks(data: bytes) -> None:
 
 
 def encodings(data: bytes) -> None:
-    """Lines: the name of an encoding, a number of elements; then the bytes. What passes the check decodes to finite
-    elements, the greatest of which is the one that the check said."""
+    """Lines: the name of an encoding, a number of elements; then the bytes. What passes the check
+    decodes to finite elements, the greatest of which is the one that the check said."""
     name, _, rest = data.partition(b"\n")
     number, _, content = rest.partition(b"\n")
     try:
@@ -137,13 +154,16 @@ class _Spool:
 
 
 def uploads(data: bytes) -> None:
-    """Lines: encodings, a number of elements, sizes of chunks; then the bytes of the update. What is complete at the
-    end decodes, and its greatest element is the one that was found chunk by chunk."""
+    """Lines: encodings, a number of elements, sizes of chunks; then the bytes of the update. What
+    is complete at the end decodes, and its greatest element is the one that was found chunk by
+    chunk."""
     first, _, rest = data.partition(b"\n")
     second, _, rest = rest.partition(b"\n")
     third, _, content = rest.partition(b"\n")
     elements = 1 + (int(second) % ELEMENTS if second.isdigit() and len(second) < 20 else 0)
-    sizes = [int(word) % 20_000 for word in third.split() if word.isdigit() and len(word) < 20] or [len(content)]
+    sizes = [int(word) % 20_000 for word in third.split() if word.isdigit() and len(word) < 20] or [
+        len(content)
+    ]
     try:
         found = [find_encoding(name.decode("latin-1")) for name in first.split()[:4]]
     except ProtocolError:
@@ -166,7 +186,9 @@ def uploads(data: bytes) -> None:
         size = 1 + sizes[turn % len(sizes)]
         turn += 1
         try:
-            upload.receive(Chunk(upload.transfer, before, memoryview(content)[before : before + size]))
+            upload.receive(
+                Chunk(upload.transfer, before, memoryview(content)[before : before + size])
+            )
         except ProtocolError as error:
             assert (upload.offset, len(spool.content)) == (before, before)
             if error.code is not Code.WRONG_LENGTH or size == 1:
@@ -195,7 +217,8 @@ def deltas(data: bytes) -> None:
 
 
 def manifests(data: bytes) -> None:
-    """A bundle's manifest. What is read can be written and read again, and its sizes are those of its tables."""
+    """A bundle's manifest. What is read can be written and read again, and its sizes are those of
+    its tables."""
     try:
         manifest = read_manifest(data)
     except BundleError:
@@ -298,8 +321,8 @@ def _gate() -> tuple[Gate, str]:
 
 
 def headers(data: bytes) -> None:
-    """The headers of the request that opens a connection, a line each, before the gate. Nobody gets in without the
-    device's credential."""
+    """The headers of the request that opens a connection, a line each, before the gate. Nobody gets
+    in without the device's credential."""
     gate, token = _gate()
     fields = Headers()
     for line in data.split(b"\n")[:64]:

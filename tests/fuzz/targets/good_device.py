@@ -1,4 +1,5 @@
-"""A device that does the right thing next: what scripts let actors do between the things that are wrong."""
+"""A device that does the right thing next: what scripts let actors do between the things that are
+wrong."""
 
 from __future__ import annotations
 
@@ -78,8 +79,8 @@ class GoodDevice:
         self.transfer = 0
 
     def lie(self, text: bytes) -> str:
-        """Return what it says next, with the fields of this JSON in place of its own. ``scale`` is of its update's
-        elements."""
+        """Return what it says next, with the fields of this JSON in place of its own. ``scale`` is
+        of its update's elements."""
         try:
             lies = json.loads(text)
         except (ValueError, RecursionError):
@@ -115,7 +116,9 @@ class GoodDevice:
         if self.lease is None or self._reported:
             return Heartbeat(None if self.lease is None else self.lease.task, 1)
         if isinstance(self.lease, Question):
-            return Reply(self.lease.task, "evaluation", fields_of(Evaluation(5, 2.5, {"accuracy": 3.0})))
+            return Reply(
+                self.lease.task, "evaluation", fields_of(Evaluation(5, 2.5, {"accuracy": 3.0}))
+            )
         self._reported = True
         self.report = self.report or self._train(self.lease)
         return self.report
@@ -132,7 +135,9 @@ class GoodDevice:
             pieces.append(content)
             parts.append(Part(name, encoding, len(content), zlib.crc32(content)))
         self._content = b"".join(pieces)
-        return Report(task.task, task.round, tuple(parts), 5, 3, 1.0, True, 0.5, evaluation=Evaluation(5, 2.5))
+        return Report(
+            task.task, task.round, tuple(parts), 5, 3, 1.0, True, 0.5, evaluation=Evaluation(5, 2.5)
+        )
 
     def _send(self) -> str | bytes:
         assert self.report is not None

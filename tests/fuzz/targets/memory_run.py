@@ -1,4 +1,5 @@
-"""A run for conversations to speak to: a real engine behind a port with files in memory, and what must hold of them."""
+"""A run for conversations to speak to: a real engine behind a port with files in memory, and what
+must hold of them."""
 
 from __future__ import annotations
 
@@ -59,21 +60,50 @@ ACTORS = ("a", "b", "c", "a")
 PLACES = 2
 PLAIN = {"update": "float32"}
 PACE = PaceSettings(2)
-SYNCHRONOUS = Settings(goal=1, cohort=2, minimum=1, deadline=60.0, grace=10.0, gather=1.0, stall=20.0)
+SYNCHRONOUS = Settings(
+    goal=1, cohort=2, minimum=1, deadline=60.0, grace=10.0, gather=1.0, stall=20.0
+)
 ROUNDS: tuple[tuple[Settings, dict[str, str]], ...] = (
     (SYNCHRONOUS, PLAIN),
     (SYNCHRONOUS._replace(goal=2, cohort=3, minimum=2, rounds=3), {"update": "int8"}),
-    (SYNCHRONOUS._replace(goal=2, cohort=2, asynchronous=True, max_staleness=1, max_updates=1), PLAIN),
-    (SYNCHRONOUS._replace(goal=2, carry=True, max_staleness=2), {"update": "float32", "control": "float32"}),
-    (SYNCHRONOUS._replace(evaluation=EvaluationSettings(every=1, devices=2, minimum=1)), {"update": "topk-0.3-int8"}),
+    (
+        SYNCHRONOUS._replace(goal=2, cohort=2, asynchronous=True, max_staleness=1, max_updates=1),
+        PLAIN,
+    ),
+    (
+        SYNCHRONOUS._replace(goal=2, carry=True, max_staleness=2),
+        {"update": "float32", "control": "float32"},
+    ),
+    (
+        SYNCHRONOUS._replace(evaluation=EvaluationSettings(every=1, devices=2, minimum=1)),
+        {"update": "topk-0.3-int8"},
+    ),
     (SYNCHRONOUS._replace(pace=PACE, cohort=1), PLAIN),
-    (SYNCHRONOUS._replace(goal=3, cohort=3, asynchronous=True, max_staleness=0, pace=PACE,
-                          evaluation=EvaluationSettings(every=2, devices=1)), PLAIN),
-)  # fmt: skip
+    (
+        SYNCHRONOUS._replace(
+            goal=3,
+            cohort=3,
+            asynchronous=True,
+            max_staleness=0,
+            pace=PACE,
+            evaluation=EvaluationSettings(every=2, devices=1),
+        ),
+        PLAIN,
+    ),
+)
 UNCHANGED = {
-    Code.BAD_MESSAGE, Code.UNKNOWN_TYPE, Code.TOO_LARGE, Code.BAD_FRAME, Code.OUT_OF_TURN, Code.DUPLICATE,
-    Code.NOT_WANTED, Code.UNKNOWN_TASK, Code.UNKNOWN_CONTENT, Code.STALE_ROUND, Code.WRONG_OFFSET,
-}  # fmt: skip
+    Code.BAD_MESSAGE,
+    Code.UNKNOWN_TYPE,
+    Code.TOO_LARGE,
+    Code.BAD_FRAME,
+    Code.OUT_OF_TURN,
+    Code.DUPLICATE,
+    Code.NOT_WANTED,
+    Code.UNKNOWN_TASK,
+    Code.UNKNOWN_CONTENT,
+    Code.STALE_ROUND,
+    Code.WRONG_OFFSET,
+}
 """Codes of refusals that leave the tasks and the reports as they were."""
 
 
@@ -100,11 +130,16 @@ class Room(EnginePort):
                 case Assign(device, task, round, seed):
                     vectors = (VectorReference("model", MODEL, 4 * ELEMENTS, "float32"),)
                     left = max(0.0, command.deadline - self.now)
-                    self._tell(device, Task(task, round, BUNDLE, vectors, self._asked, {}, 1, 10, seed, left))
+                    self._tell(
+                        device,
+                        Task(task, round, BUNDLE, vectors, self._asked, {}, 1, 10, seed, left),
+                    )
                 case Ask(device, task):
                     vectors = (VectorReference("model", MODEL, 4 * ELEMENTS, "float32"),)
                     left = max(0.0, command.deadline - self.now)
-                    self._tell(device, Question(task, "evaluation", left, bundle=BUNDLE, vectors=vectors))
+                    self._tell(
+                        device, Question(task, "evaluation", left, bundle=BUNDLE, vectors=vectors)
+                    )
                 case CancelTask(device, task, code, text):
                     self._tell(device, Cancel(task, code, text))
                 case SendAway(device, after):
@@ -115,7 +150,9 @@ class Room(EnginePort):
                     self.commits += 1
                     self._forget_uploads()
                     for task, device in self.engine.accepted.items():
-                        assert (device, task) in self.saved, "a report counts whose update was not saved"
+                        assert (device, task) in self.saved, (
+                            "a report counts whose update was not saved"
+                        )
                     self.carry_out(self.engine.committed(self.now, change=1.0, metrics={}))
                 case Finish():
                     for device in list(self.devices):
@@ -144,10 +181,16 @@ class Room(EnginePort):
             return False
         self.carry_out(self.engine.announce(device, report.task, report.round, now))
         exact = all(part.encoding == "float32" for part in report.parts)
-        check_parts(report, dict.fromkeys(self._asked, "float32") if exact else self._asked, self.elements_of)
+        check_parts(
+            report,
+            dict.fromkeys(self._asked, "float32") if exact else self._asked,
+            self.elements_of,
+        )
         return True
 
-    def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:
+    def save_update(
+        self, device: str, report: Report, spool: int, largest: Mapping[str, float]
+    ) -> None:
         if not self.engine.takes_report(device, report.task):
             raise ProtocolError(Code.STALE_ROUND, "too late")
         assert (device, report.task) not in self.saved, "an update was saved twice"
@@ -201,7 +244,9 @@ class Room(EnginePort):
         for book in (self.engine.book, self.engine.evaluations.book):
             running = [*book.tasks.values()]
             assert len({*running}) == len(running), "a task was given twice"
-            assert not {*running} & ({*book.accepted} | {*book.early} | {*book.dropped}), "a task runs and is over"
+            assert not {*running} & ({*book.accepted} | {*book.early} | {*book.dropped}), (
+                "a task runs and is over"
+            )
             assert book.terms.keys() == book.tasks.keys()
             assert book.absent.keys() <= book.tasks.keys()
             assert not {*book.accepted} & {*book.early}
@@ -209,16 +254,29 @@ class Room(EnginePort):
         assert not measuring.keys() & training.keys(), "a device has two tasks"
         engine = self.engine
         if not engine.settings.asynchronous and not engine.settings.carry:
-            assert len(engine.leases) + len(engine.accepted) <= engine.settings.cohort, "more leases than slots"
+            assert len(engine.leases) + len(engine.accepted) <= engine.settings.cohort, (
+                "more leases than slots"
+            )
         places = self.uploads.places
         assert len(places.held) <= PLACES
         assert len(self.spool.files) <= 2 * PLACES + 1
-        kept = {*places.held, *places.waiting, *self.uploads._broken.values(), *self.uploads._without_place}
+        kept = {
+            *places.held,
+            *places.waiting,
+            *self.uploads._broken.values(),
+            *self.uploads._without_place,
+        }
         files = [upload.spool_file for upload in kept if upload.spool_file is not None]
-        assert sorted(files) == sorted(self.spool.files), "a spool file is nobody's, or belongs to two uploads"
+        assert sorted(files) == sorted(self.spool.files), (
+            "a spool file is nobody's, or belongs to two uploads"
+        )
         for device, peer in self.devices.items():
             assert peer.conversation.device == device
-        speaking = [peer.conversation.device for peer in self.connections.values() if peer.conversation.device]
+        speaking = [
+            peer.conversation.device
+            for peer in self.connections.values()
+            if peer.conversation.device
+        ]
         assert sorted(speaking) == sorted(self.devices), "a device has two connections, or is gone"
 
     def state(self) -> tuple[Any, ...]:
@@ -226,9 +284,18 @@ class Room(EnginePort):
         engine = self.engine
         book, measuring = engine.book, engine.evaluations.book
         return (
-            engine.round, engine.version, engine.phase, {*book.tasks.items()}, {*book.accepted}, {*book.early},
-            {*book.dropped}, {*measuring.tasks.items()}, {*measuring.accepted}, len(self.saved), {*self.devices},
-        )  # fmt: skip
+            engine.round,
+            engine.version,
+            engine.phase,
+            {*book.tasks.items()},
+            {*book.accepted},
+            {*book.early},
+            {*book.dropped},
+            {*measuring.tasks.items()},
+            {*measuring.accepted},
+            len(self.saved),
+            {*self.devices},
+        )
 
 
 class Peer:
@@ -280,7 +347,8 @@ class Peer:
         before, said = self.room.state(), len(self.refusals)
         self.conversation.received(frame, self.room.now)
         if len(self.refusals) > said and self.refusals[-1].code in UNCHANGED:
-            revived = isinstance(frame, str) and '"report"' in frame  # announcing may give a lost task back
+            # announcing may give a lost task back
+            revived = isinstance(frame, str) and '"report"' in frame
             if not revived:
                 assert self.room.state() == before, f"{self.refusals[-1]} changed something"
         forgotten = (self.room.now - self.since) / REFUSAL_FORGOTTEN

@@ -1,4 +1,5 @@
-"""Target: bytes before the page's port: HTTP requests, and what is none. No socket; a folder of files."""
+"""Target: bytes before the page's port: HTTP requests, and what is none. No socket; a folder of
+files."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def _folder() -> Path:
 
 @cache
 def _listener() -> PageListener:
-    found = PageListener(StaticFolder(_folder() / "page"), {"status.json": lambda: b"{}"}, tls=None, limits=Limits())
+    found = PageListener(
+        StaticFolder(_folder() / "page"), {"status.json": lambda: b"{}"}, tls=None, limits=Limits()
+    )
     found._requests = found._bytes = Bucket(1e12, 1e12, 0.0)
     return found
 

@@ -1,17 +1,22 @@
-"""How an input becomes what two sides say to each other: a script, one step a line. Any bytes are a script.
+"""How an input becomes what two sides say to each other: a script, one step a line. Any bytes are a
+script.
 
 ::
 
-    1{"type":"heartbeat"}   actor 1 says this control message; $task and the like stand for what the actor was told
+    1{"type":"heartbeat"}   actor 1 says this control message; $task and the like stand for what the
+                            actor was told
     1"any bytes             a text frame as it is
     1#0100ff                a binary frame, in hexadecimal
-    1^0 0 16 255            a chunk: of the granted transfer + 0, at the expected offset + 0, of 16 bytes 255
+    1^0 0 16 255            a chunk: of the granted transfer + 0, at the expected offset + 0, of 16
+                            bytes 255
     1+    1-                the actor connects; its connection breaks
     1>5                     the actor does the next right thing, 5 times
-    1!{"loss":1e30}         the same once, with these fields in place of its own; "scale" is of its update's elements
+    1!{"loss":1e30}         the same once, with these fields in place of its own; "scale" is of its
+                            update's elements
     ~2.5                    time passes, in seconds
 
-Without a digit it is actor 0. Other signs are the target's own. A line that fits nothing is a text frame.
+Without a digit it is actor 0. Other signs are the target's own. A line that fits nothing is a text
+frame.
 """
 
 from __future__ import annotations

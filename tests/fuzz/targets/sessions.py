@@ -1,10 +1,12 @@
 """Target: what a coordinator says to a device, in any order and with time moving, before a session.
 
-Its owner does all that the session commands, with a disk in memory, and a training that ends at once or later.
+Its owner does all that the session commands, with a disk in memory, and a training that ends at
+once or later.
 
-Besides the steps of scripts.py: ``j2`` does the second of the jobs that wait (look up, file, save, hang up), ``t0``,
-``t1``, ``t2`` end the training well, stopped, or failed, ``u`` sends a chunk of the upload, ``k`` kills the process,
-``s`` stops the device, and ``c16`` serves the content that was asked for in chunks of 16 bytes.
+Besides the steps of scripts.py: ``j2`` does the second of the jobs that wait (look up, file, save,
+hang up), ``t0``, ``t1``, ``t2`` end the training well, stopped, or failed, ``u`` sends a chunk of
+the upload, ``k`` kills the process, ``s`` stops the device, and ``c16`` serves the content that was
+asked for in chunks of 16 bytes.
 """
 
 from __future__ import annotations
@@ -53,7 +55,16 @@ from fleetlearn_protocol.messages import (
     encode,
 )
 
-from tests.fuzz.targets.scripts import LONGEST_WAIT, Step, binary, count, filled, integers, number, steps
+from tests.fuzz.targets.scripts import (
+    LONGEST_WAIT,
+    Step,
+    binary,
+    count,
+    filled,
+    integers,
+    number,
+    steps,
+)
 
 ELEMENTS = 10
 CONTENT = bytes(range(40))
@@ -104,7 +115,9 @@ class Owner:
             case Locate(task):
                 self._later(lambda: self._locate(task))
             case StoreChunk(wanted, offset, payload):
-                assert offset == 0 or self.partial.get(wanted.sha256, 0) >= offset, "a content with a hole"
+                assert offset == 0 or self.partial.get(wanted.sha256, 0) >= offset, (
+                    "a content with a hole"
+                )
                 assert offset + len(payload) <= wanted.limit
                 self.partial[wanted.sha256] = offset + len(payload)
             case FinishContent(wanted):
@@ -112,7 +125,9 @@ class Owner:
             case StartTraining(task, seconds) | StartAnswer(task, seconds):
                 assert self.running is None, "two trainings at once"
                 assert seconds > 0
-                assert all(vector.sha256 in self.complete for vector in task.vectors), "begun without its model"
+                assert all(vector.sha256 in self.complete for vector in task.vectors), (
+                    "begun without its model"
+                )
                 self.running, self.stop_asked = task, False
             case StopTraining(task_id):
                 assert self.running is not None
@@ -143,10 +158,16 @@ class Owner:
 
     def _locate(self, task: Task | Question) -> None:
         lacking = []
-        for name, sha256, size in ((vector.name, vector.sha256, vector.size) for vector in task.vectors):
+        for name, sha256, size in (
+            (vector.name, vector.sha256, vector.size) for vector in task.vectors
+        ):
             if sha256 not in self.complete:
                 have = self.partial.get(sha256, 0)
-                lacking.append(Wanted(sha256, name, f"models/{sha256}", size, size, have if have <= size else 0))
+                lacking.append(
+                    Wanted(
+                        sha256, name, f"models/{sha256}", size, size, have if have <= size else 0
+                    )
+                )
         self.perform(self.session.located(task.task, lacking, self.now))
 
     def _finish(self, wanted: Wanted) -> None:
@@ -214,11 +235,21 @@ class Owner:
             self.perform(self.session.ended(task.task, None if how == 1 else "diverged", "nan"))
         elif isinstance(task, Question):
             self.running = None
-            self.perform(self.session.answered(Reply(task.task, "evaluation", fields_of(Evaluation(7, 3.5)))))
+            self.perform(
+                self.session.answered(Reply(task.task, "evaluation", fields_of(Evaluation(7, 3.5))))
+            )
         else:
-            sizes = {name: find_encoding(encoding).size(ELEMENTS) for name, encoding in task.parts.items()}
-            parts = tuple(find_encoding(task.parts[name]).part(name, bytes(size)) for name, size in sizes.items())
-            self.perform(self.session.trained(Report(task.task, task.round, parts, 7, 3, 1.0, True, 0.5)))
+            sizes = {
+                name: find_encoding(encoding).size(ELEMENTS)
+                for name, encoding in task.parts.items()
+            }
+            parts = tuple(
+                find_encoding(task.parts[name]).part(name, bytes(size))
+                for name, size in sizes.items()
+            )
+            self.perform(
+                self.session.trained(Report(task.task, task.round, parts, 7, 3, 1.0, True, 0.5))
+            )
 
     def send_chunk(self) -> None:
         upload = self.upload
@@ -235,7 +266,13 @@ class Owner:
         fetch, self.fetch = self.fetch, None
         if fetch is None or fetch.sha256 != MODEL or fetch.offset > len(CONTENT):
             return
-        head = {"type": "content", "transfer": 3, "sha256": MODEL, "size": len(CONTENT), "offset": fetch.offset}
+        head = {
+            "type": "content",
+            "transfer": 3,
+            "sha256": MODEL,
+            "size": len(CONTENT),
+            "offset": fetch.offset,
+        }
         self.hear(str(head).replace("'", '"'))
         for place in range(fetch.offset, len(CONTENT), chunk):
             self.hear_chunk(pack_chunk(3, place, CONTENT[place : place + chunk]))
@@ -277,7 +314,8 @@ class Owner:
 
 
 def sessions(data: bytes) -> None:
-    """A coordinator talks to a device. In the end one that does its part can give it another task."""
+    """A coordinator talks to a device. In the end one that does its part can give it another
+    task."""
     owner = Owner()
     for step in steps(data):
         _do(owner, step)
@@ -313,7 +351,9 @@ def _do(owner: Owner, step: Step) -> None:
                 owner.check()
         case "^":
             transfer, offset, size, fill = integers(step.text, 4)
-            frame = pack_chunk((3 + transfer) % 2**32, offset % 2**64, bytes([fill % 256]) * (1 + abs(size) % 300))
+            frame = pack_chunk(
+                (3 + transfer) % 2**32, offset % 2**64, bytes([fill % 256]) * (1 + abs(size) % 300)
+            )
             owner.hear_chunk(frame)
         case "#":
             owner.hear_chunk(binary(step.text))
@@ -333,7 +373,8 @@ def _told(owner: Owner) -> dict[bytes, bytes]:
 
 
 def _bring_to_rest(owner: Owner) -> None:
-    """Whatever came before, a coordinator that cancels the device's task finds it idle and online."""
+    """Whatever came before, a coordinator that cancels the device's task finds it idle and
+    online."""
     for _ in range(60):
         if owner.session.over or owner.session.error is not None or owner.session.stopping:
             return

@@ -1,9 +1,10 @@
-"""Target: peers before a listening coordinator, through real sockets to its host, with a real run behind it.
+"""Target: peers before a listening coordinator, through real sockets to its host, with a real run
+behind it.
 
 Besides the steps of scripts.py: ``+`` connects and does the handshake with the device's credential,
-``o`` opens a TCP connection alone, ``=GET / HTTP/1.1\\r\\n`` sends bytes (escaped), ``*8 1 2 255 0`` sends
-a frame (opcode, fin, size, byte, reserved bits), ``_`` closes one direction, ``-`` closes, ``x`` resets the connection.
-A first line ``%2`` chooses the plan (PLANS).
+``o`` opens a TCP connection alone, ``=GET / HTTP/1.1\\r\\n`` sends bytes (escaped),
+``*8 1 2 255 0`` sends a frame (opcode, fin, size, byte, reserved bits), ``_`` closes one direction,
+``-`` closes, ``x`` resets the connection. A first line ``%2`` chooses the plan (PLANS).
 """
 
 from __future__ import annotations
@@ -44,19 +45,52 @@ QUIET = 20.0
 INPUTS_OF_A_SERVER = 500
 PLANS: tuple[dict[str, Any], ...] = (
     {},
-    {"recipe": "fedbuff", "round__over_selection": None, "round__gather": None, "round__concurrency": 3,
-     "staleness__max": 1, "evaluation__every": 1, "evaluation__devices": 1, "server__optimizer": "adam"},
-    {"recipe": "krum", "round__goal": 3, "round__minimum": 3, "round__over_selection": 1, "aggregation__hostile": 0.0,
-     "aggregation__max_norm": 2.0, "evaluation__every": 1, "evaluation__devices": 2, "evaluation__minimum": 1},
-    {"recipe": "fedprox-adaptive", "selection__strategy": "oort", "round__late": "carry", "encoding__down": "delta"},
-    {"recipe": "q-fedavg", "encoding__up": "topk-0.3-int8", "pace__connected": 3,
-     "selection__strategy": "power-of-choice"},
-    {"recipe": "fednova", "encoding__up": "int4", "encoding__down": "float16", "local__evaluate": True,
-     "aggregation__max_norm": 1.0, "aggregation__norm_action": "refuse"},
-)  # fmt: skip
+    {
+        "recipe": "fedbuff",
+        "round__over_selection": None,
+        "round__gather": None,
+        "round__concurrency": 3,
+        "staleness__max": 1,
+        "evaluation__every": 1,
+        "evaluation__devices": 1,
+        "server__optimizer": "adam",
+    },
+    {
+        "recipe": "krum",
+        "round__goal": 3,
+        "round__minimum": 3,
+        "round__over_selection": 1,
+        "aggregation__hostile": 0.0,
+        "aggregation__max_norm": 2.0,
+        "evaluation__every": 1,
+        "evaluation__devices": 2,
+        "evaluation__minimum": 1,
+    },
+    {
+        "recipe": "fedprox-adaptive",
+        "selection__strategy": "oort",
+        "round__late": "carry",
+        "encoding__down": "delta",
+    },
+    {
+        "recipe": "q-fedavg",
+        "encoding__up": "topk-0.3-int8",
+        "pace__connected": 3,
+        "selection__strategy": "power-of-choice",
+    },
+    {
+        "recipe": "fednova",
+        "encoding__up": "int4",
+        "encoding__down": "float16",
+        "local__evaluate": True,
+        "aggregation__max_norm": 1.0,
+        "aggregation__norm_action": "refuse",
+    },
+)
 """Settings of ``plan_text``: an input is played against a run of one of them."""
 FILES = 80
-"""Files that one coordinator may have open: its databases, those of updates, and of a few models."""
+"""Files that one coordinator may have open: its databases, those of updates, and of a few
+models."""
 
 
 def secret_of(device: str) -> str:
@@ -77,7 +111,12 @@ def frame(opcode: int, payload: bytes, *, fin: bool = True, reserved: int = 0) -
     """Return a client's frame, with a mask of zeros."""
     size = len(payload)
     length = bytes([128 | size]) if size < 126 else b"\xfe" + struct.pack(">H", size)
-    return bytes([(128 if fin else 0) | (reserved & 7) << 4 | opcode & 15]) + length + bytes(4) + payload
+    return (
+        bytes([(128 if fin else 0) | (reserved & 7) << 4 | opcode & 15])
+        + length
+        + bytes(4)
+        + payload
+    )
 
 
 class Wire:
@@ -109,7 +148,8 @@ class Wire:
         while (found := _server_frame(self._heard)) is not None:
             opcode, payload, self._heard = found
             if opcode == 1:
-                self.good.hear(decode_from_coordinator(payload))  # it says nothing that the protocol does not have
+                # it says nothing that the protocol does not have
+                self.good.hear(decode_from_coordinator(payload))
 
     def close(self, *, reset: bool = False) -> None:
         self.good.disconnected()
@@ -150,10 +190,21 @@ class Served:
         folder = Path(tempfile.mkdtemp(dir=scratch()))
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         bundle = write_test_bundle(folder / "test.bundle", ELEMENTS)
-        rounds = {"goal": 1, "over_selection": 3, "minimum": 1, "deadline": 600.0, "grace": 0.02, "gather": 0.0}
+        rounds = {
+            "goal": 1,
+            "over_selection": 3,
+            "minimum": 1,
+            "deadline": 600.0,
+            "grace": 0.02,
+            "gather": 0.0,
+        }
         changes = {f"round__{key}": value for key, value in rounds.items()}
-        text = plan_text(bundle, folder / "run", **{"stop__rounds": 10**6, **changes, **self._settings})
-        service = ServiceSettings.read({"port": 0, "uploads": 2, "identities": str(folder / "identities")}, folder)
+        text = plan_text(
+            bundle, folder / "run", **{"stop__rounds": 10**6, **changes, **self._settings}
+        )
+        service = ServiceSettings.read(
+            {"port": 0, "uploads": 2, "identities": str(folder / "identities")}, folder
+        )
         server = await self._stack.enter_async_context(running(Plan.parse(text, folder), service))
         gate, bucket = server.host._gate, server.host._listener._short_lives
         assert gate is not None
@@ -179,7 +230,10 @@ class Served:
         selection.reliability = Reliability()  # the devices of other inputs are others
         selection.end_rest()
         good = [GoodDevice(device, ELEMENTS, 64) for device in DEVICES]
-        before, saved = (run.models.newest.digest, run.engine.version), mock.Mock(wraps=run.save_update)
+        before, saved = (
+            (run.models.newest.digest, run.engine.version),
+            mock.Mock(wraps=run.save_update),
+        )
         wires: dict[int, Wire] = {}
         with mock.patch.object(run, "save_update", saved):
             try:
@@ -190,7 +244,9 @@ class Served:
                     wire.close()
                 await self._become_quiet()
         if not saved.call_count:
-            assert (run.models.newest.digest, run.engine.version) == before, "the model changed without an update"
+            assert (run.models.newest.digest, run.engine.version) == before, (
+                "the model changed without an update"
+            )
 
     async def _do(self, step: Step, wires: dict[int, Wire], good: list[GoodDevice]) -> None:
         actor, sign = step.actor, step.sign
@@ -223,7 +279,14 @@ class Served:
                 wire.send(escaped(step.text))
             case "*":
                 opcode, fin, size, fill, reserved = integers(step.text, 5)
-                wire.send(frame(opcode, bytes([fill % 256]) * (abs(size) % 5000), fin=bool(fin), reserved=reserved))
+                wire.send(
+                    frame(
+                        opcode,
+                        bytes([fill % 256]) * (abs(size) % 5000),
+                        fin=bool(fin),
+                        reserved=reserved,
+                    )
+                )
             case "#":
                 wire.send(frame(2, binary(step.text)))
             case "^":
@@ -231,14 +294,18 @@ class Served:
                 device = wire.good
                 payload = bytes([fill % 256]) * (1 + abs(size) % 300)
                 place = (device.offset + offset) % 2**64
-                wire.send(frame(2, pack_chunk((device.transfer + transfer) % 2**32, place, payload)))
+                wire.send(
+                    frame(2, pack_chunk((device.transfer + transfer) % 2**32, place, payload))
+                )
                 device.offset = (device.offset + len(payload)) % 2**32
             case "!":
                 wire.send(frame(1, wire.good.lie(step.text).encode("utf-8", "replace")[:60_000]))
             case ">":
                 for _ in range(count(step.text, 15)):
                     said = wire.good.next()
-                    wire.send(frame(2, said) if isinstance(said, bytes) else frame(1, said.encode()))
+                    wire.send(
+                        frame(2, said) if isinstance(said, bytes) else frame(1, said.encode())
+                    )
                     await self._turns()
                     wire.hear()
             case _:
@@ -258,7 +325,8 @@ class Served:
         while host._listener.connections or engine.leases or host.shared.connections:
             await asyncio.sleep(0.002)
             since = time.monotonic() - begin
-            if since > 4 * LINGER:  # a peer that is over its budget is not read from: the sweep ends it
+            # a peer that is over its budget is not read from: the sweep ends it
+            if since > 4 * LINGER:
                 for driver in list(host.connections):
                     driver.connection.transport.abort()
             assert since < QUIET, f"{len(host.connections)} connections, leases {engine.leases}"

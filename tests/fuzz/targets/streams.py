@@ -1,4 +1,5 @@
-"""Target: bytes before a connection of the coordinator without a socket, which is quicker than with one."""
+"""Target: bytes before a connection of the coordinator without a socket, which is quicker than with
+one."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def streams(data: bytes) -> None:
-    """The first byte says how the rest is cut: what arrives at once. ``=`` first: after a good handshake."""
+    """The first byte says how the rest is cut: what arrives at once. ``=`` first: after a good
+    handshake."""
     _loop().run_until_complete(_stream(data))
 
 
@@ -117,7 +119,9 @@ async def _stream(data: bytes) -> None:
     assert peer.closed_times == 1
     if content.startswith(handshake(DEVICES[0])):
         whole = ServerProtocol(subprotocols=SUBPROTOCOLS, max_size=LARGEST_MESSAGE)
-        assert peer.messages == _messages(whole, content)[: len(peer.messages)], "other messages than were sent"
+        assert peer.messages == _messages(whole, content)[: len(peer.messages)], (
+            "other messages than were sent"
+        )
 
 
 def _messages(protocol: ServerProtocol, content: bytes) -> list[str | bytes]:

@@ -1,7 +1,8 @@
-"""The fuzz targets by name: a function from bytes to None, and the inputs to begin from. All drivers run these.
+"""The fuzz targets by name: a function from bytes to None, and the inputs to begin from. All
+drivers run these.
 
-A target raises where something is wrong: an error that its part does not promise, or a state that must not be. Whatever
-it makes of one input does not change what it makes of the next.
+A target raises where something is wrong: an error that its part does not promise, or a state that
+must not be. Whatever it makes of one input does not change what it makes of the next.
 """
 
 from __future__ import annotations

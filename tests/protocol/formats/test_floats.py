@@ -15,7 +15,9 @@ def test_all_halves_are_decoded_as_numpy_does() -> None:
 
 def test_by_hand() -> None:
     assert FLOAT16.encode(np.array([1, -2, 2**-24, 65504], np.float32)).hex() == "003c00c00100ff7b"
-    assert BFLOAT16.encode(np.array([1, -2, 3.140625, 1e-45], np.float32)).hex() == "803f00c049400000"
+    assert (
+        BFLOAT16.encode(np.array([1, -2, 3.140625, 1e-45], np.float32)).hex() == "803f00c049400000"
+    )
     assert BFLOAT16.decode(bytes.fromhex("803f00c04940")).tolist() == [1, -2, 3.140625]
 
 
@@ -26,7 +28,8 @@ def test_ties_go_to_even() -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "fits", "limit"), [(FLOAT16, 65519.0, "65504"), (BFLOAT16, 3.3961e38, "3.38953e\\+38")]
+    ("encoding", "fits", "limit"),
+    [(FLOAT16, 65519.0, "65504"), (BFLOAT16, 3.3961e38, "3.38953e\\+38")],
 )
 def test_what_is_too_large_is_refused_by_name(encoding: Encoding, fits: float, limit: str) -> None:
     for sign in (1, -1):
@@ -37,7 +40,8 @@ def test_what_is_too_large_is_refused_by_name(encoding: Encoding, fits: float, l
 
 
 @pytest.mark.parametrize(
-    ("content", "what"), [("00000100007c", "infinite"), ("0000000000fc", "infinite"), ("00000000017e", "NaN")]
+    ("content", "what"),
+    [("00000100007c", "infinite"), ("0000000000fc", "infinite"), ("00000000017e", "NaN")],
 )
 def test_bytes_that_are_not_finite(content: str, what: str) -> None:
     with pytest.raises(ProtocolError, match=f"element 2 of the vector is {what}") as caught:

@@ -4,7 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleetlearn_protocol.manifest import FORMAT, FORMAT_VERSION, Input, LocalStep, Manifest, Parameter
+from fleetlearn_protocol.manifest import (
+    FORMAT,
+    FORMAT_VERSION,
+    Input,
+    LocalStep,
+    Manifest,
+    Parameter,
+)
 from fleetlearn_simulator.data.factory import make_source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario.sections import DataSection
@@ -62,7 +69,9 @@ def test_ten_million_devices_cost_nothing(tmp_path: Path, keys: dict[str, Any]) 
 
 def test_labels_take_the_bundles_shape_and_dtype() -> None:
     bundle = manifest(Input("x", "float32", (2, 3)), Input("y", "float32", (1,)), outputs=(1,))
-    x, y = make_source(DataSection(kind="hospitals", setup="balanced", seed=0, examples=20), 1, 4, bundle).arrays(2)
+    x, y = make_source(
+        DataSection(kind="hospitals", setup="balanced", seed=0, examples=20), 1, 4, bundle
+    ).arrays(2)
     assert (x.shape, y.shape, y.dtype) == ((20, 2, 3), (20, 1), np.float32)
     assert set(y[:, 0].tolist()) == {0.0, 1.0}
 
@@ -71,13 +80,17 @@ def test_synthetic_has_the_bundles_classes() -> None:
     settings = DataSection(kind="synthetic", alpha=0.0, beta=0.0, seed=0, examples=200)
     found = set[int]()
     for device in range(40):
-        found |= set(make_source(settings, 1, 40, manifest(X, Y, outputs=(4,))).arrays(device)[1].tolist())
+        found |= set(
+            make_source(settings, 1, 40, manifest(X, Y, outputs=(4,))).arrays(device)[1].tolist()
+        )
     assert found == {0, 1, 2, 3}
 
 
 def test_what_iid_synthetic_devices_share_holds_on_the_test_set() -> None:
     """A linear model of all devices' labels, by least squares, is right on most of the test set."""
-    source = make_source(DataSection(kind="synthetic", iid=True, seed=0, examples=50), 3, 60, manifest(X, Y))
+    source = make_source(
+        DataSection(kind="synthetic", iid=True, seed=0, examples=50), 3, 60, manifest(X, Y)
+    )
     x, y = source.examples_at(range(60), np.tile(np.arange(50), (60, 1)))
     fitted = np.linalg.lstsq(x.reshape(-1, 60), np.eye(10, dtype=np.float32)[y.reshape(-1)])[0]
     test = source.test()
@@ -89,7 +102,9 @@ def test_what_iid_synthetic_devices_share_holds_on_the_test_set() -> None:
 
 def test_the_seed_makes_the_data() -> None:
     settings = DataSection(kind="synthetic", alpha=1.0, beta=1.0, seed=0, examples=5)
-    first, same, other = (make_source(settings, seed, 9, manifest(X, Y)).arrays(4)[0] for seed in (1, 1, 2))
+    first, same, other = (
+        make_source(settings, seed, 9, manifest(X, Y)).arrays(4)[0] for seed in (1, 1, 2)
+    )
     np.testing.assert_array_equal(first, same)
     assert not np.array_equal(first, other)
 
@@ -98,15 +113,23 @@ def test_a_function_beside_the_scenario(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "import numpy as np\n\ndef f(d, s):\n    return np.full((2, 60), d), np.array([s, s])\n"
     )
-    x, y = make_source(DataSection(kind="function", function="own:f", seed=0), 3, 9, manifest(X, Y), tmp_path).arrays(4)
+    x, y = make_source(
+        DataSection(kind="function", function="own:f", seed=0), 3, 9, manifest(X, Y), tmp_path
+    ).arrays(4)
     assert x.tolist() == [[4.0] * 60] * 2
     assert y.tolist() == [3, 3]
     settings = DataSection(kind="function", function="own:f", seed=0, examples=2)
-    assert make_source(settings, 3, 9, manifest(X, Y), tmp_path).examples(np.arange(2)).tolist() == [2, 2]
+    assert make_source(settings, 3, 9, manifest(X, Y), tmp_path).examples(
+        np.arange(2)
+    ).tolist() == [2, 2]
 
 
 REFUSED: list[tuple[dict[str, Any], Manifest, str]] = [
-    ({"kind": "synthetic", "beta": 1.0}, manifest(X, Y), 'data.alpha is missing; data.kind = "synthetic" needs it'),
+    (
+        {"kind": "synthetic", "beta": 1.0},
+        manifest(X, Y),
+        'data.alpha is missing; data.kind = "synthetic" needs it',
+    ),
     (
         {"kind": "synthetic", "alpha": 1.0, "beta": 1.0, "power": 1.0},
         manifest(X, Y),
@@ -115,7 +138,10 @@ REFUSED: list[tuple[dict[str, Any], Manifest, str]] = [
     (
         {"kind": "synthetic", "iid": True},
         manifest(X, Y, outputs=(1,)),
-        r"as many classes as the model has outputs, at least 2; .* returns logits float32 \(n, 1\)\. Export a model",
+        (
+            r"as many classes as the model has outputs, at least 2; .* returns logits float32 \(n, "
+            r"1\)\. Export a model"
+        ),
     ),
     ({"kind": "hospitals"}, manifest(X, Y), "data.setup is missing"),
     (
@@ -123,7 +149,11 @@ REFUSED: list[tuple[dict[str, Any], Manifest, str]] = [
         manifest(X, Y),
         r"makes points of 3 coordinates; the bundle takes x float32 \(n, 60\), y int64",
     ),
-    ({"kind": "fcube"}, manifest(X), "makes inputs of floats and a label for each; the bundle takes x float32"),
+    (
+        {"kind": "fcube"},
+        manifest(X),
+        "makes inputs of floats and a label for each; the bundle takes x float32",
+    ),
     ({"kind": "fcube"}, manifest(Y, Y), "makes inputs of floats"),
     ({"kind": "fcube"}, manifest(X, X), "makes inputs of floats"),
     ({"kind": "function"}, manifest(X, Y), "data.function is missing"),

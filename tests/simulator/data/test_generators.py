@@ -1,6 +1,13 @@
 import numpy as np
 import pytest
-from fleetlearn_simulator.data.generators import Cube, Generator, Hospitals, Synthetic, held_out, power_law
+from fleetlearn_simulator.data.generators import (
+    Cube,
+    Generator,
+    Hospitals,
+    Synthetic,
+    held_out,
+    power_law,
+)
 from scipy import stats
 
 ALL: list[Generator] = [
@@ -72,25 +79,34 @@ def test_synthetics_inputs_and_labels_have_the_papers_distribution() -> None:
 
 def test_iid_synthetic_has_one_model_and_centred_inputs() -> None:
     generator = Synthetic(5, 1, 1, 50, iid=True, size=200, test_share=0)
-    x, y = (np.concatenate(column) for column in zip(*(generator.make(device) for device in range(50)), strict=True))
+    x, y = (
+        np.concatenate(column)
+        for column in zip(*(generator.make(device) for device in range(50)), strict=True)
+    )
     assert np.abs(x.mean(axis=0)).max() < 5 / np.sqrt(len(x))
     weights, bias = generator._shared
     np.testing.assert_array_equal(y, np.argmax(x.astype(np.float64) @ weights + bias, axis=1))
 
 
 def authors(random: np.random.RandomState, alpha: float, beta: float, count: int) -> np.ndarray:
-    """A device's labels, by the steps of litian96/FedProx's data/synthetic_1_1/generate_synthetic.py, in its order."""
+    """A device's labels, by the steps of litian96/FedProx's
+    data/synthetic_1_1/generate_synthetic.py, in its order."""
     mean_w = random.normal(0, alpha)
     mean_x = random.normal(random.normal(0, beta), 1, 60)
     w, b = random.normal(mean_w, 1, (60, 10)), random.normal(mean_w, 1, 10)
-    x = random.multivariate_normal(mean_x, np.diag([float(j + 1) ** -1.2 for j in range(60)]), count)
+    x = random.multivariate_normal(
+        mean_x, np.diag([float(j + 1) ** -1.2 for j in range(60)]), count
+    )
     return np.array([np.argmax(np.exp(row @ w + b) / np.exp(row @ w + b).sum()) for row in x])
 
 
 def test_alpha_changes_nothing() -> None:
-    """u_k moves the logits of all classes by u_k (1 + sum of x), so that the labels stay; in the authors' steps too."""
+    """u_k moves the logits of all classes by u_k (1 + sum of x), so that the labels stay; in the
+    authors' steps too."""
     for device in range(30):
-        (x, y), (other, labels) = (Synthetic(4, alpha, 0.5, 30).make(device) for alpha in (0.0, 100.0))
+        (x, y), (other, labels) = (
+            Synthetic(4, alpha, 0.5, 30).make(device) for alpha in (0.0, 100.0)
+        )
         np.testing.assert_array_equal(x, other)
         np.testing.assert_array_equal(y, labels)
     first, second = (authors(np.random.RandomState(4), alpha, 0.5, 1000) for alpha in (0.0, 100.0))
@@ -108,13 +124,18 @@ def test_synthetics_labels_against_the_authors_steps(both: float) -> None:
 
 @pytest.mark.parametrize(
     ("both", "iid", "share", "classes"),
-    [(0, True, 0.452, 5.07), (0, False, 0.803, 2.1), (0.5, False, 0.759, 2.23), (1, False, 0.787, 2.0)],
+    [
+        (0, True, 0.452, 5.07),
+        (0, False, 0.803, 2.1),
+        (0.5, False, 0.759, 2.23),
+        (1, False, 0.787, 2.0),
+    ],
 )
 def test_synthetics_devices_are_as_uneven_as_the_published_ones(
     both: float, iid: bool, share: float, classes: float
 ) -> None:
-    """Over the 30 devices of the test sets in litian96/FedProx, each one draw of an unknown seed: the mean share of a
-    device's most frequent class, and the mean number of its classes."""
+    """Over the 30 devices of the test sets in litian96/FedProx, each one draw of an unknown seed:
+    the mean share of a device's most frequent class, and the mean number of its classes."""
     shares, numbers = [], []
     for seed in range(20):
         generator = Synthetic(seed, both, both, 30, iid=iid, largest=5000)
@@ -135,7 +156,8 @@ def test_power_law() -> None:
 
 
 @pytest.mark.parametrize(
-    ("examples", "share", "expected"), [(50, 0.1, 6), (9, 0.1, 1), (10, 0.1, 2), (40, 0.2, 10), (5, 0, 0)]
+    ("examples", "share", "expected"),
+    [(50, 0.1, 6), (9, 0.1, 1), (10, 0.1, 2), (40, 0.2, 10), (5, 0, 0)],
 )
 def test_held_out(examples: int, share: float, expected: int) -> None:
     """Of all of them, 1 - share rounded down is then what is trained on."""
@@ -153,11 +175,15 @@ def test_hospitals_setups_differ_as_they_should() -> None:
         clean, broken = setups["balanced"].make(device), setups["damaged"].make(device)
         np.testing.assert_array_equal(clean[1], broken[1])
         wrong = broken[0] - clean[0]
-        np.testing.assert_allclose(wrong, np.broadcast_to((0, 4 if device == 2 else 0), wrong.shape), atol=1e-5)
+        np.testing.assert_allclose(
+            wrong, np.broadcast_to((0, 4 if device == 2 else 0), wrong.shape), atol=1e-5
+        )
         clean, broken = setups["unbalanced"].make(device), setups["non-iid"].make(device)
         np.testing.assert_array_equal(clean[1], broken[1])
         shift = setups["non-iid"].shift(device)
-        np.testing.assert_allclose(broken[0] - clean[0], np.broadcast_to(shift, clean[0].shape), atol=1e-5)
+        np.testing.assert_allclose(
+            broken[0] - clean[0], np.broadcast_to(shift, clean[0].shape), atol=1e-5
+        )
         assert (shift != 0).all()
 
 

@@ -35,7 +35,9 @@ def test_against_scikit_learn(setup: str, intercept: bool) -> None:
     weights, bias = pooled_mle(source, range(4), intercept=intercept)
     x = np.concatenate([source.arrays(device)[0] for device in range(4)]).astype(np.float64)
     y = np.concatenate([source.arrays(device)[1] for device in range(4)])
-    theirs = LogisticRegression(C=np.inf, fit_intercept=intercept, solver="newton-cholesky", tol=1e-12).fit(x, y)
+    theirs = LogisticRegression(
+        C=np.inf, fit_intercept=intercept, solver="newton-cholesky", tol=1e-12
+    ).fit(x, y)
     np.testing.assert_allclose(weights, theirs.coef_[0], rtol=0, atol=1e-8)
     assert bias == pytest.approx(theirs.intercept_[0] if intercept else 0, abs=1e-8)
     residual = 1 / (1 + np.exp(-(x @ weights + bias))) - y
@@ -44,7 +46,8 @@ def test_against_scikit_learn(setup: str, intercept: bool) -> None:
 
 
 def test_by_hand() -> None:
-    """One indicator: the estimates are the groups' log odds. Of x = 0, 1 in 4 is positive; of x = 1, 2 in 3."""
+    """One indicator: the estimates are the groups' log odds. Of x = 0, 1 in 4 is positive; of x =
+    1, 2 in 3."""
     x = np.array([[0], [0], [0], [0], [1], [1], [1]], np.float32)
     y = np.array([1, 0, 0, 0, 1, 1, 0])
     weights, bias = pooled_mle(Held((x[:3], y[:3]), (x[3:], y[3:])), (0, 1))
@@ -88,7 +91,9 @@ def test_no_maximum(x: np.ndarray, y: np.ndarray, why: str) -> None:
 
 
 def test_other_data() -> None:
-    with pytest.raises(SimulatorError, match="the data of 0 devices were given; expected inputs and labels"):
+    with pytest.raises(
+        SimulatorError, match="the data of 0 devices were given; expected inputs and labels"
+    ):
         pooled_mle(hospitals("balanced"), [])
     with pytest.raises(SimulatorError, match="expected inputs and labels"):
         pooled_mle(Held((LINE,)), [0])

@@ -39,17 +39,27 @@ def write_all(folder: Path, bundle: Path) -> Path:
 
 
 CHANGES: dict[str, Callable[[Path], Any]] = {
-    "data.function's lines.py": lambda folder: (folder / "lines.py").write_text(MODULE + "\nMORE = 1\n"),
-    "data.function's scale.py": lambda folder: (folder / "helpers" / "scale.py").write_text("SCALE = 2.0\n"),
-    "availability.file trace.csv": lambda folder: (folder / "trace.csv").write_text(TRACE.replace("100000", "90000")),
+    "data.function's lines.py": lambda folder: (folder / "lines.py").write_text(
+        MODULE + "\nMORE = 1\n"
+    ),
+    "data.function's scale.py": lambda folder: (folder / "helpers" / "scale.py").write_text(
+        "SCALE = 2.0\n"
+    ),
+    "availability.file trace.csv": lambda folder: (folder / "trace.csv").write_text(
+        TRACE.replace("100000", "90000")
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_prepared_run_is_not_begun_with_other_files(line: Path, tmp_path: Path, name: str) -> None:
+def test_a_prepared_run_is_not_begun_with_other_files(
+    line: Path, tmp_path: Path, name: str
+) -> None:
     scenario = Scenario.load(write_all(tmp_path, line))
     prepare_sweep([msgspec.structs.replace(scenario, name="run")], tmp_path, ONE)
-    before = {file: file.read_bytes() for file in tmp_path.rglob("*.*") if file.suffix in (".py", ".csv")}
+    before = {
+        file: file.read_bytes() for file in tmp_path.rglob("*.*") if file.suffix in (".py", ".csv")
+    }
     CHANGES[name](tmp_path)
     with pytest.raises(SimulatorError, match=rf"was begun, this has changed: .*{name}.*Put back"):
         simulate(scenario, tmp_path / "run", ONE, resume=True)

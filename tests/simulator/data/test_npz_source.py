@@ -15,7 +15,8 @@ TOTAL = 1000
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """1,000 examples: x is (place, label), labels 0 to 9 of 100 each, in no order; 20 writers of 50."""
+    """1,000 examples: x is (place, label), labels 0 to 9 of 100 each, in no order; 20 writers of
+    50."""
     rng = np.random.default_rng(0)
     y = rng.permutation(np.repeat(np.arange(10), 100)).astype(np.uint8)
     x = np.stack([np.arange(TOTAL), y], axis=1).astype(np.float64)
@@ -24,8 +25,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def made(folder: Path, population: int, kind: Any, seed: int = 1, file: str = "data.npz", **keys: Any) -> Source:
-    return npz_source(DataSection(kind=kind, seed=0, arrays=Path(file), **keys), seed, population, INPUTS, folder)
+def made(
+    folder: Path, population: int, kind: Any, seed: int = 1, file: str = "data.npz", **keys: Any
+) -> Source:
+    return npz_source(
+        DataSection(kind=kind, seed=0, arrays=Path(file), **keys), seed, population, INPUTS, folder
+    )
 
 
 def places(source: Source, device: int) -> list[int]:
@@ -54,7 +59,9 @@ DRAWN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("keys", DIVIDED, ids=str)
-def test_divided_each_example_is_on_one_device_or_in_the_test_set(folder: Path, keys: dict[str, Any]) -> None:
+def test_divided_each_example_is_on_one_device_or_in_the_test_set(
+    folder: Path, keys: dict[str, Any]
+) -> None:
     source = made(folder, 40, **keys)
     test = source.test()
     assert test is not None
@@ -62,7 +69,9 @@ def test_divided_each_example_is_on_one_device_or_in_the_test_set(folder: Path, 
     everything = [place for device in range(40) for place in places(source, device)]
     assert sorted([*everything, *test[0][:, 0].astype(int).tolist()]) == list(range(TOTAL))
     again = made(folder, 40, **keys)
-    assert [places(again, device) for device in (7, 3)] == [places(source, device) for device in (7, 3)]
+    assert [places(again, device) for device in (7, 3)] == [
+        places(source, device) for device in (7, 3)
+    ]
     assert places(made(folder, 40, seed=2, **keys), 7) != places(source, 7)
 
 
@@ -111,7 +120,10 @@ def test_a_column_gives_each_value_a_device(folder: Path) -> None:
     for device in range(20):
         assert {int(writer[place]) for place in places(source, device)} == {3 * device}
         assert len(set(places(source, device))) == 45
-    assert sorted(writer[test[0][:, 0].astype(int)].tolist()) == np.repeat(np.arange(0, 60, 3), 5).tolist()
+    assert (
+        sorted(writer[test[0][:, 0].astype(int)].tolist())
+        == np.repeat(np.arange(0, 60, 3), 5).tolist()
+    )
     drawn = made(folder, 50, "column", column="writer", examples=7)
     assert {int(writer[place]) for place in places(drawn, 43)} == {9}
 
@@ -120,7 +132,9 @@ def test_another_label(folder: Path) -> None:
     with np.load(folder / "data.npz") as archive:
         writer = archive["writer"]
     source = made(folder, 10, "shards", shards=2, label="writer", test=0.0)
-    assert all(len({int(writer[place]) for place in places(source, device)}) <= 2 for device in range(10))
+    assert all(
+        len({int(writer[place]) for place in places(source, device)}) <= 2 for device in range(10)
+    )
     assert source.test() is None
 
 
@@ -136,7 +150,8 @@ def test_the_files_own_test_set(folder: Path) -> None:
     assert sum(len(places(source, device)) for device in range(10)) == TOTAL
     np.savez(folder / "half.npz", **arrays, test_x=np.ones((4, 2)))
     with pytest.raises(
-        SimulatorError, match=r"has the test arrays \['test_x'\]; expected all of \['test_x', 'test_y'\]"
+        SimulatorError,
+        match=r"has the test arrays \['test_x'\]; expected all of \['test_x', 'test_y'\]",
     ):
         made(folder, 10, "iid", file="half.npz")
 
@@ -145,14 +160,29 @@ REFUSED: list[tuple[int, dict[str, Any], str]] = [
     (
         901,
         {"kind": "iid"},
-        r"data.npz has 900 examples to train on, too few to be divided among 901 devices\. Make pop",
+        (
+            r"data.npz has 900 examples to train on, too few to be divided among 901 devices\. "
+            r"Make pop"
+        ),
     ),
     (451, {"kind": "shards", "shards": 2}, "among 451 devices with 2 shards each"),
-    (21, {"kind": "column", "column": "writer"}, r"population.size = 21, and the array writer of .* has 20 values"),
+    (
+        21,
+        {"kind": "column", "column": "writer"},
+        r"population.size = 21, and the array writer of .* has 20 values",
+    ),
     (9, {"kind": "column"}, 'data.column is missing; data.kind = "column" needs it'),
     (9, {"kind": "dirichlet"}, "data.alpha is missing"),
-    (9, {"kind": "dirichlet", "alpha": 0.0}, r"data.alpha = 0\.0: a Dirichlet distribution takes a number above 0"),
-    (9, {"kind": "column", "column": "author"}, r"and not \['author'\]; expected \['author', 'x', 'y'\]"),
+    (
+        9,
+        {"kind": "dirichlet", "alpha": 0.0},
+        r"data.alpha = 0\.0: a Dirichlet distribution takes a number above 0",
+    ),
+    (
+        9,
+        {"kind": "column", "column": "author"},
+        r"and not \['author'\]; expected \['author', 'x', 'y'\]",
+    ),
     (
         9,
         {"kind": "column", "column": "other"},
@@ -166,7 +196,11 @@ REFUSED: list[tuple[int, dict[str, Any], str]] = [
         "text.npz is a text file, such as CSV; expected an .npz file of plain arrays",
     ),
     (9, {"kind": "iid", "file": "one.npz"}, "one.npz is a single array .* writes one"),
-    (9, {"kind": "iid", "file": "wide.npz"}, r"wide.npz: array x has shape \(5, 3\); expected \(n, 2\)"),
+    (
+        9,
+        {"kind": "iid", "file": "wide.npz"},
+        r"wide.npz: array x has shape \(5, 3\); expected \(n, 2\)",
+    ),
     (9, {"kind": "iid", "file": "label.npz"}, "label.npz: array y has the value 10 in example 2"),
     (9, {"kind": "iid", "file": "short.npz"}, "different numbers of examples: {'x': 5, 'y': 4}"),
 ]

@@ -23,7 +23,10 @@ def test_group() -> None:
 
 
 def shares(groups: Groups, labels: np.ndarray, classes: int = 10) -> np.ndarray:
-    counts = [np.bincount(labels[groups.of(device)], minlength=classes) for device in range(len(groups.sizes))]
+    counts = [
+        np.bincount(labels[groups.of(device)], minlength=classes)
+        for device in range(len(groups.sizes))
+    ]
     return np.array(counts) / groups.sizes[:, None]
 
 
@@ -33,7 +36,9 @@ def shares(groups: Groups, labels: np.ndarray, classes: int = 10) -> np.ndarray:
         partitions.iid(random(), partitions.equal(6000, 70)),
         partitions.dirichlet(random(), LABELS, partitions.equal(6000, 70), 0.1),
         partitions.dirichlet(random(), LABELS, partitions.equal(6000, 6000), 1e-3),
-        partitions.dirichlet(random(), LABELS, partitions.power_starts(random(1), 6000, 70, 1.2), 100.0),
+        partitions.dirichlet(
+            random(), LABELS, partitions.power_starts(random(1), 6000, 70, 1.2), 100.0
+        ),
         partitions.shards(random(), LABELS, 70, 2),
     ],
 )
@@ -72,7 +77,8 @@ def test_dirichlet_with_small_alpha_has_one_label_on_a_device_and_large_all() ->
 
 
 def test_shards_give_two_labels_at_most() -> None:
-    """McMahan et al.: 100 devices, 200 shards of 30 examples each; 600 of each label are 20 whole shards."""
+    """McMahan et al.: 100 devices, 200 shards of 30 examples each; 600 of each label are 20 whole
+    shards."""
     groups = partitions.shards(random(), LABELS, 100, 2)
     assert groups.sizes.tolist() == [60] * 100
     labels = (shares(groups, LABELS) > 0).sum(axis=1)
@@ -98,7 +104,9 @@ def test_drawn_dirichlet_has_the_same_moments() -> None:
     labels[classes.order] = np.repeat(np.arange(10), classes.sizes)
     found = []
     for device in range(2000):
-        places = partitions.drawn_dirichlet(random(device), classes, partitions.prior(labels, 0.5), 20)
+        places = partitions.drawn_dirichlet(
+            random(device), classes, partitions.prior(labels, 0.5), 20
+        )
         assert len(places) == 20
         found.append(np.bincount(labels[places], minlength=10) / 20)
     expected = 0.09 * (1 / 20 + (1 - 1 / 20) / 6)

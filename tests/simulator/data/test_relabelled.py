@@ -20,7 +20,10 @@ def test_some_devices_have_other_labels_and_the_same_inputs(tmp_path: Path) -> N
     codes, _ = corruptions_of(wrong, np.arange(50))
     relabelled = codes == CORRUPTIONS.index("labels")
     assert 10 <= relabelled.sum() <= 30
-    right, other = source_of(honest, bundle), source_of(wrong, open_bundle(tmp_path / "line.bundle"))
+    right, other = (
+        source_of(honest, bundle),
+        source_of(wrong, open_bundle(tmp_path / "line.bundle")),
+    )
     np.testing.assert_array_equal(right.examples(np.arange(50)), other.examples(np.arange(50)))
     for device in range(50):
         (x, y), (given, labels) = right.arrays(device), other.arrays(device)

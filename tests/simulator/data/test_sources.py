@@ -41,7 +41,9 @@ def test(seed):
 def write(folder: Path, *, helper: str, more: str = "") -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "mine.py").write_text(FILE.format(helper=helper) + more)
-    (folder / f"{helper}.py").write_text("import numpy as np\n\ndef labels(count):\n    return np.arange(count)\n")
+    (folder / f"{helper}.py").write_text(
+        "import numpy as np\n\ndef labels(count):\n    return np.arange(count)\n"
+    )
     return folder
 
 
@@ -58,7 +60,11 @@ def test_a_users_function(tmp_path: Path) -> None:
 
 
 def test_its_module_may_say_the_sizes_and_have_a_test_set(tmp_path: Path) -> None:
-    folder = write(tmp_path, helper="labels_of_second", more=SIZES.format(number_of="number + 2 if number < 7 else 1"))
+    folder = write(
+        tmp_path,
+        helper="labels_of_second",
+        more=SIZES.format(number_of="number + 2 if number < 7 else 1"),
+    )
     source = FunctionSource("mine:device", 5, INPUTS, folder)
     assert source.examples(np.array([1, 8])).tolist() == [3, 1]
     assert len(source.arrays(1)[0]) == 3
@@ -66,7 +72,8 @@ def test_its_module_may_say_the_sizes_and_have_a_test_set(tmp_path: Path) -> Non
     assert test is not None
     np.testing.assert_array_equal(test[0], np.full((2, 3), 5, np.float32))
     with pytest.raises(
-        SimulatorError, match=r"mine:device\(8, 5\) returned 10 examples, .* examples\(8, 5\) is 1; they"
+        SimulatorError,
+        match=r"mine:device\(8, 5\) returned 10 examples, .* examples\(8, 5\) is 1; they",
     ):
         source.arrays(8)
 
@@ -77,7 +84,8 @@ def test_all_devices_may_be_said_to_have_as_many(tmp_path: Path) -> None:
     assert source.examples(np.array([1, 2])).tolist() == [6, 6]
     assert len(source.arrays(4)[0]) == 6
     with pytest.raises(
-        SimulatorError, match=r"mine:device\(1, 5\) returned 3 examples, and data.examples is 6; they must"
+        SimulatorError,
+        match=r"mine:device\(1, 5\) returned 3 examples, and data.examples is 6; they must",
     ):
         source.arrays(1)
 
@@ -95,14 +103,18 @@ def test_labels_that_are_no_classes_are_refused(tmp_path: Path) -> None:
     inputs = (INPUTS[0], Input("y", "int64", (), 4))
     source = FunctionSource("mine:device", 5, inputs, write(tmp_path, helper="labels_of_classes"))
     assert source.arrays(2)[1].tolist() == [0, 1, 2, 3]
-    with pytest.raises(SimulatorError, match=r"mine:device\(3, 5\) .* array y has the value 4 in example 4"):
+    with pytest.raises(
+        SimulatorError, match=r"mine:device\(3, 5\) .* array y has the value 4 in example 4"
+    ):
         source.arrays(3)
 
 
 def test_two_scenarios_have_modules_of_the_same_name(tmp_path: Path) -> None:
     sizes = []
     for number in ("1", "2"):
-        folder = write(tmp_path / number, helper=f"labels_{number}", more=SIZES.format(number_of=number))
+        folder = write(
+            tmp_path / number, helper=f"labels_{number}", more=SIZES.format(number_of=number)
+        )
         sizes.append(FunctionSource("mine:device", 5, INPUTS, folder).examples(np.array([0]))[0])
     assert sizes == [1, 2]
 
@@ -110,7 +122,8 @@ def test_two_scenarios_have_modules_of_the_same_name(tmp_path: Path) -> None:
 def test_an_installed_modules_function() -> None:
     inputs = (Input("x", "int64", ()),)
     with pytest.raises(
-        SimulatorError, match=r"operator:add\(2, 5\) returned what does not fit the bundle: a int was given"
+        SimulatorError,
+        match=r"operator:add\(2, 5\) returned what does not fit the bundle: a int was given",
     ):
         FunctionSource("operator:add", 5, inputs, Path()).arrays(2)
 
@@ -118,18 +131,33 @@ def test_an_installed_modules_function() -> None:
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        ("nowhere:device", r"the module cannot be imported, ModuleNotFoundError: No module named 'nowhere'\. It is .*"),
+        (
+            "nowhere:device",
+            (
+                r"the module cannot be imported, ModuleNotFoundError: No module named 'nowhere'\. "
+                r"It is .*"
+            ),
+        ),
         (
             "broken:device",
-            r"the module cannot be imported, ZeroDivisionError: .* \(in <module>, broken\.py line 1\)\. It is",
+            (
+                r"the module cannot be imported, ZeroDivisionError: .* \(in <module>, broken\.py "
+                r"line 1\)\. It is"
+            ),
         ),
         (
             "mine:devise",
-            r"mine.py has no function devise; .*devise\(device, seed\) .*: x float32 \(n, 3\), y int64 \(n,\)",
+            (
+                r"mine.py has no function devise; .*devise\(device, seed\) .*: x float32 \(n, 3\), "
+                r"y int64 \(n,\)"
+            ),
         ),
         ("mine:value", "has no function value"),
         ("mine:fails", r"mine:fails\(4, 5\) raised KeyError: 4 \(in fails, mine\.py line \d+\)"),
-        ("mine:wrong", r"mine:wrong\(4, 5\) returned what does not fit the bundle: array x has shape \(4, 5\)"),
+        (
+            "mine:wrong",
+            r"mine:wrong\(4, 5\) returned what does not fit the bundle: array x has shape \(4, 5\)",
+        ),
     ],
 )
 def test_what_is_wrong_with_it_is_named(tmp_path: Path, function: str, why: str) -> None:
@@ -143,7 +171,8 @@ def test_what_is_wrong_with_it_is_named(tmp_path: Path, function: str, why: str)
 def test_sizes_that_are_none(tmp_path: Path, number_of: str) -> None:
     folder = write(tmp_path, helper="labels_of_fourth", more=SIZES.format(number_of=number_of))
     with pytest.raises(
-        SimulatorError, match=r"examples\(0, 5\) beside mine:device returned .*; expected an integer, at"
+        SimulatorError,
+        match=r"examples\(0, 5\) beside mine:device returned .*; expected an integer, at",
     ):
         FunctionSource("mine:device", 5, INPUTS, folder).examples(np.array([0]))
 

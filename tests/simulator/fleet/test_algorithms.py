@@ -1,4 +1,5 @@
-"""Fleets that train by SCAFFOLD and FedDyn: where they arrive, and what devices and the coordinator keep of it."""
+"""Fleets that train by SCAFFOLD and FedDyn: where they arrive, and what devices and the coordinator
+keep of it."""
 
 from __future__ import annotations
 
@@ -38,12 +39,15 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scenario(folder: Path, bundle: Path, recipe: str, count: int = 2, **more: Any) -> Scenario:
-    """``count`` devices with 10 steps each, all of them in each round unless ``more`` says otherwise."""
+    """``count`` devices with 10 steps each, all of them in each round unless ``more`` says
+    otherwise."""
     usual = {
         "plan__local": {"epochs": 10, "batch_size": 0, "lr": 0.05, "evaluate": False},
         "plan__server": {} if recipe == "fedavg" else {"devices": count},
     }
-    return quadratics_scenario(folder, bundle, DEVICES[:count], **({"plan__recipe": recipe} | usual | more))
+    return quadratics_scenario(
+        folder, bundle, DEVICES[:count], **({"plan__recipe": recipe} | usual | more)
+    )
 
 
 UNIFORM = {"goal": 2, "over_selection": 1.0, "minimum": 1, "deadline": 1e4, "weighting": "uniform"}
@@ -69,7 +73,11 @@ def test_where_two_quadratics_are_least(tmp_path: Path, bundle: Path, recipe: st
 
 def by_hand(rounds: list[list[int]], lr: float, steps: int) -> tuple[Any, Any, dict[int, Any]]:
     """SCAFFOLD's algorithm 1 in float64, option II: the model, c, and each c_k."""
-    model, control, own = np.array([3.0, 4.0]), np.zeros(2), {device: np.zeros(2) for device in range(len(DEVICES))}
+    model, control, own = (
+        np.array([3.0, 4.0]),
+        np.zeros(2),
+        {device: np.zeros(2) for device in range(len(DEVICES))},
+    )
     for devices in rounds:
         updates, changes = [], []
         for device in devices:
@@ -95,8 +103,11 @@ def kept(fleet: Fleet, device: int) -> NDArray[np.float32]:
 
 
 def test_partial_participation_by_hand(tmp_path: Path, bundle: Path) -> None:
-    """Two of four devices in a round, drawn by the engine: the algorithm in float64, and c is the mean of all c_k."""
-    run = drive(scenario(tmp_path, bundle, "scaffold", 4, plan__round=UNIFORM, plan__stop__rounds=12))
+    """Two of four devices in a round, drawn by the engine: the algorithm in float64, and c is the
+    mean of all c_k."""
+    run = drive(
+        scenario(tmp_path, bundle, "scaffold", 4, plan__round=UNIFORM, plan__stop__rounds=12)
+    )
     accepted: dict[str, list[int]] = {}
     for row in run.events:
         if row["event"] == "accepted":
@@ -113,12 +124,15 @@ def test_partial_participation_by_hand(tmp_path: Path, bundle: Path) -> None:
 
 
 def test_it_converges_with_two_of_four_devices_in_a_round(tmp_path: Path, bundle: Path) -> None:
-    run = drive(scenario(tmp_path, bundle, "scaffold", 4, plan__round=UNIFORM, plan__stop__rounds=600))
+    run = drive(
+        scenario(tmp_path, bundle, "scaffold", 4, plan__round=UNIFORM, plan__stop__rounds=600)
+    )
     np.testing.assert_allclose(run.model, optimum(DEVICES), atol=1e-3)
 
 
 def test_both_vectors_travel_both_ways(tmp_path: Path, bundle: Path) -> None:
-    """Bytes of the model of two elements: down the model and c, up the update and the change of c_k."""
+    """Bytes of the model of two elements: down the model and c, up the update and the change of
+    c_k."""
     runs = [
         drive(scenario(tmp_path, bundle, recipe, plan__round=UNIFORM, plan__stop__rounds=2))
         for recipe in ("fedavg", "scaffold")
@@ -129,7 +143,8 @@ def test_both_vectors_travel_both_ways(tmp_path: Path, bundle: Path) -> None:
 
 
 def test_a_round_without_a_model_leaves_all_as_it_was(tmp_path: Path, bundle: Path) -> None:
-    """The second round is abandoned: what its one report changed counts neither here nor on its device."""
+    """The second round is abandoned: what its one report changed counts neither here nor on its
+    device."""
     (tmp_path / "trace.csv").write_text("device,on,off\n0,0,1000000\n1,0,150\n")
     fleet = make_fleet(
         scenario(
@@ -198,13 +213,19 @@ RUNS: dict[str, dict[str, Any]] = {
 def test_two_processes_and_a_stop_change_nothing(tmp_path: Path, bundle: Path, name: str) -> None:
     """Stragglers do a part of their steps, some devices vanish, and all rounds are evaluated."""
     made = scenario(
-        tmp_path, bundle, name.split()[0], 4,
+        tmp_path,
+        bundle,
+        name.split()[0],
+        4,
         **{
-            "plan__round": UNIFORM | {"goal": 3, "weighting": "examples" if name == "ditto" else "uniform"},
-            "plan__stop__rounds": 6, "failures": {"stragglers": 0.5, "upload": 0.02, "crash": 0.1},
+            "plan__round": UNIFORM
+            | {"goal": 3, "weighting": "examples" if name == "ditto" else "uniform"},
+            "plan__stop__rounds": 6,
+            "failures": {"stragglers": 0.5, "upload": 0.02, "crash": 0.1},
             "tiers": {"device": {"latency": 0.0, "download": 1e12, "upload": 1.0}},
-        } | RUNS[name],
-    )  # fmt: skip
+        }
+        | RUNS[name],
+    )
     options = Options(backend="bundle", workers=1, checkpoint=1)
     whole = simulate(made, tmp_path / "whole", options)
     assert whole is not None
@@ -224,17 +245,27 @@ def test_two_processes_and_a_stop_change_nothing(tmp_path: Path, bundle: Path, n
     for other in (two, stopped):
         assert [(other.folder / name).read_bytes() for name in names] == expected
     if "ditto" in name:
-        assert all("personal.loss" in row["evaluation"] for row in read_rows(whole.folder, ROUNDS) if row["reports"])
+        assert all(
+            "personal.loss" in row["evaluation"]
+            for row in read_rows(whole.folder, ROUNDS)
+            if row["reports"]
+        )
 
 
 @pytest.mark.parametrize("recipe", [pytest.param("scaffold", marks=pytest.mark.slow), "feddyn"])
 def test_many_devices_in_a_call_and_on_two_processes(tmp_path: Path, recipe: str) -> None:
     many = quadratics_bundle(tmp_path / "many.bundle", many=TrainMany(2, 3)).path
-    local = {"epochs": 3, "batch_size": 0, "lr": 0.05, "evaluate": False} | ({"mu": 0.5} if recipe == "feddyn" else {})
-    made = scenario(tmp_path, many, recipe, 4, plan__round=UNIFORM, plan__stop__rounds=6, plan__local=local)
+    local = {"epochs": 3, "batch_size": 0, "lr": 0.05, "evaluate": False} | (
+        {"mu": 0.5} if recipe == "feddyn" else {}
+    )
+    made = scenario(
+        tmp_path, many, recipe, 4, plan__round=UNIFORM, plan__stop__rounds=6, plan__local=local
+    )
     found = {}
     for backend, workers in (("vectorized", 1), ("vectorized", 2), ("bundle", 1)):
-        outcome = simulate(made, tmp_path / f"{backend}{workers}", Options(backend=backend, workers=workers))  # type: ignore[arg-type]
+        outcome = simulate(
+            made, tmp_path / f"{backend}{workers}", Options(backend=backend, workers=workers)
+        )  # type: ignore[arg-type]
         assert outcome is not None
         found[backend, workers] = outcome.model
     assert found["vectorized", 1].tobytes() == found["vectorized", 2].tobytes()
@@ -242,7 +273,8 @@ def test_many_devices_in_a_call_and_on_two_processes(tmp_path: Path, recipe: str
 
 
 def test_dittos_personal_models_by_hand(tmp_path: Path, bundle: Path) -> None:
-    """v_k by gradient steps on f_k(v) + lambda/2 |v - w|^2 from where it was; the round's model by FedAvg's."""
+    """v_k by gradient steps on f_k(v) + lambda/2 |v - w|^2 from where it was; the round's model by
+    FedAvg's."""
     run = drive(
         scenario(
             tmp_path, bundle, "ditto", plan__round=UNIFORM, plan__server={}, plan__stop__rounds=3,
@@ -251,7 +283,10 @@ def test_dittos_personal_models_by_hand(tmp_path: Path, bundle: Path) -> None:
     )  # fmt: skip
     model, own = np.array([3.0, 4.0]), [np.array([3.0, 4.0])] * 2
     for row in run.rounds:
-        losses = [float(np.array(each.curvature) @ (own[k] - each.minimum) ** 2 / 2) for k, each in enumerate(TWO)]
+        losses = [
+            float(np.array(each.curvature) @ (own[k] - each.minimum) ** 2 / 2)
+            for k, each in enumerate(TWO)
+        ]
         assert row["evaluation"]["personal.loss"] == pytest.approx(np.mean(losses), rel=1e-4)
         ends = []
         for device, each in enumerate(TWO):
@@ -260,7 +295,9 @@ def test_dittos_personal_models_by_hand(tmp_path: Path, bundle: Path) -> None:
                 y -= 0.05 * each.gradient(y)
             ends.append(y)
             for _ in range(2):
-                own[device] = own[device] - 0.05 * (each.gradient(own[device]) + 0.5 * (own[device] - model))
+                own[device] = own[device] - 0.05 * (
+                    each.gradient(own[device]) + 0.5 * (own[device] - model)
+                )
         model = np.mean(ends, axis=0)
     np.testing.assert_allclose(run.model, model, rtol=1e-5)
     kept = run.fleet.coordinator.kept
@@ -268,7 +305,8 @@ def test_dittos_personal_models_by_hand(tmp_path: Path, bundle: Path) -> None:
     assert kept.states is not None
     for device, row in enumerate(kept.states.of([0, 1])):
         np.testing.assert_allclose(kept.states.file.read(row), own[device], rtol=1e-5)
-    seconds = 2 * 10 * (4 + 2 + 1 / 3)  # two devices, a step for each pass, and the evaluation of the round's model
+    # two devices, a step for each pass, and the evaluation of the round's model
+    seconds = 2 * 10 * (4 + 2 + 1 / 3)
     assert [row["device_seconds"]["useful"] for row in run.rounds] == pytest.approx([seconds] * 3)
 
 

@@ -1,4 +1,5 @@
-"""Asynchronous rounds and late updates in virtual time: who trains from which model, and what counts how much."""
+"""Asynchronous rounds and late updates in virtual time: who trains from which model, and what
+counts how much."""
 
 from __future__ import annotations
 
@@ -29,11 +30,13 @@ BUFFERED: dict[str, Any] = {
 
 
 def replayed(run: Driven, line: Path) -> tuple[list[np.ndarray], list[list[int]]]:  # type: ignore[type-arg]
-    """Return the models and the staleness of each round's updates, worked out from the event log alone.
+    """Return the models and the staleness of each round's updates, worked out from the event log
+    alone.
 
-    Each task is trained from the model that was the newest when it was assigned. The model moves by the mean of a
-    buffer's updates, each times s(tau). ``seen``, the model's row of statistics, moves towards the devices' values: by
-    the mean of their distances from its value now, each times s(tau)."""
+    Each task is trained from the model that was the newest when it was assigned. The model moves by
+    the mean of a buffer's updates, each times s(tau). ``seen``, the model's row of statistics,
+    moves towards the devices' values: by the mean of their distances from its value now, each times
+    s(tau)."""
     models = [open_bundle(line).parameters().astype(np.float64)]
     began: dict[str, int] = {}
     buffer: list[np.ndarray] = []  # type: ignore[type-arg]
@@ -62,7 +65,9 @@ def replayed(run: Driven, line: Path) -> tuple[list[np.ndarray], list[list[int]]
     [{}, {"coordinator": {"crashes": [15.0, 61.0], "restart": 3.0}}, {"failures": {"crash": 0.2}}],
     ids=["calm", "the coordinator dies", "devices die"],
 )
-def test_each_task_is_trained_from_its_own_version(tmp_path: Path, line: Path, more: dict[str, Any]) -> None:
+def test_each_task_is_trained_from_its_own_version(
+    tmp_path: Path, line: Path, more: dict[str, Any]
+) -> None:
     run = drive(make_scenario(tmp_path, line, 6, **(BUFFERED | more)))
     assert run.fleet.finished == "8 rounds done"
     models, staleness = replayed(run, line)
@@ -70,7 +75,11 @@ def test_each_task_is_trained_from_its_own_version(tmp_path: Path, line: Path, m
     assert [len(row) for row in staleness] == [3] * 8
     assert max(max(row) for row in staleness) >= 1
     for row, found in zip(run.rounds, staleness, strict=True):
-        assert row["staleness"] == {"mean": sum(found) / 3, "max": max(found), "stale": sum(map(bool, found))}
+        assert row["staleness"] == {
+            "mean": sum(found) / 3,
+            "max": max(found),
+            "stale": sum(map(bool, found)),
+        }
         assert row["reports"] == 3
         assert row["evaluation"], "devices measured the models that their tasks began from"
     if more:
@@ -100,14 +109,19 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path, line: Path) -> None:
     assert first.model.tobytes() == second.model.tobytes()
 
 
-@pytest.mark.parametrize("more", [{}, {"failures": {"crash": 0.2}}, {"coordinator": {"crashes": [15.0, 61.0]}}])
+@pytest.mark.parametrize(
+    "more", [{}, {"failures": {"crash": 0.2}}, {"coordinator": {"crashes": [15.0, 61.0]}}]
+)
 def test_reports_are_counted_together_as_one_by_one(
     tmp_path: Path, line: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
     """Also where an update in between is refused: device 3 diverges."""
     monkeypatch.setattr(participation, "TOGETHER", 2)
     monkeypatch.setattr(exact_mean, "MAX_ELEMENT", 1e6)
-    rules = BUFFERED | {"plan__round": {"goal": 7, "concurrency": 10, "deadline": 1000.0}, "plan__stop__rounds": 20}
+    rules = BUFFERED | {
+        "plan__round": {"goal": 7, "concurrency": 10, "deadline": 1000.0},
+        "plan__stop__rounds": 20,
+    }
     rules |= {"failures": {"corrupt": [{"kind": "scaled", "share": 0.2, "factor": 1e9}]}}
     rules["plan__local"] = BUFFERED["plan__local"] | {"lr": 0.1}
     for name in "ab":
@@ -129,7 +143,8 @@ def test_stale_tasks_are_cancelled(tmp_path: Path, line: Path) -> None:
 
 
 def test_late_updates_are_carried_into_the_next_round(tmp_path: Path, line: Path) -> None:
-    """Three tasks for two reports, over and over: what comes late counts in the next round, so no work is lost."""
+    """Three tasks for two reports, over and over: what comes late counts in the next round, so no
+    work is lost."""
     carry = BUFFERED | {"plan__recipe": "fedavg"}
     carry["plan__round"] = {
         "goal": 2,
@@ -146,7 +161,13 @@ def test_late_updates_are_carried_into_the_next_round(tmp_path: Path, line: Path
 
 
 CARRIED: Row = {
-    "plan__round": {"goal": 4, "over_selection": 1.5, "minimum": 2, "deadline": 40.0, "late": "carry"},
+    "plan__round": {
+        "goal": 4,
+        "over_selection": 1.5,
+        "minimum": 2,
+        "deadline": 40.0,
+        "late": "carry",
+    },
     "plan__staleness": {"max": 3},
     "plan__stop__rounds": 12,
 }
@@ -158,15 +179,34 @@ OFFLINE: Row = {"availability": {"kind": "bernoulli", "share": 0.6, "slot": 100.
     [
         {},
         OFFLINE,
-        {"failures": {"crash": 0.2, "stragglers": 0.3, "corrupt": [{"kind": "stale", "share": 0.4}]}},
-        {"coordinator": {"limits": True, "crashes": [35.0, 150.0], "restart": 7.0}, "service": {"uploads": 1}},
+        {
+            "failures": {
+                "crash": 0.2,
+                "stragglers": 0.3,
+                "corrupt": [{"kind": "stale", "share": 0.4}],
+            }
+        },
+        {
+            "coordinator": {"limits": True, "crashes": [35.0, 150.0], "restart": 7.0},
+            "service": {"uploads": 1},
+        },
         {"plan__round": {**BUFFERED["plan__round"], "weighting": "inverse-participation"}},
         CARRIED,
         CARRIED | OFFLINE,
     ],
-    ids=["quiet", "offline", "failures", "limits and crashes", "rates", "carried", "carried, offline"],
+    ids=[
+        "quiet",
+        "offline",
+        "failures",
+        "limits and crashes",
+        "rates",
+        "carried",
+        "carried, offline",
+    ],
 )
-def test_a_run_stopped_after_each_round_ends_as_if_it_was_not(tmp_path: Path, line: Path, more: Row) -> None:
+def test_a_run_stopped_after_each_round_ends_as_if_it_was_not(
+    tmp_path: Path, line: Path, more: Row
+) -> None:
     """With tasks that go on, of models that were made before the checkpoint."""
     settings = BUFFERED | more
     if more.get("plan__round") is CARRIED["plan__round"]:
@@ -182,8 +222,11 @@ def test_a_run_stopped_after_each_round_ends_as_if_it_was_not(tmp_path: Path, li
         assert (again.folder / name).read_bytes() == (whole.folder / name).read_bytes()
 
 
-def test_conspirators_that_outlive_their_round_are_in_no_checkpoint(tmp_path: Path, line: Path) -> None:
-    """What they send depends on others that have reported already. The run begins again, and ends as it would have."""
+def test_conspirators_that_outlive_their_round_are_in_no_checkpoint(
+    tmp_path: Path, line: Path
+) -> None:
+    """What they send depends on others that have reported already. The run begins again, and ends
+    as it would have."""
     failures = {"corrupt": [{"kind": "little", "share": 0.5}]}
     scenario = make_scenario(tmp_path, line, 6, **BUFFERED, failures=failures)
     whole = simulate(scenario, tmp_path / "whole.sim", Options(backend="bundle", workers=1))
@@ -196,11 +239,20 @@ def test_conspirators_that_outlive_their_round_are_in_no_checkpoint(tmp_path: Pa
     assert again.model.tobytes() == whole.model.tobytes()
 
 
-def test_a_device_s_second_turn_in_a_round_has_a_fate_of_its_own(tmp_path: Path, line: Path) -> None:
-    """One device fills a buffer alone. It straggles in some turns, and does another number of steps in each of them."""
-    alone = BUFFERED | {"plan__round": {"goal": 20, "concurrency": 1, "deadline": 1e5}, "plan__stop__rounds": 1}
+def test_a_device_s_second_turn_in_a_round_has_a_fate_of_its_own(
+    tmp_path: Path, line: Path
+) -> None:
+    """One device fills a buffer alone. It straggles in some turns, and does another number of steps
+    in each of them."""
+    alone = BUFFERED | {
+        "plan__round": {"goal": 20, "concurrency": 1, "deadline": 1e5},
+        "plan__stop__rounds": 1,
+    }
     alone["plan__local"] = {"epochs": 20, "batch_size": 0, "lr": 0.01}
     run = drive(make_scenario(tmp_path, line, 1, **alone, failures={"stragglers": 0.5}))
     accepted = [row for row in run.events if row["event"] == "accepted"]
-    assert [row["task"] for row in accepted] == ["s-1-1", *(f"s-1-{turn}.{turn}" for turn in range(2, 21))]
+    assert [row["task"] for row in accepted] == [
+        "s-1-1",
+        *(f"s-1-{turn}.{turn}" for turn in range(2, 21)),
+    ]
     assert len({row["steps"] for row in accepted}) > 3

@@ -1,7 +1,7 @@
 """Evaluations in virtual time: small cases worked out by hand.
 
-Device k has k + 1 batches. A step takes 10 seconds, so training takes 10 (k + 1) seconds, and evaluating a third of
-that.
+Device k has k + 1 batches. A step takes 10 seconds, so training takes 10 (k + 1) seconds, and
+evaluating a third of that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ EACH: dict[str, Any] = {
 }
 
 
-def test_devices_measure_when_their_tasks_are_over_and_the_last_model_at_the_end(tmp_path: Path, line: Path) -> None:
+def test_devices_measure_when_their_tasks_are_over_and_the_last_model_at_the_end(
+    tmp_path: Path, line: Path
+) -> None:
     scenario = make_scenario(tmp_path, line, 3, **EACH)
     run = drive(scenario)
     assert run.told("measured", "evaluated") == [
@@ -41,9 +43,12 @@ def test_devices_measure_when_their_tasks_are_over_and_the_last_model_at_the_end
     assert [row["round"] for row in run.rounds] == [1, 2]
     assert run.rounds[1]["time"] == pytest.approx(60.0), "the round did not wait"
     first, second = run.fleet.evaluations
-    assert [(row["version"], row["outcome"], row["devices"], row["examples"]) for row in (first, second)] == [
-        (1, "valid", 3, 60), (2, "valid", 3, 60),
-    ]  # fmt: skip
+    assert [
+        (row["version"], row["outcome"], row["devices"], row["examples"]) for row in (first, second)
+    ] == [
+        (1, "valid", 3, 60),
+        (2, "valid", 3, 60),
+    ]
     bundle = open_bundle(line)
     backend = PerDevice(bundle, local_settings(scenario.plan, bundle), source_of(scenario, bundle))
     found = backend.evaluate(RoundInputs(run.model), list(map(Job, range(3))))
@@ -54,11 +59,17 @@ def test_devices_measure_when_their_tasks_are_over_and_the_last_model_at_the_end
 
 
 @pytest.mark.parametrize("crash", [41.0, 58.0, 72.0])
-def test_the_coordinator_restarts_in_an_evaluation(tmp_path: Path, line: Path, crash: float) -> None:
-    run = drive(make_scenario(tmp_path, line, 3, **EACH, coordinator={"crashes": [crash], "restart": 5.0}))
+def test_the_coordinator_restarts_in_an_evaluation(
+    tmp_path: Path, line: Path, crash: float
+) -> None:
+    run = drive(
+        make_scenario(tmp_path, line, 3, **EACH, coordinator={"crashes": [crash], "restart": 5.0})
+    )
     calm = drive(make_scenario(tmp_path, line, 3, **EACH))
     keys = ("version", "outcome", "devices", "metrics", "dropped")
-    told = [[{key: row[key] for key in keys} for row in each.fleet.evaluations] for each in (run, calm)]
+    told = [
+        [{key: row[key] for key in keys} for row in each.fleet.evaluations] for each in (run, calm)
+    ]
     assert told[0] == told[1]
 
 
@@ -84,23 +95,35 @@ def test_an_evaluation_stops_the_run(tmp_path: Path, line: Path) -> None:
 def test_evaluations_beside_many_rounds(tmp_path: Path, line: Path, recipe: str) -> None:
     """With devices that vanish, and a sample of some of them."""
     scenario = make_scenario(
-        tmp_path, line, 12, plan__recipe=recipe, plan__round={"goal": 3, "minimum": 1, "deadline": 300.0},
-        plan__stop__rounds=12, failures={"train": 0.002}, availability={"kind": "always"},
+        tmp_path,
+        line,
+        12,
+        plan__recipe=recipe,
+        plan__round={"goal": 3, "minimum": 1, "deadline": 300.0},
+        plan__stop__rounds=12,
+        failures={"train": 0.002},
+        availability={"kind": "always"},
         plan__evaluation={"every": 4, "devices": 6, "minimum": 2, "deadline": 200.0},
-    )  # fmt: skip
+    )
     run, again = drive(scenario), drive(scenario)
     versions = [row["version"] for row in run.fleet.evaluations]
     assert versions == [4, 8, 12] if recipe == "fedavg" else [versions[0], versions[-1]] == [4, 12]
     assert run.fleet.evaluations == again.fleet.evaluations
-    assert all(2 <= row["devices"] <= 6 for row in run.fleet.evaluations if row["outcome"] == "valid")
+    assert all(
+        2 <= row["devices"] <= 6 for row in run.fleet.evaluations if row["outcome"] == "valid"
+    )
     assert not run.fleet.engine.evaluations.book.tasks
 
 
 def test_a_stopped_run_goes_on_to_the_same_evaluations(tmp_path: Path, line: Path) -> None:
     scenario = make_scenario(
-        tmp_path, line, 4, plan__round={"goal": 2, "minimum": 1, "deadline": 300.0}, plan__stop__rounds=9,
+        tmp_path,
+        line,
+        4,
+        plan__round={"goal": 2, "minimum": 1, "deadline": 300.0},
+        plan__stop__rounds=9,
         plan__evaluation={"every": 2, "devices": 3, "minimum": 1, "deadline": 200.0},
-    )  # fmt: skip
+    )
     options = Options(backend="bundle", workers=1, checkpoint=1)
     whole = simulate(scenario, tmp_path / "whole", options)
     rounds = 0
@@ -117,4 +140,6 @@ def test_a_stopped_run_goes_on_to_the_same_evaluations(tmp_path: Path, line: Pat
     assert whole is not None
     assert rest is not None
     for name in (EVALUATIONS, ROUNDS, EVENTS, MODEL):
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "cut" / name).read_bytes(), name
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "cut" / name).read_bytes(), (
+            name
+        )

@@ -1,4 +1,5 @@
-"""Which row is whose: rows are used again, except those that a checkpoint or the open round needs."""
+"""Which row is whose: rows are used again, except those that a checkpoint or the open round
+needs."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def test_a_checkpoint_is_as_it_was_until_the_next_one(rows: DeviceRows) -> None:
     put(rows, d0=1, d1=2)
     rows.end_round()
     saved = rows.state()
-    for value in range(5):  # rounds after the checkpoint, of which a crash leaves nothing but the file
+    # rounds after the checkpoint, of which a crash leaves nothing but the file
+    for value in range(5):
         put(rows, d0=10 + value, d2=20 + value)
         rows.end_round()
     assert rows.used == 6, "two for the checkpoint, and two for each of two rounds in turn"
@@ -83,7 +85,9 @@ def test_a_million_devices_of_which_hundreds_take_part(tmp_path: Path) -> None:
         rows.end_round()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 4.5e6, "an array of 4 bytes for each device, which takes no memory where nobody writes"
+    assert peak < 4.5e6, (
+        "an array of 4 bytes for each device, which takes no memory where nobody writes"
+    )
     assert file.path.stat().st_size <= 2 * 400 * 4000
     assert [float(file.read(row)[0]) for row in rows.of([0, 997_500])] == [2.0, 997_502.0]
     saved = rows.state()

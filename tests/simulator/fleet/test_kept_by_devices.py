@@ -1,4 +1,5 @@
-"""Fleets whose devices keep something, against the step in numpy: who keeps what, and from when on."""
+"""Fleets whose devices keep something, against the step in numpy: who keeps what, and from when
+on."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ LR = 0.01
 
 
 def device_epoch(model: Any, kept: dict[str, Any], device: int) -> tuple[Any, dict[str, Any]]:
-    """One full-batch step of a device that keeps h and t: the update of (w, seen), and what it keeps then."""
+    """One full-batch step of a device that keeps h and t: the update of (w, seen), and what it
+    keeps then."""
     now = {"w": model[:3], "seen": model[3], "h": kept["h"]}
     state = {"m.w": INITIAL_STATE["m.w"], "t": kept["t"]}
     after, state, _ = line_step(now, state, line_data(10 * (device + 1), seed=device), LR)
@@ -61,7 +63,11 @@ def keeping(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_devices_go_on_from_what_they_kept(tmp_path: Path, keeping: Path) -> None:
     """Three rounds of three devices, whose personal h and kept t are in no model that travels."""
-    run = drive(make_scenario(tmp_path, keeping, 3, plan__stop__rounds=3, plan__local__evaluate=True, **FULL))
+    run = drive(
+        make_scenario(
+            tmp_path, keeping, 3, plan__stop__rounds=3, plan__local__evaluate=True, **FULL
+        )
+    )
     model = np.array([*INITIAL["w"], INITIAL["seen"]], np.float64)
     kept = {device: first_kept() for device in range(3)}
     for row in run.rounds:
@@ -70,24 +76,36 @@ def test_devices_go_on_from_what_they_kept(tmp_path: Path, keeping: Path) -> Non
             x, y = line_data(10 * (device + 1), seed=device)
             losses.append(float(((x @ model[:3] + kept[device]["h"] - y) ** 2).mean()))
         made = {device: device_epoch(model, kept[device], device) for device in range(3)}
-        model = model + np.average([update for update, _ in made.values()], axis=0, weights=[10, 20, 30])
+        model = model + np.average(
+            [update for update, _ in made.values()], axis=0, weights=[10, 20, 30]
+        )
         kept = {device: after for device, (_, after) in made.items()}
         expected = np.average(losses, weights=[10, 20, 30])
-        assert row["evaluation"]["loss"] == pytest.approx(expected, rel=1e-5), "with h as it was before the training"
+        assert row["evaluation"]["loss"] == pytest.approx(expected, rel=1e-5), (
+            "with h as it was before the training"
+        )
     np.testing.assert_allclose(run.model, model, rtol=1e-5)
     for device in range(3):
-        assert kept_by(run.fleet, device) == pytest.approx([kept[device]["h"], kept[device]["t"]], rel=1e-5)
+        assert kept_by(run.fleet, device) == pytest.approx(
+            [kept[device]["h"], kept[device]["t"]], rel=1e-5
+        )
 
 
-def test_a_device_keeps_what_a_finished_training_left_and_nothing_else(tmp_path: Path, keeping: Path) -> None:
+def test_a_device_keeps_what_a_finished_training_left_and_nothing_else(
+    tmp_path: Path, keeping: Path
+) -> None:
     """Device 0 vanishes during its upload, device 1 during its training; device 2 reports."""
     (tmp_path / "trace.csv").write_text("device,on,off\n0,0,12\n1,0,15\n2,0,1000000\n")
     run = drive(
         make_scenario(
-            tmp_path, keeping, 3, availability={"kind": "trace", "file": "trace.csv"}, **SLOW_UPLOAD,
+            tmp_path,
+            keeping,
+            3,
+            availability={"kind": "trace", "file": "trace.csv"},
+            **SLOW_UPLOAD,
             plan__round__deadline=100.0,
         )
-    )  # fmt: skip
+    )
     assert run.told("lost", "accepted") == [
         (12.0, "lost", 0, "offline"),
         (15.0, "lost", 1, "offline"),
@@ -111,7 +129,12 @@ def test_what_is_refused_leaves_the_same_as_what_is_accepted(
     monkeypatch.setattr(exact_mean, "MAX_ELEMENT", 1e6)
     corrupt = [{"share": 1.0, "kind": "scaled", "factor": 1e9}]
     scenario = make_scenario(
-        tmp_path, keeping, 2, failures={"corrupt": corrupt}, plan__round__deadline=100.0, plan__local__lr=0.2
+        tmp_path,
+        keeping,
+        2,
+        failures={"corrupt": corrupt},
+        plan__round__deadline=100.0,
+        plan__local__lr=0.2,
     )
     refused = one_round(scenario)
     assert refused.history[0]["causes"] == {"rejected: out-of-range": 2}
@@ -120,47 +143,77 @@ def test_what_is_refused_leaves_the_same_as_what_is_accepted(
         assert kept_by(refused, device) == kept_by(accepted, device) is not None
 
 
-def test_what_is_surplus_keeps_what_it_made(tmp_path: Path, keeping: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The round ends with the report of device 0, at 16.25 s; device 1 is done at 10 s too, and uploads."""
+def test_what_is_surplus_keeps_what_it_made(
+    tmp_path: Path, keeping: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round ends with the report of device 0, at 16.25 s; device 1 is done at 10 s too, and
+    uploads."""
     run = drive(
         make_scenario(
-            tmp_path, keeping, 2, **SLOW_UPLOAD, **FULL, plan__round__goal=1, plan__round__over_selection=2.0,
+            tmp_path,
+            keeping,
+            2,
+            **SLOW_UPLOAD,
+            **FULL,
+            plan__round__goal=1,
+            plan__round__over_selection=2.0,
             compute={"step_seconds": 10.0},
         )
-    )  # fmt: skip
+    )
     assert run.told("lost") == [(16.25, "lost", 1, "surplus")]
     kept = [kept_by(run.fleet, device) for device in range(2)]
     for device in range(2):
-        _, after = device_epoch(np.array([*INITIAL["w"], INITIAL["seen"]], np.float64), first_kept(), device)
+        _, after = device_epoch(
+            np.array([*INITIAL["w"], INITIAL["seen"]], np.float64), first_kept(), device
+        )
         assert kept[device] == pytest.approx([after["h"], after["t"]], rel=1e-5)
 
-    monkeypatch.setattr(RoundTraining, "most", lambda self, room: 1)  # device 1 is not begun when it is lost
+    # device 1 is not begun when it is lost
+    monkeypatch.setattr(RoundTraining, "most", lambda self, room: 1)
     again = drive(
         make_scenario(
-            tmp_path, keeping, 2, **SLOW_UPLOAD, **FULL, plan__round__goal=1, plan__round__over_selection=2.0,
+            tmp_path,
+            keeping,
+            2,
+            **SLOW_UPLOAD,
+            **FULL,
+            plan__round__goal=1,
+            plan__round__over_selection=2.0,
         )
-    )  # fmt: skip
+    )
     assert [kept_by(again.fleet, device) for device in range(2)] == kept
 
 
 def test_a_training_that_diverged_leaves_what_was_there(tmp_path: Path, keeping: Path) -> None:
     scenario = make_scenario(tmp_path, keeping, 1, plan__round__deadline=100.0)
-    huge = "import numpy as np\n\ndef make(device, seed):\n    x = np.full((10, 3), 1e30, np.float32)\n"
+    huge = (
+        "import numpy as np\n\ndef make(device, seed):\n    x = np.full((10, 3), 1e30, "
+        "np.float32)\n"
+    )
     (tmp_path / "lines.py").write_text(f"{huge}    return x, x[:, 0]\n")
     fleet = one_round(scenario)
     assert fleet.history[0]["causes"] == {"failed: diverged": 1}
     assert kept_by(fleet, 0) is None
 
 
-def test_a_lost_device_goes_on_from_what_it_kept_in_the_same_round(tmp_path: Path, keeping: Path) -> None:
-    """Asynchronously: device 0 is offline during its upload, and has its next task while the buffer is filling."""
+def test_a_lost_device_goes_on_from_what_it_kept_in_the_same_round(
+    tmp_path: Path, keeping: Path
+) -> None:
+    """Asynchronously: device 0 is offline during its upload, and has its next task while the buffer
+    is filling."""
     (tmp_path / "trace.csv").write_text("device,on,off\n0,0,12\n0,13,1000000\n1,0,1000000\n")
     run = drive(
         make_scenario(
-            tmp_path, keeping, 2, availability={"kind": "trace", "file": "trace.csv"}, **SLOW_UPLOAD, **FULL,
-            plan__recipe="fedbuff", plan__round={"goal": 3, "concurrency": 2, "deadline": 1000.0},
+            tmp_path,
+            keeping,
+            2,
+            availability={"kind": "trace", "file": "trace.csv"},
+            **SLOW_UPLOAD,
+            **FULL,
+            plan__recipe="fedbuff",
+            plan__round={"goal": 3, "concurrency": 2, "deadline": 1000.0},
         )
-    )  # fmt: skip
+    )
     device = [row for row in run.told("lost", "accepted") if row[2] == 0]
     assert device[0] == (12.0, "lost", 0, "offline")
     trainings = len(device)
@@ -169,8 +222,11 @@ def test_a_lost_device_goes_on_from_what_it_kept_in_the_same_round(tmp_path: Pat
     assert kept[1] == INITIAL_STATE["t"] + trainings
 
 
-def test_devices_with_a_task_keep_the_same_after_a_checkpoint(tmp_path: Path, keeping: Path) -> None:
-    """Asynchronously: tasks go on from one checkpoint to the next, some of them trained and not reported."""
+def test_devices_with_a_task_keep_the_same_after_a_checkpoint(
+    tmp_path: Path, keeping: Path
+) -> None:
+    """Asynchronously: tasks go on from one checkpoint to the next, some of them trained and not
+    reported."""
     scenario = make_scenario(
         tmp_path, keeping, 8, **SLOW_UPLOAD, plan__stop__rounds=10, failures={"crash": 0.2},
         availability={"kind": "bernoulli", "share": 0.7, "slot": 50.0},
@@ -205,9 +261,15 @@ def test_a_device_measures_with_what_it_keeps(tmp_path: Path, keeping: Path) -> 
 def test_a_million_devices_of_which_a_hundred_take_part(tmp_path: Path, keeping: Path) -> None:
     """Only those that took part have a row, on disk and in a checkpoint."""
     scenario = make_scenario(
-        tmp_path, keeping, 1_000_000, population__connected=200, plan__round__goal=40, plan__stop__rounds=3,
-        availability={"kind": "diurnal", "share": 0.25}, **FULL,
-    )  # fmt: skip
+        tmp_path,
+        keeping,
+        1_000_000,
+        population__connected=200,
+        plan__round__goal=40,
+        plan__stop__rounds=3,
+        availability={"kind": "diurnal", "share": 0.25},
+        **FULL,
+    )
     (tmp_path / "lines.py").write_text(TEN_EXAMPLES)
     run = drive(scenario)
     took_part = {row["device"] for row in run.events if row["event"] == "accepted"}
@@ -216,7 +278,9 @@ def test_a_million_devices_of_which_a_hundred_take_part(tmp_path: Path, keeping:
     assert kept is not None
     assert kept.states is not None
     saved = kept.states.state()["devices"].tolist()
-    assert took_part <= {*saved} <= {row["device"] for row in run.events if row["event"] == "assigned"}
+    assert (
+        took_part <= {*saved} <= {row["device"] for row in run.events if row["event"] == "assigned"}
+    )
     assert kept.states.file.path.stat().st_size <= 2 * len(saved) * kept.row_bytes
 
 

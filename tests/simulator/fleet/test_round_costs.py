@@ -9,7 +9,8 @@ from rounds import running_task
 
 def test_costs_that_come_together_are_those_that_come_one_by_one() -> None:
     running = RunningTasks.from_rows(
-        running_task(number, 1.0)._replace(began=0.1 * number, tier=number % 3) for number in range(20)
+        running_task(number, 1.0)._replace(began=0.1 * number, tier=number % 3)
+        for number in range(20)
     )
     times = [10 + 0.3 * number for number in range(20)]
     found = []

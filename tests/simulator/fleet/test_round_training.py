@@ -18,7 +18,11 @@ from fleetlearn_simulator.fleet.round_training import RoundTraining
 from fleetlearn_simulator.fleet.running_tasks import RunningTask, RunningTasks
 from fleetlearn_simulator.training.backend import Job, RoundInputs
 from fleetlearn_simulator.training.kept_rows import NO_FILES, RowFile
-from fleetlearn_simulator.training.trained_devices import PendingResults, ResultReader, TrainedDevices
+from fleetlearn_simulator.training.trained_devices import (
+    PendingResults,
+    ResultReader,
+    TrainedDevices,
+)
 from rounds import running_task, trained_device, trained_devices
 from virtual import bits
 
@@ -39,7 +43,8 @@ def taken(training: RoundTraining, *running: RunningTask) -> list[TrainedDevices
 
 
 class Doubles:
-    """A back end whose updates are the model's; it remembers who was begun together. Device ``wild`` diverges."""
+    """A back end whose updates are the model's; it remembers who was begun together. Device
+    ``wild`` diverges."""
 
     def __init__(self, wild: int = -1) -> None:
         self.wild = wild
@@ -47,8 +52,13 @@ class Doubles:
 
     def train(self, inputs: RoundInputs, jobs: Sequence[Job]) -> TrainedDevices:
         return trained_devices(
-            *(trained_device(inputs.model.tolist(), 10 + job.device, diverged=job.device == self.wild) for job in jobs)
-        )  # fmt: skip
+            *(
+                trained_device(
+                    inputs.model.tolist(), 10 + job.device, diverged=job.device == self.wild
+                )
+                for job in jobs
+            )
+        )
 
     def begin(self, inputs: RoundInputs, jobs: Sequence[Job]) -> ResultReader:
         self.begun.append((inputs.model.tolist(), [job.device for job in jobs]))
@@ -71,10 +81,15 @@ def opened(backend: Any, encoding: Encoding = FLOAT32) -> RoundTraining:
 
 @pytest.mark.parametrize("name", ["int8", "int4", "topk-0.5", "float16"])
 def test_updates_are_what_the_coordinator_decodes(name: str) -> None:
-    """Encoded with each task's own seed, after a corruption; what cannot be encoded has diverged."""
+    """Encoded with each task's own seed, after a corruption; what cannot be encoded has
+    diverged."""
     encoding = find_encoding(name)
     training = opened(Doubles(wild=3), encoding)
-    out = [running_task(1, 10.0), running_task(2, 20.0, corrupt="scaled", factor=50_000.0), running_task(3, 30.0)]
+    out = [
+        running_task(1, 10.0),
+        running_task(2, 20.0, corrupt="scaled", factor=50_000.0),
+        running_task(3, 30.0),
+    ]
     training.expect(RunningTasks.from_rows(out), room=3)
     (found,) = taken(training, *out)
     expected = [MODEL, np.float32(50_000) * MODEL]
@@ -88,7 +103,9 @@ def test_updates_are_what_the_coordinator_decodes(name: str) -> None:
     assert found.diverged[2]
 
 
-def test_what_top_k_leaves_out_is_added_to_the_next_update_that_follows_one_that_counted(tmp_path: Path) -> None:
+def test_what_top_k_leaves_out_is_added_to_the_next_update_that_follows_one_that_counted(
+    tmp_path: Path,
+) -> None:
     encoding = find_encoding("topk-0.5")
     kept = KeptByDevices(NO_FILES, 9, RowFile(tmp_path / "residuals", 2))
     training = RoundTraining(Doubles(), 1, encoding, kept)
@@ -129,8 +146,14 @@ def test_the_first_who_report_are_begun_together() -> None:
     assert backend.begun == [([1.0, 2.0], [4, 2]), ([5.0, 7.0], [5])]
     assert training.results_for(tasks(out[0])).updates.tolist() == [[5.0, 7.0]]
     assert training.results_for(tasks(out[2])).examples.tolist() == [14]
-    # Device 3 is due, then whoever is not begun yet and will report first. What was begun together is read together.
-    later = [running_task(9, 0.5, "crash"), running_task(8, 1.0), running_task(6, 2.0), running_task(7, 3.0)]
+    # Device 3 is due, then whoever is not begun yet and will report first. What was begun together
+    # is read together.
+    later = [
+        running_task(9, 0.5, "crash"),
+        running_task(8, 1.0),
+        running_task(6, 2.0),
+        running_task(7, 3.0),
+    ]
     training.expect(RunningTasks.from_rows(later), room=3)
     assert len(backend.begun) == 2
     training.drop(RunningTasks.from_rows(later), 1, 0.0)
@@ -145,7 +168,9 @@ def test_the_first_who_report_are_begun_together() -> None:
 
 
 @pytest.mark.parametrize(("most", "apart"), [(0, True), (5, False)], ids=["large", "small"])
-def test_what_was_begun_together_is_taken_together(monkeypatch: pytest.MonkeyPatch, most: int, apart: bool) -> None:
+def test_what_was_begun_together_is_taken_together(
+    monkeypatch: pytest.MonkeyPatch, most: int, apart: bool
+) -> None:
     """What was begun separately comes the next time, unless there is little of it."""
     monkeypatch.setattr(round_training, "MOST_GATHERED", most)
     training = opened(Doubles())
@@ -176,11 +201,17 @@ def test_as_many_are_begun_as_memory_has_room_for(monkeypatch: pytest.MonkeyPatc
     assert [devices for _, devices in backend.begun] == [[0, 1], [2]]
 
 
-@pytest.mark.parametrize(("corrupt", "expected"), [("scaled", [3.0, 6.0]), ("flipped", [-3.0, -6.0])])
+@pytest.mark.parametrize(
+    ("corrupt", "expected"), [("scaled", [3.0, 6.0]), ("flipped", [-3.0, -6.0])]
+)
 def test_corruption_is_of_the_update_that_was_trained(corrupt: str, expected: list[float]) -> None:
     """No other update that was trained with it is corrupted."""
     training = opened(Doubles())
-    out = [running_task(0, 1.0), running_task(1, 2.0, corrupt=corrupt, factor=3.0), running_task(2, 3.0)]
+    out = [
+        running_task(0, 1.0),
+        running_task(1, 2.0, corrupt=corrupt, factor=3.0),
+        running_task(2, 3.0),
+    ]
     training.expect(RunningTasks.from_rows(out), room=3)
     found = training.results_for(tasks(*out))
     assert found.updates.tolist() == [[1.0, 2.0], expected, [1.0, 2.0]]
@@ -203,7 +234,9 @@ def test_garbage_is_as_long_as_the_update_times_its_factor() -> None:
         sent = running_task(device, 1.0, corrupt="garbage", factor=4.0)
         training.expect(RunningTasks.from_rows([sent]), room=1)
         made.append(training.results_for(tasks(sent)).updates[0])
-    np.testing.assert_allclose([np.linalg.norm(update) for update in made], 4 * np.sqrt(5), rtol=1e-6)
+    np.testing.assert_allclose(
+        [np.linalg.norm(update) for update in made], 4 * np.sqrt(5), rtol=1e-6
+    )
     assert made[0].tolist() == made[1].tolist()
     assert made[0].tolist() != made[2].tolist()
 
@@ -213,7 +246,10 @@ def test_what_is_put_back_is_taken_once_more_as_it_was(monkeypatch: pytest.Monke
     monkeypatch.setattr(round_training, "MOST_GATHERED", 0)
     training = opened(Doubles())
     corrupt = {1: "scaled", 2: "garbage", 3: "flipped"}
-    out = [running_task(device, float(device), corrupt=corrupt.get(device, ""), factor=3.0) for device in range(5)]
+    out = [
+        running_task(device, float(device), corrupt=corrupt.get(device, ""), factor=3.0)
+        for device in range(5)
+    ]
     training.expect(RunningTasks.from_rows(out), room=5)
     found = training.results_for(tasks(*out[:4]))
     before = bits(found)
@@ -236,11 +272,14 @@ def test_what_is_put_back_is_taken_once_more_as_it_was(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("corrupt", ["", "scaled"])
 def test_what_nobody_takes_is_gone_with_its_round(corrupt: str) -> None:
-    """At once, and not when Python looks for cycles: its updates would wait for that, and its blocks still be done."""
+    """At once, and not when Python looks for cycles: its updates would wait for that, and its
+    blocks still be done."""
 
     class Kept(Doubles):
         def begin(self, inputs: RoundInputs, jobs: Sequence[Job]) -> ResultReader:
-            pending = PendingResults(lambda pending, place: pending.put(range(len(jobs)), self.train(inputs, jobs)))
+            pending = PendingResults(
+                lambda pending, place: pending.put(range(len(jobs)), self.train(inputs, jobs))
+            )
             left.append(ref(pending))
             return pending.read
 

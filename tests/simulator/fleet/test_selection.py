@@ -1,4 +1,5 @@
-"""Rules on selection in virtual time: the plan's file as for the server, with tiers that state what they are."""
+"""Rules on selection in virtual time: the plan's file as for the server, with tiers that state what
+they are."""
 
 from __future__ import annotations
 
@@ -89,11 +90,19 @@ def test_a_run_s_scenario_file_has_the_rules(tmp_path: Path, line: Path, name: s
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
-        ({"once_in": 30}, "population.size = 40 is less than plan.selection.once_in = 30 times plan.round.minimum = 2"),
+        (
+            {"once_in": 30},
+            (
+                "population.size = 40 is less than plan.selection.once_in = 30 times "
+                "plan.round.minimum = 2"
+            ),
+        ),
         ({"tiers": ["tablet"]}, "names no tier of the scenario, which has phone, pi"),
     ],
 )
-def test_rules_that_no_device_could_meet_are_refused(tmp_path: Path, line: Path, rules: Any, said: str) -> None:
+def test_rules_that_no_device_could_meet_are_refused(
+    tmp_path: Path, line: Path, rules: Any, said: str
+) -> None:
     with pytest.raises(SimulatorError) as refused:
         make_scenario(tmp_path, line, 40, **FLEET, plan__selection=rules)
     assert said in refused.value.text
@@ -101,17 +110,26 @@ def test_rules_that_no_device_could_meet_are_refused(tmp_path: Path, line: Path,
 
 def test_larger_devices_are_chosen_in_proportion(tmp_path: Path, line: Path) -> None:
     """Each device k has 10 (k + 1) examples; in 150 rounds of one task each."""
-    more = FLEET | {"plan__round": {"goal": 1, "over_selection": 1.0}, "plan__stop__rounds": 150, "failures": {}}
+    more = FLEET | {
+        "plan__round": {"goal": 1, "over_selection": 1.0},
+        "plan__stop__rounds": 150,
+        "failures": {},
+    }
     run = drive(make_scenario(tmp_path, line, 5, **more, plan__selection={"weighting": "examples"}))
     counts = Counter(devices[0] for devices in assigned(run).values())
     expected = [150 * (device + 1) / 15 for device in range(5)]
-    assert sum((counts[device] - mean) ** 2 / mean for device, mean in enumerate(expected)) < 18.5  # 4 df, p = 0.001
+    # 4 df, p = 0.001
+    assert sum((counts[device] - mean) ** 2 / mean for device, mean in enumerate(expected)) < 18.5
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_quotas_and_rest_hold_over_crashes_of_the_coordinator(tmp_path: Path, line: Path, name: str) -> None:
+def test_quotas_and_rest_hold_over_crashes_of_the_coordinator(
+    tmp_path: Path, line: Path, name: str
+) -> None:
     crashes = {"coordinator": {"crashes": [333.0, 2222.0, 4444.0], "restart": 10.0}}
-    run = drive(make_scenario(tmp_path, line, 40, **FLEET, **crashes, plan__selection=SELECTIONS[name]))
+    run = drive(
+        make_scenario(tmp_path, line, 40, **FLEET, **crashes, plan__selection=SELECTIONS[name])
+    )
     assert sum(row["how"] == "committed" for row in run.rounds) == 12
     assert [row["event"] for row in run.events].count("crash") >= 1
     given = assigned(run)
@@ -120,11 +138,15 @@ def test_quotas_and_rest_hold_over_crashes_of_the_coordinator(tmp_path: Path, li
             assert not {*devices} & {*given.get(number - 1, []), *given.get(number - 2, [])}
             assert sum(device % 2 == 0 for device in devices) <= max(6, len(devices)) // 2
     if name == "oort":
-        assert all(row["selection"]["utility"] > 0 for row in run.rounds if row["how"] == "committed")
+        assert all(
+            row["selection"]["utility"] > 0 for row in run.rounds if row["how"] == "committed"
+        )
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_a_run_that_was_stopped_chooses_the_same_devices(tmp_path: Path, line: Path, name: str) -> None:
+def test_a_run_that_was_stopped_chooses_the_same_devices(
+    tmp_path: Path, line: Path, name: str
+) -> None:
     scenario = make_scenario(tmp_path, line, 40, **FLEET, plan__selection=SELECTIONS[name])
     options = Options(backend="bundle", workers=1, checkpoint=1)
     whole = simulate(scenario, tmp_path / "whole", options)

@@ -51,7 +51,9 @@ def test_a_summary_is_the_coordinator_s_own_of_the_same_reports() -> None:
     assert ours.summary({})["metrics"] == {"loss": (10 * 1.0 + 20 * 3.0) / 30, "accuracy": 0.5}
 
 
-def test_small_updates_stay_arrays_and_large_ones_are_added_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_updates_stay_arrays_and_large_ones_are_added_where_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reports = reports_of(devices(), [CONTROL], np.array([1, 2]))
     assert parts_to_add(reports, None) == reports.parts
     monkeypatch.setattr(trained_reports, "LARGE_UPDATE", 2)
@@ -60,4 +62,7 @@ def test_small_updates_stay_arrays_and_large_ones_are_added_where_they_are(monke
         updates = [parts[UPDATE][row] for row in range(2)]
         assert [type(update) for update in updates] == [kind, kind]
         assert [update.read(0, 2).tolist() for update in updates] == [[1.0, -2.0], [3.0, 0.0]]
-        assert [update.read(0, 2).tolist() for update in parts[CONTROL]] == [[1.0, -7.0], [0.5, 0.0]]
+        assert [update.read(0, 2).tolist() for update in parts[CONTROL]] == [
+            [1.0, -7.0],
+            [0.5, 0.0],
+        ]

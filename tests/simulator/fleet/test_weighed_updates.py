@@ -1,4 +1,5 @@
-"""Weighed updates in the simulator: what is refused and clipped, what is evaluated, and a run that goes on.
+"""Weighed updates in the simulator: what is refused and clipped, what is evaluated, and a run that
+goes on.
 
 tests/end_to_end/test_simulated_truth_asynchronous.py compares the bits with a server's.
 """
@@ -32,7 +33,8 @@ def sgd_line(tmp_path: Path) -> Path:
 def test_hostile_devices_that_send_long_updates_change_nothing(
     tmp_path: Path, sgd_line: Path, action: str, aggregator: str
 ) -> None:
-    """With \"refuse\" the round is made of the others; with \"clip\" the model moves by at most the bound."""
+    """With \"refuse\" the round is made of the others; with \"clip\" the model moves by at most the
+    bound."""
     bounded = {"aggregator": aggregator, "max_norm": 100.0, "norm_action": action}
     run = drive(make_scenario(tmp_path, sgd_line, 9, **HOSTILE, plan__aggregation=bounded))
     calm = drive(make_scenario(tmp_path, sgd_line, 9, plan__aggregation={"aggregator": aggregator}))
@@ -61,11 +63,15 @@ class Counting(PerDevice):
         return super().evaluate(inputs, jobs)
 
 
-def test_each_device_evaluates_once(tmp_path: Path, sgd_line: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_device_evaluates_once(
+    tmp_path: Path, sgd_line: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """q-FedAvg needs the losses when updates are added; the summary takes the same ones."""
     settings = {"plan__stop__rounds": 2, "plan__local__evaluate": True}
     monkeypatch.setattr(Counting, "evaluated", 0)
-    fair = drive(make_scenario(tmp_path, sgd_line, 4, plan__recipe="q-fedavg", **settings), backend=Counting)
+    fair = drive(
+        make_scenario(tmp_path, sgd_line, 4, plan__recipe="q-fedavg", **settings), backend=Counting
+    )
     assert Counting.evaluated == 8
     plain = drive(make_scenario(tmp_path, sgd_line, 4, **settings), backend=Counting)
     assert fair.rounds[0]["evaluation"] == plain.rounds[0]["evaluation"]
@@ -73,11 +79,18 @@ def test_each_device_evaluates_once(tmp_path: Path, sgd_line: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("recipe", ["fedavg", "q-fedavg"])
-def test_a_run_that_was_stopped_goes_on_with_its_bound_and_level(tmp_path: Path, sgd_line: Path, recipe: str) -> None:
+def test_a_run_that_was_stopped_goes_on_with_its_bound_and_level(
+    tmp_path: Path, sgd_line: Path, recipe: str
+) -> None:
     scenario = make_scenario(
-        tmp_path, sgd_line, 4, plan__stop__rounds=6, plan__recipe=recipe, plan__local__evaluate=True,
+        tmp_path,
+        sgd_line,
+        4,
+        plan__stop__rounds=6,
+        plan__recipe=recipe,
+        plan__local__evaluate=True,
         plan__aggregation={"max_norm": 5.0, "norm_quantile": 0.5},
-    )  # fmt: skip
+    )
     options = Options(backend="bundle", workers=1, checkpoint=2)
     whole = simulate(scenario, tmp_path / "whole", options)
     rounds = 0
@@ -92,13 +105,16 @@ def test_a_run_that_was_stopped_goes_on_with_its_bound_and_level(tmp_path: Path,
     assert whole is not None
     assert parts is not None
     assert parts.model.tobytes() == whole.model.tobytes()
-    rows = [[row["norm"] for row in read_rows(outcome.folder, ROUNDS)] for outcome in (whole, parts)]
+    rows = [
+        [row["norm"] for row in read_rows(outcome.folder, ROUNDS)] for outcome in (whole, parts)
+    ]
     assert rows[0] == rows[1]
     assert len({row["bound"] for row in rows[0]}) == 6
 
 
 def test_buffers_take_the_plain_mean(tmp_path: Path, sgd_line: Path) -> None:
-    """``seen`` counts each device's examples: 10, 20 and 30, weighted by themselves, with FedNova too."""
+    """``seen`` counts each device's examples: 10, 20 and 30, weighted by themselves, with FedNova
+    too."""
     before = open_bundle(sgd_line).parameters()
     for recipe in ("fedavg", "fednova"):
         run = drive(make_scenario(tmp_path, sgd_line, 3, plan__recipe=recipe))

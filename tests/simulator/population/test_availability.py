@@ -1,4 +1,5 @@
-"""When devices are online, against closed forms; and that the answer for one moment agrees with that for another."""
+"""When devices are online, against closed forms; and that the answer for one moment agrees with
+that for another."""
 
 import math
 from collections.abc import Iterator
@@ -21,8 +22,13 @@ KINDS = {
 }
 
 
-def scenario(availability: str, failures: str = "", *, base: Path = Path("/base"), size: int = 20_000) -> Scenario:
-    text = f"seed = 5\n[population]\nsize = {size}\n{PLAN}[availability]\n{availability}\n[failures]\n{failures}"
+def scenario(
+    availability: str, failures: str = "", *, base: Path = Path("/base"), size: int = 20_000
+) -> Scenario:
+    text = (
+        "seed = 5\n[population]\nsize = "
+        f"{size}\n{PLAN}[availability]\n{availability}\n[failures]\n{failures}"
+    )
     return Scenario.parse(text, base, file="a.toml")
 
 
@@ -50,7 +56,8 @@ def test_a_device_is_the_same_in_any_population_and_any_order(kind: str, folder:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("t", [0.0, 1234.5, 86_400.0 * 40])
 def test_a_device_is_online_until_it_is_not(kind: str, t: float, folder: Path) -> None:
-    """At moments up to the end of its time it is online, just after it is not; one that is offline has no time."""
+    """At moments up to the end of its time it is online, just after it is not; one that is offline
+    has no time."""
     rule = scenario(KINDS[kind], base=folder)
     ids = IDS[:300]
     there, end = online(rule, ids, t), until(rule, ids, t)
@@ -73,13 +80,15 @@ def test_bernoulli_is_a_coin_for_each_slot_and_device() -> None:
     states = np.array([online(rule, IDS, 600.0 * k) for k in range(6)])
     assert close(states.mean(), 0.3, states.size)
     assert close((states[0] & states[1]).mean(), 0.09, len(IDS))
-    # Slots begin at another time for each device, so that of those that change in ten minutes a third does in 200 s.
+    # Slots begin at another time for each device, so that of those that change in ten minutes a
+    # third does in 200 s.
     early = online(rule, IDS, 200.0)
     assert close((states[0] != early).mean(), 2 * 0.3 * 0.7 / 3, len(IDS))
 
 
 def test_bernoulli_times_online_are_geometric() -> None:
-    """From any moment on, the rest of the slot (300 s on average), and 600 s more for each success of a coin of 0.3."""
+    """From any moment on, the rest of the slot (300 s on average), and 600 s more for each success
+    of a coin of 0.3."""
     rule = scenario(KINDS["bernoulli"])
     times = (until(rule, IDS, 5000.0) - 5000.0)[online(rule, IDS, 5000.0)]
     deviation = math.sqrt(600**2 / 12 + 600**2 * 0.3 / 0.7**2)
@@ -95,7 +104,10 @@ def test_a_share_of_one_is_for_ever_and_a_long_time_is_cut() -> None:
 def test_the_day_swings_as_it_should() -> None:
     """share (1 + a cos(2 pi (h - peak) / 24)), with slots so short that the hour in them is one."""
     rule = scenario('kind = "diurnal"\nshare = 0.25\nswing = 4\npeak = 3\nslot = 60')
-    shares = {hour: float(online(rule, IDS, 86_400.0 * 5 + 3600.0 * hour).mean()) for hour in range(0, 24, 3)}
+    shares = {
+        hour: float(online(rule, IDS, 86_400.0 * 5 + 3600.0 * hour).mean())
+        for hour in range(0, 24, 3)
+    }
     for hour, share in shares.items():
         assert close(share, 0.25 * (1 + 0.6 * math.cos(2 * math.pi * (hour - 3) / 24)), len(IDS))
     error = 4.5 * math.sqrt((0.6 / 0.4 + 0.9 / 0.1) / len(IDS))  # of the logarithm of the quotient
@@ -104,15 +116,20 @@ def test_the_day_swings_as_it_should() -> None:
 
 def test_a_zone_has_its_own_day() -> None:
     rule = scenario('kind = "diurnal"\nslot = 60\nzones = [{hours = 6}]')
-    at_its_three, at_its_fifteen = (online(rule, IDS, 86_400.0 + 3600 * hour).mean() for hour in (21, 9))
+    at_its_three, at_its_fifteen = (
+        online(rule, IDS, 86_400.0 + 3600 * hour).mean() for hour in (21, 9)
+    )
     assert close(at_its_three, 0.4, len(IDS))
     assert close(at_its_fifteen, 0.1, len(IDS))
 
 
 def test_a_wrong_clock_moves_the_day() -> None:
-    right, wrong = (scenario('kind = "diurnal"', failures) for failures in ("", "clock_skew = 30000"))
+    right, wrong = (
+        scenario('kind = "diurnal"', failures) for failures in ("", "clock_skew = 30000")
+    )
     assert not np.array_equal(online(right, IDS, 0.0), online(wrong, IDS, 0.0))
-    # Blurred by clocks so far apart, exp(-s^2 / 2) of the swing is left: s in turns of a day, times 2 pi.
+    # Blurred by clocks so far apart, exp(-s^2 / 2) of the swing is left: s in turns of a day, times
+    # 2 pi.
     left = math.exp(-((2 * math.pi * 30000 / 86400) ** 2) / 2)
     assert close(online(wrong, IDS, 3600 * 3.0).mean(), 0.25 * (1 + 0.6 * left), len(IDS))
 
@@ -130,7 +147,9 @@ def test_markov_forgets_as_the_chain_does() -> None:
     for later in (50.0, 375.0, 1500.0, 20_000.0):
         now = online(rule, IDS, 10_000.0 + later)
         assert close(now[before].mean(), 0.25 + 0.75 * math.exp(-later / 375), int(before.sum()))
-        assert close(now[~before].mean(), 0.25 - 0.25 * math.exp(-later / 375), int((~before).sum()))
+        assert close(
+            now[~before].mean(), 0.25 - 0.25 * math.exp(-later / 375), int((~before).sum())
+        )
 
 
 def test_markov_times_online_are_exponential() -> None:
@@ -170,7 +189,10 @@ def test_rare_and_common_events_cost_the_same() -> None:
 
 def test_a_trace_is_followed_and_begins_again(folder: Path) -> None:
     """Devices 0, 2, 4, ... are the file's a, devices 1, 3, ... its b."""
-    once, again = (scenario(f'kind = "trace"\nfile = "t.csv"\n{more}', base=folder) for more in ("", "repeat = 2000"))
+    once, again = (
+        scenario(f'kind = "trace"\nfile = "t.csv"\n{more}', base=folder)
+        for more in ("", "repeat = 2000")
+    )
     ids = np.arange(4)
     assert online(once, ids, 0.0).tolist() == [True, False, True, False]
     assert online(once, ids, 100.0).tolist() == [False] * 4
@@ -190,20 +212,30 @@ def test_a_wrong_clock_moves_a_trace(folder: Path) -> None:
     skew = offsets(rule, ids)
     t = float(50 - skew[0])
     own = t + skew
-    assert np.array_equal(online(rule, ids, t), ((own >= 0) & (own < 100)) | ((own >= 300) & (own < 1000)))
+    assert np.array_equal(
+        online(rule, ids, t), ((own >= 0) & (own < 100)) | ((own >= 300) & (own < 1000))
+    )
     assert until(rule, ids, t)[0] == pytest.approx(t + 50)
 
 
 def test_an_outage_hides_a_region() -> None:
-    rule = scenario('kind = "always"', "regions = 4\noutages = [{region = 1, begin = 100, end = 200}]")
+    rule = scenario(
+        'kind = "always"', "regions = 4\noutages = [{region = 1, begin = 100, end = 200}]"
+    )
     ids = np.arange(8)
     for t, hidden in ((99.0, False), (100.0, True), (199.0, True), (200.0, False)):
-        assert online(rule, ids, t).tolist() == [not (hidden and device % 4 == 1) for device in range(8)]
-    assert np.isinf(until(rule, ids, 150.0)).all()  # the outage is of the network, not of the device
+        assert online(rule, ids, t).tolist() == [
+            not (hidden and device % 4 == 1) for device in range(8)
+        ]
+    # the outage is of the network, not of the device
+    assert np.isinf(until(rule, ids, 150.0)).all()
 
 
 def test_devices_without_the_memory_never_take_part() -> None:
-    tiers = "[tiers.small]\nmemory = 100\n[tiers.large]\nmemory = 200\n[tiers.unknown]\n[compute]\nmemory = "
+    tiers = (
+        "[tiers.small]\nmemory = 100\n[tiers.large]\nmemory = "
+        "200\n[tiers.unknown]\n[compute]\nmemory = "
+    )
     rule, enough = (scenario('kind = "always"', tiers + need) for need in ("150.0", "100.0"))
     assert np.array_equal(online(rule, IDS, 5.0), tiers_of(rule, IDS) != 0)
     assert online(enough, IDS, 5.0).all()
@@ -211,7 +243,9 @@ def test_devices_without_the_memory_never_take_part() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("t", [0.0, 1234.5, 86_400.0 * 40])
-def test_a_device_is_next_online_when_it_was_offline_until_then(kind: str, t: float, folder: Path) -> None:
+def test_a_device_is_next_online_when_it_was_offline_until_then(
+    kind: str, t: float, folder: Path
+) -> None:
     rule = scenario(KINDS[kind], base=folder)
     ids = IDS[:300]
     there, begin = online(rule, ids, t), next_online(rule, ids, t)
@@ -219,7 +253,8 @@ def test_a_device_is_next_online_when_it_was_offline_until_then(kind: str, t: fl
     assert (begin[~there] > t).all()
     for device in ids[~there][:40]:
         one, first = np.array([device]), float(begin[device])
-        assert online(rule, one, first + 0.002).all()  # a trace's times are rounded to a millisecond
+        # a trace's times are rounded to a millisecond
+        assert online(rule, one, first + 0.002).all()
         for part in (0.001, 0.3, 0.7, 0.999):
             assert not online(rule, one, t + part * (first - t) - 1e-6).any() or first - t < 0.01
 
@@ -230,8 +265,14 @@ def test_who_is_never_online_again_and_who_waits_for_the_network(folder: Path) -
     assert next_online(once, np.arange(2), 150.0).tolist() == [300.0, 250.5]
     assert next_online(once, np.arange(2), 300.0).tolist() == [300.0, 300.0]
     assert np.isinf(next_online(once, np.arange(2), 1000.0)).all()
-    outages = scenario('kind = "always"', "regions = 2\noutages = [{region = 1, begin = 10.0, end = 20.0}]")
+    outages = scenario(
+        'kind = "always"', "regions = 2\noutages = [{region = 1, begin = 10.0, end = 20.0}]"
+    )
     assert next_online(outages, np.arange(4), 15.0).tolist() == [15.0, 20.0, 15.0, 20.0]
     tiers = "[compute]\nmemory = 100\n[tiers.a]\nmemory = 50\n[tiers.b]\n"
-    small = Scenario.parse(f"seed = 5\n[population]\nsize = 99\n{PLAN}{tiers}", folder, file="a.toml")
-    assert np.array_equal(np.isinf(next_online(small, np.arange(99), 0.0)), tiers_of(small, np.arange(99)) == 0)
+    small = Scenario.parse(
+        f"seed = 5\n[population]\nsize = 99\n{PLAN}{tiers}", folder, file="a.toml"
+    )
+    assert np.array_equal(
+        np.isinf(next_online(small, np.arange(99), 0.0)), tiers_of(small, np.arange(99)) == 0
+    )

@@ -1,4 +1,5 @@
-"""What becomes of tasks: the phases by hand, hazards against their survival functions, and who sends what."""
+"""What becomes of tasks: the phases by hand, hazards against their survival functions, and who
+sends what."""
 
 import math
 from pathlib import Path
@@ -48,7 +49,8 @@ class Fate(NamedTuple):
 def rows(found: TaskFates) -> list[Fate]:
     sample_task_fates = map(Fate._make, zip(*(column.tolist() for column in found), strict=True))
     return [
-        fate._replace(cause=CAUSES[int(fate.cause)], corrupt=CORRUPTIONS[int(fate.corrupt)])  # indices until here
+        # indices until here
+        fate._replace(cause=CAUSES[int(fate.cause)], corrupt=CORRUPTIONS[int(fate.corrupt)])
         for fate in sample_task_fates
     ]
 
@@ -84,15 +86,19 @@ def test_a_fate_depends_on_the_seed_the_device_and_the_round_alone() -> None:
     whole = drawn(scenario(ALL, size=10_000_000), np.arange(100), **sizes)
     for column, expected in zip(drawn(scenario(ALL, size=100), some, **sizes), whole, strict=True):
         assert np.array_equal(column, expected[some])
-    for other in (drawn(scenario(ALL, seed=6), some, **sizes), drawn(scenario(ALL), some, 4, **sizes)):
+    for other in (
+        drawn(scenario(ALL, seed=6), some, **sizes),
+        drawn(scenario(ALL), some, 4, **sizes),
+    ):
         assert not np.array_equal(other.seconds, whole.seconds[some])
 
 
 def test_a_fate_by_hand() -> None:
-    """Two seconds of download, 0.5 + 100 * 0.02 s of training at half the speed, four seconds of upload, and twice the
-    latency."""
+    """Two seconds of download, 0.5 + 100 * 0.02 s of training at half the speed, four seconds of
+    upload, and twice the latency."""
     rule = scenario(
-        "[compute]\nstart_seconds = 0.5\n[tiers.x]\nspeed = 0.5\ndownload = 1e6\nupload = 5e5\nlatency = 0.25"
+        "[compute]\nstart_seconds = 0.5\n[tiers.x]\nspeed = 0.5\ndownload = 1e6\nupload = "
+        "5e5\nlatency = 0.25"
     )
     (fate,) = rows(drawn(rule, [3], down=2_000_000, up=2_000_000))
     assert fate._asdict() == {
@@ -106,13 +112,24 @@ def test_a_fate_by_hand() -> None:
         "train": pytest.approx(5.0),
         "upload": pytest.approx(4.25),
     }
-    assert [type(value) for value in fate] == [float, str, int, str, float, int, float, float, float]
+    assert [type(value) for value in fate] == [
+        float,
+        str,
+        int,
+        str,
+        float,
+        int,
+        float,
+        float,
+        float,
+    ]
 
 
 def test_evaluating_takes_a_third_of_a_step_for_each_batch() -> None:
     plan = f"{PLAN}local.epochs = 5\n[population]\nsize = 9"
     without, evaluating = (
-        drawn(Scenario.parse(text, Path("/base"), file="a.toml"), [0]) for text in (plan, plan.replace("false", "true"))
+        drawn(Scenario.parse(text, Path("/base"), file="a.toml"), [0])
+        for text in (plan, plan.replace("false", "true"))
     )
     assert evaluating.train[0] - without.train[0] == pytest.approx(100 / 5 * 0.02 / 3)
 
@@ -120,7 +137,8 @@ def test_evaluating_takes_a_third_of_a_step_for_each_batch() -> None:
 @pytest.mark.parametrize("phase", ["download", "train", "upload"])
 @pytest.mark.parametrize(("rate", "shape"), [(0.05, 1.0), (0.05, 3.0), (0.2, 0.5)])
 def test_hazards_have_their_survival_function(phase: str, rate: float, shape: float) -> None:
-    """Of a phase of ten seconds: exp(-(rate * 10)^shape) come through it; those that vanish do at times of that law."""
+    """Of a phase of ten seconds: exp(-(rate * 10)^shape) come through it; those that vanish do at
+    times of that law."""
     rule = scenario(
         f"[compute]\nstep_seconds = 0.1\n[tiers.x]\nlatency = 0\ndownload = 1e6\nupload = 1e6\n"
         f"[failures]\n{phase} = {{rate = {rate}, shape = {shape}}}"
@@ -131,19 +149,25 @@ def test_hazards_have_their_survival_function(phase: str, rate: float, shape: fl
     assert close(gone.mean(), 1 - math.exp(-((rate * 10) ** shape)))
     begin = {"download": 0.0, "train": 10.0, "upload": 20.0}[phase]
     for t in (2.0, 5.0, 8.0):
-        assert close((gone & (found.seconds < begin + t)).mean(), 1 - math.exp(-((rate * t) ** shape)))
+        assert close(
+            (gone & (found.seconds < begin + t)).mean(), 1 - math.exp(-((rate * t) ** shape))
+        )
     assert found.seconds[~gone].tolist() == pytest.approx([30.0] * int((~gone).sum()))
 
 
 def test_a_number_is_a_constant_hazard() -> None:
-    as_number, as_table = (scenario(f"[failures]\ntrain = {value}") for value in ("0.3", "{rate = 0.3}"))
+    as_number, as_table = (
+        scenario(f"[failures]\ntrain = {value}") for value in ("0.3", "{rate = 0.3}")
+    )
     for one, other in zip(drawn(as_number), drawn(as_table), strict=True):
         assert np.array_equal(one, other)
     assert close(share_of(drawn(as_number), "train"), 1 - math.exp(-0.3 * 2))
 
 
 def test_the_hazards_of_the_phases_are_independent() -> None:
-    rule = scenario("[failures]\ndownload = 0.1\ntrain = 0.1\nupload = 0.1\n[compute]\nstep_seconds = 0.05")
+    rule = scenario(
+        "[failures]\ndownload = 0.1\ntrain = 0.1\nupload = 0.1\n[compute]\nstep_seconds = 0.05"
+    )
     found = drawn(rule, down=12_375_000, up=6_187_500)  # with the latency of 0.05 s: 5 seconds each
     stays = math.exp(-0.5)
     assert close(share_of(found, "download"), 1 - stays)
@@ -154,12 +178,18 @@ def test_the_hazards_of_the_phases_are_independent() -> None:
 
 def test_a_tiers_own_failures_come_first() -> None:
     rule = scenario(
-        "[tiers.a]\n[tiers.b.failures]\ntrain = 0\n[tiers.c.failures]\ncrash = 1.0\n[failures]\ntrain = 0.5"
+        "[tiers.a]\n[tiers.b.failures]\ntrain = 0\n[tiers.c.failures]\ncrash = "
+        "1.0\n[failures]\ntrain = 0.5"
     )
     found = drawn(rule)
     assert set(found.cause[found.tier == 1].tolist()) == {0}
-    assert close((found.cause[found.tier == 0] != 0).mean(), 1 - math.exp(-1), int((found.tier == 0).sum()))
-    assert set(found.cause[found.tier == 2].tolist()) == {CAUSES.index("train"), CAUSES.index("crash")}
+    assert close(
+        (found.cause[found.tier == 0] != 0).mean(), 1 - math.exp(-1), int((found.tier == 0).sum())
+    )
+    assert set(found.cause[found.tier == 2].tolist()) == {
+        CAUSES.index("train"),
+        CAUSES.index("crash"),
+    }
 
 
 def test_a_crash_comes_at_a_uniform_part_of_the_training() -> None:
@@ -181,10 +211,14 @@ def test_stragglers_do_some_of_their_epochs() -> None:
     assert np.allclose(found.seconds, 0.1 + 0.02 * found.steps)
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (0.5, 5), (0.9, 9), (0.94, 9), (1.0, 10)])
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.0, 0), (0.5, 5), (0.9, 9), (0.94, 9), (1.0, 10)]
+)
 def test_an_exact_number_of_stragglers(share: float, expected: int) -> None:
     """In each round others of ten, each as often; which they are does not depend on their order."""
-    rule = scenario(f"[failures]\nstragglers = {share}\nexact_stragglers = true", "local.epochs = 5")
+    rule = scenario(
+        f"[failures]\nstragglers = {share}\nexact_stragglers = true", "local.epochs = 5"
+    )
     ids, times = np.arange(10), np.zeros(10)
     for round in range(200):
         slow = drawn(rule, ids, round).steps < 100
@@ -206,7 +240,9 @@ def test_stragglers_of_one_epoch_do_some_of_its_steps() -> None:
 def test_stragglers_may_be_discarded() -> None:
     """The same devices, after the same work, without a report."""
     text = "[failures]\nstragglers = 0.4\n"
-    kept, dropped = (drawn(scenario(text + more, "local.epochs = 5")) for more in ("", "discard = true"))
+    kept, dropped = (
+        drawn(scenario(text + more, "local.epochs = 5")) for more in ("", "discard = true")
+    )
     slow = kept.steps < 100
     assert np.array_equal(dropped.cause, np.where(slow, CAUSES.index("straggler"), 0))
     assert np.allclose(dropped.seconds[slow], 0.05 + 0.02 * kept.steps[slow])
@@ -215,8 +251,12 @@ def test_stragglers_may_be_discarded() -> None:
     assert not whole.cause.any()  # of one step there is no part
 
 
-@pytest.mark.parametrize(("budget", "step"), [(1.0, 0.125), (0.1, 0.125), (1.1, 0.25), (100.0, 0.125), (0.5, 0.5)])
-def test_a_time_budget_leaves_as_many_steps_as_on_a_device(tmp_path: Path, budget: float, step: float) -> None:
+@pytest.mark.parametrize(
+    ("budget", "step"), [(1.0, 0.125), (0.1, 0.125), (1.1, 0.25), (100.0, 0.125), (0.5, 0.5)]
+)
+def test_a_time_budget_leaves_as_many_steps_as_on_a_device(
+    tmp_path: Path, budget: float, step: float
+) -> None:
     """Against the device's own loop, with a clock that moves by a step's time at each step."""
     runtime = open_runtime(write_line_bundle(tmp_path / "line.bundle"), kind="onnx")
     now, plain = 0.0, runtime.step
@@ -238,13 +278,16 @@ def test_a_time_budget_leaves_as_many_steps_as_on_a_device(tmp_path: Path, budge
         evaluate=False,
         clock=lambda: now,
     )
-    rule = scenario(f"[compute]\nstep_seconds = {step}", f"local.epochs = 3\nlocal.time_budget = {budget}")
+    rule = scenario(
+        f"[compute]\nstep_seconds = {step}", f"local.epochs = 3\nlocal.time_budget = {budget}"
+    )
     (fate,) = rows(drawn(rule, [0], steps=12))
     assert (fate.steps, fate.cause, fate.train) == (done.steps, "", pytest.approx(now))
 
 
 def test_the_deadline_limits_training_too() -> None:
-    """As on a device, a tenth of it is kept for the upload; with nothing left the device gives up."""
+    """As on a device, a tenth of it is kept for the upload; with nothing left the device gives
+    up."""
     rule = scenario("[compute]\nstep_seconds = 1.0\n[tiers.x]\nlatency = 0\ndownload = 1e6")
     (some,) = rows(drawn(rule, [0], now=1000.0, deadline=1100.0, down=40_000_000))
     assert (some.cause, some.steps, some.seconds) == ("", 50, pytest.approx(90.0))
@@ -253,19 +296,34 @@ def test_the_deadline_limits_training_too() -> None:
 
 
 def test_an_outage_that_outlasts_the_grace_ends_the_regions_tasks() -> None:
-    text = "[failures]\nregions = 2\noutages = [{region = 1, begin = 100, end = 130}]\n[tiers.x]\nlatency = 0"
+    text = (
+        "[failures]\nregions = 2\noutages = [{region = 1, begin = 100, end = "
+        "130}]\n[tiers.x]\nlatency = 0"
+    )
     rule = scenario(text, "round.grace = 20.0")
-    for now, cause, seconds in ((99.0, "outage", 1.0), (105.0, "outage", 0.0), (90.0, "", 2.0), (115.0, "", 2.0)):
+    for now, cause, seconds in (
+        (99.0, "outage", 1.0),
+        (105.0, "outage", 0.0),
+        (90.0, "", 2.0),
+        (115.0, "", 2.0),
+    ):
         here, away = rows(drawn(rule, [1, 2], now=now, deadline=now + 600))
         assert (here.cause, here.seconds) == (cause, pytest.approx(seconds))
         assert away.cause == ""
-    assert {fate.cause for fate in rows(drawn(scenario(text, "round.grace = 30.0"), now=99.0))} == {""}
+    assert {fate.cause for fate in rows(drawn(scenario(text, "round.grace = 30.0"), now=99.0))} == {
+        ""
+    }
 
 
 def test_some_devices_always_send_bad_updates() -> None:
     rule = scenario(ALL)
     found = drawn(rule)
-    for kind, share, factor in (("scaled", 0.2, 3.0), ("stale", 0.1, 1.0), ("", 0.7, 1.0), ("flipped", 0, 1)):
+    for kind, share, factor in (
+        ("scaled", 0.2, 3.0),
+        ("stale", 0.1, 1.0),
+        ("", 0.7, 1.0),
+        ("flipped", 0, 1),
+    ):
         bad = found.corrupt == CORRUPTIONS.index(kind)
         assert close(bad.mean(), share) if share else not bad.any()
         assert set(found.factor[bad].tolist()) <= {factor}

@@ -1,4 +1,5 @@
-"""What devices are: shares of tiers and zones, log-normal speeds, and nothing that depends on the population."""
+"""What devices are: shares of tiers and zones, log-normal speeds, and nothing that depends on the
+population."""
 
 import math
 from pathlib import Path
@@ -24,7 +25,9 @@ latency = 0.01
 
 
 def scenario(text: str = "", size: int = 50_000, seed: int = 5) -> Scenario:
-    return Scenario.parse(f"seed = {seed}\n[population]\nsize = {size}\n{PLAN}{text}", Path("/base"), file="a.toml")
+    return Scenario.parse(
+        f"seed = {seed}\n[population]\nsize = {size}\n{PLAN}{text}", Path("/base"), file="a.toml"
+    )
 
 
 def test_a_device_is_the_same_in_any_population_and_any_order() -> None:
@@ -33,7 +36,9 @@ def test_a_device_is_the_same_in_any_population_and_any_order() -> None:
     everywhere = traits(large, np.arange(100))
     for column, whole in zip(traits(small, some), everywhere, strict=True):
         assert np.array_equal(column, whole[some])
-    assert not np.array_equal(traits(scenario(TIERS, 100, seed=6), some).speed, everywhere.speed[some])
+    assert not np.array_equal(
+        traits(scenario(TIERS, 100, seed=6), some).speed, everywhere.speed[some]
+    )
 
 
 def test_without_tiers_all_devices_are_alike() -> None:
@@ -56,8 +61,8 @@ def test_shares_of_tiers() -> None:
 
 
 def test_speeds_are_log_normal_around_the_tiers_median() -> None:
-    """Quantiles of exp(N(log median, spread)), within 4.5 standard errors; a quantile's is sqrt(p (1 - p) / n) over
-    the density there."""
+    """Quantiles of exp(N(log median, spread)), within 4.5 standard errors; a quantile's is sqrt(p
+    (1 - p) / n) over the density there."""
     found = traits(scenario(TIERS), IDS)
     fast = found.tier == 1
     assert set(found.speed[~fast].tolist()) == {0.08}
@@ -78,7 +83,10 @@ def test_memory_is_the_tiers() -> None:
 
 
 def test_time_zones_and_clocks_that_are_wrong() -> None:
-    zones = '[availability]\nkind = "diurnal"\nzones = [{hours = -6, share = 1}, {hours = 2, share = 3}]\n'
+    zones = (
+        '[availability]\nkind = "diurnal"\nzones = [{hours = -6, share = 1}, {hours = 2, share = '
+        "3}]\n"
+    )
     found = offsets(scenario(zones), IDS)
     assert set(found.tolist()) == {-6 * 3600.0, 2 * 3600.0}
     assert abs((found > 0).mean() - 0.75) < 4.5 * math.sqrt(0.75 * 0.25 / len(IDS))

@@ -1,4 +1,5 @@
-"""Runs side by side: groups, means and spreads worked out by hand; in a terminal and in a real browser."""
+"""Runs side by side: groups, means and spreads worked out by hand; in a terminal and in a real
+browser."""
 
 from __future__ import annotations
 
@@ -45,15 +46,25 @@ def sweep(tmp_path: Path) -> Path:
                 )
                 for number in range(1, 4 + seed)
             ]
-            text = SCENARIO.format(name=f"s-goal-{goal}-seed-{seed}", seed=seed, goal=goal, connected=9 * goal)
-            write_rows(tmp_path / "sweep" / f"goal-{goal}-seed-{seed}", rows, scenario=text, summary={"reason": "done"})
+            text = SCENARIO.format(
+                name=f"s-goal-{goal}-seed-{seed}", seed=seed, goal=goal, connected=9 * goal
+            )
+            write_rows(
+                tmp_path / "sweep" / f"goal-{goal}-seed-{seed}",
+                rows,
+                scenario=text,
+                summary={"reason": "done"},
+            )
     return tmp_path / "sweep"
 
 
 def test_a_sweep_is_a_line_for_each_setting(sweep: Path, tmp_path: Path) -> None:
     assert "(test): on the data kept back." in printed([sweep])
     groups = read_groups([sweep])
-    assert [(group.label, len(group.runs)) for group in groups] == [("goal = 2", 2), ("goal = 4", 2)]
+    assert [(group.label, len(group.runs)) for group in groups] == [
+        ("goal = 2", 2),
+        ("goal = 4", 2),
+    ]
     charts = charts_of(write_comparison([sweep], tmp_path / "page.html"))
     *bands, mean, _ = charts["loss"]["data"]
     assert len(bands) == 2
@@ -82,11 +93,13 @@ def test_the_table_has_means_and_spreads(sweep: Path) -> None:
 
 
 def test_when_the_target_was_reached(sweep: Path, tmp_path: Path) -> None:
-    """Losses are goal + seed / round: with goal 2, at most 2.5 in round 2 of seed 1 and in round 6 of seed 3."""
+    """Losses are goal + seed / round: with goal 2, at most 2.5 in round 2 of seed 1 and in round 6
+    of seed 3."""
     text = printed([sweep], Target("loss", 2.5, below=True))
     cells = [line.split() for line in text.split("│")]
     assert "Until loss <= 2.5" in text
-    # Medians of 2 and 6 rounds; of 200 and 1800 seconds; of 4 and 12 kB; of 8 and 24 device-seconds.
+    # Medians of 2 and 6 rounds; of 200 and 1800 seconds; of 4 and 12 kB; of 8 and 24
+    # device-seconds.
     start = cells.index(["2", "of", "2"])
     shown = [["4"], ["16", "min", "40", "s"], ["8", "kB"], ["16", "s"], ["4", "s"]]
     assert cells[start + 1 : start + 6] == shown
@@ -101,15 +114,21 @@ def test_when_the_target_was_reached(sweep: Path, tmp_path: Path) -> None:
 
 
 def test_the_target_of_one_run(tmp_path: Path) -> None:
-    """Without seeds nothing is said of how many got there; measured is what the table of metrics shows."""
-    run = write_rows(tmp_path / "run", [row(1, evaluation={"loss": 2.0}), row(2, evaluation={"loss": 1.0})])
+    """Without seeds nothing is said of how many got there; measured is what the table of metrics
+    shows."""
+    run = write_rows(
+        tmp_path / "run", [row(1, evaluation={"loss": 2.0}), row(2, evaluation={"loss": 1.0})]
+    )
     text = printed([run], Target("loss", 1.5, below=True))
     assert "reached" not in text
     assert "2 min" in text
 
 
 def test_a_target_that_no_run_measured_is_an_error(sweep: Path, tmp_path: Path) -> None:
-    with pytest.raises(SimulatorError, match=r"accuracy >= 0\.9: no run has the metric accuracy; the runs have loss"):
+    with pytest.raises(
+        SimulatorError,
+        match=r"accuracy >= 0\.9: no run has the metric accuracy; the runs have loss",
+    ):
         comparison_tables([sweep], Target("accuracy", 0.9, below=False))
     with pytest.raises(SimulatorError, match="no metric yet"):
         comparison_tables([write_rows(tmp_path / "none", [])], Target("accuracy", 0.9, below=False))
@@ -119,7 +138,9 @@ def test_participation_by_tier(sweep: Path, tmp_path: Path) -> None:
     """Of the population 3/4 are phones; of the reports 3 of 4 with goal 2, 3 of 6 with goal 4."""
     assert "goal = 2 │ 1 ± 0 │ 1 ± 0 │ 1 ± 0 │" in printed([sweep])
     assert "goal = 4 │ 0.667 ± 0 │ 2 ± 0 │ 0.333 ± 0 │" in printed([sweep])
-    phone, board = charts_of(write_comparison([sweep], tmp_path / "page.html"))["Participation by tier"]["data"]
+    phone, board = charts_of(write_comparison([sweep], tmp_path / "page.html"))[
+        "Participation by tier"
+    ]["data"]
     assert (phone["name"], phone["x"]) == ("phone", [1, 0.666667])
     assert (board["name"], board["x"]) == ("board", [1, 2])
 
@@ -127,7 +148,9 @@ def test_participation_by_tier(sweep: Path, tmp_path: Path) -> None:
 def test_runs_without_tiers_have_no_table_of_them(tmp_path: Path) -> None:
     bare = write_rows(tmp_path / "bare", [row(1, test={"loss": 1.0})])
     assert len(comparison_tables([bare])) == 1
-    assert "Participation by tier" not in charts_of(write_comparison([bare], tmp_path / "page.html"))
+    assert "Participation by tier" not in charts_of(
+        write_comparison([bare], tmp_path / "page.html")
+    )
     # Beside a run with tiers it has a line without figures.
     assert "bare │ - │ - │ - │" in printed([bare, write_run(tmp_path / "run", 5)])
 
@@ -135,14 +158,19 @@ def test_runs_without_tiers_have_no_table_of_them(tmp_path: Path) -> None:
 def test_runs_given_one_by_one_keep_their_names(sweep: Path, tmp_path: Path) -> None:
     one, two = write_run(tmp_path / "one", 5), write_run(tmp_path / "two", 5, seed=2)
     assert [group.label for group in read_groups([one, two])] == ["one", "two"]
-    assert [group.label for group in read_groups([one, sweep])] == ["one", "sweep: goal = 2", "sweep: goal = 4"]
+    assert [group.label for group in read_groups([one, sweep])] == [
+        "one",
+        "sweep: goal = 2",
+        "sweep: goal = 4",
+    ]
     assert "seeds" not in printed([one, two])
     labels = [group.label for group in read_groups([one, one])]
     assert all(label.startswith("one (") for label in labels)
 
 
 def test_kinds_of_metrics_are_not_mixed(tmp_path: Path) -> None:
-    """One run was tested on the data kept back, the other was not: both are shown as the devices measured them."""
+    """One run was tested on the data kept back, the other was not: both are shown as the devices
+    measured them."""
     one = write_rows(tmp_path / "one", [row(1, test={"loss": 9.0}, evaluation={"loss": 2.0})])
     two = write_rows(tmp_path / "two", [row(1, evaluation={"loss": 3.0})])
     charts = charts_of(write_comparison([one, two], tmp_path / "page.html"))
@@ -178,13 +206,18 @@ def test_the_command(sweep: Path, tmp_path: Path) -> None:
 
     def run(target: str) -> subprocess.CompletedProcess[str]:
         wide = {**os.environ, "COLUMNS": "200"}
-        return subprocess.run([*command, "--target", target], capture_output=True, text=True, env=wide, timeout=60)
+        return subprocess.run(
+            [*command, "--target", target], capture_output=True, text=True, env=wide, timeout=60
+        )
 
     done = run("loss=2.5")
     assert done.returncode == 0, done.stderr
     assert "Until loss <= 2.5" in done.stdout
     assert "Until loss &lt;= 2.5" in (tmp_path / "page.html").read_text("utf-8")
-    for target, words in (("accuracy=0.9", "the runs have loss"), ("loss", "expected a metric and a number")):
+    for target, words in (
+        ("accuracy=0.9", "the runs have loss"),
+        ("loss", "expected a metric and a number"),
+    ):
         failed = run(target)
         assert (failed.returncode, failed.stdout) == (1, "")
         assert words in failed.stderr
@@ -193,7 +226,9 @@ def test_the_command(sweep: Path, tmp_path: Path) -> None:
 def test_plotly_takes_every_figure(sweep: Path, tmp_path: Path) -> None:
     import plotly.graph_objects as go
 
-    charts = charts_of(write_comparison([sweep, write_run(tmp_path / "one", 9)], tmp_path / "page.html"))
+    charts = charts_of(
+        write_comparison([sweep, write_run(tmp_path / "one", 9)], tmp_path / "page.html")
+    )
     for chart in charts.values():
         go.Figure(chart)
 

@@ -45,7 +45,11 @@ def test_a_damaged_log_is_an_error(tmp_path: Path, damage: str) -> None:
 def test_runs_are_found_below_a_folder_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for name in ("run-10", "run-2", "deep/run-1"):
         write_rows(tmp_path / name, [])
-    assert [str(path.relative_to(tmp_path)) for path in find_runs(tmp_path)] == ["deep/run-1", "run-2", "run-10"]
+    assert [str(path.relative_to(tmp_path)) for path in find_runs(tmp_path)] == [
+        "deep/run-1",
+        "run-2",
+        "run-10",
+    ]
     assert find_runs(tmp_path / "run-2") == [tmp_path / "run-2"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(SimulatorError, match=r"holds no run: expected rounds\.jsonl"):
@@ -60,14 +64,20 @@ def test_series_has_committed_rounds_only_and_no_gaps(tmp_path: Path) -> None:
         row(4, train={"loss": 1.0}),
     ]
     found = series(read_run(write_rows(tmp_path, rows)))["loss"]
-    assert {kind: (places.tolist(), values.tolist()) for kind, (places, values) in found.items()} == {
+    assert {
+        kind: (places.tolist(), values.tolist()) for kind, (places, values) in found.items()
+    } == {
         "test": ([0], [4.0]),
         "train": ([0, 3], [3.0, 1.0]),
     }
 
 
 def test_traffic_adds_up_both_ways(tmp_path: Path) -> None:
-    run = read_run(write_rows(tmp_path, [row(1, bytes={"down": 5, "up": 2}), row(2), row(3, bytes={"down": 1})]))
+    run = read_run(
+        write_rows(
+            tmp_path, [row(1, bytes={"down": 5, "up": 2}), row(2), row(3, bytes={"down": 1})]
+        )
+    )
     assert traffic(run).tolist() == [7, 7, 8]
 
 
@@ -88,7 +98,9 @@ def test_bins_are_means(count: int, width: int, bins: int) -> None:
     values = np.arange(count, dtype=np.float64)
     found, wide = binned(values, 120)
     assert (wide, len(found)) == (width, bins)
-    assert found.tolist() == [float(np.mean(values[at : at + width])) for at in range(0, count, width)]
+    assert found.tolist() == [
+        float(np.mean(values[at : at + width])) for at in range(0, count, width)
+    ]
 
 
 def test_swept_keys_leave_out_seeds_and_what_follows(tmp_path: Path) -> None:

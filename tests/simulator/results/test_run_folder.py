@@ -28,7 +28,9 @@ def test_logs_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     logs = RunLogs(tmp_path)
     logs.write_events([{"time": 0.1 + 0.2, "event": "opened"}])
     logs.write_round({"round": 1})
-    logs.write_checkpoint({"model": np.arange(3, dtype=np.float32)}, {"now": 0.1 + 0.2, "none": None})
+    logs.write_checkpoint(
+        {"model": np.arange(3, dtype=np.float32)}, {"now": 0.1 + 0.2, "none": None}
+    )
     logs.write_events([{"time": 7.0, "event": "lost to the cut"}])
     logs.write_round({"round": 2})
     logs.close()
@@ -56,7 +58,9 @@ def test_a_new_run_leaves_nothing_of_an_earlier_one(tmp_path: Path) -> None:
     logs.close()
     save_model(tmp_path, [("w", np.zeros((2, 1), np.float32))])
     write_json(tmp_path / SUMMARY, {"b": 1, "a": [2]})
-    assert (tmp_path / SUMMARY).read_text().index('"a"') < (tmp_path / SUMMARY).read_text().index('"b"')
+    assert (tmp_path / SUMMARY).read_text().index('"a"') < (tmp_path / SUMMARY).read_text().index(
+        '"b"'
+    )
     assert load_file(tmp_path / MODEL)["w"].shape == (2, 1)
     RunLogs(tmp_path).close()
     assert sorted(file.name for file in tmp_path.iterdir()) == [EVENTS, ROUNDS]
@@ -110,12 +114,16 @@ def test_a_log_that_lost_its_end_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"not safetensors", b"\x10\0\0\0\0\0\0\0{}"])
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / CHECKPOINT).write_bytes(content)
-    with pytest.raises(SimulatorError, match=r"checkpoint\.safetensors is damaged .* run the scenario again"):
+    with pytest.raises(
+        SimulatorError, match=r"checkpoint\.safetensors is damaged .* run the scenario again"
+    ):
         read_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("metadata", [None, {"other": "x"}, {"state": "{"}])
-def test_a_checkpoint_without_its_state_is_refused(tmp_path: Path, metadata: dict[str, str] | None) -> None:
+def test_a_checkpoint_without_its_state_is_refused(
+    tmp_path: Path, metadata: dict[str, str] | None
+) -> None:
     save_file({"model": np.zeros(1, np.float32)}, tmp_path / CHECKPOINT, metadata=metadata)
     with pytest.raises(SimulatorError, match="is damaged"):
         read_checkpoint(tmp_path)

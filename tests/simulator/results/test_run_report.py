@@ -31,7 +31,12 @@ ROWS = [
         change=0.5,
     ),
     row(
-        2, how="abandoned", reports=1, causes={"offline": 2}, assigned={"0": 1, "1": 2}, device_seconds={"wasted": 60.0}
+        2,
+        how="abandoned",
+        reports=1,
+        causes={"offline": 2},
+        assigned={"0": 1, "1": 2},
+        device_seconds={"wasted": 60.0},
     ),
     row(
         3,
@@ -74,17 +79,28 @@ def test_figures_by_hand(tmp_path: Path) -> None:
         "bytes": "bytes sent (MB)",
     }
     assert charts["Change of the model in a round"]["data"][0]["y"] == [0.5, 0.25]
-    assert bars(charts["By round"]) == {"train": [3, 0, 1], "offline": [0, 2, 0], "surplus": [1, 0, 0]}
+    assert bars(charts["By round"]) == {
+        "train": [3, 0, 1],
+        "offline": [0, 2, 0],
+        "surplus": [1, 0, 0],
+    }
     total = charts["In all"]["data"][0]
     assert (total["y"], total["x"]) == (["train", "offline", "surplus"], [4, 2, 1])
     assert total["text"] == ["26.7 %", "13.3 %", "6.67 %"]  # of 15 tasks
-    assert bars(charts["Device time, useful and wasted"]) == {"useful": [1.5, 0, 3], "wasted": [0.5, 1, 0]}
+    assert bars(charts["Device time, useful and wasted"]) == {
+        "useful": [1.5, 0, 3],
+        "wasted": [0.5, 1, 0],
+    }
     assert bars(charts["Participation by tier"]) == {
         "of the population": [75, 25],
         "of the tasks": [53.3333, 46.6667],  # 8 and 7 of 15
         "of the accepted reports": [75, 25],  # 6 and 2 of 8
     }
-    assert bars(charts["Reports"]) == {"complete": [2, 0, 4], "partial": [1, 0, 0], "of an abandoned round": [0, 1, 0]}
+    assert bars(charts["Reports"]) == {
+        "complete": [2, 0, 4],
+        "partial": [1, 0, 0],
+        "of an abandoned round": [0, 1, 0],
+    }
     assert charts["Devices online and connected"]["data"][0]["y"] == [9, 0, 8]
     assert "As the coordinator saw it: 3 lost, 1 surplus." in text
     tiles = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)<", text))
@@ -119,7 +135,13 @@ def test_online_devices_are_those_of_the_scenario(tmp_path: Path, line: Path) ->
 
 @pytest.mark.parametrize(
     "rows",
-    [[], [{"round": 1}], [row(1, how="abandoned")], [row(1, train={"loss": None}, change=None)], ROWS[:1]],
+    [
+        [],
+        [{"round": 1}],
+        [row(1, how="abandoned")],
+        [row(1, train={"loss": None}, change=None)],
+        ROWS[:1],
+    ],
     ids=["none", "bare", "abandoned", "not a number", "one"],
 )
 def test_little_is_enough(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
@@ -199,7 +221,8 @@ def test_units() -> None:
 
 
 def test_in_a_browser(tmp_path: Path) -> None:
-    """All figures are drawn, in their places; the switch moves the metrics' axes; paper has its own width."""
+    """All figures are drawn, in their places; the switch moves the metrics' axes; paper has its own
+    width."""
     path = write_report(write_run(tmp_path / "run", 300))
     script = """
       const seen = () => [...document.querySelectorAll(".chart")].map(div => ({
@@ -223,9 +246,13 @@ def test_in_a_browser(tmp_path: Path) -> None:
     charts = charts_of(path)
     for chart, drawn in zip(charts.values(), found["before"], strict=True):
         assert drawn["traces"] == len(chart["data"])
-        assert drawn["title"] == chart["layout"]["xaxis"]["title"]["text"] or drawn["title"] == "round"
+        assert (
+            drawn["title"] == chart["layout"]["xaxis"]["title"]["text"] or drawn["title"] == "round"
+        )
         assert abs(drawn["width"] - drawn["room"]) <= 1
-    for chart, drawn, switched in zip(charts.values(), found["before"], found["after"], strict=True):
+    for chart, drawn, switched in zip(
+        charts.values(), found["before"], found["after"], strict=True
+    ):
         if "meta" in chart["layout"]:
             assert switched["title"] == "bytes sent (GB)"
             assert switched["x"] == chart["data"][0]["meta"]["bytes"][-1]
@@ -233,5 +260,7 @@ def test_in_a_browser(tmp_path: Path) -> None:
         else:
             assert switched == drawn
     assert {drawn["width"] for drawn in found["paper"]} == {340}
-    assert [drawn["width"] for drawn in found["again"]] == [drawn["width"] for drawn in found["before"]]
+    assert [drawn["width"] for drawn in found["again"]] == [
+        drawn["width"] for drawn in found["before"]
+    ]
     assert found["wide"] <= 1280

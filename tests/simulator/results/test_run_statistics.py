@@ -43,21 +43,41 @@ def test_targets(text: str, target: Target) -> None:
     assert Target.parse(str(target)) == target
 
 
-@pytest.mark.parametrize("text", ["", "accuracy", "accuracy=", "=0.9", "accuracy>0.9", "a=b", "a=nan", "a=inf", "a==1"])
+@pytest.mark.parametrize(
+    "text", ["", "accuracy", "accuracy=", "=0.9", "accuracy>0.9", "a=b", "a=nan", "a=inf", "a==1"]
+)
 def test_no_targets(text: str) -> None:
-    with pytest.raises(SimulatorError, match="is refused: expected a metric and a number") as caught:
+    with pytest.raises(
+        SimulatorError, match="is refused: expected a metric and a number"
+    ) as caught:
         Target.parse(text)
     assert repr(text) in caught.value.text
 
 
 def test_the_first_round_that_is_there_counts(tmp_path: Path) -> None:
-    """Round 2 was abandoned: its work is wasted, and it is no round of training. Round 4 falls back again."""
+    """Round 2 was abandoned: its work is wasted, and it is no round of training. Round 4 falls back
+    again."""
     spent = {"useful": 6.0, "wasted": 2.0}
     rows = [
-        row(1, test={"loss": 3.0, "accuracy": 0.1}, device_seconds=spent, bytes={"down": 10, "up": 5}),
+        row(
+            1,
+            test={"loss": 3.0, "accuracy": 0.1},
+            device_seconds=spent,
+            bytes={"down": 10, "up": 5},
+        ),
         row(2, how="abandoned", test={"loss": 0.0}, device_seconds=spent, bytes={"down": 10}),
-        row(3, test={"loss": 1.0, "accuracy": 0.5}, device_seconds=spent, bytes={"down": 10, "up": 5}),
-        row(4, test={"loss": 2.0, "accuracy": 0.4}, device_seconds=spent, bytes={"down": 10, "up": 5}),
+        row(
+            3,
+            test={"loss": 1.0, "accuracy": 0.5},
+            device_seconds=spent,
+            bytes={"down": 10, "up": 5},
+        ),
+        row(
+            4,
+            test={"loss": 2.0, "accuracy": 0.4},
+            device_seconds=spent,
+            bytes={"down": 10, "up": 5},
+        ),
     ]
     run = run_of(tmp_path, rows)
     there = Reached(rounds=2, time=180.0, bytes=40.0, device_seconds=24.0, wasted=12.0)
@@ -103,8 +123,8 @@ def test_shares_of_what_was_lost(tmp_path: Path) -> None:
 
 
 def test_participation_by_hand(tmp_path: Path) -> None:
-    """Tier 0 has 3/4 of the population. Of its 12 tasks 6 are kept, of tier 1's 8 tasks 4: it sends 4 of 10 reports
-    and is a quarter of the population."""
+    """Tier 0 has 3/4 of the population. Of its 12 tasks 6 are kept, of tier 1's 8 tasks 4: it sends
+    4 of 10 reports and is a quarter of the population."""
     rows = [
         row(1, assigned={"0": 5, "1": 4}, accepted={"0": 4, "1": 4}),
         row(2, how="abandoned", assigned={"0": 2, "1": 4}, accepted={"0": 1}),

@@ -15,7 +15,10 @@ from fleetlearn_simulator.scenario.availability_trace import read_trace
         ("device,on,off\n", ["no device is ever online; expected a line device,on,off"]),
         ("device,on,off\na,1\n", ["line 2: 'a,1'; expected a device and two times"]),
         ("device,on,off\na,1,x\n", ["line 2: 'a,1,x'; expected a device and two times"]),
-        ("device,on,off\na,1,2\nb,5,4\n", ["line 3: 'b,5,4'; expected device,on,off with 0 <= on < off <="]),
+        (
+            "device,on,off\na,1,2\nb,5,4\n",
+            ["line 3: 'b,5,4'; expected device,on,off with 0 <= on < off <="],
+        ),
         ("device,on,off\na,-1,2\n", ["line 2: 'a,-1,2'"]),
         ("device,on,off\na,1,nan\n", ["line 2: 'a,1,nan'"]),
         ("device,on,off\na,1,2,3\n", ["line 2: 'a,1,2,3'"]),

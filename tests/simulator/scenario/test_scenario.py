@@ -1,4 +1,5 @@
-"""Scenarios: what is read, what is filled in, what a sweep makes, and what is said about each mistake."""
+"""Scenarios: what is read, what is filled in, what a sweep makes, and what is said about each
+mistake."""
 
 import re
 import tomllib
@@ -52,16 +53,29 @@ def test_the_smallest_scenario(base: Path) -> None:
     assert (found.name, found.seed, found.setting, found.sweep) == ("my", 9, {}, {})
     assert found.plan == msgspec.structs.replace(Plan.load(base / "my.plan"), file=found.plan.file)
     assert (found.population.size, found.population.connected) == (100, 100)
-    assert (found.data.kind, found.data.seed, found.data.alpha, found.data.iid) == ("synthetic", 9, 0.0, False)
+    assert (found.data.kind, found.data.seed, found.data.alpha, found.data.iid) == (
+        "synthetic",
+        9,
+        0.0,
+        False,
+    )
     assert found.tiers == {"device": Tier()}
     assert (found.availability.kind, found.availability.share) == ("always", None)
-    assert (found.failures.crash, found.failures.outages, found.coordinator.crashes) == (0.0, (), ())
+    assert (found.failures.crash, found.failures.outages, found.coordinator.crashes) == (
+        0.0,
+        (),
+        (),
+    )
     assert found.compute.step_seconds == 0.02
 
 
 def test_the_example_is_read_and_has_every_key(base: Path) -> None:
     found = parse(init_text(), base)
-    assert (found.name, found.population.size, list(found.tiers)) == ("fleet", 1000, ["pi", "other"])
+    assert (found.name, found.population.size, list(found.tiers)) == (
+        "fleet",
+        1000,
+        ["pi", "other"],
+    )
     assert found.tiers["other"].failures == TierFailures(
         download=0.001, train=Weibull(rate=0.001, shape=2.0), upload=0.002, crash=0.05
     )
@@ -86,12 +100,21 @@ def test_the_defaults_that_the_example_states_are_the_defaults(base: Path) -> No
         if found := re.match(r"(?:# )?(\w+) = .*#.*?default ([\d.]+|true|false)(?=[;,]|$)", line):
             stated[f"{section}.{found[1]}"] = found[2]
     small = parse(SMALL, base)
-    defaults: dict[str, Any] = {f"tiers.{key}": getattr(Tier(), key) for key in Tier.__struct_fields__}
+    defaults: dict[str, Any] = {
+        f"tiers.{key}": getattr(Tier(), key) for key in Tier.__struct_fields__
+    }
     for name in ("population", "data", "compute", "failures", "coordinator"):
-        defaults |= {f"{name}.{key}": value for key, value in msgspec.structs.asdict(getattr(small, name)).items()}
+        defaults |= {
+            f"{name}.{key}": value
+            for key, value in msgspec.structs.asdict(getattr(small, name)).items()
+        }
     for kinds, name in ((AVAILABILITY, "availability"), (DATA, "data")):
         for keys in kinds.values():
-            defaults |= {f"{name}.{key}": value for key, value in keys.items() if defaults.get(f"{name}.{key}") is None}
+            defaults |= {
+                f"{name}.{key}": value
+                for key, value in keys.items()
+                if defaults.get(f"{name}.{key}") is None
+            }
     assert len(stated) >= 25
     for key, value in stated.items():
         assert str(defaults[key]).lower().removesuffix(".0") == value, key
@@ -101,11 +124,17 @@ def test_the_defaults_that_the_example_states_are_the_defaults(base: Path) -> No
     "more",
     [
         "",
-        '[tiers.a]\nlike = "phone"\nfailures.train = {rate = 0.1, shape = 2}\n[tiers."b.c"]\nmemory = 3.5',
+        (
+            '[tiers.a]\nlike = "phone"\nfailures.train = {rate = 0.1, shape = '
+            '2}\n[tiers."b.c"]\nmemory = 3.5'
+        ),
         '[availability]\nkind = "diurnal"\nzones = [{hours = 3}]\n'
         "[failures]\noutages = [{region = 0, begin = 1, end = 2.5}]",
         '[data]\nkind = "function"\nfunction = "mine:examples"',
-        '[data]\nkind = "dirichlet"\narrays = "x.npz"\npower = 1.5\nexamples = 3\n[coordinator]\ncrashes = [3, 4.5]',
+        (
+            '[data]\nkind = "dirichlet"\narrays = "x.npz"\npower = 1.5\nexamples = '
+            "3\n[coordinator]\ncrashes = [3, 4.5]"
+        ),
         '[availability]\nkind = "trace"\nfile = "t.csv"\n[compute]\nstep_seconds = "measure"',
     ],
 )
@@ -114,7 +143,9 @@ def test_a_resolved_scenario_is_the_same_anywhere(more: str, base: Path) -> None
     assert same(parse(found.to_toml(), Path("/elsewhere")), found)
 
 
-def test_a_run_of_the_version_before_has_the_service_in_its_plan(base: Path, tmp_path: Path) -> None:
+def test_a_run_of_the_version_before_has_the_service_in_its_plan(
+    base: Path, tmp_path: Path
+) -> None:
     found = parse(SMALL + "[service]\nuploads = 3\n", base)
     tables = tomllib.loads(found.to_toml())
     tables["plan"]["service"] = tables.pop("service") | {"durable": tables["plan"].pop("durable")}
@@ -130,16 +161,28 @@ def test_a_run_of_the_version_before_has_the_service_in_its_plan(base: Path, tmp
 def test_paths_are_relative_to_the_file_that_has_them(base: Path) -> None:
     (base / "plans").mkdir()
     (base / "plans" / "x.toml").write_text(PLAN)
-    found = parse('plan = "plans/x.toml"\n[population]\nsize = 9\n[data]\nkind = "iid"\narrays = "x.npz"', base)
+    found = parse(
+        'plan = "plans/x.toml"\n[population]\nsize = 9\n[data]\nkind = "iid"\narrays = "x.npz"',
+        base,
+    )
     assert (found.plan.bundle, found.data.arrays) == (base / "plans" / "a.bundle", base / "x.npz")
-    found = parse('[plan]\nfile = "plans/x.toml"\nbundle = "b.bundle"\n[population]\nsize = 9', base)
+    found = parse(
+        '[plan]\nfile = "plans/x.toml"\nbundle = "b.bundle"\n[population]\nsize = 9', base
+    )
     assert found.plan.bundle == base / "b.bundle"
 
 
 def test_a_plan_in_the_scenario(base: Path) -> None:
     whole = parse('[plan]\nbundle = "b"\nround.goal = 3\n[population]\nsize = 9', base)
-    assert (whole.plan.name, whole.plan.bundle, whole.plan.round.goal, whole.seed) == ("my", base / "b", 3, 0)
-    changed = parse('[plan]\nfile = "my.plan"\nlocal.mu = 0.5\nround.goal = 5\n[population]\nsize = 9', base)
+    assert (whole.plan.name, whole.plan.bundle, whole.plan.round.goal, whole.seed) == (
+        "my",
+        base / "b",
+        3,
+        0,
+    )
+    changed = parse(
+        '[plan]\nfile = "my.plan"\nlocal.mu = 0.5\nround.goal = 5\n[population]\nsize = 9', base
+    )
     assert (changed.plan.local.lr, changed.plan.local.mu, changed.plan.round.goal) == (0.1, 0.5, 5)
 
 
@@ -151,7 +194,9 @@ def test_one_seed_for_all_but_the_data(base: Path) -> None:
 
 
 def test_a_tier_may_be_like_a_preset(base: Path) -> None:
-    tiers = parse(f'{SMALL}[tiers.a]\nlike = "pi-5"\nspeed = 0.1\n[tiers.b]\nlike = "jetson"', base).tiers
+    tiers = parse(
+        f'{SMALL}[tiers.a]\nlike = "pi-5"\nspeed = 0.1\n[tiers.b]\nlike = "jetson"', base
+    ).tiers
     assert (tiers["a"].speed, tiers["a"].upload, tiers["a"].memory) == (0.1, 2.5e6, 2048)
     assert (tiers["b"].speed, tiers["b"].share) == (0.28, 1.0)
 
@@ -163,11 +208,20 @@ def test_presets_are_tiers(preset: str) -> None:
 
 @pytest.mark.parametrize("kind", DATA)
 def test_each_kind_of_data_fills_in_its_own_keys(kind: str, base: Path) -> None:
-    needed = {"arrays": 'arrays = "x"\n', "column": 'column = "w"\n', "function": 'function = "m:f"\n'}
+    needed = {
+        "arrays": 'arrays = "x"\n',
+        "column": 'column = "w"\n',
+        "function": 'function = "m:f"\n',
+    }
     text = "".join(line for key, line in needed.items() if key in DATA[kind])
     found = msgspec.structs.asdict(parse(f'{SMALL}[data]\nkind = "{kind}"\n{text}', base).data)
     given = {key for key, value in found.items() if value is not None}
-    assert given == {"kind", "seed", "test", *(key for key, value in DATA[kind].items() if value is not None)}
+    assert given == {
+        "kind",
+        "seed",
+        "test",
+        *(key for key, value in DATA[kind].items() if value is not None),
+    }
 
 
 def test_a_sweep_is_every_combination(base: Path) -> None:
@@ -189,7 +243,9 @@ def test_a_sweep_is_every_combination(base: Path) -> None:
 
 
 def test_a_sweep_may_give_what_is_otherwise_missing_and_lists(base: Path) -> None:
-    text = 'plan = "my.plan"\n[sweep]\npopulation.size = [10, 20]\ncoordinator.crashes = [[], [5, 6]]'
+    text = (
+        'plan = "my.plan"\n[sweep]\npopulation.size = [10, 20]\ncoordinator.crashes = [[], [5, 6]]'
+    )
     runs = expand(parse(text, base))
     assert [(run.population.size, run.coordinator.crashes) for run in runs] == [
         (10, ()),
@@ -208,12 +264,14 @@ def test_names_of_a_sweep_are_numbers_where_words_would_be_too_long_or_the_same(
 
 
 def test_a_mistake_in_one_combination_is_named(base: Path) -> None:
-    found = parse(f"{SMALL}[sweep]\npopulation.size = [100, 50]\npopulation.connected = [10, 60]", base)
+    found = parse(
+        f"{SMALL}[sweep]\npopulation.size = [100, 50]\npopulation.connected = [10, 60]", base
+    )
     with pytest.raises(SimulatorError) as refused:
         expand(found)
     assert refused.value.text == (
-        "my.toml (sweep: population.size = 50, population.connected = 60): population.connected = 60 is more than "
-        "population.size = 50"
+        "my.toml (sweep: population.size = 50, population.connected = 60): population.connected = "
+        "60 is more than population.size = 50"
     )
 
 
@@ -225,37 +283,82 @@ DIURNAL = '[availability]\nkind = "diurnal"\n'
     [
         ("name = ", ["this is not TOML", "Invalid value"]),
         ("name = " + "[" * 5000, ["this is not TOML"]),
-        ("[population]\nsize = 1", ["plan is missing; it takes the path of a plan file, or a table [plan]"]),
+        (
+            "[population]\nsize = 1",
+            ["plan is missing; it takes the path of a plan file, or a table [plan]"],
+        ),
         ("plan = 3", ["plan = 3 is refused: it takes the path of a plan file"]),
         ('plan = "no.plan"', ["plan = 'no.plan' cannot be read"]),
-        ('plan = "~no-such-user/p"', ["~no-such-user/p begins with ~no-such-user, and no home folder is known for it"]),
+        (
+            'plan = "~no-such-user/p"',
+            ["~no-such-user/p begins with ~no-such-user, and no home folder is known for it"],
+        ),
         ('plan = "bad.plan"', ["plan = 'bad.plan' is not TOML", "Invalid value"]),
         ("[plan]\nfile = 3", ["plan.file = 3 is refused"]),
-        ('[plan]\nfile = "my.plan"\nround.gaol = 3', ["my.plan: round.gaol is not a key of a plan", "round.goal?"]),
-        ('[plan]\nfile = "my.plan"\nround.goal = 0', ["my.plan: round.goal = 0 is refused", "at least 1"]),
+        (
+            '[plan]\nfile = "my.plan"\nround.gaol = 3',
+            ["my.plan: round.gaol is not a key of a plan", "round.goal?"],
+        ),
+        (
+            '[plan]\nfile = "my.plan"\nround.goal = 0',
+            ["my.plan: round.goal = 0 is refused", "at least 1"],
+        ),
         ('[plan]\nbundle = "b"', ["my.toml, plan: round.goal is missing"]),
-        ('seed = 1\n[plan]\nfile = "my.plan"\nseed = 2', ["plan.seed = 2 and seed = 1: both seeds are one"]),
+        (
+            'seed = 1\n[plan]\nfile = "my.plan"\nseed = 2',
+            ["plan.seed = 2 and seed = 1: both seeds are one"],
+        ),
         ('plan = "my.plan"', ["population.size is missing; a scenario must have it"]),
-        (f"sed = 3\n{SMALL}", ["sed is not a key of a scenario; did you mean seed?", "Allowed here: name, seed, plan"]),
+        (
+            f"sed = 3\n{SMALL}",
+            [
+                "sed is not a key of a scenario; did you mean seed?",
+                "Allowed here: name, seed, plan",
+            ],
+        ),
         (f"size = 3\n{SMALL}", ["size is not a key of a scenario; did you mean population.size?"]),
         (f'file = "x"\n{SMALL}', ["file is not a key"]),
         (f"tables = {{}}\n{SMALL}", ["tables is not a key"]),
         (f"seed = -1\n{SMALL}", ["seed = -1 is refused: it takes an integer, at least 0"]),
         (f'name = "a/b"\n{SMALL}', ["name = 'a/b'", "matching"]),
-        (f"{SMALL}conected = 3", ["population.conected", "did you mean population.connected?", "size, connected."]),
-        ('plan = "my.plan"\npopulation = 3', ["population = 3 is refused: it takes a table of size, connected"]),
-        ('plan = "my.plan"\n[population]\nsize = 10000001', ["population.size = 10000001", "at most 10000000"]),
-        ('plan = "my.plan"\n[population]\nsize = 1', ["population.size = 1 is less than plan.round.minimum = 2"]),
-        (f"{SMALL}connected = 101", ["population.connected = 101 is more than population.size = 100"]),
+        (
+            f"{SMALL}conected = 3",
+            ["population.conected", "did you mean population.connected?", "size, connected."],
+        ),
+        (
+            'plan = "my.plan"\npopulation = 3',
+            ["population = 3 is refused: it takes a table of size, connected"],
+        ),
+        (
+            'plan = "my.plan"\n[population]\nsize = 10000001',
+            ["population.size = 10000001", "at most 10000000"],
+        ),
+        (
+            'plan = "my.plan"\n[population]\nsize = 1',
+            ["population.size = 1 is less than plan.round.minimum = 2"],
+        ),
+        (
+            f"{SMALL}connected = 101",
+            ["population.connected = 101 is more than population.size = 100"],
+        ),
         (f"{SMALL}connected = 1", ["population.connected = 1 is less than plan.round.minimum = 2"]),
         (
-            'plan = "my.plan"\nservice = {max_connections = 7}\n[population]\nsize = 9\nconnected = 8',
+            (
+                'plan = "my.plan"\nservice = {max_connections = 7}\n[population]\nsize = '
+                "9\nconnected = 8"
+            ),
             ["population.connected = 8 is more than service.max_connections = 7"],
         ),
-        (f'{SMALL}[data]\nkind = "dirichlett"', ["data.kind = 'dirichlett' is not known", "did you mean dirichlet?"]),
+        (
+            f'{SMALL}[data]\nkind = "dirichlett"',
+            ["data.kind = 'dirichlett' is not known", "did you mean dirichlet?"],
+        ),
         (f"{SMALL}[data]\nkind = []", ["data.kind = []", "Kinds: synthetic, hospitals"]),
         (f'{SMALL}[data]\nkind = "iid"', ['data.arrays is missing; kind "iid" needs it']),
-        (f'{SMALL}[data]\nkind = "column"\narrays = "x"', ['data.column is missing; kind "column" needs it']),
+        (
+            f'{SMALL}[data]\nkind = "column"\narrays = "x"',
+            ['data.column is missing; kind "column" needs it'],
+        ),
         (
             f'{SMALL}[data]\nkind = "iid"\narrays = "x"\nalpha = 1',
             [
@@ -263,20 +366,47 @@ DIURNAL = '[availability]\nkind = "diurnal"\n'
                 'alpha is for kind "synthetic" or "dirichlet"',
             ],
         ),
-        (f'{SMALL}[data]\narrays = "x"', ["data.arrays = 'x': kind \"synthetic\" takes alpha, beta, iid"]),
-        (f'{SMALL}[data]\nkind = "dirichlet"\narrays = "x"\nalpha = 0', ["data.alpha = 0", "above 0"]),
-        (f'{SMALL}[data]\nkind = "iid"\narrays = 3', ["data.arrays = 3 is refused: it takes a path"]),
-        (f'{SMALL}[data]\nkind = "hospitals"\nsetup = "x"', ["data.setup = 'x'", '"balanced" or "damaged"']),
+        (
+            f'{SMALL}[data]\narrays = "x"',
+            ["data.arrays = 'x': kind \"synthetic\" takes alpha, beta, iid"],
+        ),
+        (
+            f'{SMALL}[data]\nkind = "dirichlet"\narrays = "x"\nalpha = 0',
+            ["data.alpha = 0", "above 0"],
+        ),
+        (
+            f'{SMALL}[data]\nkind = "iid"\narrays = 3',
+            ["data.arrays = 3 is refused: it takes a path"],
+        ),
+        (
+            f'{SMALL}[data]\nkind = "hospitals"\nsetup = "x"',
+            ["data.setup = 'x'", '"balanced" or "damaged"'],
+        ),
         (f'{SMALL}[data]\nkind = "function"\nfunction = "x"', ["data.function = 'x'", "matching"]),
         (f"{SMALL}[data]\npower = 2.0", ["data.power = 2.0 needs data.examples"]),
-        (f"{SMALL}[data]\nexamples = 2\nlargest = 3", ["data.largest = 3 needs sizes that differ: data.power"]),
-        (f'{SMALL}[data]\nkind = "iid"\narrays = "x"\nlargest = 3', ["data.largest = 3 needs sizes that differ"]),
-        (f"{SMALL}[data]\nexamples = 9\npower = 2\nlargest = 3", ["data.largest = 3 is less than data.examples = 9"]),
+        (
+            f"{SMALL}[data]\nexamples = 2\nlargest = 3",
+            ["data.largest = 3 needs sizes that differ: data.power"],
+        ),
+        (
+            f'{SMALL}[data]\nkind = "iid"\narrays = "x"\nlargest = 3',
+            ["data.largest = 3 needs sizes that differ"],
+        ),
+        (
+            f"{SMALL}[data]\nexamples = 9\npower = 2\nlargest = 3",
+            ["data.largest = 3 is less than data.examples = 9"],
+        ),
         (f"{SMALL}[data]\niid = true\nbeta = 1", ["data.iid = true", "data.beta = 1.0"]),
-        (f"{SMALL}[data]\ntest = 1", ["data.test = 1 is refused: it takes a number, at least 0 and at most 0.9"]),
+        (
+            f"{SMALL}[data]\ntest = 1",
+            ["data.test = 1 is refused: it takes a number, at least 0 and at most 0.9"],
+        ),
         (
             f'{SMALL}[compute]\nstep_seconds = "mesure"',
-            ["compute.step_seconds = 'mesure' is refused: it takes a number, at least 0", 'or "measure"'],
+            [
+                "compute.step_seconds = 'mesure' is refused: it takes a number, at least 0",
+                'or "measure"',
+            ],
         ),
         (
             f"{SMALL}[compute]\nmemory = 5000\n[tiers.a]\nmemory = 99\n[tiers.b]\nlike = 'phone'",
@@ -285,29 +415,74 @@ DIURNAL = '[availability]\nkind = "diurnal"\n'
         (f"{SMALL}[tiers]\nx = 3", ["tiers.x = 3 is refused: it takes a table of like, share"]),
         (f"tiers = 3\n{SMALL}", ["tiers = 3 is refused: it takes tables [tiers.NAME]"]),
         (f'{SMALL}[tiers."a b"]', ["tiers.'a b' is refused: a tier's name is letters"]),
-        (f'{SMALL}[tiers.x]\nlike = "pi4"', ["tiers.x.like = 'pi4' is not known; did you mean pi-4?", "jetson"]),
-        (f"{SMALL}[tiers.x]\nspeed = 0", ["tiers.x.speed = 0 is refused: it takes a number, above 0"]),
-        (f"{SMALL}[tiers.x]\nsped = 1", ["tiers.x.sped is not a key of a scenario", "did you mean tiers.x.speed"]),
-        (f"{SMALL}[tiers.x.failures]\ntrain = -1", ["tiers.x.failures.train = -1", "a table of rate, shape"]),
-        (f"{SMALL}[tiers.x.failures]\ntrian = 1", ["tiers.x.failures.trian", "did you mean tiers.x.failures.train"]),
-        (f"{SMALL}[tiers.x.failures.train]\nrate = -1", ["tiers.x.failures.train.rate = -1", "at least 0"]),
+        (
+            f'{SMALL}[tiers.x]\nlike = "pi4"',
+            ["tiers.x.like = 'pi4' is not known; did you mean pi-4?", "jetson"],
+        ),
+        (
+            f"{SMALL}[tiers.x]\nspeed = 0",
+            ["tiers.x.speed = 0 is refused: it takes a number, above 0"],
+        ),
+        (
+            f"{SMALL}[tiers.x]\nsped = 1",
+            ["tiers.x.sped is not a key of a scenario", "did you mean tiers.x.speed"],
+        ),
+        (
+            f"{SMALL}[tiers.x.failures]\ntrain = -1",
+            ["tiers.x.failures.train = -1", "a table of rate, shape"],
+        ),
+        (
+            f"{SMALL}[tiers.x.failures]\ntrian = 1",
+            ["tiers.x.failures.trian", "did you mean tiers.x.failures.train"],
+        ),
+        (
+            f"{SMALL}[tiers.x.failures.train]\nrate = -1",
+            ["tiers.x.failures.train.rate = -1", "at least 0"],
+        ),
         (f"{SMALL}[tiers.x.failures.train]\nshape = 1", ["tiers.x.failures.train.rate is missing"]),
-        (f"{SMALL}[failures.train]\nrat = 1", ["failures.train.rat is not a key", "did you mean failures.train.rate"]),
-        (f'{SMALL}[availability]\nkind = "diurn"', ["availability.kind = 'diurn'", "did you mean diurnal?", "trace."]),
-        (f"{SMALL}[availability]\nshare = 1", ['kind "always" takes no other key', '"bernoulli" or "diurnal"']),
-        (f'{SMALL}[availability]\nkind = "markov"\nslot = 3', ['kind "markov" takes on, off; slot is for kind']),
-        (f'{SMALL}[availability]\nkind = "trace"', ['availability.file is missing; kind "trace" needs it']),
-        (f'{SMALL}[availability]\nkind = "trace"\nfile = "no.csv"', ["availability.file = ", "no.csv' cannot be read"]),
+        (
+            f"{SMALL}[failures.train]\nrat = 1",
+            ["failures.train.rat is not a key", "did you mean failures.train.rate"],
+        ),
+        (
+            f'{SMALL}[availability]\nkind = "diurn"',
+            ["availability.kind = 'diurn'", "did you mean diurnal?", "trace."],
+        ),
+        (
+            f"{SMALL}[availability]\nshare = 1",
+            ['kind "always" takes no other key', '"bernoulli" or "diurnal"'],
+        ),
+        (
+            f'{SMALL}[availability]\nkind = "markov"\nslot = 3',
+            ['kind "markov" takes on, off; slot is for kind'],
+        ),
+        (
+            f'{SMALL}[availability]\nkind = "trace"',
+            ['availability.file is missing; kind "trace" needs it'],
+        ),
+        (
+            f'{SMALL}[availability]\nkind = "trace"\nfile = "no.csv"',
+            ["availability.file = ", "no.csv' cannot be read"],
+        ),
         (
             f'{SMALL}[availability]\nkind = "trace"\nfile = "t.csv"\nrepeat = 50',
             ["t.csv, line 2: 'a,0,100'", "off <= availability.repeat = 50"],
         ),
         (
             f"{SMALL}{DIURNAL}share = 0.7",
-            ["availability.share = 0.7 with availability.swing = 4.0 has 1.12 of the devices", "at most 0.625"],
+            [
+                "availability.share = 0.7 with availability.swing = 4.0 has 1.12 of the devices",
+                "at most 0.625",
+            ],
         ),
-        (f"{SMALL}{DIURNAL}zones = [{{hours = 15}}]", ["availability.zones[0].hours = 15", "at most 14"]),
-        (f"{SMALL}{DIURNAL}zones = [{{hour = 5}}]", ["availability.zones.hour is not", "availability.zones.hours?"]),
+        (
+            f"{SMALL}{DIURNAL}zones = [{{hours = 15}}]",
+            ["availability.zones[0].hours = 15", "at most 14"],
+        ),
+        (
+            f"{SMALL}{DIURNAL}zones = [{{hour = 5}}]",
+            ["availability.zones.hour is not", "availability.zones.hours?"],
+        ),
         (f"{SMALL}{DIURNAL}zones = 5", ["availability.zones = 5"]),
         (f"{SMALL}[failures]\ncrash = 1.5", ["failures.crash = 1.5", "at least 0 and at most 1"]),
         (
@@ -316,29 +491,46 @@ DIURNAL = '[availability]\nkind = "diurnal"\n'
         ),
         (
             f"{SMALL}[failures]\nregions = 3\noutages = [{{region = 3, begin = 5, end = 6}}]",
-            ["failures.outages[0].region = 3 is not a region", "failures.regions = 3 they are 0 to 2"],
+            [
+                "failures.outages[0].region = 3 is not a region",
+                "failures.regions = 3 they are 0 to 2",
+            ],
         ),
-        (f"{SMALL}[failures]\noutages = [{{region = 0}}]", ["failures.outages[0].begin is missing"]),
+        (
+            f"{SMALL}[failures]\noutages = [{{region = 0}}]",
+            ["failures.outages[0].begin is missing"],
+        ),
         (
             f'{SMALL}[failures]\ncorrupt = [{{share = 0.1, kind = "flip"}}]',
             ["failures.corrupt[0].kind = 'flip'", '"flipped"'],
         ),
         (
-            f'{SMALL}[failures]\ncorrupt = [{{share = 0.7, kind = "stale"}}, {{share = 0.4, kind = "stale"}}]',
+            (
+                f'{SMALL}[failures]\ncorrupt = [{{share = 0.7, kind = "stale"}}, {{share = 0.4, '
+                'kind = "stale"}]'
+            ),
             ["failures.corrupt: the shares add up to 1.1; it takes at most 1"],
         ),
         (f"{SMALL}[coordinator]\ncrashes = [5, -1]", ["coordinator.crashes[1] = -1"]),
         (f"sweep = 3\n{SMALL}", ["sweep = 3 is refused: it takes a list of values"]),
         (f"{SMALL}[sweep]\nseed = 3", ["sweep.seed = 3 is refused: it takes a list of values"]),
         (f"{SMALL}[sweep]\nseed = []", ["sweep.seed = [] is refused"]),
-        (f"{SMALL}[sweep]\nsed = [3]", ["(sweep: sed = 3): sed is not a key of a scenario; did you mean seed?"]),
+        (
+            f"{SMALL}[sweep]\nsed = [3]",
+            ["(sweep: sed = 3): sed is not a key of a scenario; did you mean seed?"],
+        ),
         (f"{SMALL}[sweep]\npopulation.sizes = [3]", ["did you mean population.size?"]),
         (f"{SMALL}[sweep]\nseed.x = [3]", ["(sweep: seed.x = 3): seed = {'x': 3} is refused"]),
         (f"seed = 1\n{SMALL}[sweep]\nseed.x = [3]", ["(sweep: seed.x = 3): seed is not a table"]),
-        (f"{SMALL}[sweep]\nseed = {list(range(101))}\ndata.seed = {list(range(100))}", ["10100 combinations", "10000"]),
+        (
+            f"{SMALL}[sweep]\nseed = {list(range(101))}\ndata.seed = {list(range(100))}",
+            ["10100 combinations", "10000"],
+        ),
     ],
 )
-def test_a_mistake_is_named_with_what_is_allowed(text: str, expected: list[str], base: Path) -> None:
+def test_a_mistake_is_named_with_what_is_allowed(
+    text: str, expected: list[str], base: Path
+) -> None:
     with pytest.raises(SimulatorError) as refused:
         parse(text, base)
     assert refused.value.text.startswith("my.toml")
@@ -348,7 +540,8 @@ def test_a_mistake_is_named_with_what_is_allowed(text: str, expected: list[str],
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(
-        SimulatorError, match=r"the scenario cannot be read: the path ~no-such-user/s\.toml begins with"
+        SimulatorError,
+        match=r"the scenario cannot be read: the path ~no-such-user/s\.toml begins with",
     ):
         Scenario.load("~no-such-user/s.toml")
     with pytest.raises(SimulatorError, match=r"no\.toml: the scenario cannot be read"):

@@ -1,4 +1,5 @@
-"""The devices' training: the two back ends against each other, and against the device's own loop and its steps."""
+"""The devices' training: the two back ends against each other, and against the device's own loop
+and its steps."""
 
 from __future__ import annotations
 
@@ -35,7 +36,12 @@ from fleetlearn_simulator.training.backend import (
 )
 from fleetlearn_simulator.training.kept_rows import NO_ROW, row_files
 from fleetlearn_simulator.training.trained_devices import KEPT_STATE, TrainedDevices, concatenate
-from fleetlearn_simulator.training.vectorized import Vectorized, divide_into_blocks, not_for_many, workloads_of
+from fleetlearn_simulator.training.vectorized import (
+    Vectorized,
+    divide_into_blocks,
+    not_for_many,
+    workloads_of,
+)
 from numpy.typing import NDArray
 from torch import nn
 from virtual import bits, one_by_one
@@ -46,14 +52,22 @@ needs_cuda = pytest.mark.skipif(
 )
 Tensors = dict[str, torch.Tensor]
 SIZES = [1, 7, 10, 10, 25, 30, 30, 30, 30, 30, 30, 30, 30, 30, 41, 60, 7, 300]
-"""Ragged: alone, tails alone, no tails, more alike than a block has places, more steps than a call."""
+"""Ragged: alone, tails alone, no tails, more alike than a block has places, more steps than a
+call."""
 
 
 class Own(Source):
     """Each device's own data, of these sizes; device ``wild``'s inputs are ``huge``."""
 
-    def __init__(self, sizes: list[int], features: int, wild: int = -1, huge: float = 1e38, classes: int = 10) -> None:
-        self.sizes, self.features, self.wild, self.huge = np.array(sizes, np.int64), features, wild, huge
+    def __init__(
+        self, sizes: list[int], features: int, wild: int = -1, huge: float = 1e38, classes: int = 10
+    ) -> None:
+        self.sizes, self.features, self.wild, self.huge = (
+            np.array(sizes, np.int64),
+            features,
+            wild,
+            huge,
+        )
         self.classes = classes
         self.asked: list[int] = []
 
@@ -76,7 +90,8 @@ def some_jobs(sizes: list[int]) -> list[Job]:
     """Every third does one step less than half of its own, in an order of their own."""
     order = np.random.default_rng(0).permutation(len(sizes)).tolist()
     return [
-        Job(device, 2**52 + 7919 * device, 1 + sizes[device] // 20 if device % 3 == 0 else None) for device in order
+        Job(device, 2**52 + 7919 * device, 1 + sizes[device] // 20 if device % 3 == 0 else None)
+        for device in order
     ]
 
 
@@ -116,14 +131,20 @@ def test_the_back_ends_agree(softmax: Path, batch_size: int) -> None:
     check_alike(first, second, 2e-6)
 
 
-@pytest.mark.parametrize(("place", "tolerance"), [("stand-in", 2e-6), pytest.param("cuda", 1e-4, marks=needs_cuda)])
+@pytest.mark.parametrize(
+    ("place", "tolerance"), [("stand-in", 2e-6), pytest.param("cuda", 1e-4, marks=needs_cuda)]
+)
 def test_both_back_ends_on_a_gpu_agree_with_the_cpu(
     softmax: Path, place: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stand-in is the CPU with memory of its own."""
     if place == "stand-in":
         monkeypatch.setitem(PROVIDERS, "cuda", Provider(CPU, {}, "cpu"))
-    source, task, bundle = Own(SIZES, 60), LocalSettings({"lr": 0.05, "mu": 0.1}, 2, 10), open_bundle(softmax)
+    source, task, bundle = (
+        Own(SIZES, 60),
+        LocalSettings({"lr": 0.05, "mu": 0.1}, 2, 10),
+        open_bundle(softmax),
+    )
     model, jobs = bundle.parameters(), some_jobs(SIZES)
     expected = PerDevice(bundle, task, source).train(RoundInputs(model), jobs)
     for kind in (PerDevice, Vectorized):
@@ -134,13 +155,16 @@ def test_both_back_ends_on_a_gpu_agree_with_the_cpu(
 
 
 def test_a_device_trains_the_same_way_alone(softmax: Path) -> None:
-    """It trains in a block of one as in a block of eight with other devices, except for the last bits."""
+    """It trains in a block of one as in a block of eight with other devices, except for the last
+    bits."""
     source = Own(SIZES, 60)
     _, many = both(softmax, LocalSettings({"lr": 0.05, "mu": 0.1}, 2, 10), source)
     model = open_bundle(softmax).parameters()
     jobs = some_jobs(SIZES)
     check_alike(
-        many.train(RoundInputs(model), jobs), concatenate([many.train(RoundInputs(model), [job]) for job in jobs]), 1e-6
+        many.train(RoundInputs(model), jobs),
+        concatenate([many.train(RoundInputs(model), [job]) for job in jobs]),
+        1e-6,
     )
     check_alike(
         many.train(RoundInputs(model), jobs),
@@ -151,7 +175,8 @@ def test_a_device_trains_the_same_way_alone(softmax: Path) -> None:
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 9, None])
 def test_partial_work_is_that_of_the_devices_own_loop(softmax: Path, steps: int | None) -> None:
-    """30 examples in tens, three epochs: nine steps; cut after any of them, the update is as after that many steps."""
+    """30 examples in tens, three epochs: nine steps; cut after any of them, the update is as after
+    that many steps."""
     source = Own([30], 60)
     bundle = open_bundle(softmax)
     task = LocalSettings({"lr": 0.05, "mu": 0.0}, 3, 10)
@@ -168,8 +193,14 @@ def test_partial_work_is_that_of_the_devices_own_loop(softmax: Path, steps: int 
         updates.append(runtime.parameters - runtime.anchor)
 
     train(
-        runtime, as_data(source.arrays(0)), hyper=task.hyper, epochs=3, batch_size=10, seed=job.seed, on_step=look
-    )  # fmt: skip
+        runtime,
+        as_data(source.arrays(0)),
+        hyper=task.hyper,
+        epochs=3,
+        batch_size=10,
+        seed=job.seed,
+        on_step=look,
+    )
     expected = steps or 9
     for outcomes, tolerance in (
         (one.train(RoundInputs(model), jobs), 0.0),
@@ -192,7 +223,9 @@ def test_divergence_is_told_and_touches_nobody_else(softmax: Path) -> None:
         found = backend.train(RoundInputs(model), jobs)
         assert found.diverged.tolist() == [False, False, True, False, False, False]
         others = [0, 1, 3, 4, 5]
-        assert bits(found.select(others)) == bits(plain.train(RoundInputs(model), jobs).select(others))
+        assert bits(found.select(others)) == bits(
+            plain.train(RoundInputs(model), jobs).select(others)
+        )
 
 
 @pytest.mark.parametrize("size", [30, 5, 25])
@@ -254,13 +287,20 @@ def export(path: Path, make: Callable[[], nn.Module], step: LocalStep, many: Tra
         torch.manual_seed(3)
         model, x, y = make(), torch.randn(10, 6), torch.randint(10, (10,))
     return export_bundle(
-        model, nn.functional.cross_entropy, (x, y), path, step=step, metrics={"accuracy": accuracy}, many=many
+        model,
+        nn.functional.cross_entropy,
+        (x, y),
+        path,
+        step=step,
+        metrics={"accuracy": accuracy},
+        many=many,
     ).bundle
 
 
 @pytest.mark.slow
 def test_dropout_and_adam(tmp_path: Path) -> None:
-    """Random steps draw from the task's seed and the step's number; Adam's state begins at 0 in each task."""
+    """Random steps draw from the task's seed and the step's number; Adam's state begins at 0 in
+    each task."""
     bundle = export(
         tmp_path / "dropout.bundle",
         lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 10)),
@@ -276,18 +316,25 @@ def test_dropout_and_adam(tmp_path: Path) -> None:
     # The largest seeds; and other seeds give other masks.
     late = [job._replace(seed=2**53 - 100) for job in jobs]
     check_alike(one.train(RoundInputs(model), late), many.train(RoundInputs(model), late), 2e-5)
-    assert not np.allclose(one.train(RoundInputs(model), late).updates[0], first.updates[0], atol=1e-3)
+    assert not np.allclose(
+        one.train(RoundInputs(model), late).updates[0], first.updates[0], atol=1e-3
+    )
 
 
 @pytest.mark.slow
 def test_blocks_of_a_fixed_batch(tmp_path: Path) -> None:
     """Smaller batches are done one by one."""
     bundle = export(
-        tmp_path / "fixed.bundle", lambda: nn.Linear(6, 10), LocalStep("momentum"), TrainMany(4, 3, batch=10)
-    )  # fmt: skip
+        tmp_path / "fixed.bundle",
+        lambda: nn.Linear(6, 10),
+        LocalStep("momentum"),
+        TrainMany(4, 3, batch=10),
+    )
     assert bundle.manifest.many is not None
     assert bundle.manifest.many.batch == 10
-    one, many = both(bundle.path, LocalSettings({"lr": 0.05, "momentum": 0.5}, 2, 10), Own(SIZES, 6))
+    one, many = both(
+        bundle.path, LocalSettings({"lr": 0.05, "momentum": 0.5}, 2, 10), Own(SIZES, 6)
+    )
     model, jobs = bundle.parameters(), some_jobs(SIZES)
     check_alike(one.train(RoundInputs(model), jobs), many.train(RoundInputs(model), jobs), 2e-6)
 
@@ -295,11 +342,16 @@ def test_blocks_of_a_fixed_batch(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_blocks_of_another_batch_than_the_plans(tmp_path: Path) -> None:
     """The graph takes tens, the plan asks for fives and for everything at once."""
-    bundle = export(tmp_path / "fixed.bundle", lambda: nn.Linear(6, 10), LocalStep(), TrainMany(4, 3, batch=10))
+    bundle = export(
+        tmp_path / "fixed.bundle", lambda: nn.Linear(6, 10), LocalStep(), TrainMany(4, 3, batch=10)
+    )
     model = bundle.parameters()
     for batch_size in (5, 0):
         task = LocalSettings({"lr": 0.05}, 2, batch_size)
-        with pytest.raises(SimulatorError, match=f"takes batches of 10; the plan's local.batch_size is {batch_size}"):
+        with pytest.raises(
+            SimulatorError,
+            match=f"takes batches of 10; the plan's local.batch_size is {batch_size}",
+        ):
             Vectorized(bundle, task, Own(SIZES, 6)).train(RoundInputs(model), some_jobs(SIZES))
 
 
@@ -384,10 +436,14 @@ def test_bundles_with_features_are_simulated_by_whole_models(tmp_path: Path) -> 
             np.testing.assert_allclose(found.updates[row], alone.update, atol=1e-5)
 
 
-def own_momentum(params: Tensors, state: Tensors, batch: Tensors, hyper: Tensors, *, objective: Any) -> Any:
+def own_momentum(
+    params: Tensors, state: Tensors, batch: Tensors, hyper: Tensors, *, objective: Any
+) -> Any:
     """Momentum that outlives the task, and a count of its steps that does not."""
     found = objective(params, batch)
-    velocity = {name: 0.9 * state[f"v.{name}"] + gradient for name, gradient in found.gradients.items()}
+    velocity = {
+        name: 0.9 * state[f"v.{name}"] + gradient for name, gradient in found.gradients.items()
+    }
     after = {name: value - hyper["lr"] * velocity[name] for name, value in params.items()}
     state = {f"v.{name}": value for name, value in velocity.items()} | {"steps": state["steps"] + 1}
     return after, state, {"loss": found.loss, **found.metrics}
@@ -401,23 +457,34 @@ KEPT_WHAT: dict[str, dict[str, Any]] = {
         "hyper": {"lr": None},
         "kept": ["v.*"],
         "state": {
-            "v.0.weight": torch.full((8, 6), 0.01), "v.0.bias": torch.zeros(8), "v.1.weight": torch.zeros(10, 8),
-            "v.1.bias": torch.zeros(10), "steps": torch.zeros(()),
+            "v.0.weight": torch.full((8, 6), 0.01),
+            "v.0.bias": torch.zeros(8),
+            "v.1.weight": torch.zeros(10, 8),
+            "v.1.bias": torch.zeros(10),
+            "steps": torch.zeros(()),
         },
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=pytest.mark.slow if what == "moon" else ()) for what in KEPT_WHAT]
+    "what",
+    [pytest.param(what, marks=pytest.mark.slow if what == "moon" else ()) for what in KEPT_WHAT],
 )
 def test_the_back_ends_agree_about_what_devices_keep(tmp_path: Path, what: str) -> None:
-    """Two rounds; in the second, devices go on from what they kept in the first, and one has kept nothing."""
+    """Two rounds; in the second, devices go on from what they kept in the first, and one has kept
+    nothing."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        module, x, y = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 10)), torch.randn(10, 6), torch.randint(10, (10,))
+        module, x, y = (
+            nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 10)),
+            torch.randn(10, 6),
+            torch.randint(10, (10,)),
+        )
     options = KEPT_WHAT[what] | {"many": TrainMany(4, 3), "metrics": {"accuracy": accuracy}}
-    bundle = cached_export(module, nn.functional.cross_entropy, (x, y), tmp_path / "kept.bundle", **options).bundle
+    bundle = cached_export(
+        module, nn.functional.cross_entropy, (x, y), tmp_path / "kept.bundle", **options
+    ).bundle
     files = row_files(tmp_path, bundle.manifest, "plain")
     file = files.states
     assert file is not None
@@ -427,7 +494,9 @@ def test_the_back_ends_agree_about_what_devices_keep(tmp_path: Path, what: str) 
     first = one.train(inputs, jobs)
     assert first.vectors[KEPT_STATE].shape == (len(jobs), kept_state_size(bundle.manifest))
     check_alike(first, many.train(inputs, jobs), 2e-6)
-    np.testing.assert_allclose(many.train(inputs, jobs).vectors[KEPT_STATE], first.vectors[KEPT_STATE], atol=2e-6)
+    np.testing.assert_allclose(
+        many.train(inputs, jobs).vectors[KEPT_STATE], first.vectors[KEPT_STATE], atol=2e-6
+    )
 
     for row, kept in enumerate(first.vectors[KEPT_STATE][1:]):
         file.write(row, kept)
@@ -447,20 +516,32 @@ def test_the_back_ends_agree_about_what_devices_keep(tmp_path: Path, what: str) 
 
 @pytest.mark.parametrize("algorithm", [pytest.param("scaffold", marks=pytest.mark.slow), "feddyn"])
 def test_the_back_ends_agree_about_tied_vectors(tmp_path: Path, algorithm: str) -> None:
-    """A round in which every second device goes on from tied vectors; some do a part of their steps."""
+    """A round in which every second device goes on from tied vectors; some do a part of their
+    steps."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        module, x, y = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8)), torch.randn(10, 6), torch.randint(8, (10,))
+        module, x, y = (
+            nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8)),
+            torch.randn(10, 6),
+            torch.randint(8, (10,)),
+        )
     step, many = LocalStep("sgd", proximal=True, correction=True), TrainMany(4, 3)
-    bundle = cached_export(module, nn.functional.cross_entropy, (x, y), tmp_path / "tied.bundle", step=step, many=many)
+    bundle = cached_export(
+        module, nn.functional.cross_entropy, (x, y), tmp_path / "tied.bundle", step=step, many=many
+    )
     manifest = bundle.bundle.manifest
     files = row_files(tmp_path, manifest, algorithm)
     assert files.tied is not None
-    random, sizes = np.random.default_rng(1), [size for size in SIZES if size > 1]  # BatchNorm needs two
+    # BatchNorm needs two
+    random, sizes = np.random.default_rng(1), [size for size in SIZES if size > 1]
     task = LocalSettings({"lr": 0.05, "mu": 0.1}, 2, 0, algorithm)
     source = Own(sizes, 6, classes=8)
-    one, many_at_once = (kind(bundle.bundle, task, source, kept=files) for kind in (PerDevice, Vectorized))
-    buffers = [slice(row.offset, row.offset + prod(row.shape)) for row in manifest.parameters if row.buffer]
+    one, many_at_once = (
+        kind(bundle.bundle, task, source, kept=files) for kind in (PerDevice, Vectorized)
+    )
+    buffers = [
+        slice(row.offset, row.offset + prod(row.shape)) for row in manifest.parameters if row.buffer
+    ]
     assert buffers
 
     def noise() -> NDArray[np.float32]:
@@ -470,14 +551,20 @@ def test_the_back_ends_agree_about_tied_vectors(tmp_path: Path, algorithm: str) 
         return made
 
     control = noise()
-    inputs = RoundInputs(bundle.bundle.parameters(), {"control": control} if algorithm == "scaffold" else {})
+    inputs = RoundInputs(
+        bundle.bundle.parameters(), {"control": control} if algorithm == "scaffold" else {}
+    )
     jobs = some_jobs(sizes)
     for row in range(0, len(jobs), 2):
         files.tied.write(row, noise())
         jobs[row] = jobs[row]._replace(tied=row)
     first, second = one.train(inputs, jobs), many_at_once.train(inputs, jobs)
     check_alike(first, second, 5e-6)
-    assert {*first.vectors} == {"buffers", "tied", *(["control"] if algorithm == "scaffold" else [])}
+    assert {*first.vectors} == {
+        "buffers",
+        "tied",
+        *(["control"] if algorithm == "scaffold" else []),
+    }
     for name, vectors in first.vectors.items():
         np.testing.assert_allclose(second.vectors[name], vectors, atol=2e-4, rtol=1e-4)
         if name == "buffers":
@@ -488,12 +575,19 @@ def test_the_back_ends_agree_about_tied_vectors(tmp_path: Path, algorithm: str) 
             assert not vectors[:, place].any()
             assert not second.vectors[name][:, place].any()
     plain = one.train(inputs, [job._replace(tied=NO_ROW) for job in jobs])
-    assert (np.abs(plain.updates - first.updates).max(axis=1) > 1e-4).tolist() == [job.tied != NO_ROW for job in jobs]
+    assert (np.abs(plain.updates - first.updates).max(axis=1) > 1e-4).tolist() == [
+        job.tied != NO_ROW for job in jobs
+    ]
 
 
 def test_what_trains_device_by_device_says_so(softmax: Path) -> None:
     bundle = open_bundle(softmax)
     assert not_for_many(bundle, 10) is None
-    assert not_for_many(bundle, 10, "scaffold-gradient") == "the algorithm scaffold-gradient trains device by device"
-    with pytest.raises(SimulatorError, match='trains device by device: choose the back end "bundle"'):
+    assert (
+        not_for_many(bundle, 10, "scaffold-gradient")
+        == "the algorithm scaffold-gradient trains device by device"
+    )
+    with pytest.raises(
+        SimulatorError, match='trains device by device: choose the back end "bundle"'
+    ):
         Vectorized(bundle, LocalSettings({"lr": 0.1}, 1, 10, "scaffold-gradient"), Own([10], 60))

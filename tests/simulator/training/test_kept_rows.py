@@ -23,7 +23,9 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
         file.write(number, row_of(number))
     file.write(0, row_of(7))
     for reader in (file, other):
-        assert [reader.read(row).tolist() for row in (0, 1, 3)] == [row_of(row).tolist() for row in (7, 1, 3)]
+        assert [reader.read(row).tolist() for row in (0, 1, 3)] == [
+            row_of(row).tolist() for row in (7, 1, 3)
+        ]
     assert file.count() == 4
     file.read(1)[:] = 0
     assert file.read(1).tolist() == row_of(1).tolist(), "a row that is read is a copy"
@@ -41,7 +43,9 @@ def test_a_full_disk(tmp_path: Path) -> None:
     file.write(0, row_of(0))
     with largest_file(50):
         file.write(1, row_of(1))
-        with pytest.raises(SimulatorError, match=r"rows: .* 20 bytes for each.* Make room, and resume"):
+        with pytest.raises(
+            SimulatorError, match=r"rows: .* 20 bytes for each.* Make room, and resume"
+        ):
             file.write(2, row_of(2))
     assert file.read(1).tolist() == row_of(1).tolist()
 

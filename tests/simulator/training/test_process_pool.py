@@ -43,7 +43,11 @@ JOBS = [Job(device, 1000 + device, 1 if device % 2 else None) for device in (5, 
 def twos(jobs: Any) -> list[list[int]]:
     """Pairs from both ends, so that the order is not the jobs'."""
     places = list(range(len(jobs)))
-    return [sorted({first, last}) for first, last in zip(places, places[::-1], strict=True) if first <= last]
+    return [
+        sorted({first, last})
+        for first, last in zip(places, places[::-1], strict=True)
+        if first <= last
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +68,8 @@ def one(scenario: Scenario) -> PerDevice:
 
 @pytest.fixture(scope="module", params=["pipe", "memory"])
 def two(scenario: Scenario, request: pytest.FixtureRequest) -> Iterator[ProcessPool]:
-    """Whose updates come through the pipes, or through shared memory as those of large models do."""
+    """Whose updates come through the pipes, or through shared memory as those of large models
+    do."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "memory":
             patch.setattr(process_pool, "LARGE_UPDATE", 1)
@@ -86,7 +91,8 @@ InMemory = Callable[[int, DivideJobs], ProcessPool]
 
 @pytest.fixture
 def in_memory(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemory]:
-    """Makes back ends with a given number of processes, whose updates come through shared memory."""
+    """Makes back ends with a given number of processes, whose updates come through shared
+    memory."""
     monkeypatch.setattr(process_pool, "LARGE_UPDATE", 1)
     with ExitStack() as held:
 
@@ -118,14 +124,18 @@ def test_updates_lie_in_shared_memory_as_long_as_somebody_has_them(
     assert places(backend) == [ALL]
 
 
-def test_a_place_comes_back_where_training_fails(scenario: Scenario, one: PerDevice, in_memory: InMemory) -> None:
+def test_a_place_comes_back_where_training_fails(
+    scenario: Scenario, one: PerDevice, in_memory: InMemory
+) -> None:
     model = open_bundle(scenario.plan.bundle).parameters()
     backend = in_memory(1, twos)
     for _ in range(9):
         with pytest.raises(ValueError, match="seed is -1"):
             backend.train(RoundInputs(model), [Job(1, -1, None)])
     assert places(backend) == [ALL]
-    assert bits(backend.train(RoundInputs(model), JOBS)) == bits(one.train(RoundInputs(model), JOBS))
+    assert bits(backend.train(RoundInputs(model), JOBS)) == bits(
+        one.train(RoundInputs(model), JOBS)
+    )
 
 
 def test_what_lies_in_the_memory_of_a_process_that_dies_is_there_still(
@@ -152,11 +162,17 @@ def test_where_there_is_no_memory_to_share(
     model = open_bundle(scenario.plan.bundle).parameters()
     backend = in_memory(2, twos)
     assert places(backend) == [[], []]
-    assert bits(backend.train(RoundInputs(model), JOBS)) == bits(one.train(RoundInputs(model), JOBS))
+    assert bits(backend.train(RoundInputs(model), JOBS)) == bits(
+        one.train(RoundInputs(model), JOBS)
+    )
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a thread cannot choose its core here")
-def test_the_cores_are_taken_in_turns_where_each_has_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="a thread cannot choose its core here"
+)
+def test_the_cores_are_taken_in_turns_where_each_has_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before, choose = os.sched_getaffinity(0), os.sched_setaffinity
     cores = sorted(before)
     if len(cores) < 2:
@@ -178,7 +194,9 @@ def test_the_cores_are_taken_in_turns_where_each_has_a_worker(monkeypatch: pytes
     assert been[3:] == []
 
 
-def test_two_processes_train_as_one_does(scenario: Scenario, one: PerDevice, two: ProcessPool) -> None:
+def test_two_processes_train_as_one_does(
+    scenario: Scenario, one: PerDevice, two: ProcessPool
+) -> None:
     model = open_bundle(scenario.plan.bundle).parameters()
     expected = one.train(RoundInputs(model), JOBS)
     assert expected.examples.tolist() == [60, 10, 40, 50, 20, 30, 40]
@@ -188,7 +206,9 @@ def test_two_processes_train_as_one_does(scenario: Scenario, one: PerDevice, two
     assert len(two.train(RoundInputs(model), [])) == 0
 
 
-def test_two_processes_evaluate_as_one_does(scenario: Scenario, one: PerDevice, two: ProcessPool) -> None:
+def test_two_processes_evaluate_as_one_does(
+    scenario: Scenario, one: PerDevice, two: ProcessPool
+) -> None:
     model = open_bundle(scenario.plan.bundle).parameters()
     for devices in ([0, 1, 2, 3, 4, 5], [4], []):
         jobs = list(map(Job, devices))
@@ -211,7 +231,9 @@ def test_several_calls_may_be_under_way(
     given: list[float] = []
     give = process_pool._Worker.give
     monkeypatch.setattr(
-        process_pool._Worker, "give", lambda self, block: (given.append(block.inputs.model[0]), give(self, block))[1]
+        process_pool._Worker,
+        "give",
+        lambda self, block: (given.append(block.inputs.model[0]), give(self, block))[1],
     )
     first = two.begin(RoundInputs(model), JOBS)
     other = two.begin(RoundInputs(model + np.float32(0.5)), JOBS)
@@ -231,7 +253,10 @@ def test_a_block_that_is_given_ahead_fits_into_the_smallest_pipe() -> None:
         Job(10**7 - number, 2**53 - 1 - number, 10**5 + number, 10**6 + number, 10**6 - number)
         for number in range(process_pool.MAX_JOBS_IN_PIPE + 1)
     ]
-    inputs, pending = RoundInputs(np.zeros(5, np.float32)), PendingResults(lambda pending, place: None)
+    inputs, pending = (
+        RoundInputs(np.zeros(5, np.float32)),
+        PendingResults(lambda pending, place: None),
+    )
 
     def block(count: int, inputs: RoundInputs) -> Any:
         return process_pool._Block(pending, "train", inputs, jobs[:count], list(range(count)))
@@ -260,7 +285,9 @@ def test_what_a_process_returns_arrives_as_it_is(scenario: Scenario, one: PerDev
         replace(found, updates=np.empty((7, 0), np.float32)),
         wide,
         wide.select([6, 0]),
-        replace(found, vectors={"kept_state": wide.updates[:, :2], "none": np.empty((7, 0), np.float32)}),
+        replace(
+            found, vectors={"kept_state": wide.updates[:, :2], "none": np.empty((7, 0), np.float32)}
+        ),
         replace(wide, vectors={"kept_state": wide.updates[:, ::2]}),
         replace(wide, updates=wide.updates[:, ::3]),
     ):
@@ -293,7 +320,15 @@ def test_what_is_cut_short_is_a_death(scenario: Scenario, one: PerDevice) -> Non
     process_pool._send(here, found)
     sent = os.read(there.fileno(), 10**6)
     assert sent.endswith(found.updates.tobytes() + found.vectors["buffers"].tobytes())
-    for length in (0, 3, len(sent) // 4, len(sent) // 2, len(sent) - found.updates.nbytes, len(sent) - 1, len(sent)):
+    for length in (
+        0,
+        3,
+        len(sent) // 4,
+        len(sent) // 2,
+        len(sent) - found.updates.nbytes,
+        len(sent) - 1,
+        len(sent),
+    ):
         here, there = multiprocessing.Pipe()
         os.write(here.fileno(), sent[:length])
         here.close()
@@ -326,7 +361,9 @@ def _fail() -> Any:
 def test_processes_that_die_again_and_again_are_an_error() -> None:
     """The run does not wait without end."""
     backend = ProcessPool(_fail, 2, twos)
-    with pytest.raises(SimulatorError, match="3 processes died over the same devices, the last with exit code 3"):
+    with pytest.raises(
+        SimulatorError, match="3 processes died over the same devices, the last with exit code 3"
+    ):
         backend.train(RoundInputs(np.zeros(5, np.float32)), JOBS)
     backend.close()
 
@@ -340,7 +377,9 @@ def _raise(kind: str) -> Any:
     raise SimulatorError("no such data") if kind == "plain" else _Unportable("that", "this")
 
 
-@pytest.mark.parametrize(("kind", "text"), [("plain", "no such data"), ("odd", "_Unportable: that and this")])
+@pytest.mark.parametrize(
+    ("kind", "text"), [("plain", "no such data"), ("odd", "_Unportable: that and this")]
+)
 def test_what_a_process_raises_is_raised(kind: str, text: str) -> None:
     backend = ProcessPool(partial(_raise, kind), 2, twos)
     for _ in range(2):
@@ -350,7 +389,9 @@ def test_what_a_process_raises_is_raised(kind: str, text: str) -> None:
     backend.close()
 
 
-@pytest.mark.parametrize("elements", [0, 5, process_pool.ARRAY_ELEMENTS // 2, process_pool.ARRAY_ELEMENTS // 2 + 1])
+@pytest.mark.parametrize(
+    "elements", [0, 5, process_pool.ARRAY_ELEMENTS // 2, process_pool.ARRAY_ELEMENTS // 2 + 1]
+)
 def test_what_a_round_begins_from_arrives_as_it_is(elements: int) -> None:
     """Through the pipe, or through the shared memory if all vectors fit in together."""
     model = np.arange(elements, dtype=np.float32)

@@ -1,4 +1,5 @@
-"""Training on Ray's own local cluster: the same bytes as on one process, whatever becomes of the workers."""
+"""Training on Ray's own local cluster: the same bytes as on one process, whatever becomes of the
+workers."""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ MESSY: dict[str, Any] = {
     "failures": {
         "train": 0.002,
         "stragglers": 0.3,
-        "corrupt": [{"share": 0.3, "kind": "scaled", "factor": 2.0}, {"share": 0.2, "kind": "garbage"}],
+        "corrupt": [
+            {"share": 0.3, "kind": "scaled", "factor": 2.0},
+            {"share": 0.2, "kind": "garbage"},
+        ],
     },
     "plan__local": {"epochs": 2, "batch_size": 10, "lr": 0.002, "evaluate": True},
     "plan__round": {"goal": 8, "over_selection": 1.2, "minimum": 5, "deadline": 300.0},
@@ -64,14 +68,19 @@ def name_of(process: psutil.Process) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def ray() -> Iterator[Any]:
-    """Ray on two CPUs, started as the back end starts it. Afterwards none of its processes may be left."""
+    """Ray on two CPUs, started as the back end starts it. Afterwards none of its processes may be
+    left."""
     others = set(psutil.Process().children(recursive=True))  # as the tests before have left
     ray, ours = connect("local", 2)
     assert ours
     started = set(psutil.Process().children(recursive=True)) - others
     assert {"raylet", "gcs_server"} <= {name_of(process) for process in started}
     yield ray
-    workers = [child for child in psutil.Process().children(recursive=True) if name_of(child).startswith("ray::")]
+    workers = [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if name_of(child).startswith("ray::")
+    ]
     ray.shutdown()
     assert psutil.wait_procs([*started, *workers], timeout=60)[1] == []
 
@@ -105,7 +114,9 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in FILES}
 
 
-def test_a_run_is_the_same_bytes_on_one_process_on_two_and_on_ray(line: Path, tmp_path: Path) -> None:
+def test_a_run_is_the_same_bytes_on_one_process_on_two_and_on_ray(
+    line: Path, tmp_path: Path
+) -> None:
     scenario = make_scenario(tmp_path, line, 12, **MESSY)
     one = run(scenario, tmp_path / "one", ONE)
     assert run(scenario, tmp_path / "two", ONE._replace(workers=2)) == one
@@ -115,7 +126,9 @@ def test_a_run_is_the_same_bytes_on_one_process_on_two_and_on_ray(line: Path, tm
 
 
 def test_what_devices_keep_is_sent_to_the_workers(tmp_path: Path) -> None:
-    bundle = write_line_bundle(tmp_path / "line.bundle", personal=True, references=["anchor", "previous"])
+    bundle = write_line_bundle(
+        tmp_path / "line.bundle", personal=True, references=["anchor", "previous"]
+    )
     scenario = make_scenario(tmp_path, bundle.path, 12, **MESSY)
     assert run(scenario, tmp_path / "ray", RAY) == run(scenario, tmp_path / "one", ONE)
 
@@ -127,14 +140,17 @@ def test_and_with_many_devices_in_a_call(softmax: Path, tmp_path: Path) -> None:
 
 
 def test_workers_train_and_evaluate_as_one_process_does(scenario: Scenario, model: Vector) -> None:
-    """Several rounds on the same workers, each with a model of its own; results that can be written to."""
+    """Several rounds on the same workers, each with a model of its own; results that can be written
+    to."""
     one, two = make_backend(scenario, "bundle"), on_ray(scenario, model, None)
     assert two.workers == 2, "the cluster's CPUs"
     for given in (model, model + np.float32(0.5)):
         found = two.train(RoundInputs(given), JOBS)
         assert bits(found) == bits(one.train(RoundInputs(given), JOBS))
         assert found.updates.flags.writeable
-        assert bits(two.train(RoundInputs(given), JOBS[:1])) == bits(one.train(RoundInputs(given), JOBS[:1]))
+        assert bits(two.train(RoundInputs(given), JOBS[:1])) == bits(
+            one.train(RoundInputs(given), JOBS[:1])
+        )
         for devices in ([0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5], [4], []):
             jobs = list(map(Job, devices))
             assert two.evaluate(RoundInputs(given), jobs) == one.evaluate(RoundInputs(given), jobs)
@@ -210,8 +226,8 @@ class Touch(logging.Handler):
 def test_a_worker_killed_costs_no_result(
     line: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, device: int
 ) -> None:
-    """In mid-round: device 7 waits, in the data's function, for the kill. While it begins: device 0 does. The other
-    worker waits until the death was told."""
+    """In mid-round: device 7 waits, in the data's function, for the kill. While it begins: device 0
+    does. The other worker waits until the death was told."""
     scenario = make_scenario(tmp_path, line, 12, **MESSY)
     (tmp_path / "lines.py").write_text(f"import os\n{MODULE}{PAUSES}")
     (tmp_path / "device").write_text(str(device))
@@ -261,12 +277,16 @@ def failing(line: Path, tmp_path: Path) -> Scenario:
     return scenario
 
 
-def test_an_error_of_the_datas_function_is_raised_once(failing: Scenario, model: Vector, tmp_path: Path) -> None:
+def test_an_error_of_the_datas_function_is_raised_once(
+    failing: Scenario, model: Vector, tmp_path: Path
+) -> None:
     """It is raised unchanged, with where it was raised, and the workers go on."""
     backend = on_ray(failing, model)
     with pytest.raises(SimulatorError) as caught:
         backend.train(RoundInputs(model), [Job(device, 1, None) for device in (0, 1, 3, 4)])
-    assert caught.value.text.startswith("lines:make(3, 0) raised KeyError: 'no such patient' (in make, lines.py line ")
+    assert caught.value.text.startswith(
+        "lines:make(3, 0) raised KeyError: 'no such patient' (in make, lines.py line "
+    )
     (note,) = caught.value.__notes__
     assert note.startswith("Raised by a worker on Ray's node 127.0.0.1:\n")
     assert 'raise KeyError("no such patient")' in note
@@ -286,7 +306,9 @@ def test_a_device_that_ends_each_worker_is_an_error(
     backend = on_ray(failing, model)
     with (
         caplog.at_level(logging.WARNING, "fleetlearn.simulator"),
-        pytest.raises(SimulatorError, match=r"3 workers died over the same devices.*Worker exit type"),
+        pytest.raises(
+            SimulatorError, match=r"3 workers died over the same devices.*Worker exit type"
+        ),
     ):
         backend.train(RoundInputs(model), [Job(device, 1, None) for device in (0, 1, 5, 4)])
     # More where a worker's result before was still on its way, to which its death is then put down.
@@ -296,7 +318,9 @@ def test_a_device_that_ends_each_worker_is_an_error(
 
 @pytest.mark.slow
 def test_workers_that_die_while_they_begin_are_an_error(model: Vector) -> None:
-    with pytest.raises(SimulatorError, match="3 workers, one in place of the other, died while they started"):
+    with pytest.raises(
+        SimulatorError, match="3 workers, one in place of the other, died while they started"
+    ):
         RayPool(_die, ones, model, 1)
 
 
@@ -304,7 +328,9 @@ def test_a_bundle_that_a_node_cannot_open(line: Path, tmp_path: Path, model: Vec
     scenario = make_scenario(tmp_path, line, 6)
     elsewhere = tmp_path / "elsewhere.bundle"
     make = partial(make_backend, _with_bundle(scenario, elsewhere), "bundle")
-    with pytest.raises(SimulatorError, match=rf"worker on Ray's node 127\.0\.0\.1 could not start: .*{elsewhere}"):
+    with pytest.raises(
+        SimulatorError, match=rf"worker on Ray's node 127\.0\.0\.1 could not start: .*{elsewhere}"
+    ):
         RayPool(make, ones, model, 2)
 
 
@@ -350,7 +376,9 @@ def make(device, seed):
 
 
 @pytest.mark.slow
-def test_workers_that_do_not_make_the_same_bits_are_refused(line: Path, tmp_path: Path, model: Vector) -> None:
+def test_workers_that_do_not_make_the_same_bits_are_refused(
+    line: Path, tmp_path: Path, model: Vector
+) -> None:
     scenario = make_scenario(tmp_path, line, 6)
     (tmp_path / "lines.py").write_text(MODULE + DIFFERS)
 
@@ -368,7 +396,9 @@ def test_workers_that_do_not_make_the_same_bits_are_refused(line: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_a_cluster_with_no_cpu_to_spare(scenario: Scenario, model: Vector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_with_no_cpu_to_spare(
+    scenario: Scenario, model: Vector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     holder = on_ray(scenario, model)
     holder.train(RoundInputs(model), JOBS)
     monkeypatch.setattr(ray_pool, "START_TIMEOUT", 0.5)
@@ -388,9 +418,20 @@ SUPPORT = str(Path(__file__).parents[2] / "support")
 """Which the data's module imports from."""
 
 
-def command(scenario: Path, output: Path, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def command(
+    scenario: Path, output: Path, *more: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "fleetlearn_simulator", "run", str(scenario), "--output", str(output), *more],
+        [
+            sys.executable,
+            "-m",
+            "fleetlearn_simulator",
+            "run",
+            str(scenario),
+            "--output",
+            str(output),
+            *more,
+        ],
         env=os.environ | {"PYTHONPATH": SUPPORT, "COLUMNS": "1000"} | environment,
         capture_output=True,
         text=True,
@@ -423,10 +464,23 @@ def _is_of(process: psutil.Process, mark: str) -> bool:
 def test_the_command_goes_on_with_a_run_on_ray(line: Path, tmp_path: Path) -> None:
     path = write_scenario(tmp_path, line, 12, **MESSY)
     command(path, tmp_path / "one", "--workers", "1")
-    stopped = simulate(Scenario.load(path), tmp_path / "two", ONE._replace(backend="auto"), should_stop=lambda: True)
+    stopped = simulate(
+        Scenario.load(path),
+        tmp_path / "two",
+        ONE._replace(backend="auto"),
+        should_stop=lambda: True,
+    )
     assert stopped is None
     subprocess.run(
-        [sys.executable, "-m", "fleetlearn_simulator", "resume", str(tmp_path / "two"), "--engine", "ray"],
+        [
+            sys.executable,
+            "-m",
+            "fleetlearn_simulator",
+            "resume",
+            str(tmp_path / "two"),
+            "--engine",
+            "ray",
+        ],
         env=os.environ | {"PYTHONPATH": SUPPORT},
         check=True,
         timeout=300,
@@ -455,19 +509,24 @@ def make(device, seed):
 
 @pytest.fixture
 def nodes() -> Iterator[Any]:
-    """A cluster of two nodes of one CPU; the second's workers have ELSEWHERE in their environment."""
+    """A cluster of two nodes of one CPU; the second's workers have ELSEWHERE in their
+    environment."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     yield cluster, cluster.add_node(num_cpus=1, env_vars={"ELSEWHERE": "1"})
     cluster.shutdown()
 
 
 @pytest.mark.slow
 def test_a_machine_lost_costs_no_result(line: Path, tmp_path: Path, nodes: Any) -> None:
-    """In mid-round. Its worker waits, in the data's function, for the loss; the other machine's has all the rest."""
+    """In mid-round. Its worker waits, in the data's function, for the loss; the other machine's has
+    all the rest."""
     cluster, second = nodes
-    # Blocks of eight devices: more of them than the first worker can have in hand while it waits for the loss.
+    # Blocks of eight devices: more of them than the first worker can have in hand while it waits
+    # for the loss.
     path = write_scenario(tmp_path, line, 40, **(MESSY | {"plan__round__goal": 36}))
     (tmp_path / "lines.py").write_text(f"import os, signal\n{MODULE}{ELSEWHERE}")
     command(path, tmp_path / "one", "--workers", "1")
@@ -483,7 +542,13 @@ def test_a_machine_lost_costs_no_result(line: Path, tmp_path: Path, nodes: Any) 
 
     Thread(target=lose, daemon=True).start()
     done = command(
-        path, tmp_path / "ray", "--engine", "ray", "--ray-address", cluster.address, **OWN_CLUSTER_ENVIRONMENT
+        path,
+        tmp_path / "ray",
+        "--engine",
+        "ray",
+        "--ray-address",
+        cluster.address,
+        **OWN_CLUSTER_ENVIRONMENT,
     )
     assert done.returncode == 0, done.stderr
     assert "a worker died, and its work is done again" in done.stderr
@@ -499,7 +564,13 @@ def test_a_node_without_the_data_is_named(line: Path, tmp_path: Path, nodes: Any
     with (tmp_path / "lines.py").open("a") as module:
         module.write("import os\nif os.environ.get('ELSEWHERE'):\n    open('/nowhere/at/all')\n")
     done = command(
-        path, tmp_path / "ray", "--engine", "ray", "--ray-address", cluster.address, **OWN_CLUSTER_ENVIRONMENT
+        path,
+        tmp_path / "ray",
+        "--engine",
+        "ray",
+        "--ray-address",
+        cluster.address,
+        **OWN_CLUSTER_ENVIRONMENT,
     )
     assert done.returncode == 1
     assert "could not start: data.function = 'lines:make'" in done.stderr

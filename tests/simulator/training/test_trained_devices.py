@@ -1,4 +1,5 @@
-"""What training came to, in columns: rows of them, parts of them, and those that come in bit by bit."""
+"""What training came to, in columns: rows of them, parts of them, and those that come in bit by
+bit."""
 
 from __future__ import annotations
 
@@ -111,7 +112,12 @@ def test_a_metric_that_a_device_has_not() -> None:
     ]
     found = from_rows(rows, 3, NAMES, MORE)
     assert np.isnan(found.metrics["accuracy"]).tolist() == [True, True, False, False]
-    assert [row.metrics for row in one_by_one(found)] == [{"error": 1.0}, {}, row_of(2).metrics, {"error": 2.0}]
+    assert [row.metrics for row in one_by_one(found)] == [
+        {"error": 1.0},
+        {},
+        row_of(2).metrics,
+        {"error": 2.0},
+    ]
     assert one_by_one(found)[3].loss == np.inf
 
 
@@ -130,7 +136,12 @@ def test_a_table_is_all_but_the_updates(count: int, names: tuple[str, ...]) -> N
     rows = [row_of(number) for number in range(count)]
     if rows:
         rows[-1] = rows[-1]._replace(
-            loss=np.nan, largest=np.inf, metrics={}, seen=2**53 - 1, steps=2**53 - 2, examples=2**53 - 3
+            loss=np.nan,
+            largest=np.inf,
+            metrics={},
+            seen=2**53 - 1,
+            steps=2**53 - 2,
+            examples=2**53 - 3,
         )
     found = from_rows(rows, 3, names, MORE)
     again = from_table(found.updates, found.table(), names, found.vectors)
@@ -150,7 +161,17 @@ def test_none_is_of_no_devices() -> None:
 
 def test_rows_that_are_taken() -> None:
     found = of(0, 1, 2, 3)
-    for rows in ([0, 1, 2], [1, 2, 3], [3], [2, 0], [3, 2, 1, 0], [1, 1], range(2), range(2, 4), []):
+    for rows in (
+        [0, 1, 2],
+        [1, 2, 3],
+        [3],
+        [2, 0],
+        [3, 2, 1, 0],
+        [1, 1],
+        range(2),
+        range(2, 4),
+        [],
+    ):
         taken = found.select(rows)
         assert bits(taken) == bits(of(*rows))
         assert taken.updates.shape == (len(rows), 3)
@@ -185,7 +206,9 @@ def test_a_copy_has_memory_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "parts", [[[0]], [[0, 1], [2]], [[2], [], [0, 1]], [[], []], [[], [3]]], ids=lambda parts: str(parts)
+    "parts",
+    [[[0]], [[0, 1], [2]], [[2], [], [0, 1]], [[], []], [[], [3]]],
+    ids=lambda parts: str(parts),
 )
 def test_parts_are_joined_in_their_order(parts: list[list[int]]) -> None:
     found = concatenate([of(*numbers) for numbers in parts])
@@ -194,7 +217,8 @@ def test_parts_are_joined_in_their_order(parts: list[list[int]]) -> None:
 
 
 class Blocks:
-    """Blocks of places that come in, in this order, when they are asked for; each with its numbers."""
+    """Blocks of places that come in, in this order, when they are asked for; each with its
+    numbers."""
 
     def __init__(self, *blocks: Sequence[int] | tuple[Sequence[int], Exception]) -> None:
         self.left: Iterator[Any] = iter(blocks)
@@ -272,7 +296,9 @@ def test_values_of_a_list_come_one_by_one() -> None:
 
 
 def test_the_whole_is_all_parts_in_the_jobs_order() -> None:
-    assert bits(read_all(PendingResults(Blocks([2, 0], [3], [4, 1, 5])).read, 6)) == bits(of(0, 1, 2, 3, 4, 5))
+    assert bits(read_all(PendingResults(Blocks([2, 0], [3], [4, 1, 5])).read, 6)) == bits(
+        of(0, 1, 2, 3, 4, 5)
+    )
     assert read_all(PendingResults(Blocks()).read, 0) is NO_DEVICES
     found = of(0, 1)
     assert read_all(found.select, 2) is found
@@ -299,7 +325,9 @@ def test_every_way_of_asking_gives_each_row_once(data: st.DataObject, count: int
     assert not pending.found
 
 
-def test_large_updates_are_not_copied_to_be_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_updates_are_not_copied_to_be_beside_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Those of one block at a time."""
     monkeypatch.setattr(trained_devices, "LARGE_UPDATE", 3)
     blocks = [of(0), of(1), of(2, 3)]

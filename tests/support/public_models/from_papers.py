@@ -14,10 +14,15 @@ from torch.nn import functional
 def ds_cnn() -> zoo.Case:
     """Spot one of 12 keywords in a second of speech: float32 (n, 1, 49 frames, 10 MFCC features).
 
-    DS-CNN-S of Zhang et al. 2017, Hello Edge (arXiv 1711.07128): a 10 x 4 convolution with 64 channels, then four
-    depthwise separable ones, padded as TensorFlow does ("SAME").
+    DS-CNN-S of Zhang et al. 2017, Hello Edge (arXiv 1711.07128): a 10 x 4 convolution with 64
+    channels, then four depthwise separable ones, padded as TensorFlow does ("SAME").
     """
-    first = nn.ZeroPad2d((1, 1, 4, 5)), nn.Conv2d(1, 64, (10, 4), 2, bias=False), nn.BatchNorm2d(64), nn.ReLU()
+    first = (
+        nn.ZeroPad2d((1, 1, 4, 5)),
+        nn.Conv2d(1, 64, (10, 4), 2, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+    )
     separable = [layer for _ in range(4) for layer in _separable(64)]
     head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 12)
     return zoo.classifier(nn.Sequential(*first, *separable, *head), zoo.numbers(1, 49, 10), 12)
@@ -26,11 +31,19 @@ def ds_cnn() -> zoo.Case:
 def _separable(channels: int) -> tuple[nn.Module, ...]:
     depthwise = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)
     pointwise = nn.Conv2d(channels, channels, 1, bias=False)
-    return depthwise, nn.BatchNorm2d(channels), nn.ReLU(), pointwise, nn.BatchNorm2d(channels), nn.ReLU()
+    return (
+        depthwise,
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+        pointwise,
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+    )
 
 
 class WordPieces(nn.Module):
-    """The prediction network of an RNN-T and a softmax over its word pieces: int64 (n, t) -> (n, t, pieces)."""
+    """The prediction network of an RNN-T and a softmax over its word pieces: int64 (n, t) -> (n, t,
+    pieces)."""
 
     def __init__(self, pieces: int, width: int, projection: int, layers: int) -> None:
         super().__init__()
@@ -49,10 +62,12 @@ def each_word(outputs: Tensor, y: Tensor) -> Tensor:
 def rnnt_lstm() -> zoo.Case:
     """Predict each next word piece of 4,096: two layers of 2,048 cells, projected to 640.
 
-    The prediction network of He et al. 2018, Streaming End-to-end Speech Recognition For Mobile Devices
-    (arXiv 1811.06621); 29 million parameters.
+    The prediction network of He et al. 2018, Streaming End-to-end Speech Recognition For Mobile
+    Devices (arXiv 1811.06621); 29 million parameters.
     """
-    return zoo.case(WordPieces(4096, 2048, 640, 2), each_word, zoo.classes(4096, 10), zoo.classes(4096, 10))
+    return zoo.case(
+        WordPieces(4096, 2048, 640, 2), each_word, zoo.classes(4096, 10), zoo.classes(4096, 10)
+    )
 
 
 class Characters(nn.Module):
@@ -71,7 +86,8 @@ class Characters(nn.Module):
 def shakespeare() -> zoo.Case:
     """Predict each next character of 80, of Shakespeare's plays: two layers of 256 cells.
 
-    McMahan et al. 2017 (arXiv 1602.05629), section 3; 0.82 million parameters with an alphabet of 90.
+    McMahan et al. 2017 (arXiv 1602.05629), section 3; 0.82 million parameters with an alphabet
+    of 90.
     """
     return zoo.case(Characters(90, 8, 256, 2), each_word, zoo.classes(90, 80), zoo.classes(90, 80))
 
@@ -104,10 +120,16 @@ class UNet(nn.Module):
 def _twice(inputs: int, outputs: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for size in (inputs, outputs):
-        layers += [nn.Conv2d(size, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+        layers += [
+            nn.Conv2d(size, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+        ]
     return nn.Sequential(*layers)
 
 
 def unet() -> zoo.Case:
     """Segment images, float32 (n, 1, 64, 64), in two classes; 9.8 million parameters."""
-    return zoo.case(UNet(36, 2), functional.cross_entropy, zoo.numbers(1, 64, 64), zoo.classes(2, 64, 64))
+    return zoo.case(
+        UNet(36, 2), functional.cross_entropy, zoo.numbers(1, 64, 64), zoo.classes(2, 64, 64)
+    )

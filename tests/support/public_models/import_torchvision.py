@@ -20,9 +20,9 @@ _declared: list[torch.library.Library] = []
 def torchvision() -> ModuleType:
     """Import torchvision and return it.
 
-    The package index has it with a compiled part for CUDA's build of PyTorch. Beside the CPU build that part does not
-    load, and the import fails: ``operator torchvision::nms does not exist``. No model here calls these operators, so it
-    is enough to declare them.
+    The package index has it with a compiled part for CUDA's build of PyTorch. Beside the CPU build
+    that part does not load, and the import fails: ``operator torchvision::nms does not exist``. No
+    model here calls these operators, so it is enough to declare them.
     """
     try:
         return importlib.import_module("torchvision")

@@ -1,8 +1,9 @@
 """What exporting a model costs, and how far five steps of its bundle are from PyTorch's.
 
-In a deep network with ReLU and BatchNorm a rounding error that turns one sign moves gradients by percents, so no fixed
-tolerance fits. PyTorch trains the model in float64 too: the bundle may be ALLOWED times as far from that as PyTorch's
-own float32 is, from the weights as they are or nudged by a rounding error.
+In a deep network with ReLU and BatchNorm a rounding error that turns one sign moves gradients by
+percents, so no fixed tolerance fits. PyTorch trains the model in float64 too: the bundle may be
+ALLOWED times as far from that as PyTorch's own float32 is, from the weights as they are or nudged
+by a rounding error.
 
     python tests/support/public_models/measured.py MODEL LIMIT  # ``measured`` runs it; prints JSON
 """
@@ -30,13 +31,16 @@ ALLOWED = 5.0
 FLOOR = 1e-5
 """Relative difference that is always allowed."""
 NUDGES = 2
-"""Trainings in float32 from weights times 1 + u, u uniform within float32's spacing. The farthest of all counts."""
+"""Trainings in float32 from weights times 1 + u, u uniform within float32's spacing. The farthest
+of all counts."""
 LIMIT = 600.0
-"""Seconds of CPU that a model may take unless the caller says otherwise: the export, its checks and all trainings."""
+"""Seconds of CPU that a model may take unless the caller says otherwise: the export, its checks and
+all trainings."""
 
 
 class Measured(NamedTuple):
-    """The figures of one model. The peak is the whole process's: PyTorch, the package, the model, export and checks."""
+    """The figures of one model. The peak is the whole process's: PyTorch, the package, the model,
+    export and checks."""
 
     name: str
     parameters: int
@@ -53,7 +57,8 @@ class Measured(NamedTuple):
     """The largest distance of a step's loss from float64, relative to the loss."""
     loss_allowed: float
     weight_difference: float
-    """The distance of all trained weights from float64 after the steps, relative to the way that they moved."""
+    """The distance of all trained weights from float64 after the steps, relative to the way that
+    they moved."""
     weight_allowed: float
 
 
@@ -65,15 +70,20 @@ class Failed(NamedTuple):
 
 
 def measured(name: str, limit: float = LIMIT) -> Measured | Failed:
-    """Export and train the model of this name in a process of its own, one thread, within ``limit`` CPU-seconds."""
+    """Export and train the model of this name in a process of its own, one thread, within ``limit``
+    CPU-seconds."""
     command = [sys.executable, __file__, name, str(limit)]
     # The process finds all modules where this one does. The clock's limit is for one that hangs.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20 * limit, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=20 * limit, env=environment
+    )
     if done.returncode == -signal.SIGXCPU:
         return Failed(name, f"took more than {limit:.0f} CPU-s")
     if done.returncode:
-        return Failed(name, (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1])
+        return Failed(
+            name, (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1]
+        )
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -121,11 +131,16 @@ def _measure(name: str) -> Measured:
     case = make(name)
     with tempfile.TemporaryDirectory() as folder:
         begin = time.process_time()
-        exported = export_bundle(case.module, case.loss, case.batch(ROWS), Path(folder, "bundle"), targets=case.targets)
+        exported = export_bundle(
+            case.module, case.loss, case.batch(ROWS), Path(folder, "bundle"), targets=case.targets
+        )
         export_cpu = time.process_time() - begin
         peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
         graph = exported.bundle.path / TRAIN
-        nodes, graph_bytes = len(onnx.load(graph, load_external_data=False).graph.node), graph.stat().st_size
+        nodes, graph_bytes = (
+            len(onnx.load(graph, load_external_data=False).graph.node),
+            graph.stat().st_size,
+        )
         begin = time.process_time()
         runtime = open_runtime(exported.bundle.path)
         load_cpu = time.process_time() - begin
@@ -146,14 +161,18 @@ def _measure(name: str) -> Measured:
     )
 
 
-def _differences(case: Any, batches: Sequence[Any], weights: dict[str, Any], losses: Sequence[float]) -> list[float]:
+def _differences(
+    case: Any, batches: Sequence[Any], weights: dict[str, Any], losses: Sequence[float]
+) -> list[float]:
     """Return the last four of Measured."""
     import numpy as np
     import torch
     from by_hand import Repeatable, pytorch_training
 
     def trained(module: Any, rows: Sequence[Any]) -> tuple[Any, Any]:
-        found, curve = pytorch_training(Repeatable(module), case.loss, rows, LR, targets=case.targets)
+        found, curve = pytorch_training(
+            Repeatable(module), case.loss, rows, LR, targets=case.targets
+        )
         return np.concatenate([found[f"inner.{name}"].ravel() for name in weights]), np.array(curve)
 
     def nudged(seed: int) -> Any:
@@ -164,16 +183,26 @@ def _differences(case: Any, batches: Sequence[Any], weights: dict[str, Any], los
                 value.mul_(1 + spread * torch.finfo(torch.float32).eps)
         return module
 
-    doubles = [[value.double() if value.is_floating_point() else value for value in batch] for batch in batches]
+    doubles = [
+        [value.double() if value.is_floating_point() else value for value in batch]
+        for batch in batches
+    ]
     exact, exact_curve = trained(copy.deepcopy(case.module).double(), doubles)
     state = case.module.state_dict()
     way = np.linalg.norm(exact - np.concatenate([state[name].numpy().ravel() for name in weights]))
 
     def distances(vector: Any, curve: Any) -> tuple[float, float]:
-        return float(np.abs(curve / exact_curve - 1).max()), float(np.linalg.norm(vector - exact) / way)
+        return float(np.abs(curve / exact_curve - 1).max()), float(
+            np.linalg.norm(vector - exact) / way
+        )
 
-    found = distances(np.concatenate([value.ravel() for value in weights.values()]), np.array(losses))
-    own = [distances(*trained(module, batches)) for module in (case.module, *(nudged(seed) for seed in range(NUDGES)))]
+    found = distances(
+        np.concatenate([value.ravel() for value in weights.values()]), np.array(losses)
+    )
+    own = [
+        distances(*trained(module, batches))
+        for module in (case.module, *(nudged(seed) for seed in range(NUDGES)))
+    ]
     allowed = [max(FLOOR, ALLOWED * max(values)) for values in zip(*own, strict=True)]
     return [found[0], allowed[0], found[1], allowed[1]]
 

@@ -22,8 +22,17 @@ TRANSFORMERS: dict[str, Callable[..., zoo.Case]] = {
     "whisper_encoder": text_and_speech.whisper_encoder,
     "vit": text_and_speech.vit,
 }
-DEPTHS = {"bert": 12, "bert_lora": 12, "distilbert": 6, "gpt2": 12, "llama": 30, "whisper_encoder": 4, "vit": 12}
-"""Layers of the whole models. All layers are alike, so two of them show what there is to see, but for the size."""
+DEPTHS = {
+    "bert": 12,
+    "bert_lora": 12,
+    "distilbert": 6,
+    "gpt2": 12,
+    "llama": 30,
+    "whisper_encoder": 4,
+    "vit": 12,
+}
+"""Layers of the whole models. All layers are alike, so two of them show what there is to see, but
+for the size."""
 
 WHOLE: dict[str, Callable[..., zoo.Case]] = {
     f"{name}_whole": partial(TRANSFORMERS[name], layers) for name, layers in DEPTHS.items()
@@ -45,7 +54,8 @@ LARGE = {
     *("bert", "bert_lora", "distilbert", "gpt2", "llama"),
     *(name for name in WHOLE if name != "whisper_encoder_whole"),
 }
-"""Those with more than MANY_PARAMETERS, frozen ones too. Their exports take longer and more memory."""
+"""Those with more than MANY_PARAMETERS, frozen ones too. Their exports take longer and more
+memory."""
 
 
 def missing_packages() -> list[str]:
@@ -55,7 +65,8 @@ def missing_packages() -> list[str]:
 def make(name: str, pretrained: bool = False) -> zoo.Case:
     """Return a model with its loss and batches.
 
-    pretrained: the package's own weights, which it downloads; those ``from_papers`` have none. Raises ValueError.
+    pretrained: the package's own weights, which it downloads; those ``from_papers`` have none.
+    Raises ValueError.
     """
     if name not in MODELS:
         raise ValueError(f"model {name!r}; expected one of {', '.join(MODELS)}")

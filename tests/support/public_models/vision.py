@@ -31,11 +31,13 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
     "vit_b_16": {"image_size": SIDE},
     "swin_t": {},
 }
-"""Name -> arguments. A Vision Transformer has a vector for each place of an image, so it must know the image's size."""
+"""Name -> arguments. A Vision Transformer has a vector for each place of an image, so it must know
+the image's size."""
 
 
 def classifier(name: str, pretrained: bool = False) -> zoo.Case:
-    """Classify images, float32 (n, 3, SIDE, SIDE). ``pretrained``: ImageNet's weights, which are downloaded.
+    """Classify images, float32 (n, 3, SIDE, SIDE). ``pretrained``: ImageNet's weights, which are
+    downloaded.
 
     A pretrained Vision Transformer takes images of 224 x 224.
     """

@@ -1,1 +1,2 @@
-"""Aggregators that bound what a few hostile devices can do to the model. They need every update of a round."""
+"""Aggregators that bound what a few hostile devices can do to the model. They need every update of
+a round."""

@@ -1,16 +1,19 @@
 """Robust aggregators whose result is a combination of the updates: sum of c_i x_i.
 
-What they need to know of the updates are the inner products between them, n * n numbers, which take one pass over the
-updates. Everything else is computed from these, and a second pass makes the result.
+What they need to know of the updates are the inner products between them, n * n numbers, which take
+one pass over the updates. Everything else is computed from these, and a second pass makes the
+result.
 
-``krum``, ``multi_krum``: Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine
-Tolerant Gradient Descent" (2017), arXiv 1703.02757, section 4 and section 5 (Multi-Krum).
-``bulyan``: El Mhamdi, Guerraoui and Rouault, "The Hidden Vulnerability of Distributed Learning in Byzantium" (2018),
-arXiv 1802.07927, Algorithm 2; the selection. Its second half is ``coordinatewise.mean_around_median``.
-``geometric_median`` is RFA: Pillutla, Kakade and Harchaoui, "Robust Aggregation for Federated Learning" (2019), arXiv
-1912.13445, Algorithm 2: the smoothed Weiszfeld algorithm.
-``centred_clipping``: Karimireddy, He and Jaggi, "Learning from History for Byzantine Robust Optimization" (2021), arXiv
-2012.10333, Algorithm 2.
+``krum``, ``multi_krum``: Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with
+Adversaries: Byzantine Tolerant Gradient Descent" (2017), arXiv 1703.02757, section 4 and section 5
+(Multi-Krum).
+``bulyan``: El Mhamdi, Guerraoui and Rouault, "The Hidden Vulnerability of Distributed Learning in
+Byzantium" (2018), arXiv 1802.07927, Algorithm 2; the selection. Its second half is
+``coordinatewise.mean_around_median``. ``geometric_median`` is RFA: Pillutla, Kakade and Harchaoui,
+"Robust Aggregation for Federated Learning" (2019), arXiv 1912.13445, Algorithm 2: the smoothed
+Weiszfeld algorithm.
+``centred_clipping``: Karimireddy, He and Jaggi, "Learning from History for Byzantine Robust
+Optimization" (2021), arXiv 2012.10333, Algorithm 2.
 """
 
 from __future__ import annotations
@@ -24,10 +27,11 @@ Floats = NDArray[np.float64]
 SMOOTHING = 1e-6
 """RFA's nu: distances count as at least this much."""
 PASSES = 1000
-"""Most steps of Weiszfeld's algorithm. It stops when the mean distance falls by less than one part in 10^12."""
+"""Most steps of Weiszfeld's algorithm. It stops when the mean distance falls by less than one part
+in 10^12."""
 CLIPPING_PASSES = 10
-"""Centred clipping's L. The paper takes few, and begins where the last round ended. These begin at zero, and each pass
-costs only n * n multiplications."""
+"""Centred clipping's L. The paper takes few, and begins where the last round ended. These begin at
+zero, and each pass costs only n * n multiplications."""
 
 
 def inner_products(kept: KeptUpdates) -> Floats:
@@ -53,7 +57,8 @@ def squared_distances(products: Floats) -> Floats:
 
 
 def krum_scores(distances: Floats, hostile: int) -> Floats:
-    """Return, for each of n updates, the sum of squared distances to its n - hostile - 2 closest others: shape (n,).
+    """Return, for each of n updates, the sum of squared distances to its n - hostile - 2 closest
+    others: shape (n,).
 
     With too few updates for that (n < hostile + 3), to its closest other."""
     others = distances + np.diag(np.full(len(distances), np.inf))
@@ -62,8 +67,8 @@ def krum_scores(distances: Floats, hostile: int) -> Floats:
 
 
 def multi_krum(distances: Floats, hostile: int, count: int) -> Floats:
-    """Return the shares of the ``count`` updates with the smallest scores: 1 / count each, shape (n,). ``count`` 1 is
-    Krum."""
+    """Return the shares of the ``count`` updates with the smallest scores: 1 / count each, shape
+    (n,). ``count`` 1 is Krum."""
     best = np.argsort(krum_scores(distances, hostile), kind="stable")[:count]
     shares = np.zeros(len(distances))
     shares[best] = 1 / count
@@ -71,25 +76,34 @@ def multi_krum(distances: Floats, hostile: int, count: int) -> Floats:
 
 
 def bulyan_selection(distances: Floats, hostile: int) -> list[int]:
-    """Return which n - 2 * hostile updates Bulyan takes, one by one the best by Krum among those left, in order."""
+    """Return which n - 2 * hostile updates Bulyan takes, one by one the best by Krum among those
+    left, in order."""
     left, chosen = list(range(len(distances))), list[int]()
     while len(chosen) < len(distances) - 2 * hostile:
-        best = int(np.argmin(krum_scores(distances[np.ix_(left, left)], hostile))) if len(left) > 1 else 0
+        best = (
+            int(np.argmin(krum_scores(distances[np.ix_(left, left)], hostile)))
+            if len(left) > 1
+            else 0
+        )
         chosen.append(left.pop(best))
     return sorted(chosen)
 
 
 def distances_from(shares: Floats, products: Floats) -> Floats:
-    """Return the distance of each update from the combination with these shares (n,): shape (n,)."""
+    """Return the distance of each update from the combination with these shares (n,): shape
+    (n,)."""
     ahead = products @ shares
     return np.sqrt(np.maximum(shares @ ahead - 2 * ahead + np.diag(products), 0.0))
 
 
 def geometric_median(products: Floats, weights: Floats) -> Floats:
-    """Return the shares (n,) of the updates in the point with the smallest weighted mean distance from them.
+    """Return the shares (n,) of the updates in the point with the smallest weighted mean distance
+    from them.
 
-    weights: shape (n,), above 0. Updates longer than MOST_OF_MEDIAN times their median length count as
-    if they were as long: a hostile one of 10^10 would take the others' digits from the distances."""
+    weights: shape (n,), above 0. Updates longer than MOST_OF_MEDIAN times their median length count
+    as
+    if they were as long: a hostile one of 10^10 would take the others' digits from the
+    distances."""
     lengths = np.sqrt(np.diag(products))
     most = MOST_OF_MEDIAN * float(np.median(lengths))
     cut = most / np.maximum(lengths, most) if most else np.ones(len(lengths))
@@ -108,8 +122,9 @@ def geometric_median(products: Floats, weights: Floats) -> Floats:
 
 
 def centred_clipping(products: Floats, radius: float | None) -> Floats:
-    """Return the shares (n,) of the updates in a centre that begins at zero and moves CLIPPING_PASSES times by the mean
-    of the updates' differences from it, each no longer than ``radius``; None: than their median length."""
+    """Return the shares (n,) of the updates in a centre that begins at zero and moves
+    CLIPPING_PASSES times by the mean of the updates' differences from it, each no longer than
+    ``radius``; None: than their median length."""
     count = len(products)
     shares = np.zeros(count)
     for _ in range(CLIPPING_PASSES):

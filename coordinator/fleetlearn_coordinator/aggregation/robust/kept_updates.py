@@ -1,7 +1,8 @@
 """The updates of a round, kept where they are until the round ends, and read block by block.
 
-So the memory that a robust aggregator takes is some devices times one block, however large the model is. What is
-computed depends on the set of updates alone: they are put in one order first, by their contents.
+So the memory that a robust aggregator takes is some devices times one block, however large the
+model is. What is computed depends on the set of updates alone: they are put in one order first, by
+their contents.
 """
 
 from __future__ import annotations
@@ -16,13 +17,19 @@ from fleetlearn_protocol.vector import checksum
 from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation import exact_mean
-from fleetlearn_coordinator.aggregation.updates import ALIGNMENT, NO_VALUES, ArrayUpdate, Update, Values
+from fleetlearn_coordinator.aggregation.updates import (
+    ALIGNMENT,
+    NO_VALUES,
+    ArrayUpdate,
+    Update,
+    Values,
+)
 
 BLOCK_BYTES = 2**25
 """Bytes of float64 that are read from all updates at a time."""
 MAX_KEPT = 4096
-"""Most updates of a round. Each is an open file in the server; distances between all take time and memory that grow
-with the square."""
+"""Most updates of a round. Each is an open file in the server; distances between all take time and
+memory that grow with the square."""
 
 
 MOST_OF_MEDIAN = 1e6
@@ -36,7 +43,8 @@ class KeptUpdate(NamedTuple):
     factor: float
     """What staleness and clipping leave of the update, above 0 and at most 1."""
     moves: NDArray[np.float64]
-    """How far its buffers' values, as far as they count, are from the present model's: shape (B,)."""
+    """How far its buffers' values, as far as they count, are from the present model's: shape
+    (B,)."""
 
 
 @dataclass(slots=True)
@@ -55,8 +63,8 @@ class KeptUpdates:
         return np.array([row.weight for row in self.updates], np.float64)
 
     def blocks(self) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-        """Yield each block's place in the model, and the updates' elements there times their factors, shape (n, b). In
-        the buffers' places they are the moves of these.
+        """Yield each block's place in the model, and the updates' elements there times their
+        factors, shape (n, b). In the buffers' places they are the moves of these.
 
         Every block but the last has as many elements."""
         rows = BLOCK_BYTES // (8 * max(1, len(self)))
@@ -65,17 +73,23 @@ class KeptUpdates:
             place = slice(start, min(start + step, self.size))
             elements = np.empty((len(self), place.stop - start))
             for row, kept in zip(elements, self.updates, strict=True):
-                np.multiply(kept.update.read(start, place.stop), kept.factor, out=row, dtype=np.float64)
+                np.multiply(
+                    kept.update.read(start, place.stop), kept.factor, out=row, dtype=np.float64
+                )
                 self._put_moves(row, start, kept.moves)
             yield place, elements
 
-    def _put_moves(self, block: NDArray[np.float64], start: int, moves: NDArray[np.float64]) -> None:
+    def _put_moves(
+        self, block: NDArray[np.float64], start: int, moves: NDArray[np.float64]
+    ) -> None:
         """Write the moves of buffers into a block that begins at this element of the model."""
         stop, begin = start + len(block), 0
         for place in self.places:
             first, last = max(place.start, start), min(place.stop, stop)
             if first < last:
-                block[first - start : last - start] = moves[begin + first - place.start : begin + last - place.start]
+                block[first - start : last - start] = moves[
+                    begin + first - place.start : begin + last - place.start
+                ]
             begin += place.stop - place.start
 
     def select(self, rows: Sequence[int]) -> KeptUpdates:
@@ -83,8 +97,9 @@ class KeptUpdates:
         return KeptUpdates(self.size, self.places, [self.updates[row] for row in rows])
 
     def bounded(self) -> KeptUpdates:
-        """Return the updates with no buffer's move longer than MOST_OF_MEDIAN times the median of its moves. Values may
-        be any float32: beside 1e30 the inner products of others would be lost in rounding."""
+        """Return the updates with no buffer's move longer than MOST_OF_MEDIAN times the median of
+        its moves. Values may be any float32: beside 1e30 the inner products of others would be lost
+        in rounding."""
         if not self.places:
             return self
         moves = np.stack([kept.moves for kept in self.updates])
@@ -98,7 +113,8 @@ class KeptUpdates:
 
 
 def _key(kept: KeptUpdate) -> tuple[int, int, float]:
-    """Different updates have the same key with a chance of one in 2^32. Only rounding would depend on their order."""
+    """Different updates have the same key with a chance of one in 2^32. Only rounding would depend
+    on their order."""
     found = 0
     for part in kept.update:
         found = checksum(np.ascontiguousarray(part, "<f4"), found)
@@ -106,14 +122,21 @@ def _key(kept: KeptUpdate) -> tuple[int, int, float]:
 
 
 def add(
-    kept: KeptUpdates, update: Update, weight: int, largest: float, factor: float = 1.0, values: Values = NO_VALUES
+    kept: KeptUpdates,
+    update: Update,
+    weight: int,
+    largest: float,
+    factor: float = 1.0,
+    values: Values = NO_VALUES,
 ) -> None:
     """Keep one more update, and a copy of its buffers' moves.
 
-    Raises ProtocolError (not-finite, out-of-range) as ``exact_mean.check`` does, and if there are MAX_KEPT already;
-    nothing is kept then."""
+    Raises ProtocolError (not-finite, out-of-range) as ``exact_mean.check`` does, and if there are
+    MAX_KEPT already; nothing is kept then."""
     if len(kept) >= MAX_KEPT:
-        raise ProtocolError(Code.OUT_OF_RANGE, f"the round has {len(kept)} updates, and can keep no more")
+        raise ProtocolError(
+            Code.OUT_OF_RANGE, f"the round has {len(kept)} updates, and can keep no more"
+        )
     exact_mean.check(largest, weight)
     moves = values.factors[0] * np.subtract(values.rows[0], values.present, dtype=np.float64)
     kept.updates.append(KeptUpdate(update, weight, factor, moves))
@@ -127,10 +150,18 @@ def add_many(
     factors: NDArray[np.float64] | None = None,
     values: Values = NO_VALUES,
 ) -> None:
-    """Keep copies of n updates: arrays of shape (rows, P), n rows together, weights, largest magnitudes and factors of
-    shape (n,); factors None: all are 1; and the values of their buffers. Raises ProtocolError as ``add`` does."""
+    """Keep copies of n updates: arrays of shape (rows, P), n rows together, weights, largest
+    magnitudes and factors of shape (n,); factors None: all are 1; and the values of their buffers.
+    Raises ProtocolError as ``add`` does."""
     given = np.ones(len(weights)) if factors is None else factors
     updates = (row for part in parts for row in part)
     columns = weights.tolist(), largest.tolist(), given.tolist()
     for row, (update, weight, most, factor) in enumerate(zip(updates, *columns, strict=True)):
-        add(kept, ArrayUpdate(update.copy()), weight, most, factor, values.select(row) if kept.places else NO_VALUES)
+        add(
+            kept,
+            ArrayUpdate(update.copy()),
+            weight,
+            most,
+            factor,
+            values.select(row) if kept.places else NO_VALUES,
+        )

@@ -21,8 +21,8 @@ class Bounds(NamedTuple):
     hostile: float = 0.2
     """The largest share of the devices that may send anything, below 1/2."""
     radius: float | None = None
-    """Of centred clipping: the longest difference from the centre that counts whole, as an L2 norm. None: the median of
-    these differences."""
+    """Of centred clipping: the longest difference from the centre that counts whole, as an L2 norm.
+    None: the median of these differences."""
 
     def count(self, updates: int) -> int:
         """Return f, how many of the updates may be hostile ones."""
@@ -36,7 +36,8 @@ class RobustRule(NamedTuple):
     """A robust aggregator."""
 
     result: Callable[[KeptUpdates, Bounds], Floats]
-    """The round's updates, in an order of their own -> what the server optimizer moves the model by, shape (P,)."""
+    """The round's updates, in an order of their own -> what the server optimizer moves the model
+    by, shape (P,)."""
     least: Callable[[int], int]
     """f -> how many updates there must be at least."""
     takes: str | None
@@ -48,7 +49,9 @@ def _median(kept: KeptUpdates, bounds: Bounds) -> Floats:
 
 
 def _trimmed_mean(kept: KeptUpdates, bounds: Bounds) -> Floats:
-    return coordinatewise.by_columns(kept, partial(coordinatewise.trimmed_mean, cut=bounds.count(len(kept))))
+    return coordinatewise.by_columns(
+        kept, partial(coordinatewise.trimmed_mean, cut=bounds.count(len(kept)))
+    )
 
 
 def _krum(kept: KeptUpdates, bounds: Bounds) -> Floats:
@@ -71,15 +74,21 @@ def _bulyan(kept: KeptUpdates, bounds: Bounds) -> Floats:
     chosen = distances.bulyan_selection(found, hostile)
     selected = kept.select(chosen)
     count = max(1, len(chosen) - 2 * hostile)
-    return coordinatewise.by_columns(selected, partial(coordinatewise.mean_around_median, count=count))
+    return coordinatewise.by_columns(
+        selected, partial(coordinatewise.mean_around_median, count=count)
+    )
 
 
 def _geometric_median(kept: KeptUpdates, bounds: Bounds) -> Floats:
-    return distances.combine(kept, distances.geometric_median(distances.inner_products(kept), kept.weights()))
+    return distances.combine(
+        kept, distances.geometric_median(distances.inner_products(kept), kept.weights())
+    )
 
 
 def _centred_clipping(kept: KeptUpdates, bounds: Bounds) -> Floats:
-    return distances.combine(kept, distances.centred_clipping(distances.inner_products(kept), bounds.radius))
+    return distances.combine(
+        kept, distances.centred_clipping(distances.inner_products(kept), bounds.radius)
+    )
 
 
 RULES: Mapping[str, RobustRule] = {
@@ -94,8 +103,8 @@ RULES: Mapping[str, RobustRule] = {
 
 
 def least_updates(name: str, bounds: Bounds, goal: int) -> int:
-    """Return from how many updates on the rule works, for each number of them up to ``goal``. More than ``goal``: not
-    for the goal itself."""
+    """Return from how many updates on the rule works, for each number of them up to ``goal``. More
+    than ``goal``: not for the goal itself."""
     least, count = RULES[name].least, goal
     while count and count >= least(bounds.count(count)):
         count -= 1

@@ -1,1 +1,2 @@
-"""What an update is multiplied by beside its weight and its staleness, and what the mean of a round is."""
+"""What an update is multiplied by beside its weight and its staleness, and what the mean of a round
+is."""

@@ -85,4 +85,6 @@ def next_level(reports: Collection[Reported], level: float | None) -> float | No
 
 def fair(q: float, lr: float) -> WeighingRule:
     """Return the rule for this q, and the learning rate ``lr`` of the local step."""
-    return WeighingRule("fair", partial(factor, q=q), partial(scale, q=q, lr=lr), next_level, True, True)
+    return WeighingRule(
+        "fair", partial(factor, q=q), partial(scale, q=q, lr=lr), next_level, True, True
+    )

@@ -1,7 +1,7 @@
 """The L2 norm of an update, the same bits in the server and in the simulator.
 
-It is computed over fixed blocks of BLOCK elements, which are then added with fsum, which does not round in between. So
-it does not depend on the parts in which an update arrives or is read.
+It is computed over fixed blocks of BLOCK elements, which are then added with fsum, which does not
+round in between. So it does not depend on the parts in which an update arrives or is read.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Norms(NamedTuple):
     update: float
     """The L2 norm of all of its elements."""
     trained: float
-    """The L2 norm of its trained parameters alone. It is the same unless a device puts something into the places of
-    buffers, where an update has 0."""
+    """The L2 norm of its trained parameters alone. It is the same unless a device puts something
+    into the places of buffers, where an update has 0."""
 
 
 NOT_MEASURED = Norms(0.0, 0.0)
@@ -33,8 +33,8 @@ NOT_MEASURED = Norms(0.0, 0.0)
 
 
 def measure(update: Update, size: int, buffers: Sequence[slice] = ()) -> Norms:
-    """Return the norms of an update of ``size`` finite elements. ``buffers``: the elements that are no trained
-    parameters."""
+    """Return the norms of an update of ``size`` finite elements. ``buffers``: the elements that are
+    no trained parameters."""
     whole, trained = [], []
     for start in range(0, size, BLOCK):
         stop = min(start + BLOCK, size)

@@ -1,21 +1,23 @@
 """How the updates of a round are weighed, beside their examples and their staleness.
 
-Each update x_i is multiplied by its factor when it is added, and the mean by a scale when all are there:
+Each update x_i is multiplied by its factor when it is added, and the mean by a scale when all are
+there:
 
     scale * sum(w_i * s_i * c_i * f_i * x_i) / sum(w_i)
 
-with the weight w_i, staleness's factor s_i (staleness.py), the clip factor c_i of the norm bound (norm_bound.py), and
-the factor f_i of the plan's rule (normalised.py, fair.py). Without a rule f_i and the scale are 1. Rows marked
-``buffer`` are no part of the update: the devices measured them, and report their values (value_sum.py), which have no
-f_i and no scale.
+with the weight w_i, staleness's factor s_i (staleness.py), the clip factor c_i of the norm bound
+(norm_bound.py), and the factor f_i of the plan's rule (normalised.py, fair.py). Without a rule f_i
+and the scale are 1. Rows marked ``buffer`` are no part of the update: the devices measured them,
+and report their values (value_sum.py), which have no f_i and no scale.
 
-Factors are above 0 and at most 1, as staleness's are, so that the exact sum holds as many updates as without them: a
-rule with larger ones divides them by their largest value, and the scale multiplies by it. A factor depends on its
-report and on the rounds that were committed before, not on the other reports, so that updates can be added as they
-arrive. The scale depends on the set of the round's reports: sums over them are fsum's, which rounds once, whatever the
-order.
+Factors are above 0 and at most 1, as staleness's are, so that the exact sum holds as many updates
+as without them: a rule with larger ones divides them by their largest value, and the scale
+multiplies by it. A factor depends on its report and on the rounds that were committed before, not
+on the other reports, so that updates can be added as they arrive. The scale depends on the set of
+the round's reports: sums over them are fsum's, which rounds once, whatever the order.
 
-What one round leaves for the next (``WeighingState``) is in the round's summary, and so survives the process.
+What one round leaves for the next (``WeighingState``) is in the round's summary, and so survives
+the process.
 """
 
 from __future__ import annotations
@@ -46,8 +48,13 @@ class Reported(NamedTuple):
     norms: Norms = NOT_MEASURED
 
     def measured(self, evaluation: Evaluation | None) -> Reported:
-        """Return the same with the loss that the device measured. None: it did not; its training's loss counts."""
-        return self if evaluation is None else self._replace(loss=evaluation.loss_sum / evaluation.examples)
+        """Return the same with the loss that the device measured. None: it did not; its training's
+        loss counts."""
+        return (
+            self
+            if evaluation is None
+            else self._replace(loss=evaluation.loss_sum / evaluation.examples)
+        )
 
 
 def reported_of(report: Report, weight: int, norms: Norms) -> Reported:
@@ -71,7 +78,8 @@ class WeighingRule(NamedTuple):
     factor: Callable[[Reported, float | None], float]
     """The report, level -> f_i, above 0 and at most 1."""
     scale: Callable[[Collection[Reported], float | None], float]
-    """The round's reports, their norms after clipping, and the level -> the scale. The same in every order."""
+    """The round's reports, their norms after clipping, and the level -> the scale. The same in
+    every order."""
     next_level: Callable[[Collection[Reported], float | None], float | None]
     """The same -> the level of the next round."""
     needs_norms: bool
@@ -98,8 +106,8 @@ class Weighing(NamedTuple):
         return self.rule is not None and self.rule.needs_losses
 
     def state_after(self, summary: Mapping[str, Any] | None) -> WeighingState:
-        """Return the state of the round after the last committed one. summary: that last round's; None before the
-        first."""
+        """Return the state of the round after the last committed one. summary: that last round's;
+        None before the first."""
         found = summary or {}
         bound = 0.0 if self.bound is None else self.bound.first
         if self.bound is not None and self.bound.quantile is not None:
@@ -111,7 +119,8 @@ class Weighing(NamedTuple):
         if not self.passes_check(reported, state):
             raise ProtocolError(
                 Code.NORM_TOO_LARGE,
-                f"the update's L2 norm is {reported.norms.update:.6g}; the plan's bound is {state.bound:.6g} now",
+                f"the update's L2 norm is {reported.norms.update:.6g}; the plan's bound is "
+                f"{state.bound:.6g} now",
             )
 
     def passes_check(self, reported: Reported, state: WeighingState) -> bool:
@@ -127,15 +136,19 @@ class Weighing(NamedTuple):
         return factor if self.rule is None else factor * self.rule.factor(reported, state.level)
 
     def factor_of_values(self, values: Vector, present: Vector, state: WeighingState) -> float:
-        """Return how far the values of a report's buffers count, beside weight and staleness. ``present``: those of the
-        present model. Both are float32, shape (B,)."""
+        """Return how far the values of a report's buffers count, beside weight and staleness.
+        ``present``: those of the present model. Both are float32, shape (B,)."""
         if self.bound is None or not values.size:
             return 1.0
         return norm_bound.clip_factor(norm_bound.distance(values, present), state.bound)
 
     def scale(self, reports: Collection[Reported], state: WeighingState) -> float:
         """Return what the mean of the round's trained parameters is multiplied by."""
-        return 1.0 if self.rule is None else self.rule.scale(self._clipped(reports, state), state.level)
+        return (
+            1.0
+            if self.rule is None
+            else self.rule.scale(self._clipped(reports, state), state.level)
+        )
 
     def summary(
         self, reports: Collection[Reported], dropped: Mapping[str, int], state: WeighingState
@@ -149,7 +162,9 @@ class Weighing(NamedTuple):
                 "bound": state.bound,
                 "clipped": len(norms) - within if self.bound.action == "clip" else 0,
                 "refused": refused,
-                "next": norm_bound.next_bound(self.bound, state.bound, within, len(norms) + refused),
+                "next": norm_bound.next_bound(
+                    self.bound, state.bound, within, len(norms) + refused
+                ),
             }
         if self.rule is not None and reports:
             clipped = self._clipped(reports, state)
@@ -167,7 +182,9 @@ class Weighing(NamedTuple):
         found = []
         for each in reports:
             factor = norm_bound.clip_factor(each.norms.update, state.bound)
-            found.append(each._replace(norms=Norms(each.norms.update * factor, each.norms.trained * factor)))
+            found.append(
+                each._replace(norms=Norms(each.norms.update * factor, each.norms.trained * factor))
+            )
         return found
 
 

@@ -14,7 +14,8 @@ NO_FILE = -1
 
 
 class GuardedSpool:
-    """A ``Spool`` whose errors end its run: conversations and uploads of other runs do not hear of them."""
+    """A ``Spool`` whose errors end its run: conversations and uploads of other runs do not hear of
+    them."""
 
     def __init__(self, spool: Spool, failed: Callable[[Exception], None]) -> None:
         """``failed``: ends the run, and drops its uploads."""
@@ -44,4 +45,6 @@ class GuardedSpool:
             self._spool.write_spool_file(number, offset, content)
         except Exception as error:
             self._fail(error)
-            raise ProtocolError(Code.STALE_ROUND, "the task's run was stopped by an error of its coordinator") from None
+            raise ProtocolError(
+                Code.STALE_ROUND, "the task's run was stopped by an error of its coordinator"
+            ) from None

@@ -1,4 +1,5 @@
-"""The port of a device that serves several runs: what it says goes to the run that gave its task."""
+"""The port of a device that serves several runs: what it says goes to the run that gave its
+task."""
 
 from __future__ import annotations
 
@@ -30,14 +31,17 @@ class SharedPort:
         return run
 
     def _ask(self, run: SharedRun, ask: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Ask something of the run. An error that no device caused ends the run, and for the device its task."""
+        """Ask something of the run. An error that no device caused ends the run, and for the device
+        its task."""
         try:
             return ask(*args, **kwargs)
         except ProtocolError:
             raise
         except Exception as error:
             run.served.failed(error)
-            raise ProtocolError(Code.STALE_ROUND, "the task's run was stopped by an error of its coordinator") from None
+            raise ProtocolError(
+                Code.STALE_ROUND, "the task's run was stopped by an error of its coordinator"
+            ) from None
 
     @property
     def spool(self) -> Spool:
@@ -58,18 +62,28 @@ class SharedPort:
     def announce(self, device: str, report: Report, now: float) -> bool:
         run = self._turns.of_task(report.task)
         if run is None:
-            raise ProtocolError(Code.STALE_ROUND, f"the run of task {report.task} is not served here now")
+            raise ProtocolError(
+                Code.STALE_ROUND, f"the run of task {report.task} is not served here now"
+            )
         if self._device.serves not in (None, run):
             if run.port.has_counted(device, report.task):
                 return False
-            raise ProtocolError(Code.NOT_WANTED, f"task {report.task} ended; the device has a task of another run")
+            raise ProtocolError(
+                Code.NOT_WANTED, f"task {report.task} ended; the device has a task of another run"
+            )
         try:
             return self._ask(run, run.port.announce, device, report, now)
         finally:
-            if self._device.serves is None and run in self._turns.runs and run.port.task_of(device) is not None:
+            if (
+                self._device.serves is None
+                and run in self._turns.runs
+                and run.port.task_of(device) is not None
+            ):
                 self._turns.claim(run, [device])  # its lease goes on
 
-    def save_update(self, device: str, report: Report, spool: int, largest: Mapping[str, float]) -> None:
+    def save_update(
+        self, device: str, report: Report, spool: int, largest: Mapping[str, float]
+    ) -> None:
         run = self._serves()
         self._ask(run, run.port.save_update, device, report, spool, largest)
 
@@ -84,7 +98,9 @@ class SharedPort:
     def save_answer(self, device: str, message: Reply) -> bool:
         run = self._turns.of_task(message.task)
         if run is None:
-            raise ProtocolError(Code.UNKNOWN_TASK, f"the run of task {message.task} is not served here now")
+            raise ProtocolError(
+                Code.UNKNOWN_TASK, f"the run of task {message.task} is not served here now"
+            )
         return self._ask(run, run.port.save_answer, device, message)
 
     def count_answer(self, device: str, task: str, now: float) -> None:
@@ -103,10 +119,20 @@ class SharedPort:
             run.port.refused(device, error)
 
     def progress(
-        self, device: str, task: str | None, what: str, amount: int, now: float, *, received: int = 0, sent: int = 0
+        self,
+        device: str,
+        task: str | None,
+        what: str,
+        amount: int,
+        now: float,
+        *,
+        received: int = 0,
+        sent: int = 0,
     ) -> None:
         if self._device.serves is not None:
-            self._device.serves.port.progress(device, task, what, amount, now, received=received, sent=sent)
+            self._device.serves.port.progress(
+                device, task, what, amount, now, received=received, sent=sent
+            )
 
     def wait(self, device: str, now: float) -> bool:
         return self._device.serves is not None and self._device.serves.port.wait(device, now)
@@ -118,11 +144,15 @@ class SharedPort:
     def find(self, sha256: str, offset: int) -> int:
         run = self._device.serves or self._device.last
         if run is None:
-            raise ProtocolError(Code.UNKNOWN_CONTENT, f"nothing with SHA-256 {sha256} is served to this device now")
+            raise ProtocolError(
+                Code.UNKNOWN_CONTENT, f"nothing with SHA-256 {sha256} is served to this device now"
+            )
         try:
             return run.port.find(sha256, offset)
         except FleetError:  # the device is told
             raise
         except Exception as error:
             run.served.failed(error)
-            raise ProtocolError(Code.UNKNOWN_CONTENT, "the run was stopped by an error of its coordinator") from None
+            raise ProtocolError(
+                Code.UNKNOWN_CONTENT, "the run was stopped by an error of its coordinator"
+            ) from None

@@ -1,12 +1,15 @@
-"""Which run each device serves, on a host with several: one task at a time, of whichever run wants the device, in turn.
+"""Which run each device serves, on a host with several: one task at a time, of whichever run wants
+the device, in turn.
 
-A device that has no task waits in all runs that it fits. The first one that gives it a task takes it
-out of the others before anything else happens (``Turns.claim``), so no two runs give a device a task.
-When the task ends, the device is offered to the other runs first (``Turns.offer_freed_devices``).
-What is done for a task depends on the number of runs, not of devices.
+A device that has no task waits in all runs that it fits. The first one that gives it a task takes
+it out of the others before anything else happens (``Turns.claim``), so no two runs give a device a
+task. When the task ends, the device is offered to the other runs first
+(``Turns.offer_freed_devices``). What is done for a task depends on the number of runs, not of
+devices.
 
-A synchronous run needs many devices at a time. So that the others do not take them away one by one, a device that
-becomes free is kept for the run that has been gathering for longest, if enough devices are connected that fit that run.
+A synchronous run needs many devices at a time. So that the others do not take them away one by one,
+a device that becomes free is kept for the run that has been gathering for longest, if enough
+devices are connected that fit that run.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ class SharedRun:
     fitting: int = 0
     """How many connected devices fit it."""
     kept: dict[str, None] = field(default_factory=dict)
-    """Devices that wait for this run alone while it gathers. The order is the order in which they came."""
+    """Devices that wait for this run alone while it gathers. The order is the order in which they
+    came."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,13 +54,15 @@ class SharedDevice:
     allowed: set[SharedRun] = field(default_factory=set)
     """The runs for whose bundles it has a budget."""
     waits: dict[SharedRun, None] = field(default_factory=dict)
-    """The runs that know it as connected: those that it waits for or, if it has a task, the task's run alone."""
+    """The runs that know it as connected: those that it waits for or, if it has a task, the task's
+    run alone."""
     serves: SharedRun | None = None
     """The run that gave it its task."""
     last: SharedRun | None = None
     """The run that it served last."""
     declined: dict[SharedRun, float] = field(default_factory=dict)
-    """Run that has devices enough -> when the device is offered to it again. Until the device's next task."""
+    """Run that has devices enough -> when the device is offered to it again. Until the device's
+    next task."""
 
     @property
     def name(self) -> str:
@@ -64,7 +70,8 @@ class SharedDevice:
 
 
 class Turns:
-    """The runs of a host, and the devices that are connected to it. Times are seconds of the event loop."""
+    """The runs of a host, and the devices that are connected to it. Times are seconds of the event
+    loop."""
 
     def __init__(self, tell: Callable[[str, FromCoordinator], None]) -> None:
         """``tell``: sends to a device, if it is connected."""
@@ -72,8 +79,8 @@ class Turns:
         self.runs: list[SharedRun] = []
         self.devices: dict[str, SharedDevice] = {}
         self._gathering: dict[SharedRun, float] = {}
-        """Run that needs more devices to open a round -> when the host began, or will begin, to keep
-        devices for it. Devices are kept for the first of these runs whose time has come."""
+        """Run that needs more devices to open a round -> when the host began, or will begin, to
+        keep devices for it. Devices are kept for the first of these runs whose time has come."""
         self._free: deque[str] = deque()
         """Devices that are to be offered to the runs."""
         self._placing = False
@@ -93,7 +100,8 @@ class Turns:
         return run
 
     def drop(self, run: SharedRun, text: str) -> None:
-        """The run is over, for now or for good: its devices serve the others. ``text`` says why, for people."""
+        """The run is over, for now or for good: its devices serve the others. ``text`` says why,
+        for people."""
         self.runs.remove(run)
         self._gathering.pop(run, None)
         for device in self.devices.values():
@@ -175,7 +183,8 @@ class Turns:
     # What a run decides
 
     def claim(self, run: SharedRun, names: Iterable[str]) -> None:
-        """The run has given these devices tasks, or they go on with one: they wait for no other run any more."""
+        """The run has given these devices tasks, or they go on with one: they wait for no other run
+        any more."""
         for name in names:
             device = self.devices.get(name)
             if device is None or device.serves is run:
@@ -193,8 +202,9 @@ class Turns:
             run.kept.pop(name, None)
 
     def offer_freed_devices(self, run: SharedRun) -> None:
-        """Offer the devices whose tasks of this run ended to the other runs, and keep devices for the
-        run if it gathers them. Called after each event of the run, once its devices were told."""
+        """Offer the devices whose tasks of this run ended to the other runs, and keep devices for
+        the run if it gathers them. Called after each event of the run, once its devices were
+        told."""
         for name in run.port.take_freed():
             device = self.devices.get(name)
             if device is None or device.serves is not run or run.port.task_of(name) is not None:
@@ -209,7 +219,8 @@ class Turns:
         self._place_some()
 
     def decline(self, run: SharedRun, name: str, after: float) -> None:
-        """The run has devices enough without this one for ``after`` seconds. It leaves if no other run wants it."""
+        """The run has devices enough without this one for ``after`` seconds. It leaves if no other
+        run wants it."""
         device = self.devices.get(name)
         if device is not None:
             device.waits.pop(run, None)
@@ -218,8 +229,9 @@ class Turns:
             self._free.append(name)
 
     def sweep(self) -> None:
-        """Keep no devices, for a while, for a run that has not gathered enough within the time that any task takes: the
-        others would wait for ever. And offer devices again to runs that had enough of them."""
+        """Keep no devices, for a while, for a run that has not gathered enough within the time that
+        any task takes: the others would wait for ever. And offer devices again to runs that had
+        enough of them."""
         longest = max((run.port.patience for run in self.runs), default=0.0)
         now = self._loop.time()
         for run, since in list(self._gathering.items()):
@@ -263,10 +275,22 @@ class Turns:
             self._loop.call_soon(self._place_some)
 
     def _place(self, device: SharedDevice) -> None:
-        """Offer the device to the runs that it fits, one after the other, until one gives it a task."""
-        order = [run for run in self._in_turn(device) if run in device.fits and run not in device.declined]
+        """Offer the device to the runs that it fits, one after the other, until one gives it a
+        task."""
+        order = [
+            run
+            for run in self._in_turn(device)
+            if run in device.fits and run not in device.declined
+        ]
         order = [run for run in order if run.port.open_to_devices]
-        first = next((run for run, since in self._gathering.items() if run in order and self._keeps(run, since)), None)
+        first = next(
+            (
+                run
+                for run, since in self._gathering.items()
+                if run in order and self._keeps(run, since)
+            ),
+            None,
+        )
         if first is not None:
             self._offer(first, device)
             if device.serves is None and first in device.waits and self._needs(first, device):
@@ -311,8 +335,8 @@ class Turns:
             run.kept.pop(device.name, None)
 
     def _stop_waiting(self, run: SharedRun, device: SharedDevice) -> None:
-        """The device waits for the run no more. Where it waits for none now, it is offered to the others, or told to
-        come back."""
+        """The device waits for the run no more. Where it waits for none now, it is offered to the
+        others, or told to come back."""
         if run in device.waits:
             del device.waits[run]
             if not device.waits:

@@ -16,12 +16,13 @@ from fleetlearn_coordinator.storage.blobs import StoredBytes
 from fleetlearn_coordinator.storage.file_bytes import FileBytes
 
 LARGE = 2**24
-"""From this many bytes on, a file of the bundle is read from the disk for each device, unless the bundle is a zip."""
+"""From this many bytes on, a file of the bundle is read from the disk for each device, unless the
+bundle is a zip."""
 
 
 class FramedContent:
-    """Bytes that are sent to every device as the same frames. Each frame is made when it is first sent: those of 400 MB
-    take 0.9 s together."""
+    """Bytes that are sent to every device as the same frames. Each frame is made when it is first
+    sent: those of 400 MB take 0.9 s together."""
 
     def __init__(self, transfer: int, content: Buffer) -> None:
         self.transfer, self.size = transfer, len(content)
@@ -37,7 +38,9 @@ class FramedContent:
             frame = self._frames[number]
             if frame is None:
                 begin = number * CHUNK_BYTES
-                frame = wire(pack_chunk(self.transfer, begin, self._content[begin : begin + CHUNK_BYTES]))
+                frame = wire(
+                    pack_chunk(self.transfer, begin, self._content[begin : begin + CHUNK_BYTES])
+                )
                 self._frames[number] = frame
             yield frame
 
@@ -60,12 +63,16 @@ class StoredContent:
         self.size = content.size if size is None else size
 
     def frames(self, offset: int) -> Iterator[bytes]:
-        """Return the content from ``offset`` on as WebSocket frames. Raises OSError if the file has become shorter."""
+        """Return the content from ``offset`` on as WebSocket frames. Raises OSError if the file has
+        become shorter."""
         for place in range(offset, self.size, CHUNK_BYTES):
             size = min(CHUNK_BYTES, self.size - place)
             payload = self._read(place, size)
             if len(payload) < size:
-                raise OSError(f"a file had {self.size} bytes for devices and was cut short while they fetch it")
+                raise OSError(
+                    f"a file had {self.size} bytes for devices and was cut short while they fetch "
+                    "it"
+                )
             yield wire(pack_chunk(self.transfer, place, payload))
 
     def _read(self, place: int, size: int) -> Buffer:
@@ -78,7 +85,8 @@ class StoredContent:
 
 
 def wire(message: bytes) -> bytes:
-    """Return a binary message as the bytes of one WebSocket frame. Servers do not mask, so it is the same for all."""
+    """Return a binary message as the bytes of one WebSocket frame. Servers do not mask, so it is
+    the same for all."""
     return Frame(Opcode.BINARY, message).serialize(mask=False)
 
 
@@ -94,11 +102,13 @@ class Older(NamedTuple):
 
 
 class Contents:
-    """What can be fetched, by SHA-256: the bundle's files, the newest vectors (the model, and what belongs to it), and
-    older ones that tasks began from."""
+    """What can be fetched, by SHA-256: the bundle's files, the newest vectors (the model, and what
+    belongs to it), and older ones that tasks began from."""
 
     def __init__(self, bundle: Bundle) -> None:
-        self._files = {bundle.sha256: MANIFEST} | {entry.sha256: path for path, entry in bundle.manifest.files.items()}
+        self._files = {bundle.sha256: MANIFEST} | {
+            entry.sha256: path for path, entry in bundle.manifest.files.items()
+        }
         self._bundle = bundle
         self._contents: dict[str, FramedContent | StoredContent] = {}
         self._newest: set[str] = set()
@@ -111,7 +121,8 @@ class Contents:
         if newest.keys() == self._newest:  # their frames are kept
             return []
         gone = (self._older | self._newest) - older.keys() - newest.keys()
-        for before in gone | self._newest | newest.keys():  # the ones before are served from the store, if at all
+        # the ones before are served from the store, if at all
+        for before in gone | self._newest | newest.keys():
             self._contents.pop(before, None)
         self._newest, self._older = {*newest}, self._older - gone - newest.keys()
         for sha256, content in newest.items():
@@ -133,20 +144,28 @@ class Contents:
         self._newest, self._older = set(), set()
 
     def find(self, sha256: str, offset: int) -> FramedContent | StoredContent:
-        """Return the content with this hash. Raises ProtocolError (unknown-content, wrong-offset)."""
+        """Return the content with this hash. Raises ProtocolError (unknown-content,
+        wrong-offset)."""
         if sha256 not in self._contents and sha256 in self._files:
             self._add_file(sha256, self._files[sha256])
         content = self._contents.get(sha256)
         if content is None:
             raise ProtocolError(
-                Code.UNKNOWN_CONTENT, f"nothing with SHA-256 {sha256} is served; it may be of an old round"
+                Code.UNKNOWN_CONTENT,
+                f"nothing with SHA-256 {sha256} is served; it may be of an old round",
             )
         if offset > content.size:
-            raise ProtocolError(Code.WRONG_OFFSET, f"offset {offset} is beyond the content's {content.size} bytes")
+            raise ProtocolError(
+                Code.WRONG_OFFSET, f"offset {offset} is beyond the content's {content.size} bytes"
+            )
         return content
 
     def _add_file(self, sha256: str, file: str) -> None:
-        if file == MANIFEST or self._bundle.manifest.file(file).size < LARGE or not self._bundle.path.is_dir():
+        if (
+            file == MANIFEST
+            or self._bundle.manifest.file(file).size < LARGE
+            or not self._bundle.path.is_dir()
+        ):
             self._add(sha256, self._bundle.read(file))
             return
         self._bundle.check(file)

@@ -1,8 +1,9 @@
 """Contents on their way to devices: a few at a time. places.py says whose turn it is.
 
-A download that loses its place keeps its write buffer (192 KiB at most) until its peer has read it. Peers that do not
-read could fill memory with such buffers. So there may be at most STALLED_PER_PLACE such downloads for each place;
-beyond that, the connection of the oldest is cut off. Its device connects again and goes on from the bytes that it has.
+A download that loses its place keeps its write buffer (192 KiB at most) until its peer has read it.
+Peers that do not read could fill memory with such buffers. So there may be at most
+STALLED_PER_PLACE such downloads for each place; beyond that, the connection of the oldest is cut
+off. Its device connects again and goes on from the bytes that it has.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Downloads:
     def __init__(self, places: Places[Download]) -> None:
         self.places = places
         self._stalled: dict[Download, None] = {}
-        """Downloads that lost their places before their devices had read what was written. The oldest comes first."""
+        """Downloads that lost their places before their devices had read what was written. The
+        oldest comes first."""
 
     def ask(self, download: Download, *, idle: bool) -> None:
         """Let a download wait for a place. Its device has read what was written before."""

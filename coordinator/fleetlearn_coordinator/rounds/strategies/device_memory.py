@@ -11,7 +11,8 @@ from itertools import islice
 from typing import NamedTuple
 
 REMEMBERED = 1_000_000
-"""Most devices that are remembered. Those that were given a task longest ago are forgotten first."""
+"""Most devices that are remembered. Those that were given a task longest ago are forgotten
+first."""
 
 
 class DeviceRecord(NamedTuple):
@@ -30,7 +31,8 @@ class DeviceRecord(NamedTuple):
     examples: int | None = None
     """The examples in that report."""
     seconds: float | None = None
-    """The time from the task to the report, as the coordinator saw it. None, too, if it restarted in between."""
+    """The time from the task to the report, as the coordinator saw it. None, too, if it restarted
+    in between."""
 
 
 @dataclass(slots=True)
@@ -47,14 +49,20 @@ class DeviceMemory:
             if len(self.records) > REMEMBERED:
                 del self.records[next(iter(self.records))]
         else:
-            self.records[device] = before._replace(given=round, tasks=before.tasks + 1, labels=labels)
+            self.records[device] = before._replace(
+                given=round, tasks=before.tasks + 1, labels=labels
+            )
 
-    def learn(self, device: str, round: int, loss: float, examples: int, seconds: float | None) -> None:
+    def learn(
+        self, device: str, round: int, loss: float, examples: int, seconds: float | None
+    ) -> None:
         """A report of the device counts in this round."""
         record = self.records.get(device)
         if record is not None:  # else it was forgotten, or the rules are new to the run
             seconds = record.seconds if seconds is None else seconds
-            self.records[device] = record._replace(reported=round, loss=loss, examples=examples, seconds=seconds)
+            self.records[device] = record._replace(
+                reported=round, loss=loss, examples=examples, seconds=seconds
+            )
 
     def recall(self, rows: Iterable[tuple[str, DeviceRecord]]) -> None:
         """Go on with these, the one that was given its last task longest ago first."""

@@ -1,11 +1,12 @@
 """Waiting devices in pools, for draws in proportion to weights.
 
-Draws are without replacement, one after the other, each in proportion to the weights of those that are left; this is
-the distribution of Efraimidis and Spirakis, "Weighted random sampling with a reservoir" (Information Processing Letters
-97, 2006). Their algorithm computes a key for each device in each round. Here a device is put into the pool of its power
-of two, after Matias, Vitter and Ni, "Dynamic generation of discrete random variates" (SODA 1993): a draw picks a pool,
-a device in it, and accepts it with probability weight / power of two, which is more than a half. So a draw costs the
-same however many devices wait, and whatever weights they claim.
+Draws are without replacement, one after the other, each in proportion to the weights of those that
+are left; this is the distribution of Efraimidis and Spirakis, "Weighted random sampling with a
+reservoir" (Information Processing Letters 97, 2006). Their algorithm computes a key for each device
+in each round. Here a device is put into the pool of its power of two, after Matias, Vitter and Ni,
+"Dynamic generation of discrete random variates" (SODA 1993): a draw picks a pool, a device in it,
+and accepts it with probability weight / power of two, which is more than a half. So a draw costs
+the same however many devices wait, and whatever weights they claim.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ class Kind(NamedTuple):
 
 @dataclass(slots=True)
 class Pools:
-    """The names of devices. Who is drawn depends on the names alone, not on the order in which they came."""
+    """The names of devices. Who is drawn depends on the names alone, not on the order in which they
+    came."""
 
     kind_of: Callable[[str], tuple[bool, tuple[str, ...], int]]
-    """Returns for a device whether it is explored, its labels that have a quota, and its weight, at least 1."""
+    """Returns for a device whether it is explored, its labels that have a quota, and its weight, at
+    least 1."""
     pools: dict[Kind, SortedList[str]] = field(default_factory=dict)
     """Kind -> the devices of this kind. No pool is empty."""
     _found: dict[str, tuple[Kind, int]] = field(default_factory=dict)
@@ -72,15 +75,17 @@ class Pools:
 
     def explored(self) -> list[str]:
         """Return the devices whose reports have counted."""
-        return [name for kind, names in sorted(self.pools.items()) if kind.explored for name in names]
+        return [
+            name for kind, names in sorted(self.pools.items()) if kind.explored for name in names
+        ]
 
     def labels(self, device: str) -> tuple[str, ...]:
         """Return the labels of a device here that have a quota."""
         return self._found[device][0].labels
 
     def most(self, quotas: Quotas) -> int:
-        """Return how many of the devices a new round could give tasks. With labels that overlap it may be fewer than
-        the most that are possible."""
+        """Return how many of the devices a new round could give tasks. With labels that overlap it
+        may be fewer than the most that are possible."""
         left = {label: share * quotas.size // 1 for label, share in quotas.exact.items()}
         found = 0
         for kind, names in sorted(self.pools.items(), key=lambda row: (len(row[0].labels), row[0])):
@@ -90,10 +95,12 @@ class Pools:
             found += count
         return found
 
-    def take(self, draws: Sequence[int], quotas: Quotas | None, explored: bool | None = None) -> list[str]:
-        """Take a device out for each number, 64 random bits, while a device is there that its quotas allow. The quotas
-        count it as given a task; None: there are no quotas. ``explored``: only devices that are, or are not; None:
-        both."""
+    def take(
+        self, draws: Sequence[int], quotas: Quotas | None, explored: bool | None = None
+    ) -> list[str]:
+        """Take a device out for each number, 64 random bits, while a device is there that its
+        quotas allow. The quotas count it as given a task; None: there are no quotas. ``explored``:
+        only devices that are, or are not; None: both."""
         taken: list[str] = []
         places: list[int] = []  # of each pool: 2**power for each of its devices
         kinds: list[Kind] = []
@@ -103,7 +110,8 @@ class Pools:
                 kinds = [
                     kind
                     for kind in sorted(self.pools)
-                    if explored in (None, kind.explored) and (quotas is None or quotas.has_room(kind.labels))
+                    if explored in (None, kind.explored)
+                    and (quotas is None or quotas.has_room(kind.labels))
                 ]
                 places = [len(self.pools[kind]) << kind.power for kind in kinds]
                 total = sum(places)
@@ -118,7 +126,9 @@ class Pools:
             taken.append(name)
         return taken
 
-    def _draw(self, draw: int, kinds: Sequence[Kind], places: Sequence[int], total: int) -> tuple[str, int]:
+    def _draw(
+        self, draw: int, kinds: Sequence[Kind], places: Sequence[int], total: int
+    ) -> tuple[str, int]:
         """Return a device and the row of its pool."""
         numbers = stream(draw)
         while True:

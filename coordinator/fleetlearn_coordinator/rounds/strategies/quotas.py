@@ -15,7 +15,8 @@ class Quotas:
     shares: Mapping[str, float]
     """Label -> largest share of the round's tasks."""
     size: int
-    """Tasks of a usual round. A quota is a share of this number, or of the tasks that were given if they are more."""
+    """Tasks of a usual round. A quota is a share of this number, or of the tasks that were given if
+    they are more."""
     given: Counter[str] = field(default_factory=Counter)
     total: int = 0
     """Tasks that were given, to any device."""

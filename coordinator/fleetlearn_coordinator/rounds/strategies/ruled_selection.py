@@ -28,15 +28,16 @@ MAX_WEIGHT = 2**43
 
 @dataclass(slots=True)
 class RuledSelection(Selection):
-    """``Selection`` for a plan with rules. Besides the places there, a device may be ineligible, or barred because it
-    took part lately: it then waits, and is given nothing.
+    """``Selection`` for a plan with rules. Besides the places there, a device may be ineligible, or
+    barred because it took part lately: it then waits, and is given nothing.
 
     What is remembered of devices (``memory``) is also in the ledger, where the rules need it."""
 
     rules: SelectionRules = field(init=False)
     quotas: Quotas = field(init=False)
     stated: dict[str, Stated] = field(default_factory=dict)
-    """Device -> what it states. The driver sets it before the device checks in, and removes it when it has left."""
+    """Device -> what it states. The driver sets it before the device checks in, and removes it when
+    it has left."""
     ineligible: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Connected device -> the plan's keys that keep it from tasks."""
     barred: dict[str, int] = field(default_factory=dict)
@@ -44,7 +45,8 @@ class RuledSelection(Selection):
     memory: DeviceMemory = field(default_factory=DeviceMemory)
     pacer: oort.Pacer | None = field(init=False)
     _order: list[str] = field(default_factory=list)
-    """Oort: the admitted devices in the order in which they are drawn in this round, the last first."""
+    """Oort: the admitted devices in the order in which they are drawn in this round, the last
+    first."""
 
     def __post_init__(self) -> None:
         rules = self.settings.selection
@@ -152,7 +154,8 @@ class RuledSelection(Selection):
         return devices
 
     def _may_try_again(self, device: str, round: int) -> bool:
-        """Return whether the rules let the device have another task in the round. It is then counted as given."""
+        """Return whether the rules let the device have another task in the round. It is then
+        counted as given."""
         stated = self.stated.get(device, NOTHING_STATED)
         labels = self.quotas.labels_of(stated.labels)
         if (
@@ -189,30 +192,33 @@ class RuledSelection(Selection):
         return chosen
 
     def _take_by_loss(self, pools: Pools, draws: Sequence[int]) -> list[str]:
-        """Power-of-choice after Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated
-        Learning" (arXiv 2010.01243), the variant rpow-d: candidates are drawn in proportion to their examples, and
-        those are taken whose last reported losses are the largest. A device that has not reported comes first."""
+        """Power-of-choice after Cho, Wang and Joshi, "Towards Understanding Biased Client Selection
+        in Federated Learning" (arXiv 2010.01243), the variant rpow-d: candidates are drawn in
+        proportion to their examples, and those are taken whose last reported losses are the
+        largest. A device that has not reported comes first."""
         count = ceil(self.rules.candidates * len(draws))
         drawn = pools.take(list(islice(stream(draws[0]), count)), None)
         losses = {device: self._last_loss(device) for device in drawn}
         chosen = list[str]()
-        for device in sorted(drawn, key=losses.__getitem__, reverse=True):  # stable: the first drawn of equals
+        # stable: the first drawn of equals
+        for device in sorted(drawn, key=losses.__getitem__, reverse=True):
             labels = self._kind_of(device)[1]
             if len(chosen) < len(draws) and self.quotas.has_room(labels):
                 self.quotas.count(labels)
                 chosen.append(device)
             else:
                 pools.add(device)
-        return chosen + pools.take(draws[len(chosen) :], self.quotas)  # where quotas kept candidates out
+        # where quotas kept candidates out
+        return chosen + pools.take(draws[len(chosen) :], self.quotas)
 
     def _last_loss(self, device: str) -> float:
         record = self.memory.records.get(device)
         return inf if record is None or record.loss is None else record.loss
 
     def _take_by_utility(self, pools: Pools, draws: Sequence[int]) -> list[str]:
-        """Oort's Algorithm 1. The share of exploration is rounded at random where it is not a whole number of tasks.
-        Where too few are left to explore or to exploit, the others fill the slots, last those that had the most
-        tasks."""
+        """Oort's Algorithm 1. The share of exploration is rounded at random where it is not a whole
+        number of tasks. Where too few are left to explore or to exploit, the others fill the slots,
+        last those that had the most tasks."""
         rules = self.rules.oort
         assert rules is not None
         share = oort.exploration(self.next_round, rules) * len(draws)
@@ -224,8 +230,8 @@ class RuledSelection(Selection):
         return chosen + pools.take(draws[len(chosen) :], self.quotas)
 
     def _exploit(self, pools: Pools, count: int, draw: int) -> list[str]:
-        """Take explored devices of a high utility. Those that were admitted in this round and not taken stay admitted
-        for the slots that come free later."""
+        """Take explored devices of a high utility. Those that were admitted in this round and not
+        taken stay admitted for the slots that come free later."""
         chosen = list[str]()
         for attempt in range(2):
             if attempt:
@@ -248,40 +254,58 @@ class RuledSelection(Selection):
         rules, records = self.rules.oort, self.memory.records
         assert rules is not None
         assert self.pacer is not None
-        usable = {name: records[name] for name in pools.explored() if records[name].tasks < rules.most_tasks}
-        found = oort.utilities(usable, self.next_round, self.pacer.preferred, rules, self.rules.most_examples)
+        usable = {
+            name: records[name]
+            for name in pools.explored()
+            if records[name].tasks < rules.most_tasks
+        }
+        found = oort.utilities(
+            usable, self.next_round, self.pacer.preferred, rules, self.rules.most_examples
+        )
         admitted = oort.admitted(found, count, rules.cutoff)
         order = oort.sampling_order(admitted, list(islice(stream(draw), len(admitted))))
         return order[::-1]
 
     # --- what is learnt of devices ---
 
-    def learn(self, device: str, round: int, loss: float, examples: int, seconds: float | None) -> None:
-        """A report of the device is safe, which counts in this round. Tell this before the engine counts it."""
+    def learn(
+        self, device: str, round: int, loss: float, examples: int, seconds: float | None
+    ) -> None:
+        """A report of the device is safe, which counts in this round. Tell this before the engine
+        counts it."""
         self.memory.learn(device, round, loss, examples, seconds)
 
     def utility_of(self, devices: Iterable[str]) -> dict[str, float]:
-        """Return what a committed round's summary says of the choice of its devices: nothing, unless the rules are
-        Oort's: their utility and the preferred seconds of a task."""
+        """Return what a committed round's summary says of the choice of its devices: nothing,
+        unless the rules are Oort's: their utility and the preferred seconds of a task."""
         if self.pacer is None:
             return {}
-        records = [record for device in devices if (record := self.memory.records.get(device)) is not None]
+        records = [
+            record for device in devices if (record := self.memory.records.get(device)) is not None
+        ]
         found = [oort.statistical_utility(record, self.rules.most_examples) for record in records]
         most = oort.limit(found, self.pacer.rules.clip)
-        return {"utility": fsum(min(value, most) for value in found), "preferred_seconds": self.pacer.preferred}
+        return {
+            "utility": fsum(min(value, most) for value in found),
+            "preferred_seconds": self.pacer.preferred,
+        }
 
     def committed(self, version: int, summary: dict[str, float]) -> None:
-        """A round was committed that made this model version; ``summary`` as ``utility_of`` returned it. Tell this
-        before the engine hears of it."""
+        """A round was committed that made this model version; ``summary`` as ``utility_of``
+        returned it. Tell this before the engine hears of it."""
         if self.pacer is not None and summary:
             self.pacer.preferred = summary["preferred_seconds"]
             self.pacer.end_round(version, summary["utility"])
 
     def live(self) -> dict[str, object]:
-        """Return what a status shows: how many connected devices are kept from tasks, and by which of the plan's
-        keys."""
+        """Return what a status shows: how many connected devices are kept from tasks, and by which
+        of the plan's keys."""
         causes = Counter(f"selection.{key}" for keys in self.ineligible.values() for key in keys)
-        return {"ineligible": len(self.ineligible), "ineligible_by": dict(causes), "barred": len(self.barred)}
+        return {
+            "ineligible": len(self.ineligible),
+            "ineligible_by": dict(causes),
+            "barred": len(self.barred),
+        }
 
 
 def selection_of(settings: Settings) -> Selection:

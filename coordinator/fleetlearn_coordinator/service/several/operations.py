@@ -1,7 +1,8 @@
 """What people do with a host's runs. It is written where the host finds it, and into the audit log.
 
-Commands and the HTTP API come through here, whether the host runs or not. The database of runs has each operation with
-its row of the audit log. The row is copied from there: at once, or after ``kill -9`` when somebody opens the runs.
+Commands and the HTTP API come through here, whether the host runs or not. The database of runs has
+each operation with its row of the audit log. The row is copied from there: at once, or after
+``kill -9`` when somebody opens the runs.
 """
 
 from __future__ import annotations
@@ -24,29 +25,45 @@ from fleetlearn_coordinator.storage.identities import COMMAND, Identities
 from fleetlearn_coordinator.storage.runs import Population, Runs, State, WantedRun
 
 Verb = Literal["paused", "resumed", "drained", "stopped"]
-_STATES: dict[Verb, State] = {"paused": "paused", "resumed": "running", "drained": "draining", "stopped": "stopped"}
+_STATES: dict[Verb, State] = {
+    "paused": "paused",
+    "resumed": "running",
+    "drained": "draining",
+    "stopped": "stopped",
+}
 
 
 class Operations:
     """What may be done with the runs of a service, by one person or program."""
 
-    def __init__(self, service: ServiceSettings, runs: Runs, identities: Identities | None, who: str) -> None:
+    def __init__(
+        self, service: ServiceSettings, runs: Runs, identities: Identities | None, who: str
+    ) -> None:
         """``identities``: where the audit log is, if there is one. ``who``: for the log."""
         self.service, self.runs, self._identities, self._who = service, runs, identities, who
 
     def add(self, name: str, plan: Path, population: Population) -> None:
-        """Add a run, which is to be running. Raises StoreError, PlanError, BundleError, ServiceError, and adds
-        nothing."""
+        """Add a run, which is to be running. Raises StoreError, PlanError, BundleError,
+        ServiceError, and adds nothing."""
         if not NAME.fullmatch(name):
-            raise ServiceError(Code.BAD_MESSAGE, f"{name!r} is no name of a run: 1 to 64 letters, digits and ._-")
+            raise ServiceError(
+                Code.BAD_MESSAGE, f"{name!r} is no name of a run: 1 to 64 letters, digits and ._-"
+            )
         found = Plan.load(plan)
         found.check_service(self.service)
         found.check_against(open_bundle(found.bundle).manifest)
         for run in self.runs.runs():
             if run.name != name and _data_dir(run) == found.data_dir.resolve():
-                text = f"{plan}: the run {run.name} has the same data_dir, {found.data_dir}; each run needs its own"
+                text = (
+                    f"{plan}: the run {run.name} has the same data_dir, {found.data_dir}; each run "
+                    "needs its own"
+                )
                 raise StoreError(Code.DUPLICATE, text)
-        differs = {key: each for key, each in population._asdict().items() if each != Population._field_defaults[key]}
+        differs = {
+            key: each
+            for key, each in population._asdict().items()
+            if each != Population._field_defaults[key]
+        }
         with self._logged("added", name, plan=str(plan.absolute()), **differs):
             self.runs.add(name, plan, population)
 
@@ -60,8 +77,8 @@ class Operations:
             self.runs.want(name, _STATES[verb])
 
     def roll_back(self, name: str, version: int) -> None:
-        """Let a run go on from an earlier version of its model. The audit log has it when it is done. Raises
-        StoreError, PlanError."""
+        """Let a run go on from an earlier version of its model. The audit log has it when it is
+        done. Raises StoreError, PlanError."""
         ask_to_roll_back(Plan.load(self.find(name).plan).data_dir, version, self._who)
         self.runs.ask_again(name)  # it may have finished
 
@@ -74,7 +91,10 @@ class Operations:
         """Return the run of this name. Raises StoreError."""
         found = {run.name: run for run in self.runs.runs()}
         if name not in found:
-            raise StoreError(Code.UNKNOWN_CONTENT, f"there is no run called {name}; there are: {', '.join(found) or 0}")
+            raise StoreError(
+                Code.UNKNOWN_CONTENT,
+                f"there is no run called {name}; there are: {', '.join(found) or 0}",
+            )
         return found[name]
 
     @contextmanager
@@ -100,7 +120,9 @@ def log_operations(runs: Runs, identities: Identities) -> None:
 def operating(service: ServiceSettings, who: str = COMMAND) -> Iterator[Operations]:
     """Open what is written to. Raises ServiceError if the service has one run alone, StoreError."""
     if service.runs is None:
-        text = 'this service file names no runs: write runs = "runs" there, a folder beside the file'
+        text = (
+            'this service file names no runs: write runs = "runs" there, a folder beside the file'
+        )
         raise ServiceError(Code.BAD_MESSAGE, text)
     identities = None if service.identities is None else Identities(service.identities)
     try:

@@ -13,7 +13,8 @@ EVERYBODY = Population()
 
 
 def why_not(population: Population, run: str, check_in: CheckIn) -> str:
-    """Return why the device is not of this run's population, for its owner; empty if it is. ``run``: the run's name."""
+    """Return why the device is not of this run's population, for its owner; empty if it is.
+    ``run``: the run's name."""
     runs = [tag.removeprefix(RUN) for tag in check_in.tags if tag.startswith(RUN)]
     if runs and run not in runs:
         return f"the device's token was for {' and '.join(runs)}"
@@ -27,12 +28,14 @@ def why_not(population: Population, run: str, check_in: CheckIn) -> str:
     if population.runtimes and check_in.runtime.partition(" ")[0] not in population.runtimes:
         return f"the run is for devices that train with {' or '.join(population.runtimes)}"
     if place(run, check_in.device) >= population.share:
-        return f"the run is for {population.share:.3g} of all devices, and this one is not among them"
+        return (
+            f"the run is for {population.share:.3g} of all devices, and this one is not among them"
+        )
     return ""
 
 
 def place(run: str, device: str) -> float:
-    """Return where a device stands among all devices, from 0 up to 1, always the same in a run: the first ``share`` of
-    them are a run's population. Another run's are others."""
+    """Return where a device stands among all devices, from 0 up to 1, always the same in a run: the
+    first ``share`` of them are a run's population. Another run's are others."""
     found = hashlib.sha256(f"{run}/{device}".encode()).digest()
     return int.from_bytes(found[:8]) / 2**64

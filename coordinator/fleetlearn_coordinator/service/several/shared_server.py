@@ -1,4 +1,5 @@
-"""One of several runs of a host: ``RunServer`` with what lets devices serve the other runs meanwhile."""
+"""One of several runs of a host: ``RunServer`` with what lets devices serve the other runs
+meanwhile."""
 
 from __future__ import annotations
 
@@ -18,9 +19,12 @@ from fleetlearn_coordinator.storage.runs import Population
 
 
 class SharedRunServer(RunServer):
-    """A ``RunPort``. Devices that serve another run are for this one as if they were not connected."""
+    """A ``RunPort``. Devices that serve another run are for this one as if they were not
+    connected."""
 
-    def __init__(self, run: Run, host: Host, turns: Turns, name: str, population: Population) -> None:
+    def __init__(
+        self, run: Run, host: Host, turns: Turns, name: str, population: Population
+    ) -> None:
         """``turns``: the host's. ``population``: which devices the run is for."""
         self.name, self._population, self._turns = name, population, turns
         super().__init__(run, host)
@@ -45,8 +49,8 @@ class SharedRunServer(RunServer):
             self._turns.reopen(self._turn)
 
     def pause(self) -> None:
-        """Give no task and open no round from now on. What is out may still be reported, and no deadline passes.
-        Harmless where it is paused."""
+        """Give no task and open no round from now on. What is out may still be reported, and no
+        deadline passes. Harmless where it is paused."""
         if not self.engine.paused:
             self.engine.paused = True
             self.clock.stop()
@@ -54,8 +58,8 @@ class SharedRunServer(RunServer):
             self._turns.close(self._turn)
 
     def go_on(self, *, draining: bool = False) -> None:
-        """Go on after a pause, or to the end of the open round alone (``draining``), or beyond it again. Harmless where
-        it does."""
+        """Go on after a pause, or to the end of the open round alone (``draining``), or beyond it
+        again. Harmless where it does."""
         if (self.engine.paused, self.engine.draining) == (False, draining):
             return
         self.engine.paused, self.engine.draining = False, draining
@@ -66,18 +70,21 @@ class SharedRunServer(RunServer):
 
     @property
     def is_drained(self) -> bool:
-        """Whether the run has come to an end where it may be stopped: no round and no exchange is open."""
+        """Whether the run has come to an end where it may be stopped: no round and no exchange is
+        open."""
         is_between = self.engine.phase in (Phase.GATHERING, Phase.FINISHED)
         return is_between and not any(each.is_open for each in self.engine.exchanges.values())
 
     def end(self, why: str = "the run was stopped") -> None:
-        """Do nothing more for this run. The devices serve the others; ``why`` is for the people of those with tasks."""
+        """Do nothing more for this run. The devices serve the others; ``why`` is for the people of
+        those with tasks."""
         if self.ended:
             return
         self.ended = True
         if self._alarm is not None:
             self._alarm.cancel()
-        if not self.host.shared.ended:  # else the devices have been told to come back, and keep their tasks
+        # else the devices have been told to come back, and keep their tasks
+        if not self.host.shared.ended:
             self._turns.drop(self._turn, why)
             self.host.uploads.forget_tasks(self.spool, unless=())
             self.host.grant()
@@ -91,7 +98,9 @@ class SharedRunServer(RunServer):
     @property
     def gathers(self) -> int:
         engine, rule = self.engine, self.engine.settings
-        gathering = engine.phase is Phase.GATHERING and not engine.draining and not rule.asynchronous
+        gathering = (
+            engine.phase is Phase.GATHERING and not engine.draining and not rule.asynchronous
+        )
         return rule.minimum if gathering and self.open_to_devices else 0
 
     def unfit(self, check_in: CheckIn) -> str:
@@ -101,7 +110,9 @@ class SharedRunServer(RunServer):
         return self.engine.selection.may_serve(device)
 
     def task_of(self, device: str) -> str | None:
-        return next((book.tasks[device] for book in self.engine.books if device in book.tasks), None)
+        return next(
+            (book.tasks[device] for book in self.engine.books if device in book.tasks), None
+        )
 
     def take_freed(self) -> list[str]:
         freed, self.engine.selection.freed = self.engine.selection.freed, []
@@ -115,7 +126,9 @@ class SharedRunServer(RunServer):
     # What differs from a run that has its host for itself
 
     def _tell_all(self, commands: Sequence[Command]) -> None:
-        self._turns.claim(self._turn, [each.device for each in commands if isinstance(each, Assign | Ask)])
+        self._turns.claim(
+            self._turn, [each.device for each in commands if isinstance(each, Assign | Ask)]
+        )
         self._telling += 1
         super()._tell_all(commands)
         self._telling -= 1

@@ -1,1 +1,2 @@
-"""A training run without sockets and clocks: what its data directory remembers, and its background work."""
+"""A training run without sockets and clocks: what its data directory remembers, and its background
+work."""

@@ -25,7 +25,8 @@ def tier_of(check_in: CheckIn) -> str:
 
 
 class EvaluationRecords:
-    """What a run knows of its evaluations beside the engine: the tiers of devices, results, requests."""
+    """What a run knows of its evaluations beside the engine: the tiers of devices, results,
+    requests."""
 
     def __init__(
         self,
@@ -34,7 +35,8 @@ class EvaluationRecords:
         requests: Requests,
         last: LastEvaluation | None,
     ) -> None:
-        """``names``: of the metrics. ``requests``: the run's. ``last``: what an earlier process left."""
+        """``names``: of the metrics. ``requests``: the run's. ``last``: what an earlier process
+        left."""
         self.plan, self.names, self._requests = plan, names, requests
         self.tiers: dict[str, str] = {}
         """Connected device that can evaluate -> its tier."""
@@ -104,7 +106,9 @@ class EvaluationRecords:
         results = [*self._results.values()]
         tiers = [self._given[task] for task in self._results]
         plan = self.plan
-        summary = summarise_evaluation(results, tiers, self.names, plan.round.max_weight, plan.bounds)
+        summary = summarise_evaluation(
+            results, tiers, self.names, plan.round.max_weight, plan.bounds
+        )
         summary["dropped"] = dropped
         if valid:
             self.metrics = deciding(summary, plan.evaluation.minimum)

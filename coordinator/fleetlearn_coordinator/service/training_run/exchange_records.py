@@ -1,4 +1,5 @@
-"""What a run records of one kind of exchange, and what it asks the devices: one object for each kind."""
+"""What a run records of one kind of exchange, and what it asks the devices: one object for each
+kind."""
 
 from __future__ import annotations
 

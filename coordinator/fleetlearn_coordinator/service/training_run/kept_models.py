@@ -13,8 +13,8 @@ from fleetlearn_coordinator.storage.find_storage import find_storage
 
 
 def why_kept(rule: Models, version: int, newest: int, best: Iterable[int]) -> str | None:
-    """Return why the rule keeps a version: ``initial``, ``newest``, ``last``, ``every`` or ``best``. None: it does not,
-    and the version is there only while something needs it."""
+    """Return why the rule keeps a version: ``initial``, ``newest``, ``last``, ``every`` or
+    ``best``. None: it does not, and the version is there only while something needs it."""
     if version in (0, newest):
         return "newest" if version == newest else "initial"
     if version > newest - rule.last:
@@ -24,18 +24,25 @@ def why_kept(rule: Models, version: int, newest: int, best: Iterable[int]) -> st
     return "best" if version in best else None
 
 
-def versions_to_drop(rule: Models, there: Iterable[int], newest: int, needed: int, best: Iterable[int]) -> list[int]:
-    """Return which of the versions that are ``there`` are not kept any more, now that ``newest`` is made. Those from
-    ``needed`` on are still in use."""
+def versions_to_drop(
+    rule: Models, there: Iterable[int], newest: int, needed: int, best: Iterable[int]
+) -> list[int]:
+    """Return which of the versions that are ``there`` are not kept any more, now that ``newest`` is
+    made. Those from ``needed`` on are still in use."""
     best = {*best}
-    return [version for version in there if version < needed and why_kept(rule, version, newest, best) is None]
+    return [
+        version
+        for version in there
+        if version < needed and why_kept(rule, version, newest, best) is None
+    ]
 
 
 def dropped_after(
     plan: Plan, there: Collection[int], newest: int, needed: int, summary: Mapping[str, Any]
 ) -> list[int]:
-    """Return which of the versions that are ``there`` are not kept any more when a round, of this summary, has made the
-    one after ``newest``. Those from ``needed`` on are still in use. Raises StoreError (damaged)."""
+    """Return which of the versions that are ``there`` are not kept any more when a round, of this
+    summary, has made the one after ``newest``. Those from ``needed`` on are still in use. Raises
+    StoreError (damaged)."""
     rule, best = plan.models, set[int]()
     if rule.best is not None and rule.metric is not None:
         values = measured(plan, there)
@@ -49,26 +56,35 @@ def dropped_after(
 def best_versions(rule: Models, measured: Mapping[int, float]) -> set[int]:
     """Return the best of the versions whose metric is known. Of equals the newer one is better."""
     sign = 1 if rule.direction == "above" else -1
-    ranked = sorted((sign * value, version) for version, value in measured.items() if isfinite(value))
+    ranked = sorted(
+        (sign * value, version) for version, value in measured.items() if isfinite(value)
+    )
     return {version for _, version in ranked[len(ranked) - min(rule.best or 0, len(ranked)) :]}
 
 
 def measured(plan: Plan, versions: Iterable[int]) -> dict[int, float]:
-    """Return the value of the metric by which models are kept, for those of these versions that were measured. Raises
-    StoreError (damaged)."""
+    """Return the value of the metric by which models are kept, for those of these versions that
+    were measured. Raises StoreError (damaged)."""
     found = metrics_of(plan, versions, plan.models.measured_by)
     metric = plan.models.metric or ""
     return {version: metrics[metric] for version, metrics in found.items() if metric in metrics}
 
 
 def metrics_of(plan: Plan, versions: Iterable[int], source: str) -> dict[int, dict[str, float]]:
-    """Return version -> what was measured of it. ``source``: ``round`` (by the devices of the round that began from
-    it), ``evaluation`` (the last one of it) or ``held-out``. Raises StoreError (damaged)."""
+    """Return version -> what was measured of it. ``source``: ``round`` (by the devices of the round
+    that began from it), ``evaluation`` (the last one of it) or ``held-out``. Raises StoreError
+    (damaged)."""
     storage = find_storage(plan.data_dir)
     if source == "held-out":
         results = {version: storage.held_out.read(version) for version in versions}
-        return {version: result["metrics"] for version, result in results.items() if result is not None}
+        return {
+            version: result["metrics"] for version, result in results.items() if result is not None
+        }
     minimum = plan.round.minimum if source == "round" else plan.evaluation.minimum
     with storage.read_ledger() as ledger:
-        rows = ledger.measured_in_rounds(versions) if source == "round" else ledger.evaluations_of(versions)
+        rows = (
+            ledger.measured_in_rounds(versions)
+            if source == "round"
+            else ledger.evaluations_of(versions)
+        )
     return {version: deciding(summary, minimum) for version, summary in rows.items()}

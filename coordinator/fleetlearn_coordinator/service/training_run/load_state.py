@@ -21,7 +21,9 @@ from fleetlearn_coordinator.storage.ledger import ModelMade
 from fleetlearn_coordinator.storage.store import Store
 
 
-def load_or_begin(plan: Plan, rules: RoundRules, bundle: Bundle, store: Store, wall: float, log: RunLog) -> ModelState:
+def load_or_begin(
+    plan: Plan, rules: RoundRules, bundle: Bundle, store: Store, wall: float, log: RunLog
+) -> ModelState:
     """Return the state at the newest model. A new run begins with the bundle's parameters. What
     goes with another algorithm or another server optimizer than the plan's begins from the
     beginning. ``wall``: Unix time. Raises StoreError (missing, damaged)."""
@@ -34,7 +36,8 @@ def load_or_begin(plan: Plan, rules: RoundRules, bundle: Bundle, store: Store, w
     vectors = {CONTROL: state.pop(CONTROL)} if CONTROL in state else {}
     vectors, rows = begin_algorithm(plan, store.ledger, version, model, vectors)
     store.write(rows)
-    # The name of its optimizer is missing in a data directory of an earlier version; slots say less.
+    # The name of its optimizer is missing in a data directory of an earlier version; slots say
+    # less.
     name = rules.optimizer.name
     before = store.ledger.get("optimizer") or name
     if before != name or set(state) != set(rules.optimizer.init(model)):
@@ -42,7 +45,10 @@ def load_or_begin(plan: Plan, rules: RoundRules, bundle: Bundle, store: Store, w
         state = rules.optimizer.init(model)
     factor = devices_factor(plan, store.ledger)
     if factor != 1.0:
-        text = "server.devices is %d now: what the coordinator keeps of all devices is multiplied by %.6g"
+        text = (
+            "server.devices is %d now: what the coordinator keeps of all devices is multiplied by "
+            "%.6g"
+        )
         log.warning(text, plan.server.devices, factor)
         vectors = {key: vector * np.float32(factor) for key, vector in vectors.items()}
         if name == "feddyn":

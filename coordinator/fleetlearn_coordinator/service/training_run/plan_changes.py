@@ -19,8 +19,9 @@ FREE = "local.hyper."
 
 
 def look_at_plan(plan: Plan, ledger: Ledger) -> tuple[list[str], Metadata]:
-    """Return what has changed, such as ``stop.rounds was 40 and is 60``, and the row that remembers the plan. Nothing
-    has changed where the run is new, or where an earlier version served it, which remembered no plan."""
+    """Return what has changed, such as ``stop.rounds was 40 and is 60``, and the row that remembers
+    the plan. Nothing has changed where the run is new, or where an earlier version served it, which
+    remembered no plan."""
     values = msgspec.json.decode(msgspec.json.encode(plan, enc_hook=str))
     del values["file"]  # where the plan was read from
     before = ledger.get(PLAN)
@@ -28,7 +29,9 @@ def look_at_plan(plan: Plan, ledger: Ledger) -> tuple[list[str], Metadata]:
     return changes, Metadata(PLAN, msgspec.json.encode(values).decode())
 
 
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _changes(
+    before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
+) -> Iterator[str]:
     for key in after:
         if key not in before and prefix != FREE:  # a key of a newer version
             continue
@@ -38,7 +41,11 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = 
         elif was != now:
             yield f"{prefix}{key} was {_shown(was)} and is {_shown(now)}"
     if prefix == FREE:
-        yield from (f"{prefix}{key} was {_shown(before[key])} and is left out" for key in before if key not in after)
+        yield from (
+            f"{prefix}{key} was {_shown(before[key])} and is left out"
+            for key in before
+            if key not in after
+        )
 
 
 def _shown(value: object) -> str:

@@ -56,7 +56,8 @@ def check_version(storage: RunStorage, version: int) -> None:
     if version not in there or version == newest:
         kept = ", ".join(str(number) for number in sorted(there - {newest})) or "none yet"
         text = (
-            f"{storage.where} cannot be rolled back to version {version}; the newest is {newest}, and it keeps {kept}"
+            f"{storage.where} cannot be rolled back to version {version}; the newest is {newest}, "
+            f"and it keeps {kept}"
         )
         raise StoreError(Code.UNKNOWN_CONTENT, text)
 
@@ -85,7 +86,9 @@ class RollBackWork(NamedTuple):
 class RollBacks:
     """What people ask of one run, and how it is done."""
 
-    def __init__(self, plan: Plan, rules: RoundRules, store: Store, models: RunModels, log: RunLog) -> None:
+    def __init__(
+        self, plan: Plan, rules: RoundRules, store: Store, models: RunModels, log: RunLog
+    ) -> None:
         self._plan, self._rules, self._store, self._models = plan, rules, store, models
         self._requests, self._log = store.storage.requests, log
         self._asked: tuple[RollBack, float] | None = None
@@ -117,7 +120,9 @@ class RollBacks:
         try:
             self.audit(decode_roll_back(kept), made)
         except StoreUnavailableError as error:
-            self._log.error("the audit log will have the roll back after the next start: %s", error.text)
+            self._log.error(
+                "the audit log will have the roll back after the next start: %s", error.text
+            )
         else:
             self._store.write([Metadata(TO_LOG, None)])
 
@@ -143,7 +148,11 @@ class RollBacks:
             self.refuse(request, f"{where} is missing: it is not kept any more")
             return None
         version = models.newest.version + 1
-        bases = {number: each for number, each in models.bases_of(version).items() if each != known.sha256}
+        bases = {
+            number: each
+            for number, each in models.bases_of(version).items()
+            if each != known.sha256
+        }
         made = ModelMade(version, known.sha256, 0, at, restores=known.version)
         return RollBackWork(request, known, made, bases)
 

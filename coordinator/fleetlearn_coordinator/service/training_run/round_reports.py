@@ -35,7 +35,9 @@ class SpooledReport(NamedTuple):
 class RoundReports:
     """What a run has of the open round so far. Between rounds it has none of the next one's."""
 
-    def __init__(self, rules: RoundRules, manifest: Manifest, store: Store, newest: ModelState) -> None:
+    def __init__(
+        self, rules: RoundRules, manifest: Manifest, store: Store, newest: ModelState
+    ) -> None:
         self.rules, self._store = rules, store
         parts = [*rules.aggregators, *((BUFFERS,) if rules.buffers else ())]
         self._elements = {part: manifest.elements_of(part) for part in parts}
@@ -146,7 +148,9 @@ class RoundReports:
         if not self._is_tied(report.task):
             # The task began before c began again from zeros: the device reports a change of a c_k
             # that is in no sum now.
-            whole = {part: columns.parts[part] for part in (UPDATE, BUFFERS) if part in columns.parts}
+            whole = {
+                part: columns.parts[part] for part in (UPDATE, BUFFERS) if part in columns.parts
+            }
             columns = replace(columns, parts=whole)
         round.add(columns)
 
@@ -191,7 +195,9 @@ class RoundReports:
         """Return the report with what an earlier process knew of it. Its plan may have had no use
         for norms."""
         norms = NOT_MEASURED if row.norms is None else Norms(*row.norms)
-        weighed = [] if self.rules.weighing.is_plain else [reported_of(row.report, row.weight, norms)]
+        weighed = (
+            [] if self.rules.weighing.is_plain else [reported_of(row.report, row.weight, norms)]
+        )
         return SpooledReport(row.device, row.task, replace(columns, weighed=weighed))
 
     def _check_parts(self, report: Report) -> None:
@@ -201,8 +207,8 @@ class RoundReports:
         if {*given} != self._elements.keys():
             raise ValueError(
                 f"the report of task {report.task} has the parts {', '.join(given)}; this version "
-                f"needs {', '.join(self._elements)}. It was accepted by an earlier version of fleetlearn, "
-                "or under another plan"
+                f"needs {', '.join(self._elements)}. It was accepted by an earlier version of "
+                "fleetlearn, or under another plan"
             )
 
 

@@ -52,7 +52,9 @@ class BackgroundWork(NamedTuple):
 class Record(Protocol):
     """Writes what commands change; ``Run.record``."""
 
-    def __call__(self, commands: Iterable[Command], now: Clocks, also: Iterable[Row] = ()) -> list[Command]: ...
+    def __call__(
+        self, commands: Iterable[Command], now: Clocks, also: Iterable[Row] = ()
+    ) -> list[Command]: ...
 
 
 class RoundWork:
@@ -157,7 +159,9 @@ class RoundWork:
         self.store.end_save(written)
         return []
 
-    def _end_roll_back(self, request: RollBack, new: RestoredModel | StoreError, now: Clocks) -> list[Command]:
+    def _end_roll_back(
+        self, request: RollBack, new: RestoredModel | StoreError, now: Clocks
+    ) -> list[Command]:
         """Give up what is open, and make this model the newest, in one batch; then let the run go
         on."""
         if isinstance(new, StoreError):

@@ -253,7 +253,9 @@ class Run:
 
     # What the engine decides
 
-    def record(self, commands: Iterable[Command], now: Clocks, also: Iterable[Row] = ()) -> list[Command]:
+    def record(
+        self, commands: Iterable[Command], now: Clocks, also: Iterable[Row] = ()
+    ) -> list[Command]:
         """Write what the commands change, in one batch. Returns those that the driver has to act
         on, in order: ``Assign``, ``CancelTask``, ``SendAway``, ``Ask`` and ``Finish`` are for the
         devices to hear, ``Abandon`` ends a round; after ``ExchangeClosed`` comes
@@ -282,7 +284,11 @@ class Run:
                 case Ended(_, task, number, cause):
                     if self.selection is not None:
                         self.selection.ended(task)
-                    rows.append(TaskEnded(task, cause, None if number == self.engine.round_of(task) else number))
+                    rows.append(
+                        TaskEnded(
+                            task, cause, None if number == self.engine.round_of(task) else number
+                        )
+                    )
                 case Revived(_, task):
                     rows.append(TaskRevived(task))
                 case CancelTask() | SendAway() | Commit():
@@ -338,8 +344,8 @@ class Run:
         return summary
 
     def end_exchange(self, command: ExchangeClosed, now: Clocks) -> list[Command]:
-        """The end of an exchange was recorded: an evaluation's metrics may stop the run. Returns the
-        engine's next commands, as ``record`` does."""
+        """The end of an exchange was recorded: an evaluation's metrics may stop the run. Returns
+        the engine's next commands, as ``record`` does."""
         is_valid = command.valid and command.kind == EVALUATION
         decides = is_valid and self.plan.stop.measured_by == "evaluation"
         if not decides or command.version < self.roll_backs.newest:

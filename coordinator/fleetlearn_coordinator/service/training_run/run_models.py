@@ -23,7 +23,9 @@ DELTA_BASES = 2
 class RunModels:
     """The newest model of a run, and the digests of earlier ones."""
 
-    def __init__(self, plan: Plan, hyper: dict[str, float], store: Store, newest: ModelState) -> None:
+    def __init__(
+        self, plan: Plan, hyper: dict[str, float], store: Store, newest: ModelState
+    ) -> None:
         """``hyper``: the values that tasks have, except for a mu that follows the loss."""
         self._plan, self._hyper, self._store = plan, hyper, store
         self.newest = newest

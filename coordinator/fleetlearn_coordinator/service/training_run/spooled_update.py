@@ -30,7 +30,9 @@ class SpooledUpdate:
     def __iter__(self) -> Iterator[Vector]:
         encoding, left = find_encoding(self.part.encoding), self.elements
         step = encoding.size(PART)
-        for content in self.blobs.read_spool_file(self.spool_file, self.part.size, self.begin, part_bytes=step):
+        for content in self.blobs.read_spool_file(
+            self.spool_file, self.part.size, self.begin, part_bytes=step
+        ):
             yield encoding.decode(content, min(PART, left))
             left -= PART
 

@@ -4,8 +4,9 @@ What is rewritten is known by its form alone, whoever made the graph:
 
 - ``x & (2^k - 1)`` is the remainder of a division by 2^k.
 - ``x & -2^k`` is x without that remainder.
-- ``x ^ y`` of numbers that are known to be from 0 to 2^36 - 1 is looked up in a table, PIECE bits of
-  both at a time. Such numbers are constants, the input ``seed``, what a mask or an exclusive or left,
+- ``x ^ y`` of numbers that are known to be from 0 to 2^36 - 1 is looked up in a table, PIECE bits
+  of both at a time. Such numbers are constants, the input ``seed``, what a mask or an exclusive or
+  left,
   and any of these shifted right: a product with 2^-k in float64, rounded down.
 
 Other bitwise operators stay. The random numbers of the bundles that fleetlearn exports, hashes of
@@ -28,7 +29,8 @@ PIECE = 9
 MOST_BITS = 4 * PIECE
 """Operands of an exclusive or have at most this many bits."""
 EXACT_BITS = 53
-"""float64 has integers below 2^53 without rounding. And every runtime checks that the seed is below 2^53."""
+"""float64 has integers below 2^53 without rounding. And every runtime checks that the seed is below
+2^53."""
 DOUBLE, INT64 = 11, 7
 """TensorProto's data types."""
 
@@ -37,8 +39,8 @@ class BitwiseRewriter:
     """Rewrites the bitwise operators of one graph, whose nodes it is given in their order."""
 
     def __init__(self, constants: Mapping[str, NDArray[Any]], prefix: str, seeded: bool) -> None:
-        """``prefix``: begins the names of new constants. A graph in a graph needs another one. ``seeded``: whether the
-        graph has an input ``seed``."""
+        """``prefix``: begins the names of new constants. A graph in a graph needs another one.
+        ``seeded``: whether the graph has an input ``seed``."""
         self._constants, self._prefix = constants, prefix
         self._bits = {"seed": EXACT_BITS} if seeded else {}
         """Values that are known to be from 0 to 2^bits - 1."""
@@ -64,7 +66,11 @@ class BitwiseRewriter:
             bits = self._bits.get(found.inputs[0], EXACT_BITS + 1)
             if bits <= EXACT_BITS:
                 self._doubles[found.outputs[0]] = bits
-        elif found.operator == "Cast" and found.integer("to", 0) == INT64 and found.inputs[0] in self._doubles:
+        elif (
+            found.operator == "Cast"
+            and found.integer("to", 0) == INT64
+            and found.inputs[0] in self._doubles
+        ):
             self._bits[found.outputs[0]] = self._doubles[found.inputs[0]]
         elif found.operator == "Mul":
             self._follow_shift(found)
@@ -73,7 +79,12 @@ class BitwiseRewriter:
     def _follow_shift(self, found: Node) -> None:
         for value, factor in (found.inputs, found.inputs[::-1]):
             values = self._constants.get(factor)
-            if value in self._doubles and values is not None and values.size == 1 and values.dtype == np.float64:
+            if (
+                value in self._doubles
+                and values is not None
+                and values.size == 1
+                and values.dtype == np.float64
+            ):
                 fraction, exponent = frexp(values.item())
                 if fraction == 0.5 and exponent <= 1:  # 2^(exponent - 1)
                     self._doubles[found.outputs[0]] = max(0, self._doubles[value] + exponent - 1)
@@ -107,7 +118,9 @@ class BitwiseRewriter:
         wide, narrow = sorted(found.inputs, key=lambda name: -self._bits[name])
         return b"".join(self._exclusive_or(wide, narrow, result, max(bits), min(bits)))
 
-    def _exclusive_or(self, wide: str, narrow: str, result: str, more: int, bits: int) -> Iterator[bytes]:
+    def _exclusive_or(
+        self, wide: str, narrow: str, result: str, more: int, bits: int
+    ) -> Iterator[bytes]:
         """Yield nodes for ``wide ^ narrow``, which have at most ``more`` and ``bits`` bits."""
         inner = f"{result}.{bits}."
         if more > bits:
@@ -117,7 +130,9 @@ class BitwiseRewriter:
         else:
             yield from self._from_table(wide, narrow, result, inner)
 
-    def _with_high_bits(self, wide: str, narrow: str, result: str, bits: int, inner: str) -> Iterator[bytes]:
+    def _with_high_bits(
+        self, wide: str, narrow: str, result: str, bits: int, inner: str
+    ) -> Iterator[bytes]:
         """``narrow`` ends before ``wide``: the highest bits of ``wide`` stay as they are."""
         low, high, xored = inner + "low", inner + "high", inner + "xored"
         yield node("Mod", [wide, self._constant(2**bits)], [low])
@@ -125,20 +140,30 @@ class BitwiseRewriter:
         yield from self._exclusive_or(low, narrow, xored, bits, bits)
         yield node("Add", [high, xored], [result])
 
-    def _in_two_parts(self, wide: str, narrow: str, result: str, bits: int, inner: str) -> Iterator[bytes]:
+    def _in_two_parts(
+        self, wide: str, narrow: str, result: str, bits: int, inner: str
+    ) -> Iterator[bytes]:
         """Both have too many bits for the table: their low and their high bits are worked apart."""
         part = PIECE * (2 if bits > 2 * PIECE else 1)
-        unit, low, high, above = self._constant(2**part), inner + "low", inner + "high", inner + "above"
+        unit, low, high, above = (
+            self._constant(2**part),
+            inner + "low",
+            inner + "high",
+            inner + "above",
+        )
         for name, value in (("wide", wide), ("narrow", narrow)):
             yield node("Mod", [value, unit], [f"{low}.{name}"])
             yield node("Div", [value, unit], [f"{high}.{name}"])
         yield from self._exclusive_or(f"{low}.wide", f"{low}.narrow", low, part, part)
-        yield from self._exclusive_or(f"{high}.wide", f"{high}.narrow", high, bits - part, bits - part)
+        yield from self._exclusive_or(
+            f"{high}.wide", f"{high}.narrow", high, bits - part, bits - part
+        )
         yield node("Mul", [high, unit], [above])
         yield node("Add", [above, low], [result])
 
     def _from_table(self, wide: str, narrow: str, result: str, inner: str) -> Iterator[bytes]:
-        """The table has the results in rows: ``wide`` says which row, ``narrow`` where in the row."""
+        """The table has the results in rows: ``wide`` says which row, ``narrow`` where in the
+        row."""
         row, place = inner + "row", inner + "place"
         yield node("Mul", [wide, self._constant(2**PIECE)], [row])
         yield node("Add", [row, narrow], [place])

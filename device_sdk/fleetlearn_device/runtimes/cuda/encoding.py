@@ -1,10 +1,11 @@
 """Reads and writes the nodes of an encoded ONNX model, since devices have no package onnx.
 
-The few fields that are read and written are of onnx.proto3: ModelProto.graph = 7; GraphProto.node = 1, initializer = 5,
-input = 11; ValueInfoProto.name = 1; NodeProto.input = 1, output = 2, op_type = 4, attribute = 5;
-AttributeProto.name = 1, f = 2, i = 3, t = 5, g = 6, ints = 8, graphs = 11, type = 20 (FLOAT = 1, INT = 2, TENSOR = 4);
-TensorProto.dims = 1, data_type = 2 (FLOAT = 1, INT32 = 6, INT64 = 7, DOUBLE = 11), int32_data = 5, int64_data = 7,
-name = 8, raw_data = 9, double_data = 10. How they are encoded: protobuf.dev/programming-guides/encoding.
+The few fields that are read and written are of onnx.proto3: ModelProto.graph = 7; GraphProto.node =
+1, initializer = 5, input = 11; ValueInfoProto.name = 1; NodeProto.input = 1, output = 2, op_type =
+4, attribute = 5; AttributeProto.name = 1, f = 2, i = 3, t = 5, g = 6, ints = 8, graphs = 11, type =
+20 (FLOAT = 1, INT = 2, TENSOR = 4); TensorProto.dims = 1, data_type = 2 (FLOAT = 1, INT32 = 6,
+INT64 = 7, DOUBLE = 11), int32_data = 5, int64_data = 7, name = 8, raw_data = 9, double_data = 10.
+How they are encoded: protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations
@@ -65,11 +66,17 @@ class Node:
     def integer(self, name: str, default: int) -> int:
         found = [row.value for row in self.attributes.get(name, []) if row.number == 3]
         # Numbers that are 0 need not be written.
-        return signed(varint(found[0], 0)[0]) if found else (0 if name in self.attributes else default)
+        return (
+            signed(varint(found[0], 0)[0]) if found else (0 if name in self.attributes else default)
+        )
 
     def number(self, name: str, default: float) -> float:
         found = [row.value for row in self.attributes.get(name, []) if row.number == 2]
-        return struct.unpack("<f", found[0])[0] if found else (0.0 if name in self.attributes else default)
+        return (
+            struct.unpack("<f", found[0])[0]
+            if found
+            else (0.0 if name in self.attributes else default)
+        )
 
     def integers(self, name: str, default: list[int]) -> list[int]:
         found = [row for row in self.attributes.get(name, []) if row.number == 8]
@@ -77,8 +84,8 @@ class Node:
 
 
 def tensor(message: bytes) -> tuple[str, NDArray[Any] | None]:
-    """Return the name and the values of a TensorProto; no values if they have another dtype, lie in a file,
-    or are float32 that is not in ``raw_data``."""
+    """Return the name and the values of a TensorProto; no values if they have another dtype, lie in
+    a file, or are float32 that is not in ``raw_data``."""
     parts = list(fields(message))
     name = next((row.value.decode() for row in parts if row.number == 8), "")
     shape = [number for row in parts if row.number == 1 for number in packed(row)]
@@ -92,7 +99,9 @@ def tensor(message: bytes) -> tuple[str, NDArray[Any] | None]:
     doubles = b"".join(row.value for row in parts if row.number == 10)
     if dtype in (np.int32, np.int64) and integers:
         return name, np.array(integers, dtype).reshape(shape)
-    return name, np.frombuffer(doubles, dtype).reshape(shape) if dtype is np.float64 and doubles else None
+    return name, np.frombuffer(doubles, dtype).reshape(
+        shape
+    ) if dtype is np.float64 and doubles else None
 
 
 def fields(message: bytes) -> Iterator[Field]:
@@ -112,7 +121,9 @@ def fields(message: bytes) -> Iterator[Field]:
         else:
             raise ValueError(f"a field of the unknown kind {kind}: this is no encoded message")
         if place > len(message):
-            raise ValueError(f"a field ends at byte {place} of {len(message)}: this is no encoded message")
+            raise ValueError(
+                f"a field ends at byte {place} of {len(message)}: this is no encoded message"
+            )
         yield Field(key >> 3, message[value:place], message[start:place])
 
 
@@ -171,12 +182,19 @@ def constant(name: str, values: NDArray[Any]) -> bytes:
     (kind,) = (number for number, dtype in DTYPES.items() if values.dtype == dtype)
     shape = b"".join(encoded(1 << 3) + encoded(size) for size in values.shape)
     content = shape + encoded(2 << 3) + encoded(kind) + framed(9, values.tobytes())
-    return node("Constant", [], [name], framed(1, b"value") + framed(5, content) + encoded(20 << 3) + encoded(4))
+    return node(
+        "Constant",
+        [],
+        [name],
+        framed(1, b"value") + framed(5, content) + encoded(20 << 3) + encoded(4),
+    )
 
 
 def integer(name: str, value: int) -> bytes:
     """Return an attribute."""
-    return framed(1, name.encode()) + encoded(3 << 3) + encoded(value) + encoded(20 << 3) + encoded(2)
+    return (
+        framed(1, name.encode()) + encoded(3 << 3) + encoded(value) + encoded(20 << 3) + encoded(2)
+    )
 
 
 def floating(name: str, value: float) -> bytes:

@@ -1,12 +1,14 @@
-"""Rewrites what ONNX Runtime's CUDA provider (1.31) cannot run: operators that have no kernel, or one that refuses.
+"""Rewrites what ONNX Runtime's CUDA provider (1.31) cannot run: operators that have no kernel, or
+one that refuses.
 
-Batch statistics: its kernel of BatchNormalization takes given statistics only. With ``training_mode`` it ends the
-session: "Training mode does not support BN opset 14 (or higher) yet" (core/providers/cuda/nn/batch_norm.h). On the CPU
-that operator is three times as fast as sums, so bundles have it, and it becomes sums here (of opset 18, as bundles).
+Batch statistics: its kernel of BatchNormalization takes given statistics only. With
+``training_mode`` it ends the session: "Training mode does not support BN opset 14 (or higher) yet"
+(core/providers/cuda/nn/batch_norm.h). On the CPU that operator is three times as fast as sums, so
+bundles have it, and it becomes sums here (of opset 18, as bundles).
 
 Col2Im runs on the CPU, and its images are copied there and back. Bundles have it for small images
-(fleetlearn_export/emission/operators/small_images.py): the sum of each place's taps is then a product with a matrix of
-zeros and ones.
+(fleetlearn_export/emission/operators/small_images.py): the sum of each place's taps is then a
+product with a matrix of zeros and ones.
 
 Bitwise operators run on the CPU too. They make the random numbers of dropout: see bitwise.py.
 
@@ -40,22 +42,32 @@ Constants = dict[str, NDArray[Any]]
 
 
 def for_cuda(model: bytes) -> bytes | None:
-    """Return the graph (an encoded ModelProto) as the CUDA provider can run it; None if it has nothing to rewrite.
+    """Return the graph (an encoded ModelProto) as the CUDA provider can run it; None if it has
+    nothing to rewrite.
 
     Raises ValueError if ``model`` is no encoded message.
     """
     if not any(word in model for word in (b"training_mode", b"Col2Im", b"Bitwise")):
         return None
-    return b"".join(_graph(field, {}, "bitwise") if field.number == 7 else field.whole for field in fields(model))
+    return b"".join(
+        _graph(field, {}, "bitwise") if field.number == 7 else field.whole
+        for field in fields(model)
+    )
 
 
 def _graph(field: Field, outer: Constants, prefix: str) -> bytes:
-    """Return a field that is a graph, with other nodes. ``outer``: constants of the graph around it."""
+    """Return a field that is a graph, with other nodes. ``outer``: constants of the graph around
+    it."""
     rows = list(fields(field.value))
     constants = {**outer, **dict(_constants(row.value for row in rows if row.number == 5))}
-    seeded = any(row.number == 11 and b"seed" in [part.value for part in fields(row.value)] for row in rows)
+    seeded = any(
+        row.number == 11 and b"seed" in [part.value for part in fields(row.value)] for row in rows
+    )
     bitwise = BitwiseRewriter(constants, prefix, seeded)
-    parts = [_nodes(Node(row), constants, bitwise, prefix) if row.number == 1 else row.whole for row in rows]
+    parts = [
+        _nodes(Node(row), constants, bitwise, prefix) if row.number == 1 else row.whole
+        for row in rows
+    ]
     return framed(field.number, bitwise.constants() + b"".join(parts))
 
 
@@ -74,7 +86,10 @@ def _nodes(found: Node, constants: Constants, bitwise: BitwiseRewriter, prefix: 
         return b"".join(_col2im(found, constants))
     if found.operator in ("If", "Loop", "Scan"):
         inner = f"{prefix}.inner"
-        rows = (row.whole if row.number != 5 else _with_other_graphs(row, constants, inner) for row in found.rows)
+        rows = (
+            row.whole if row.number != 5 else _with_other_graphs(row, constants, inner)
+            for row in found.rows
+        )
         return framed(1, b"".join(rows))
     return bitwise.rewritten(found) or found.field.whole
 
@@ -82,19 +97,34 @@ def _nodes(found: Node, constants: Constants, bitwise: BitwiseRewriter, prefix: 
 def _with_other_graphs(attribute: Field, outer: Constants, prefix: str) -> bytes:
     """Return an attribute of an If, a Loop or a Scan with other nodes in its graphs."""
     rows = fields(attribute.value)
-    return framed(5, b"".join(_graph(row, outer, prefix) if row.number in (6, 11) else row.whole for row in rows))
+    return framed(
+        5,
+        b"".join(
+            _graph(row, outer, prefix) if row.number in (6, 11) else row.whole for row in rows
+        ),
+    )
 
 
 def _batch_norm(found: Node) -> Iterator[bytes]:
-    """Yield nodes that give the result and the batch's mean and variance. The input is (examples, channels, ...)."""
+    """Yield nodes that give the result and the batch's mean and variance. The input is (examples,
+    channels, ...)."""
     # With another momentum the outputs are not the batch's own statistics.
-    if not found.integer("training_mode", 0) or found.number("momentum", 0.9) or len(found.outputs) != 3:
+    if (
+        not found.integer("training_mode", 0)
+        or found.number("momentum", 0.9)
+        or len(found.outputs) != 3
+    ):
         yield found.field.whole
         return
     (x, scale, shift), (result, mean, variance) = found.inputs[:3], found.outputs
     name = f"{result}.sums."
     three, axes, one = name + "three", name + "axes", name + "one"
-    flat, middle, centred, squared = name + "flat", name + "middle", name + "centred", name + "squared"
+    flat, middle, centred, squared = (
+        name + "flat",
+        name + "middle",
+        name + "centred",
+        name + "squared",
+    )
     yield constant(three, np.array([0, 0, -1], np.int64))  # 0: as it is
     yield constant(axes, np.array([0, 2], np.int64))
     yield constant(one, np.array([-1], np.int64))
@@ -109,7 +139,8 @@ def _batch_norm(found: Node) -> Iterator[bytes]:
 
 
 def _col2im(found: Node, constants: Constants) -> Iterator[bytes]:
-    """Yield a product with the matrix that says which taps are added to which place of the image."""
+    """Yield a product with the matrix that says which taps are added to which place of the
+    image."""
     columns, image, block = found.inputs
     if image not in constants or block not in constants:
         yield found.field.whole
@@ -118,7 +149,11 @@ def _col2im(found: Node, constants: Constants) -> Iterator[bytes]:
     axes = len(sizes)
     pads, steps, gaps = (
         found.integers(name, [default] * count)
-        for name, default, count in (("pads", 0, 2 * axes), ("strides", 1, axes), ("dilations", 1, axes))
+        for name, default, count in (
+            ("pads", 0, 2 * axes),
+            ("strides", 1, axes),
+            ("dilations", 1, axes),
+        )
     )
     adds = np.ones([1, 1, 1], np.float32)
     for axis, (size, taps, step, gap) in enumerate(zip(sizes, kernel, steps, gaps, strict=True)):
@@ -129,7 +164,8 @@ def _col2im(found: Node, constants: Constants) -> Iterator[bytes]:
             yield found.field.whole
             return
         shape = [a * b for a, b in zip(adds.shape, along.shape, strict=True)]
-        adds = np.einsum("abc,def->adbecf", adds, along).reshape(shape)  # (taps, places, size of the image)
+        # (taps, places, size of the image)
+        adds = np.einsum("abc,def->adbecf", adds, along).reshape(shape)
     name = f"{found.outputs[0]}.adds."
     matrix, rows, flat, product = name + "matrix", name + "rows", name + "flat", name + "product"
     yield constant(matrix, adds.reshape(-1, adds.shape[2]))

@@ -1,1 +1,2 @@
-"""The functions that write ATen operators as ONNX operators, by kind. ``table.py`` collects them."""
+"""The functions that write ATen operators as ONNX operators, by kind. ``table.py`` collects
+them."""

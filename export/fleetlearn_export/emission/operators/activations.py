@@ -1,7 +1,8 @@
 """Activations and their backward passes, in few passes over memory.
 
-The figures are for 10^6 float32 elements on one thread of ONNX Runtime 1.31. Mul, Clip and Sub with a number take 0.1
-ms each; Where takes 0.5, Sign 0.8, Log 1.5, Elu 1.7, a general Pow 9, Softplus and Mish 11 ms.
+The figures are for 10^6 float32 elements on one thread of ONNX Runtime 1.31. Mul, Clip and Sub with
+a number take 0.1 ms each; Where takes 0.5, Sign 0.8, Log 1.5, Elu 1.7, a general Pow 9, Softplus
+and Mish 11 ms.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from fleetlearn_export.emission.operators.arithmetic import unary
 
 aten = torch.ops.aten
 HUGE = 3e38
-"""Turns a difference into a step: clip(HUGE * x, 0, 1) is 1 wherever x > 0, unless x is below 4e-39."""
+"""Turns a difference into a step: clip(HUGE * x, 0, 1) is 1 wherever x > 0, unless x is below
+4e-39."""
 
 
 def step(graph: Emitter, x: str, dtype: torch.dtype) -> str:
@@ -31,8 +33,8 @@ def step(graph: Emitter, x: str, dtype: torch.dtype) -> str:
 def inside(graph: Emitter, x: str, limit: float, dtype: torch.dtype) -> str:
     """Return 1 where abs(x) < limit, else 0.
 
-    The step's slope is a power of two, so that its product with the limit is exact, and one unit in the last place of
-    the limit becomes a difference of at least 1.
+    The step's slope is a power of two, so that its product with the limit is exact, and one unit in
+    the last place of the limit becomes a difference of at least 1.
     """
     size = graph.node("Abs", x)
     limit = float(np.float32(limit))
@@ -60,7 +62,9 @@ def leaky_relu(graph: Emitter, out: Tensor, x: Value, slope: float = 0.01) -> st
     return graph.node("LeakyRelu", x, alpha=float(slope))
 
 
-def leaky_relu_backward(graph: Emitter, out: Tensor, grad: Value, x: Value, slope: float, self_is_result: bool) -> str:
+def leaky_relu_backward(
+    graph: Emitter, out: Tensor, grad: Value, x: Value, slope: float, self_is_result: bool
+) -> str:
     positive = step(graph, x.name, x.dtype)
     if 0 <= slope <= 1:
         return graph.node("Mul", grad, graph.node("Max", positive, graph.number(slope, x.dtype)))
@@ -92,17 +96,22 @@ def relu6(graph: Emitter, out: Tensor, x: Value) -> str:
     return hardtanh(graph, out, x, 0.0, 6.0)
 
 
-def hardtanh_backward(graph: Emitter, out: Tensor, grad: Value, x: Value, low: float, high: float) -> str:
+def hardtanh_backward(
+    graph: Emitter, out: Tensor, grad: Value, x: Value, low: float, high: float
+) -> str:
     """Mask with comparisons, or with the step of limit - abs(y) where the limits are as far from 0.
 
-    y is the forward pass's result, which is inside the limits where x is: x need not be kept for the backward pass.
+    y is the forward pass's result, which is inside the limits where x is: x need not be kept for
+    the backward pass.
     """
     y = hardtanh(graph, out, x, low, high)
     if low == -high:
         return graph.node("Mul", grad, inside(graph, y, high, x.dtype))
-    # 16 x 96 x 112 x 112: 21 CPU-ms, with masks of a byte for an element; 24 by the step of (y - low) * (high - y).
+    # 16 x 96 x 112 x 112: 21 CPU-ms, with masks of a byte for an element; 24 by the step of (y -
+    # low) * (high - y).
     above, below = (
-        graph.node(row, y, graph.number(limit, x.dtype)) for row, limit in (("Greater", low), ("Less", high))
+        graph.node(row, y, graph.number(limit, x.dtype))
+        for row, limit in (("Greater", low), ("Less", high))
     )
     return graph.node("Mul", grad, graph.cast_node(graph.node("And", above, below), x.dtype))
 
@@ -119,8 +128,8 @@ def hardsigmoid_backward(graph: Emitter, out: Tensor, grad: Value, x: Value) -> 
 def hardswish_backward(graph: Emitter, out: Tensor, grad: Value, x: Value) -> str:
     """Multiply with the derivative: 0 up to -3, x / 3 + 1/2 up to 3, then 1. It jumps at both ends.
 
-    With J(v) = v where v > -1/2, else 0 (ThresholdedRelu), it is 1 - J(1 - J(x / 3 + 1/2)). 0.96 ms; 1.7 by the clipped
-    line, comparisons and their mask.
+    With J(v) = v where v > -1/2, else 0 (ThresholdedRelu), it is 1 - J(1 - J(x / 3 + 1/2)). 0.96
+    ms; 1.7 by the clipped line, comparisons and their mask.
     """
     half, one = graph.number(0.5, x.dtype), graph.number(1, x.dtype)
     line = graph.node("Add", graph.node("Mul", x, graph.number(1 / 3, x.dtype)), half)
@@ -130,14 +139,16 @@ def hardswish_backward(graph: Emitter, out: Tensor, grad: Value, x: Value) -> st
 
 
 def silu(graph: Emitter, out: Tensor, x: Value) -> str:
-    """ONNX Runtime fuses the two nodes into one (0.16 ms in place of 0.41) where nothing else reads the sigmoid."""
+    """ONNX Runtime fuses the two nodes into one (0.16 ms in place of 0.41) where nothing else reads
+    the sigmoid."""
     return graph.node("Mul", x, graph.node("Sigmoid", x))
 
 
 def silu_backward(graph: Emitter, out: Tensor, grad: Value, x: Value) -> str:
     """Multiply with 1 + (1 - s) (y - 1), where s is the sigmoid and y = x s.
 
-    1 - s is computed from x again: a sigmoid kept from the forward pass would take memory, and as much time.
+    1 - s is computed from x again: a sigmoid kept from the forward pass would take memory, and as
+    much time.
     """
     one = graph.number(1, x.dtype)
     rest = graph.node("Sigmoid", graph.node("Neg", x))
@@ -156,7 +167,8 @@ def tanh_backward(graph: Emitter, out: Tensor, grad: Value, y: Value) -> str:
 
 
 def gelu(graph: Emitter, out: Tensor, x: Value, *, approximate: str = "none") -> str:
-    """ONNX Runtime fuses the exact form into one operator (0.44 ms) where nothing else reads its parts."""
+    """ONNX Runtime fuses the exact form into one operator (0.44 ms) where nothing else reads its
+    parts."""
     if approximate == "tanh":
         return graph.node("Mul", x, _tanh_gate(graph, x)[0])
     one, half = graph.number(1, x.dtype), graph.number(0.5, x.dtype)
@@ -173,9 +185,12 @@ def _tanh_gate(graph: Emitter, x: Value) -> tuple[str, str]:
     return graph.node("Sigmoid", graph.node("Mul", x, line)), square
 
 
-def gelu_backward(graph: Emitter, out: Tensor, grad: Value, x: Value, *, approximate: str = "none") -> str:
-    """Multiply with the derivative. The error function is computed again, from x times 1 / sqrt(2) and not divided by
-    sqrt(2), so that the forward pass stays one fused operator: as fast (2.6 and 2.7 ms for both), and less memory."""
+def gelu_backward(
+    graph: Emitter, out: Tensor, grad: Value, x: Value, *, approximate: str = "none"
+) -> str:
+    """Multiply with the derivative. The error function is computed again, from x times 1 / sqrt(2)
+    and not divided by sqrt(2), so that the forward pass stays one fused operator: as fast (2.6 and
+    2.7 ms for both), and less memory."""
     one, half = graph.number(1, x.dtype), graph.number(0.5, x.dtype)
     if approximate == "tanh":
         gate, square = _tanh_gate(graph, x)
@@ -186,12 +201,21 @@ def gelu_backward(graph: Emitter, out: Tensor, grad: Value, x: Value, *, approxi
         return graph.node("Mul", grad, graph.node("Mul", gate, graph.node("Add", slope, one)))
     error = graph.node("Erf", graph.node("Mul", x, graph.number(math.sqrt(0.5), x.dtype)))
     below = graph.node("Add", graph.node("Mul", error, half), half)
-    density = graph.node("Exp", graph.node("Mul", graph.node("Mul", x, x), graph.number(-0.5, x.dtype)))
+    density = graph.node(
+        "Exp", graph.node("Mul", graph.node("Mul", x, x), graph.number(-0.5, x.dtype))
+    )
     density = graph.node("Mul", density, graph.number(1 / math.sqrt(2 * math.pi), x.dtype))
     return graph.node("Mul", grad, graph.node("Add", below, graph.node("Mul", x, density)))
 
 
-def elu(graph: Emitter, out: Tensor, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> str:
+def elu(
+    graph: Emitter,
+    out: Tensor,
+    x: Value,
+    alpha: float = 1,
+    scale: float = 1,
+    input_scale: float = 1,
+) -> str:
     """0.6 ms where alpha and the scales are 1, else 0.9; ONNX Runtime's Elu takes 1.7 ms."""
     zero = graph.number(0, x.dtype)
     power = graph.node("Exp", _times(graph, graph.node("Min", x, zero), input_scale, x.dtype))
@@ -227,7 +251,9 @@ def elu_backward(
     # Where x > 0 the slope so far is alpha * scale * input_scale.
     missing = scale - alpha * scale * input_scale
     if missing:
-        slope = graph.node("Add", slope, _times(graph, step(graph, x.name, x.dtype), missing, x.dtype))
+        slope = graph.node(
+            "Add", slope, _times(graph, step(graph, x.name, x.dtype), missing, x.dtype)
+        )
     return graph.node("Mul", grad, slope)
 
 
@@ -236,13 +262,16 @@ def _times(graph: Emitter, x: str, factor: float, dtype: torch.dtype) -> str:
 
 
 def softplus(graph: Emitter, out: Tensor, x: Value, beta: float = 1, threshold: float = 20) -> str:
-    """Write max(b x, 0) + log(1 + exp(-abs(b x))), over b: 2.7 ms; ONNX Runtime's Softplus takes 11."""
+    """Write max(b x, 0) + log(1 + exp(-abs(b x))), over b: 2.7 ms; ONNX Runtime's Softplus takes
+    11."""
     scaled = _times(graph, x.name, beta, x.dtype)
     result = graph.node("Add", graph.node("Relu", scaled), _log_of_both(graph, scaled, x.dtype))
     result = _times(graph, result, 1 / beta, x.dtype)
     if threshold >= 20:  # PyTorch returns x above it, which is then the same in float32
         return result
-    return graph.node("Where", graph.node("Greater", scaled, graph.number(threshold, x.dtype)), x, result)
+    return graph.node(
+        "Where", graph.node("Greater", scaled, graph.number(threshold, x.dtype)), x, result
+    )
 
 
 def _log_of_both(graph: Emitter, x: str, dtype: torch.dtype) -> str:
@@ -260,7 +289,9 @@ def _log_of_sum(graph: Emitter, x: str, dtype: torch.dtype) -> str:
     return graph.node("Log", graph.node("Add", x, graph.number(1, dtype)))
 
 
-def softplus_backward(graph: Emitter, out: Tensor, grad: Value, x: Value, beta: float, threshold: float) -> str:
+def softplus_backward(
+    graph: Emitter, out: Tensor, grad: Value, x: Value, beta: float, threshold: float
+) -> str:
     scaled = _times(graph, x.name, beta, x.dtype)
     slope = graph.node("Sigmoid", scaled)
     if threshold < 20:
@@ -270,7 +301,8 @@ def softplus_backward(graph: Emitter, out: Tensor, grad: Value, x: Value, beta: 
 
 
 def log_sigmoid_forward(graph: Emitter, out: Any, x: Value) -> list[str]:
-    """Write it, and exp(-abs(x)) for PyTorch's backward pass. Ours reads only x, so no graph keeps the second one."""
+    """Write it, and exp(-abs(x)) for PyTorch's backward pass. Ours reads only x, so no graph keeps
+    the second one."""
     below = graph.node("Min", x, graph.number(0, x.dtype))
     power = _power_of_both(graph, x.name)
     return [graph.node("Sub", below, _log_of_sum(graph, power, x.dtype)), power]
@@ -285,7 +317,8 @@ def mish(graph: Emitter, out: Tensor, x: Value) -> str:
 
 
 def _tanh_of_softplus(graph: Emitter, x: Value) -> str:
-    """Return tanh(log(1 + e)) = e (e + 2) / (e (e + 2) + 2) with e = exp(x); it is 1 in float32 for x > 20."""
+    """Return tanh(log(1 + e)) = e (e + 2) / (e (e + 2) + 2) with e = exp(x); it is 1 in float32 for
+    x > 20."""
     two = graph.number(2, x.dtype)
     power = graph.node("Exp", graph.node("Min", x, graph.number(20, x.dtype)))
     product = graph.node("Mul", power, graph.node("Add", power, two))

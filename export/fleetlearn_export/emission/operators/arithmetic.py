@@ -12,7 +12,12 @@ from fleetlearn_export.emission.emitter import EmissionError, Emitter, Handler, 
 
 aten = torch.ops.aten
 
-COMPUTED_AS = {torch.bool: torch.int32, torch.uint8: torch.int32, torch.int8: torch.int32, torch.int16: torch.int32}
+COMPUTED_AS = {
+    torch.bool: torch.int32,
+    torch.uint8: torch.int32,
+    torch.int8: torch.int32,
+    torch.int16: torch.int32,
+}
 """Types that ONNX Runtime has no arithmetic for, and those that stand for them."""
 
 
@@ -67,9 +72,14 @@ def reversed_subtraction(graph: Emitter, out: Tensor, a: Value, b: Any, alpha: A
 
 
 def power(graph: Emitter, out: Tensor, x: Any, exponent: Any) -> str:
-    """ONNX Runtime's Pow is fast for the exponents 2 and 3 only: otherwise it takes 60 times longer than Mul."""
+    """ONNX Runtime's Pow is fast for the exponents 2 and 3 only: otherwise it takes 60 times longer
+    than Mul."""
     base = graph.operand(x, out.dtype)
-    known = exponent if isinstance(exponent, int | float) and exponent in (-2, -1, -0.5, 0.5, 1, 1.5, 2, 4) else None
+    known = (
+        exponent
+        if isinstance(exponent, int | float) and exponent in (-2, -1, -0.5, 0.5, 1, 1.5, 2, 4)
+        else None
+    )
     if known is None:
         return graph.node("Pow", base, graph.operand(exponent, out.dtype))
     size = abs(known)
@@ -88,15 +98,21 @@ def reciprocal_root(graph: Emitter, out: Tensor, x: Value) -> str:
 
 
 def exponential_of_two(graph: Emitter, out: Tensor, x: Value) -> str:
-    return graph.node("Exp", graph.node("Mul", graph.cast(x, out.dtype), graph.number(math.log(2), out.dtype)))
+    return graph.node(
+        "Exp", graph.node("Mul", graph.cast(x, out.dtype), graph.number(math.log(2), out.dtype))
+    )
 
 
 def exponential_minus_one(graph: Emitter, out: Tensor, x: Value) -> str:
-    return graph.node("Sub", graph.node("Exp", graph.cast(x, out.dtype)), graph.number(1, out.dtype))
+    return graph.node(
+        "Sub", graph.node("Exp", graph.cast(x, out.dtype)), graph.number(1, out.dtype)
+    )
 
 
 def log_of_one_plus(graph: Emitter, out: Tensor, x: Value) -> str:
-    return graph.node("Log", graph.node("Add", graph.cast(x, out.dtype), graph.number(1, out.dtype)))
+    return graph.node(
+        "Log", graph.node("Add", graph.cast(x, out.dtype), graph.number(1, out.dtype))
+    )
 
 
 def logarithm(base: float) -> Handler:
@@ -108,11 +124,14 @@ def logarithm(base: float) -> Handler:
 
 
 def complementary_error_function(graph: Emitter, out: Tensor, x: Value) -> str:
-    return graph.node("Sub", graph.number(1, out.dtype), graph.node("Erf", graph.cast(x, out.dtype)))
+    return graph.node(
+        "Sub", graph.number(1, out.dtype), graph.node("Erf", graph.cast(x, out.dtype))
+    )
 
 
 def arc_tangent_of_quotient(graph: Emitter, out: Tensor, y: Value, x: Value) -> str:
-    """Write the angle of the point (x, y), by the half-angle formula where x > 0, else by one with y below.
+    """Write the angle of the point (x, y), by the half-angle formula where x > 0, else by one with
+    y below.
 
     At y = 0 and x <= 0 the result is pi or 0, without regard to the sign of a zero.
     """
@@ -126,12 +145,17 @@ def arc_tangent_of_quotient(graph: Emitter, out: Tensor, y: Value, x: Value) -> 
     angle = graph.node("Mul", two, graph.node("Atan", graph.node("Div", above, below)))
     on_axis = graph.node("And", graph.node("Equal", top, zero), graph.node("Not", to_the_right))
     negative = graph.cast_node(graph.node("Less", right, zero), out.dtype)
-    return graph.node("Where", on_axis, graph.node("Mul", negative, graph.number(math.pi, out.dtype)), angle)
+    return graph.node(
+        "Where", on_axis, graph.node("Mul", negative, graph.number(math.pi, out.dtype)), angle
+    )
 
 
 def hypotenuse(graph: Emitter, out: Tensor, a: Value, b: Value) -> str:
     first, second = graph.cast(a, out.dtype), graph.cast(b, out.dtype)
-    return graph.node("Sqrt", graph.node("Add", graph.node("Mul", first, first), graph.node("Mul", second, second)))
+    return graph.node(
+        "Sqrt",
+        graph.node("Add", graph.node("Mul", first, first), graph.node("Mul", second, second)),
+    )
 
 
 def remainder_name(graph: Emitter, dtype: torch.dtype, a: str, b: str) -> str:
@@ -149,9 +173,12 @@ def remainder(graph: Emitter, out: Tensor, a: Any, b: Any) -> str:
     return result if dtype == out.dtype else graph.cast_node(result, out.dtype)
 
 
-def divided(graph: Emitter, out: Tensor, a: Any, b: Any, *, rounding_mode: str | None = None) -> str:
-    """Divide, and round down ("floor") or to zero ("trunc"). Rounding down divides what the remainder leaves, as
-    PyTorch does: 1 // 0.1 is 9. A floating-point divisor of 0 gives NaN, where PyTorch gives an infinity."""
+def divided(
+    graph: Emitter, out: Tensor, a: Any, b: Any, *, rounding_mode: str | None = None
+) -> str:
+    """Divide, and round down ("floor") or to zero ("trunc"). Rounding down divides what the
+    remainder leaves, as PyTorch does: 1 // 0.1 is 9. A floating-point divisor of 0 gives NaN, where
+    PyTorch gives an infinity."""
     if rounding_mode is None:
         return binary("Div")(graph, out, a, b)  # type: ignore[return-value]
     dtype = COMPUTED_AS.get(out.dtype, out.dtype)
@@ -195,7 +222,9 @@ def rounded_to_decimals(graph: Emitter, out: Tensor, x: Value, *, decimals: int)
 def sum_with_product(operator: str) -> Handler:
     """Return the handler of ``x + value * (a operator b)``."""
 
-    def handler(graph: Emitter, out: Tensor, x: Value, a: Value, b: Value, *, value: Any = 1) -> str:
+    def handler(
+        graph: Emitter, out: Tensor, x: Value, a: Value, b: Value, *, value: Any = 1
+    ) -> str:
         term = graph.node(operator, graph.cast(a, out.dtype), graph.cast(b, out.dtype))
         term = term if value == 1 else graph.node("Mul", term, graph.number(value, out.dtype))
         return graph.node("Add", graph.cast(x, out.dtype), term)
@@ -254,7 +283,9 @@ OPERATORS: dict[torch._ops.OpOverload, Handler] = {
     aten.fmod.Tensor: lambda graph, out, a, b: graph.node(
         "Mod", graph.operand(a, out.dtype), graph.operand(b, out.dtype), fmod=1
     ),
-    aten.fmod.Scalar: lambda graph, out, a, b: graph.node("Mod", a, graph.operand(b, out.dtype), fmod=1),
+    aten.fmod.Scalar: lambda graph, out, a, b: graph.node(
+        "Mod", a, graph.operand(b, out.dtype), fmod=1
+    ),
     aten.floor.default: rounded("Floor"),
     aten.ceil.default: rounded("Ceil"),
     aten.round.default: rounded("Round"),

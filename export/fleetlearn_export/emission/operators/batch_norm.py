@@ -1,4 +1,5 @@
-"""Batch normalisation and its backward pass. Instance normalisation arrives as one with as many channels as images."""
+"""Batch normalisation and its backward pass. Instance normalisation arrives as one with as many
+channels as images."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ from typing import Any
 
 import torch
 
-from fleetlearn_export.emission.emitter import EmissionError, Emitter, Handler, Source, Value, fixed_size
+from fleetlearn_export.emission.emitter import (
+    EmissionError,
+    Emitter,
+    Handler,
+    Source,
+    Value,
+    fixed_size,
+)
 from fleetlearn_export.emission.operators.layout import mean, total
 
 aten = torch.ops.aten
@@ -31,7 +39,13 @@ def _vector(graph: Emitter, value: Value | None, number: float, x: Value) -> Sou
 
 
 def _normalised(
-    graph: Emitter, x: Value, weight: Value | None, bias: Value | None, mean: Source, variance: Source, eps: float
+    graph: Emitter,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Source,
+    variance: Source,
+    eps: float,
 ) -> str:
     return graph.node(
         "BatchNormalization",
@@ -44,34 +58,42 @@ def _normalised(
     )
 
 
-def _affine(graph: Emitter, x: Value, scale: Source, shift: Source, mean: Source | None = None) -> str:
+def _affine(
+    graph: Emitter, x: Value, scale: Source, shift: Source, mean: Source | None = None
+) -> str:
     """Return ``(x - mean) * scale + shift`` with vectors of one number for each channel.
 
-    BatchNormalization does it in one pass, at full speed for small images too: 16 x 960 x 2 x 2 in 0.03 CPU-ms, where a
-    Mul with a vector takes 0.14.
+    BatchNormalization does it in one pass, at full speed for small images too: 16 x 960 x 2 x 2 in
+    0.03 CPU-ms, where a Mul with a vector takes 0.14.
     """
     mean = _vector(graph, None, 0, x) if mean is None else mean
-    return graph.node("BatchNormalization", x, scale, shift, mean, _vector(graph, None, 1, x), epsilon=0.0)
+    return graph.node(
+        "BatchNormalization", x, scale, shift, mean, _vector(graph, None, 1, x), epsilon=0.0
+    )
 
 
 def _sum_of_products(graph: Emitter, grad: Value, other: Source) -> str:
     """Return the sum of ``grad * other`` for each channel.
 
-    Where images are large, each channel's image is a row that is multiplied with a column: the products of the elements
-    take no memory then. 16 x 96 x 112 x 112: 5.3 CPU-ms; 12.6 by Mul and ReduceSum. 16 x 192 x 28 x 28: 0.81 and 1.4;
-    but 16 x 384 x 14 x 14: 0.97 and 0.50.
+    Where images are large, each channel's image is a row that is multiplied with a column: the
+    products of the elements take no memory then. 16 x 96 x 112 x 112: 5.3 CPU-ms; 12.6 by Mul and
+    ReduceSum. 16 x 192 x 28 x 28: 0.81 and 1.4; but 16 x 384 x 14 x 14: 0.97 and 0.50.
     """
     known = [size for size in map(fixed_size, grad.shape[1:]) if isinstance(size, int)]
     if len(known) < grad.rank - 1 or prod(known[1:]) < LARGE_IMAGE:
         return total(graph, graph.node("Mul", grad, other), _axes(grad))
     sizes = graph.integers([-1, known[0], 1, prod(known[1:])])
     row, other_row = (graph.node("Reshape", x, sizes) for x in (grad, other))
-    return total(graph, graph.node("MatMul", row, graph.transposed(other_row, [0, 1, 3, 2])), [0, 2, 3])
+    return total(
+        graph, graph.node("MatMul", row, graph.transposed(other_row, [0, 1, 3, 2])), [0, 2, 3]
+    )
 
 
 def _inverse(graph: Emitter, variance: Source, eps: float, x: Value) -> str:
     """Return 1 / standard deviation."""
-    return graph.node("Reciprocal", graph.node("Sqrt", graph.node("Add", variance, graph.number(eps, x.dtype))))
+    return graph.node(
+        "Reciprocal", graph.node("Sqrt", graph.node("Add", variance, graph.number(eps, x.dtype)))
+    )
 
 
 def batch_norm_functional(
@@ -88,14 +110,18 @@ def batch_norm_functional(
 ) -> list[str]:
     """Return (result, mean, 1 / standard deviation, new running mean, new running variance)."""
     if not training:
-        found = batch_norm_without_training(graph, out, x, weight, bias, running_mean, running_var, momentum, eps)
+        found = batch_norm_without_training(
+            graph, out, x, weight, bias, running_mean, running_var, momentum, eps
+        )
         return [*found, running_mean.name, running_var.name]
-    # Without momentum the new running statistics are the batch's own. 16 x 96 x 32 x 32: 0.53 CPU-ms; 1.53 by sums.
-    # ONNX Runtime writes them over the memory of the old ones, even if that is a constant or the graph's input. So it
-    # gets values that nothing else reads: a number of its own keeps another call with the same statistics from having
-    # equal ones, which would be merged.
+    # Without momentum the new running statistics are the batch's own. 16 x 96 x 32 x 32: 0.53
+    # CPU-ms; 1.53 by sums. ONNX Runtime writes them over the memory of the old ones, even if that
+    # is a constant or the graph's input. So it gets values that nothing else reads: a number of its
+    # own keeps another call with the same statistics from having equal ones, which would be merged.
     own = graph.number(len(graph.nodes), x.dtype)
-    spare_mean, spare_var = (graph.node("Add", running, own) for running in (running_mean, running_var))
+    spare_mean, spare_var = (
+        graph.node("Add", running, own) for running in (running_mean, running_var)
+    )
     result, middle, variance = graph.nodes_outputs(
         "BatchNormalization",
         3,
@@ -134,7 +160,8 @@ def batch_norm_without_statistics(
     momentum: float,
     eps: float,
 ) -> list[str]:
-    """Return (result, mean, 1 / standard deviation). The number of channels may depend on the number of examples."""
+    """Return (result, mean, 1 / standard deviation). The number of channels may depend on the
+    number of examples."""
     middle = mean(graph, x, _axes(x), keep=True)
     centred = graph.node("Sub", x, middle)
     variance = mean(graph, graph.node("Mul", centred, centred), _axes(x))
@@ -178,7 +205,9 @@ def native_batch_norm(
         return batch_norm_without_statistics(graph, out, x, weight, bias, True, momentum, eps)
     if training:
         raise EmissionError("running statistics that it writes into")
-    return batch_norm_without_training(graph, out, x, weight, bias, running_mean, running_var, momentum, eps)
+    return batch_norm_without_training(
+        graph, out, x, weight, bias, running_mean, running_var, momentum, eps
+    )
 
 
 def batch_norm_backward(
@@ -195,8 +224,8 @@ def batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
 ) -> list[str | None]:
-    """Return the gradients of x, weight and bias. 16 x 96 x 32 x 32: 2.4 CPU-ms; 2.7 by Sub and Mul; 16 x 960 x 2 x 2:
-    0.33 in place of 0.61."""
+    """Return the gradients of x, weight and bias. 16 x 96 x 32 x 32: 2.4 CPU-ms; 2.7 by Sub and
+    Mul; 16 x 960 x 2 x 2: 0.33 in place of 0.61."""
     if training:
         assert saved_mean is not None
         assert saved_inverse is not None
@@ -217,9 +246,13 @@ def batch_norm_backward(
     by_input = _affine(graph, grad, scale, zero) if output_mask[0] else None
     if by_input is not None and by_weight is not None and by_bias is not None and training:
         # What changes the standard deviation and the mean is taken away.
-        share = graph.node("Neg", graph.node("Div", scale, graph.count([x.shape[0], *x.shape[2:]], x.dtype)))
+        share = graph.node(
+            "Neg", graph.node("Div", scale, graph.count([x.shape[0], *x.shape[2:]], x.dtype))
+        )
         slope = graph.node("Mul", graph.node("Mul", share, inverse), by_weight)
-        by_input = graph.node("Add", by_input, _affine(graph, x, slope, graph.node("Mul", share, by_bias), middle))
+        by_input = graph.node(
+            "Add", by_input, _affine(graph, x, slope, graph.node("Mul", share, by_bias), middle)
+        )
     return [by_input, by_weight if output_mask[1] else None, by_bias if output_mask[2] else None]
 
 

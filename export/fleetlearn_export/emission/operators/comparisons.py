@@ -74,10 +74,13 @@ def where(graph: Emitter, out: Tensor, condition: Value, a: Any, b: Any) -> str:
 
 
 def _chosen(graph: Emitter, dtype: torch.dtype, condition: str, a: Any, b: Any) -> str:
-    """Return ``a`` where the condition holds, else ``b``. ONNX Runtime's Where does not take all types."""
+    """Return ``a`` where the condition holds, else ``b``. ONNX Runtime's Where does not take all
+    types."""
     if dtype == torch.bool:
         first = graph.node("And", condition, graph.operand(a, dtype))
-        return graph.node("Or", first, graph.node("And", graph.node("Not", condition), graph.operand(b, dtype)))
+        return graph.node(
+            "Or", first, graph.node("And", graph.node("Not", condition), graph.operand(b, dtype))
+        )
     stand_in = COMPUTED_AS.get(dtype, dtype)
     result = graph.node("Where", condition, graph.operand(a, stand_in), graph.operand(b, stand_in))
     return result if stand_in == dtype else graph.cast_node(result, dtype)
@@ -100,7 +103,9 @@ def extremum(operator: str) -> Handler:
     return handler
 
 
-def clamp(graph: Emitter, out: Tensor, x: Value, low: Any = None, high: Any = None, **named: Any) -> str:
+def clamp(
+    graph: Emitter, out: Tensor, x: Value, low: Any = None, high: Any = None, **named: Any
+) -> str:
     low, high = named.get("min", low), named.get("max", high)
     if out.dtype in COMPUTED_AS:
         raise EmissionError(f"limits of a tensor of {out.dtype}")
@@ -124,7 +129,9 @@ def is_special(operator: str) -> Handler:
     """Return the handler of IsNaN or IsInf: False for integers."""
 
     def handler(graph: Emitter, out: Tensor, x: Value) -> str:
-        return graph.node(operator, x if x.dtype.is_floating_point else graph.cast(x, torch.float32))
+        return graph.node(
+            operator, x if x.dtype.is_floating_point else graph.cast(x, torch.float32)
+        )
 
     return handler
 
@@ -150,7 +157,11 @@ COMPARISONS = {
     "gt": comparison("Greater"),
     "ge": comparison("GreaterOrEqual"),
 }
-BITWISE = {"bitwise_and": bitwise("And"), "bitwise_or": bitwise("Or"), "bitwise_xor": bitwise("Xor")}
+BITWISE = {
+    "bitwise_and": bitwise("And"),
+    "bitwise_or": bitwise("Or"),
+    "bitwise_xor": bitwise("Xor"),
+}
 SHIFTS = {"bitwise_left_shift": shifted_left, "bitwise_right_shift": shifted_right}
 
 OPERATORS: dict[torch._ops.OpOverload, Handler] = {

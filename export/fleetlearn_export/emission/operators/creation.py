@@ -15,7 +15,8 @@ SMALL = 64
 
 
 def filled(value: float) -> Handler:
-    """Return the handler of an operator that makes a tensor of one number, whatever its arguments besides the shape."""
+    """Return the handler of an operator that makes a tensor of one number, whatever its arguments
+    besides the shape."""
 
     def handler(graph: Emitter, out: Tensor, *_: Any, **__: Any) -> str:
         return graph.filled(value, list(out.shape), out.dtype)
@@ -40,23 +41,38 @@ def arange_from(graph: Emitter, out: Tensor, start: Any, end: Any, step: Any = 1
 
 
 def _range(graph: Emitter, out: Tensor, start: Any, step: Any) -> str:
-    """Count in whole numbers: ONNX Runtime's Range of floats adds up the rounding errors of its steps."""
+    """Count in whole numbers: ONNX Runtime's Range of floats adds up the rounding errors of its
+    steps."""
     count = fixed_size(out.shape[0])
-    if isinstance(count, int) and count <= SMALL and isinstance(start, int | float) and isinstance(step, int | float):
-        return graph.array((start + torch.arange(count, dtype=torch.float64) * step).to(out.dtype).numpy())
+    if (
+        isinstance(count, int)
+        and count <= SMALL
+        and isinstance(start, int | float)
+        and isinstance(step, int | float)
+    ):
+        return graph.array(
+            (start + torch.arange(count, dtype=torch.float64) * step).to(out.dtype).numpy()
+        )
     number = graph.number
-    places = graph.node("Range", number(0, torch.int64), number(out.shape[0], torch.int64), number(1, torch.int64))
+    places = graph.node(
+        "Range", number(0, torch.int64), number(out.shape[0], torch.int64), number(1, torch.int64)
+    )
     found = places if out.dtype == torch.int64 else graph.cast_node(places, out.dtype)
     if step != 1:
         found = graph.node("Mul", found, number(step, out.dtype))
     return (
-        found if isinstance(start, int | float) and start == 0 else graph.node("Add", found, number(start, out.dtype))
+        found
+        if isinstance(start, int | float) and start == 0
+        else graph.node("Add", found, number(start, out.dtype))
     )
 
 
 def eye(graph: Emitter, out: Tensor, *_: Any, **__: Any) -> str:
     rows, columns = (
-        graph.reshaped(_range(graph, torch.empty(out.shape[axis], dtype=torch.int64, device="meta"), 0, 1), shape)
+        graph.reshaped(
+            _range(graph, torch.empty(out.shape[axis], dtype=torch.int64, device="meta"), 0, 1),
+            shape,
+        )
         for axis, shape in enumerate(([out.shape[0], 1], [1, out.shape[1]]))
     )
     equal = graph.node("Equal", rows, columns)

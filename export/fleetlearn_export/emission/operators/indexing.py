@@ -1,6 +1,7 @@
 """Operators that pick or place elements by index.
 
-Sums at repeated indices use ScatterElements: ScatterND loses some summands in ONNX Runtime 1.19 on several threads.
+Sums at repeated indices use ScatterElements: ScatterND loses some summands in ONNX Runtime 1.19 on
+several threads.
 """
 
 from __future__ import annotations
@@ -11,14 +12,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetlearn_export.emission.emitter import EmissionError, Emitter, Handler, Size, Source, Value, axis_of, same_size
+from fleetlearn_export.emission.emitter import (
+    EmissionError,
+    Emitter,
+    Handler,
+    Size,
+    Source,
+    Value,
+    axis_of,
+    same_size,
+)
 
 aten = torch.ops.aten
-REDUCTIONS = {"add": "add", "sum": "add", "multiply": "mul", "prod": "mul", "amax": "max", "amin": "min"}
+REDUCTIONS = {
+    "add": "add",
+    "sum": "add",
+    "multiply": "mul",
+    "prod": "mul",
+    "amax": "max",
+    "amin": "min",
+}
 """PyTorch's names -> those of ScatterElements."""
 
 
-def embedding(graph: Emitter, out: Tensor, weight: Value, indices: Value, *_: Any, **__: Any) -> str:
+def embedding(
+    graph: Emitter, out: Tensor, weight: Value, indices: Value, *_: Any, **__: Any
+) -> str:
     return graph.node("Gather", weight, indices, axis=0)
 
 
@@ -33,17 +52,23 @@ def take(graph: Emitter, out: Tensor, x: Value, index: Value) -> str:
     return graph.node("Gather", graph.reshaped(x, [x.traced.numel()]), index, axis=0)
 
 
-def put(graph: Emitter, out: Tensor, x: Value, index: Value, source: Value, accumulate: bool = False) -> str:
+def put(
+    graph: Emitter, out: Tensor, x: Value, index: Value, source: Value, accumulate: bool = False
+) -> str:
     """Place elements at indices into the elements of ``x`` in one row; the gradient of take."""
     flat = graph.reshaped(x, [x.traced.numel()])
     places, values = (graph.reshaped(row, [index.traced.numel()]) for row in (index, source))
     reduction = "add" if accumulate else None
-    return graph.reshaped(graph.node("ScatterElements", flat, places, values, axis=0, reduction=reduction), x.shape)
+    return graph.reshaped(
+        graph.node("ScatterElements", flat, places, values, axis=0, reduction=reduction), x.shape
+    )
 
 
 def gather(graph: Emitter, out: Tensor, x: Value, dim: int, index: Value, **_: Any) -> str:
     axis = axis_of(dim, x.rank)
-    found = graph.node("GatherElements", _at_least_one_axis(graph, x), _at_least_one_axis(graph, index), axis=axis)
+    found = graph.node(
+        "GatherElements", _at_least_one_axis(graph, x), _at_least_one_axis(graph, index), axis=axis
+    )
     return found if out.dim() else graph.reshaped(found, [])
 
 
@@ -51,13 +76,23 @@ def _at_least_one_axis(graph: Emitter, x: Value) -> str:
     return x.name if x.rank else graph.reshaped(x, [1])
 
 
-def scatter(graph: Emitter, out: Tensor, x: Value, dim: int, index: Value, src: Any, reduce: str | None = None) -> str:
+def scatter(
+    graph: Emitter,
+    out: Tensor,
+    x: Value,
+    dim: int,
+    index: Value,
+    src: Any,
+    reduce: str | None = None,
+) -> str:
     """Place ``src``, a tensor or a number, at indices along an axis."""
     if isinstance(src, Value):
         source = _at_least_one_axis(graph, src)
         for axis, (size, wanted) in enumerate(zip(src.shape, index.shape, strict=True)):
             if not same_size(size, wanted):  # more than there are indices
-                source = graph.node("Slice", source, graph.integers([0]), graph.size(wanted), graph.integers([axis]))
+                source = graph.node(
+                    "Slice", source, graph.integers([0]), graph.size(wanted), graph.integers([axis])
+                )
     else:
         source = graph.filled(src, index.shape or [1], x.dtype)
     reduction = REDUCTIONS[reduce] if reduce else None
@@ -78,7 +113,14 @@ def scatter_add(graph: Emitter, out: Tensor, x: Value, dim: int, index: Value, s
 
 
 def scatter_reduce(
-    graph: Emitter, out: Tensor, x: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool = True
+    graph: Emitter,
+    out: Tensor,
+    x: Value,
+    dim: int,
+    index: Value,
+    src: Value,
+    reduce: str,
+    include_self: bool = True,
 ) -> str:
     if reduce == "mean":
         return _scatter_mean(graph, out, x, dim, index, src, include_self)
@@ -93,8 +135,11 @@ def scatter_reduce(
     return scatter(graph, out, x, dim, index, src, reduce)
 
 
-def _scatter_mean(graph: Emitter, out: Tensor, x: Value, dim: int, index: Value, src: Value, include_self: bool) -> str:
-    """The sum at each place, divided by the number of summands there. A place that no index names keeps its value."""
+def _scatter_mean(
+    graph: Emitter, out: Tensor, x: Value, dim: int, index: Value, src: Value, include_self: bool
+) -> str:
+    """The sum at each place, divided by the number of summands there. A place that no index names
+    keeps its value."""
     if not x.dtype.is_floating_point:
         raise EmissionError("reduce='mean' of integers")
     total = scatter_reduce(graph, out, x, dim, index, src, "sum", include_self)
@@ -106,9 +151,12 @@ def _scatter_mean(graph: Emitter, out: Tensor, x: Value, dim: int, index: Value,
 
 
 def along_axis(reduction: str | None) -> Handler:
-    """Return the handler of index_add ("add") or index_copy (None): rows, or one number, at indices on an axis."""
+    """Return the handler of index_add ("add") or index_copy (None): rows, or one number, at indices
+    on an axis."""
 
-    def handler(graph: Emitter, out: Tensor, x: Value, dim: int, index: Value, source: Any, alpha: Any = 1) -> str:
+    def handler(
+        graph: Emitter, out: Tensor, x: Value, dim: int, index: Value, source: Any, alpha: Any = 1
+    ) -> str:
         axis, count = axis_of(dim, x.rank), index.traced.numel()
         shape = [*x.shape[:axis], count, *x.shape[axis + 1 :]] if x.rank else [1]
         if isinstance(source, Value) and source.rank:
@@ -122,7 +170,12 @@ def along_axis(reduction: str | None) -> Handler:
         flat = graph.reshaped(index, [count, *[1] * (len(shape) - 1 - axis)])
         places = graph.node("Expand", flat, graph.shape(shape))
         found = graph.node(
-            "ScatterElements", _at_least_one_axis(graph, x), places, rows, axis=axis, reduction=reduction
+            "ScatterElements",
+            _at_least_one_axis(graph, x),
+            places,
+            rows,
+            axis=axis,
+            reduction=reduction,
         )
         return found if out.dim() else graph.reshaped(found, [])
 
@@ -135,7 +188,9 @@ class Chosen:
     def __init__(self, graph: Emitter, x: Value, indices: Sequence[Value | None]) -> None:
         given = [(axis, row) for axis, row in enumerate(indices) if row is not None]
         if any(row.dtype in (torch.bool, torch.uint8) for _, row in given):
-            raise EmissionError("a mask as index, whose result has as many elements as the mask has ones")
+            raise EmissionError(
+                "a mask as index, whose result has as many elements as the mask has ones"
+            )
         self.axes = [axis for axis, _ in given]
         self.shape: list[Size] = _broadcast([row.shape for _, row in given])
         self.indices = [
@@ -161,7 +216,11 @@ class Chosen:
     def moved_back(self) -> list[int]:
         """Return the order of axes that moves the indices' axes from the front to their place."""
         count = len(self.shape)
-        return [*range(count, count + self.front), *range(count), *range(count + self.front, count + len(self.rest))]
+        return [
+            *range(count, count + self.front),
+            *range(count),
+            *range(count + self.front, count + len(self.rest)),
+        ]
 
 
 def index(graph: Emitter, out: Tensor, x: Value, indices: Sequence[Value | None]) -> str:
@@ -187,7 +246,9 @@ def index_put(
     # Values broadcast to the shape of x[indices]; then the indices' axes move to the front.
     shape = [*chosen.rest[: chosen.front], *chosen.shape, *chosen.rest[chosen.front :]]
     back = chosen.moved_back()
-    rows = graph.transposed(graph.expanded(values, shape), [back.index(place) for place in range(len(back))])
+    rows = graph.transposed(
+        graph.expanded(values, shape), [back.index(place) for place in range(len(back))]
+    )
     moved = graph.transposed(x, chosen.order)
     if accumulate:
         found = _added_rows(graph, x, chosen, moved, rows)
@@ -203,7 +264,10 @@ def _added_rows(graph: Emitter, x: Value, chosen: Chosen, moved: str, rows: str)
     for size, row in zip(sizes, chosen.indices, strict=True):
         number = graph.number(size, torch.int64)
         wrapped = graph.node(
-            "Where", graph.node("Less", row, graph.number(0, torch.int64)), graph.node("Add", row, number), row
+            "Where",
+            graph.node("Less", row, graph.number(0, torch.int64)),
+            graph.node("Add", row, number),
+            row,
         )
         flat = graph.node("Add", graph.node("Mul", flat, number), wrapped) if flat else wrapped
     count, width, total = _product(chosen.shape), _product(chosen.rest), _product(sizes)
@@ -242,20 +306,33 @@ def _masked_put(graph: Emitter, x: Value, mask: Value, values: Value, accumulate
         raise EmissionError("a mask as index, and more values than one")
     value = graph.reshaped(graph.cast(values, x.dtype), [])
     placed = graph.node("Add", x, value) if accumulate else value
-    return graph.node("Where", graph.reshaped(mask, [*mask.shape, *[1] * (x.rank - mask.rank)]), placed, x)
+    return graph.node(
+        "Where", graph.reshaped(mask, [*mask.shape, *[1] * (x.rank - mask.rank)]), placed, x
+    )
 
 
-def bucketize(graph: Emitter, out: Tensor, x: Any, boundaries: Value, *, right: bool = False, **_: Any) -> str:
+def bucketize(
+    graph: Emitter, out: Tensor, x: Any, boundaries: Value, *, right: bool = False, **_: Any
+) -> str:
     """Count the boundaries below each value, or up to it (``right``)."""
     return searchsorted(graph, out, boundaries, x, right=right)
 
 
 def searchsorted(
-    graph: Emitter, out: Tensor, boundaries: Value, x: Any, *, right: bool = False, side: str | None = None, **more: Any
+    graph: Emitter,
+    out: Tensor,
+    boundaries: Value,
+    x: Any,
+    *,
+    right: bool = False,
+    side: str | None = None,
+    **more: Any,
 ) -> str:
     if more.get("sorter") is not None:
         raise EmissionError("sorter")
-    wider = torch.promote_types(boundaries.dtype, x.dtype) if isinstance(x, Value) else boundaries.dtype
+    wider = (
+        torch.promote_types(boundaries.dtype, x.dtype) if isinstance(x, Value) else boundaries.dtype
+    )
     rows = graph.cast(boundaries, wider)
     values = graph.operand(x, wider)
     if isinstance(x, Value) and x.rank:

@@ -1,4 +1,5 @@
-"""Losses over classes and their backward passes. Other losses are decomposed: they are arithmetic."""
+"""Losses over classes and their backward passes. Other losses are decomposed: they are
+arithmetic."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ aten = torch.ops.aten
 
 
 class _Targets(NamedTuple):
-    """What a loss takes from its targets; each has the targets' shape, with an axis of size 1 for the classes."""
+    """What a loss takes from its targets; each has the targets' shape, with an axis of size 1 for
+    the classes."""
 
     axis: int
     """The axis of the classes."""
@@ -29,7 +31,9 @@ class _Targets(NamedTuple):
     """The class's weight; None where all weights are 1."""
 
 
-def _targets(graph: Emitter, logp: Value, target: Value, weight: Value | None, ignore_index: int) -> _Targets:
+def _targets(
+    graph: Emitter, logp: Value, target: Value, weight: Value | None, ignore_index: int
+) -> _Targets:
     axis = min(logp.rank - 1, 1)
     shape = [*logp.shape[:axis], 1, *logp.shape[axis + 1 :]]
     places = graph.reshaped(graph.cast(target, torch.int64), shape)
@@ -61,7 +65,9 @@ def nll_loss(
     if found.weights is not None:
         counted = graph.node("Mul", counted, found.weights)
     axes = range(logp.rank)
-    total, loss = (sum_or_mean(graph, "ReduceSum", row, found.shape, axes, False) for row in (counted, picked))
+    total, loss = (
+        sum_or_mean(graph, "ReduceSum", row, found.shape, axes, False) for row in (counted, picked)
+    )
     return [graph.node("Div", loss, total) if reduction == MEAN else loss, total]
 
 
@@ -95,17 +101,26 @@ def cross_entropy_backward(
     ignore_index: int,
     total_weight: Value,
 ) -> str:
-    """Write (p - y) s, with p = exp(logp), y one-hot and s the example's scale: the gradient of log-softmax's input."""
+    """Write (p - y) s, with p = exp(logp), y one-hot and s the example's scale: the gradient of
+    log-softmax's input."""
     found = _targets(graph, logp, target, weight, ignore_index)
     minus_ones = graph.filled(-1, found.shape, logp.dtype)
     difference = graph.node(
-        "ScatterElements", graph.node("Exp", logp), found.places, minus_ones, axis=found.axis, reduction="add"
+        "ScatterElements",
+        graph.node("Exp", logp),
+        found.places,
+        minus_ones,
+        axis=found.axis,
+        reduction="add",
     )
     return graph.node("Mul", difference, _scale(graph, grad, logp, found, reduction, total_weight))
 
 
-def _scale(graph: Emitter, grad: Value, logp: Value, found: _Targets, reduction: int, total_weight: Value) -> str:
-    """Return the gradient by each example's loss, 0 where it does not count. If none counts, the total is 0."""
+def _scale(
+    graph: Emitter, grad: Value, logp: Value, found: _Targets, reduction: int, total_weight: Value
+) -> str:
+    """Return the gradient by each example's loss, 0 where it does not count. If none counts, the
+    total is 0."""
     scale = graph.node("Div", grad, total_weight) if reduction == MEAN else grad.name
     if grad.rank:
         scale = graph.reshaped(scale, found.shape)

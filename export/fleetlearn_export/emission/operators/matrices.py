@@ -17,9 +17,11 @@ def product(graph: Emitter, out: Tensor, a: Value, b: Value) -> str:
 
 
 def vector_product(graph: Emitter, out: Tensor, a: Value, b: Value) -> str:
-    """Multiply with the vector as a matrix of one column: ONNX Runtime 1.31 merges a transposition into MatMul, and is
-    then wrong for a vector."""
-    return graph.reshaped(graph.node("MatMul", a, graph.reshaped(b, [*b.shape, 1])), list(out.shape))
+    """Multiply with the vector as a matrix of one column: ONNX Runtime 1.31 merges a transposition
+    into MatMul, and is then wrong for a vector."""
+    return graph.reshaped(
+        graph.node("MatMul", a, graph.reshaped(b, [*b.shape, 1])), list(out.shape)
+    )
 
 
 def products(graph: Emitter, out: Tensor, a: Value, b: Value) -> str:
@@ -40,7 +42,9 @@ def dot(graph: Emitter, out: Tensor, a: Value, b: Value) -> str:
     return graph.node("ReduceSum", graph.node("Mul", a, b), keepdims=0)
 
 
-def addmm(graph: Emitter, out: Tensor, c: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> str:
+def addmm(
+    graph: Emitter, out: Tensor, c: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1
+) -> str:
     numbers = isinstance(alpha, int | float) and isinstance(beta, int | float)
     if not (out.dtype.is_floating_point and numbers):
         return _sum(graph, out, c, graph.node("MatMul", a, b), beta, alpha)
@@ -48,7 +52,9 @@ def addmm(graph: Emitter, out: Tensor, c: Value, a: Value, b: Value, beta: Any =
     return graph.node("Gemm", a, b, c if beta else None, alpha=float(alpha), beta=float(beta))
 
 
-def added_product(graph: Emitter, out: Tensor, c: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> str:
+def added_product(
+    graph: Emitter, out: Tensor, c: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1
+) -> str:
     return _sum(graph, out, c, graph.node("MatMul", a, b), beta, alpha)
 
 
@@ -58,12 +64,23 @@ def added_vector_product(
     return _sum(graph, out, c, vector_product(graph, out, a, b), beta, alpha)
 
 
-def addbmm(graph: Emitter, out: Tensor, c: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> str:
+def addbmm(
+    graph: Emitter, out: Tensor, c: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1
+) -> str:
     products = graph.node("MatMul", a, b)
-    return _sum(graph, out, c, graph.node("ReduceSum", products, graph.integers([0]), keepdims=0), beta, alpha)
+    return _sum(
+        graph,
+        out,
+        c,
+        graph.node("ReduceSum", products, graph.integers([0]), keepdims=0),
+        beta,
+        alpha,
+    )
 
 
-def addr(graph: Emitter, out: Tensor, c: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> str:
+def addr(
+    graph: Emitter, out: Tensor, c: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1
+) -> str:
     column = graph.node("Unsqueeze", a, graph.integers([1]))
     return _sum(graph, out, c, graph.node("Mul", column, b), beta, alpha)
 

@@ -37,20 +37,25 @@ class PoolingGeometry(NamedTuple):
             self.stride == self.kernel
             and not any(self.padding)
             and all(gap == 1 for gap in self.dilation)
-            and all(size % length == 0 for size, length in zip(self.sizes, self.kernel, strict=True))
+            and all(
+                size % length == 0 for size, length in zip(self.sizes, self.kernel, strict=True)
+            )
         )
 
     @property
     def few_taps(self) -> bool:
-        """Whether a graph with a few operators for each element along the kernel's axes is not too long."""
-        return sum(self.kernel) <= MANY_TAPS and all(1 in pair for pair in zip(self.stride, self.dilation, strict=True))
+        """Whether a graph with a few operators for each element along the kernel's axes is not too
+        long."""
+        return sum(self.kernel) <= MANY_TAPS and all(
+            1 in pair for pair in zip(self.stride, self.dilation, strict=True)
+        )
 
     @property
     def end_padding(self) -> list[int]:
         """What is padded at the end, so that all windows fit.
 
-        Sizes are rounded up by this: with ceil_mode, ONNX Runtime 1.19 keeps a last window that begins beyond the
-        image. PyTorch leaves that window out.
+        Sizes are rounded up by this: with ceil_mode, ONNX Runtime 1.19 keeps a last window that
+        begins beyond the image. PyTorch leaves that window out.
         """
         return [
             max(pad, (windows - 1) * step + gap * (length - 1) + 1 - size - pad)
@@ -93,15 +98,21 @@ def _max_pool(graph: Emitter, image: Source, pool: PoolingGeometry, outputs: int
 
 def _indices(graph: Emitter, x: Value, pool: PoolingGeometry) -> str:
     """Return the maxima's indices in the whole array."""
-    return _max_pool(graph, x if x.rank == len(pool.kernel) + 2 else graph.reshaped(x, [1, *x.shape]), pool, 2)[1]
+    return _max_pool(
+        graph, x if x.rank == len(pool.kernel) + 2 else graph.reshaped(x, [1, *x.shape]), pool, 2
+    )[1]
 
 
 def _maxima(graph: Emitter, x: Source, pool: PoolingGeometry, channels: int) -> str:
-    """Return the maxima of images that have one channel, ``channels`` of them below each other, as (n, 1, ...).
+    """Return the maxima of images that have one channel, ``channels`` of them below each other, as
+    (n, 1, ...).
 
-    Several channels ONNX Runtime would reorder for this one operator (20 x 64 x 32 x 32: 0.60 CPU-ms, not 0.28).
+    Several channels ONNX Runtime would reorder for this one operator (20 x 64 x 32 x 32: 0.60
+    CPU-ms, not 0.28).
     """
-    flat = graph.node("Reshape", x, graph.integers([-1, 1, channels * pool.sizes[0], *pool.sizes[1:]]))
+    flat = graph.node(
+        "Reshape", x, graph.integers([-1, 1, channels * pool.sizes[0], *pool.sizes[1:]])
+    )
     return _max_pool(graph, flat, pool, 1)[0]
 
 
@@ -115,7 +126,8 @@ def max_pool_with_indices(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> list[str]:
-    """Return the maxima and their indices in one image of one channel, which ONNX numbers over the whole array.
+    """Return the maxima and their indices in one image of one channel, which ONNX numbers over the
+    whole array.
 
     The backward pass does not read these indices. So they are mostly not read, and dropped.
     """
@@ -138,8 +150,9 @@ def max_pool_backward(
     ceil_mode: bool,
     indices: Value,
 ) -> str:
-    """Add each output's gradient at its window's first maximum. The forward pass's indices are not needed for it:
-    ONNX Runtime takes many times longer for them than for the maxima, and in their place finds them by comparing."""
+    """Add each output's gradient at its window's first maximum. The forward pass's indices are not
+    needed for it: ONNX Runtime takes many times longer for them than for the maxima, and in their
+    place finds them by comparing."""
     count = 3 if len(kernel_size) == 3 else 2
     pool = _pool(x, grad, kernel_size, stride, padding, dilation, count)
     if pool.covers:
@@ -147,7 +160,9 @@ def max_pool_backward(
     if pool.few_taps:
         return _axis_by_axis(graph, grad, x, pool)
     flat = graph.integers([-1])
-    zeros = graph.node("Expand", graph.number(0, grad.dtype), graph.node("Reshape", graph.node("Size", x), flat))
+    zeros = graph.node(
+        "Expand", graph.number(0, grad.dtype), graph.node("Reshape", graph.node("Size", x), flat)
+    )
     scattered = graph.node(
         "ScatterElements",
         zeros,
@@ -165,33 +180,42 @@ def _at_first_maxima(graph: Emitter, grad: Value, x: Value, pool: PoolingGeometr
     rows = pool.windows[0] * channels
     order = _order(graph, pool, channels)
     rank = len(pool.kernel) + 2
-    image = graph.node("Reshape", x, graph.integers([-1, 1, channels * pool.sizes[0], *pool.sizes[1:]]))
-    largest = graph.node("Equal", image, enlarged(graph, _maxima(graph, x, pool, channels), rank, pool.kernel))
+    image = graph.node(
+        "Reshape", x, graph.integers([-1, 1, channels * pool.sizes[0], *pool.sizes[1:]])
+    )
+    largest = graph.node(
+        "Equal", image, enlarged(graph, _maxima(graph, x, pool, channels), rank, pool.kernel)
+    )
     marked = graph.node("Mul", graph.cast_node(largest, x.dtype), order)
     first = graph.node("MaxPool", marked, kernel_shape=pool.kernel, strides=pool.kernel)
     here = graph.node("Equal", enlarged(graph, first, rank, pool.kernel), order)
     share = graph.node("Reshape", grad, graph.integers([-1, 1, rows, *pool.windows[1:]]))
-    spread = graph.node("Mul", enlarged(graph, share, rank, pool.kernel), graph.cast_node(here, grad.dtype))
+    spread = graph.node(
+        "Mul", enlarged(graph, share, rank, pool.kernel), graph.cast_node(here, grad.dtype)
+    )
     return graph.reshaped(spread, x.shape)
 
 
 def _order(graph: Emitter, pool: PoolingGeometry, channels: int) -> str:
-    """Return for each element of the image, its channels one below the other, its rank in its window: the first has
-    the largest number, none has 0.
+    """Return for each element of the image, its channels one below the other, its rank in its
+    window: the first has the largest number, none has 0.
 
     The graph holds it for one window. ONNX Runtime repeats it once, when it loads the graph.
     """
     order = np.arange(prod(pool.kernel), 0, -1, dtype=np.float32).reshape(pool.kernel)
-    return graph.node("Tile", graph.array(order), graph.integers([channels * pool.windows[0], *pool.windows[1:]]))
+    return graph.node(
+        "Tile", graph.array(order), graph.integers([channels * pool.windows[0], *pool.windows[1:]])
+    )
 
 
 def _axis_by_axis(graph: Emitter, grad: Value, x: Value, pool: PoolingGeometry) -> str:
-    """Place each gradient at its window's first maximum, along one axis of the image after the other.
+    """Place each gradient at its window's first maximum, along one axis of the image after the
+    other.
 
-    A window's maximum is the greatest of its rows' maxima, and its first maximum is in the first row that has it. So an
-    axis compares only as many elements as the kernel is long. With the channels last, what a tap sees are whole runs,
-    which are cheap to copy. Windows of 3 x 3 two apart on 20 x 64 x 32 x 32 take 5.2 CPU-ms; MaxPool with indices and
-    ScatterElements took 9.3.
+    A window's maximum is the greatest of its rows' maxima, and its first maximum is in the first
+    row that has it. So an axis compares only as many elements as the kernel is long. With the
+    channels last, what a tap sees are whole runs, which are cheap to copy. Windows of 3 x 3 two
+    apart on 20 x 64 x 32 x 32 take 5.2 CPU-ms; MaxPool with indices and ScatterElements took 9.3.
     """
     channels = x.rank - len(pool.kernel) - 1
     last = [*range(channels), *range(channels + 1, x.rank), channels]
@@ -213,16 +237,22 @@ def _axis_by_axis(graph: Emitter, grad: Value, x: Value, pool: PoolingGeometry) 
 
 
 def _taps(graph: Emitter, image: str, pool: PoolingGeometry, axis: int, x: Value) -> list[str]:
-    """Return what each element along one axis of the kernel sees in the windows of an image with the channels last."""
+    """Return what each element along one axis of the kernel sees in the windows of an image with
+    the channels last."""
     place = x.rank - 1 - len(pool.kernel) + axis
     step, gap, windows = pool.stride[axis], pool.dilation[axis], pool.windows[axis]
     ends = pool.padding[axis], pool.end_padding[axis]
     whole = graph.padded(image, x.rank, {place: ends}, value=graph.number(-inf, x.dtype))
     begins = [tap * gap for tap in range(pool.kernel[axis])]
-    return [sliced(graph, whole, [place], [begin], [begin + (windows - 1) * step + 1], [step]) for begin in begins]
+    return [
+        sliced(graph, whole, [place], [begin], [begin + (windows - 1) * step + 1], [step])
+        for begin in begins
+    ]
 
 
-def _spread(graph: Emitter, shares: Sequence[str], pool: PoolingGeometry, axis: int, x: Value) -> str:
+def _spread(
+    graph: Emitter, shares: Sequence[str], pool: PoolingGeometry, axis: int, x: Value
+) -> str:
     """Undo ``_taps``: add up, for each element of the image, the shares of the taps that see it."""
     place = x.rank - 1 - len(pool.kernel) + axis
     kernel, step, pad, gap, size, windows = (row[axis] for row in pool)
@@ -233,7 +263,9 @@ def _spread(graph: Emitter, shares: Sequence[str], pool: PoolingGeometry, axis: 
         for tap in range(kernel):
             if tap * gap % step == phase:
                 before = tap * gap // step
-                parts.append(graph.padded(shares[tap], x.rank, {place: (before, places - windows - before)}))
+                parts.append(
+                    graph.padded(shares[tap], x.rank, {place: (before, places - windows - before)})
+                )
         phases.append(reduce(partial(graph.node, "Add"), parts))
     whole = phases[0]
     if step > 1:

@@ -1,8 +1,9 @@
-"""Depthwise convolutions of narrow images, such as a keyword's spectrogram: whole rows times a matrix for each channel.
+"""Depthwise convolutions of narrow images, such as a keyword's spectrogram: whole rows times a
+matrix for each channel.
 
-A row of the result is the product of the rows that its kernel reaches, one behind the other, and a matrix of the
-kernel's elements. 64 channels, 3 x 3 on 25 x 5, 16 examples, CPU-ms on one thread of ONNX Runtime 1.31: forward 0.72 to
-0.38. On rows of 16 elements Conv is as fast.
+A row of the result is the product of the rows that its kernel reaches, one behind the other, and a
+matrix of the kernel's elements. 64 channels, 3 x 3 on 25 x 5, 16 examples, CPU-ms on one thread of
+ONNX Runtime 1.31: forward 0.72 to 0.38. On rows of 16 elements Conv is as fast.
 """
 
 from __future__ import annotations
@@ -23,13 +24,22 @@ NARROW = 8
 
 def fits(windows: Windows, sizes: Sequence[int], weight: Value, groups: int) -> bool:
     outputs, inputs = fixed_sizes(weight, [0, 1])
-    return inputs == 1 and outputs == groups and len(sizes) > 1 and max(sizes[-1], windows.places[-1]) <= NARROW
+    return (
+        inputs == 1
+        and outputs == groups
+        and len(sizes) > 1
+        and max(sizes[-1], windows.places[-1]) <= NARROW
+    )
 
 
 def forward(graph: Emitter, x: Value, weight: Value, bias: Value | None, windows: Windows) -> str:
     table = _table(windows, fixed_sizes(x, [-1])[0])
     result = _product(graph, x, weight, Windows(*(values[:-1] for values in windows)), table)
-    return result if bias is None else graph.node("Add", result, column(graph, bias, fixed_sizes(x, [1])[0], x.rank))
+    return (
+        result
+        if bias is None
+        else graph.node("Add", result, column(graph, bias, fixed_sizes(x, [1])[0], x.rank))
+    )
 
 
 def has_input_gradient(windows: Windows) -> bool:
@@ -51,8 +61,8 @@ def input_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, windows
 
 
 def _table(windows: Windows, width: int) -> Array:
-    """Return 1 where a row among those that the kernel reaches, an element of that row, and an element of the result's
-    row are a tap's -> (rows, elements, elements of the result, taps)."""
+    """Return 1 where a row among those that the kernel reaches, an element of that row, and an
+    element of the result's row are a tap's -> (rows, elements, elements of the result, taps)."""
     lines, taps = prod(windows.kernel[:-1]), windows.kernel[-1]
     begin = np.arange(windows.places[-1])[:, None] * windows.stride[-1] - windows.padding[-1]
     reached = begin + np.arange(taps) * windows.dilation[-1]
@@ -64,7 +74,8 @@ def _table(windows: Windows, width: int) -> Array:
 
 
 def _product(graph: Emitter, x: Value, weight: Value, rows: Windows, table: Array) -> str:
-    """Multiply the rows that each row of the result needs, one behind the other, with the table's matrices."""
+    """Multiply the rows that each row of the result needs, one behind the other, with the table's
+    matrices."""
     channels, taps = fixed_sizes(weight)[0], table.shape[-1]
     lines, width, places = table.shape[:-1]
     spread = np.ascontiguousarray(table.reshape(-1, taps).T)

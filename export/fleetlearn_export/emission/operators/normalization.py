@@ -25,7 +25,9 @@ def layer_norm(
     """Return (result, mean, 1 / standard deviation)."""
     sizes = fixed_sizes(x, slice(-len(normalized_shape), None))
     scale = graph.array(torch.ones(sizes, dtype=x.dtype).numpy()) if weight is None else weight
-    return graph.nodes_outputs("LayerNormalization", 3, x, scale, bias, axis=x.rank - len(sizes), epsilon=float(eps))
+    return graph.nodes_outputs(
+        "LayerNormalization", 3, x, scale, bias, axis=x.rank - len(sizes), epsilon=float(eps)
+    )
 
 
 def layer_norm_backward(
@@ -46,12 +48,20 @@ def layer_norm_backward(
     gradients: list[str | None] = [None, None, None]
     if output_mask[0]:
         arriving = grad.name if weight is None else graph.node("Mul", grad, weight)
-        gradients[0] = _normal_gradient(graph, arriving, normal, inverse, list(range(first, x.rank)))
-    return [gradients[0], *_affine_gradients(graph, grad, normal, weight, list(range(first)), output_mask[1:])]
+        gradients[0] = _normal_gradient(
+            graph, arriving, normal, inverse, list(range(first, x.rank))
+        )
+    return [
+        gradients[0],
+        *_affine_gradients(graph, grad, normal, weight, list(range(first)), output_mask[1:]),
+    ]
 
 
-def _normal_gradient(graph: Emitter, grad: Source, normal: str, inverse: Source, axes: list[int]) -> str:
-    """Return the gradient of x from the gradient of (x - mean) / deviation, for statistics over these axes."""
+def _normal_gradient(
+    graph: Emitter, grad: Source, normal: str, inverse: Source, axes: list[int]
+) -> str:
+    """Return the gradient of x from the gradient of (x - mean) / deviation, for statistics over
+    these axes."""
     level = mean(graph, grad, axes, keep=True)
     slope = mean(graph, graph.node("Mul", grad, normal), axes, keep=True)
     rest = graph.node("Sub", graph.node("Sub", grad, level), graph.node("Mul", normal, slope))
@@ -59,7 +69,12 @@ def _normal_gradient(graph: Emitter, grad: Source, normal: str, inverse: Source,
 
 
 def _affine_gradients(
-    graph: Emitter, grad: Source, normal: str, weight: Value | None, axes: list[int], wanted: Sequence[bool]
+    graph: Emitter,
+    grad: Source,
+    normal: str,
+    weight: Value | None,
+    axes: list[int],
+    wanted: Sequence[bool],
 ) -> list[str | None]:
     """Return the gradients of weight and bias: sums over these axes."""
     products = graph.node("Mul", grad, normal) if wanted[0] and weight is not None else None
@@ -90,14 +105,22 @@ def group_norm(
     middle = mean(graph, grouped, [2, 3], keep=True)
     centred = graph.node("Sub", grouped, middle)
     variance = mean(graph, graph.node("Mul", centred, centred), [2, 3], keep=True)
-    inverse = graph.node("Reciprocal", graph.node("Sqrt", graph.node("Add", variance, graph.number(eps, x.dtype))))
+    inverse = graph.node(
+        "Reciprocal", graph.node("Sqrt", graph.node("Add", variance, graph.number(eps, x.dtype)))
+    )
     normal = graph.node("Mul", centred, inverse)
     if weight is not None:
-        normal = graph.node("Mul", normal, graph.reshaped(weight, [1, groups, channels // groups, 1]))
+        normal = graph.node(
+            "Mul", normal, graph.reshaped(weight, [1, groups, channels // groups, 1])
+        )
     if bias is not None:
         normal = graph.node("Add", normal, graph.reshaped(bias, [1, groups, channels // groups, 1]))
     flat = [examples, groups]
-    return [graph.reshaped(normal, x.shape), graph.reshaped(middle, flat), graph.reshaped(inverse, flat)]
+    return [
+        graph.reshaped(normal, x.shape),
+        graph.reshaped(middle, flat),
+        graph.reshaped(inverse, flat),
+    ]
 
 
 def group_norm_backward(
@@ -125,7 +148,9 @@ def group_norm_backward(
     if output_mask[0]:
         scaled: Source = arriving
         if weight is not None:
-            scaled = graph.node("Mul", arriving, graph.reshaped(weight, [1, groups, channels // groups, 1]))
+            scaled = graph.node(
+                "Mul", arriving, graph.reshaped(weight, [1, groups, channels // groups, 1])
+            )
         found = graph.reshaped(_normal_gradient(graph, scaled, normal, deviation, [2, 3]), x.shape)
     sums = _affine_gradients(graph, arriving, normal, weight, [0, 3], output_mask[1:])
     return [found, *(None if row is None else graph.reshaped(row, [channels]) for row in sums)]

@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetlearn_export.emission.emitter import EmissionError, Emitter, Handler, Size, Value, fixed_sizes
+from fleetlearn_export.emission.emitter import (
+    EmissionError,
+    Emitter,
+    Handler,
+    Size,
+    Value,
+    fixed_sizes,
+)
 
 aten = torch.ops.aten
 
@@ -19,7 +26,9 @@ def _by_axis(rank: int, padding: Sequence[Any]) -> dict[int, tuple[Size, Size]]:
     return {rank - 1 - place: pair for place, pair in enumerate(pairs)}
 
 
-def constant_pad(graph: Emitter, out: Tensor, x: Value, padding: Sequence[Any], value: Any = 0) -> str:
+def constant_pad(
+    graph: Emitter, out: Tensor, x: Value, padding: Sequence[Any], value: Any = 0
+) -> str:
     number = None if isinstance(value, int | float) and value == 0 else graph.number(value, x.dtype)
     return graph.padded(x, x.rank, _by_axis(x.rank, padding), value=number)
 
@@ -35,8 +44,9 @@ def padded_by(mode: str) -> Handler:
 
 
 def edges_added(mirrored: bool) -> Handler:
-    """Return the handler of the gradient of reflection padding (``mirrored``) or replication padding: the gradient of
-    each edge is added to the elements that it shows, mirrored back, or to the one that it repeats."""
+    """Return the handler of the gradient of reflection padding (``mirrored``) or replication
+    padding: the gradient of each edge is added to the elements that it shows, mirrored back, or to
+    the one that it repeats."""
 
     def handler(graph: Emitter, out: Tensor, grad: Value, x: Value, padding: Sequence[Any]) -> str:
         _refuse_cuts(padding)
@@ -47,13 +57,21 @@ def edges_added(mirrored: bool) -> Handler:
             for begin, count, at_end in ((0, before, False), (before + size, after, True)):
                 if not count:
                     continue
-                edge = graph.padded(whole, x.rank, {axis: (-begin, begin + count - size - before - after)})
+                edge = graph.padded(
+                    whole, x.rank, {axis: (-begin, begin + count - size - before - after)}
+                )
                 if mirrored:
-                    shown, width, place = graph.flipped(edge, [axis]), count, size - 1 - count if at_end else 1
+                    shown, width, place = (
+                        graph.flipped(edge, [axis]),
+                        count,
+                        size - 1 - count if at_end else 1,
+                    )
                 else:
                     shown = graph.node("ReduceSum", edge, graph.integers([axis]), keepdims=1)
                     width, place = 1, size - 1 if at_end else 0
-                name = graph.node("Add", name, graph.padded(shown, x.rank, {axis: (place, size - place - width)}))
+                name = graph.node(
+                    "Add", name, graph.padded(shown, x.rank, {axis: (place, size - place - width)})
+                )
         return name
 
     return handler

@@ -27,22 +27,31 @@ def average_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> str:
-    """Average over windows. Sizes are rounded up by padding at the end, since runtimes differ with ONNX's ceil_mode."""
+    """Average over windows. Sizes are rounded up by padding at the end, since runtimes differ with
+    ONNX's ceil_mode."""
     count = len(kernel_size) if len(kernel_size) > 1 else x.rank - 2
     kernel, begin = per_axis(kernel_size, count), per_axis(padding, count)
     strides = per_axis(stride, count, kernel)
     sizes, windows = fixed_sizes(x, slice(-count, None)), fixed_sizes(out, slice(-count, None))
     end = [
         max(pad, (places - 1) * step + size - length - pad)
-        for length, places, step, size, pad in zip(sizes, windows, strides, kernel, begin, strict=True)
+        for length, places, step, size, pad in zip(
+            sizes, windows, strides, kernel, begin, strict=True
+        )
     ]
     # Pooling takes one array without examples too.
     image = x if x.rank == count + 2 else graph.reshaped(x, [1, *x.shape])
-    if prod(kernel) == 1:  # ONNX Runtime would fuse padding into it, which it then refuses as larger than the window
+    # ONNX Runtime would fuse padding into it, which it then refuses as larger than the window
+    if prod(kernel) == 1:
         found = sliced(graph, image, range(2, 2 + count), [0] * count, sizes, strides)
     else:
         found = graph.node(
-            "AveragePool", image, kernel_shape=kernel, strides=strides, pads=begin + end, count_include_pad=1
+            "AveragePool",
+            image,
+            kernel_shape=kernel,
+            strides=strides,
+            pads=begin + end,
+            count_include_pad=1,
         )
     counts = _counts(sizes, windows, kernel, strides, begin, count_include_pad, divisor_override)
     if (counts != prod(kernel)).any():
@@ -95,12 +104,16 @@ def average_pool_backward(
     sizes, windows = fixed_sizes(x, slice(-count, None)), fixed_sizes(grad, slice(-count, None))
     counts = _counts(sizes, windows, kernel, strides, pads, count_include_pad, divisor_override)
     share = graph.node("Mul", grad, graph.array((1 / counts).astype(np.float32)))
-    within = all(places * size <= length for places, size, length in zip(windows, kernel, sizes, strict=True))
+    within = all(
+        places * size <= length for places, size, length in zip(windows, kernel, sizes, strict=True)
+    )
     if kernel == strides and not any(pads) and within:
         return _over_windows(graph, share, x, kernel, windows)
     over = [
         length - ((places - 1) * step - 2 * pad + size)
-        for length, places, step, pad, size in zip(sizes, windows, strides, pads, kernel, strict=True)
+        for length, places, step, pad, size in zip(
+            sizes, windows, strides, pads, kernel, strict=True
+        )
     ]
     spread = graph.node(
         "ConvTranspose",
@@ -116,16 +129,22 @@ def average_pool_backward(
     return graph.reshaped(spread, x.shape)
 
 
-def _over_windows(graph: Emitter, share: Source, x: Value, kernel: Sequence[int], windows: Sequence[int]) -> str:
-    """Repeat each window's value over the window, for windows side by side. Elements behind the last window are 0."""
+def _over_windows(
+    graph: Emitter, share: Source, x: Value, kernel: Sequence[int], windows: Sequence[int]
+) -> str:
+    """Repeat each window's value over the window, for windows side by side. Elements behind the
+    last window are 0."""
     sizes = fixed_sizes(x, slice(-len(kernel), None))
-    rest = [size - places * length for size, places, length in zip(sizes, windows, kernel, strict=True)]
+    rest = [
+        size - places * length for size, places, length in zip(sizes, windows, kernel, strict=True)
+    ]
     behind = {axis: (0, size) for axis, size in enumerate(rest, x.rank - len(kernel))}
     return graph.padded(enlarged(graph, share, x.rank, kernel), x.rank, behind)
 
 
 def adaptive_average_pool(graph: Emitter, out: Tensor, x: Value, output_size: Sequence[int]) -> str:
-    """Average over windows of equal sizes if they fit, else multiply with a matrix along each axis."""
+    """Average over windows of equal sizes if they fit, else multiply with a matrix along each
+    axis."""
     count = len(output_size)
     sizes, outs = fixed_sizes(x, slice(-count, None)), fixed_sizes(out, slice(-count, None))
     if all(size % windows == 0 for size, windows in zip(sizes, outs, strict=True)):
@@ -179,7 +198,9 @@ def _along(graph: Emitter, x: Source, matrix: Array, axis: int, rank: int) -> st
     last = list(range(rank))
     last[axis], last[-1] = last[-1], last[axis]
     swap = axis != rank - 1
-    found = graph.node("MatMul", graph.node("Transpose", x, perm=last) if swap else x, graph.array(matrix.T))
+    found = graph.node(
+        "MatMul", graph.node("Transpose", x, perm=last) if swap else x, graph.array(matrix.T)
+    )
     return graph.node("Transpose", found, perm=last) if swap else found
 
 

@@ -1,4 +1,5 @@
-"""LSTM, GRU and RNN layers, which ONNX has as operators. Its weights have the gates in another order."""
+"""LSTM, GRU and RNN layers, which ONNX has as operators. Its weights have the gates in another
+order."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from fleetlearn_export.emission.emitter import EmissionError, Emitter, Handler, 
 from fleetlearn_export.tracing.formulas.recurrent import LAYER
 
 GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2)}
-"""The places of ONNX's gates among PyTorch's. LSTM: input, output, forget, cell among input, forget, cell, output. GRU:
-update, reset, new among reset, update, new."""
+"""The places of ONNX's gates among PyTorch's. LSTM: input, output, forget, cell among input,
+forget, cell, output. GRU: update, reset, new among reset, update, new."""
 
 
 def recurrent_layer(
@@ -29,9 +30,15 @@ def recurrent_layer(
         raise EmissionError(f"a recurrent layer of {values.dtype}")
     directions = 2 if both_ways else 1
     # Of each direction: from the input, from the state, and the two biases.
-    by_kind = [weights[place :: len(weights) // directions] for place in range(len(weights) // directions)]
+    by_kind = [
+        weights[place :: len(weights) // directions] for place in range(len(weights) // directions)
+    ]
     inner, recurrent, *biases = [[_gates(graph, kind, row) for row in rows] for rows in by_kind]
-    bias = [graph.node("Concat", *both, axis=0) for both in zip(*biases, strict=True)] if biased else []
+    bias = (
+        [graph.node("Concat", *both, axis=0) for both in zip(*biases, strict=True)]
+        if biased
+        else []
+    )
     options: dict[str, Any] = {"linear_before_reset": 1} if kind == "GRU" else {}
     if kind not in GATES:
         options = {"activations": [kind] * directions}
@@ -56,7 +63,9 @@ def _gates(graph: Emitter, kind: str, weights: Value) -> str:
     """Return weights or biases of one direction, with the gates in ONNX's order."""
     if kind not in GATES:
         return weights.name
-    parts = graph.nodes_outputs("Split", len(GATES[kind]), weights, axis=0, num_outputs=len(GATES[kind]))
+    parts = graph.nodes_outputs(
+        "Split", len(GATES[kind]), weights, axis=0, num_outputs=len(GATES[kind])
+    )
     return graph.node("Concat", *(parts[place] for place in GATES[kind]), axis=0)
 
 

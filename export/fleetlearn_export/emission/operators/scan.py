@@ -14,7 +14,8 @@ from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.tracing.formulas.scan import SCAN, STEPS
 
 INSIDE = "step."
-"""The beginning of the names within a body. Those outside have another, and ONNX lets a body read these."""
+"""The beginning of the names within a body. Those outside have another, and ONNX lets a body read
+these."""
 EXAMPLES = 3
 """Examples with which a body is traced."""
 
@@ -28,7 +29,10 @@ def scan(
     fixed: Sequence[Value],
     backwards: bool,
 ) -> Sequence[str]:
-    changing = (*(_described(row.traced) for row in states), *(_described(row.traced[0]) for row in rows))
+    changing = (
+        *(_described(row.traced) for row in states),
+        *(_described(row.traced[0]) for row in rows),
+    )
     constant = tuple(_described(row.traced) for row in fixed)
     body = onnx.GraphProto()
     body.CopyFrom(_body(graph.write, step, changing, len(states), constant, len(out)))
@@ -72,22 +76,32 @@ def _body(
     names += [f"{INSIDE}fixed{place}" for place in range(len(fixed))]
     results = [f"{INSIDE}out{place}" for place in range(outputs)]
     described = dict(zip(names, (*changing, *fixed), strict=True))
-    arguments = {name: torch.zeros(shape, dtype=dtype) for name, (shape, _, dtype) in described.items()}
+    arguments = {
+        name: torch.zeros(shape, dtype=dtype) for name, (shape, _, dtype) in described.items()
+    }
 
     def function(given: Tensors) -> Tensors:
         values, count = list(given.values()), len(changing)
         last, made = STEPS[step](values[:states], values[states:count], values[count:])
         return dict(zip(results, [*last, *made], strict=True))
 
-    body = write(function, arguments, {name: 0 for name, (_, free, _) in described.items() if free}, results)
+    body = write(
+        function, arguments, {name: 0 for name, (_, free, _) in described.items() if free}, results
+    )
     inputs = [row for row in body.input if not row.name.startswith(f"{INSIDE}fixed")]
-    own = {name for node in body.node for name in node.output} | {row.name for row in body.initializer}
+    own = {name for node in body.node for name in node.output} | {
+        row.name for row in body.initializer
+    }
 
     def inside(name: str) -> str:
         return INSIDE + name if name in own and not name.startswith(INSIDE) else name
 
     for node in body.node:
-        node.input[:], node.output[:], node.name = map(inside, node.input), map(inside, node.output), inside(node.name)
+        node.input[:], node.output[:], node.name = (
+            map(inside, node.input),
+            map(inside, node.output),
+            inside(node.name),
+        )
     for row in body.initializer:
         row.name = inside(row.name)
     # The number of examples has no name within a body that would be the same outside.

@@ -1,4 +1,5 @@
-"""Operators that move elements without computing with them: reshapes, transposes, joins. ``slices.py`` has parts."""
+"""Operators that move elements without computing with them: reshapes, transposes, joins.
+``slices.py`` has parts."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetlearn_export.emission.emitter import EmissionError, Emitter, Handler, Value, axis_of, fixed_size, is_reshape
+from fleetlearn_export.emission.emitter import (
+    EmissionError,
+    Emitter,
+    Handler,
+    Value,
+    axis_of,
+    fixed_size,
+    is_reshape,
+)
 
 aten = torch.ops.aten
 
@@ -29,7 +38,9 @@ def expanded(graph: Emitter, out: Tensor, x: Value, *_: Any, **__: Any) -> str:
 def repeated(graph: Emitter, out: Tensor, x: Value, repeats: Sequence[Any]) -> str:
     if not out.dim():
         return x.name
-    return graph.node("Tile", graph.reshaped(x, [*[1] * (len(repeats) - x.rank), *x.shape]), graph.shape(repeats))
+    return graph.node(
+        "Tile", graph.reshaped(x, [*[1] * (len(repeats) - x.rank), *x.shape]), graph.shape(repeats)
+    )
 
 
 def permuted(graph: Emitter, out: Tensor, x: Value, axes: Sequence[int]) -> str:
@@ -52,12 +63,16 @@ def joined(graph: Emitter, out: Tensor, tensors: Sequence[Value], dim: int = 0) 
     """Join along an axis. PyTorch leaves out empty vectors, of whatever shape the others are."""
     parts = [x for x in tensors if not (x.rank == 1 and fixed_size(x.shape[0]) == 0)] or tensors[:1]
     names = [graph.cast(x, out.dtype) for x in parts]
-    return names[0] if len(names) == 1 else graph.node("Concat", *names, axis=axis_of(dim, out.dim()))
+    return (
+        names[0] if len(names) == 1 else graph.node("Concat", *names, axis=axis_of(dim, out.dim()))
+    )
 
 
 def stacked(graph: Emitter, out: Tensor, tensors: Sequence[Value], dim: int = 0) -> str:
     axis = axis_of(dim, out.dim())
-    rows = [graph.node("Unsqueeze", graph.cast(x, out.dtype), graph.integers([axis])) for x in tensors]
+    rows = [
+        graph.node("Unsqueeze", graph.cast(x, out.dtype), graph.integers([axis])) for x in tensors
+    ]
     return rows[0] if len(rows) == 1 else graph.node("Concat", *rows, axis=axis)
 
 
@@ -66,7 +81,9 @@ def flipped(graph: Emitter, out: Tensor, x: Value, dims: Sequence[int]) -> str:
     return graph.flipped(x, axes)
 
 
-def rolled(graph: Emitter, out: Tensor, x: Value, shifts: Sequence[Any], dims: Sequence[int] = ()) -> str:
+def rolled(
+    graph: Emitter, out: Tensor, x: Value, shifts: Sequence[Any], dims: Sequence[int] = ()
+) -> str:
     if not dims:
         count = graph.integers([-1])
         flat = _rolled(graph, graph.node("Reshape", x, count), 0, shifts[0], out.numel())
@@ -83,7 +100,9 @@ def _rolled(graph: Emitter, name: str, axis: int, shift: Any, size: Any) -> str:
         begin = graph.integers([-shift % int(size)])
     axes = graph.integers([axis])
     tail = graph.node("Slice", name, begin, graph.integers([2**63 - 1]), axes)
-    return graph.node("Concat", tail, graph.node("Slice", name, graph.integers([0]), begin, axes), axis=axis)
+    return graph.node(
+        "Concat", tail, graph.node("Slice", name, graph.integers([0]), begin, axes), axis=axis
+    )
 
 
 def triangle(upper: int) -> Handler:
@@ -111,11 +130,18 @@ def windows(graph: Emitter, out: Tensor, x: Value, dimension: int, size: int, st
     begins = torch.arange(count).unsqueeze(1) * step
     found = graph.node("Gather", x, graph.array((begins + torch.arange(size)).numpy()), axis=axis)
     rank = x.rank + 1
-    return graph.transposed(found, [place for place in range(rank) if place != axis + 1] + [axis + 1])
+    return graph.transposed(
+        found, [place for place in range(rank) if place != axis + 1] + [axis + 1]
+    )
 
 
 def strided(
-    graph: Emitter, out: Tensor, x: Value, size: Sequence[Any], stride: Sequence[Any], offset: int | None = None
+    graph: Emitter,
+    out: Tensor,
+    x: Value,
+    size: Sequence[Any],
+    stride: Sequence[Any],
+    offset: int | None = None,
 ) -> str:
     """Write as_strided where it is a plain reshape."""
     if not is_reshape(out, x.traced, offset):

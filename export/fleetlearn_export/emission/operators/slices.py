@@ -1,4 +1,5 @@
-"""Parts of a tensor: slices, single rows, diagonals, splits; tensors with a part replaced; and their gradients."""
+"""Parts of a tensor: slices, single rows, diagonals, splits; tensors with a part replaced; and
+their gradients."""
 
 from __future__ import annotations
 
@@ -27,7 +28,13 @@ END = 2**63 - 1
 
 
 def sliced(
-    graph: Emitter, out: Tensor, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+    graph: Emitter,
+    out: Tensor,
+    x: Value,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
 ) -> str:
     axis = axis_of(dim, x.rank)
     if same_size(out.shape[axis], x.shape[axis]) and step == 1:
@@ -36,7 +43,14 @@ def sliced(
 
 
 def _slice(graph: Emitter, x: Source, axis: int, start: Size, end: Size, step: int = 1) -> str:
-    return graph.node("Slice", x, graph.size(start), graph.size(end), graph.integers([axis]), graph.integers([step]))
+    return graph.node(
+        "Slice",
+        x,
+        graph.size(start),
+        graph.size(end),
+        graph.integers([axis]),
+        graph.integers([step]),
+    )
 
 
 def selected(graph: Emitter, out: Tensor, x: Value, dim: int, index: Any) -> str:
@@ -47,7 +61,9 @@ def split(graph: Emitter, out: Sequence[Tensor], x: Value, sizes: Any, dim: int 
     axis = axis_of(dim, x.rank)
     if len(out) == 1:
         return [x.name]
-    return graph.nodes_outputs("Split", len(out), x, graph.shape([part.shape[axis] for part in out]), axis=axis)
+    return graph.nodes_outputs(
+        "Split", len(out), x, graph.shape([part.shape[axis] for part in out]), axis=axis
+    )
 
 
 def unbound(graph: Emitter, out: Sequence[Tensor], x: Value, dim: int = 0) -> list[str]:
@@ -55,7 +71,8 @@ def unbound(graph: Emitter, out: Sequence[Tensor], x: Value, dim: int = 0) -> li
 
 
 def _bounds(size: Size, start: Any, end: Any, count: Size, step: int) -> tuple[Size, Size]:
-    """Return where a slice of ``count`` elements begins, and how many elements are behind its last one."""
+    """Return where a slice of ``count`` elements begins, and how many elements are behind its last
+    one."""
     size = fixed_size(size)
     if isinstance(size, int) and isinstance(start, int | None) and isinstance(end, int | None):
         begin: Size = slice(start, end).indices(size)[0]
@@ -67,9 +84,16 @@ def _bounds(size: Size, start: Any, end: Any, count: Size, step: int) -> tuple[S
 
 
 def placed(
-    graph: Emitter, x: Source, shape: Sequence[Size], axis: int, before: Size, after: Size, step: int = 1
+    graph: Emitter,
+    x: Source,
+    shape: Sequence[Size],
+    axis: int,
+    before: Size,
+    after: Size,
+    step: int = 1,
 ) -> str:
-    """Return ``x``, of this shape, with zeros before, after and (for a step above 1) between elements of an axis."""
+    """Return ``x``, of this shape, with zeros before, after and (for a step above 1) between
+    elements of an axis."""
     rank = len(shape)
     if step > 1:
         x = graph.reshaped(x, [*shape[: axis + 1], 1, *shape[axis + 1 :]])
@@ -80,14 +104,23 @@ def placed(
 
 
 def slice_backward(
-    graph: Emitter, out: Tensor, grad: Value, input_sizes: Sequence[Any], dim: int, start: Any, end: Any, step: int
+    graph: Emitter,
+    out: Tensor,
+    grad: Value,
+    input_sizes: Sequence[Any],
+    dim: int,
+    start: Any,
+    end: Any,
+    step: int,
 ) -> str:
     axis = axis_of(dim, out.dim())
     before, after = _bounds(out.shape[axis], start, end, grad.shape[axis], step)
     return placed(graph, grad, grad.shape, axis, before, after, step)
 
 
-def select_backward(graph: Emitter, out: Tensor, grad: Value, input_sizes: Sequence[Any], dim: int, index: Any) -> str:
+def select_backward(
+    graph: Emitter, out: Tensor, grad: Value, input_sizes: Sequence[Any], dim: int, index: Any
+) -> str:
     axis = axis_of(dim, out.dim())
     before, after = _bounds(out.shape[axis], index, None, 1, 1)
     shape = [*out.shape[:axis], 1, *out.shape[axis + 1 :]]
@@ -95,7 +128,14 @@ def select_backward(graph: Emitter, out: Tensor, grad: Value, input_sizes: Seque
 
 
 def slice_scatter(
-    graph: Emitter, out: Tensor, x: Value, src: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+    graph: Emitter,
+    out: Tensor,
+    x: Value,
+    src: Value,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
 ) -> str:
     axis = axis_of(dim, x.rank)
     source, count = graph.cast(src, out.dtype), src.shape[axis]
@@ -112,7 +152,9 @@ def slice_scatter(
 def select_scatter(graph: Emitter, out: Tensor, x: Value, src: Value, dim: int, index: Any) -> str:
     axis = axis_of(dim, x.rank)
     before, _ = _bounds(x.shape[axis], index, None, 1, 1)
-    source = graph.reshaped(graph.cast(src, out.dtype), [*out.shape[:axis], 1, *out.shape[axis + 1 :]])
+    source = graph.reshaped(
+        graph.cast(src, out.dtype), [*out.shape[:axis], 1, *out.shape[axis + 1 :]]
+    )
     return _replaced(graph, x, source, axis, before, before + 1)
 
 
@@ -127,7 +169,9 @@ def _replaced(graph: Emitter, x: Value, source: str, axis: int, begin: Size, end
     return source if len(parts) == 1 else graph.node("Concat", *parts, axis=axis)
 
 
-def diagonal(graph: Emitter, out: Tensor, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> str:
+def diagonal(
+    graph: Emitter, out: Tensor, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> str:
     """A diagonal is a slice with steps along the two axes as one, where these sizes are known."""
     if _is_by_examples(x.shape, offset):
         elements = graph.node("Where", _on_diagonal(graph, x.shape), x, graph.number(0, x.dtype))
@@ -136,15 +180,25 @@ def diagonal(graph: Emitter, out: Tensor, x: Value, offset: int = 0, dim1: int =
     count = int(out.shape[-1])
     moved = graph.reshaped(graph.transposed(x, order), [*out.shape[:-1], rows * columns])
     begin = _first_of_diagonal(offset, columns)
-    return _slice(graph, moved, out.dim() - 1, begin, begin + (count - 1) * (columns + 1) + 1, columns + 1)
+    return _slice(
+        graph, moved, out.dim() - 1, begin, begin + (count - 1) * (columns + 1) + 1, columns + 1
+    )
 
 
 def diagonal_backward(
-    graph: Emitter, out: Tensor, grad: Value, input_sizes: Sequence[Any], offset: int, dim1: int, dim2: int
+    graph: Emitter,
+    out: Tensor,
+    grad: Value,
+    input_sizes: Sequence[Any],
+    offset: int,
+    dim1: int,
+    dim2: int,
 ) -> str:
     if _is_by_examples(out.shape, offset):
         rows_of_grad = graph.reshaped(grad, [*grad.shape, 1])
-        return graph.node("Where", _on_diagonal(graph, out.shape), rows_of_grad, graph.number(0, grad.dtype))
+        return graph.node(
+            "Where", _on_diagonal(graph, out.shape), rows_of_grad, graph.number(0, grad.dtype)
+        )
     order, rows, columns = _matrices(list(out.shape), dim1, dim2)
     count = int(grad.shape[-1])
     begin = _first_of_diagonal(offset, columns)
@@ -166,8 +220,14 @@ def diagonal_scatter(
 
 
 def _is_by_examples(shape: Sequence[Size], offset: int) -> bool:
-    """Whether it is the main diagonal of a matrix that compares all examples with each other, as in CLIP's loss."""
-    return len(shape) == 2 and offset == 0 and not isinstance(fixed_size(shape[0]), int) and same_size(*shape)
+    """Whether it is the main diagonal of a matrix that compares all examples with each other, as in
+    CLIP's loss."""
+    return (
+        len(shape) == 2
+        and offset == 0
+        and not isinstance(fixed_size(shape[0]), int)
+        and same_size(*shape)
+    )
 
 
 def _on_diagonal(graph: Emitter, shape: Sequence[Size]) -> str:

@@ -1,10 +1,12 @@
-"""Convolutions of small images as matrix products over all examples at once, for graphs with a backward pass.
+"""Convolutions of small images as matrix products over all examples at once, for graphs with a
+backward pass.
 
-ONNX Runtime multiplies example by example, so a product has as few columns as an image has places. The figures are
-CPU-ms on one thread of ONNX Runtime 1.31. Dense, 512 to 512 channels, 3 x 3 on 2 x 2, 4 and 16 examples: forward 2.0 to
-0.85 and 8.0 to 2.4, the input's gradient 3.8 to 1.0 and 15.5 to 2.8, the weight's 2.8 to 0.65 and 4.1 to 1.9. On 8 x 8
-both ways cost the same. Depthwise, 576 channels, 3 x 3 on 4 x 4, 16 examples: forward and input's gradient 3.0 to 0.50,
-the weight's 0.81 to 0.22; 192 channels on 8 x 8: 1.64 to 0.69, and 0.63 to 0.45.
+ONNX Runtime multiplies example by example, so a product has as few columns as an image has places.
+The figures are CPU-ms on one thread of ONNX Runtime 1.31. Dense, 512 to 512 channels, 3 x 3 on 2 x
+2, 4 and 16 examples: forward 2.0 to 0.85 and 8.0 to 2.4, the input's gradient 3.8 to 1.0 and 15.5
+to 2.8, the weight's 2.8 to 0.65 and 4.1 to 1.9. On 8 x 8 both ways cost the same. Depthwise, 576
+channels, 3 x 3 on 4 x 4, 16 examples: forward and input's gradient 3.0 to 0.50, the weight's 0.81
+to 0.22; 192 channels on 8 x 8: 1.64 to 0.69, and 0.63 to 0.45.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def depthwise_fits(windows: Windows, sizes: Sequence[int], weight: Value, groups
 
 
 def _indices(windows: Windows, sizes: Sequence[int]) -> Array:
-    """Return which element of the flat image each tap multiplies -> (places, taps); past the last: the padding."""
+    """Return which element of the flat image each tap multiplies -> (places, taps); past the last:
+    the padding."""
     found, outside = np.zeros([1, 1], np.int64), np.zeros([1, 1], bool)
     for size, (taps, places, step, pad, gap) in zip(sizes, zip(*windows, strict=True), strict=True):
         along = np.arange(places)[:, None] * step - pad + np.arange(taps) * gap
@@ -65,23 +68,30 @@ def _columns(graph: Emitter, x: Value, windows: Windows) -> str:
     if indices.shape != (count, 1) or (indices[:, 0] != np.arange(count)).any():
         if (indices == count).any():
             found = graph.node("Pad", found, graph.integers([0, 0, 0, 0, 1, 0]))
-        found = graph.node("Gather", found, graph.array(indices), axis=1)  # (n, places, taps, channels)
+        # (n, places, taps, channels)
+        found = graph.node("Gather", found, graph.array(indices), axis=1)
         found = graph.transposed(found, [0, 1, 3, 2])
     return graph.node("Reshape", found, flat)
 
 
 def dense(graph: Emitter, x: Value, weight: Value, bias: Value | None, windows: Windows) -> str:
-    """Multiply the weight with the columns: the other way round, ONNX Runtime would rearrange the weight, which is
-    larger (512 to 512 channels on 2 x 2, 20 examples: 1.66 CPU-ms, not 1.95)."""
+    """Multiply the weight with the columns: the other way round, ONNX Runtime would rearrange the
+    weight, which is larger (512 to 512 channels on 2 x 2, 20 examples: 1.66 CPU-ms, not 1.95)."""
     outputs, inputs, *_ = fixed_sizes(weight)
     flat = graph.reshaped(weight, [outputs, inputs * prod(windows.kernel)])
     column_of_bias = None if bias is None else graph.reshaped(bias, [outputs, 1])
     found = graph.node("Gemm", flat, _columns(graph, x, windows), column_of_bias, transB=1)
     found = graph.node("Reshape", found, graph.integers([outputs, -1, prod(windows.places)]))
-    return graph.node("Reshape", graph.transposed(found, [1, 0, 2]), graph.integers([-1, outputs, *windows.places]))
+    return graph.node(
+        "Reshape",
+        graph.transposed(found, [1, 0, 2]),
+        graph.integers([-1, outputs, *windows.places]),
+    )
 
 
-def dense_input_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows) -> str:
+def dense_input_gradient(
+    graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows
+) -> str:
     outputs, inputs, *_ = fixed_sizes(weight)
     sizes = fixed_sizes(x, slice(2, None))
     taps, places = prod(windows.kernel), prod(windows.places)
@@ -105,17 +115,22 @@ def dense_input_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, w
     return graph.node("Reshape", image, graph.integers([-1, inputs, *sizes])) if alone else image
 
 
-def dense_weight_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows) -> str:
-    """Multiply with the output's gradient transposed before: ONNX Runtime would do it again for each block of columns
-    (512 to 512 channels on 2 x 2, 20 examples: 1.6 CPU-ms, not 1.95)."""
+def dense_weight_gradient(
+    graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows
+) -> str:
+    """Multiply with the output's gradient transposed before: ONNX Runtime would do it again for
+    each block of columns (512 to 512 channels on 2 x 2, 20 examples: 1.6 CPU-ms, not 1.95)."""
     sizes = fixed_sizes(weight)
-    rows = graph.transposed(graph.reshaped(grad, [grad.shape[0], sizes[0], prod(windows.places)]), [1, 0, 2])
+    rows = graph.transposed(
+        graph.reshaped(grad, [grad.shape[0], sizes[0], prod(windows.places)]), [1, 0, 2]
+    )
     rows = graph.node("Reshape", rows, graph.integers([sizes[0], -1]))
     return graph.reshaped(graph.node("MatMul", rows, _columns(graph, x, windows)), sizes)
 
 
 def _taps_of_pairs(graph: Emitter, windows: Windows, sizes: Sequence[int]) -> str:
-    """Return 1 where a place in the image and one in the result are a tap's pair -> (image * result, taps).
+    """Return 1 where a place in the image and one in the result are a tap's pair -> (image *
+    result, taps).
 
     ONNX Runtime computes it once, from numbers that take a byte for each pair.
     """
@@ -129,11 +144,14 @@ def _taps_of_pairs(graph: Emitter, windows: Windows, sizes: Sequence[int]) -> st
 
 
 def _matrices(graph: Emitter, weight: Value, windows: Windows, sizes: Sequence[int]) -> str:
-    """Return the matrix that each channel's image is multiplied with -> (channels, image, result)."""
+    """Return the matrix that each channel's image is multiplied with -> (channels, image,
+    result)."""
     channels, taps = fixed_sizes(weight)[0], prod(windows.kernel)
     pairs = graph.transposed(_taps_of_pairs(graph, windows, sizes), [1, 0])
     spread = graph.node("MatMul", graph.reshaped(weight, [channels, taps]), pairs)
-    return graph.node("Reshape", spread, graph.integers([channels, prod(sizes), prod(windows.places)]))
+    return graph.node(
+        "Reshape", spread, graph.integers([channels, prod(sizes), prod(windows.places)])
+    )
 
 
 def _by_channels(graph: Emitter, x: Value) -> str:
@@ -144,25 +162,39 @@ def _by_channels(graph: Emitter, x: Value) -> str:
 
 def _by_examples(graph: Emitter, x: str, channels: int, sizes: Sequence[int]) -> str:
     """Return (channels, n, places) as (n, channels, ...)."""
-    return graph.node("Reshape", graph.transposed(x, [1, 0, 2]), graph.integers([-1, channels, *sizes]))
+    return graph.node(
+        "Reshape", graph.transposed(x, [1, 0, 2]), graph.integers([-1, channels, *sizes])
+    )
 
 
 def depthwise(graph: Emitter, x: Value, weight: Value, bias: Value | None, windows: Windows) -> str:
     channels, *sizes = fixed_sizes(x, slice(1, None))
     found = graph.node("MatMul", _by_channels(graph, x), _matrices(graph, weight, windows, sizes))
     result = _by_examples(graph, found, channels, windows.places)
-    return result if bias is None else graph.node("Add", result, column(graph, bias, channels, x.rank))
+    return (
+        result if bias is None else graph.node("Add", result, column(graph, bias, channels, x.rank))
+    )
 
 
-def depthwise_input_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows) -> str:
+def depthwise_input_gradient(
+    graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows
+) -> str:
     channels, *sizes = fixed_sizes(x, slice(1, None))
     matrices = graph.transposed(_matrices(graph, weight, windows, sizes), [0, 2, 1])
-    return _by_examples(graph, graph.node("MatMul", _by_channels(graph, grad), matrices), channels, sizes)
+    return _by_examples(
+        graph, graph.node("MatMul", _by_channels(graph, grad), matrices), channels, sizes
+    )
 
 
-def depthwise_weight_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows) -> str:
+def depthwise_weight_gradient(
+    graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows
+) -> str:
     channels, *sizes = fixed_sizes(x, slice(1, None))
     image = graph.transposed(_by_channels(graph, x), [0, 2, 1])
     pairs = graph.node("MatMul", image, _by_channels(graph, grad))
-    pairs = graph.node("Reshape", pairs, graph.integers([channels, prod(sizes) * prod(windows.places)]))
-    return graph.reshaped(graph.node("MatMul", pairs, _taps_of_pairs(graph, windows, sizes)), fixed_sizes(weight))
+    pairs = graph.node(
+        "Reshape", pairs, graph.integers([channels, prod(sizes) * prod(windows.places)])
+    )
+    return graph.reshaped(
+        graph.node("MatMul", pairs, _taps_of_pairs(graph, windows, sizes)), fixed_sizes(weight)
+    )

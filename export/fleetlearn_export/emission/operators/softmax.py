@@ -23,8 +23,11 @@ def softmax(operator: str) -> Handler:
     return handler
 
 
-def safe_softmax(graph: Emitter, out: Tensor, x: Value, dim: int, dtype: torch.dtype | None = None) -> str:
-    """Write the softmax that is 0 where all elements along the axis are -inf, as an attention mask may leave them.
+def safe_softmax(
+    graph: Emitter, out: Tensor, x: Value, dim: int, dtype: torch.dtype | None = None
+) -> str:
+    """Write the softmax that is 0 where all elements along the axis are -inf, as an attention mask
+    may leave them.
 
     Scores that nothing masked need no such care.
     """
@@ -32,7 +35,9 @@ def safe_softmax(graph: Emitter, out: Tensor, x: Value, dim: int, dtype: torch.d
     if not _may_be_infinite(graph, value):
         return graph.node("Softmax", value, axis=axis)
     lowest = graph.number(torch.finfo(out.dtype).min, out.dtype)
-    peak = graph.node("Max", graph.node("ReduceMax", value, graph.integers([axis]), keepdims=1), lowest)
+    peak = graph.node(
+        "Max", graph.node("ReduceMax", value, graph.integers([axis]), keepdims=1), lowest
+    )
     power = graph.node("Exp", graph.node("Sub", value, peak))
     total = graph.node("ReduceSum", power, graph.integers([axis]), keepdims=1)
     # A sum is at least 1, or it is 0.
@@ -41,7 +46,8 @@ def safe_softmax(graph: Emitter, out: Tensor, x: Value, dim: int, dtype: torch.d
 
 
 def _may_be_infinite(graph: Emitter, name: str) -> bool:
-    """Whether -inf may be among the elements: whether they are anything else than scaled products of matrices."""
+    """Whether -inf may be among the elements: whether they are anything else than scaled products
+    of matrices."""
     for node in reversed(graph.nodes):
         if name not in node.output:
             continue
@@ -53,20 +59,26 @@ def _may_be_infinite(graph: Emitter, name: str) -> bool:
     return True
 
 
-def softmax_backward(graph: Emitter, out: Tensor, grad: Value, y: Value, dim: int, input_dtype: torch.dtype) -> str:
+def softmax_backward(
+    graph: Emitter, out: Tensor, grad: Value, y: Value, dim: int, input_dtype: torch.dtype
+) -> str:
     total = _total(graph, graph.node("Mul", grad, y), dim, y.rank)
     result = graph.node("Mul", y, graph.node("Sub", grad, total))
     return result if y.dtype == out.dtype else graph.cast_node(result, out.dtype)
 
 
-def log_softmax_backward(graph: Emitter, out: Tensor, grad: Value, y: Value, dim: int, input_dtype: torch.dtype) -> str:
+def log_softmax_backward(
+    graph: Emitter, out: Tensor, grad: Value, y: Value, dim: int, input_dtype: torch.dtype
+) -> str:
     total = _total(graph, grad.name, dim, y.rank)
     result = graph.node("Sub", grad, graph.node("Mul", graph.node("Exp", y), total))
     return result if y.dtype == out.dtype else graph.cast_node(result, out.dtype)
 
 
 def _total(graph: Emitter, x: str, dim: int, rank: int) -> str:
-    return graph.node("ReduceSum", x, graph.integers([axis_of(dim, rank)]), keepdims=1) if rank else x
+    return (
+        graph.node("ReduceSum", x, graph.integers([axis_of(dim, rank)]), keepdims=1) if rank else x
+    )
 
 
 OPERATORS: dict[torch._ops.OpOverload, Handler] = {

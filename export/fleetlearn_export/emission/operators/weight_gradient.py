@@ -14,7 +14,9 @@ from fleetlearn_export.tracing.windows import FEW_CHANNELS, LONG_ROW, MANY_TAPS,
 
 def padded(graph: Emitter, x: Source, windows: Windows, first: int, rank: int) -> str:
     """Return ``x`` with zeros around the image, whose first axis is ``first``."""
-    return graph.padded(x, rank, {axis: (pad, pad) for axis, pad in enumerate(windows.padding, first)})
+    return graph.padded(
+        x, rank, {axis: (pad, pad) for axis, pad in enumerate(windows.padding, first)}
+    )
 
 
 def shifted(graph: Emitter, x: Source, windows: Windows, first: int, tap: Sequence[int]) -> str:
@@ -27,38 +29,58 @@ def shifted(graph: Emitter, x: Source, windows: Windows, first: int, tap: Sequen
     return sliced(graph, x, range(first, first + len(begins)), begins, ends, windows.stride)
 
 
-def weight_gradient(graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows, groups: int) -> str:
-    """Return the gradient of the weight from ``grad``, the gradient of the output, and ``x``, the input.
+def weight_gradient(
+    graph: Emitter, grad: Value, x: Value, weight: Value, windows: Windows, groups: int
+) -> str:
+    """Return the gradient of the weight from ``grad``, the gradient of the output, and ``x``, the
+    input.
 
-    For each element of the output an element of the kernel (a tap) multiplies one element of the input. The tap's
-    gradient is the sum of the products of these two over all elements and examples: a matrix product. Which
-    arrangement of these products costs least depends on the sizes alone (benchmarks/README.md, "A training step").
+    For each element of the output an element of the kernel (a tap) multiplies one element of the
+    input. The tap's gradient is the sum of the products of these two over all elements and
+    examples: a matrix product. Which arrangement of these products costs least depends on the sizes
+    alone (benchmarks/README.md, "A training step").
     """
     sizes = fixed_sizes(weight)
     taps, channels = prod(windows.kernel), sizes[1]
     if groups == 1 and taps == 1 and not any(windows.padding):
         found = _products(graph, grad, sizes[0], _picked(graph, x, windows), channels, windows)
     elif windows.side_by_side and groups == 1:
-        found = _products(graph, grad, sizes[0], _columns_side_by_side(graph, x, windows), channels * taps, windows)
+        found = _products(
+            graph,
+            grad,
+            sizes[0],
+            _columns_side_by_side(graph, x, windows),
+            channels * taps,
+            windows,
+        )
     elif taps > MANY_TAPS:
         return _by_convolution(graph, grad, x, windows, groups)
     elif channels == 1 and groups == sizes[0]:
         long = fixed_sizes(x, slice(2, None))[-1] > LONG_ROW * windows.kernel[-1]
         found = (_by_sums if long else _by_rows)(graph, grad, x, windows)
     elif channels < FEW_CHANNELS and groups == 1:
-        # This way round, since a width that is a multiple of 16, as the number of outputs mostly is, is quicker.
-        found = _products(graph, _columns(graph, x, windows), channels * taps, grad, sizes[0], windows)
+        # This way round, since a width that is a multiple of 16, as the number of outputs mostly
+        # is, is quicker.
+        found = _products(
+            graph, _columns(graph, x, windows), channels * taps, grad, sizes[0], windows
+        )
         found = graph.transposed(found, [1, 0])
     else:
         found = _tap_by_tap(graph, grad, x, windows, groups)
     return graph.reshaped(found, sizes)
 
 
-def _products(graph: Emitter, a: Source, rows: int, b: Source, columns: int, windows: Windows) -> str:
-    """Multiply (n, rows, *places) and (n, columns, *places), summed over examples and places -> (rows, columns)."""
+def _products(
+    graph: Emitter, a: Source, rows: int, b: Source, columns: int, windows: Windows
+) -> str:
+    """Multiply (n, rows, *places) and (n, columns, *places), summed over examples and places ->
+    (rows, columns)."""
     places = prod(windows.places)
     if places == 1:
-        flat = [graph.node("Reshape", x, graph.integers([-1, size])) for x, size in ((a, rows), (b, columns))]
+        flat = [
+            graph.node("Reshape", x, graph.integers([-1, size]))
+            for x, size in ((a, rows), (b, columns))
+        ]
         return graph.node("Gemm", *flat, transA=1)
     a = graph.node("Reshape", a, graph.integers([-1, rows, places]))
     b = graph.node("Reshape", b, graph.integers([-1, columns, places]))
@@ -80,8 +102,9 @@ def _picked(graph: Emitter, x: Value, windows: Windows) -> Source:
 def _columns(graph: Emitter, x: Value, windows: Windows) -> str:
     """Return the elements that each tap multiplies -> (n, channels, *kernel, *places).
 
-    One axis after the other: elements that do not lie side by side are copied for few taps. With 7 x 7 taps two apart
-    on 20 x 3 x 64 x 64 the whole gradient takes 4.2 CPU-ms; tap by tap it took 6.5.
+    One axis after the other: elements that do not lie side by side are copied for few taps. With 7
+    x 7 taps two apart on 20 x 3 x 64 x 64 the whole gradient takes 4.2 CPU-ms; tap by tap it took
+    6.5.
     """
     found = padded(graph, x, windows, 2, x.rank)
     for done, axis in enumerate(reversed(range(x.rank - 2))):
@@ -106,7 +129,8 @@ def _columns_side_by_side(graph: Emitter, x: Value, windows: Windows) -> str:
 
 
 def _tap_by_tap(graph: Emitter, grad: Value, x: Value, windows: Windows, groups: int) -> str:
-    """Multiply matrices for each tap, with the channels last: a tap then reads whole rows, which are cheap to copy.
+    """Multiply matrices for each tap, with the channels last: a tap then reads whole rows, which
+    are cheap to copy.
 
     -> (outputs, inputs of a group, taps).
     """
@@ -126,11 +150,15 @@ def _tap_by_tap(graph: Emitter, grad: Value, x: Value, windows: Windows, groups:
         image = graph.transposed(image, [1, 0, *range(3, 3 + count), 2])
         image = padded(graph, image, windows, first, x.rank + 1)
         rows = graph.node("Reshape", grad, graph.integers([-1, groups, outputs, places]))
-        rows = graph.node("Reshape", graph.transposed(rows, [1, 2, 0, 3]), graph.integers([groups, outputs, -1]))
+        rows = graph.node(
+            "Reshape", graph.transposed(rows, [1, 2, 0, 3]), graph.integers([groups, outputs, -1])
+        )
         flat = [groups, -1, inputs]
     products = []
     for tap in windows.taps:
-        seen = graph.node("Reshape", shifted(graph, image, windows, first, tap), graph.integers(flat))
+        seen = graph.node(
+            "Reshape", shifted(graph, image, windows, first, tap), graph.integers(flat)
+        )
         products.append(graph.node("MatMul", rows, seen))
     whole = products[0] if len(products) == 1 else graph.node("Concat", *products, axis=0)
     whole = graph.node("Reshape", whole, graph.integers([len(products), groups, outputs, inputs]))
@@ -138,7 +166,8 @@ def _tap_by_tap(graph: Emitter, grad: Value, x: Value, windows: Windows, groups:
 
 
 def _by_rows(graph: Emitter, grad: Value, x: Value, windows: Windows) -> str:
-    """Depthwise: multiply all pairs of elements of an output row and the matching input row, then add up each tap's.
+    """Depthwise: multiply all pairs of elements of an output row and the matching input row, then
+    add up each tap's.
 
     -> (channels, taps).
     """
@@ -160,7 +189,8 @@ def _by_rows(graph: Emitter, grad: Value, x: Value, windows: Windows) -> str:
 
 
 def _of_taps(windows: Windows, size: int) -> Array:
-    """Return 1 where a pair of indices in the last axes of output and input is a tap's -> (places * size, taps)."""
+    """Return 1 where a pair of indices in the last axes of output and input is a tap's -> (places *
+    size, taps)."""
     a = np.arange(windows.places[-1]).reshape(-1, 1, 1)
     b = np.arange(size).reshape(1, -1, 1)
     tap = np.arange(windows.kernel[-1])
@@ -184,13 +214,16 @@ def _by_sums(graph: Emitter, grad: Value, x: Value, windows: Windows) -> str:
 
 
 def _by_convolution(graph: Emitter, grad: Value, x: Value, windows: Windows, groups: int) -> str:
-    """Convolve the input with the output's gradient as the kernel -> (outputs, inputs of a group, ...).
+    """Convolve the input with the output's gradient as the kernel -> (outputs, inputs of a group,
+    ...).
 
-    Examples and channels are exchanged, and so are stride and dilation. The result is cropped to the kernel's size.
+    Examples and channels are exchanged, and so are stride and dilation. The result is cropped to
+    the kernel's size.
     """
     channels, *sizes = fixed_sizes(x, slice(1, None))
     inputs = channels // groups
-    # (n, groups * inputs, ...) -> (inputs, groups * n, ...): the convolution's groups are then the channels' blocks.
+    # (n, groups * inputs, ...) -> (inputs, groups * n, ...): the convolution's groups are then the
+    # channels' blocks.
     swapped = [1, 0, *range(2, x.rank)]
     if groups == 1:
         signal = graph.transposed(x, swapped)

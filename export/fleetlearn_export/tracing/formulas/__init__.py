@@ -1,1 +1,2 @@
-"""Formulas recorded in place of operators, before automatic differentiation, which then differentiates the formulas."""
+"""Formulas recorded in place of operators, before automatic differentiation, which then
+differentiates the formulas."""

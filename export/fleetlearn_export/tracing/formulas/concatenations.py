@@ -1,9 +1,10 @@
 """``cat`` of tensors, made from an earlier ``cat`` of the first of them.
 
-In a dense network (DenseNet, Huang et al. 2016, arXiv 1608.06993) each of k layers reads the concatenation of all
-results before it. Autograd cuts the gradient of each concatenation into slices, one for each result, and adds those of
-a result up: k * (k - 1) / 2 slices and sums. Where each concatenation is made from the one before, there are 2 * k
-slices and k sums. Of DenseNet-121 the others took 5 of 13 seconds of tracing.
+In a dense network (DenseNet, Huang et al. 2016, arXiv 1608.06993) each of k layers reads the
+concatenation of all results before it. Autograd cuts the gradient of each concatenation into
+slices, one for each result, and adds those of a result up: k * (k - 1) / 2 slices and sums. Where
+each concatenation is made from the one before, there are 2 * k slices and k sums. Of DenseNet-121
+the others took 5 of 13 seconds of tracing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ cat = ops.aten.cat.default
 
 
 class Made(NamedTuple):
-    """A concatenation, and what it was made from. The versions tell whether somebody wrote into one of them since."""
+    """A concatenation, and what it was made from. The versions tell whether somebody wrote into one
+    of them since."""
 
     axis: int
     pieces: list[tuple[ReferenceType[Tensor], int]]
@@ -38,7 +40,9 @@ def concatenation(pieces: Sequence[Tensor], dim: int = 0) -> Tensor:
         return _original(list(pieces), dim)
     found = _beginning(pieces, dim)
     result = _original([found[0], *pieces[found[1] :]] if found else list(pieces), dim)
-    _made[pieces[0]] = Made(dim, [(ref(piece), piece._version) for piece in pieces], ref(result), result._version)
+    _made[pieces[0]] = Made(
+        dim, [(ref(piece), piece._version) for piece in pieces], ref(result), result._version
+    )
     return result
 
 
@@ -49,11 +53,13 @@ def _beginning(pieces: Sequence[Tensor], axis: int) -> tuple[Tensor, int] | None
         return None
     result, count = made.result(), len(made.pieces)
     same = len(pieces) >= count and all(
-        piece is row() and piece._version == version for piece, (row, version) in zip(pieces, made.pieces, strict=False)
+        piece is row() and piece._version == version
+        for piece, (row, version) in zip(pieces, made.pieces, strict=False)
     )
     if result is None or result._version != made.version or not same:
         return None
-    # One that was made without gradients would lose them. PyTorch leaves empty pieces of another shape out.
+    # One that was made without gradients would lose them. PyTorch leaves empty pieces of another
+    # shape out.
     graded = torch.is_grad_enabled() and any(piece.requires_grad for piece in pieces[:count])
     alike = all(piece.dtype == result.dtype and piece.dim() == result.dim() for piece in pieces)
     return (result, count) if alike and result.requires_grad == graded else None

@@ -1,9 +1,11 @@
-"""PyTorch's ctc_loss (Graves et al. 2006, connectionist temporal classification), whose result PyTorch cannot trace.
+"""PyTorch's ctc_loss (Graves et al. 2006, connectionist temporal classification), whose result
+PyTorch cannot trace.
 
-A text's *states* are its labels with a blank before, between and behind them, 2 * labels + 1. Time goes from a state to
-itself, to the next, or past a blank to the next label, unless that label is the same. ``log_forward_step`` sums, in
-logarithms, over all ways to each state. Run from both ends, with each way's own steps counted once, it gives the loss
-and the probability of each state at each time.
+A text's *states* are its labels with a blank before, between and behind them, 2 * labels + 1. Time
+goes from a state to itself, to the next, or past a blank to the next label, unless that label is
+the same. ``log_forward_step`` sums, in logarithms, over all ways to each state. Run from both ends,
+with each way's own steps counted once, it gives the loss and the probability of each state at each
+time.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ ARGUMENTS = "Tensor logp, Tensor targets, Tensor input_lengths, Tensor target_le
 torch.library.define("fleetlearn::ctc_loss", f"({ARGUMENTS}) -> Tensor")
 torch.library.define("fleetlearn::ctc_loss_backward", f"(Tensor grad, {ARGUMENTS}) -> Tensor")
 FORWARD: Any = torch.ops.fleetlearn.ctc_loss.default
-"""Returns each text's loss (n,). logp: (time, n, classes); targets: int64 (n, labels); the lengths: int64 (n,)."""
+"""Returns each text's loss (n,). logp: (time, n, classes); targets: int64 (n, labels); the lengths:
+int64 (n,)."""
 BACKWARD: Any = torch.ops.fleetlearn.ctc_loss_backward.default
 """Returns the gradient by logp, which is PyTorch's: right behind log_softmax alone."""
 
@@ -43,8 +46,9 @@ def ctc_loss(
 ) -> Tensor:
     if logp.dim() != 3 or targets.dim() != 2:
         raise ExportError(
-            f"ctc_loss has scores of shape {tuple(logp.shape)} and targets of shape {tuple(targets.shape)}; a bundle "
-            "has (time, n, classes) and (n, labels): give each text its own row, and fill up the shorter ones"
+            f"ctc_loss has scores of shape {tuple(logp.shape)} and targets of shape "
+            f"{tuple(targets.shape)}; a bundle has (time, n, classes) and (n, labels): give each "
+            "text its own row, and fill up the shorter ones"
         )
     lengths = [row.to(torch.int64) for row in (input_lengths, target_lengths)]
     losses: Tensor = FORWARD(logp, targets.to(torch.int64), *lengths, blank)
@@ -88,25 +92,32 @@ def _last(states: _States, target_lengths: Tensor) -> Tensor:
 
 
 def _from_the_front(scores: Tensor, states: _States, target_lengths: Tensor) -> Tensor:
-    """Return, for each time and state, the logarithm of the sum over all ways from the beginning to there."""
+    """Return, for each time and state, the logarithm of the sum over all ways from the beginning to
+    there."""
     first = states.number <= (target_lengths > 0).to(torch.int64).unsqueeze(1)
     now = torch.where(first, 0.0, NEVER).to(scores.dtype).unsqueeze(0)
     later = torch.full_like(scores[1:], NEVER)
     return _log_forward(scores, torch.cat([now, later]), states.jumps)
 
 
-def _from_the_end(scores: Tensor, states: _States, input_lengths: Tensor, target_lengths: Tensor) -> Tensor:
+def _from_the_end(
+    scores: Tensor, states: _States, input_lengths: Tensor, target_lengths: Tensor
+) -> Tensor:
     """Return the same over all ways from there to the end."""
     time = torch.arange(scores.shape[0]).reshape(-1, 1, 1)
     lengths = input_lengths.reshape(1, -1, 1)
-    starts = torch.where((time == lengths - 1) & _last(states, target_lengths).unsqueeze(0), 0.0, NEVER)
+    starts = torch.where(
+        (time == lengths - 1) & _last(states, target_lengths).unsqueeze(0), 0.0, NEVER
+    )
     scores = torch.where(time < lengths, scores, NEVER)
     jumps = functional.pad(states.jumps[:, 2:], [0, 2], value=NEVER)
     found = _log_forward(scores.flip(0, 2), starts.to(scores.dtype).flip(0, 2), jumps.flip(1))
     return found.flip(0, 2)
 
 
-def losses(logp: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int) -> Tensor:
+def losses(
+    logp: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int
+) -> Tensor:
     states = _states(logp, targets, target_lengths, blank)
     ways = _from_the_front(_of_states(logp, states), states, target_lengths)
     place = (input_lengths - 1).reshape(1, -1, 1).expand(1, -1, ways.shape[2])
@@ -115,7 +126,12 @@ def losses(logp: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths:
 
 
 def gradient(
-    grad: Tensor, logp: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int
+    grad: Tensor,
+    logp: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
 ) -> Tensor:
     states = _states(logp, targets, target_lengths, blank)
     scores = _of_states(logp, states)
@@ -123,7 +139,8 @@ def gradient(
         scores, states, input_lengths, target_lengths
     )
     possible = through > NEVER
-    # Both have the state's own score. The sum over the states at any time of a text is its probability.
+    # Both have the state's own score. The sum over the states at any time of a text is its
+    # probability.
     through = torch.where(possible, through - torch.where(possible, scores, 0.0), NEVER)
     whole = through[0].logsumexp(1)
     share = torch.where(possible, through - whole.reshape(1, -1, 1), NEVER).exp()
@@ -138,8 +155,9 @@ def gradient(
 def log_forward_step(
     states: list[Tensor], rows: list[Tensor], fixed: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return score + log of the sum of the exponentials of start[s], x[s], x[s - 1] and x[s - 2] + jumps[s], where x is
-    the state, and all of these are NEVER before the beginning. rows: score and start; all are (n, states)."""
+    """Return score + log of the sum of the exponentials of start[s], x[s], x[s - 1] and x[s - 2] +
+    jumps[s], where x is the state, and all of these are NEVER before the beginning. rows: score and
+    start; all are (n, states)."""
     (before,), (score, start), (jumps,) = states, rows, fixed
     shifted = functional.pad(before, [2, 0], value=NEVER)
     ways = start, before, shifted[:, 1:-1], shifted[:, :-2] + jumps
@@ -156,7 +174,9 @@ STEPS["ctc"] = log_forward_step
 
 def _log_forward(scores: Tensor, starts: Tensor, jumps: Tensor) -> Tensor:
     """Return x (time, n, states), each time's from the one before."""
-    result: Tensor = SCAN("ctc", [torch.full_like(jumps, NEVER)], [scores, starts], [jumps], False)[1]
+    result: Tensor = SCAN("ctc", [torch.full_like(jumps, NEVER)], [scores, starts], [jumps], False)[
+        1
+    ]
     return result
 
 
@@ -172,7 +192,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 for name, function in (("ctc_loss", losses), ("ctc_loss_backward", gradient)):
     torch.library.impl(f"fleetlearn::{name}", "CPU")(function)
 torch.library.register_fake("fleetlearn::ctc_loss")(lambda logp, *_: logp.new_empty(logp.shape[1]))
-torch.library.register_fake("fleetlearn::ctc_loss_backward")(lambda grad, logp, *_: torch.empty_like(logp))
+torch.library.register_fake("fleetlearn::ctc_loss_backward")(
+    lambda grad, logp, *_: torch.empty_like(logp)
+)
 torch.library.register_autograd("fleetlearn::ctc_loss", _backward, setup_context=_setup)
 
 FORMULAS = {aten.ctc_loss.Tensor: ctc_loss}

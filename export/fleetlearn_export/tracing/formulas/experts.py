@@ -1,4 +1,5 @@
-"""Products of groups of rows with a matrix for each group, as mixtures of experts have them: PyTorch's grouped_mm."""
+"""Products of groups of rows with a matrix for each group, as mixtures of experts have them:
+PyTorch's grouped_mm."""
 
 from __future__ import annotations
 
@@ -15,14 +16,17 @@ def grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return (rows, width): the rows of ``a`` (rows, k) up to the first of ``offs`` times b[0] (k, width), and so on.
+    """Return (rows, width): the rows of ``a`` (rows, k) up to the first of ``offs`` times b[0] (k,
+    width), and so on.
 
-    How many rows a group has depends on the data, so each matrix is multiplied with all rows, those of other groups
-    being 0. Rows behind the last group are 0.
+    How many rows a group has depends on the data, so each matrix is multiplied with all rows, those
+    of other groups being 0. Rows behind the last group are 0.
     """
     if a.dim() != 2 or b.dim() != 3 or offs is None or bias is not None:
         shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
-        raise NotImplementedError(f"grouped_mm of {shapes}: only rows (n, k), matrices (groups, k, width) and offs")
+        raise NotImplementedError(
+            f"grouped_mm of {shapes}: only rows (n, k), matrices (groups, k, width) and offs"
+        )
     row = torch.arange(a.shape[0])
     ends = offs.to(torch.int64).unsqueeze(1)
     begins = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]])

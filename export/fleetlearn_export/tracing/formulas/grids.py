@@ -1,7 +1,8 @@
 """Images read at computed places: PyTorch's grid_sample, in one formula for all axes and modes.
 
-Along each axis an element of the result has a few taps: places in the image with weights that depend on the coordinate.
-The sum over all combinations of taps is read with gather, whose gradient adds at indices.
+Along each axis an element of the result has a few taps: places in the image with weights that
+depend on the coordinate. The sum over all combinations of taps is read with gather, whose gradient
+adds at indices.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ CUBIC = -0.75
 """The slope that PyTorch's bicubic interpolation has (Keys 1981)."""
 
 
-def grid_sampler(x: Tensor, grid: Tensor, interpolation: int, outside: int, align_corners: bool) -> Tensor:
-    """Read ``x`` (n, channels, ...) at the coordinates ``grid`` (n, ..., axes) from -1 to 1, the last axis first."""
+def grid_sampler(
+    x: Tensor, grid: Tensor, interpolation: int, outside: int, align_corners: bool
+) -> Tensor:
+    """Read ``x`` (n, channels, ...) at the coordinates ``grid`` (n, ..., axes) from -1 to 1, the
+    last axis first."""
     sizes = [int(size) for size in x.shape[2:]]
     lines = []
     for axis, size in enumerate(sizes):
@@ -32,7 +36,9 @@ def grid_sampler(x: Tensor, grid: Tensor, interpolation: int, outside: int, alig
         place = (place + 1) / 2 * (size - 1) if align_corners else ((place + 1) * size - 1) / 2
         if interpolation in (BILINEAR, NEAREST):
             place = _inside(place, size, outside, align_corners)
-        lines.append([_tap(*tap, size, outside, align_corners) for tap in _taps(place, interpolation)])
+        lines.append(
+            [_tap(*tap, size, outside, align_corners) for tap in _taps(place, interpolation)]
+        )
     flat, channels = x.flatten(2), x.shape[1]
     result: Any = 0
     for taps in product(*lines):
@@ -45,7 +51,8 @@ def grid_sampler(x: Tensor, grid: Tensor, interpolation: int, outside: int, alig
 
 
 def _inside(place: Tensor, size: int, outside: int, align_corners: bool) -> Tensor:
-    """Move coordinates into the image. At its border, and beyond it, they have no gradient, as in PyTorch."""
+    """Move coordinates into the image. At its border, and beyond it, they have no gradient, as in
+    PyTorch."""
     if outside == ZEROS:
         return place
     if outside != BORDER:
@@ -53,7 +60,8 @@ def _inside(place: Tensor, size: int, outside: int, align_corners: bool) -> Tens
         if low == high:
             place = place * 0
         else:
-            # A wave of triangles: what is left of the distance from one end in two spans, or the rest of the way back.
+            # A wave of triangles: what is left of the distance from one end in two spans, or the
+            # rest of the way back.
             rest = torch.remainder(place - low, 2 * (high - low))
             place = low + torch.minimum(rest, 2 * (high - low) - rest)
     kept = (place > 0) & (place < size - 1)
@@ -74,11 +82,15 @@ def _taps(place: Tensor, interpolation: int) -> list[tuple[Tensor, Tensor]]:
         if near:
             weights.append(((CUBIC + 2) * distance - (CUBIC + 3)) * distance * distance + 1)
         else:
-            weights.append(((CUBIC * distance - 5 * CUBIC) * distance + 8 * CUBIC) * distance - 4 * CUBIC)
+            weights.append(
+                ((CUBIC * distance - 5 * CUBIC) * distance + 8 * CUBIC) * distance - 4 * CUBIC
+            )
     return [(first + step, weight) for step, weight in enumerate(weights, -1)]
 
 
-def _tap(place: Tensor, weight: Tensor, size: int, outside: int, align_corners: bool) -> tuple[Tensor, Tensor]:
+def _tap(
+    place: Tensor, weight: Tensor, size: int, outside: int, align_corners: bool
+) -> tuple[Tensor, Tensor]:
     """Return a tap's index in the image, and its weight: 0 outside of the image."""
     if outside == ZEROS:
         weight = weight * ((place >= 0) & (place < size)).to(weight.dtype)
@@ -89,7 +101,9 @@ def _tap(place: Tensor, weight: Tensor, size: int, outside: int, align_corners: 
 
 def affine_grid_generator(theta: Tensor, size: Any, align_corners: bool) -> Tensor:
     """PyTorch's own formula, whose gradient accepts a free number of examples."""
-    grid: Tensor = decomposition_table[aten.affine_grid_generator.default](theta, size, align_corners)
+    grid: Tensor = decomposition_table[aten.affine_grid_generator.default](
+        theta, size, align_corners
+    )
     return grid
 
 

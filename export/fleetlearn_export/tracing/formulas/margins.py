@@ -14,7 +14,8 @@ MEAN, SUM = 1, 2
 
 
 def multilabel_margin_loss(scores: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
-    """Return the sum of max(0, 1 - (score of a label - score of another class)) / classes for each row.
+    """Return the sum of max(0, 1 - (score of a label - score of another class)) / classes for each
+    row.
 
     scores: (n, classes) or (classes,). target: int64 of the same shape, the labels and then -1.
     """

@@ -41,8 +41,8 @@ IN_EVALUATION: Formulas = {**FORMULAS, **recurrent.IN_EVALUATION}
 
 @contextmanager
 def formulas_recorded(formulas: Formulas = FORMULAS) -> Iterator[None]:
-    """While active, tracing records the formulas. PyTorch would use its own before it asks a table of decompositions,
-    or would record an operator for the gradient."""
+    """While active, tracing records the formulas. PyTorch would use its own before it asks a table
+    of decompositions, or would record an operator for the gradient."""
     originals = {operator: dict(operator.py_kernels) for operator in formulas}
     for operator, formula in formulas.items():
         operator.py_kernels[AUTOGRAD] = formula

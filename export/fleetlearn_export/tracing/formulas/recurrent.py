@@ -1,7 +1,8 @@
 """LSTM, GRU and RNN layers. In evaluation each is recorded as one operator, which ONNX has too.
 
-In a training step, where ONNX has none, a layer is a scan along time, and its gradient another one in the other
-direction. The products that need no earlier time are outside: those with the inputs, and the gradients of the weights.
+In a training step, where ONNX has none, a layer is a scan along time, and its gradient another one
+in the other direction. The products that need no earlier time are outside: those with the inputs,
+and the gradients of the weights.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ OPERATORS = {
 """PyTorch's operators by their kind: LSTM, GRU, or the nonlinearity of a plain recurrent layer."""
 torch.library.define(
     "fleetlearn::recurrent_layer",
-    "(str kind, Tensor values, Tensor[] state, Tensor[] weights, bool biased, bool both_ways) -> Tensor[]",
+    "(str kind, Tensor values, Tensor[] state, Tensor[] weights, bool biased, bool both_ways) -> "
+    "Tensor[]",
 )
 LAYER: Any = torch.ops.fleetlearn.recurrent_layer.default
-"""Returns one layer's outputs (time, n, directions * hidden), and its state after the last step. values: (time, n,
-size). state: the hidden state (directions, n, hidden), and for an LSTM the cell state. weights: PyTorch's, those of the
-way back behind the others. biased: whether there are biases among them. both_ways: two directions."""
+"""Returns one layer's outputs (time, n, directions * hidden), and its state after the last step.
+values: (time, n, size). state: the hidden state (directions, n, hidden), and for an LSTM the cell
+state. weights: PyTorch's, those of the way back behind the others. biased: whether there are biases
+among them. both_ways: two directions."""
 SHUT = 1e4
 """A gate with this sum is 1, with its negative 0, whatever inputs and state add."""
 Layer = Callable[[str, Tensor, list[Tensor], Sequence[Tensor], bool, bool], list[Tensor]]
@@ -51,10 +54,12 @@ def layers(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """Record the layers of ``OPERATORS[kind]``, whose arguments follow ``kind``. ``one_layer`` is as LAYER."""
+    """Record the layers of ``OPERATORS[kind]``, whose arguments follow ``kind``. ``one_layer`` is
+    as LAYER."""
     states = [state] if isinstance(state, Tensor) else list(state)
     if states[0].shape[-1] != states[-1].shape[-1]:
-        one_layer = scanned_layer  # ONNX has no LSTM whose hidden state is projected to another size
+        # ONNX has no LSTM whose hidden state is projected to another size
+        one_layer = scanned_layer
     values = values.transpose(0, 1) if batch_first else values
     directions, count = 2 if bidirectional else 1, len(weights) // num_layers
     ends: list[list[Tensor]] = []
@@ -70,7 +75,12 @@ def layers(
 
 
 def layer(
-    kind: str, values: Tensor, state: list[Tensor], weights: list[Tensor], biased: bool, both_ways: bool
+    kind: str,
+    values: Tensor,
+    state: list[Tensor],
+    weights: list[Tensor],
+    biased: bool,
+    both_ways: bool,
 ) -> list[Tensor]:
     given = state if kind == "LSTM" else state[0]
     return list(OPERATORS[kind](values, given, weights, biased, 1, 0.0, False, both_ways, False))
@@ -87,16 +97,27 @@ torch.library.register_fake("fleetlearn::recurrent_layer")(_shapes)
 
 
 def scanned_layer(
-    kind: str, values: Tensor, state: list[Tensor], weights: Sequence[Tensor], biased: bool, both_ways: bool
+    kind: str,
+    values: Tensor,
+    state: list[Tensor],
+    weights: Sequence[Tensor],
+    biased: bool,
+    both_ways: bool,
 ) -> list[Tensor]:
     """Return the same as LAYER, from scans."""
     count = len(weights) // (2 if both_ways else 1)
     ends = []
     for direction in range(2 if both_ways else 1):
-        begin, own = [row[direction] for row in state], weights[direction * count : (direction + 1) * count]
+        begin, own = (
+            [row[direction] for row in state],
+            weights[direction * count : (direction + 1) * count],
+        )
         ends.append(one_way(kind, values, begin, own, biased, backwards=direction == 1))
     outputs = torch.cat([outputs for outputs, *_ in ends], 2) if both_ways else ends[0][0]
-    return [outputs, *(torch.stack(rows) for rows in zip(*(last for _, *last in ends), strict=True))]
+    return [
+        outputs,
+        *(torch.stack(rows) for rows in zip(*(last for _, *last in ends), strict=True)),
+    ]
 
 
 def one_way(
@@ -109,12 +130,16 @@ def one_way(
     backwards: bool = False,
     inside: Tensor | None = None,
 ) -> list[Tensor]:
-    """Return one direction's outputs (time, n, size), and its state after the last step (n, size), from a scan.
+    """Return one direction's outputs (time, n, size), and its state after the last step (n, size),
+    from a scan.
 
-    state: (n, size). inside: int64 (time, n), 0 where a sequence has ended: an LSTM's cells then keep their state.
+    state: (n, size). inside: int64 (time, n), 0 where a sequence has ended: an LSTM's cells then
+    keep their state.
     """
     inner, recurrent, *more = weights
-    first, second = more[:2] if biased else (inner.new_zeros(len(inner)), inner.new_zeros(len(inner)))
+    first, second = (
+        more[:2] if biased else (inner.new_zeros(len(inner)), inner.new_zeros(len(inner)))
+    )
     if kind == "GRU":
         found = _gru(functional.linear(values, inner, first), *state, recurrent, second, backwards)
     elif kind == "LSTM":
@@ -122,13 +147,19 @@ def one_way(
         if inside is not None:
             size = state[1].shape[1]
             closed = torch.cat(
-                [gates.new_full((size,), -SHUT), gates.new_full((size,), SHUT), gates.new_zeros(2 * size)]
+                [
+                    gates.new_full((size,), -SHUT),
+                    gates.new_full((size,), SHUT),
+                    gates.new_zeros(2 * size),
+                ]
             )
             gates = gates + (1 - inside).unsqueeze(2) * closed
         projection = more[-1] if len(more) % 2 else None
         found = _lstm(gates, *state, recurrent, projection, backwards)
     else:
-        found = _rnn(functional.linear(values, inner, first + second), *state, recurrent, kind, backwards)
+        found = _rnn(
+            functional.linear(values, inner, first + second), *state, recurrent, kind, backwards
+        )
     return list(found)
 
 
@@ -140,7 +171,8 @@ def _before(first: Tensor, states: Tensor, backwards: bool) -> Tensor:
 
 
 def _weight_gradient(gates: Tensor, before: Tensor) -> Tensor:
-    """Return the sum over time and examples of the products of gate gradients and states, (gates, size)."""
+    """Return the sum over time and examples of the products of gate gradients and states, (gates,
+    size)."""
     return gates.flatten(0, 1).t() @ before.flatten(0, 1)
 
 
@@ -182,7 +214,9 @@ class _GRU(torch.autograd.Function):
     """Outputs (time, n, size), and the last hidden state (n, size)."""
 
     @staticmethod
-    def forward(ctx: Any, gates: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, backwards: bool) -> Any:
+    def forward(
+        ctx: Any, gates: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, backwards: bool
+    ) -> Any:
         last, outputs, activated = SCAN("gru", [hidden], [gates], [weight.t(), bias], backwards)
         ctx.save_for_backward(hidden, weight, outputs, activated)
         ctx.backwards = backwards
@@ -192,7 +226,13 @@ class _GRU(torch.autograd.Function):
     def backward(ctx: Any, by_outputs: Tensor, by_hidden: Tensor) -> Any:
         hidden, weight, outputs, activated = ctx.saved_tensors
         before = _before(hidden, outputs, ctx.backwards)
-        last, found = SCAN("gru_gradient", [by_hidden], [by_outputs, activated, before], [weight], not ctx.backwards)
+        last, found = SCAN(
+            "gru_gradient",
+            [by_hidden],
+            [by_outputs, activated, before],
+            [weight],
+            not ctx.backwards,
+        )
         size = weight.shape[1]
         by_gates = torch.cat([found[:, :, : 2 * size], found[:, :, 3 * size :]], 2)
         by_weight, by_bias = _weight_gradient(by_gates, before), by_gates.sum((0, 1))
@@ -203,7 +243,9 @@ class _RNN(torch.autograd.Function):
     """Outputs (time, n, size), and the last hidden state (n, size)."""
 
     @staticmethod
-    def forward(ctx: Any, sums: Tensor, hidden: Tensor, weight: Tensor, kind: str, backwards: bool) -> Any:
+    def forward(
+        ctx: Any, sums: Tensor, hidden: Tensor, weight: Tensor, kind: str, backwards: bool
+    ) -> Any:
         last, outputs = SCAN(kind.lower(), [hidden], [sums], [weight.t()], backwards)
         ctx.save_for_backward(hidden, weight, outputs)
         ctx.kind, ctx.backwards = kind.lower(), backwards
@@ -212,8 +254,16 @@ class _RNN(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_outputs: Tensor, by_hidden: Tensor) -> Any:
         hidden, weight, outputs = ctx.saved_tensors
-        found = SCAN(f"{ctx.kind}_gradient", [by_hidden], [by_outputs, outputs], [weight], not ctx.backwards)
-        return found[1], found[0], _weight_gradient(found[1], _before(hidden, outputs, ctx.backwards)), None, None
+        found = SCAN(
+            f"{ctx.kind}_gradient", [by_hidden], [by_outputs, outputs], [weight], not ctx.backwards
+        )
+        return (
+            found[1],
+            found[0],
+            _weight_gradient(found[1], _before(hidden, outputs, ctx.backwards)),
+            None,
+            None,
+        )
 
 
 # PyTorch gives these functions no types.

@@ -1,7 +1,8 @@
 """Resizing of images as products with a constant matrix along each axis.
 
-PyTorch traces a resize as reads at computed indices, and its gradient as sums at indices, which take many times longer.
-A resize is linear along each axis: ``matrix @ x``. Its gradient is the product with the transposed matrix.
+PyTorch traces a resize as reads at computed indices, and its gradient as sums at indices, which
+take many times longer. A resize is linear along each axis: ``matrix @ x``. Its gradient is the
+product with the transposed matrix.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ def _resized(
 ) -> Any:
     """Resize all axes behind the first two.
 
-    original: PyTorch's own formula. line: resizes (1, channels, length). sizes: the new sizes; None if the last of the
-        ``options`` has factors. options: align_corners first where the operator has it.
+    original: PyTorch's own formula. line: resizes (1, channels, length). sizes: the new sizes; None
+        if the last of the ``options`` has factors. options: align_corners first where the operator
+        has it.
     """
     *aligned, factors = options
     lengths = x.shape[2:]
-    if not x.dtype.is_floating_point or not all(isinstance(size, int) for size in (*lengths, *(sizes or ()))):
+    if not x.dtype.is_floating_point or not all(
+        isinstance(size, int) for size in (*lengths, *(sizes or ()))
+    ):
         return original(x, sizes, *options)
     for axis in reversed(range(len(lengths))):
         factor = None if sizes else factors[axis]
@@ -48,19 +52,29 @@ def _resized(
             x = x.reshape(-1, length).mm(matrix.t()).reshape([*before, size])
         else:
             flat = x.reshape(-1, length, prod(after))
-            x = matrix.expand(flat.shape[0], size, length).bmm(flat).reshape([*before, size, *after])
+            x = (
+                matrix.expand(flat.shape[0], size, length)
+                .bmm(flat)
+                .reshape([*before, size, *after])
+            )
     return x
 
 
 @cache
 def _matrix(line: Callable[..., Tensor], length: int, size: int, *options: Any) -> Tensor:
-    """Return the matrix (size, length) of a resize along one axis: what it makes of each unit vector.
+    """Return the matrix (size, length) of a resize along one axis: what it makes of each unit
+    vector.
 
-    In float64: in float32 PyTorch rounds the places between two pixels, so that the weights would be 1e-8 off for all
-    who compute with them in float64, as the check does. A graph has them rounded once, to float32.
+    In float64: in float32 PyTorch rounds the places between two pixels, so that the weights would
+    be 1e-8 off for all who compute with them in float64, as the check does. A graph has them
+    rounded once, to float32.
     """
     with _disable_current_modes():
-        return line(torch.eye(length, dtype=torch.float64).unsqueeze(0), [size], *options)[0].t().contiguous()
+        return (
+            line(torch.eye(length, dtype=torch.float64).unsqueeze(0), [size], *options)[0]
+            .t()
+            .contiguous()
+        )
 
 
 def _row(image: Callable[..., Tensor]) -> Callable[..., Tensor]:

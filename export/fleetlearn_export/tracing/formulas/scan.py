@@ -1,4 +1,5 @@
-"""An operator that does one step after the other along time, and so is one Scan of ONNX, however long the time is."""
+"""An operator that does one step after the other along time, and so is one Scan of ONNX, however
+long the time is."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor
 
 Step = Callable[[list[Tensor], list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
-"""``step(states, rows, fixed)`` returns the next states, and the outputs of one time. rows: the inputs of that time.
-fixed: inputs that are the same at all times. States and rows have the examples on their first axis."""
+"""``step(states, rows, fixed)`` returns the next states, and the outputs of one time. rows: the
+inputs of that time. fixed: inputs that are the same at all times. States and rows have the examples
+on their first axis."""
 STEPS: dict[str, Step] = {}
 """All steps by their names. A module that has some adds them."""
 torch.library.define(
@@ -18,12 +20,16 @@ torch.library.define(
     "(str step, Tensor[] states, Tensor[] rows, Tensor[] fixed, bool backwards) -> Tensor[]",
 )
 SCAN: Any = torch.ops.fleetlearn.scan.default
-"""Returns the states after the last step, and each output of all steps, with the time on a new first axis as the rows
-have it. backwards: the last time is the first step. At least one step."""
+"""Returns the states after the last step, and each output of all steps, with the time on a new
+first axis as the rows have it. backwards: the last time is the first step. At least one step."""
 
 
 def scan(
-    step: str, states: list[Tensor], rows: list[Tensor], fixed: list[Tensor], backwards: bool = False
+    step: str,
+    states: list[Tensor],
+    rows: list[Tensor],
+    fixed: list[Tensor],
+    backwards: bool = False,
 ) -> list[Tensor]:
     """Do the steps one by one. The operator in PyTorch, and what it is where there is no Scan."""
     made = []
@@ -36,7 +42,9 @@ def scan(
     return [*states, *(torch.stack(column) for column in zip(*made, strict=True))]
 
 
-def _shapes(step: str, states: list[Tensor], rows: list[Tensor], fixed: list[Tensor], _: bool) -> list[Tensor]:
+def _shapes(
+    step: str, states: list[Tensor], rows: list[Tensor], fixed: list[Tensor], _: bool
+) -> list[Tensor]:
     last, outputs = STEPS[step](states, [row[0] for row in rows], fixed)
     return [*last, *(row.new_empty(rows[0].shape[0], *row.shape) for row in outputs)]
 

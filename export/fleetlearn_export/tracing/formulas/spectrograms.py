@@ -1,4 +1,5 @@
-"""PyTorch's stft: the Fourier transforms of windows of a signal. PyTorch itself reads the windows with as_strided."""
+"""PyTorch's stft: the Fourier transforms of windows of a signal. PyTorch itself reads the windows
+with as_strided."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def stft(
     return_complex: bool | None = None,
     align_to_window: bool | None = None,
 ) -> Tensor:
-    """Return (n, frequencies, windows) of the signals ``x`` (n, time), or of one signal without the first axis.
+    """Return (n, frequencies, windows) of the signals ``x`` (n, time), or of one signal without the
+    first axis.
 
     ``torch.stft`` pads the signal before it comes here.
     """

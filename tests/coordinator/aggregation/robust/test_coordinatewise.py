@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator.aggregation.robust.coordinatewise import mean_around_median, median, trimmed_mean
+from fleetlearn_coordinator.aggregation.robust.coordinatewise import (
+    mean_around_median,
+    median,
+    trimmed_mean,
+)
 
 DRAWN = np.random.default_rng(0).normal(size=(9, 50))
 
@@ -29,7 +33,9 @@ def test_the_mean_around_the_median_by_hand() -> None:
     assert mean_around_median(column, 5) == [3.2]
 
 
-@pytest.mark.parametrize("rule", [median, lambda v: trimmed_mean(v, 2), lambda v: mean_around_median(v, 3)])
+@pytest.mark.parametrize(
+    "rule", [median, lambda v: trimmed_mean(v, 2), lambda v: mean_around_median(v, 3)]
+)
 def test_neither_the_order_of_the_rows_nor_two_wild_rows_matter_much(rule: object) -> None:
     assert callable(rule)
     np.testing.assert_array_equal(rule(DRAWN), rule(DRAWN[::-1]))

@@ -1,4 +1,5 @@
-"""Combinations of updates, from their inner products alone: against definitions over the updates themselves."""
+"""Combinations of updates, from their inner products alone: against definitions over the updates
+themselves."""
 
 from __future__ import annotations
 
@@ -26,20 +27,27 @@ def test_distances() -> None:
         np.testing.assert_allclose(found[one, other], np.sum((POINTS[one] - POINTS[other]) ** 2))
     shares = np.full(11, 1 / 11)
     np.testing.assert_allclose(
-        distances_from(shares, PRODUCTS), np.linalg.norm(POINTS - POINTS.mean(axis=0), axis=1), rtol=1e-6
+        distances_from(shares, PRODUCTS),
+        np.linalg.norm(POINTS - POINTS.mean(axis=0), axis=1),
+        rtol=1e-6,
     )
 
 
 def test_krum_by_hand() -> None:
-    """On a line: 0, 1, 2, 10 and one hostile device: each score is of the 4 - 1 - 2 = 1 closest other."""
+    """On a line: 0, 1, 2, 10 and one hostile device: each score is of the 4 - 1 - 2 = 1 closest
+    other."""
     line = np.array([[0.0], [1.0], [2.0], [10.0]])
     scores = krum_scores(squared_distances(line @ line.T), 1)
     np.testing.assert_allclose(scores, [1, 1, 1, 64])
     five = np.array([[0.0], [1.0], [3.0], [4.0], [50.0]])  # two closest others each
     scores = krum_scores(squared_distances(five @ five.T), 1)
     np.testing.assert_allclose(scores, [1 + 9, 1 + 4, 1 + 4, 1 + 9, 46**2 + 47**2])
-    np.testing.assert_array_equal(multi_krum(squared_distances(five @ five.T), 1, 1), [0, 1, 0, 0, 0])
-    np.testing.assert_array_equal(multi_krum(squared_distances(five @ five.T), 1, 2), [0, 0.5, 0.5, 0, 0])
+    np.testing.assert_array_equal(
+        multi_krum(squared_distances(five @ five.T), 1, 1), [0, 1, 0, 0, 0]
+    )
+    np.testing.assert_array_equal(
+        multi_krum(squared_distances(five @ five.T), 1, 2), [0, 0.5, 0.5, 0, 0]
+    )
 
 
 def test_bulyan_takes_the_best_by_krum_again_and_again() -> None:
@@ -67,7 +75,9 @@ def test_the_geometric_median_is_where_the_mean_distance_is_least() -> None:
     random = np.random.default_rng(2)
     for size in (1e-1, 1e-2, 1e-3):
         for _ in range(50):
-            assert _objective(point, weights) <= _objective(point + size * random.normal(size=4), weights)
+            assert _objective(point, weights) <= _objective(
+                point + size * random.normal(size=4), weights
+            )
     # On a line it is the median.
     line = np.array([[0.0], [1.0], [7.0]])
     np.testing.assert_allclose(geometric_median(line @ line.T, np.ones(3)) @ line, [1.0], atol=1e-5)

@@ -112,7 +112,9 @@ def test_three_rounds_by_hand() -> None:
 
 def test_without_q_it_is_the_mean() -> None:
     expected = MODEL + np.average(UPDATES.astype(np.float64), axis=0, weights=WEIGHTS)
-    np.testing.assert_allclose(moved(Weighing(fair(0.0, LR)), reports()), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        moved(Weighing(fair(0.0, LR)), reports()), expected, rtol=0, atol=1e-6
+    )
 
 
 def test_the_level_is_a_power_of_two_near_the_median_loss() -> None:
@@ -129,5 +131,8 @@ def test_a_claimed_loss_counts_up_to_a_limit() -> None:
     rule = fair(2.0, LR)
     factors = [rule.factor(Reported(1, 1, loss), 1.0) for loss in (1e30, 64.0, 1.0, 0.0, -1.0)]
     assert factors[:3] == [1.0, 1.0, 2.0**-MOST_BITS]
-    assert all(0 < fair(q, LR).factor(Reported(1, 1, 1e308), 2.0**-300) <= 1 for q in (0.0, 0.001, 0.012, 10.0))
+    assert all(
+        0 < fair(q, LR).factor(Reported(1, 1, 1e308), 2.0**-300) <= 1
+        for q in (0.0, 0.001, 0.012, 10.0)
+    )
     assert 0 < factors[3] == factors[4] < 1e-20

@@ -6,15 +6,26 @@ from math import exp
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator.aggregation.weighing.norm_bound import NormBound, clip_factor, next_bound
+from fleetlearn_coordinator.aggregation.weighing.norm_bound import (
+    NormBound,
+    clip_factor,
+    next_bound,
+)
 
 
 def test_a_clipped_update_is_as_long_as_the_bound() -> None:
-    assert [clip_factor(norm, 2.0) for norm in (0.0, 1.0, 2.0, 4.0, 1e6)] == [1.0, 1.0, 1.0, 0.5, 2e-6]
+    assert [clip_factor(norm, 2.0) for norm in (0.0, 1.0, 2.0, 4.0, 1e6)] == [
+        1.0,
+        1.0,
+        1.0,
+        0.5,
+        2e-6,
+    ]
 
 
 def test_the_bound_follows_by_the_paper_s_equation() -> None:
-    """C * exp(-eta * (b - gamma)) with eta = 0.2: 8 of 10 within is more than the half that is wanted."""
+    """C * exp(-eta * (b - gamma)) with eta = 0.2: 8 of 10 within is more than the half that is
+    wanted."""
     rule = NormBound(1.0, "clip", 0.5, 0.2)
     assert next_bound(rule, 3.0, 8, 10) == 3.0 * exp(-0.2 * (0.8 - 0.5))
     assert next_bound(rule, 3.0, 0, 10) == 3.0 * exp(0.1)

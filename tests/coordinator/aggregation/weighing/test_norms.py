@@ -34,4 +34,6 @@ def test_norms_over_several_blocks() -> None:
 
 def test_an_update_in_a_file_has_the_same_bits() -> None:
     assert BLOCK % ALIGNMENT == 0
-    assert measure(UpdateFile(SIZE).keep(UPDATE), SIZE, BUFFERS) == measure(ArrayUpdate(UPDATE), SIZE, BUFFERS)
+    assert measure(UpdateFile(SIZE).keep(UPDATE), SIZE, BUFFERS) == measure(
+        ArrayUpdate(UPDATE), SIZE, BUFFERS
+    )

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator.network.transfers.contents import Contents, FramedContent, Older, StoredContent
+from fleetlearn_coordinator.network.transfers.contents import (
+    Contents,
+    FramedContent,
+    Older,
+    StoredContent,
+)
 from fleetlearn_coordinator.storage.file_bytes import FileBytes
 from fleetlearn_protocol import Code, ProtocolError, open_bundle, pack_bundle
 from fleetlearn_protocol.encodings import FLOAT16
@@ -18,7 +23,9 @@ from websockets.protocol import Protocol, Side, State
 MODEL = np.linspace(-3, 2, 50_000, dtype=np.float32)
 
 
-@pytest.mark.parametrize("offset", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 7, 300_000, 300_001])
+@pytest.mark.parametrize(
+    "offset", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 7, 300_000, 300_001]
+)
 def test_frames_carry_the_content_from_any_offset(offset: int) -> None:
     """Read back by the websockets library's own parser, as a client would."""
     payload = np.random.default_rng(0).bytes(300_001)
@@ -47,7 +54,9 @@ def test_only_the_newest_model_is_served(bundle_path: Path) -> None:
     assert caught.value.code is Code.UNKNOWN_CONTENT
 
 
-def test_older_models_are_served_from_their_files_while_tasks_need_them(bundle_path: Path, tmp_path: Path) -> None:
+def test_older_models_are_served_from_their_files_while_tasks_need_them(
+    bundle_path: Path, tmp_path: Path
+) -> None:
     contents, old = Contents(open_bundle(bundle_path)), np.arange(len(MODEL), dtype=np.float32)
     (tmp_path / "v1").write_bytes(b"header" + old.tobytes() + b"state")
     where = Older(FileBytes(tmp_path / "v1", 6), old.nbytes)
@@ -66,8 +75,13 @@ def test_older_models_are_served_from_their_files_while_tasks_need_them(bundle_p
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2, 131071, 131072, 200001])
-def test_an_older_model_is_served_as_float16_from_its_file(bundle_path: Path, tmp_path: Path, offset: int) -> None:
-    contents, old = Contents(open_bundle(bundle_path)), np.linspace(-3, 3, 150_000, dtype=np.float32)
+def test_an_older_model_is_served_as_float16_from_its_file(
+    bundle_path: Path, tmp_path: Path, offset: int
+) -> None:
+    contents, old = (
+        Contents(open_bundle(bundle_path)),
+        np.linspace(-3, 3, 150_000, dtype=np.float32),
+    )
     (tmp_path / "v1").write_bytes(b"header" + old.tobytes() + b"state")
     contents.serve_older("1" * 64, Older(FileBytes(tmp_path / "v1", 6), 2 * len(old), FLOAT16))
     found = contents.find("1" * 64, offset)
@@ -108,7 +122,9 @@ def test_a_large_file_that_is_cut_short_is_not_sent_as_if_it_were_whole(tmp_path
         received(large, 0)
 
 
-def test_a_bundles_large_files_are_not_held(bundle_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_bundles_large_files_are_not_held(
+    bundle_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("fleetlearn_coordinator.network.transfers.contents.LARGE", 200_000)
     bundle = open_bundle(bundle_path)
     train, evaluation = (bundle.manifest.file(path).sha256 for path in (TRAIN, EVAL))

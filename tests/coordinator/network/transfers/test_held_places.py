@@ -1,4 +1,5 @@
-"""Peers that take a place of a transfer and hardly use it, over real sockets: everybody else goes on."""
+"""Peers that take a place of a transfer and hardly use it, over real sockets: everybody else goes
+on."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def large_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_large_plan(tmp_path: Path, large_bundle: Path) -> PlanMaker:
-    return lambda **settings: Plan.parse(plan_text(large_bundle, tmp_path / "run", **settings), tmp_path)
+    return lambda **settings: Plan.parse(
+        plan_text(large_bundle, tmp_path / "run", **settings), tmp_path
+    )
 
 
 def run_async(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -107,7 +110,9 @@ async def test_a_silent_grant_goes_to_the_next_and_is_given_again(make_plan: Pla
 
 
 @run_async
-async def test_a_crawling_upload_goes_on_from_where_it_was_with_what_was_on_its_way(make_plan: PlanMaker) -> None:
+async def test_a_crawling_upload_goes_on_from_where_it_was_with_what_was_on_its_way(
+    make_plan: PlanMaker,
+) -> None:
     async with fleet(make_plan(), uploads=1) as (coordinator, join):
         a, b = await join("a"), await join("b")
         task, first = await granted(a)
@@ -116,7 +121,8 @@ async def test_a_crawling_upload_goes_on_from_where_it_was_with_what_was_on_its_
         await b.do_round(update_of(3.0))
         await a.expect(Waiting)
         await a.send(pack_chunk(first.transfer, 4, update[4:1004]))  # was on its way
-        await a.send(pack_chunk(first.transfer, 8, update[8:12]))  # breaks the rules: not heard, and not answered
+        # breaks the rules: not heard, and not answered
+        await a.send(pack_chunk(first.transfer, 8, update[8:12]))
         await a.send(report_of(task, update_of(1.0)))
         again = await a.expect(Grant)
         assert again.offset == 1004
@@ -126,7 +132,9 @@ async def test_a_crawling_upload_goes_on_from_where_it_was_with_what_was_on_its_
 
 
 @run_async
-async def test_an_upload_that_was_complete_when_it_lost_its_place_is_accepted(make_plan: PlanMaker) -> None:
+async def test_an_upload_that_was_complete_when_it_lost_its_place_is_accepted(
+    make_plan: PlanMaker,
+) -> None:
     async with fleet(make_plan(), uploads=1) as (coordinator, join):
         a, b = await join("a"), await join("b")
         task, grant = await granted(a)
@@ -173,7 +181,9 @@ async def test_part_of_a_chunk_is_progress(make_plan: PlanMaker) -> None:
 
 
 @run_async
-async def test_made_up_names_do_not_hold_up_a_device_that_proved_itself(make_plan: PlanMaker) -> None:
+async def test_made_up_names_do_not_hold_up_a_device_that_proved_itself(
+    make_plan: PlanMaker,
+) -> None:
     """The rates do not matter: no window passes here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fleetlearn_coordinator.conversation.places.WINDOW", 1000.0)
@@ -195,7 +205,9 @@ async def test_made_up_names_do_not_hold_up_a_device_that_proved_itself(make_pla
 
 
 @run_async
-async def test_a_slow_device_among_crawlers_brings_its_update_in_the_end(make_plan: PlanMaker) -> None:
+async def test_a_slow_device_among_crawlers_brings_its_update_in_the_end(
+    make_plan: PlanMaker,
+) -> None:
     """It is asked to wait again and again, and each grant brings it a chunk further."""
     plan = make_plan(round__goal=1, round__over_selection=10)
     async with fleet(plan, uploads=1) as (_, join):
@@ -216,7 +228,9 @@ async def test_a_slow_device_among_crawlers_brings_its_update_in_the_end(make_pl
         asked = 0
         chunks = list(pack_chunks(grant.transfer, update.tobytes()))
         for number in range(len(chunks)):
-            (*_, chunk) = list(pack_chunks(grant.transfer, update.tobytes()[: (number + 1) * CHUNK_BYTES]))
+            (*_, chunk) = list(
+                pack_chunks(grant.transfer, update.tobytes()[: (number + 1) * CHUNK_BYTES])
+            )
             await slow.send(chunk)
             if number == len(chunks) - 1:
                 break
@@ -233,7 +247,8 @@ async def test_a_slow_device_among_crawlers_brings_its_update_in_the_end(make_pl
 
 
 async def stop_reading(coordinator: RunServer, peer: Peer, sha256: str) -> Download:
-    """Fetch and read nothing, until the coordinator can write no more; the download that is stuck."""
+    """Fetch and read nothing, until the coordinator can write no more; the download that is
+    stuck."""
     peer.connection.transport.pause_reading()
     await peer.send(Fetch(sha256))
     driver = coordinator.host.devices[peer.name]
@@ -266,7 +281,9 @@ async def read_content(peer: Peer) -> bytes:
 
 
 @run_async
-async def test_downloads_that_are_not_read_give_their_place_to_the_next(make_large_plan: PlanMaker) -> None:
+async def test_downloads_that_are_not_read_give_their_place_to_the_next(
+    make_large_plan: PlanMaker,
+) -> None:
     plan = make_large_plan(round__minimum=2, round__goal=3)
     async with fleet(plan, downloads=2) as (coordinator, join):
         sha256 = coordinator.run.bundle.manifest.files[PARAMETERS].sha256
@@ -283,7 +300,9 @@ async def test_downloads_that_are_not_read_give_their_place_to_the_next(make_lar
 
 
 @run_async
-async def test_a_download_that_lost_its_place_goes_on_where_it_was(make_large_plan: PlanMaker) -> None:
+async def test_a_download_that_lost_its_place_goes_on_where_it_was(
+    make_large_plan: PlanMaker,
+) -> None:
     plan = make_large_plan()
     async with fleet(plan, downloads=1) as (coordinator, join):
         a, b = await join("a"), await join("b")
@@ -329,7 +348,9 @@ async def test_a_fetch_that_waits_is_told_so_again_and_again(make_plan: PlanMake
 
 
 @run_async
-async def test_a_device_has_one_download_over_all_its_connections(make_large_plan: PlanMaker) -> None:
+async def test_a_device_has_one_download_over_all_its_connections(
+    make_large_plan: PlanMaker,
+) -> None:
     async with fleet(make_large_plan()) as (coordinator, join):
         for _ in range(5):
             a = await join("a")
@@ -340,7 +361,9 @@ async def test_a_device_has_one_download_over_all_its_connections(make_large_pla
 
 
 @run_async
-async def test_a_model_that_is_no_longer_served_is_not_kept_for_who_reads_slowly(make_large_plan: PlanMaker) -> None:
+async def test_a_model_that_is_no_longer_served_is_not_kept_for_who_reads_slowly(
+    make_large_plan: PlanMaker,
+) -> None:
     """Otherwise each round could leave another model in memory."""
     plan = make_large_plan(round__goal=1, round__over_selection=2)
     async with fleet(plan) as (coordinator, join):
@@ -359,12 +382,15 @@ async def test_a_model_that_is_no_longer_served_is_not_kept_for_who_reads_slowly
 
 
 @run_async
-async def test_what_belongs_to_a_download_is_freed_when_it_is_ended(make_large_plan: PlanMaker) -> None:
-    """By the end of its connection or of its round, while it waits for its device to read or for a place. The garbage
-    collector runs rarely: each such download would keep a model of its own."""
+async def test_what_belongs_to_a_download_is_freed_when_it_is_ended(
+    make_large_plan: PlanMaker,
+) -> None:
+    """By the end of its connection or of its round, while it waits for its device to read or for a
+    place. The garbage collector runs rarely: each such download would keep a model of its own."""
     plan = make_large_plan(round__goal=1, round__over_selection=5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fleetlearn_coordinator.conversation.places.WINDOW", 1000.0)  # nobody loses a place
+        # nobody loses a place
+        patch.setattr("fleetlearn_coordinator.conversation.places.WINDOW", 1000.0)
         async with fleet(plan, downloads=2) as (coordinator, join):
             host, model = coordinator.host, coordinator.run.models.newest.digest
             gc.collect()
@@ -380,21 +406,29 @@ async def test_what_belongs_to_a_download_is_freed_when_it_is_ended(make_large_p
                 w.connection.transport.abort()
                 await until(lambda: "w" not in host.devices)
                 await a.do_round(update_of(1.0, LARGE))
-                await until(lambda: coordinator.engine.version == 1)  # the others' downloads are of an old model now
+                # the others' downloads are of an old model now
+                await until(lambda: coordinator.engine.version == 1)
                 await stop_reading(coordinator, a, coordinator.run.models.newest.digest)
                 a.connection.transport.abort()
                 await until(lambda: "a" not in host.devices)
                 await asyncio.sleep(0)  # the transport's last call
                 there = gc.get_objects()
                 assert [each for each in there if type(each) is Download] == []
-                assert {each for each in there if type(each) is ConnectionDriver} == host.connections
-                assert len([each for each in there if type(each) is Served and each.size == 4 * LARGE]) == 1
+                assert {
+                    each for each in there if type(each) is ConnectionDriver
+                } == host.connections
+                assert (
+                    len([each for each in there if type(each) is Served and each.size == 4 * LARGE])
+                    == 1
+                )
             finally:
                 gc.enable()
 
 
 @run_async
-async def test_a_device_that_is_told_to_wait_and_does_not_report_again_is_ended(make_plan: PlanMaker) -> None:
+async def test_a_device_that_is_told_to_wait_and_does_not_report_again_is_ended(
+    make_plan: PlanMaker,
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fleetlearn_coordinator.conversation.conversation.UPLOAD_TIMEOUT", 2.0)
         async with fleet(make_plan(), uploads=1) as (_, join):
@@ -457,7 +491,9 @@ async def test_uploaded_after_a_gap_is_not_heard(make_plan: PlanMaker) -> None:
 
 
 @run_async
-async def test_a_wrong_size_ends_the_task_and_what_follows_is_not_wanted(make_plan: PlanMaker) -> None:
+async def test_a_wrong_size_ends_the_task_and_what_follows_is_not_wanted(
+    make_plan: PlanMaker,
+) -> None:
     async with fleet(make_plan()) as (_, join):
         a = await join("a")
         task = await a.task()

@@ -15,7 +15,9 @@ def test_tasks_and_reports_are_remembered() -> None:
     memory.give("a", 5, ())
     assert memory.records == {"a": DeviceRecord(5, 2, (), 3, 0.5, 10, 7.0)}
     memory.learn("a", 5, 0.25, 11, None)
-    assert memory.records == {"a": DeviceRecord(5, 2, (), 5, 0.25, 11, 7.0)}, "the time before, if it is not known"
+    assert memory.records == {"a": DeviceRecord(5, 2, (), 5, 0.25, 11, 7.0)}, (
+        "the time before, if it is not known"
+    )
 
 
 def test_a_report_of_an_unknown_device_is_not_remembered() -> None:

@@ -28,14 +28,20 @@ def record(loss: float, examples: int, reported: int, seconds: float | None = 1.
 
 def test_the_statistical_utility_is_examples_times_loss() -> None:
     assert statistical_utility(record(0.5, 40, 1), 10**6) == 20.0
-    assert statistical_utility(record(0.5, 10**9, 1), 1000) == 500.0, "a claim above the limit does not count"
+    assert statistical_utility(record(0.5, 10**9, 1), 1000) == 500.0, (
+        "a claim above the limit does not count"
+    )
     assert statistical_utility(record(-3.0, 40, 1), 10**6) == 0.0
     assert statistical_utility(DeviceRecord(1, 1), 10**6) == 0.0
 
 
 def test_the_utility_of_three_devices() -> None:
     """Round 8, T = 10. U = 20, 10, 40; the limit is 40. The third took 20 s: (10 / 20)^2 = 1/4."""
-    records = {"a": record(0.5, 40, 2), "b": record(1.0, 10, 8, None), "c": record(2.0, 20, 4, 20.0)}
+    records = {
+        "a": record(0.5, 40, 2),
+        "b": record(1.0, 10, 8, None),
+        "c": record(2.0, 20, 4, 20.0),
+    }
     found = utilities(records, 8, 10.0, RULES, 10**6)
     assert found == pytest.approx(
         {
@@ -69,9 +75,12 @@ def test_devices_near_the_cutoff_are_admitted() -> None:
 def test_sampling_is_in_proportion_to_utility() -> None:
     found = {"a": 1.0, "b": 2.0, "c": 5.0}
     draws = picks(9, 1, 1, 60_000)
-    counts = Counter(sampling_order(found, draws[row : row + 3])[0] for row in range(0, len(draws), 3))
+    counts = Counter(
+        sampling_order(found, draws[row : row + 3])[0] for row in range(0, len(draws), 3)
+    )
     expected = {name: 20_000 * value / 8 for name, value in found.items()}
-    assert sum((counts[name] - mean) ** 2 / mean for name, mean in expected.items()) < 13.8  # 2 df, p = 0.001
+    # 2 df, p = 0.001
+    assert sum((counts[name] - mean) ** 2 / mean for name, mean in expected.items()) < 13.8
 
 
 def test_a_utility_of_0_is_drawn_last() -> None:

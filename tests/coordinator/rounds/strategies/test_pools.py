@@ -1,4 +1,5 @@
-"""Draws in proportion to weights: their statistics, and that they depend on nothing but the names and the numbers."""
+"""Draws in proportion to weights: their statistics, and that they depend on nothing but the names
+and the numbers."""
 
 from __future__ import annotations
 
@@ -25,27 +26,40 @@ def pools(weights: dict[str, int], labels: dict[str, tuple[str, ...]] | None = N
 def chi_square(counts: Counter[tuple[str, ...]], expected: dict[tuple[str, ...], float]) -> float:
     draws = counts.total()
     assert counts.keys() <= expected.keys()
-    return sum((counts[key] - draws * share) ** 2 / (draws * share) for key, share in expected.items())
+    return sum(
+        (counts[key] - draws * share) ** 2 / (draws * share) for key, share in expected.items()
+    )
 
 
 def test_splitmix_is_the_published_one() -> None:
     """The first numbers of its authors' program for the seed 1234567."""
-    assert list(islice(stream(1234567), 3)) == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert list(islice(stream(1234567), 3)) == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+    ]
 
 
 def test_one_draw_is_in_proportion_to_weights() -> None:
     draws = picks(5, 1, 1, 20_000)
     counts = Counter(tuple(pools(WEIGHTS).take([draw], None)) for draw in draws)
     total = sum(WEIGHTS.values())
-    assert chi_square(counts, {(name,): weight / total for name, weight in WEIGHTS.items()}) < 20.5  # 5 df, p = 0.001
+    # 5 df, p = 0.001
+    assert chi_square(counts, {(name,): weight / total for name, weight in WEIGHTS.items()}) < 20.5
 
 
 def test_draws_one_after_the_other_are_in_proportion_to_what_is_left() -> None:
-    """All ordered pairs of four devices, as Efraimidis and Spirakis' keys draw them: w_i / W * w_j / (W - w_i)."""
+    """All ordered pairs of four devices, as Efraimidis and Spirakis' keys draw them: w_i / W * w_j
+    / (W - w_i)."""
     weights = {name: WEIGHTS[name] for name in "abcd"}
     draws, total = picks(6, 1, 1, 40_000), sum(weights.values())
-    counts = Counter(tuple(pools(weights).take(pair, None)) for pair in zip(draws[::2], draws[1::2], strict=True))
-    expected = {(i, j): weights[i] / total * weights[j] / (total - weights[i]) for i, j in permutations(weights, 2)}
+    counts = Counter(
+        tuple(pools(weights).take(pair, None)) for pair in zip(draws[::2], draws[1::2], strict=True)
+    )
+    expected = {
+        (i, j): weights[i] / total * weights[j] / (total - weights[i])
+        for i, j in permutations(weights, 2)
+    }
     assert chi_square(counts, expected) < 31.3  # 11 df, p = 0.001
 
 
@@ -73,7 +87,9 @@ def test_devices_come_and_go(steps: list[tuple[str, bool]]) -> None:
         made.add(name) if comes else made.discard(name)
         there = there | {name} if comes else there - {name}
         assert [*made] == sorted(there)
-        assert made.explored() == sorted(made.explored(), key=lambda name: (WEIGHTS[name] - 1).bit_length())
+        assert made.explored() == sorted(
+            made.explored(), key=lambda name: (WEIGHTS[name] - 1).bit_length()
+        )
         assert {*made.explored()} == {name for name in there if name < "c"}
         assert all(made.pools.values()), "no pool is empty"
         assert all((name in made) == (name in there) for name in WEIGHTS)
@@ -87,7 +103,9 @@ def test_only_explored_or_only_others_are_drawn() -> None:
     assert {*made.take([1, 2, 3], None, explored=True)} == {"a", "b"}
 
 
-@pytest.mark.parametrize(("share", "size", "most"), [(0.29, 100, 29), (0.5, 3, 1), (1.0, 4, 4), (0.1, 5, 0)])
+@pytest.mark.parametrize(
+    ("share", "size", "most"), [(0.29, 100, 29), (0.5, 3, 1), (1.0, 4, 4), (0.1, 5, 0)]
+)
 def test_a_quota_is_a_share_rounded_down(share: float, size: int, most: int) -> None:
     names = [f"d{number:03d}" for number in range(size)]
     made = pools(dict.fromkeys(names, 1), dict.fromkeys(names, ("tier:a",)))

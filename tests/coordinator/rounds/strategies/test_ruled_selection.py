@@ -14,7 +14,9 @@ from fleetlearn_coordinator.rounds.settings import Settings
 from fleetlearn_coordinator.rounds.strategies.device_memory import DeviceRecord
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection, selection_of
 
-SETTINGS = Settings(goal=3, cohort=4, minimum=2, deadline=60.0, grace=5.0, gather=4.0, seed=7, stall=10.0)
+SETTINGS = Settings(
+    goal=3, cohort=4, minimum=2, deadline=60.0, grace=5.0, gather=4.0, seed=7, stall=10.0
+)
 BOOK = LeaseBook(SETTINGS.grace, SETTINGS.stall)
 PHONE = Stated(labels=frozenset({"tier:phone"}))
 
@@ -33,8 +35,12 @@ def test_without_rules_selection_is_the_plain_one() -> None:
 
 
 def test_factors_of_labels_multiply() -> None:
-    rules = SelectionRules(by_examples=True, weights={"tier:phone": 3.0, "tag:eu": 0.5}, most_examples=10)
-    selection = waiting("", rules, a=Stated(99, labels=frozenset({"tier:phone", "tag:eu"})), b=Stated(4))
+    rules = SelectionRules(
+        by_examples=True, weights={"tier:phone": 3.0, "tag:eu": 0.5}, most_examples=10
+    )
+    selection = waiting(
+        "", rules, a=Stated(99, labels=frozenset({"tier:phone", "tag:eu"})), b=Stated(4)
+    )
     assert selection._kind_of("a")[2] == 15 * 2**16
     assert selection._kind_of("b")[2] == 4 * 2**16
     assert selection._kind_of("unknown")[2] == 2**16
@@ -78,9 +84,15 @@ def test_careful_rounds_go_to_proven_devices(strategy: Any) -> None:
 
 
 def test_admitted_devices_take_the_slots_that_come_free() -> None:
-    """The first two of the order are given tasks; then one is gone, one has no room, and the next is taken."""
+    """The first two of the order are given tasks; then one is gone, one has no room, and the next
+    is taken."""
     oort = Oort(10.0, 1.0, exploration=0.0, cutoff=0.0, most_tasks=9)
-    selection = waiting("", SelectionRules(strategy="oort", oort=oort, quotas={"tier:phone": 0.25}), p=PHONE, q=PHONE)
+    selection = waiting(
+        "",
+        SelectionRules(strategy="oort", oort=oort, quotas={"tier:phone": 0.25}),
+        p=PHONE,
+        q=PHONE,
+    )
     for device in "pqabcd":
         selection.memory.records[device] = DeviceRecord(1, 1, (), 1, 1.0, 10, 1.0)
         selection.add(device)
@@ -88,7 +100,11 @@ def test_admitted_devices_take_the_slots_that_come_free() -> None:
     assert len(given) == 2
     gone = next(device for device in "abcd" if device not in given)
     selection.remove(gone)
-    more = [*selection.choose(1, 2, 3, BOOK), *selection.choose(1, 2, 4, BOOK), *selection.choose(4, 2, 5, BOOK)]
+    more = [
+        *selection.choose(1, 2, 3, BOOK),
+        *selection.choose(1, 2, 4, BOOK),
+        *selection.choose(4, 2, 5, BOOK),
+    ]
     assert gone not in more
     assert sum(device in "pq" for device in [*given, *more]) <= 1
     assert {*"abcd"} - {gone} <= {*given, *more}

@@ -1,4 +1,5 @@
-"""The population filter of a run: what devices state, and a share of them that is always the same."""
+"""The population filter of a run: what devices state, and a share of them that is always the
+same."""
 
 from __future__ import annotations
 
@@ -42,7 +43,11 @@ def test_a_share_is_always_the_same_devices_and_another_run_s_are_others() -> No
     names = [f"d{number}" for number in range(4000)]
 
     def chosen(run: str, share: float) -> set[str]:
-        return {name for name in names if not why_not(Population(share=share), run, CheckIn(1, name, 10))}
+        return {
+            name
+            for name in names
+            if not why_not(Population(share=share), run, CheckIn(1, name, 10))
+        }
 
     tenth, half = chosen("a", 0.1), chosen("a", 0.5)
     assert tenth < half

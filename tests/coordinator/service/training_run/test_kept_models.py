@@ -9,7 +9,11 @@ from answering import Fleet, leases
 from fleetlearn_coordinator.plan.plan import PlanError
 from fleetlearn_coordinator.plan.sections import Models
 from fleetlearn_coordinator.rounds.commands import Command
-from fleetlearn_coordinator.service.training_run.kept_models import best_versions, versions_to_drop, why_kept
+from fleetlearn_coordinator.service.training_run.kept_models import (
+    best_versions,
+    versions_to_drop,
+    why_kept,
+)
 from fleetlearn_coordinator.storage.file_blobs import model_versions
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_protocol.messages import Evaluation
@@ -37,7 +41,9 @@ def test_the_best_are_those_of_the_metric() -> None:
     assert best_versions(rule(), values) == set()
 
 
-def commit_rounds(fleet: Fleet, accuracies: list[float], commands: list[Command] | None = None) -> list[Command]:
+def commit_rounds(
+    fleet: Fleet, accuracies: list[float], commands: list[Command] | None = None
+) -> list[Command]:
     """One round for each: its device measures the round's model so, and reports."""
     commands = commands or fleet.check_in("a")
     for accuracy in accuracies:
@@ -49,20 +55,28 @@ def commit_rounds(fleet: Fleet, accuracies: list[float], commands: list[Command]
 
 def test_a_run_keeps_the_models_that_its_devices_measured_best(make_plan: PlanMaker) -> None:
     """The devices of round n measure version n - 1, from which it begins."""
-    plan = make_plan(round__goal=1, models__last=1, models__best=2, models__metric="accuracy", models__every=5)
+    plan = make_plan(
+        round__goal=1, models__last=1, models__best=2, models__metric="accuracy", models__every=5
+    )
     fleet = Fleet(plan)
     commit_rounds(fleet, [0.1, 0.3, 0.9, 0.2, 0.4, 0.5, 0.6, 0.1])
     assert model_versions(plan.data_dir) == [0, 2, 5, 6, 7, 8], "7 was the newest until 8 counted"
     fleet.store.close()
 
 
-def test_a_run_keeps_the_models_that_were_best_on_held_out_data(make_plan: PlanMaker, tmp_path: Any) -> None:
+def test_a_run_keeps_the_models_that_were_best_on_held_out_data(
+    make_plan: PlanMaker, tmp_path: Any
+) -> None:
     (tmp_path / "held.npz").touch()
     settings: dict[str, Any] = {"models__last": 1, "models__best": 1, "models__metric": "loss"}
-    plan = make_plan(round__goal=1, evaluation__data="held.npz", models__measured_by="held-out", **settings)
+    plan = make_plan(
+        round__goal=1, evaluation__data="held.npz", models__measured_by="held-out", **settings
+    )
     fleet = Fleet(plan)
     for version, loss in ((1, 0.7), (2, 0.3), (3, 0.5)):
-        find_storage(plan.data_dir).held_out.write(version, {"examples": 1, "metrics": {"loss": loss}})
+        find_storage(plan.data_dir).held_out.write(
+            version, {"examples": 1, "metrics": {"loss": loss}}
+        )
     commit_rounds(fleet, [0.5] * 6)
     assert model_versions(plan.data_dir) == [0, 2, 5, 6]
     fleet.store.close()
@@ -87,5 +101,9 @@ def test_a_plan_says_by_which_metric_models_are_best(make_plan: PlanMaker) -> No
     with pytest.raises(PlanError, match=r'models.measured_by = "held-out" needs evaluation.data'):
         make_plan(models__best=2, models__metric="loss", models__measured_by="held-out")
     plan = make_plan(models__best=2, stop__metric="loss", stop__target=0.1)
-    assert (plan.models.metric, plan.models.direction, plan.models.measured_by) == ("loss", "below", "round")
+    assert (plan.models.metric, plan.models.direction, plan.models.measured_by) == (
+        "loss",
+        "below",
+        "round",
+    )
     assert make_plan(models__best=2, models__metric="loss").models.direction == "below"

@@ -9,7 +9,9 @@ from fleetlearn_coordinator.storage.ledger import Metadata
 from peers import PlanMaker, update_of
 
 
-def test_a_start_says_what_changed_in_the_plan(make_plan: PlanMaker, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_says_what_changed_in_the_plan(
+    make_plan: PlanMaker, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "fleetlearn")
     fleet = Fleet(make_plan(round__goal=1, stop__rounds=2))
     assert fleet.run.where == "begins at model version 0"
@@ -28,8 +30,8 @@ def test_a_start_says_what_changed_in_the_plan(make_plan: PlanMaker, caplog: pyt
     changed.store.close()
     (line,) = (text for text in caplog.messages if "the plan" in text)
     assert line == (
-        "the plan has changed since the run was served last: local.lr was not set and is 0.2; stop.rounds was 2 and is "
-        "1; stop.epsilon was not set and is 0.5"
+        "the plan has changed since the run was served last: local.lr was not set and is 0.2; "
+        "stop.rounds was 2 and is 1; stop.epsilon was not set and is 0.5"
     )
 
 

@@ -1,4 +1,5 @@
-"""Rolling back without a network: what counts afterwards, what a restart finds, and kills between the writes."""
+"""Rolling back without a network: what counts afterwards, what a restart finds, and kills between
+the writes."""
 
 from __future__ import annotations
 
@@ -27,7 +28,16 @@ from fleetlearn_coordinator.storage.sqlite_ledger import SqliteLedger
 from fleetlearn_protocol import ProtocolError, open_bundle, write_bundle
 from fleetlearn_protocol.manifest import LocalStep
 from fleetlearn_protocol.vector import Vector
-from peers import BUFFERED, PERSONAL, SIZE, PlanMaker, plan_text, update_of, write_personal_bundle, write_test_bundle
+from peers import (
+    BUFFERED,
+    PERSONAL,
+    SIZE,
+    PlanMaker,
+    plan_text,
+    update_of,
+    write_personal_bundle,
+    write_test_bundle,
+)
 
 
 class KilledError(Exception):
@@ -64,7 +74,10 @@ def test_the_next_round_trains_from_the_earlier_model(make_plan: PlanMaker) -> N
     (abandoned,) = (command for command in commands if isinstance(command, Abandon))
     assert abandoned.round == 4
     tasks = leases(commands)
-    assert {(lease.device, lease.version, lease.round) for lease in tasks} == {("a", 4, 5), ("b", 4, 5)}
+    assert {(lease.device, lease.version, lease.round) for lease in tasks} == {
+        ("a", 4, 5),
+        ("b", 4, 5),
+    }
     np.testing.assert_array_equal(fleet.run.models.newest.model, old)
     np.testing.assert_array_equal(fleet.run.models.newest.optimizer_state["v"], state["v"])
     assert find_storage(plan.data_dir).requests.roll_back() is None
@@ -73,13 +86,19 @@ def test_the_next_round_trains_from_the_earlier_model(make_plan: PlanMaker) -> N
     for lease in tasks:
         fleet.report(lease, update_of(4.0))
     fleet.store.close()
-    np.testing.assert_allclose(read_model(plan.data_dir, 5)[1] - old, 0.9 * state["v"] + 4.0, rtol=1e-5)
+    np.testing.assert_allclose(
+        read_model(plan.data_dir, 5)[1] - old, 0.9 * state["v"] + 4.0, rtol=1e-5
+    )
     with find_storage(plan.data_dir).read_ledger() as ledger:
         rows = ledger.known_models()
     assert [(row.version, row.round, row.restores) for row in rows] == [
         (0, 0, None), (1, 1, None), (2, 2, None), (3, 3, None), (4, 0, 2), (5, 5, None)
     ]  # fmt: skip
-    assert [row.outcome for row in read_status(plan.data_dir).rounds] == [*["committed"] * 3, "abandoned", "committed"]
+    assert [row.outcome for row in read_status(plan.data_dir).rounds] == [
+        *["committed"] * 3,
+        "abandoned",
+        "committed",
+    ]
     fleet = Fleet(plan)
     assert fleet.run.resume(NOW) == []
     assert (fleet.run.engine.version, fleet.run.roll_backs.newest) == (5, 4)
@@ -88,13 +107,16 @@ def test_the_next_round_trains_from_the_earlier_model(make_plan: PlanMaker) -> N
 
 @pytest.mark.parametrize("phase", [Phase.GATHERING, Phase.COMMITTING])
 def test_a_roll_back_between_rounds(make_plan: PlanMaker, phase: Phase) -> None:
-    """While devices gather nothing is open; a round whose commit is decided and not made is given up."""
+    """While devices gather nothing is open; a round whose commit is decided and not made is given
+    up."""
     plan = make_plan(round__goal=1)
     fleet = Fleet(plan)
     (lease,) = train(fleet, [1.0, 2.0])
     if phase is Phase.COMMITTING:
         fleet.save_update(lease, update_of(5.0))
-        (commit,) = fleet.run.record(fleet.run.engine.count_report(lease.device, lease.task, 0.0), NOW)
+        (commit,) = fleet.run.record(
+            fleet.run.engine.count_report(lease.device, lease.task, 0.0), NOW
+        )
         assert isinstance(commit, Commit)
         fleet.run.begin_commit(commit, NOW)
     else:
@@ -143,7 +165,9 @@ def test_asynchronously_leases_early_reports_and_lost_tasks_end(make_plan: PlanM
     fleet.save_update(tasks["c"], update_of(2.0))
     (commit,) = (
         command
-        for command in fleet.run.record(fleet.run.engine.count_report("c", tasks["c"].task, 0.0), NOW)
+        for command in fleet.run.record(
+            fleet.run.engine.count_report("c", tasks["c"].task, 0.0), NOW
+        )
         if isinstance(command, Commit)
     )
     fleet.run.begin_commit(commit, NOW)
@@ -155,7 +179,9 @@ def test_asynchronously_leases_early_reports_and_lost_tasks_end(make_plan: PlanM
     assert fleet.run.engine.book.early == {} == fleet.run.engine.book.lost
     files = fleet.store.blobs.take_spool_file(), fleet.store.blobs.take_spool_file()
     assert len({*files}) == 2
-    states = {row.task: row.state for number in (1, 2, 3) for row in read_tasks(plan.data_dir, number)[1]}
+    states = {
+        row.task: row.state for number in (1, 2, 3) for row in read_tasks(plan.data_dir, number)[1]
+    }
     assert states[tasks["b"].task] == states[tasks["d"].task] == "stale"
     np.testing.assert_array_equal(fleet.run.models.newest.model, read_model(plan.data_dir, 0)[1])
     fleet.store.close()
@@ -187,7 +213,9 @@ def test_scaffold_begins_from_zeros_after_a_roll_back(tmp_path: Path) -> None:
         commands: list[Any] = []
         for lease in tasks:
             fleet.save_parts(lease, {"update": vector(value), "control": vector(value)})
-            commands += fleet.carry_out(fleet.run.engine.count_report(lease.device, lease.task, 0.0))
+            commands += fleet.carry_out(
+                fleet.run.engine.count_report(lease.device, lease.task, 0.0)
+            )
         tasks = leases(commands)
     assert fleet.run.models.newest.vectors["control"][0] > 0
     assert fleet.run.tied_to("a") is not None
@@ -203,7 +231,9 @@ def test_scaffold_begins_from_zeros_after_a_roll_back(tmp_path: Path) -> None:
             roll_back(fleet, 1)
         assert not fleet.run.models.newest.vectors["control"].any()
         assert [fleet.run.tied_to(device) for device in "ab"] == [None, None]
-        np.testing.assert_array_equal(fleet.run.models.newest.model, read_model(plan.data_dir, 1)[1])
+        np.testing.assert_array_equal(
+            fleet.run.models.newest.model, read_model(plan.data_dir, 1)[1]
+        )
         assert fleet.run.engine.version == 3
     fleet.store.close()
 
@@ -211,8 +241,14 @@ def test_scaffold_begins_from_zeros_after_a_roll_back(tmp_path: Path) -> None:
 def feddyn_bundle(folder: Path) -> Path:
     bundle = open_bundle(write_test_bundle(folder / "plain.bundle"))
     step = LocalStep("sgd", proximal=True, correction=True)
-    manifest = msgspec.structs.replace(bundle.manifest, step=step, references=("anchor", "correction"))
-    return write_bundle(folder / "feddyn.bundle", manifest, {file: bundle.read(file) for file in bundle.manifest.files})
+    manifest = msgspec.structs.replace(
+        bundle.manifest, step=step, references=("anchor", "correction")
+    )
+    return write_bundle(
+        folder / "feddyn.bundle",
+        manifest,
+        {file: bundle.read(file) for file in bundle.manifest.files},
+    )
 
 
 def feddyn_plan(bundle: Path, devices: int) -> Plan:
@@ -230,7 +266,9 @@ def test_another_number_of_devices_rescales_feddyn_s_h(tmp_path: Path, now: int)
     assert kept.any()
     fleet.store.close()
     fleet = Fleet(feddyn_plan(bundle, now))
-    np.testing.assert_allclose(fleet.run.models.newest.optimizer_state["h"], kept * 4 / now, rtol=1e-6)
+    np.testing.assert_allclose(
+        fleet.run.models.newest.optimizer_state["h"], kept * 4 / now, rtol=1e-6
+    )
     fleet.store.close()
 
 
@@ -259,16 +297,23 @@ def test_a_fresh_optimizer_where_the_version_was_another_one_s(
     train(fleet, [1.0])
     with caplog.at_level(logging.WARNING):
         roll_back(fleet, 1)
-    assert "version 4 is version 1's model; the server optimizer begins from the beginning" in caplog.text
+    assert (
+        "version 4 is version 1's model; the server optimizer begins from the beginning"
+        in caplog.text
+    )
     assert not fleet.run.models.newest.optimizer_state["m"].any()
     roll_back(fleet, 3)
-    assert "version 5 is version 3's model; the server optimizer goes on from that version's state" in caplog.text
+    assert (
+        "version 5 is version 3's model; the server optimizer goes on from that version's state"
+        in caplog.text
+    )
     assert fleet.run.models.newest.optimizer_state["m"].any()
     fleet.store.close()
 
 
 def test_a_finished_run_goes_on_from_its_next_start(make_plan: PlanMaker) -> None:
-    """Its metric was reached by a model that is not the newest any more, so that rule does not end it again."""
+    """Its metric was reached by a model that is not the newest any more, so that rule does not end
+    it again."""
     settings: dict[str, Any] = {"round__goal": 1, "stop__epsilon": 1e9}
     plan = make_plan(**settings)
     fleet = Fleet(plan)
@@ -297,7 +342,8 @@ def test_a_finished_run_goes_on_from_its_next_start(make_plan: PlanMaker) -> Non
 def test_what_cannot_be_rolled_back_to_is_refused(
     make_plan: PlanMaker, caplog: pytest.LogCaptureFixture, version: int
 ) -> None:
-    """The newest version, and one that never was; then one whose file is gone, and one that is damaged."""
+    """The newest version, and one that never was; then one whose file is gone, and one that is
+    damaged."""
     plan = make_plan(round__goal=1)
     fleet = Fleet(plan)
     train(fleet, [1.0, 1.0])
@@ -325,8 +371,8 @@ MOMENTS = [
 def test_a_kill_between_any_two_writes_changes_nothing(
     make_plan: PlanMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Killed there and started again: the model, the version and the rounds of a roll back that nobody disturbed, and
-    one row of the audit log."""
+    """Killed there and started again: the model, the version and the rounds of a roll back that
+    nobody disturbed, and one row of the audit log."""
     plan = make_plan(round__goal=2, round__minimum=2, server__optimizer="adam")
     fleet = Fleet(plan)
     first, _ = train(fleet, [1.0, 2.0, 3.0], "ab")
@@ -370,7 +416,9 @@ def test_a_kill_between_any_two_writes_changes_nothing(
         identities.close()
         ends.append((read_model(plan.data_dir)[1].tobytes(), rounds, events))
     assert ends[0] == ends[1]
-    assert ends[0][2] == [("rolled back", {"plan": "test", "version": 2, "as": 4, "who": "command"})]
+    assert ends[0][2] == [
+        ("rolled back", {"plan": "test", "version": 2, "as": 4, "who": "command"})
+    ]
 
 
 def kill_at(patch: pytest.MonkeyPatch, moment: str) -> None:

@@ -29,13 +29,19 @@ def test_a_plan_becomes_the_engine_s_settings(make_plan: PlanMaker) -> None:
     plan = make_plan(round__goal=10, round__over_selection=1.25, **stop)
     settings = plan.engine_settings(15.0)
     assert (settings.goal, settings.cohort, settings.minimum) == (10, 13, 1)
-    assert (settings.rounds, settings.metric, settings.target, settings.below) == (7, "loss", 0.5, True)
+    assert (settings.rounds, settings.metric, settings.target, settings.below) == (
+        7,
+        "loss",
+        0.5,
+        True,
+    )
     assert settings.epsilon == 1e-6
     assert make_plan().engine_settings(15.0).epsilon == 0.0
 
 
 def test_a_lease_that_is_revived_is_running_in_the_data_directory_too(make_plan: PlanMaker) -> None:
-    """Its device was lost and returns with its work done. After a restart its slot is still its own."""
+    """Its device was lost and returns with its work done. After a restart its slot is still its
+    own."""
     plan = make_plan(round__goal=2, round__minimum=2)
     fleet = Fleet(plan)
     first, _ = leases(fleet.check_in("a", "b"))
@@ -45,7 +51,9 @@ def test_a_lease_that_is_revived_is_running_in_the_data_directory_too(make_plan:
     assert [row.state for row in read_tasks(plan.data_dir)[1] if row.task == first.task] == ["lost"]
     fleet.run.record(fleet.run.engine.check_in(first.device, None, grace), NOW)
     fleet.run.record(fleet.run.engine.announce(first.device, first.task, 1, 0.0), NOW)
-    assert [row.state for row in read_tasks(plan.data_dir)[1] if row.task == first.task] == ["assigned"]
+    assert [row.state for row in read_tasks(plan.data_dir)[1] if row.task == first.task] == [
+        "assigned"
+    ]
     fleet.store.close()
     fleet = Fleet(plan)
     fleet.run.resume(NOW)
@@ -100,8 +108,11 @@ def test_updates_of_an_abandoned_round_are_not_added(make_plan: PlanMaker) -> No
 
 
 def test_the_optimizer_s_state_goes_on_over_a_restart(make_plan: PlanMaker) -> None:
-    """Two rounds of momentum in one process, and in two: the same model. By hand: v = 1, then 0.9 + 1 = 1.9."""
-    plan = make_plan(round__goal=1, server__optimizer="momentum", server__momentum=0.9, server__lr=1.0)
+    """Two rounds of momentum in one process, and in two: the same model. By hand: v = 1, then 0.9 +
+    1 = 1.9."""
+    plan = make_plan(
+        round__goal=1, server__optimizer="momentum", server__momentum=0.9, server__lr=1.0
+    )
     fleet = Fleet(plan)
     initial = fleet.run.models.newest.model.copy()
     (first,) = leases(fleet.check_in("a"))
@@ -114,7 +125,9 @@ def test_the_optimizer_s_state_goes_on_over_a_restart(make_plan: PlanMaker) -> N
     (second,) = leases(fleet.check_in("a"))
     fleet.carry_out(fleet.run.engine.tick(0.0))
     fleet.report(second, update_of(1.0))
-    np.testing.assert_allclose(fleet.run.models.newest.model, initial + np.float32(2.9), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        fleet.run.models.newest.model, initial + np.float32(2.9), rtol=0, atol=1e-6
+    )
 
 
 def test_the_model_is_what_travels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -126,7 +139,9 @@ def test_the_model_is_what_travels(tmp_path: Path, caplog: pytest.LogCaptureFixt
     np.testing.assert_array_equal(fleet.run.models.newest.model, initial[: SIZE - PERSONAL])
     (lease,) = leases(fleet.check_in("a"))
     fleet.report(lease, update_of(1.0, SIZE - PERSONAL))
-    np.testing.assert_array_equal(fleet.run.models.newest.model, initial[: SIZE - PERSONAL] + np.float32(1))
+    np.testing.assert_array_equal(
+        fleet.run.models.newest.model, initial[: SIZE - PERSONAL] + np.float32(1)
+    )
     fleet.store.close()
     version, model = read_model(tmp_path / "run")
     assert (version, model.shape) == (1, (SIZE - PERSONAL,))
@@ -137,9 +152,11 @@ def test_the_model_is_what_travels(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("recipe", ["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi"])
-def test_buffers_take_the_mean_of_the_devices_whatever_the_server_optimizer(tmp_path: Path, recipe: str) -> None:
-    """``seen`` of the line's bundle is 7. Two devices with 10 examples each count 20 and 40: 7 + 30, over a restart
-    too."""
+def test_buffers_take_the_mean_of_the_devices_whatever_the_server_optimizer(
+    tmp_path: Path, recipe: str
+) -> None:
+    """``seen`` of the line's bundle is 7. Two devices with 10 examples each count 20 and 40: 7 +
+    30, over a restart too."""
     bundle = write_line_bundle(tmp_path / "line.bundle", references=["anchor"])
     plan = Plan.parse(plan_text(bundle.path, tmp_path / "run", recipe, local__lr=0.1), tmp_path)
     for statistic in (37.0, 67.0):
@@ -165,8 +182,12 @@ def test_another_server_optimizer_begins_with_a_fresh_state(
     )
 
 
-@pytest.mark.parametrize(("before", "after"), [("adagrad", "adam"), ("adam", "yogi"), ("yogi", "adagrad")])
-def test_a_state_is_never_read_as_another_optimizer_s(make_plan: PlanMaker, before: str, after: str) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), [("adagrad", "adam"), ("adam", "yogi"), ("yogi", "adagrad")]
+)
+def test_a_state_is_never_read_as_another_optimizer_s(
+    make_plan: PlanMaker, before: str, after: str
+) -> None:
     """Their slots have the same names. A start that made no model changes no slot."""
     fleet = Fleet(make_plan(round__goal=1, server__optimizer=before))
     fleet.report(leases(fleet.check_in("a"))[0], update_of(1.0))
@@ -175,9 +196,10 @@ def test_a_state_is_never_read_as_another_optimizer_s(make_plan: PlanMaker, befo
     for _ in range(2):
         fleet = Fleet(make_plan(round__goal=1, server__optimizer=after))
         fresh = fleet.run.reports.rules.optimizer.init(fleet.run.models.newest.model)
-        assert {slot: values.tobytes() for slot, values in fleet.run.models.newest.optimizer_state.items()} == {
-            slot: values.tobytes() for slot, values in fresh.items()
-        }
+        assert {
+            slot: values.tobytes()
+            for slot, values in fleet.run.models.newest.optimizer_state.items()
+        } == {slot: values.tobytes() for slot, values in fresh.items()}
         fleet.store.close()
     fleet = Fleet(make_plan(round__goal=1, server__optimizer=before))
     np.testing.assert_array_equal(fleet.run.models.newest.optimizer_state["v"], earlier)
@@ -205,7 +227,9 @@ def accurate(value: float, examples: int = 10) -> Evaluation:
 
 
 @pytest.mark.parametrize("value", [1e30 / 10, 1.01, 1e3])
-def test_one_device_s_impossible_metric_does_not_stop_the_run(make_plan: PlanMaker, value: float) -> None:
+def test_one_device_s_impossible_metric_does_not_stop_the_run(
+    make_plan: PlanMaker, value: float
+) -> None:
     fleet = Fleet(make_plan(round__goal=4, **ACCURACY))
     commands = leases(fleet.check_in("a", "b", "c", "d"))
     for lease, own in zip(commands, (value, 0.5, 0.5, 0.5), strict=True):
@@ -223,20 +247,25 @@ def test_a_mean_at_the_bound_counts(make_plan: PlanMaker) -> None:
     fleet = Fleet(make_plan(round__goal=2, **ACCURACY))
     for lease, own in zip(leases(fleet.check_in("a", "b")), (1.0, 1.0 + 2e-7), strict=True):
         fleet.report(lease, update_of(1.0), evaluation=accurate(own), metrics={"accuracy": 1.0})
-    assert str(fleet.run.finished).startswith("accuracy of model version 0 is 1 on the devices' training")
+    assert str(fleet.run.finished).startswith(
+        "accuracy of model version 0 is 1 on the devices' training"
+    )
     fleet.store.close()
 
 
 def test_a_metric_needs_the_minimum_of_devices_to_stop_the_run(make_plan: PlanMaker) -> None:
-    """Three devices report, of whom two do not evaluate: the third's accuracy is shown, and stops nothing."""
+    """Three devices report, of whom two do not evaluate: the third's accuracy is shown, and stops
+    nothing."""
     fleet = Fleet(make_plan(round__goal=3, round__minimum=2, **ACCURACY))
     commands = fleet.check_in("a", "b", "c")
     for told in ([1.0, None, None], [1.0, 0.9, None]):
         assert fleet.run.finished is None
         for lease, own in zip(leases(commands), told, strict=True):
-            commands = fleet.report(lease, update_of(1.0), evaluation=None if own is None else accurate(own))
-    assert (
-        fleet.run.finished == "accuracy of model version 1 is 0.95 on the devices' training examples; the target is 0.9"
+            commands = fleet.report(
+                lease, update_of(1.0), evaluation=None if own is None else accurate(own)
+            )
+    assert fleet.run.finished == (
+        "accuracy of model version 1 is 0.95 on the devices' training examples; the target is 0.9"
     )
     rounds = read_status(fleet.run.plan.data_dir).rounds
     assert [row.summary["metrics"]["accuracy"] for row in rounds] == [1.0, 0.95]
@@ -253,13 +282,24 @@ def stopped_by(plan: Plan) -> tuple[str | None, dict[str, Any] | None]:
     return status.finished, status.finished_by
 
 
-def test_a_run_that_reached_its_target_goes_on_when_the_target_is_raised(make_plan: PlanMaker) -> None:
+def test_a_run_that_reached_its_target_goes_on_when_the_target_is_raised(
+    make_plan: PlanMaker,
+) -> None:
     fleet = Fleet(make_plan(round__goal=1, **ACCURACY))
     fleet.report(leases(fleet.check_in("a"))[0], update_of(1.0), evaluation=accurate(0.92))
     fleet.store.close()
-    reason = "accuracy of model version 0 is 0.92 on the devices' training examples; the target is 0.9"
+    reason = (
+        "accuracy of model version 0 is 0.92 on the devices' training examples; the target is 0.9"
+    )
     value = pytest.approx(0.92)
-    rule = {"rule": "metric", "metric": "accuracy", "value": value, "limit": 0.9, "reason": reason, "version": 0}
+    rule = {
+        "rule": "metric",
+        "metric": "accuracy",
+        "value": value,
+        "limit": 0.9,
+        "reason": reason,
+        "version": 0,
+    }
     assert stopped_by(make_plan(**ACCURACY)) == (reason, rule)
     assert stopped_by(make_plan(stop__rounds=5, **ACCURACY)) == (reason, rule)
     assert stopped_by(make_plan(**(ACCURACY | {"stop__target": 0.95}))) == (None, None)
@@ -288,22 +328,26 @@ def test_a_run_that_the_version_before_finished_goes_on_too(make_plan: PlanMaker
     fleet = Fleet(make_plan(round__goal=1))
     fleet.report(leases(fleet.check_in("a"))[0], update_of(1.0), evaluation=accurate(0.92))
     summary = fleet.store.ledger.last_committed() or {}
-    fleet.store.write([RoundClosed(1, "committed", {key: summary[key] for key in ("metrics", "change")}, 1.0)])
+    fleet.store.write(
+        [RoundClosed(1, "committed", {key: summary[key] for key in ("metrics", "change")}, 1.0)]
+    )
     fleet.store.write([Metadata("finished", "accuracy is 0.92; the target is 0.9")])
     fleet.store.close()
-    assert (
-        stopped_by(make_plan(**ACCURACY))[0]
-        == "accuracy of model version 0 is 0.92 on the devices' training examples; the target is 0.9"
+    assert stopped_by(make_plan(**ACCURACY))[0] == (
+        "accuracy of model version 0 is 0.92 on the devices' training examples; the target is 0.9"
     )
     assert stopped_by(make_plan(**(ACCURACY | {"stop__target": 0.95}))) == (None, None)
     fleet = Fleet(make_plan())
-    fleet.store.write([RoundClosed(1, "committed", {"metrics": {"accuracy": 2.5e28}, "change": 1.0}, 1.0)])
+    fleet.store.write(
+        [RoundClosed(1, "committed", {"metrics": {"accuracy": 2.5e28}, "change": 1.0}, 1.0)]
+    )
     fleet.store.close()
     assert stopped_by(make_plan(**ACCURACY)) == (None, None), "one device had said so"
 
 
 def test_a_round_whose_files_are_damaged_can_be_given_up(make_plan: PlanMaker) -> None:
-    """Refused by name first; with the folder of the sums removed the next start abandons the round, once."""
+    """Refused by name first; with the folder of the sums removed the next start abandons the round,
+    once."""
     plan = make_plan(round__goal=3)
     fleet = Fleet(plan)
     initial = fleet.run.models.newest.model.copy()
@@ -314,7 +358,8 @@ def test_a_round_whose_files_are_damaged_can_be_given_up(make_plan: PlanMaker) -
     spool_file.write_bytes(bytes(spool_file.stat().st_size))
     fleet = Fleet(plan)
     with pytest.raises(
-        StoreError, match=r"slot-0000.* is damaged\. .*remove .*sums: the next start then gives up what"
+        StoreError,
+        match=r"slot-0000.* is damaged\. .*remove .*sums: the next start then gives up what",
     ):
         fleet.run.resume(NOW)
     fleet.store.close()
@@ -323,7 +368,11 @@ def test_a_round_whose_files_are_damaged_can_be_given_up(make_plan: PlanMaker) -
     fleet = Fleet(plan)
     assert fleet.run.resume(NOW) == []
     (row,) = read_status(plan.data_dir).rounds
-    assert (row.outcome, row.summary["reports"], row.summary["dropped"]) == ("abandoned", 1, {"lost": 2})
+    assert (row.outcome, row.summary["reports"], row.summary["dropped"]) == (
+        "abandoned",
+        1,
+        {"lost": 2},
+    )
     assert {task.state for task in read_tasks(plan.data_dir, 1)[1]} == {"accepted", "lost"}
     for lease in leases(fleet.check_in("a", "b", "c")):
         assert lease.round == 2
@@ -364,7 +413,9 @@ def test_fewer_rounds_than_are_done_are_enough(make_plan: PlanMaker) -> None:
 def test_a_device_has_no_more_say_in_the_metrics_than_in_the_model(make_plan: PlanMaker) -> None:
     fleet = Fleet(make_plan(round__goal=2, round__max_weight=10))
     first, second = leases(fleet.check_in("a", "b"))
-    fleet.report(first, update_of(0.0), evaluation=Evaluation(10, 20.0, {"accuracy": 5.0, "made-up": 1.0}))
+    fleet.report(
+        first, update_of(0.0), evaluation=Evaluation(10, 20.0, {"accuracy": 5.0, "made-up": 1.0})
+    )
     fleet.report(
         second,
         update_of(0.0),

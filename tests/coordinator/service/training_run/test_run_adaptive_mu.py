@@ -30,7 +30,9 @@ def test_versions_keep_their_mu_over_restarts(make_plan: PlanMaker, lr: float, l
     assert [fleet.run.models.hyper_of(version)["mu"] for version in range(5)] == expected
     assert fleet.run.models.hyper_of(4)["lr"] == plan.hyper(fleet.run.bundle.manifest)["lr"]
     fleet.store.close()
-    rows = [row.summary["mu"] for row in read_status(plan.data_dir).rounds if row.outcome == "committed"]
+    rows = [
+        row.summary["mu"] for row in read_status(plan.data_dir).rounds if row.outcome == "committed"
+    ]
     assert sorted(row["used"] for row in rows) == [0.5, 0.5, 0.6, last]
 
 

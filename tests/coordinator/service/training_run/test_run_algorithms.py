@@ -39,7 +39,9 @@ def finish(fleet: Fleet, commands: list[object]) -> None:
 def do_round(fleet: Fleet, tasks: list[Assign], update: float, control: float) -> None:
     for lease in tasks:
         fleet.save_parts(lease, {"update": vector(update), "control": vector(control)})
-        commands = fleet.run.record(fleet.run.engine.count_report(lease.device, lease.task, 0.0), NOW)
+        commands = fleet.run.record(
+            fleet.run.engine.count_report(lease.device, lease.task, 0.0), NOW
+        )
     finish(fleet, commands)  # type: ignore[arg-type]
 
 
@@ -56,7 +58,9 @@ def test_the_control_variate_is_what_all_devices_keep_over_their_number(tmp_path
         "its next task in this round, if it had one, goes on from there"
     )
     fleet.save_parts(second, {"update": vector(3.0), "control": vector(2.0)})
-    finish(fleet, fleet.run.record(fleet.run.engine.count_report(second.device, second.task, 0.0), NOW))  # type: ignore[arg-type]
+    finish(
+        fleet, fleet.run.record(fleet.run.engine.count_report(second.device, second.task, 0.0), NOW)
+    )  # type: ignore[arg-type]
     np.testing.assert_array_equal(fleet.run.models.newest.vectors["control"], vector(0.5))
     np.testing.assert_array_equal(fleet.run.models.newest.model, begin + vector(2.0))
     assert fleet.run.reports.tied == {}, "the next round is open"
@@ -69,7 +73,8 @@ def test_the_control_variate_is_what_all_devices_keep_over_their_number(tmp_path
 
 
 def test_a_restart_finds_the_sum_of_each_part_and_who_goes_on_from_where(tmp_path: Path) -> None:
-    """Killed with one report in the saved sums and one in its spool file: the same bits as undisturbed."""
+    """Killed with one report in the saved sums and one in its spool file: the same bits as
+    undisturbed."""
     plan = scaffold_plan(tmp_path, round__goal=3)
     fleet = Fleet(plan)
     tasks = leases(fleet.check_in("a", "b", "c"))
@@ -88,7 +93,11 @@ def test_a_restart_finds_the_sum_of_each_part_and_who_goes_on_from_where(tmp_pat
     shutil.copytree(plan.data_dir, tmp_path / "killed")
     fleet = Fleet(plan)
     assert [command.task for command in fleet.run.resume(NOW) if isinstance(command, Assign)] == []
-    assert [fleet.run.tied_to(lease.device) for lease in tasks] == [tasks[0].task, tasks[1].task, None]
+    assert [fleet.run.tied_to(lease.device) for lease in tasks] == [
+        tasks[0].task,
+        tasks[1].task,
+        None,
+    ]
     fleet.run.record(fleet.run.engine.check_in(tasks[2].device, None, 0.0), NOW)
     finish(fleet, save(fleet, tasks[2]))
     expected = np.float32((np.float64(np.float32(0.7)) + 3.0 + np.float64(np.float32(-0.3))) / 5)
@@ -96,7 +105,9 @@ def test_a_restart_finds_the_sum_of_each_part_and_who_goes_on_from_where(tmp_pat
     fleet.store.close()
     fleet = Fleet(plan)
     np.testing.assert_array_equal(
-        fleet.run.models.newest.vectors["control"], np.full(P, expected), err_msg="the model's file has it"
+        fleet.run.models.newest.vectors["control"],
+        np.full(P, expected),
+        err_msg="the model's file has it",
     )
     assert [fleet.run.tied_to(lease.device) for lease in tasks] == [lease.task for lease in tasks]
     fleet.store.close()
@@ -115,7 +126,8 @@ def test_what_an_abandoned_round_took_does_not_count(tmp_path: Path) -> None:
 
 
 def test_another_algorithm_lets_all_begin_from_zeros(tmp_path: Path) -> None:
-    """What devices keep and what the coordinator keeps belong together: plain rounds between would part them."""
+    """What devices keep and what the coordinator keeps belong together: plain rounds between would
+    part them."""
     plan = scaffold_plan(tmp_path)
     fleet = Fleet(plan)
     do_round(fleet, leases(fleet.check_in("a", "b")), 1.0, 0.5)
@@ -132,7 +144,8 @@ def test_another_algorithm_lets_all_begin_from_zeros(tmp_path: Path) -> None:
 
 
 def test_zeros_stay_zeros_until_a_round_is_committed_with_them(tmp_path: Path) -> None:
-    """Killed after the first start with another encoding: the newest model's file has the control variate of before."""
+    """Killed after the first start with another encoding: the newest model's file has the control
+    variate of before."""
     fleet = Fleet(scaffold_plan(tmp_path))
     do_round(fleet, leases(fleet.check_in("a", "b")), 1.0, 0.5)
     fleet.store.close()
@@ -145,15 +158,22 @@ def test_zeros_stay_zeros_until_a_round_is_committed_with_them(tmp_path: Path) -
 
 @pytest.mark.parametrize("before", ["fedavg", "scaffold"])
 def test_another_algorithm_gives_up_the_open_round(tmp_path: Path, before: str) -> None:
-    """Reports of the open round have no part ``control``, or its sum is of changes of what devices have forgotten."""
-    settings = {"fedavg": {"recipe": "fedavg", "server__devices": None}, "scaffold": {"encoding__up": "topk-0.1"}}
+    """Reports of the open round have no part ``control``, or its sum is of changes of what devices
+    have forgotten."""
+    settings = {
+        "fedavg": {"recipe": "fedavg", "server__devices": None},
+        "scaffold": {"encoding__up": "topk-0.1"},
+    }
     fleet = Fleet(scaffold_plan(tmp_path, round__goal=2, **settings[before]))
     first, _ = leases(fleet.check_in("a", "b"))
     parts = {"update": vector(1.0), "control": vector(0.5)}
-    fleet.save_parts(first, {name: parts[name] for name in fleet.run.plan.parts(fleet.run.bundle.manifest)})
+    fleet.save_parts(
+        first, {name: parts[name] for name in fleet.run.plan.parts(fleet.run.bundle.manifest)}
+    )
     fleet.run.record(fleet.run.engine.count_report(first.device, first.task, 0.0), NOW)
     fleet.store.close()
-    Fleet(scaffold_plan(tmp_path, round__goal=2)).store.close()  # killed before it has given up anything
+    # killed before it has given up anything
+    Fleet(scaffold_plan(tmp_path, round__goal=2)).store.close()
     fleet = Fleet(scaffold_plan(tmp_path, round__goal=2))
     fleet.run.resume(NOW)
     assert fleet.run.tied_to(first.device) is None
@@ -163,7 +183,11 @@ def test_another_algorithm_gives_up_the_open_round(tmp_path: Path, before: str) 
 
 
 def test_another_algorithm_gives_up_reports_that_came_early(tmp_path: Path) -> None:
-    asynchronous = {"round__participation": "asynchronous", "round__goal": 2, "round__concurrency": 4}
+    asynchronous = {
+        "round__participation": "asynchronous",
+        "round__goal": 2,
+        "round__concurrency": 4,
+    }
     settings = {**BUFFERED, **asynchronous, "recipe": "fedavg", "server__devices": None}
     fleet = Fleet(scaffold_plan(tmp_path, **settings))
     tasks = leases(fleet.check_in("a", "b", "c", "d"))
@@ -172,7 +196,9 @@ def test_another_algorithm_gives_up_reports_that_came_early(tmp_path: Path) -> N
         fleet.run.record(fleet.run.engine.count_report(lease.device, lease.task, 0.0), NOW)
     assert [row.round for row in fleet.store.ledger.unfinished(0).reports] == [1, 1, 2]
     fleet.store.close()
-    fleet = Fleet(scaffold_plan(tmp_path, **settings | {"recipe": "scaffold", "server__devices": 5}))
+    fleet = Fleet(
+        scaffold_plan(tmp_path, **settings | {"recipe": "scaffold", "server__devices": 5})
+    )
     fleet.run.resume(NOW)
     found = fleet.store.ledger.unfinished(0)
     assert found.reports == found.leases == [], "the running task would report no control"
@@ -190,8 +216,13 @@ def test_a_part_beyond_what_the_exact_sum_holds_is_refused(tmp_path: Path) -> No
 
 
 def test_asynchronously_a_device_goes_on_from_its_last_report(tmp_path: Path) -> None:
-    """Two tasks of one device in one open round; after a restart the later one is still the last."""
-    settings = BUFFERED | {"recipe": "scaffold", "round__participation": "asynchronous", "round__goal": 12}
+    """Two tasks of one device in one open round; after a restart the later one is still the
+    last."""
+    settings = BUFFERED | {
+        "recipe": "scaffold",
+        "round__participation": "asynchronous",
+        "round__goal": 12,
+    }
     settings["round__concurrency"] = 1
     plan = scaffold_plan(tmp_path, **settings)
     fleet = Fleet(plan)
@@ -210,14 +241,22 @@ def test_asynchronously_a_device_goes_on_from_its_last_report(tmp_path: Path) ->
 
 
 def test_a_report_that_came_early_is_what_its_device_goes_on_from(tmp_path: Path) -> None:
-    """It was lost, and reports while the next model is being made. It is also what the ledger then has."""
-    settings = {"round__goal": 1, "round__minimum": 1, "round__late": "carry", "round__over_selection": 2}
+    """It was lost, and reports while the next model is being made. It is also what the ledger then
+    has."""
+    settings = {
+        "round__goal": 1,
+        "round__minimum": 1,
+        "round__late": "carry",
+        "round__over_selection": 2,
+    }
     fleet = Fleet(scaffold_plan(tmp_path, **settings))
     first, second = leases(fleet.check_in("a", "b"))
     fleet.save_parts(first, {"update": vector(1.0), "control": vector(0.5)})
     (commit,) = (
         command
-        for command in fleet.run.record(fleet.run.engine.count_report(first.device, first.task, 0.0), NOW)
+        for command in fleet.run.record(
+            fleet.run.engine.count_report(first.device, first.task, 0.0), NOW
+        )
         if isinstance(command, Commit)
     )
     fleet.run.begin_commit(commit, NOW)
@@ -225,39 +264,60 @@ def test_a_report_that_came_early_is_what_its_device_goes_on_from(tmp_path: Path
     assert fleet.run.tied_to(second.device) == report.task, "before its round is open"
     fleet.run.record(fleet.run.engine.count_report(second.device, second.task, 0.0), NOW)
     fleet.run.work.do_work(NOW)
-    assert [fleet.run.tied_to(lease.device) for lease in (first, second)] == [first.task, second.task]
+    assert [fleet.run.tied_to(lease.device) for lease in (first, second)] == [
+        first.task,
+        second.task,
+    ]
     fleet.store.close()
 
 
 def test_tasks_are_ordered_as_they_were_given() -> None:
     tasks = ["ab12-10-7", "ab12-9-1.10", "ab12-9-1.2", "ab12-9-1"]
-    assert sorted(tasks, key=given_in_order) == ["ab12-9-1", "ab12-9-1.2", "ab12-9-1.10", "ab12-10-7"]
+    assert sorted(tasks, key=given_in_order) == [
+        "ab12-9-1",
+        "ab12-9-1.2",
+        "ab12-9-1.10",
+        "ab12-10-7",
+    ]
 
 
 @pytest.mark.parametrize(("before", "now"), [(60, 6), (6, 60), (5, 5)])
-def test_another_number_of_devices_rescales_what_was_kept_of_all(tmp_path: Path, before: int, now: int) -> None:
-    """c is the sum of what devices keep over their number: (0.5 + 2) / N, whenever N is corrected."""
+def test_another_number_of_devices_rescales_what_was_kept_of_all(
+    tmp_path: Path, before: int, now: int
+) -> None:
+    """c is the sum of what devices keep over their number: (0.5 + 2) / N, whenever N is
+    corrected."""
     fleet = Fleet(scaffold_plan(tmp_path, server__devices=before))
     do_round(fleet, leases(fleet.check_in("a", "b")), 1.0, 1.25)
-    np.testing.assert_allclose(fleet.run.models.newest.vectors["control"], vector(2.5 / before), rtol=1e-6)
+    np.testing.assert_allclose(
+        fleet.run.models.newest.vectors["control"], vector(2.5 / before), rtol=1e-6
+    )
     fleet.store.close()
     for _ in range(2):  # the second start finds the same file of the model as the first
         fleet = Fleet(scaffold_plan(tmp_path, server__devices=now))
-        np.testing.assert_allclose(fleet.run.models.newest.vectors["control"], vector(2.5 / now), rtol=1e-6)
-        assert fleet.run.models.newest.vector_digests["control"] == digest(fleet.run.models.newest.vectors["control"])
+        np.testing.assert_allclose(
+            fleet.run.models.newest.vectors["control"], vector(2.5 / now), rtol=1e-6
+        )
+        assert fleet.run.models.newest.vector_digests["control"] == digest(
+            fleet.run.models.newest.vectors["control"]
+        )
         fleet.store.close()
     fleet = Fleet(scaffold_plan(tmp_path, server__devices=now))
     do_round(fleet, leases(fleet.check_in("a", "b")), 1.0, 1.0)
-    np.testing.assert_allclose(fleet.run.models.newest.vectors["control"], vector(4.5 / now), rtol=1e-6)
+    np.testing.assert_allclose(
+        fleet.run.models.newest.vectors["control"], vector(4.5 / now), rtol=1e-6
+    )
     fleet.store.close()
     fleet = Fleet(scaffold_plan(tmp_path, server__devices=now))
-    np.testing.assert_allclose(fleet.run.models.newest.vectors["control"], vector(4.5 / now), rtol=1e-6)
+    np.testing.assert_allclose(
+        fleet.run.models.newest.vectors["control"], vector(4.5 / now), rtol=1e-6
+    )
     fleet.store.close()
 
 
 def test_what_began_before_c_did_does_not_count_for_it(tmp_path: Path) -> None:
-    """Asynchronously a task goes on while c begins again: its update counts, the change of its c_k does not, and its
-    device goes on from zeros."""
+    """Asynchronously a task goes on while c begins again: its update counts, the change of its c_k
+    does not, and its device goes on from zeros."""
     plan = scaffold_plan(tmp_path, **BUFFERED, server__devices=1, local__algorithm="scaffold")
     fleet = Fleet(plan)
     tasks = leases(fleet.check_in("a", "b", "c"))
@@ -268,7 +328,9 @@ def test_what_began_before_c_did_does_not_count_for_it(tmp_path: Path) -> None:
     while fleet.run.engine.version == 0:
         lease = given.pop(0)
         fleet.save_parts(lease, {"update": vector(1.0), "control": vector(0.5)}, lost_tied=True)
-        commands = list(fleet.carry_out(fleet.run.engine.count_report(lease.device, lease.task, 0.0)))
+        commands = list(
+            fleet.carry_out(fleet.run.engine.count_report(lease.device, lease.task, 0.0))
+        )
         given += leases(commands)  # type: ignore[arg-type]
     assert not fleet.run.models.newest.vectors["control"].any()
     assert fleet.run.tied_to(lease.device) is None
@@ -279,7 +341,9 @@ def test_what_began_before_c_did_does_not_count_for_it(tmp_path: Path) -> None:
     while fleet.run.engine.version < 3:
         lease = given.pop(0)
         fleet.save_parts(lease, {"update": vector(1.0), "control": vector(0.25)})
-        given += leases(list(fleet.carry_out(fleet.run.engine.count_report(lease.device, lease.task, 0.0))))
+        given += leases(
+            list(fleet.carry_out(fleet.run.engine.count_report(lease.device, lease.task, 0.0)))
+        )
     assert (fleet.run.models.newest.model > model).all()
     assert 0 < fleet.run.models.newest.vectors["control"].max() <= 4 * 0.25, "8 is not in it"
     fleet.store.close()

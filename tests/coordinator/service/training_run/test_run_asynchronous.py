@@ -1,4 +1,5 @@
-"""Asynchronous rounds and late updates without a network: what counts when, the models by hand, and restarts."""
+"""Asynchronous rounds and late updates without a network: what counts when, the models by hand, and
+restarts."""
 
 from __future__ import annotations
 
@@ -38,14 +39,17 @@ def change(plan: Plan, versions: int) -> float:
 
 
 def test_a_buffer_is_committed_and_tasks_go_on(asynchronous: PlanMaker) -> None:
-    """By hand: v1 = (1 + 2) / 2; then c's update of v0 counts with 1 / sqrt(2), and a's second one in full."""
+    """By hand: v1 = (1 + 2) / 2; then c's update of v0 counts with 1 / sqrt(2), and a's second one
+    in full."""
     plan = asynchronous()
     fleet = Fleet(plan)
     tasks = {lease.device: lease for lease in leases(fleet.check_in("a", "b", "c"))}
     assert {lease.version for lease in tasks.values()} == {0}
     (again,) = leases(fleet.report(tasks["a"], update_of(1.0)))
     assert (again.device, again.version, again.round) == ("a", 0, 1)
-    assert again.seed != tasks["a"].seed, "it trains in another order, since it begins from the same model"
+    assert again.seed != tasks["a"].seed, (
+        "it trains in another order, since it begins from the same model"
+    )
     (next_of_b,) = leases(fleet.report(tasks["b"], update_of(2.0)))
     assert (next_of_b.device, next_of_b.version, next_of_b.round) == ("b", 1, 2)
     assert set(fleet.run.engine.leases) == {"a", "b", "c"}, "nobody's task ended with the round"
@@ -61,13 +65,16 @@ def test_a_buffer_is_committed_and_tasks_go_on(asynchronous: PlanMaker) -> None:
 def test_no_model_file_is_read_to_serve_an_older_model(
     asynchronous: PlanMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a plan whose devices fetch the model alone: each commit would read and hash a whole file for nothing."""
+    """Of a plan whose devices fetch the model alone: each commit would read and hash a whole file
+    for nothing."""
     fleet = Fleet(asynchronous())
     tasks = {lease.device: lease for lease in leases(fleet.check_in("a", "b", "c"))}
     first = fleet.run.models.newest.digest
     for device in ("a", "b"):
         fleet.report(tasks[device], update_of(1.0))
-    monkeypatch.setattr(fleet.store.blobs, "load_model", lambda version, sha256: pytest.fail("a file was read"))
+    monkeypatch.setattr(
+        fleet.store.blobs, "load_model", lambda version, sha256: pytest.fail("a file was read")
+    )
     assert (
         fleet.run.models.digests_of(0, fleet.run.plan.vectors)
         == {"model": first}
@@ -76,11 +83,16 @@ def test_no_model_file_is_read_to_serve_an_older_model(
     fleet.store.close()
 
 
-def test_a_restart_keeps_versions_staleness_and_what_was_accepted(asynchronous: PlanMaker, tmp_path: Path) -> None:
-    """The same as above with a new process between any two events, and sums in files: the same model bit for bit."""
+def test_a_restart_keeps_versions_staleness_and_what_was_accepted(
+    asynchronous: PlanMaker, tmp_path: Path
+) -> None:
+    """The same as above with a new process between any two events, and sums in files: the same
+    model bit for bit."""
     models = []
     for restarts in (False, True):
-        plan = msgspec.structs.replace(asynchronous(round__goal=3), data_dir=tmp_path / f"restarts-{restarts}")
+        plan = msgspec.structs.replace(
+            asynchronous(round__goal=3), data_dir=tmp_path / f"restarts-{restarts}"
+        )
         fleet = Fleet(plan)
         tasks = {lease.device: lease for lease in leases(fleet.check_in("a", "b", "c"))}
         order = [("a", 1.0), ("b", 2.0), ("a", 3.0), ("c", 4.0), ("b", 5.0), ("a", 6.0), ("b", 7.0)]
@@ -94,7 +106,10 @@ def test_a_restart_keeps_versions_staleness_and_what_was_accepted(asynchronous: 
             version = fleet.run.engine.book.terms[device].version
             if device in tasks:
                 assert (tasks[device].task, tasks[device].version) == (held, version)
-            tasks |= {lease.device: lease for lease in leases(fleet.report(tasks[device], update_of(value)))}
+            tasks |= {
+                lease.device: lease
+                for lease in leases(fleet.report(tasks[device], update_of(value)))
+            }
         models.append(fleet.run.models.newest.model.tobytes())
         assert fleet.run.engine.version == 2
         assert len(fleet.run.engine.accepted) == 1
@@ -102,8 +117,11 @@ def test_a_restart_keeps_versions_staleness_and_what_was_accepted(asynchronous: 
     assert models[0] == models[1]
 
 
-def test_an_update_that_comes_during_a_commit_counts_for_the_next_round(asynchronous: PlanMaker) -> None:
-    """As where another thread makes the model: the report is durable at once, and counts when the next round opens."""
+def test_an_update_that_comes_during_a_commit_counts_for_the_next_round(
+    asynchronous: PlanMaker,
+) -> None:
+    """As where another thread makes the model: the report is durable at once, and counts when the
+    next round opens."""
     plan = asynchronous(round__concurrency=4)
     fleet = Fleet(plan)
     run = fleet.run
@@ -143,8 +161,13 @@ def test_a_task_that_would_be_too_stale_is_cancelled_by_name(asynchronous: PlanM
     commands = fleet.report(lease, update_of(1.0))
     (cancel,) = (command for command in commands if isinstance(command, CancelTask))
     assert (cancel.device, cancel.code) == ("b", Code.STALE_ROUND)
-    assert cancel.text == f"task {tasks['b'].task} began from a model 2 versions ago; staleness.max is 1"
-    assert [row.state for row in read_tasks(plan.data_dir)[1] if row.task == tasks["b"].task] == ["stale"]
+    assert (
+        cancel.text
+        == f"task {tasks['b'].task} began from a model 2 versions ago; staleness.max is 1"
+    )
+    assert [row.state for row in read_tasks(plan.data_dir)[1] if row.task == tasks["b"].task] == [
+        "stale"
+    ]
     with pytest.raises(ProtocolError) as caught:
         fleet.run.engine.announce("b", tasks["b"].task, 1, 0.0)
     assert caught.value.code is Code.NOT_WANTED
@@ -152,7 +175,9 @@ def test_a_task_that_would_be_too_stale_is_cancelled_by_name(asynchronous: PlanM
     fleet.store.close()
 
 
-def test_a_lost_device_s_update_counts_with_its_staleness_when_it_is_back(asynchronous: PlanMaker) -> None:
+def test_a_lost_device_s_update_counts_with_its_staleness_when_it_is_back(
+    asynchronous: PlanMaker,
+) -> None:
     """Two commits and a restart later, with all slots taken."""
     plan = asynchronous(round__goal=1, round__concurrency=2)
     fleet = Fleet(plan)
@@ -184,7 +209,9 @@ def test_tasks_end_by_their_own_time(asynchronous: PlanMaker) -> None:
     assert ended.cause == "late"
     assert isinstance(cancel, CancelTask)
     assert cancel.code is Code.ROUND_OVER
-    assert fleet.run.engine.phase is Phase.OPEN, "the round goes on without its buffer's two updates"
+    assert fleet.run.engine.phase is Phase.OPEN, (
+        "the round goes on without its buffer's two updates"
+    )
     fleet.store.close()
 
 
@@ -195,7 +222,9 @@ def test_no_device_has_more_than_its_share_of_a_buffer(asynchronous: PlanMaker) 
     assert leases(fleet.report(lease, update_of(1.0))) == []
     (lease,) = leases(fleet.check_in("b"))
     (lease,) = leases(fleet.report(lease, update_of(1.0)))
-    assert {row.device for row in leases(fleet.report(lease, update_of(1.0)))} == {"a", "b"}, "the next buffer"
+    assert {row.device for row in leases(fleet.report(lease, update_of(1.0)))} == {"a", "b"}, (
+        "the next buffer"
+    )
     fleet.store.close()
 
 
@@ -203,7 +232,8 @@ def test_no_device_has_more_than_its_share_of_a_buffer(asynchronous: PlanMaker) 
 def test_updates_weigh_by_the_inverse_of_how_many_of_their_device_count(
     asynchronous: PlanMaker, restarts: bool
 ) -> None:
-    """By hand: a has both updates of the first buffer. In the second its third weighs a third of b's first."""
+    """By hand: a has both updates of the first buffer. In the second its third weighs a third of
+    b's first."""
     plan = asynchronous(round__weighting="inverse-participation", staleness__function="constant")
     fleet = Fleet(plan)
 
@@ -254,7 +284,9 @@ def test_a_sum_that_is_saved_leaves_out_what_came_early(
     order = ["a", "b", "c", "d"]
     for device in order:
         fleet.save_update(tasks[device], update_of(float(ord(device))), add=False)
-        commands = fleet.run.record(fleet.run.engine.count_report(device, tasks[device].task, 0.0), NOW)
+        commands = fleet.run.record(
+            fleet.run.engine.count_report(device, tasks[device].task, 0.0), NOW
+        )
         for command in commands:
             if isinstance(command, Commit):
                 fleet.run.begin_commit(command, NOW)
@@ -262,11 +294,14 @@ def test_a_sum_that_is_saved_leaves_out_what_came_early(
     while commits := [command for command in heard if isinstance(command, Commit)]:
         heard = fleet.run.commit(commits[0], NOW)
     fleet.store.close()
-    assert change(plan, 2) - change(plan, 1) == pytest.approx(HALF * (ord("c") + ord("d")) / 2, abs=1e-4)
+    assert change(plan, 2) - change(plan, 1) == pytest.approx(
+        HALF * (ord("c") + ord("d")) / 2, abs=1e-4
+    )
 
 
 def test_a_late_update_is_carried_into_the_next_round(make_plan: PlanMaker) -> None:
-    """By hand: c is late for round 1, and counts in round 2 beside a with 1 / sqrt(2) of its ten examples."""
+    """By hand: c is late for round 1, and counts in round 2 beside a with 1 / sqrt(2) of its ten
+    examples."""
     plan = make_plan(round__goal=2, round__over_selection=1.5, round__late="carry")
     fleet = Fleet(plan)
     tasks = {lease.device: lease for lease in leases(fleet.check_in("a", "b", "c"))}
@@ -282,7 +317,8 @@ def test_a_late_update_is_carried_into_the_next_round(make_plan: PlanMaker) -> N
 
 
 def test_a_late_update_counts_while_the_next_round_gathers(make_plan: PlanMaker) -> None:
-    """After the deadline too few devices are there for a round; the late report is safe, and counts when one opens."""
+    """After the deadline too few devices are there for a round; the late report is safe, and counts
+    when one opens."""
     settings = {
         "round__goal": 2,
         "round__minimum": 2,
@@ -317,7 +353,8 @@ def test_a_late_update_counts_while_the_next_round_gathers(make_plan: PlanMaker)
 
 
 def test_a_round_that_is_given_up_takes_nothing_of_the_next_along(asynchronous: PlanMaker) -> None:
-    """Somebody removed the damaged sum of a round while it was committed. What came early counts for the next round."""
+    """Somebody removed the damaged sum of a round while it was committed. What came early counts
+    for the next round."""
     plan = asynchronous(round__concurrency=4)
     fleet = Fleet(plan)
     tasks = {lease.device: lease for lease in leases(fleet.check_in("a", "b", "c"))}

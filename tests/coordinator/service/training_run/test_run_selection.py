@@ -1,4 +1,5 @@
-"""What selection remembers is in the ledger: a process that begins between any two events chooses the same devices."""
+"""What selection remembers is in the ledger: a process that begins between any two events chooses
+the same devices."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from peers import PlanMaker, update_of
 
 STATED = {
-    f"d{number}": Stated(100 * (number + 1), labels=frozenset({"tier:phone" if number < 4 else "tier:pi"}))
+    f"d{number}": Stated(
+        100 * (number + 1), labels=frozenset({"tier:phone" if number < 4 else "tier:pi"})
+    )
     for number in range(9)
 }
 SELECTIONS = {
@@ -27,7 +30,9 @@ SELECTIONS = {
     "power-of-choice": SelectionSection(strategy="power-of-choice", candidates=2.0),
     "oort": SelectionSection(
         strategy="oort",
-        oort=OortSection(preferred_seconds=2.0, preferred_step=1.0, window=1, exploration=0.4, most_tasks=3),
+        oort=OortSection(
+            preferred_seconds=2.0, preferred_step=1.0, window=1, exploration=0.4, most_tasks=3
+        ),
     ),
 }
 
@@ -45,15 +50,21 @@ class Process(Fleet):
         """Save the device's update; then let the engine count it. The task took a second."""
         self.save_update(task, update_of(1.0), loss=loss, examples=STATED[task.device].examples)
         later = Clocks(1.0, NOW.wall)
-        return leases(self.carry_out(self.run.engine.count_report(task.device, task.task, 1.0), later))
+        return leases(
+            self.carry_out(self.run.engine.count_report(task.device, task.task, 1.0), later)
+        )
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_a_restart_chooses_the_same_devices(make_plan: PlanMaker, tmp_path: Path, name: str) -> None:
+def test_a_restart_chooses_the_same_devices(
+    make_plan: PlanMaker, tmp_path: Path, name: str
+) -> None:
     chosen, remembered = [], []
     for restarts in (False, True):
         plan: Plan = msgspec.structs.replace(
-            make_plan(round__goal=3, round__minimum=3), selection=SELECTIONS[name], data_dir=tmp_path / f"{restarts}"
+            make_plan(round__goal=3, round__minimum=3),
+            selection=SELECTIONS[name],
+            data_dir=tmp_path / f"{restarts}",
         )
         process = Process(plan)
         waiting = {task.task: task for task in process.begin()}
@@ -73,17 +84,26 @@ def test_a_restart_chooses_the_same_devices(make_plan: PlanMaker, tmp_path: Path
         selection = process.run.selection.selection
         remembered.append(
             (
-                {device: row._replace(seconds=None) for device, row in selection.memory.records.items()},
-                None if selection.pacer is None else (selection.pacer.preferred, [*selection.pacer.history]),
+                {
+                    device: row._replace(seconds=None)
+                    for device, row in selection.memory.records.items()
+                },
+                None
+                if selection.pacer is None
+                else (selection.pacer.preferred, [*selection.pacer.history]),
             )
         )
         process.store.close()
     assert chosen[0] == chosen[1]
     assert remembered[0] == remembered[1]
     if name == "seldom":
-        rounds = [{device for round, device in chosen[0] if round == number} for number in range(1, 10)]
+        rounds = [
+            {device for round, device in chosen[0] if round == number} for number in range(1, 10)
+        ]
         assert all(not rounds[row] & rounds[row + 1] for row in range(8))
-        assert all(sum("tier:phone" in STATED[device].labels for device in row) <= 2 for row in rounds)
+        assert all(
+            sum("tier:phone" in STATED[device].labels for device in row) <= 2 for row in rounds
+        )
 
 
 def test_oort_s_utility_is_in_the_summary_of_a_round(make_plan: PlanMaker) -> None:
@@ -96,13 +116,17 @@ def test_oort_s_utility_is_in_the_summary_of_a_round(make_plan: PlanMaker) -> No
     process.store.close()
     (row,) = read_status(plan.data_dir).rounds
     found = sorted(2.0 * STATED[task.device].examples for task in tasks)
-    assert row.summary["selection"] == {"utility": found[0] + 2 * found[1], "preferred_seconds": 2.0}
+    assert row.summary["selection"] == {
+        "utility": found[0] + 2 * found[1],
+        "preferred_seconds": 2.0,
+    }
 
 
 def test_oort_s_pacer_goes_on_after_a_roll_back_and_a_restart(make_plan: PlanMaker) -> None:
     """The model that a roll back makes is the work of no round."""
     oort = SelectionSection(
-        strategy="oort", oort=OortSection(preferred_seconds=2.0, preferred_step=1.0, window=2, exploration=0.0)
+        strategy="oort",
+        oort=OortSection(preferred_seconds=2.0, preferred_step=1.0, window=2, exploration=0.0),
     )
     plan: Plan = msgspec.structs.replace(make_plan(round__goal=1, round__minimum=1), selection=oort)
     process, found = Process(plan), []
@@ -143,8 +167,13 @@ def test_the_tables_of_the_version_before_go_on(make_plan: PlanMaker) -> None:
     with closing(sqlite3.connect(plan.data_dir / DATABASE)) as database, database:
         for table in ("devices", "evaluations", "measurements", "tied"):
             database.execute(f"DROP TABLE {table}")
-        later = {"tasks": ("norm", "trained_norm"), "models": ("restores", "optimizer", "state_crc32")}
-        for table, column in ((table, column) for table, columns in later.items() for column in columns):
+        later = {
+            "tasks": ("norm", "trained_norm"),
+            "models": ("restores", "optimizer", "state_crc32"),
+        }
+        for table, column in (
+            (table, column) for table, columns in later.items() for column in columns
+        ):
             database.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         database.execute("PRAGMA user_version=2")
     process = Process(msgspec.structs.replace(plan, selection=SELECTIONS["seldom"]))

@@ -40,7 +40,9 @@ LOSSES = {"tiny losses": 1e-6}
 MAGNITUDES = {"far apart": 10.0 ** np.array([-12, 9, 0, -3, -30, 4, -2, -7, -12, -14, -16, -16])}
 """Plan -> what its updates are multiplied by."""
 RANDOM = np.random.default_rng(7)
-UPDATES: list[Vector] = [RANDOM.standard_normal(5).astype(np.float32) * scale for scale in range(1, 13)]
+UPDATES: list[Vector] = [
+    RANDOM.standard_normal(5).astype(np.float32) * scale for scale in range(1, 13)
+]
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -48,14 +50,24 @@ UPDATES: list[Vector] = [RANDOM.standard_normal(5).astype(np.float32) * scale fo
 def test_restarts_make_the_same_model_whatever_the_weighing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, asynchronous: bool
 ) -> None:
-    """A new process between any two reports, sums in files after each second update, and the reports in another order:
-    the same models and summaries, bit for bit."""
+    """A new process between any two reports, sums in files after each second update, and the
+    reports in another order: the same models and summaries, bit for bit."""
     monkeypatch.setattr(store, "SPOOL_FILES_HELD", 2)
-    bundle = write_line_bundle(tmp_path / "line.bundle", references=["anchor"], optimizer="sgd").path
+    bundle = write_line_bundle(
+        tmp_path / "line.bundle", references=["anchor"], optimizer="sgd"
+    ).path
     made = []
     for restarts in (False, True):
-        settings = {"recipe": "fedavg", "local__lr": 0.1, "round__goal": 4, "stop__rounds": 3, **PLANS[name]}
-        settings |= {key: value for key, value in BUFFERED.items() if asynchronous and key not in settings}
+        settings = {
+            "recipe": "fedavg",
+            "local__lr": 0.1,
+            "round__goal": 4,
+            "stop__rounds": 3,
+            **PLANS[name],
+        }
+        settings |= {
+            key: value for key, value in BUFFERED.items() if asynchronous and key not in settings
+        }
         if asynchronous:
             settings |= {"round__participation": "asynchronous", "round__concurrency": 4}
         data_dir = tmp_path / f"run-{restarts}"
@@ -71,32 +83,46 @@ def test_restarts_make_the_same_model_whatever_the_weighing(
                     running.run.resume(NOW)
                     running.check_in(*names)
                 row, device = begin + number, names[number]
-                lease = next(each for each in leases(running.check_in(device)) if each.device == device)
+                lease = next(
+                    each for each in leases(running.check_in(device)) if each.device == device
+                )
                 evaluation = Evaluation(10, 10.0 * (row + 1) * LOSSES.get(name, 1.0), {})
                 update = UPDATES[row] * np.float32(MAGNITUDES.get(name, np.ones(12))[row])
                 counts = {"steps": row + 1, "examples": row + 5}
                 running.report(lease, update, evaluation=evaluation, **counts)
         running.store.close()
         rows = [row.summary for row in read_status(data_dir).rounds if row.outcome == "committed"]
-        kept = [{key: row.get(key) for key in ("norm", "weighing", "change", "reports")} for row in rows]
+        kept = [
+            {key: row.get(key) for key in ("norm", "weighing", "change", "reports")} for row in rows
+        ]
         made.append((read_model(data_dir)[1].tobytes(), kept))
     assert len(made[0][1]) == 3
     assert made[0] == made[1]
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_an_update_that_came_early_has_the_bound_of_its_own_round(make_plan: PlanMaker, dies: bool) -> None:
-    """c and d report while the first round is committed, whose bound is 2. All were longer, so the next bound is
-    2 * exp(0.5), also if the process dies before the commit."""
-    rules = {"aggregation__max_norm": 2.0, "aggregation__norm_quantile": 0.5, "aggregation__norm_rate": 1.0}
-    plan = make_plan(**BUFFERED | {"round__concurrency": 4, "staleness__function": "constant"} | rules)
+def test_an_update_that_came_early_has_the_bound_of_its_own_round(
+    make_plan: PlanMaker, dies: bool
+) -> None:
+    """c and d report while the first round is committed, whose bound is 2. All were longer, so the
+    next bound is 2 * exp(0.5), also if the process dies before the commit."""
+    rules = {
+        "aggregation__max_norm": 2.0,
+        "aggregation__norm_quantile": 0.5,
+        "aggregation__norm_rate": 1.0,
+    }
+    plan = make_plan(
+        **BUFFERED | {"round__concurrency": 4, "staleness__function": "constant"} | rules
+    )
     running = Fleet(plan)
     tasks = {lease.device: lease for lease in leases(running.check_in("a", "b", "c", "d"))}
     update = update_of(0.0)
     update[0] = 100.0
     for device in "abcd":
         running.save_update(tasks[device], update, add=False)
-        commands = running.run.record(running.run.engine.count_report(device, tasks[device].task, 0.0), NOW)
+        commands = running.run.record(
+            running.run.engine.count_report(device, tasks[device].task, 0.0), NOW
+        )
         if not dies:
             for command in commands:
                 if isinstance(command, Commit):
@@ -116,8 +142,11 @@ def test_an_update_that_came_early_has_the_bound_of_its_own_round(make_plan: Pla
 
 
 def test_a_bound_follows_the_updates_over_restarts(make_plan: PlanMaker) -> None:
-    """By hand: norms 1 and 3 with a bound of 2: half of them within, as wanted. Then 3 and 5: none."""
-    plan = make_plan(aggregation__max_norm=2.0, aggregation__norm_quantile=0.5, aggregation__norm_rate=1.0)
+    """By hand: norms 1 and 3 with a bound of 2: half of them within, as wanted. Then 3 and 5:
+    none."""
+    plan = make_plan(
+        aggregation__max_norm=2.0, aggregation__norm_quantile=0.5, aggregation__norm_rate=1.0
+    )
     bounds = []
     for norms in ((1.0, 3.0), (3.0, 5.0), (3.0, 5.0)):
         running = Fleet(plan)
@@ -140,7 +169,8 @@ def test_a_bound_follows_the_updates_over_restarts(make_plan: PlanMaker) -> None
 
 
 def test_one_report_of_norm_a_million_changes_nothing(make_plan: PlanMaker) -> None:
-    """Through the server: it is refused before it is accepted, and the round is that of the others."""
+    """Through the server: it is refused before it is accepted, and the round is that of the
+    others."""
     plan = make_plan(aggregation__max_norm=200.0, aggregation__norm_action="refuse")
 
     async def play() -> None:
@@ -152,7 +182,9 @@ def test_one_report_of_norm_a_million_changes_nothing(make_plan: PlanMaker) -> N
             assert refused.code is Code.NORM_TOO_LARGE
             assert "L2 norm is 1e+06; the plan's bound is 200" in refused.text
             assert isinstance(await honest.upload(await honest.task(), update_of(0.5)), Accepted)
-            np.testing.assert_array_equal(coordinator.run.models.newest.model, before + np.float32(0.5))
+            np.testing.assert_array_equal(
+                coordinator.run.models.newest.model, before + np.float32(0.5)
+            )
 
     asyncio.run(play())
     summary = read_status(plan.data_dir).rounds[0].summary
@@ -160,14 +192,18 @@ def test_one_report_of_norm_a_million_changes_nothing(make_plan: PlanMaker) -> N
     assert summary["norm"] == {"bound": 200.0, "clipped": 0, "refused": 1, "next": 200.0}
 
 
-def test_a_clipped_report_of_norm_a_million_counts_as_one_of_the_bound(make_plan: PlanMaker) -> None:
+def test_a_clipped_report_of_norm_a_million_counts_as_one_of_the_bound(
+    make_plan: PlanMaker,
+) -> None:
     running = Fleet(make_plan(aggregation__max_norm=1.0))
     before = running.run.models.newest.model.copy()
-    for lease, value in zip(leases(running.check_in("a", "b")), (1e6 / SIZE**0.5, 0.0), strict=True):
+    for lease, value in zip(
+        leases(running.check_in("a", "b")), (1e6 / SIZE**0.5, 0.0), strict=True
+    ):
         running.report(lease, update_of(value))
-    assert float(np.linalg.norm(running.run.models.newest.model.astype(np.float64) - before)) == pytest.approx(
-        0.5, rel=1e-4
-    )
+    assert float(
+        np.linalg.norm(running.run.models.newest.model.astype(np.float64) - before)
+    ) == pytest.approx(0.5, rel=1e-4)
     running.store.close()
 
 
@@ -183,7 +219,9 @@ def test_a_refused_report_leaves_no_trace(make_plan: PlanMaker) -> None:
     running.store.close()
 
 
-@pytest.mark.parametrize(("settings", "expected"), [({}, None), ({"aggregation__max_norm": 9.0}, SIZE**0.5)])
+@pytest.mark.parametrize(
+    ("settings", "expected"), [({}, None), ({"aggregation__max_norm": 9.0}, SIZE**0.5)]
+)
 def test_norms_are_in_the_ledger_where_the_plan_needs_them(
     make_plan: PlanMaker, settings: dict[str, Any], expected: float | None
 ) -> None:
@@ -197,7 +235,8 @@ def test_norms_are_in_the_ledger_where_the_plan_needs_them(
 
 
 def test_a_rule_that_is_new_to_an_open_round(make_plan: PlanMaker) -> None:
-    """The plan was changed while the round was open: what was accepted before counts, with a norm of 0."""
+    """The plan was changed while the round was open: what was accepted before counts, with a norm
+    of 0."""
     running = Fleet(make_plan())
     first, _ = leases(running.check_in("a", "b"))
     running.report(first, update_of(1.0))
@@ -212,8 +251,11 @@ def test_a_rule_that_is_new_to_an_open_round(make_plan: PlanMaker) -> None:
 
 @pytest.mark.parametrize("action", ["clip", "refuse"])
 def test_buffers_move_no_further_than_the_bound(tmp_path: Path, action: str) -> None:
-    """``seen`` is 7: one of two devices says -1e30, the other 8. With a bound of 3 the mean is (4 + 8) / 2."""
-    bundle = write_line_bundle(tmp_path / "line.bundle", references=["anchor"], optimizer="sgd").path
+    """``seen`` is 7: one of two devices says -1e30, the other 8. With a bound of 3 the mean is
+    (4 + 8) / 2."""
+    bundle = write_line_bundle(
+        tmp_path / "line.bundle", references=["anchor"], optimizer="sgd"
+    ).path
     rules = {"aggregation__max_norm": 3.0, "aggregation__norm_action": action, "local__lr": 0.1}
     running = Fleet(Plan.parse(plan_text(bundle, tmp_path / "run", **rules), tmp_path))
     for lease, seen in zip(leases(running.check_in("a", "b")), (-1e30, 8.0), strict=True):
@@ -224,12 +266,18 @@ def test_buffers_move_no_further_than_the_bound(tmp_path: Path, action: str) -> 
     running.store.close()
 
 
-def test_another_rule_goes_on_with_the_saved_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_rule_goes_on_with_the_saved_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Buffers have a sum of their own with every rule: 7 + 3 and 7 + 5 are 11 together."""
     monkeypatch.setattr(store, "SPOOL_FILES_HELD", 1)
-    bundle = write_line_bundle(tmp_path / "line.bundle", references=["anchor"], optimizer="sgd").path
+    bundle = write_line_bundle(
+        tmp_path / "line.bundle", references=["anchor"], optimizer="sgd"
+    ).path
     plan = Plan.parse(plan_text(bundle, tmp_path / "run", local__lr=0.1), tmp_path)
-    changed = msgspec.structs.replace(plan, aggregation=msgspec.structs.replace(plan.aggregation, normalise=True))
+    changed = msgspec.structs.replace(
+        plan, aggregation=msgspec.structs.replace(plan.aggregation, normalise=True)
+    )
     for each, moved in ((plan, 3.0), (changed, 5.0)):
         running = Fleet(each)
         running.run.resume(NOW)
@@ -242,14 +290,17 @@ def test_another_rule_goes_on_with_the_saved_sum(tmp_path: Path, monkeypatch: py
 
 def test_reports_of_an_earlier_version_are_refused_by_name(tmp_path: Path) -> None:
     """They have the buffers' differences in the update, and no values."""
-    bundle = write_line_bundle(tmp_path / "line.bundle", references=["anchor"], optimizer="sgd").path
+    bundle = write_line_bundle(
+        tmp_path / "line.bundle", references=["anchor"], optimizer="sgd"
+    ).path
     plan = Plan.parse(plan_text(bundle, tmp_path / "run", local__lr=0.1), tmp_path)
     running = Fleet(plan)
     running.save_parts(leases(running.check_in("a", "b"))[0], {"update": UPDATES[0]})
     running.store.close()
     running = Fleet(plan)
     text = (
-        "has the parts update; this version needs update, buffers. It was accepted by an earlier version of fleetlearn"
+        "has the parts update; this version needs update, buffers. It was accepted by an earlier "
+        "version of fleetlearn"
     )
     with pytest.raises(StoreError, match=f"{text}.* gives up what was reported in round 1"):
         running.run.resume(NOW)

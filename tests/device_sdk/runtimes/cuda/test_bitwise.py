@@ -1,4 +1,5 @@
-"""Bitwise operators as they are rewritten for CUDA: on ONNX Runtime's CPU, against numpy and the original operators."""
+"""Bitwise operators as they are rewritten for CUDA: on ONNX Runtime's CPU, against numpy and the
+original operators."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ WORD = 2**32 - 1
 Nodes = list[onnx.NodeProto]
 
 
-def graph_of(nodes: Nodes, inputs: list[str], constants: dict[str, Any], name: str = "words") -> onnx.GraphProto:
+def graph_of(
+    nodes: Nodes, inputs: list[str], constants: dict[str, Any], name: str = "words"
+) -> onnx.GraphProto:
     result = nodes[-1].output[0]
     return helper.make_graph(
         nodes,
@@ -62,7 +65,9 @@ def shifted(value: str, by: int, result: str) -> tuple[Nodes, dict[str, Any]]:
 
 
 def xor_model() -> bytes:
-    masked = [helper.make_node("BitwiseAnd", [name, "mask"], [f"{name}.word"]) for name in ("a", "b")]
+    masked = [
+        helper.make_node("BitwiseAnd", [name, "mask"], [f"{name}.word"]) for name in ("a", "b")
+    ]
     node = helper.make_node("BitwiseXor", ["a.word", "b.word"], ["c"])
     return model_of(graph_of([*masked, node], ["a", "b"], {"mask": WORD}))
 
@@ -87,7 +92,11 @@ def test_no_bitwise_operator_is_left() -> None:
 def test_xor_of_a_word_with_itself_shifted(by: int, swapped: bool) -> None:
     shift, constants = shifted("w", by, "s")
     both = ["s", "w"] if swapped else ["w", "s"]
-    nodes = [helper.make_node("BitwiseAnd", ["mask", "x"], ["w"]), *shift, helper.make_node("BitwiseXor", both, ["c"])]
+    nodes = [
+        helper.make_node("BitwiseAnd", ["mask", "x"], ["w"]),
+        *shift,
+        helper.make_node("BitwiseXor", both, ["c"]),
+    ]
     model = rewritten(model_of(graph_of(nodes, ["x"], constants | {"mask": WORD})))
     assert not {row for row in operators(model) if row.startswith("Bitwise")}
     drawn = np.random.default_rng(by).integers(0, 2**32, [50, 40])
@@ -107,7 +116,9 @@ def test_words_of_the_seed() -> None:
     model = model_of(graph_of(nodes, ["seed"], constants | {"mask": WORD, "golden": 0x9E3779B1}))
     assert "BitwiseXor" not in operators(rewritten(model))
     for seed in (0, 1, 2**53 - 1, 2**40 + 12345):
-        assert run(rewritten(model), seed=np.array(seed)) == (seed & WORD) ^ 0x9E3779B1 ^ (seed >> 32)
+        assert run(rewritten(model), seed=np.array(seed)) == (seed & WORD) ^ 0x9E3779B1 ^ (
+            seed >> 32
+        )
 
 
 @pytest.mark.parametrize("bits", [1, 16, 31, 32, 40])
@@ -165,7 +176,9 @@ def test_a_word_with_a_constant_below_0_or_of_several_values() -> None:
     node = helper.make_node("BitwiseXor", ["w", "others"], ["c"])
     x = np.array([7, 2**40 + 3, -5])
     for others, stays in (([1, -1, 2], True), ([5, 2**31, WORD], False)):
-        model = rewritten(model_of(graph_of([masked, node], ["x"], {"mask": WORD, "others": others})))
+        model = rewritten(
+            model_of(graph_of([masked, node], ["x"], {"mask": WORD, "others": others}))
+        )
         assert ("BitwiseXor" in operators(model)) == stays
         np.testing.assert_array_equal(run(model, x=x), (x & WORD) ^ np.array(others))
 
@@ -182,14 +195,21 @@ def test_ranges_that_float64_rounds_are_not_followed() -> None:
 
 
 def test_only_the_graphs_input_is_the_seed() -> None:
-    nodes = [helper.make_node("Neg", ["x"], ["seed"]), helper.make_node("BitwiseXor", ["seed", "one"], ["c"])]
+    nodes = [
+        helper.make_node("Neg", ["x"], ["seed"]),
+        helper.make_node("BitwiseXor", ["seed", "one"], ["c"]),
+    ]
     model = model_of(graph_of(nodes, ["x"], {"one": 1}))
     assert for_cuda(model) == model
 
 
 def test_other_products_and_casts_are_no_shifts() -> None:
     """A factor of 3, a factor above 1, and float32, which rounds."""
-    for factor, dtype in ((3.0, TensorProto.DOUBLE), (2.0, TensorProto.DOUBLE), (0.5, TensorProto.FLOAT)):
+    for factor, dtype in (
+        (3.0, TensorProto.DOUBLE),
+        (2.0, TensorProto.DOUBLE),
+        (0.5, TensorProto.FLOAT),
+    ):
         constant = np.array(factor, helper.tensor_dtype_to_np_dtype(dtype))
         nodes = [
             helper.make_node("BitwiseAnd", ["x", "mask"], ["w"]),
@@ -213,7 +233,9 @@ def test_graphs_in_a_graph_have_constants_of_their_own() -> None:
     nodes = [
         helper.make_node("BitwiseAnd", ["x", "mask"], ["w"]),
         helper.make_node("BitwiseXor", ["w", "golden"], ["v"]),
-        helper.make_node("If", ["flag"], ["u"], then_branch=inner("then"), else_branch=inner("else")),
+        helper.make_node(
+            "If", ["flag"], ["u"], then_branch=inner("then"), else_branch=inner("else")
+        ),
         helper.make_node("Sub", ["u", "v"], ["c"]),
     ]
     graph = graph_of(nodes, ["x"], {"mask": WORD, "golden": 12345, "flag": True})

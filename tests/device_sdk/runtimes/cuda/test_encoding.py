@@ -43,7 +43,9 @@ def test_a_node_and_its_attributes() -> None:
 def test_tensors(dtype: Any, shape: tuple[int, ...], raw: bool) -> None:
     values = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype) - 2
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    made = helper.make_tensor("t", kind, shape, values.tobytes() if raw else values.ravel().tolist(), raw)
+    made = helper.make_tensor(
+        "t", kind, shape, values.tobytes() if raw else values.ravel().tolist(), raw
+    )
     name, found = tensor(made.SerializeToString())
     assert name == "t"
     if dtype is np.float32 and not raw:
@@ -58,12 +60,16 @@ def test_tensors_that_are_not_read() -> None:
     """Of other dtypes, or with their values in a file."""
     name, found = tensor(numpy_helper.from_array(np.array([True]), "flags").SerializeToString())
     assert (name, found) == ("flags", None)
-    outside = TensorProto(name="far", data_type=TensorProto.INT64, dims=[4], data_location=TensorProto.EXTERNAL)
+    outside = TensorProto(
+        name="far", data_type=TensorProto.INT64, dims=[4], data_location=TensorProto.EXTERNAL
+    )
     outside.external_data.add(key="location", value="frozen.bin")
     assert tensor(outside.SerializeToString()) == ("far", None)
 
 
-@pytest.mark.parametrize("values", [np.arange(6).reshape(2, 3), np.float32([0.5, -1.5]), np.array(2.5)])
+@pytest.mark.parametrize(
+    "values", [np.arange(6).reshape(2, 3), np.float32([0.5, -1.5]), np.array(2.5)]
+)
 def test_what_is_written_is_what_onnx_reads(values: Any) -> None:
     parts = (
         encoding.constant("c", values),

@@ -1,4 +1,5 @@
-"""Graphs as they are rewritten for CUDA: checked with the package onnx, and run on the CPU against the originals."""
+"""Graphs as they are rewritten for CUDA: checked with the package onnx, and run on the CPU against
+the originals."""
 
 from __future__ import annotations
 
@@ -23,19 +24,28 @@ from torch import nn
 
 
 def norm_graph(rank: int, **attributes: float) -> onnx.ModelProto:
-    """BatchNormalization on batch statistics, in training mode unless the attributes say otherwise."""
+    """BatchNormalization on batch statistics, in training mode unless the attributes say
+    otherwise."""
     sizes = [None, 3, 4, 5, 2][:rank]
     chosen = {"training_mode": 1, "momentum": 0.0, "epsilon": 0.01} | attributes
     outputs = ["y", "mean", "var"] if chosen["training_mode"] else ["y"]
-    node = helper.make_node("BatchNormalization", ["x", "scale", "shift", "m", "v"], outputs, **chosen)
-    after = helper.make_node("Neg", ["y"], ["negative"])  # reads it: the order of the nodes must stay
-    vectors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("scale", "shift", "m", "v")]
+    node = helper.make_node(
+        "BatchNormalization", ["x", "scale", "shift", "m", "v"], outputs, **chosen
+    )
+    # reads it: the order of the nodes must stay
+    after = helper.make_node("Neg", ["y"], ["negative"])
+    vectors = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [3])
+        for name in ("scale", "shift", "m", "v")
+    ]
     graph = helper.make_graph(
         [node, after],
         "norm",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes), *vectors],
         [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, [3] if name in ("mean", "var") else sizes)
+            helper.make_tensor_value_info(
+                name, TensorProto.FLOAT, [3] if name in ("mean", "var") else sizes
+            )
             for name in (*outputs, "negative")
         ],
     )
@@ -45,7 +55,9 @@ def norm_graph(rank: int, **attributes: float) -> onnx.ModelProto:
 def inputs_of(rank: int) -> dict[str, Any]:
     rng = np.random.default_rng(rank)
     x = rng.normal(3, 2, [7, 3, 4, 5, 2][:rank]).astype(np.float32)
-    return {"x": x} | {name: rng.normal(1, 0.1, 3).astype(np.float32) for name in ("scale", "shift", "m", "v")}
+    return {"x": x} | {
+        name: rng.normal(1, 0.1, 3).astype(np.float32) for name in ("scale", "shift", "m", "v")
+    }
 
 
 def results(model: bytes, given: dict[str, Any]) -> list[Any]:
@@ -86,14 +98,19 @@ def test_other_normalisations_stay(attributes: dict[str, float]) -> None:
 
 
 def test_defaults_are_those_of_onnx() -> None:
-    """Without the attribute, epsilon is 1e-5; and momentum is 0.9, with which the outputs are no batch's statistics."""
+    """Without the attribute, epsilon is 1e-5; and momentum is 0.9, with which the outputs are no
+    batch's statistics."""
     model = norm_graph(4)
     (norm, _) = model.graph.node
     (epsilon,) = (row for row in norm.attribute if row.name == "epsilon")
     norm.attribute.remove(epsilon)
     rewritten = for_cuda(model.SerializeToString())
     assert rewritten is not None
-    (kept,) = (node for node in onnx.load_from_string(rewritten).graph.node if node.op_type == "BatchNormalization")
+    (kept,) = (
+        node
+        for node in onnx.load_from_string(rewritten).graph.node
+        if node.op_type == "BatchNormalization"
+    )
     assert helper.get_node_attr_value(kept, "epsilon") == pytest.approx(1e-5)
     (momentum,) = (row for row in norm.attribute if row.name == "momentum")
     norm.attribute.remove(momentum)
@@ -105,17 +122,27 @@ def test_graphs_inside_of_a_graph_are_rewritten_too() -> None:
     inner = norm_graph(4)
     del inner.graph.input[:]
     other = helper.make_graph(
-        [helper.make_node("Identity", [source], [f"same.{number}"]) for number, source in enumerate("xmvx")],
+        [
+            helper.make_node("Identity", [source], [f"same.{number}"])
+            for number, source in enumerate("xmvx")
+        ],
         "other",
         [],
-        [helper.make_tensor_value_info(f"same.{number}", TensorProto.FLOAT, None) for number in range(4)],
+        [
+            helper.make_tensor_value_info(f"same.{number}", TensorProto.FLOAT, None)
+            for number in range(4)
+        ],
     )
     names = ["y1", "mean1", "var1", "negative1"]
     outer = norm_graph(4)
     del outer.graph.node[:], outer.graph.output[:]
-    outer.graph.node.append(helper.make_node("If", ["flag"], names, then_branch=inner.graph, else_branch=other))
+    outer.graph.node.append(
+        helper.make_node("If", ["flag"], names, then_branch=inner.graph, else_branch=other)
+    )
     outer.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, []))
-    outer.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+    outer.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names
+    )
     model = outer.SerializeToString()
     rewritten = for_cuda(model)
     assert rewritten is not None
@@ -143,19 +170,31 @@ def columns_graph(
     axes = len(image)
     pads, strides, dilations = (
         attributes.get(name, [default] * count)
-        for name, default, count in (("pads", 0, 2 * axes), ("strides", 1, axes), ("dilations", 1, axes))
+        for name, default, count in (
+            ("pads", 0, 2 * axes),
+            ("strides", 1, axes),
+            ("dilations", 1, axes),
+        )
     )
     places = [
         (image[i] + pads[i] + pads[axes + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
         for i in range(axes)
     ]
-    x = np.random.default_rng(0).normal(size=[2, 3 * int(np.prod(kernel)), int(np.prod(places))]).astype(np.float32)
+    x = (
+        np.random.default_rng(0)
+        .normal(size=[2, 3 * int(np.prod(kernel)), int(np.prod(places))])
+        .astype(np.float32)
+    )
     sizes = {"image": np.array(image), "kernel": np.array(kernel)}
     graph = helper.make_graph(
         [helper.make_node("Col2Im", ["x", "image", "kernel"], ["y"], **attributes)],
         "columns",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", *x.shape[1:]])]
-        + [helper.make_tensor_value_info(name, TensorProto.INT64, [axes]) for name in sizes if not constants],
+        + [
+            helper.make_tensor_value_info(name, TensorProto.INT64, [axes])
+            for name in sizes
+            if not constants
+        ],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, *image])],
         [numpy_helper.from_array(values, name) for name, values in sizes.items() if constants],
     )
@@ -176,18 +215,31 @@ def columns_graph(
 def test_columns_become_images_by_a_product(
     image: list[int], kernel: list[int], attributes: dict[str, list[int]]
 ) -> None:
-    """Beside ONNX Runtime's own operator, and PyTorch's where its padding is the same on both sides."""
+    """Beside ONNX Runtime's own operator, and PyTorch's where its padding is the same on both
+    sides."""
     model, given = columns_graph(image, kernel, **attributes)
     rewritten = for_cuda(model)
     assert rewritten is not None
-    assert operators(rewritten) == ["Constant", "Constant", "Constant", "Reshape", "MatMul", "Reshape"]
+    assert operators(rewritten) == [
+        "Constant",
+        "Constant",
+        "Constant",
+        "Reshape",
+        "MatMul",
+        "Reshape",
+    ]
     (found,), (expected,) = results(rewritten, given), results(model, given)
     assert found.shape == expected.shape == (2, 3, *image)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
     pads = attributes.get("pads", [0, 0, 0, 0])
     if pads[:2] == pads[2:]:
-        others = {"stride": attributes.get("strides", 1), "dilation": attributes.get("dilations", 1)}
-        folded = torch.nn.functional.fold(torch.from_numpy(given["x"]), image, kernel, padding=pads[:2], **others)
+        others = {
+            "stride": attributes.get("strides", 1),
+            "dilation": attributes.get("dilations", 1),
+        }
+        folded = torch.nn.functional.fold(
+            torch.from_numpy(given["x"]), image, kernel, padding=pads[:2], **others
+        )
         np.testing.assert_allclose(found, folded.numpy(), rtol=0, atol=1e-6)
 
 
@@ -206,14 +258,19 @@ def test_columns_of_one_axis() -> None:
 def test_columns_of_a_large_image_stay_and_so_do_those_of_unknown_size() -> None:
     """32 x 32 places of 3 x 3 taps: a matrix of 9 million elements."""
     assert LARGEST_MATRIX < 9 * 32**4
-    for model, _ in (columns_graph([34, 34], [3, 3]), columns_graph([4, 4], [3, 3], constants=False)):
+    for model, _ in (
+        columns_graph([34, 34], [3, 3]),
+        columns_graph([4, 4], [3, 3], constants=False),
+    ):
         assert for_cuda(model) == model
 
 
 def test_all_else_of_a_model_stays_as_it_is() -> None:
     """Initial values, large numbers of dimensions, and fields that come after the graph."""
     model = norm_graph(4)
-    model.graph.initializer.append(numpy_helper.from_array(np.arange(300, dtype=np.float32), "spare"))
+    model.graph.initializer.append(
+        numpy_helper.from_array(np.arange(300, dtype=np.float32), "spare")
+    )
     model.metadata_props.add(key="k", value="v" * 200)
     rewritten = for_cuda(model.SerializeToString())
     assert rewritten is not None
@@ -226,7 +283,9 @@ def small() -> zoo.Case:
     """Two layers with batch normalisation between."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(64, 64), nn.Sequential(nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10)))
+        model = nn.Sequential(
+            nn.Linear(64, 64), nn.Sequential(nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+        )
     return zoo.classifier(model, zoo.numbers(64))
 
 
@@ -240,7 +299,15 @@ def test_steps_of_a_network_with_batch_normalisation(
     case = small()
     path = tmp_path / "small.bundle"
     chosen = {"train": "1.*"} if frozen else {}
-    cached_export(case.module, case.loss, case.batch(4), path, metrics=case.metrics, targets=case.targets, **chosen)
+    cached_export(
+        case.module,
+        case.loss,
+        case.batch(4),
+        path,
+        metrics=case.metrics,
+        targets=case.targets,
+        **chosen,
+    )
     assert (FROZEN in open_bundle(path).manifest.files) == frozen
     assert for_cuda(open_bundle(path).read(TRAIN)) is not None
     if packed:

@@ -1,7 +1,8 @@
-"""Recorded steps on a stand-in: sessions of the CPU for one number of examples, with memory of their own.
+"""Recorded steps on a stand-in: sessions of the CPU for one number of examples, with memory of
+their own.
 
-The stand-in records nothing, so each step runs; where this machine has a GPU, test_providers.py records. All results
-must be those of the CPU, bit for bit.
+The stand-in records nothing, so each step runs; where this machine has a GPU, test_providers.py
+records. All results must be those of the CPU, bit for bit.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ def pair(path: Path) -> tuple[OnnxRuntime, OnnxRuntime]:
     return expected, found
 
 
-def test_a_size_that_comes_twice_in_a_row_is_recorded(cases: Cases, sessions: list[Any], replayed: list[int]) -> None:
+def test_a_size_that_comes_twice_in_a_row_is_recorded(
+    cases: Cases, sessions: list[Any], replayed: list[int]
+) -> None:
     case = cases("cnn")
     expected, found = pair(case.path)
     sizes = 7, 20, 20, 7, 7, 20, 7, 20
@@ -82,9 +85,13 @@ def test_a_size_that_comes_twice_in_a_row_is_recorded(cases: Cases, sessions: li
     assert replayed == [20, 20, 20]
 
 
-def test_each_direction_is_recorded_by_itself(cases: Cases, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_direction_is_recorded_by_itself(
+    cases: Cases, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the provider's options for it, which only the session that records has."""
-    provider = Provider(CPU, {"arena_extend_strategy": "kNextPowerOfTwo"}, "cpu", recording={"recording": "1"})
+    provider = Provider(
+        CPU, {"arena_extend_strategy": "kNextPowerOfTwo"}, "cpu", recording={"recording": "1"}
+    )
     monkeypatch.setitem(PROVIDERS, "cuda", provider)
     case = cases("softmax")
     options, recordings = [], []
@@ -120,7 +127,10 @@ def test_a_recorded_step_reads_all_that_changes(tmp_path: Path) -> None:
     model = np.arange(4, dtype=np.float32)
     results = []
     for runtime in pair(bundle.path):
-        losses = [runtime.step((x, y), seed=step // 2, lr=0.1 / (1 + step // 3), mu=0.2 * step) for step in range(5)]
+        losses = [
+            runtime.step((x, y), seed=step // 2, lr=0.1 / (1 + step // 3), mu=0.2 * step)
+            for step in range(5)
+        ]
         runtime.load(model, anchor=model + 1, correction=model / 8, previous=model - 1)
         losses += [runtime.step((x, y), seed=step, lr=0.1, mu=0.1) for step in range(3)]
         results.append([losses, runtime.local.tolist(), runtime.state.tolist()])
@@ -144,12 +154,16 @@ def refusing(make: Callable[..., Any], error: Exception) -> Callable[..., Any]:
         RuntimeError("CUDA failure"),
     ],
 )
-def test_what_cannot_be_recorded_is_launched(cases: Cases, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_recorded_is_launched(
+    cases: Cases, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runtime_onnx, "make_session", refusing(runtime_onnx.make_session, error))
     case = cases("cnn")
     expected, found = pair(case.path)
     for _ in range(4):
-        assert found.step((case.x[:20], case.y[:20]), lr=0.1) == expected.step((case.x[:20], case.y[:20]), lr=0.1)
+        assert found.step((case.x[:20], case.y[:20]), lr=0.1) == expected.step(
+            (case.x[:20], case.y[:20]), lr=0.1
+        )
     assert found._recorded is None
     np.testing.assert_array_equal(found.parameters, expected.parameters)
 
@@ -158,7 +172,8 @@ def test_what_cannot_be_recorded_is_launched(cases: Cases, error: Exception, mon
 def test_a_recording_that_fails_later_is_launched_from_then_on(
     cases: Cases, good: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other direction is recorded one step later than the first, and then may have no memory."""
+    """The other direction is recorded one step later than the first, and then may have no
+    memory."""
     case, left, replay = cases("cnn"), [good], RecordedStep.run
 
     def failing(self: RecordedStep, read: Any, arrays: Any) -> None:
@@ -184,7 +199,9 @@ def test_a_batch_that_fails_raises_its_error_and_changes_nothing(cases: Cases) -
         batch = case.x[:20], case.y[:20]
         for _ in range(before):
             assert found.step(batch, lr=0.1) == expected.step(batch, lr=0.1)
-        with pytest.raises(StepError, match=r"could not run graphs/train.onnx on a batch of shapes \[\(20, 64\), "):
+        with pytest.raises(
+            StepError, match=r"could not run graphs/train.onnx on a batch of shapes \[\(20, 64\), "
+        ):
             found.step((case.x[:20], np.full(20, 10)), lr=0.1)
         assert found.step(batch, lr=0.1) == expected.step(batch, lr=0.1)
         np.testing.assert_array_equal(found.parameters, expected.parameters)
@@ -193,11 +210,15 @@ def test_a_batch_that_fails_raises_its_error_and_changes_nothing(cases: Cases) -
 def test_inputs_that_are_read_on_the_host_are_not_recorded(cases: Cases) -> None:
     session = onnxruntime.InferenceSession(cases("softmax").path / TRAIN, providers=[CPU])
     check_read_in(session, "cpu", ["hyper.lr", "batch.x"])
-    with pytest.raises(ValueError, match=r"inputs \['hyper.lr', 'batch.x'\] are not read in cuda's memory"):
+    with pytest.raises(
+        ValueError, match=r"inputs \['hyper.lr', 'batch.x'\] are not read in cuda's memory"
+    ):
         check_read_in(session, "cuda", ["hyper.lr", "batch.x"])
 
 
-@pytest.mark.parametrize(("version", "records"), [("1.17.3", False), ("1.18.0", True), ("1.31.1", True), ("2.0", True)])
+@pytest.mark.parametrize(
+    ("version", "records"), [("1.17.3", False), ("1.18.0", True), ("1.31.1", True), ("2.0", True)]
+)
 def test_versions_that_keep_one_recording_do_not_record(
     version: str, records: bool, cases: Cases, monkeypatch: pytest.MonkeyPatch
 ) -> None:

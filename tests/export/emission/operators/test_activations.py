@@ -23,26 +23,54 @@ GRAD = torch.linspace(-2, 3, 30).reshape(3, 10)
 
 ACTIVATIONS: list[tuple[Any, Any, Callable[..., Any]]] = [
     (aten.relu.default, aten.threshold_backward.default, functional.relu),
-    (aten.threshold.default, aten.threshold_backward.default, lambda x: functional.threshold(x, 0.5, 0.0)),
-    (aten.threshold.default, aten.threshold_backward.default, lambda x: functional.threshold(x, 0.5, 2.0)),
+    (
+        aten.threshold.default,
+        aten.threshold_backward.default,
+        lambda x: functional.threshold(x, 0.5, 0.0),
+    ),
+    (
+        aten.threshold.default,
+        aten.threshold_backward.default,
+        lambda x: functional.threshold(x, 0.5, 2.0),
+    ),
     (aten.hardtanh.default, aten.hardtanh_backward.default, functional.relu6),
     (aten.hardtanh.default, aten.hardtanh_backward.default, functional.hardtanh),
-    (aten.hardtanh.default, aten.hardtanh_backward.default, lambda x: functional.hardtanh(x, -3.0, 3.0)),
-    (aten.hardtanh.default, aten.hardtanh_backward.default, lambda x: functional.hardtanh(x, -0.5, 6.0)),
+    (
+        aten.hardtanh.default,
+        aten.hardtanh_backward.default,
+        lambda x: functional.hardtanh(x, -3.0, 3.0),
+    ),
+    (
+        aten.hardtanh.default,
+        aten.hardtanh_backward.default,
+        lambda x: functional.hardtanh(x, -0.5, 6.0),
+    ),
     (aten.hardsigmoid.default, aten.hardsigmoid_backward.default, functional.hardsigmoid),
     (aten.hardswish.default, aten.hardswish_backward.default, functional.hardswish),
     (aten.silu.default, aten.silu_backward.default, functional.silu),
     (aten.gelu.default, aten.gelu_backward.default, functional.gelu),
-    (aten.gelu.default, aten.gelu_backward.default, lambda x: functional.gelu(x, approximate="tanh")),
+    (
+        aten.gelu.default,
+        aten.gelu_backward.default,
+        lambda x: functional.gelu(x, approximate="tanh"),
+    ),
     (aten.mish.default, aten.mish_backward.default, functional.mish),
     (aten.elu.default, aten.elu_backward.default, functional.elu),
     (aten.elu.default, aten.elu_backward.default, lambda x: functional.elu(x, 0.3)),
     (aten.elu.default, aten.elu_backward.default, functional.selu),
     (aten.celu.default, aten.elu_backward.default, lambda x: functional.celu(x, 0.7)),
     (aten.leaky_relu.default, aten.leaky_relu_backward.default, functional.leaky_relu),
-    (aten.leaky_relu.default, aten.leaky_relu_backward.default, lambda x: functional.leaky_relu(x, 1.5)),
+    (
+        aten.leaky_relu.default,
+        aten.leaky_relu_backward.default,
+        lambda x: functional.leaky_relu(x, 1.5),
+    ),
     (aten.softplus.default, aten.softplus_backward.default, functional.softplus),
-    (aten.softplus.default, aten.softplus_backward.default, lambda x: functional.softplus(x, 2.5, 3)),
+    (
+        aten.softplus.default,
+        aten.softplus_backward.default,
+        lambda x: functional.softplus(x, 2.5, 3),
+    ),
     (None, None, functional.softshrink),
     (None, None, functional.hardshrink),
     (None, None, lambda x: functional.hardshrink(x, 0.0)),
@@ -90,11 +118,17 @@ def test_prelu() -> None:
 
 def test_float64() -> None:
     x, grad = X.to(torch.float64), GRAD.to(torch.float64)
-    check_emission(aten.threshold_backward.default, gradient_of(functional.relu), x, grad, tolerance=1e-12)
-    check_emission(aten.hardtanh_backward.default, gradient_of(functional.hardtanh), x, grad, tolerance=1e-12)
+    check_emission(
+        aten.threshold_backward.default, gradient_of(functional.relu), x, grad, tolerance=1e-12
+    )
+    check_emission(
+        aten.hardtanh_backward.default, gradient_of(functional.hardtanh), x, grad, tolerance=1e-12
+    )
 
 
-@pytest.mark.parametrize("function", [functional.relu, functional.relu6, functional.hardtanh, functional.hardswish])
+@pytest.mark.parametrize(
+    "function", [functional.relu, functional.relu6, functional.hardtanh, functional.hardswish]
+)
 def test_infinite_inputs_have_a_gradient(function: Callable[..., Any]) -> None:
     x = torch.tensor([[torch.inf], [-torch.inf], [3e38]])
     check_emission(None, gradient_of(function), x, torch.ones(3, 1))

@@ -43,7 +43,10 @@ CASES: list[tuple[Any, Callable[..., Any]]] = [
     (aten.pow.Tensor_Tensor, lambda a, b: a.abs() ** b),
     (aten.pow.Scalar, lambda a, b: 2.5**a),
     *((aten.pow.Tensor_Scalar, lambda a, b, p=p: a**p) for p in (0, 1, 2, 3, 4, -1, -2)),
-    *((aten.pow.Tensor_Scalar, lambda a, b, p=p: a.abs() ** p) for p in (0.5, -0.5, 1.5, 2.5, 1 / 3)),
+    *(
+        (aten.pow.Tensor_Scalar, lambda a, b, p=p: a.abs() ** p)
+        for p in (0.5, -0.5, 1.5, 2.5, 1 / 3)
+    ),
     (aten.reciprocal.default, lambda a, b: a.reciprocal()),
     (aten.addcmul.default, lambda a, b: torch.addcmul(a, a, b, value=2)),
     (aten.addcdiv.default, lambda a, b: torch.addcdiv(a, a, b, value=-0.5)),
@@ -58,7 +61,20 @@ CASES: list[tuple[Any, Callable[..., Any]]] = [
     (None, lambda a, b: a.square()),
 ]
 POSITIVES = ["sqrt", "rsqrt", "log", "log1p", "log2", "log10"]
-FUNCTIONS = ["exp", "exp2", "expm1", "erf", "erfc", "sin", "cos", "tan", "sinh", "cosh", "atan", "asinh"]
+FUNCTIONS = [
+    "exp",
+    "exp2",
+    "expm1",
+    "erf",
+    "erfc",
+    "sin",
+    "cos",
+    "tan",
+    "sinh",
+    "cosh",
+    "atan",
+    "asinh",
+]
 UNIT = ["asin", "acos", "atanh"]
 ROUNDING = ["floor", "ceil", "round", "trunc", "frac"]
 
@@ -70,7 +86,15 @@ def test_arithmetic(operator: Any, function: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS + POSITIVES + UNIT + ["acosh"])
 def test_functions_of_each_element(name: str) -> None:
-    values = A / 8 if name in UNIT else POSITIVE + 1 if name == "acosh" else POSITIVE if name in POSITIVES else A
+    values = (
+        A / 8
+        if name in UNIT
+        else POSITIVE + 1
+        if name == "acosh"
+        else POSITIVE
+        if name in POSITIVES
+        else A
+    )
     check_emission(getattr(aten, name).default, getattr(torch, name), values)
 
 

@@ -30,7 +30,9 @@ def _tensors(*shape: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
 def test_training(shape: tuple[int, ...]) -> None:
     x, _, *vectors = _tensors(*shape)
 
-    def norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, ...]:
+    def norm(
+        x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor
+    ) -> tuple[Tensor, ...]:
         mean, var = mean.clone(), var.clone()
         return functional.batch_norm(x, mean, var, weight, bias, True, 0.2, 1e-3), mean, var
 
@@ -40,7 +42,8 @@ def test_training(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("given", [True, False])
 def test_two_calls_from_the_same_statistics(given: bool) -> None:
-    """As in a step that runs the model twice. ONNX Runtime writes over the statistics that it gets."""
+    """As in a step that runs the model twice. ONNX Runtime writes over the statistics that it
+    gets."""
     x, other, weight, bias, mean, var = _tensors(4, 5, 6)
 
     def norms(x: Tensor, other: Tensor, *statistics: Tensor) -> tuple[Tensor, ...]:
@@ -51,8 +54,15 @@ def test_two_calls_from_the_same_statistics(given: bool) -> None:
         return tuple(results)
 
     operator = aten._native_batch_norm_legit_functional.default
-    model = check_emission(operator, norms, x, other, fixed=(mean, var) if given else (), tolerance=TOLERANCE)
-    written = [name for node in model.graph.node if node.op_type == "BatchNormalization" for name in node.input[3:]]
+    model = check_emission(
+        operator, norms, x, other, fixed=(mean, var) if given else (), tolerance=TOLERANCE
+    )
+    written = [
+        name
+        for node in model.graph.node
+        if node.op_type == "BatchNormalization"
+        for name in node.input[3:]
+    ]
     assert len(written) == len(set(written)) == 4
 
 
@@ -87,13 +97,19 @@ def test_evaluation(affine: bool) -> None:
 def test_backward(shape: tuple[int, ...], affine: bool, training: bool) -> None:
     x, grad, weight, bias, *statistics = _tensors(*shape)
 
-    def gradients(x: Tensor, grad: Tensor, mean: Tensor, var: Tensor, *affine: Tensor) -> tuple[Tensor, ...]:
+    def gradients(
+        x: Tensor, grad: Tensor, mean: Tensor, var: Tensor, *affine: Tensor
+    ) -> tuple[Tensor, ...]:
         leaves = [value.detach().clone().requires_grad_() for value in (x, *affine)]
-        result = functional.batch_norm(leaves[0], mean.clone(), var.clone(), *leaves[1:], training=training)
+        result = functional.batch_norm(
+            leaves[0], mean.clone(), var.clone(), *leaves[1:], training=training
+        )
         return torch.autograd.grad(result, leaves, grad)
 
     fixed: Any = (*statistics, weight, bias) if affine else tuple(statistics)
-    model = check_emission(aten.native_batch_norm_backward.default, gradients, x, grad, fixed=fixed, tolerance=1e-5)
+    model = check_emission(
+        aten.native_batch_norm_backward.default, gradients, x, grad, fixed=fixed, tolerance=1e-5
+    )
     assert any(node.op_type == "MatMul" for node in model.graph.node) == (
         shape in LARGE_SHAPES and (affine or training)
     )
@@ -109,4 +125,6 @@ def test_instance_norm(affine: bool) -> None:
         return result.detach(), *torch.autograd.grad(result, leaves, grad)
 
     fixed = (weight, bias) if affine else ()
-    check_emission(aten.native_batch_norm_backward.default, gradients, x, grad, fixed=fixed, tolerance=1e-5)
+    check_emission(
+        aten.native_batch_norm_backward.default, gradients, x, grad, fixed=fixed, tolerance=1e-5
+    )

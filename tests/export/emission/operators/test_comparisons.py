@@ -14,12 +14,17 @@ from tests.support.emission_cases import check_emission, gradient_of
 aten = torch.ops.aten
 A = torch.tensor([[0.0, -2.0, 3.0], [1.0, 4.0, -0.25], [2.0, 0.0, -7.0]])
 B = torch.tensor([[0.0, 0.5, -1.5], [1.0, 1.0, 8.0], [0.25, 2.0, -7.0]])
-SPECIAL = torch.tensor([[0.0, torch.inf, -torch.inf], [torch.nan, 1.0, -1.0], [3.0, torch.inf, torch.nan]])
+SPECIAL = torch.tensor(
+    [[0.0, torch.inf, -torch.inf], [torch.nan, 1.0, -1.0], [3.0, torch.inf, torch.nan]]
+)
 WORDS = torch.tensor([[0, -1, 5], [2**32 - 1, 2**40 + 3, -(2**35)], [7, -8, 2**31]])
 MASKS = torch.tensor([[1, 3, -4], [2**31 + 5, -1, 2**33 - 1], [12, 9, 2**32 - 1]])
 
 CASES: list[tuple[Any, Callable[..., Any]]] = [
-    *((getattr(aten, name).Tensor, getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")),
+    *(
+        (getattr(aten, name).Tensor, getattr(torch, name))
+        for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    ),
     *(
         (getattr(aten, name).Scalar, lambda a, b, name=name: getattr(torch, name)(a, 1))
         for name in ("eq", "ne", "lt", "le", "gt", "ge")
@@ -101,20 +106,34 @@ def test_bits_of_integers(dtype: torch.dtype) -> None:
 def test_shifts() -> None:
     check_emission(None, lambda a: a << 3, WORDS)
     check_emission(None, lambda a: a >> 3, WORDS)
-    check_emission(aten.bitwise_left_shift.Tensor_Scalar, lambda a: torch.bitwise_left_shift(a, 2), WORDS)
-    check_emission(aten.bitwise_right_shift.Tensor_Scalar, lambda a: torch.bitwise_right_shift(a, 2), WORDS)
     check_emission(
-        aten.bitwise_right_shift.Tensor, lambda a, b: torch.bitwise_right_shift(a, b), WORDS, MASKS.clamp(0, 9)
+        aten.bitwise_left_shift.Tensor_Scalar, lambda a: torch.bitwise_left_shift(a, 2), WORDS
     )
     check_emission(
-        aten.bitwise_left_shift.Tensor, lambda a, b: torch.bitwise_left_shift(a, b), WORDS, MASKS.clamp(0, 9)
+        aten.bitwise_right_shift.Tensor_Scalar, lambda a: torch.bitwise_right_shift(a, 2), WORDS
+    )
+    check_emission(
+        aten.bitwise_right_shift.Tensor,
+        lambda a, b: torch.bitwise_right_shift(a, b),
+        WORDS,
+        MASKS.clamp(0, 9),
+    )
+    check_emission(
+        aten.bitwise_left_shift.Tensor,
+        lambda a, b: torch.bitwise_left_shift(a, b),
+        WORDS,
+        MASKS.clamp(0, 9),
     )
 
 
 def test_random_numbers_from_a_seed() -> None:
     def drawn(values: torch.Tensor) -> torch.Tensor:
         with Seeded(torch.tensor(2**40 + 17)):
-            return torch.nn.functional.dropout(values, 0.3) + torch.rand_like(values) + torch.randn_like(values)
+            return (
+                torch.nn.functional.dropout(values, 0.3)
+                + torch.rand_like(values)
+                + torch.randn_like(values)
+            )
 
     check_emission(aten.bitwise_xor.Tensor, drawn, A)
 

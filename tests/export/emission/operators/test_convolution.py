@@ -28,7 +28,11 @@ class Case(NamedTuple):
         random = torch.Generator().manual_seed(0)
         groups = self.options.get("groups", 1)
         x = torch.randn(3, self.inputs, *self.image, generator=random)
-        shape = (self.inputs, self.outputs // groups) if self.transposed else (self.outputs, self.inputs // groups)
+        shape = (
+            (self.inputs, self.outputs // groups)
+            if self.transposed
+            else (self.outputs, self.inputs // groups)
+        )
         weight = torch.randn(*shape, *self.kernel, generator=random)
         bias = torch.randn(self.outputs, generator=random)
         grad = torch.randn(self(x, weight, bias).shape, generator=random)
@@ -67,11 +71,19 @@ CASES = {
     "depthwise, dilation": Case((9, 9), 4, 4, (3, 3), {"padding": 2, "dilation": 2, "groups": 4}),
     "depthwise, long rows": Case((2, 50), 4, 4, (3, 3), {"padding": 1, "groups": 4}),
     "depthwise, narrow": Case((25, 5), 4, 4, (3, 3), {"padding": 1, "groups": 4}),
-    "depthwise, narrow, strides": Case((25, 8), 4, 4, (4, 3), {"padding": 1, "stride": (2, 1), "groups": 4}),
-    "depthwise, narrow, dilation": Case(
-        (24, 6), 4, 4, (3, 2), {"padding": (1, 2), "dilation": (2, 3), "stride": (1, 2), "groups": 4}
+    "depthwise, narrow, strides": Case(
+        (25, 8), 4, 4, (4, 3), {"padding": 1, "stride": (2, 1), "groups": 4}
     ),
-    "depthwise, larger than small": Case((14, 13), 4, 4, (3, 3), {"padding": 1, "stride": (2, 1), "groups": 4}),
+    "depthwise, narrow, dilation": Case(
+        (24, 6),
+        4,
+        4,
+        (3, 2),
+        {"padding": (1, 2), "dilation": (2, 3), "stride": (1, 2), "groups": 4},
+    ),
+    "depthwise, larger than small": Case(
+        (14, 13), 4, 4, (3, 3), {"padding": 1, "stride": (2, 1), "groups": 4}
+    ),
     "depthwise, multiplier": Case((6, 6), 4, 12, (3, 3), {"padding": 1, "groups": 4}),
     "one axis": Case((11,), 9, 4, (3,), {"padding": 1, "stride": 2}),
     "one axis, small, dilation": Case((25,), 8, 8, (3,), {"stride": 2, "dilation": 4}),
@@ -81,11 +93,17 @@ CASES = {
     "three axes, small": Case((3, 4, 3), 5, 4, (2, 2, 2), {"padding": 1, "stride": 2}),
     "three axes, depthwise": Case((4, 5, 4), 3, 3, (3, 3, 3), {"padding": 1, "groups": 3}),
     "same": Case((6, 7), 8, 4, (5, 3), {"padding": "same"}),
-    "transposed": Case((4, 5), 6, 4, (3, 3), {"padding": 1, "stride": 2, "output_padding": 1}, transposed=True),
+    "transposed": Case(
+        (4, 5), 6, 4, (3, 3), {"padding": 1, "stride": 2, "output_padding": 1}, transposed=True
+    ),
     "transposed, even kernel": Case((4, 5), 9, 8, (2, 2), {"stride": 2}, transposed=True),
     "transposed, groups": Case((4, 5), 6, 4, (3, 2), {"dilation": 2, "groups": 2}, transposed=True),
-    "transposed, one axis": Case((6,), 3, 4, (4,), {"stride": 3, "output_padding": 1}, transposed=True),
-    "transposed, three axes": Case((3, 2, 3), 4, 3, (3, 2, 3), {"stride": 2, "padding": 1}, transposed=True),
+    "transposed, one axis": Case(
+        (6,), 3, 4, (4,), {"stride": 3, "output_padding": 1}, transposed=True
+    ),
+    "transposed, three axes": Case(
+        (3, 2, 3), 4, 3, (3, 2, 3), {"stride": 2, "padding": 1}, transposed=True
+    ),
 }
 
 
@@ -97,7 +115,12 @@ def test_forward(case: Case) -> None:
 
 def test_forward_without_bias() -> None:
     x, weight, _, _ = CASES["dense"].tensors()
-    check_emission(aten.convolution.default, lambda x, weight: CASES["dense"](x, weight, None), x, fixed=(weight,))
+    check_emission(
+        aten.convolution.default,
+        lambda x, weight: CASES["dense"](x, weight, None),
+        x,
+        fixed=(weight,),
+    )
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

@@ -60,10 +60,14 @@ EMPTY: list[tuple[Any, Callable[..., torch.Tensor]]] = [
 
 
 @pytest.mark.parametrize(("operator", "function"), EMPTY)
-def test_an_empty_tensor_is_overwritten(operator: Any, function: Callable[..., torch.Tensor]) -> None:
+def test_an_empty_tensor_is_overwritten(
+    operator: Any, function: Callable[..., torch.Tensor]
+) -> None:
     check_emission(operator, lambda x: torch.slice_scatter(function(x), x * 2), X)
 
 
 def test_a_long_range_takes_little_room_in_the_graph() -> None:
-    model = check_emission(aten.arange.default, lambda x: torch.arange(100_000) + x[0, 0].to(torch.int64), X)
+    model = check_emission(
+        aten.arange.default, lambda x: torch.arange(100_000) + x[0, 0].to(torch.int64), X
+    )
     assert len(model.SerializeToString()) < 2000

@@ -28,7 +28,10 @@ def one_per_row(x: Tensor) -> Tensor:
 
 PICKED: list[tuple[Any, Callable[..., Any]]] = [
     (aten.embedding.default, lambda x, places: functional.embedding(places, TABLE)),
-    (aten.embedding.default, lambda x, places: functional.embedding(places[:, 0], TABLE, padding_idx=1)),
+    (
+        aten.embedding.default,
+        lambda x, places: functional.embedding(places[:, 0], TABLE, padding_idx=1),
+    ),
     (aten.index_select.default, lambda x, places: x.index_select(1, ROWS)),
     (aten.index_select.default, lambda x, places: x.index_select(-1, places[0])),
     (aten.index_select.default, lambda x, places: x[0, 0, 0].index_select(0, torch.tensor([0]))),
@@ -43,11 +46,23 @@ PICKED: list[tuple[Any, Callable[..., Any]]] = [
     (aten.index.Tensor, lambda x, places: x[:, ROWS, ROWS + 1]),
     (aten.index.Tensor, lambda x, places: x[:, ROWS[:, None], torch.tensor([0, -1])]),
     (aten.index.Tensor, lambda x, places: TABLE[places.to(torch.int32)]),
-    (aten.bucketize.Tensor, lambda x, places: torch.bucketize(x, torch.tensor([-1.0, 0.0, 0.5, 0.5]))),
-    (aten.bucketize.Tensor, lambda x, places: torch.bucketize(places, torch.tensor([0, 2]), right=True)),
+    (
+        aten.bucketize.Tensor,
+        lambda x, places: torch.bucketize(x, torch.tensor([-1.0, 0.0, 0.5, 0.5])),
+    ),
+    (
+        aten.bucketize.Tensor,
+        lambda x, places: torch.bucketize(places, torch.tensor([0, 2]), right=True),
+    ),
     (None, lambda x, places: functional.one_hot(places, 4)),
-    (aten.searchsorted.Tensor, lambda x, places: torch.searchsorted(x[:, :, :1].repeat(1, 1, 2), x, side="right")),
-    (aten.searchsorted.Scalar, lambda x, places: torch.searchsorted(torch.tensor([1, 3, 5]), 4, out_int32=True)),
+    (
+        aten.searchsorted.Tensor,
+        lambda x, places: torch.searchsorted(x[:, :, :1].repeat(1, 1, 2), x, side="right"),
+    ),
+    (
+        aten.searchsorted.Scalar,
+        lambda x, places: torch.searchsorted(torch.tensor([1, 3, 5]), 4, out_int32=True),
+    ),
 ]
 
 
@@ -55,38 +70,79 @@ PICKED: list[tuple[Any, Callable[..., Any]]] = [
 def test_picked(operator: Any, function: Callable[..., Any]) -> None:
     # PyTorch accepts negative numbers in x[index] alone.
     negative = operator is aten.index.Tensor
-    check_emission(operator, lambda x, places: (function(x, places), x), X, PLACES if negative else POSITIVE)
+    check_emission(
+        operator, lambda x, places: (function(x, places), x), X, PLACES if negative else POSITIVE
+    )
 
 
 PLACED: list[tuple[Any, Callable[..., Any]]] = [
     (aten.scatter.src, lambda x, places: x[:, :, 0].scatter(1, places[:, :1], x[:, 1])),
     (aten.scatter.value, lambda x, places: x[:, :, 0].scatter(-1, places, 7)),
     (aten.scatter.value, lambda x, places: x[0, 0, 0].scatter(0, torch.tensor(0), 7)),
-    (aten.scatter.reduce, lambda x, places: aten.scatter.reduce(x[:, :, 0], 1, places, x[:, :, 1], reduce="multiply")),
+    (
+        aten.scatter.reduce,
+        lambda x, places: aten.scatter.reduce(x[:, :, 0], 1, places, x[:, :, 1], reduce="multiply"),
+    ),
     (aten.scatter.value_reduce, lambda x, places: x[:, :, 0].scatter(1, places, 2, reduce="add")),
     (aten.scatter_add.default, lambda x, places: x[:, :, 0].scatter_add(1, places, x[:, :, 1])),
-    (aten.scatter_add.default, lambda x, places: torch.zeros(4).scatter_add(0, places[:, 0], x[:, 0, 0])),
+    (
+        aten.scatter_add.default,
+        lambda x, places: torch.zeros(4).scatter_add(0, places[:, 0], x[:, 0, 0]),
+    ),
     (aten.scatter_reduce.two, lambda x, places: x[:, 0].scatter_reduce(1, places, x[:, 1], "amax")),
-    (aten.scatter_reduce.two, lambda x, places: x[:, 0].scatter_reduce(1, places, x[:, 1], "sum", include_self=False)),
-    (aten.scatter_reduce.two, lambda x, places: x[:, 0].scatter_reduce(1, places, x[:, 1], "amin", include_self=False)),
+    (
+        aten.scatter_reduce.two,
+        lambda x, places: x[:, 0].scatter_reduce(1, places, x[:, 1], "sum", include_self=False),
+    ),
+    (
+        aten.scatter_reduce.two,
+        lambda x, places: x[:, 0].scatter_reduce(1, places, x[:, 1], "amin", include_self=False),
+    ),
     (aten.scatter_reduce.two, lambda x, places: x[:, 0].scatter_reduce(1, places, x[:, 1], "mean")),
-    (aten.scatter_reduce.two, lambda x, places: x[:, 0].scatter_reduce(1, places, x[:, 1], "mean", include_self=False)),
+    (
+        aten.scatter_reduce.two,
+        lambda x, places: x[:, 0].scatter_reduce(1, places, x[:, 1], "mean", include_self=False),
+    ),
     (aten.index_add.default, lambda x, places: x.index_add(1, ROWS, x[:, :3], alpha=2)),
-    (aten.index_add.default, lambda x, places: torch.zeros(4, 5).index_add(0, places[:, 0], x[:, 0])),
-    (aten.index_copy.default, lambda x, places: x.index_copy(-1, torch.tensor([4, 0]), x[:, :, 1:3])),
+    (
+        aten.index_add.default,
+        lambda x, places: torch.zeros(4, 5).index_add(0, places[:, 0], x[:, 0]),
+    ),
+    (
+        aten.index_copy.default,
+        lambda x, places: x.index_copy(-1, torch.tensor([4, 0]), x[:, :, 1:3]),
+    ),
     (aten.index_fill.int_Scalar, lambda x, places: x.index_fill(1, ROWS, 9)),
     (aten.index_fill.int_Tensor, lambda x, places: x.index_fill(1, ROWS, x[0, 0, 0])),
-    (aten.index_put.default, lambda x, places: x.index_put((one_per_row(x), places[:, 0]), x[:, 0])),
-    (aten.index_put.default, lambda x, places: x.index_put((one_per_row(x), places[:, 0]), torch.tensor(2.0))),
-    (aten.index_put.default, lambda x, places: aten.index_put(x, [None, torch.tensor([0, -1])], x[:, :2] * 2)),
+    (
+        aten.index_put.default,
+        lambda x, places: x.index_put((one_per_row(x), places[:, 0]), x[:, 0]),
+    ),
+    (
+        aten.index_put.default,
+        lambda x, places: x.index_put((one_per_row(x), places[:, 0]), torch.tensor(2.0)),
+    ),
+    (
+        aten.index_put.default,
+        lambda x, places: aten.index_put(x, [None, torch.tensor([0, -1])], x[:, :2] * 2),
+    ),
     (aten.index_put.default, lambda x, places: aten.index_put(x, [None, ROWS], x[:, :3], True)),
-    (aten.index_put.default, lambda x, places: aten.index_put(x, [None, ROWS, ROWS - 1], x[:, 0, :3], True)),
+    (
+        aten.index_put.default,
+        lambda x, places: aten.index_put(x, [None, ROWS, ROWS - 1], x[:, 0, :3], True),
+    ),
     (
         aten.index_put.default,
         lambda x, places: aten.index_put(x, [one_per_row(x), None, places[:, 0]], x[:, :, 0], True),
     ),
-    (aten.index_put.default, lambda x, places: torch.zeros(4, 5).index_put((places,), x[:, :3], accumulate=True)),
-    (aten.index_put.default, lambda x, places: x.index_put((x.to(torch.int64).to(torch.bool),), torch.tensor(-1.0))),
+    (
+        aten.index_put.default,
+        lambda x, places: torch.zeros(4, 5).index_put((places,), x[:, :3], accumulate=True),
+    ),
+    (
+        aten.index_put.default,
+        lambda x, places: x.index_put((x.to(torch.int64).to(torch.bool),), torch.tensor(-1.0)),
+    ),
     (
         aten.index_put.default,
         lambda x, places: x.index_put(
@@ -96,7 +152,8 @@ PLACED: list[tuple[Any, Callable[..., Any]]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter:UserWarning")  # since PyTorch 2.15
+# since PyTorch 2.15
+@pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter:UserWarning")
 @pytest.mark.parametrize(("operator", "function"), PLACED)
 def test_placed(operator: Any, function: Callable[..., Any]) -> None:
     check_emission(operator, lambda x, places: (function(x, places), x), X, POSITIVE)
@@ -121,7 +178,9 @@ def test_gradients(function: Callable[..., Any], grad: Tensor) -> None:
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"scale_grad_by_freq": True}])
 def test_gradient_of_an_embedding(options: dict[str, Any]) -> None:
     def gradient(places: Tensor, grad: Tensor) -> Tensor:
-        return gradient_of(lambda table: functional.embedding(places, table, **options))(TABLE, grad)
+        return gradient_of(lambda table: functional.embedding(places, table, **options))(
+            TABLE, grad
+        )
 
     check_emission(None, gradient, POSITIVE, torch.rand(3, 3, 5))
 

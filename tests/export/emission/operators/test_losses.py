@@ -25,12 +25,21 @@ REDUCTIONS = ["mean", "sum", "none"]
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("weight", [None, WEIGHT])
 @pytest.mark.parametrize(("scores", "classes"), [(SCORES, CLASSES), (IMAGE, PIXELS)])
-def test_losses_of_classes(scores: Tensor, classes: Tensor, weight: Tensor | None, reduction: str) -> None:
+def test_losses_of_classes(
+    scores: Tensor, classes: Tensor, weight: Tensor | None, reduction: str
+) -> None:
     def loss(scores: Tensor, classes: Tensor) -> Tensor:
-        return functional.nll_loss(functional.log_softmax(scores, 1), classes, weight, reduction=reduction)
+        return functional.nll_loss(
+            functional.log_softmax(scores, 1), classes, weight, reduction=reduction
+        )
 
     deep = scores.dim() > 2
-    check_emission(aten.nll_loss2d_forward.default if deep else aten.nll_loss_forward.default, loss, scores, classes)
+    check_emission(
+        aten.nll_loss2d_forward.default if deep else aten.nll_loss_forward.default,
+        loss,
+        scores,
+        classes,
+    )
 
     def gradient(scores: Tensor, classes: Tensor) -> Tensor:
         leaf = scores.detach().clone().requires_grad_()
@@ -54,7 +63,9 @@ def fused(weight: Tensor | None, reduction: int, ignored: int) -> Callable[..., 
         if weight is not None:
             counted = counted * weight[torch.where(valid, classes, 0)]
         arriving: Tensor = grad if reduction == 0 else grad.sum()
-        result: Tensor = BACKWARD(arriving, logp, classes, weight, reduction, ignored, counted.sum())
+        result: Tensor = BACKWARD(
+            arriving, logp, classes, weight, reduction, ignored, counted.sum()
+        )
         return result
 
     return gradient
@@ -79,7 +90,9 @@ def test_nothing_but_ignored_examples() -> None:
 def test_an_infinite_logarithm_that_does_not_count() -> None:
     logp = SCORES.clone()
     logp[1] = -torch.inf
-    check_emission(aten.nll_loss_forward.default, lambda a, b: functional.nll_loss(a, b), logp, CLASSES)
+    check_emission(
+        aten.nll_loss_forward.default, lambda a, b: functional.nll_loss(a, b), logp, CLASSES
+    )
 
 
 Y = torch.tensor([[0.5, -1.0, 3.0, 1.0], [0.0, 0.0, 0.25, 2.5], [2.0, 0.5, 1.0, 99.0]])
@@ -102,14 +115,19 @@ LOSSES: list[tuple[Callable[..., Any], Callable[[Tensor], Tensor]]] = [
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides:UserWarning")
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize(("loss", "prepared"), LOSSES)
-def test_decomposed_losses(loss: Callable[..., Any], prepared: Callable[[Tensor], Tensor], reduction: str) -> None:
+def test_decomposed_losses(
+    loss: Callable[..., Any], prepared: Callable[[Tensor], Tensor], reduction: str
+) -> None:
     def function(x: Tensor, y: Tensor) -> Tensor:
         result: Tensor = loss(prepared(x), y, reduction=reduction)
         return result
 
     check_emission(None, function, SCORES, LABELS)
     check_emission(
-        None, lambda x, y: gradient_of(lambda x, y: function(x, y).sum())(x, y, x.new_ones(())), SCORES, LABELS
+        None,
+        lambda x, y: gradient_of(lambda x, y: function(x, y).sum())(x, y, x.new_ones(())),
+        SCORES,
+        LABELS,
     )
 
 
@@ -117,9 +135,14 @@ def test_other_losses() -> None:
     sign = torch.tensor([1.0, -1.0, 1.0])
     check_emission(None, lambda a, b, c: functional.cosine_embedding_loss(a, b, c), SCORES, Y, sign)
     check_emission(None, lambda a, b: functional.triplet_margin_loss(a, b, a * b), SCORES, Y)
-    check_emission(None, lambda a, b, c: functional.margin_ranking_loss(a[:, 0], b[:, 0], c), SCORES, Y, sign)
+    check_emission(
+        None, lambda a, b, c: functional.margin_ranking_loss(a[:, 0], b[:, 0], c), SCORES, Y, sign
+    )
     check_emission(None, lambda a, b: functional.hinge_embedding_loss(a, b.sign()), SCORES, Y)
     check_emission(
-        None, lambda a, b: functional.cross_entropy(a, b, label_smoothing=0.1, weight=WEIGHT), SCORES, CLASSES
+        None,
+        lambda a, b: functional.cross_entropy(a, b, label_smoothing=0.1, weight=WEIGHT),
+        SCORES,
+        CLASSES,
     )
     check_emission(None, lambda a: functional.cosine_similarity(a, a * a), SCORES)

@@ -31,10 +31,19 @@ CASES: list[tuple[Any, Callable[..., Any]]] = [
     (aten.addmm.default, lambda a, batch, m, bias: torch.addmm(bias, a, m.t(), beta=0.5, alpha=-2)),
     (aten.addmm.default, lambda a, batch, m, bias: torch.addmm(bias * torch.inf, a, m.t(), beta=0)),
     (aten.addmm.default, lambda a, batch, m, bias: torch.addmm(a, batch[:, 0], m)),
-    (aten.addmm.default, lambda a, batch, m, bias: torch.addmm(bias, a, m.t(), alpha=1 / a.shape[0])),
+    (
+        aten.addmm.default,
+        lambda a, batch, m, bias: torch.addmm(bias, a, m.t(), alpha=1 / a.shape[0]),
+    ),
     (aten.addmv.default, lambda a, batch, m, bias: torch.addmv(a[:, 0], a, m[0], beta=2, alpha=3)),
-    (aten.baddbmm.default, lambda a, batch, m, bias: torch.baddbmm(a[:, :, None], batch, batch.mT, alpha=0.5)),
-    (aten.baddbmm.default, lambda a, batch, m, bias: torch.baddbmm(a[:, :, None], batch, batch.mT, beta=0)),
+    (
+        aten.baddbmm.default,
+        lambda a, batch, m, bias: torch.baddbmm(a[:, :, None], batch, batch.mT, alpha=0.5),
+    ),
+    (
+        aten.baddbmm.default,
+        lambda a, batch, m, bias: torch.baddbmm(a[:, :, None], batch, batch.mT, beta=0),
+    ),
     (aten.addbmm.default, lambda a, batch, m, bias: torch.addbmm(m[0], batch, batch.mT)),
     (aten.addr.default, lambda a, batch, m, bias: torch.addr(a, a[:, 0], m[0], alpha=2)),
     (None, lambda a, batch, m, bias: torch.outer(a[:, 0], bias)),
@@ -44,16 +53,22 @@ CASES: list[tuple[Any, Callable[..., Any]]] = [
 
 @pytest.mark.parametrize(("operator", "function"), CASES)
 def test_products(operator: Any, function: Callable[..., Any]) -> None:
-    check_emission(operator, lambda a, batch, m, bias: (function(a, batch, m, bias), batch), A, BATCH, fixed=(M, BIAS))
+    check_emission(
+        operator,
+        lambda a, batch, m, bias: (function(a, batch, m, bias), batch),
+        A,
+        BATCH,
+        fixed=(M, BIAS),
+    )
 
 
 def test_gradients_of_a_linear_layer() -> None:
     for argument in (0, 1):
         check_emission(
             aten.mm.default,
-            lambda x, grad, weight, bias, argument=argument: gradient_of(torch.nn.functional.linear, argument)(
-                x, weight, bias, grad
-            ),
+            lambda x, grad, weight, bias, argument=argument: gradient_of(
+                torch.nn.functional.linear, argument
+            )(x, weight, bias, grad),
             A,
             torch.randn(3, 5, generator=RANDOM),
             fixed=(M, BIAS),

@@ -51,7 +51,11 @@ def test_max_pool(sizes: tuple[int, ...], options: dict[str, Any]) -> None:
     check_emission(operator.default, lambda x: gradient_of(pool)(x, torch.ones_like(pool(x))), x)
     x = x + torch.rand(x.shape, generator=torch.Generator().manual_seed(2)) / 2
     grad = torch.randn(pool(x).shape, generator=torch.Generator().manual_seed(1))
-    backward = aten.max_pool3d_with_indices_backward if len(sizes) == 3 else aten.max_pool2d_with_indices_backward
+    backward = (
+        aten.max_pool3d_with_indices_backward
+        if len(sizes) == 3
+        else aten.max_pool2d_with_indices_backward
+    )
     check_emission(backward.default, gradient_of(pool), x, grad)
 
 
@@ -62,28 +66,39 @@ def test_indices(sizes: tuple[int, ...], options: dict[str, Any]) -> None:
     check_emission(
         operator.default,
         lambda x: getattr(functional, f"max_pool{len(sizes)}d")(x, **options, return_indices=True),
-        _images(sizes) + torch.arange(24).reshape(3, 2, 4)[..., :1].reshape(3, 2, *[1] * len(sizes)),
+        _images(sizes)
+        + torch.arange(24).reshape(3, 2, 4)[..., :1].reshape(3, 2, *[1] * len(sizes)),
     )
 
 
 @pytest.mark.parametrize(("sizes", "options"), POOLS)
-def test_one_image_without_an_axis_of_examples(sizes: tuple[int, ...], options: dict[str, Any]) -> None:
+def test_one_image_without_an_axis_of_examples(
+    sizes: tuple[int, ...], options: dict[str, Any]
+) -> None:
     def pool(x: Tensor) -> Tensor:
         result: Tensor = getattr(functional, f"max_pool{len(sizes)}d")(x, **options)
         return result
 
     x = _images(sizes)[0]
-    backward = aten.max_pool3d_with_indices_backward if len(sizes) == 3 else aten.max_pool2d_with_indices_backward
+    backward = (
+        aten.max_pool3d_with_indices_backward
+        if len(sizes) == 3
+        else aten.max_pool2d_with_indices_backward
+    )
     check_emission(backward.default, gradient_of(pool), x, torch.randn(pool(x).shape))
 
 
 def test_a_large_image_does_not_make_the_graph_large() -> None:
-    """Windows side by side compare each element with its rank in the window, which the graph holds for one window."""
+    """Windows side by side compare each element with its rank in the window, which the graph holds
+    for one window."""
 
     def pool(x: Tensor) -> Tensor:
         return functional.max_pool2d(x, 2)
 
     model = check_emission(
-        aten.max_pool2d_with_indices_backward.default, gradient_of(pool), _images((64, 64)), torch.randn(3, 2, 32, 32)
+        aten.max_pool2d_with_indices_backward.default,
+        gradient_of(pool),
+        _images((64, 64)),
+        torch.randn(3, 2, 32, 32),
     )
     assert model.ByteSize() < 8192

@@ -62,7 +62,12 @@ def test_layer_and_group_norm(name: str, affine: bool) -> None:
 
 
 def _check(
-    forward: Any, backward: Any, norm: Norm, shape: tuple[int, ...], parameters: tuple[int, ...], count: int
+    forward: Any,
+    backward: Any,
+    norm: Norm,
+    shape: tuple[int, ...],
+    parameters: tuple[int, ...],
+    count: int,
 ) -> None:
     random = torch.Generator().manual_seed(0)
     x, grad = 2 * torch.randn(2, 3, *shape, generator=random) + 1

@@ -21,7 +21,16 @@ AVERAGES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((7, 6), {"kernel_size": 3, "stride": 2, "padding": 1}),
     ((7, 6), {"kernel_size": 3, "stride": 2, "padding": 1, "count_include_pad": False}),
     ((8, 6), {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True}),
-    ((8, 6), {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True, "count_include_pad": False}),
+    (
+        (8, 6),
+        {
+            "kernel_size": 3,
+            "stride": 2,
+            "padding": 1,
+            "ceil_mode": True,
+            "count_include_pad": False,
+        },
+    ),
     ((8, 7), {"kernel_size": 3, "stride": 3, "ceil_mode": True}),
     ((8, 7), {"kernel_size": 2, "stride": 3}),
     ((6, 7), {"kernel_size": 3, "divisor_override": 5}),
@@ -31,7 +40,16 @@ AVERAGES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((9,), {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True}),
     ((4, 6, 4), {"kernel_size": 2}),
     ((5, 6, 4), {"kernel_size": (2, 3, 2), "stride": 2, "padding": (1, 1, 0), "ceil_mode": True}),
-    ((5, 6, 4), {"kernel_size": 3, "stride": 1, "padding": 1, "count_include_pad": False, "divisor_override": 2}),
+    (
+        (5, 6, 4),
+        {
+            "kernel_size": 3,
+            "stride": 1,
+            "padding": 1,
+            "count_include_pad": False,
+            "divisor_override": 2,
+        },
+    ),
 ]
 ADAPTIVE: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
     ((6, 4), (1, 1)),
@@ -47,7 +65,10 @@ ADAPTIVE: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
 
 
 def _check(
-    forward: torch._ops.OpOverload, backward: torch._ops.OpOverload, function: Callable[[Tensor], Tensor], x: Tensor
+    forward: torch._ops.OpOverload,
+    backward: torch._ops.OpOverload,
+    function: Callable[[Tensor], Tensor],
+    x: Tensor,
 ) -> None:
     check_emission(forward, function, x, tolerance=2e-6)
     grad = torch.randn(function(x).shape, generator=torch.Generator().manual_seed(1))
@@ -60,7 +81,9 @@ def _image(*sizes: int) -> Tensor:
 
 def test_average_of_one_padded_element() -> None:
     """ONNX Runtime fuses padding into a pooling."""
-    check_emission(None, lambda x: functional.avg_pool2d(functional.pad(x, (1, 0, 1, 0)), 1, 2), _image(6, 7))
+    check_emission(
+        None, lambda x: functional.avg_pool2d(functional.pad(x, (1, 0, 1, 0)), 1, 2), _image(6, 7)
+    )
 
 
 @pytest.mark.parametrize(("sizes", "options"), AVERAGES)
@@ -87,7 +110,9 @@ def test_adaptive_average(sizes: tuple[int, ...], outs: tuple[int, ...]) -> None
     flat = len(sizes) < 3
     _check(
         aten._adaptive_avg_pool2d.default if flat else aten._adaptive_avg_pool3d.default,
-        aten._adaptive_avg_pool2d_backward.default if flat else aten._adaptive_avg_pool3d_backward.default,
+        aten._adaptive_avg_pool2d_backward.default
+        if flat
+        else aten._adaptive_avg_pool3d_backward.default,
         lambda x: getattr(functional, f"adaptive_avg_pool{len(sizes)}d")(x, outs),
         _image(*sizes),
     )

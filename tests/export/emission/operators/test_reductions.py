@@ -20,7 +20,9 @@ X = torch.tensor(
         [[-2.0, -2.0, -7.0], [0.0, 0.0, 0.125]],
     ]
 )
-WHOLE = torch.tensor([[[3, 1, 2], [2, 2, -5]], [[0, 0, 0], [1, 9, 9]], [[-4, 7, -4], [1, 0, 2**40]]])
+WHOLE = torch.tensor(
+    [[[3, 1, 2], [2, 2, -5]], [[0, 0, 0], [1, 9, 9]], [[-4, 7, -4], [1, 0, 2**40]]]
+)
 
 CASES: list[tuple[Any, Callable[..., Any]]] = [
     (aten.sum.default, lambda x: x.sum()),
@@ -65,12 +67,18 @@ CASES: list[tuple[Any, Callable[..., Any]]] = [
     (aten.var_mean.correction, lambda x: torch.var_mean(x, [1, 2], keepdim=True, correction=2)),
     (aten.std_mean.correction, lambda x: torch.std_mean(x, 2)),
     (aten.std.correction, lambda x: x.std(1)),
-    *((aten.linalg_vector_norm.default, lambda x, p=p: x.norm(p, dim=1)) for p in (0, 1, 2, 3, torch.inf, -torch.inf)),
+    *(
+        (aten.linalg_vector_norm.default, lambda x, p=p: x.norm(p, dim=1))
+        for p in (0, 1, 2, 3, torch.inf, -torch.inf)
+    ),
     (aten.linalg_vector_norm.default, lambda x: torch.linalg.vector_norm(x)),
     (None, lambda x: x.norm()),
     (aten.logsumexp.default, lambda x: torch.logsumexp(x * 30, 1)),
     (aten.logsumexp.default, lambda x: torch.logsumexp(x, [1, 2], keepdim=True)),
-    (aten.logsumexp.default, lambda x: torch.logsumexp(torch.where(x > 0, torch.inf, -torch.inf), 1)),
+    (
+        aten.logsumexp.default,
+        lambda x: torch.logsumexp(torch.where(x > 0, torch.inf, -torch.inf), 1),
+    ),
     (aten.cumsum.default, lambda x: x.cumsum(1)),
     (aten.cumsum.default, lambda x: (x > 0).cumsum(0)),
     (aten.cumprod.default, lambda x: x.cumprod(1)),
@@ -140,7 +148,10 @@ def test_numbers_without_axes() -> None:
 )
 def test_gradients(function: Callable[..., Tensor]) -> None:
     check_emission(
-        None, gradient_of(function), X, torch.linspace(-1, 2, function(X).numel()).reshape(function(X).shape)
+        None,
+        gradient_of(function),
+        X,
+        torch.linspace(-1, 2, function(X).numel()).reshape(function(X).shape),
     )
 
 
@@ -154,14 +165,20 @@ LONG: list[Callable[[Tensor], Tensor]] = [
     lambda x: x.mean([0, 1, 2, 3], keepdim=True),
     lambda x: x.mean([0, 2, 3]),
     lambda x: functional.cross_entropy(x, x[:, 0].long() % 8),
-    lambda x: functional.cross_entropy(x, x[:, 0].long() % 8, torch.arange(1.0, 9.0), ignore_index=0),
+    lambda x: functional.cross_entropy(
+        x, x[:, 0].long() % 8, torch.arange(1.0, 9.0), ignore_index=0
+    ),
 ]
 
 
 @pytest.mark.parametrize("function", LONG)
 def test_long_sums_are_as_exact_as_short_ones(function: Callable[[Tensor], Tensor]) -> None:
     """ONNX Runtime's own sums of 400,000 numbers are wrong by 1e-5 of their size."""
-    check_emission(None, function, torch.randn(3, 8, 128, 128, generator=torch.Generator().manual_seed(0)).square())
+    check_emission(
+        None,
+        function,
+        torch.randn(3, 8, 128, 128, generator=torch.Generator().manual_seed(0)).square(),
+    )
 
 
 def test_long_sums_of_odd_images() -> None:

@@ -29,7 +29,10 @@ PARTS: list[tuple[Any, Callable[..., Any]]] = [
     (aten.split.Tensor, lambda x: x.chunk(3, 1)),
     (aten.split.Tensor, lambda x: x.split(6, 2)),
     (aten.split_with_sizes.default, lambda x: x.split([1, 3], 1)),
-    (aten.split_with_sizes.default, lambda x: torch.cat([x, x + 1]).split([x.shape[0], x.shape[0]])),
+    (
+        aten.split_with_sizes.default,
+        lambda x: torch.cat([x, x + 1]).split([x.shape[0], x.shape[0]]),
+    ),
     (aten.unbind.int, lambda x: x.unbind(-2)),
     (aten.diagonal.default, lambda x: x.diagonal(0, 1, 2)),
     (aten.diagonal.default, lambda x: x.diagonal(2, -2, -1)),
@@ -69,8 +72,12 @@ def test_the_diagonal_of_a_matrix_of_all_examples() -> None:
     rows = X[:, :, 0]
     check_emission(aten.diagonal.default, lambda x: torch.diagonal(x @ x.T - x[:, :1] / 0), rows)
     grad = torch.tensor([1.0, -2.0, 0.5])
-    check_emission(aten.diagonal_backward.default, gradient_of(lambda x: torch.diag(x @ x.T)), rows, grad)
-    check_emission(aten.diagonal_scatter.default, lambda x: torch.diagonal_scatter(x @ x.T, x[:, 1]), rows)
+    check_emission(
+        aten.diagonal_backward.default, gradient_of(lambda x: torch.diag(x @ x.T)), rows, grad
+    )
+    check_emission(
+        aten.diagonal_scatter.default, lambda x: torch.diagonal_scatter(x @ x.T, x[:, 1]), rows
+    )
 
 
 REPLACED: list[tuple[Any, Callable[..., Any]]] = [
@@ -82,7 +89,10 @@ REPLACED: list[tuple[Any, Callable[..., Any]]] = [
     (aten.select_scatter.default, lambda x: torch.select_scatter(x, x[:, 1] * 2, 1, -1)),
     (aten.select_scatter.default, lambda x: torch.select_scatter(x, x[0] * 2, 0, -1)),
     (aten.diagonal_scatter.default, lambda x: torch.diagonal_scatter(x / 0, x[:, 0, :4], 0, 1, 2)),
-    (aten.diagonal_scatter.default, lambda x: torch.diagonal_scatter(x, x[:, 1, :3] * 3, -1, -2, -1)),
+    (
+        aten.diagonal_scatter.default,
+        lambda x: torch.diagonal_scatter(x, x[:, 1, :3] * 3, -1, -2, -1),
+    ),
 ]
 
 

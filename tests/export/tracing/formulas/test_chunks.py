@@ -43,4 +43,9 @@ def test_a_batch_that_must_be_even_is_refused(tmp_path: Path) -> None:
             return torch.cat([second, first])
 
     with pytest.raises(ExportError, match="the number n of examples decides what is computed at "):
-        export_bundle(Halves(3, 4), nn.functional.cross_entropy, (torch.randn(4, 3), torch.zeros(4).long()), tmp_path)
+        export_bundle(
+            Halves(3, 4),
+            nn.functional.cross_entropy,
+            (torch.randn(4, 3), torch.zeros(4).long()),
+            tmp_path,
+        )

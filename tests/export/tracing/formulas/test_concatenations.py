@@ -32,7 +32,10 @@ def traced(function: Callable[..., Sequence[Tensor]], *arrays: Tensor) -> torch.
 
 def read(module: torch.fx.GraphModule) -> list[int]:
     """Return the number of pieces of each concatenation."""
-    return [len(node.args[0]) for node in module.graph.find_nodes(op="call_function", target=aten.cat.default)]
+    return [
+        len(node.args[0])
+        for node in module.graph.find_nodes(op="call_function", target=aten.cat.default)
+    ]
 
 
 @pytest.mark.parametrize("layers", [2, 6])
@@ -48,7 +51,8 @@ def test_a_dense_network_has_two_slices_and_a_sum_for_each_layer(layers: int) ->
 
     graph = traced(gradients, numbers(4, 3), *weights).graph
     count = {
-        name: len(graph.find_nodes(op="call_function", target=name)) for name in (aten.add.Tensor, aten.slice.Tensor)
+        name: len(graph.find_nodes(op="call_function", target=name))
+        for name in (aten.add.Tensor, aten.slice.Tensor)
     }
     assert count == {aten.add.Tensor: layers, aten.slice.Tensor: 2 * layers + 1}
 
@@ -118,5 +122,7 @@ def in_inference_mode(x: Tensor, y: Tensor) -> list[Tensor]:
         (in_inference_mode, [2]),
     ],
 )
-def test_others_are_as_they_were(function: Callable[..., Sequence[Tensor]], pieces: list[int]) -> None:
+def test_others_are_as_they_were(
+    function: Callable[..., Sequence[Tensor]], pieces: list[int]
+) -> None:
     assert read(traced(function, numbers(2, 2), numbers(2, 2))) == pieces

@@ -48,7 +48,9 @@ def test_an_empty_text_and_another_blank() -> None:
 
 def test_what_cannot_be_is_infinite() -> None:
     def infinite(x: Tensor, y: Tensor, times: Tensor, lengths: Tensor) -> Tensor:
-        return functional.ctc_loss(x.log_softmax(2).transpose(0, 1), y, times, lengths, reduction="none")
+        return functional.ctc_loss(
+            x.log_softmax(2).transpose(0, 1), y, times, lengths, reduction="none"
+        )
 
     assert torch.isinf(infinite(SCORES, LABELS, TIMES, LENGTHS)).tolist() == [False, False, True]
     check_emission(SCAN, infinite, SCORES, LABELS, TIMES, LENGTHS, tolerance=1e-5)
@@ -61,7 +63,9 @@ def test_labels_that_are_far_less_likely_than_the_blank_do_not_vanish() -> None:
     times, lengths = torch.full((3,), 40), torch.full((3,), 5)
     expected = loss(x, y, times, lengths, reduction="none")
     assert bool((expected > 250).all())
-    check_emission(SCAN, lambda *given: loss(*given, reduction="none"), x, y, times, lengths, tolerance=1e-5)
+    check_emission(
+        SCAN, lambda *given: loss(*given, reduction="none"), x, y, times, lengths, tolerance=1e-5
+    )
 
 
 def test_the_cleaned_graph_computes_the_same() -> None:

@@ -18,9 +18,13 @@ def test_grouped_mm_and_its_gradients() -> None:
 
     def product(rows: Tensor, matrices: Tensor) -> Tensor:
         count = rows.shape[0] * 4
-        ends = torch.stack([torch.full((), count - 3), torch.full((), count - 3), torch.full((), count - 1)])
+        ends = torch.stack(
+            [torch.full((), count - 3), torch.full((), count - 3), torch.full((), count - 1)]
+        )
         ends = torch.cat([ends, torch.full((1,), count)]).to(torch.int32)
-        return functional.grouped_mm(rows.flatten(0, 1), matrices, offs=ends).reshape(rows.shape[0], 4, 8)
+        return functional.grouped_mm(rows.flatten(0, 1), matrices, offs=ends).reshape(
+            rows.shape[0], 4, 8
+        )
 
     def each(rows: Tensor, grad: Tensor, matrices: Tensor) -> tuple[Tensor, ...]:
         gradients = [gradient_of(product, place)(rows, matrices, grad) for place in (0, 1)]

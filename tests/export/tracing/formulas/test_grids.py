@@ -54,4 +54,6 @@ def test_affine_grid_and_its_gradient(size: tuple[int, ...]) -> None:
     def grid(theta: Tensor) -> Tensor:
         return functional.affine_grid(theta, [theta.shape[0], 2, *size], align_corners=False)
 
-    check_emission(None, lambda theta, grad: (grid(theta), gradient_of(grid)(theta, grad)), theta, grad)
+    check_emission(
+        None, lambda theta, grad: (grid(theta), gradient_of(grid)(theta, grad)), theta, grad
+    )

@@ -43,17 +43,21 @@ def test_resized_and_its_gradient(axes: int, options: dict[str, Any]) -> None:
     grad = torch.randn(functional.interpolate(x, **options).shape, generator=RANDOM)
 
     def both(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return functional.interpolate(x, **options), gradient_of(lambda x: functional.interpolate(x, **options))(
-            x, grad
-        )
+        return functional.interpolate(x, **options), gradient_of(
+            lambda x: functional.interpolate(x, **options)
+        )(x, grad)
 
     model = check_emission(None, both, x, grad, tolerance=2e-6)
-    assert not {"Gather", "GatherND", "ScatterElements"} & {node.op_type for node in model.graph.node}
+    assert not {"Gather", "GatherND", "ScatterElements"} & {
+        node.op_type for node in model.graph.node
+    }
 
 
 def test_the_matrix_is_not_repeated_for_each_image() -> None:
     model = check_emission(
-        torch.ops.aten.bmm.default, lambda x: functional.interpolate(x, size=(8, 3), mode="bilinear"), IMAGES
+        torch.ops.aten.bmm.default,
+        lambda x: functional.interpolate(x, size=(8, 3), mode="bilinear"),
+        IMAGES,
     )
     used = {name for node in model.graph.node if node.op_type == "MatMul" for name in node.input}
     assert sum(row.name in used and len(row.dims) == 2 for row in model.graph.initializer) >= 1
@@ -81,4 +85,6 @@ def test_a_traced_resize_is_pytorchs_in_float64(mode: str) -> None:
     assert (resized(x) - exact).abs().max() > 1e-8
     model = check_emission(None, resized, x, tolerance=2e-6)
     used = {name for node in model.graph.node for name in node.input}
-    assert not any(row.data_type == TensorProto.DOUBLE for row in model.graph.initializer if row.name in used)
+    assert not any(
+        row.data_type == TensorProto.DOUBLE for row in model.graph.initializer if row.name in used
+    )

@@ -12,9 +12,12 @@ from tests.support.emission_cases import check_emission
 
 @pytest.fixture(autouse=True)
 def halving(monkeypatch: pytest.MonkeyPatch) -> None:
-    """state -> state / 2 + row; the outputs are the new state and its product with what is fixed."""
+    """state -> state / 2 + row; the outputs are the new state and its product with what is
+    fixed."""
 
-    def step(states: list[Tensor], rows: list[Tensor], fixed: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    def step(
+        states: list[Tensor], rows: list[Tensor], fixed: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         now = states[0] / 2 + rows[0]
         return [now], [now, now * fixed[0]]
 
@@ -22,7 +25,8 @@ def halving(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backwards", "last", "states"), [(False, 21.0, [9.0, 10.5, 21.0]), (True, 11.0, [11.0, 14.0, 16.0])]
+    ("backwards", "last", "states"),
+    [(False, 21.0, [9.0, 10.5, 21.0]), (True, 11.0, [11.0, 14.0, 16.0])],
 )
 def test_a_hand_worked_case(backwards: bool, last: float, states: list[float]) -> None:
     """Rows 4, 6, 15.75 behind the state 10, and 4, 6, 11 before it."""
@@ -35,7 +39,8 @@ def test_a_hand_worked_case(backwards: bool, last: float, states: list[float]) -
 
 @pytest.mark.parametrize("backwards", [False, True])
 def test_as_onnx(backwards: bool) -> None:
-    """The state and the first output are one value within the body, which the cleaned graph must keep apart."""
+    """The state and the first output are one value within the body, which the cleaned graph must
+    keep apart."""
     x = torch.arange(24.0).reshape(3, 4, 2)
 
     def function(x: Tensor, factor: Tensor) -> list[Tensor]:
