@@ -10,10 +10,17 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from kept_loggers import loggers_kept
 from warm_processes import warm_server
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+# How long an example takes says how busy the machine is, not whether the code is right.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 TRAINING_BUILD = any(found.name == "onnxruntime-training-cpu" for found in distributions())
 
