@@ -206,16 +206,14 @@ class Store:
         turn, layout = self.ledger.get("sum"), self.ledger.get("sum_layout")
         if turn is None:
             return None
-        if layout is None and first_version:
-            return self.blobs.load_aggregator(
-                int(turn), first_version, self.ledger.get("sum_crc32")
-            )
-        if layout is None:
+        like = first_version
+        if layout is not None:
+            like = {name: np.empty(size, dtype) for name, dtype, size in json.loads(layout)}
+        if not like:
             text = (
                 f"{self.blobs.where_aggregator()}: an earlier version of fleetlearn saved the sum"
             )
             raise StoreError(Code.WRONG_HASH, text)
-        like = {name: np.empty(size, dtype) for name, dtype, size in json.loads(layout)}
         return self.blobs.load_aggregator(int(turn), like, self.ledger.get("sum_crc32"))
 
     def take_back_update(self, saved: SavedReport, early: int | None = None) -> bytearray:
