@@ -182,13 +182,20 @@ def measured_when(summary: Mapping[str, Any]) -> str:
     return BEFORE if summary.get("evaluation") else WHILE
 
 
+def describe_dropped(summary: Mapping[str, Any]) -> str:
+    """Return how many tasks of a round or an evaluation were dropped, by cause."""
+    causes = sorted(summary["dropped"].items())
+    return ", ".join(f"{count} {cause}" for cause, count in causes) or "none"
+
+
+def describe_metrics(summary: Mapping[str, Any]) -> str:
+    """Return the metrics of a round or an evaluation with their values; empty if it has none."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in summary["metrics"].items())
+
+
 def describe(summary: Mapping[str, Any]) -> str:
     """Return a round's summary in one line."""
-    dropped = (
-        ", ".join(f"{count} {cause}" for cause, count in sorted(summary["dropped"].items()))
-        or "none"
-    )
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in summary["metrics"].items())
+    dropped, metrics = describe_dropped(summary), describe_metrics(summary)
     metrics = (
         f"{metrics} on the devices' training examples, {measured_when(summary)}"
         if metrics

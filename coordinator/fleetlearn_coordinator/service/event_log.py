@@ -7,7 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fleetlearn_coordinator.aggregation.round_summary import describe
+from fleetlearn_coordinator.aggregation.round_summary import (
+    describe,
+    describe_dropped,
+    describe_metrics,
+)
 from fleetlearn_coordinator.conversation.limits import LINE_BURST, LINE_RATE
 from fleetlearn_coordinator.network.peer_log import FewLines
 from fleetlearn_coordinator.plan.plan import Plan
@@ -113,11 +117,7 @@ class EventLog:
 
 def describe_evaluation(summary: Mapping[str, Any]) -> str:
     """Return an evaluation's summary in one line."""
-    dropped = (
-        ", ".join(f"{count} {cause}" for cause, count in sorted(summary["dropped"].items()))
-        or "none"
-    )
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in summary["metrics"].items())
+    dropped, metrics = describe_dropped(summary), describe_metrics(summary)
     metrics = f"{metrics} on the devices' training examples" if metrics else "no metrics"
     return (
         f"{summary['devices']} devices, {summary['examples']} examples, dropped: {dropped}; "
