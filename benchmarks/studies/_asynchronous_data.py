@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from _dropout_data import Arrays, split
+from _dropout_data import Arrays, drawn, split
 from fleetlearn_simulator import keyed_random
 from numpy.typing import NDArray
 
@@ -47,15 +47,9 @@ def _places(seed: int) -> list[NDArray[np.int64]]:
 
 def own_digits(device: int, seed: int) -> Arrays:
     """A device's examples."""
-    x, y = split(seed)[0]
     random = keyed_random.generator(seed, "asynchronous.places", device)
     own = _places(seed)[int(tenth_of(np.array([device]), seed)[0])]
-    places = np.where(
-        random.random(EXAMPLES) < OWN,
-        own[random.integers(len(own), size=EXAMPLES)],
-        random.integers(len(y), size=EXAMPLES),
-    )
-    return x[places], y[places]
+    return drawn(seed, random, own, OWN, EXAMPLES)
 
 
 def test(seed: int) -> Arrays:

@@ -48,13 +48,21 @@ def tier_of(device: int, seed: int) -> str:
 
 def own_digits(device: int, seed: int) -> Arrays:
     """A device's examples."""
-    x, y = split(seed)[0]
     random = keyed_random.generator(seed, "dropout.places", device)
-    own = np.flatnonzero(np.isin(y, DIGITS[tier_of(device, seed)]))
+    own = np.flatnonzero(np.isin(split(seed)[0][1], DIGITS[tier_of(device, seed)]))
+    return drawn(seed, random, own, OWN, EXAMPLES)
+
+
+def drawn(
+    seed: int, random: np.random.Generator, own: NDArray[np.int64], share: float, count: int
+) -> Arrays:
+    """Return ``count`` examples to train on: each is, with probability ``share``, from the places
+    ``own``, else from all."""
+    x, y = split(seed)[0]
     places = np.where(
-        random.random(EXAMPLES) < OWN,
-        own[random.integers(len(own), size=EXAMPLES)],
-        random.integers(len(y), size=EXAMPLES),
+        random.random(count) < share,
+        own[random.integers(len(own), size=count)],
+        random.integers(len(y), size=count),
     )
     return x[places], y[places]
 
