@@ -80,7 +80,9 @@ class EnginePort:
     def count_answer(self, device: str, task: str, now: float) -> None:
         self.carry_out(self.engine.count_answer(device, task, now))
 
-    def end_task(self, device: str, task: str, cause: str, now: float) -> None:
+    def end_task(
+        self, device: str, task: str, cause: str, now: float, text: str | None = None
+    ) -> None:
         self.carry_out(self.engine.end(device, task, cause, now))
 
     def refused(self, device: str, error: FleetError) -> None:

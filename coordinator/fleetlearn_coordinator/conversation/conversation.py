@@ -326,10 +326,10 @@ class Conversation:
         self._owner.perform(
             LogNote(f"failed task {message.task}: {message.code} {message.text!r}", warning=True)
         )
-        self._end_task(device, message.task, f"failed: {message.code}")
+        self._end_task(device, message.task, f"failed: {message.code}", message.text)
 
-    def _end_task(self, device: str, task: str, cause: str) -> None:
-        self.port.end_task(device, task, cause, self.seen)
+    def _end_task(self, device: str, task: str, cause: str, text: str | None = None) -> None:
+        self.port.end_task(device, task, cause, self.seen, text)
         self._uploads.grant(self.seen)
 
     # Downloads

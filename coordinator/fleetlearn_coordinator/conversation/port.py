@@ -82,9 +82,12 @@ class Port(Protocol):
     def count_answer(self, device: str, task: str, now: float) -> None:
         """Count the answer that was just saved. The device has been told."""
 
-    def end_task(self, device: str, task: str, cause: str, now: float) -> None:
+    def end_task(
+        self, device: str, task: str, cause: str, now: float, text: str | None = None
+    ) -> None:
         """The device failed its task, or its update was rejected. Harmless where the task is not
-        the device's."""
+        the device's. ``text``: what a device that failed says, for people; None: its update was
+        rejected."""
 
     def refused(self, device: str, error: FleetError) -> None:
         """A message of the device was refused, and the device told. Nothing follows from it

@@ -15,11 +15,37 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fleetlearn_protocol.errors import Code
-from fleetlearn_protocol.messages import Reply, Report
+from fleetlearn_protocol.messages import CheckIn, Reply, Report
 
 from fleetlearn_coordinator.rounds.commands import Command
 
 logger = logging.getLogger("fleetlearn.coordinator")
+
+
+class DeviceJoined(NamedTuple):
+    """A device is connected, and may serve the run from now on. A device that connects once more
+    joins once more."""
+
+    check_in: CheckIn
+    """What the device said of itself."""
+
+
+class DeviceLeft(NamedTuple):
+    """A device's connection is gone, or the device serves another run of the host now."""
+
+    device: str
+
+
+class TaskFailed(NamedTuple):
+    """A device gave its task back. The command ``Ended`` or ``Unanswered`` comes too, unless the
+    task was not the device's any more."""
+
+    device: str
+    task: str
+    cause: str
+    """``failed: `` and the code that the device gave."""
+    text: str
+    """What the device said, for people. It may hold anything."""
 
 
 class UpdateSaved(NamedTuple):
@@ -95,6 +121,9 @@ class ModelRestored(NamedTuple):
 
 RunEvent: TypeAlias = (
     Command
+    | DeviceJoined
+    | DeviceLeft
+    | TaskFailed
     | UpdateSaved
     | AnswerSaved
     | MessageRefused

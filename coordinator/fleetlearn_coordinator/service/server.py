@@ -41,7 +41,12 @@ from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.pace import FinishedReturns
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
 from fleetlearn_coordinator.rounds.waiting_words import waits_for
-from fleetlearn_coordinator.service.observers import MessageRefused
+from fleetlearn_coordinator.service.observers import (
+    DeviceJoined,
+    DeviceLeft,
+    MessageRefused,
+    TaskFailed,
+)
 from fleetlearn_coordinator.service.run_clock import Clocks, RunClock
 from fleetlearn_coordinator.service.served_models import ServedModels
 from fleetlearn_coordinator.service.training_run.run import Run
@@ -145,6 +150,7 @@ class RunServer:
 
     def join(self, check_in: CheckIn, now: float) -> None:
         device, held, now = check_in.device, check_in.held, self.clock.read(now)
+        self.run.observers.tell([DeviceJoined(check_in)])
         if self._lacks(check_in):  # it stays connected, for another plan
             self._idle.add(device)
             return
@@ -166,6 +172,7 @@ class RunServer:
 
     def _forget(self, device: str) -> None:
         """The device is not connected to this run any more."""
+        self.run.observers.tell([DeviceLeft(device)])
         self._idle.discard(device)
         for records in self.run.exchanges.values():
             records.leave(device)
@@ -219,7 +226,11 @@ class RunServer:
         now = self.clock.read(now)
         self._carry_out(self.engine.count_answer(device, task, now), now)
 
-    def end_task(self, device: str, task: str, cause: str, now: float) -> None:
+    def end_task(
+        self, device: str, task: str, cause: str, now: float, text: str | None = None
+    ) -> None:
+        if text is not None:
+            self.run.observers.tell([TaskFailed(device, task, cause, text)])
         now = self.clock.read(now)
         self._carry_out(self.engine.end(device, task, cause, now), now)
 

@@ -10,10 +10,13 @@ from answering import Fleet, leases
 from fleetlearn_coordinator import read_status
 from fleetlearn_coordinator.rounds.commands import Assign, Ended, Opened
 from fleetlearn_coordinator.service.observers import (
+    DeviceJoined,
+    DeviceLeft,
     MessageRefused,
     Observers,
     RoundEnded,
     RunEvent,
+    TaskFailed,
     UpdateSaved,
 )
 from fleetlearn_coordinator.service.status import read_tasks
@@ -128,8 +131,11 @@ def test_what_is_refused_and_what_fails_is_told(make_plan: PlanMaker) -> None:
                 other = report_of(task, update_of(1.0), task=f"{task.task}9")
                 await peer.send(other)
                 assert (await peer.expect(Refused)).code == Code.UNKNOWN_TASK
-                await peer.send(Failed(task.task, "diverged"))
+                await peer.send(Failed(task.task, "diverged", "loss is <nan> at step 3"))
                 while not any(isinstance(event, Ended) for event in seen):
+                    await asyncio.sleep(0.01)
+                await peer.connection.close()
+                while not any(isinstance(event, DeviceLeft) for event in seen):
                     await asyncio.sleep(0.01)
 
     asyncio.run(test())
@@ -138,3 +144,8 @@ def test_what_is_refused_and_what_fails_is_told(make_plan: PlanMaker) -> None:
     assert "was not given to device roof-7" in refused.text
     (ended,) = (event for event in seen if isinstance(event, Ended))
     assert (ended.device, ended.cause) == ("roof-7", "failed: diverged")
+    (joined,) = (event for event in seen if isinstance(event, DeviceJoined))
+    assert joined.check_in.device == "roof-7"
+    (failed,) = (event for event in seen if isinstance(event, TaskFailed))
+    assert failed == ("roof-7", ended.task, "failed: diverged", "loss is <nan> at step 3")
+    assert [event for event in seen if isinstance(event, DeviceLeft)] == [DeviceLeft("roof-7")]

@@ -108,10 +108,12 @@ class SharedPort:
         assert run is not None  # it has just saved the answer
         self._turns.ask_run(run, lambda: run.port.count_answer(device, task, now))
 
-    def end_task(self, device: str, task: str, cause: str, now: float) -> None:
+    def end_task(
+        self, device: str, task: str, cause: str, now: float, text: str | None = None
+    ) -> None:
         run = self._turns.of_task(task)
         if run is not None:
-            self._turns.ask_run(run, lambda: run.port.end_task(device, task, cause, now))
+            self._turns.ask_run(run, lambda: run.port.end_task(device, task, cause, now, text))
 
     def refused(self, device: str, error: FleetError) -> None:
         run = self._device.serves or self._device.last
