@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fleetlearn_protocol.frames import pack_chunk
-from fleetlearn_protocol.manifest import read_manifest
+from fleetlearn_protocol.manifest_file import read_manifest
 from fleetlearn_protocol.messages import (
     PROTOCOL_NAME,
     PROTOCOL_VERSION,

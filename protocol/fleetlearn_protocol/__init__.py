@@ -15,7 +15,8 @@ if TYPE_CHECKING:
         write_inference_model,
     )
     from fleetlearn_protocol.errors import BundleError, Code, FleetError, ProtocolError
-    from fleetlearn_protocol.manifest import Manifest, read_manifest, write_manifest
+    from fleetlearn_protocol.manifest import Manifest
+    from fleetlearn_protocol.manifest_file import read_manifest, write_manifest
 
 __all__ = [
     "Bundle",
@@ -35,7 +36,8 @@ __all__ = [
 _MODULES = {
     "bundle": ("Bundle", "open_bundle", "pack_bundle", "write_bundle", "write_inference_model"),
     "errors": ("BundleError", "Code", "FleetError", "ProtocolError"),
-    "manifest": ("Manifest", "read_manifest", "write_manifest"),
+    "manifest": ("Manifest",),
+    "manifest_file": ("read_manifest", "write_manifest"),
 }
 
 

@@ -28,9 +28,8 @@ from fleetlearn_protocol.manifest import (
     STATE,
     File,
     Manifest,
-    read_manifest,
-    write_manifest,
 )
+from fleetlearn_protocol.manifest_file import read_manifest, write_manifest
 from fleetlearn_protocol.paths import in_home
 from fleetlearn_protocol.vector import TableRow, Vector, check_finite, digest, empty_vector, views
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from fleetlearn_protocol import manifest as bundle
+from fleetlearn_protocol.manifest_file import write_manifest
 from fleetlearn_protocol.vector import digest
 
 A, B = "a" * 64, "0123456789abcdef" * 4
@@ -76,7 +77,7 @@ def manifest() -> dict[str, Any]:
         ir_version=10,
         made_by="fleetlearn-export 0.1.0",
     )
-    content = bundle.write_manifest(example)
+    content = write_manifest(example)
     full: dict[str, Any] = msgspec.to_builtins(example)
     rows, paths = full["parameters"], full["files"]
     file = paths[bundle.EVAL]

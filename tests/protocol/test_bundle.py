@@ -29,8 +29,8 @@ from fleetlearn_protocol.manifest import (
     Manifest,
     Parameter,
     State,
-    write_manifest,
 )
+from fleetlearn_protocol.manifest_file import write_manifest
 from fleetlearn_protocol.vector import digest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

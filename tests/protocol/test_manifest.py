@@ -25,9 +25,8 @@ from fleetlearn_protocol.manifest import (
     Reference,
     State,
     TrainMany,
-    read_manifest,
-    write_manifest,
 )
+from fleetlearn_protocol.manifest_file import read_manifest, write_manifest
 from hypothesis import given
 from hypothesis import strategies as st
 

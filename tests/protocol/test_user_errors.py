@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fleetlearn_protocol.bundle import open_bundle
 from fleetlearn_protocol.errors import MAX_TEXT
-from fleetlearn_protocol.manifest import read_manifest
+from fleetlearn_protocol.manifest_file import read_manifest
 from fleetlearn_protocol.user_errors import in_one_line, is_expected, traceback_lines
 
 LOADER = """

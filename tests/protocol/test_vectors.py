@@ -17,7 +17,8 @@ from fleetlearn_protocol.encodings import FLOAT32, find_encoding
 from fleetlearn_protocol.errors import BundleError, Code, ProtocolError
 from fleetlearn_protocol.exchanges import content_of
 from fleetlearn_protocol.frames import pack_chunk, unpack_chunk
-from fleetlearn_protocol.manifest import Parameter, read_manifest, write_manifest
+from fleetlearn_protocol.manifest import Parameter
+from fleetlearn_protocol.manifest_file import read_manifest, write_manifest
 from fleetlearn_protocol.messages import (
     Question,
     Reply,

@@ -15,9 +15,8 @@ from fleetlearn_protocol.manifest import (
     LocalStep,
     Manifest,
     Parameter,
-    read_manifest,
-    write_manifest,
 )
+from fleetlearn_protocol.manifest_file import read_manifest, write_manifest
 
 SMALL = 'name = "a"\nbundle = "a.bundle"\n[round]\ngoal = 4\n'
 

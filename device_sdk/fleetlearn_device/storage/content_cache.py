@@ -36,8 +36,8 @@ from fleetlearn_protocol.manifest import (
     STATE,
     TRAIN,
     Manifest,
-    read_manifest,
 )
+from fleetlearn_protocol.manifest_file import read_manifest
 from fleetlearn_protocol.messages import MAX_VECTORS, Delta, Question, Task
 from fleetlearn_protocol.vector import digest
 

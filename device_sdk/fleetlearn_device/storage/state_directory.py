@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from fleetlearn_protocol.errors import FleetError
-from fleetlearn_protocol.manifest import MANIFEST, read_manifest
+from fleetlearn_protocol.manifest import MANIFEST
+from fleetlearn_protocol.manifest_file import read_manifest
 from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.paths import in_home
 

@@ -31,9 +31,8 @@ from fleetlearn_protocol.manifest import (
     LocalStep,
     Manifest,
     Parameter,
-    read_manifest,
-    write_manifest,
 )
+from fleetlearn_protocol.manifest_file import read_manifest, write_manifest
 from fleetlearn_protocol.messages import Delta, Task, VectorReference
 
 FILES = {TRAIN: b"train" * 9, EVAL: b"eval" * 9, INFER: b"infer", PARAMETERS: b"parameters"}

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.training.data import ArrayData, BatchData, as_data, load_npz
-from fleetlearn_protocol.manifest import Input, Manifest, read_manifest
+from fleetlearn_protocol.manifest import Input, Manifest
+from fleetlearn_protocol.manifest_file import read_manifest
 
 INPUTS = (Input("x", "float32", (2,)), Input("y", "int64", ()))
 X, Y = np.arange(14, dtype=np.float32).reshape(7, 2), np.arange(7)

@@ -32,7 +32,8 @@ from fleetlearn_protocol.deltas import apply_delta
 from fleetlearn_protocol.encodings import Encoding, find_encoding
 from fleetlearn_protocol.errors import BundleError, Code, ProtocolError
 from fleetlearn_protocol.frames import Buffer, Chunk, pack_chunk, unpack_chunk
-from fleetlearn_protocol.manifest import MAX_MANIFEST_BYTES, read_manifest, write_manifest
+from fleetlearn_protocol.manifest import MAX_MANIFEST_BYTES
+from fleetlearn_protocol.manifest_file import read_manifest, write_manifest
 from fleetlearn_protocol.messages import (
     Part,
     Report,

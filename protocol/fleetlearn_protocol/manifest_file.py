@@ -1,0 +1,279 @@
+"""manifest.json as bytes: written, read, and checked for what contradicts itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import prod
+
+import msgspec
+
+from fleetlearn_protocol.errors import BundleError, Code
+from fleetlearn_protocol.manifest import (
+    EVAL,
+    FORMAT,
+    FROZEN,
+    FROZEN_VERSION,
+    INFER,
+    MANIFEST,
+    MAX_ELEMENTS,
+    MAX_MANIFEST_BYTES,
+    OF_FEATURES,
+    ORT_TRAINING,
+    PARAMETERS,
+    REFERENCES_READ,
+    TRAIN,
+    TRAIN_MANY,
+    VERSIONS,
+    Manifest,
+    Parameter,
+    State,
+)
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_-])?")
+"""A name in a file path: it neither begins nor ends with a dot, and its characters are safe in
+every file system."""
+
+
+class _Envelope(msgspec.Struct):
+    format: str
+    version: int
+
+
+def write_manifest(manifest: Manifest) -> bytes:
+    """Return the bytes of manifest.json: the same manifest gives the same bytes."""
+    return (
+        msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1) + b"\n"
+    )
+
+
+def read_manifest(content: bytes) -> Manifest:
+    """Read and check manifest.json. Raises BundleError, naming what is wrong and what was
+    expected."""
+    if len(content) > MAX_MANIFEST_BYTES:
+        raise BundleError(
+            Code.TOO_LARGE, f"a manifest of {len(content)} bytes; the limit is {MAX_MANIFEST_BYTES}"
+        )
+    try:
+        content.decode()
+        envelope = msgspec.json.decode(content, type=_Envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BundleError(
+            Code.BAD_MESSAGE, f"{MANIFEST} is not a bundle's manifest: {error}"
+        ) from None
+    if envelope.format != FORMAT:
+        raise BundleError(
+            Code.BAD_MESSAGE, f"{MANIFEST} is of format {envelope.format!r}; expected {FORMAT!r}"
+        )
+    if envelope.version not in VERSIONS:
+        raise BundleError(
+            Code.BAD_VERSION,
+            f"the bundle is of version {envelope.version}; this fleetlearn reads versions "
+            f"{VERSIONS[0]} to {VERSIONS[-1]}. "
+            + (
+                "Update fleetlearn."
+                if envelope.version > VERSIONS[-1]
+                else "Export the model again."
+            ),
+        )
+    try:
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise BundleError(Code.BAD_MESSAGE, f"{MANIFEST} is damaged: {error}") from None
+    for contradiction in CONTRADICTIONS:
+        problem = contradiction(manifest)
+        if problem is not None:
+            raise BundleError(Code.BAD_MESSAGE, f"{MANIFEST} contradicts itself: {problem}")
+    return manifest
+
+
+def _odd_path(manifest: Manifest) -> str | None:
+    for path in manifest.files:
+        if not all(map(_PLAIN_NAME.fullmatch, path.split("/"))):
+            return f"file path {path!r} is not a plain path below the bundle"
+    return None
+
+
+def _repeated_name(manifest: Manifest) -> str | None:
+    for what, names in (
+        ("parameter", [row.name for row in manifest.parameters]),
+        ("batch array", [array.name for array in manifest.batch]),
+        ("feature", [array.name for array in manifest.features or ()]),
+        ("output", [array.name for array in manifest.outputs]),
+        ("hyper-parameter", [hyper.name for hyper in manifest.hyper]),
+        ("metric", list(manifest.metrics)),
+        ("state", [row.name for row in manifest.state]),
+        ("reference", list(manifest.references)),
+        ("normalisation parameter", list(manifest.normalisation or ())),
+        # Some file systems do not tell upper case from lower.
+        ("file", [path.lower() for path in (MANIFEST, *manifest.files)]),
+    ):
+        for name, after in pairwise(sorted(names)):
+            if name == after:
+                return f"{what} {name} is there twice"
+    return None
+
+
+def _range_of_no_integers(manifest: Manifest) -> str | None:
+    for array in manifest.batch:
+        if array.below is not None and array.dtype not in ("int64", "int32", "uint8"):
+            return (
+                f"batch array {array.name} is {array.dtype} and has a range; integers alone have "
+                "one"
+            )
+    return None
+
+
+def _taken_hyper_name(manifest: Manifest) -> str | None:
+    if any(hyper.name == "seed" for hyper in manifest.hyper):
+        return "a hyper-parameter is named seed, which is the random steps' own input"
+    return None
+
+
+def _file_and_folder(manifest: Manifest) -> str | None:
+    folders = {
+        path[:end].lower()
+        for path in manifest.files
+        for end, mark in enumerate(path)
+        if mark == "/"
+    }
+    for path in manifest.files:
+        if path.lower() in folders:
+            return f"{path} is a file and a folder"
+    return None
+
+
+def _frozen_in_old_version(manifest: Manifest) -> str | None:
+    if FROZEN in manifest.files and manifest.version < FROZEN_VERSION:
+        return (
+            f"{FROZEN} is in a bundle of version {manifest.version}; it needs version "
+            f"{FROZEN_VERSION}"
+        )
+    return None
+
+
+def _half_of_many(manifest: Manifest) -> str | None:
+    if (manifest.many is not None) != (TRAIN_MANY in manifest.files):
+        return f"{TRAIN_MANY} and the entry `many` belong together; one of them is missing"
+    return None
+
+
+def _features_that_are_none(manifest: Manifest) -> str | None:
+    if manifest.features is msgspec.UNSET:
+        if any(path in manifest.files for path in OF_FEATURES):
+            return (
+                f"{', '.join(OF_FEATURES)} and the entry `features` belong together; the entry is "
+                "missing"
+            )
+        return None
+    of_batch = {array.name: array for array in manifest.batch}
+    for feature in manifest.features:
+        if of_batch.get(feature.name, feature) != feature:
+            return f"feature {feature.name} is an array of the batch, and not the same there"
+    if not manifest.computed_features:
+        return "all features are arrays of the batch: none is computed"
+    return None
+
+
+def _missing_file(manifest: Manifest) -> str | None:
+    expected = [TRAIN, EVAL, INFER, PARAMETERS]
+    if any(path.startswith("ort_training/") for path in manifest.files):
+        expected += [f"ort_training/{name}" for name in ORT_TRAINING]
+    if manifest.features is not msgspec.UNSET:
+        expected += OF_FEATURES
+    for path in expected:
+        if path not in manifest.files:
+            return f"{path} is missing"
+    return None
+
+
+def _missing_reference(manifest: Manifest) -> str | None:
+    for switch, references in REFERENCES_READ.items():
+        for reference in references:
+            if getattr(manifest.step, switch) and reference not in manifest.references:
+                return (
+                    f"a {switch} step reads the reference {reference}, which is not among "
+                    f"{manifest.references}"
+                )
+    return None
+
+
+def _gap_in_table(manifest: Manifest) -> str | None:
+    tables: tuple[tuple[str, Sequence[Parameter | State]], ...] = (
+        ("parameter", manifest.parameters),
+        ("state", manifest.state),
+    )
+    for what, table in tables:
+        end = 0
+        for row in table:
+            if row.offset != end:
+                return (
+                    f"{what} {row.name} begins at element {row.offset}; the ones before it end at "
+                    f"{end}"
+                )
+            end += prod(row.shape)
+            if end > MAX_ELEMENTS:
+                return (
+                    f"up to {what} {row.name} there are {end} elements; the limit is {MAX_ELEMENTS}"
+                )
+    return None
+
+
+def _unknown_normalisation(manifest: Manifest) -> str | None:
+    unknown = set(manifest.normalisation or ()) - {row.name for row in manifest.parameters}
+    if unknown:
+        return f"{min(unknown)} is of a normalisation layer, and no parameter has this name"
+    return None
+
+
+def _personal_before_travelling(manifest: Manifest) -> str | None:
+    if manifest.parameters[0].personal:
+        return "every parameter is personal: nothing travels"
+    for row, after in pairwise(manifest.parameters):
+        if row.personal and not after.personal:
+            return (
+                f"parameter {after.name} comes after {row.name}, which is personal; those are the "
+                "last"
+            )
+    return None
+
+
+def _overlap_in_infer(manifest: Manifest) -> str | None:
+    # A device writes a trained infer.onnx by replacing these bytes in place.
+    rows = [
+        (row.infer_offset, prod(row.shape), row.name)
+        for row in manifest.parameters
+        if row.infer_offset is not None
+    ]
+    free = 0
+    for begin, elements, name in sorted(rows):
+        if begin < free:
+            return f"the bytes of parameter {name} in {INFER} overlap another's"
+        free = begin + 4 * elements
+    if free > manifest.files[INFER].size:
+        return (
+            f"the parameters' bytes end at {free} in {INFER}, which has "
+            f"{manifest.files[INFER].size}"
+        )
+    return None
+
+
+# In this order: the later ones count on what the earlier ones found right.
+CONTRADICTIONS: tuple[Callable[[Manifest], str | None], ...] = (
+    _odd_path,
+    _repeated_name,
+    _range_of_no_integers,
+    _taken_hyper_name,
+    _file_and_folder,
+    _frozen_in_old_version,
+    _half_of_many,
+    _features_that_are_none,
+    _missing_file,
+    _missing_reference,
+    _gap_in_table,
+    _unknown_normalisation,
+    _personal_before_travelling,
+    _overlap_in_infer,
+)
+"""What the types alone cannot say. Each returns what is wrong, or None."""
