@@ -164,6 +164,7 @@ class Driver:
         self._status.update()
 
     async def _carry_out_one(self, command: Command) -> None:
+        """Do what the command says; what takes long is started as a job."""
         connection = self._connector.connection
         match command:
             case Note(text=text, warning=warning):
@@ -198,18 +199,19 @@ class Driver:
                     self._upload = self._start(self._send_update(connection, command))
             case StopUpdate():
                 self._stop_upload()
-            case Close(reason=reason, after=after, code=code):
-                calm = after is not None or self._session.stopping
-                log.log(
-                    logging.INFO if calm else logging.WARNING,
-                    "closing the connection: %s",
-                    printable(reason),
-                )
-                self._connector.why_not = printable(reason)
-                self._connector.come_back_after = after
-                self._stop_upload()
-                if connection is not None:
-                    self._start(connection.close(code))
+            case Close():
+                self._close(command)
+
+    def _close(self, command: Close) -> None:
+        reason = printable(command.reason)
+        # Who was told when to come back, or asked to stop, has nothing to worry about.
+        calm = command.after is not None or self._session.stopping
+        log.log(logging.INFO if calm else logging.WARNING, "closing the connection: %s", reason)
+        self._connector.why_not = reason
+        self._connector.come_back_after = command.after
+        self._stop_upload()
+        if self._connector.connection is not None:
+            self._start(self._connector.connection.close(command.code))
 
     def _stop_upload(self) -> None:
         if self._upload is not None:

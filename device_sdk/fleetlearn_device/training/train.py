@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from fleetlearn_protocol.errors import ProtocolError
@@ -145,25 +147,16 @@ def train(
     manifest = runtime.manifest
     if epochs < 1:
         raise ValueError(f"epochs is {epochs}; expected at least 1")
-    if time_budget is not None and not time_budget > 0:
+    limit = math.inf if time_budget is None else time_budget
+    if not limit > 0:
         raise OutOfTimeError(f"the time budget is {time_budget} s: nothing can be done in it")
     values = check_hyper(hyper, manifest.hyper)
     data = as_data(data).fit(manifest.batch)
-
-    def diverged(text: str) -> DivergedError:
-        of_data = (
-            (data.source, data.source_inputs)
-            if isinstance(data, FeatureData)
-            else (data, manifest.batch)
-        )
-        found = _first_nonfinite(*of_data, should_stop)
-        return DivergedError(text) if found is None else BadValuesError(f"{found}. With it, {text}")
+    diverged = partial(_diverged, data, manifest.batch, should_stop)
 
     if isinstance(data, FeatureData):
-        half = None if time_budget is None else start + time_budget / 2
-        data.compute(
-            batch_size, lambda: should_stop() or (half is not None and clock() > half), on_evaluated
-        )
+        half = start + limit / 2
+        data.compute(batch_size, lambda: should_stop() or clock() > half, on_evaluated)
     evaluation = None
     if evaluate:
         try:
@@ -173,65 +166,110 @@ def train(
         except DivergedError as error:
             raise diverged(str(error)) from None
     before_steps(data)
-    steps = seen = passes = seen_in_pass = 0
-    loss_sum = 0.0
-    metric_sums: dict[str, float] = {}
+
+    done = _DoneSteps()
     complete = True
     now = began = clock()
     for epoch, batch, count in _passes(data, epochs, batch_size, seed, runtime):
         if should_stop():
-            raise StoppedError(f"training was stopped after step {steps}")
-        if steps and time_budget is not None and now - start + (now - began) / steps > time_budget:
+            raise StoppedError(f"training was stopped after step {done.steps}")
+        # The first step always begins: a device that is slow for its budget still gives an update.
+        if done.steps and now - start + (now - began) / done.steps > limit:
             complete = False
             break
-        if epoch > passes:
-            passes, seen_in_pass = epoch, 0
-        loss = runtime.step(batch, seed=(seed + steps) % SEEDS, **values)
-        steps, seen, seen_in_pass = steps + 1, seen + count, seen_in_pass + count
+        loss = runtime.step(batch, seed=(seed + done.steps) % SEEDS, **values)
+        done.add(epoch, count, loss, runtime.metrics)
+        # Written so that NaN, which is neither above nor below, fails too.
         if not abs(loss) <= LARGEST:
-            raise diverged(f"step {steps}'s loss is {loss}: a smaller lr may help")
-        loss_sum += loss * count
-        for name, value in runtime.metrics.items():
-            metric_sums[name] = metric_sums.get(name, 0.0) + value * count
+            raise diverged(f"step {done.steps}'s loss is {loss}: a smaller lr may help")
         if on_step is not None:
-            on_step(steps, loss)
+            on_step(done.steps, loss)
         now = clock()
-    whole = epochs if complete else passes
-    if whole:
-        examples = round((seen - (0 if complete else seen_in_pass)) / whole)
-    elif evaluation is not None:  # it is a complete pass, too
-        examples = max(evaluation.examples, seen_in_pass)
-    else:
-        examples = max(data.examples if counted is None else counted, seen_in_pass)
+
     update: Vector = runtime.parameters - runtime.anchor
     buffers: Vector = gather(runtime.parameters, manifest.buffers)
+    # Buffers travel as values, in a part beside the update: no difference may count them again.
     scatter(update, manifest.buffers, 0.0)
     kept_state = collect_kept_state(runtime)
-    largest = dict[str, float]()
-    for what, vector in (
-        ("update", update),
-        ("model's buffers", buffers),
-        ("device's own part", kept_state),
-    ):
-        try:
-            largest[what] = check_finite(vector)
-        except ProtocolError as error:
-            raise diverged(f"the {what} after step {steps} is not finite: {error.text}") from None
+
+    try:
+        what = "update"
+        largest = check_finite(update)
+        what = "model's buffers"
+        check_finite(buffers)
+        what = "device's own part"
+        check_finite(kept_state)
+    except ProtocolError as error:
+        text = f"the {what} after step {done.steps} is not finite: {error.text}"
+        raise diverged(text) from None
+
+    passes = epochs if complete else done.passes
+    if passes:
+        examples = done.examples_of_a_pass(passes, complete)
+    else:
+        # An evaluation is a complete pass, too.
+        known = data.examples if counted is None else counted
+        known = known if evaluation is None else evaluation.examples
+        examples = max(known, done.seen_in_pass)
+    part = 0.0 if complete else min(1.0, done.seen_in_pass / examples)
     return TrainingResult(
         update=update,
         buffers=buffers,
-        largest=largest["update"],
+        largest=largest,
         kept_state=kept_state,
         examples=examples,
-        steps=steps,
-        epochs=float(epochs) if complete else passes + min(1.0, seen_in_pass / examples),
-        seen=seen,
+        steps=done.steps,
+        epochs=passes + part,
+        seen=done.seen,
         complete=complete,
-        loss=loss_sum / seen,
-        metrics={name: value / seen for name, value in _measured(metric_sums).items()},
+        loss=done.loss_sum / done.seen,
+        metrics=_measured({name: total / done.seen for name, total in done.metric_sums.items()}),
         seconds=clock() - start,
         evaluation=evaluation,
     )
+
+
+class _DoneSteps:
+    """What the steps so far add up to."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.seen = 0
+        """Examples in all steps."""
+        self.passes = 0
+        """Passes before the one of the last step."""
+        self.seen_in_pass = 0
+        """Examples of the last step's pass."""
+        self.loss_sum = 0.0
+        self.metric_sums: dict[str, float] = {}
+
+    def add(self, epoch: int, examples: int, loss: float, metrics: Mapping[str, float]) -> None:
+        if epoch > self.passes:
+            self.passes, self.seen_in_pass = epoch, 0
+        self.steps += 1
+        self.seen += examples
+        self.seen_in_pass += examples
+        self.loss_sum += loss * examples
+        for name, value in metrics.items():
+            self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value * examples
+
+    def examples_of_a_pass(self, passes: int, complete: bool) -> int:
+        """Return the mean of the complete passes: a pass of the user's own may vary in length."""
+        unfinished = 0 if complete else self.seen_in_pass
+        return round((self.seen - unfinished) / passes)
+
+
+def _diverged(
+    data: Data, inputs: Sequence[Input], should_stop: Callable[[], bool], text: str
+) -> DivergedError:
+    """Return the error that says so, and blames the data where these hold NaN or infinity."""
+    if isinstance(data, FeatureData):  # what is wrong is in the examples they were made from
+        nonfinite = _first_nonfinite(data.source, data.source_inputs, should_stop)
+    else:
+        nonfinite = _first_nonfinite(data, inputs, should_stop)
+    if nonfinite is None:
+        return DivergedError(text)
+    return BadValuesError(f"{nonfinite}. With it, {text}")
 
 
 def evaluate_data(
