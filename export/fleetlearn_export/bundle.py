@@ -36,9 +36,9 @@ from safetensors.numpy import save as save_safetensors
 from torch import Tensor, nn
 
 from fleetlearn_export.checked_graphs import CheckedGraphs, evaluation_graphs, training_graphs
+from fleetlearn_export.checks.compared_steps import CheckedStep
 from fleetlearn_export.checks.graph_checks import check_infer
 from fleetlearn_export.checks.memory import give_back_freed_memory
-from fleetlearn_export.checks.training_comparison import CheckedStep
 from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.export_settings import ExportSettings

@@ -13,13 +13,13 @@ from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN, TRAIN_MANY, Input
 from torch import nn
 
 from fleetlearn_export.checks.block_check import check_many
+from fleetlearn_export.checks.compared_steps import CheckedStep
 from fleetlearn_export.checks.comparison import ROWS_FOR_FEWER
 from fleetlearn_export.checks.emission_check import check_emission, check_evaluation
 from fleetlearn_export.checks.graph_checks import check_eval, check_train, check_train_in_float16
 from fleetlearn_export.checks.memory import give_back_freed_memory
 from fleetlearn_export.checks.micro_batch_check import check_micro_batches
 from fleetlearn_export.checks.tracing_check import check_tracing
-from fleetlearn_export.checks.training_comparison import CheckedStep
 from fleetlearn_export.checks.training_in_place import trained_in_place
 from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.emission.emitter import EmissionError

@@ -11,6 +11,7 @@ import torch
 from fleetlearn_protocol.manifest import TrainMany
 from numpy.typing import NDArray
 
+from fleetlearn_export.checks.compared_steps import inputs_to_widen, keep_larger
 from fleetlearn_export.checks.comparison import (
     GraphSession,
     batches,
@@ -21,7 +22,6 @@ from fleetlearn_export.checks.comparison import (
     open_session,
 )
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
-from fleetlearn_export.checks.training_comparison import inputs_to_widen, keep_larger
 from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.train_many import SHARED

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
+from fleetlearn_export.checks.compared_steps import USUAL
 from fleetlearn_export.checks.comparison import batches, first_inputs, first_passing, without_zeros
 from fleetlearn_export.checks.memory import give_back_freed_memory
 from fleetlearn_export.checks.operator_check import OperatorsChecked, check_operators
 from fleetlearn_export.checks.tracing_check import check_cases, check_tracing
-from fleetlearn_export.checks.training_comparison import USUAL
 from fleetlearn_export.emission.emit import Emission
 from fleetlearn_export.model.steps import Function, Tensors
 from fleetlearn_export.model.train_step import TrainStep

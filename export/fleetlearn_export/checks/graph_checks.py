@@ -10,6 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fleetlearn_export.checks.compared_steps import (
+    FLOAT16,
+    FLOAT32,
+    WIDENED,
+    CheckedStep,
+    Run,
+)
 from fleetlearn_export.checks.comparison import (
     SEEDS,
     Array,
@@ -23,14 +30,7 @@ from fleetlearn_export.checks.comparison import (
 )
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
 from fleetlearn_export.checks.pytorch_training import ReceiveTensor
-from fleetlearn_export.checks.training_comparison import (
-    FLOAT16,
-    FLOAT32,
-    WIDENED,
-    CheckedStep,
-    Run,
-    compare_training,
-)
+from fleetlearn_export.checks.training_comparison import compare_training
 from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.stateless import functional_call

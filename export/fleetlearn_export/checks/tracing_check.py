@@ -15,20 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fleetlearn_export.checks.compared_steps import (
+    FLOAT32,
+    FLOAT64,
+    SAME_ROUNDING,
+    CheckedStep,
+    Precision,
+)
 from fleetlearn_export.checks.comparison import compare, first_passing
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
 from fleetlearn_export.checks.early_results import early_results
 from fleetlearn_export.checks.memory import LARGE, give_back_freed_memory
 from fleetlearn_export.checks.one_example import right_for_one_example
 from fleetlearn_export.checks.pytorch_training import ReceiveTensor
-from fleetlearn_export.checks.training_comparison import (
-    FLOAT32,
-    FLOAT64,
-    SAME_ROUNDING,
-    CheckedStep,
-    Precision,
-    compare_training,
-)
+from fleetlearn_export.checks.training_comparison import compare_training
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function, Tensors

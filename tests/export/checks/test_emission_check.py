@@ -12,18 +12,18 @@ import pytest
 import torch
 import zoo
 from fleetlearn_export import ExportError
+from fleetlearn_export.checks.compared_steps import (
+    FLOAT32,
+    WIDENED,
+    Precision,
+)
 from fleetlearn_export.checks.comparison import nudged
 from fleetlearn_export.checks.emission_check import check_emission, check_evaluation
 from fleetlearn_export.checks.graph_checks import check_train
 from fleetlearn_export.checks.operator_check import OperatorsChecked
 from fleetlearn_export.checks.pytorch_training import ReceiveTensor
 from fleetlearn_export.checks.tracing_check import run_traced
-from fleetlearn_export.checks.training_comparison import (
-    FLOAT32,
-    WIDENED,
-    Precision,
-    compare_training,
-)
+from fleetlearn_export.checks.training_comparison import compare_training
 from fleetlearn_export.graphs.emitted import emitted
 from fleetlearn_export.model.checked_user_model import make_user_model
 from fleetlearn_export.model.train_step import make_train_step

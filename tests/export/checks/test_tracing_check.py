@@ -11,18 +11,18 @@ import torch
 import zoo
 from fleetlearn_export import ExportError
 from fleetlearn_export.checks import tracing_check
-from fleetlearn_export.checks.comparison import SEEDS
-from fleetlearn_export.checks.double_precision import Doubled
-from fleetlearn_export.checks.pytorch_training import ReceiveTensor
-from fleetlearn_export.checks.tracing_check import check_tracing, run_traced
-from fleetlearn_export.checks.training_comparison import (
+from fleetlearn_export.checks.compared_steps import (
     FLOAT32,
     FLOAT64,
     SAME_ROUNDING,
     Precision,
-    compare_training,
     inputs_without_ties,
 )
+from fleetlearn_export.checks.comparison import SEEDS
+from fleetlearn_export.checks.double_precision import Doubled
+from fleetlearn_export.checks.pytorch_training import ReceiveTensor
+from fleetlearn_export.checks.tracing_check import check_tracing, run_traced
+from fleetlearn_export.checks.training_comparison import compare_training
 from fleetlearn_export.model.user_model import training_mode
 from fleetlearn_export.tracing.decompositions import BACKWARD
 from mutants import TracedStep, traced_step
