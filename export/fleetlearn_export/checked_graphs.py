@@ -15,7 +15,7 @@ from torch import nn
 from fleetlearn_export.checks.block_check import check_many
 from fleetlearn_export.checks.compared_steps import CheckedStep
 from fleetlearn_export.checks.comparison import ROWS_FOR_FEWER
-from fleetlearn_export.checks.emission_check import check_emission, check_evaluation
+from fleetlearn_export.checks.emission_check import StepChecked, check_emission, check_evaluation
 from fleetlearn_export.checks.graph_checks import check_eval, check_train, check_train_in_float16
 from fleetlearn_export.checks.memory import give_back_freed_memory
 from fleetlearn_export.checks.micro_batch_check import check_micro_batches
@@ -53,7 +53,7 @@ from fleetlearn_export.graphs.train_many import (
 from fleetlearn_export.inspection.memory_budget import train_elements, within_budget
 from fleetlearn_export.model.arguments import IndexRange
 from fleetlearn_export.model.frozen_weights import Stored
-from fleetlearn_export.model.steps import Tensors
+from fleetlearn_export.model.steps import Function, Tensors
 from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.model.user_model import UserModel
 from fleetlearn_export.tracing.decompositions import (
@@ -109,12 +109,11 @@ def training_graphs(
 ) -> tuple[CheckedGraphs, CheckedStep]:
     """Make train.onnx, and train_many.onnx if asked for. The model is in training mode. Raises
     ExportError."""
-    features, constants, progress = settings.features, settings.constants, settings.progress
-    budget, compute, many = settings.budget, settings.compute, settings.many
+    constants, progress, many = settings.constants, settings.progress, settings.many
     located = cache(partial(export_loss, user))
-    progress("converting the training step to ONNX")
     program = cache(lambda: train_program(step, located()))
     cases = Cases(located)
+    progress("converting the training step to ONNX")
     trace = partial(trace_step, step, take_cases=cases.take)
     graph, written, reason = _written(trace, program, training_decompositions, constants)
     if written:
@@ -124,74 +123,125 @@ def training_graphs(
     assert step_graph is not None
     ranges = index_ranges(step_graph, step.inputs())
     graph = scatter_into_sums(fold_batch_norms(graph, constants))
-    found = None
+    features = None
     if settings.cache_features:
         progress("looking for what a device can compute once")
-        found = find_features(user, copied(graph), written.emission if written else None, constants)
-    graph = put_vectors_together(code_weights(graph, settings.frozen, constants))
-    if budget is not None:
-        progress("fitting the training step to the memory")
-        means = partial(step_with_means, step, settings.frozen, constants)
-        smallest = RANDOM_PART if step.random else 1
-        graph = within_budget(graph, means, train_elements(step), budget, progress, smallest)
-    together = part_size(graph)
-    if together is not None:
-        graph = put_vectors_together(graph)
-    rounding = None
-    if compute == "float16":
-        graph = with_half_products(graph)
-        check_standard(graph)
-        rounding = serialised(with_every_rounding(graph), constants)
-    files = {TRAIN: serialised(graph, constants)}
-    compared = serialised(in_float32(graph), constants) if compute == "float16" else files[TRAIN]
-    del graph
-    operators = None
+        features = find_features(
+            user, copied(graph), written.emission if written else None, constants
+        )
+    graph = _fitted_step(graph, step, settings)
+    step_graphs = _serialised_step(graph, settings)
+    del graph  # before the checks, which take the most memory of an export
     traced = written.traced if written and many else None
+
+    operators = None
     progress("training the model in place")
-    with trained_in_place(user, step, features) as trained:
+    with trained_in_place(user, step, settings.features) as trained:
         if written:
             progress("computing each operator of the training step in PyTorch")
-            with cases.explained():
-                found_of_step = check_emission(
-                    user, trained, written.traced, written.emission, features, located
-                )
-                for case in cases.graphs:
-                    check_tracing(user, trained, without_writes(case), features)
-            operators = found_of_step.operators.described()
-            user = user._replace(trains_on_one=found_of_step.batch_of_one)
+            checked_step = _check_operators(
+                user, trained, written, cases, settings.features, located
+            )
+            operators = checked_step.operators.described()
+            user = user._replace(trains_on_one=checked_step.batch_of_one)
         del written
         give_back_freed_memory()
-        progress("training some steps against PyTorch")
-        if step.random and together is not None:
-            # Each micro-batch draws other numbers. PyTorch can draw those of the first one, so it
-            # alone is compared.
-            user = user._replace(
-                batch={name: value[:together] for name, value in user.batch.items()}
-            )
-        checked = check_train(user, trained, compared, features, constants=constants)
-        if rounding is not None:
-            progress("training some steps with products in float16")
-            check_train_in_float16(user, trained, rounding, features, constants)
-        del compared, rounding
-    if many is None:
-        return CheckedGraphs(
-            files, checked.difference, ranges, by_pytorch, operators, found
-        ), checked
-    progress(f"the same for {many.devices} devices at once")
-    block = cache(lambda: many_program(step, program().exported, many, located()))
-    if traced is not None:
-        trace_block = partial(trace_many, step, traced, many)
-        graph, _, reason = _written(trace_block, block, training_decompositions, constants)
+        checked = _check_steps(user, trained, step_graphs, settings)
+
+    files, difference = {TRAIN: step_graphs.train}, checked.difference
+    del step_graphs
+    if many is not None:
+        progress(f"the same for {many.devices} devices at once")
+        block = cache(lambda: many_program(step, program().exported, many, located()))
+        if traced is not None:
+            trace_block = partial(trace_many, step, traced, many)
+            graph, _, reason = _written(trace_block, block, training_decompositions, constants)
+        else:
+            graph = to_onnx(block(), training_decompositions(block().exported.graph))
         by_pytorch |= {TRAIN_MANY: reason} if reason else {}
-    else:
-        graph = to_onnx(block(), training_decompositions(block().exported.graph))
-        by_pytorch[TRAIN_MANY] = by_pytorch[TRAIN]
-    graph = code_weights(
-        skip_selection_when_all_steps_done(graph, many), settings.frozen, constants
-    )
-    files[TRAIN_MANY] = serialised(graph, constants)
-    difference = max(checked.difference, check_many(user, step, files[TRAIN_MANY], many, constants))
-    return CheckedGraphs(files, difference, ranges, by_pytorch, operators, found), checked
+        graph = skip_selection_when_all_steps_done(graph, many)
+        files[TRAIN_MANY] = serialised(code_weights(graph, settings.frozen, constants), constants)
+        del graph
+        of_many = check_many(user, step, files[TRAIN_MANY], many, constants)
+        difference = max(difference, of_many)
+    return CheckedGraphs(files, difference, ranges, by_pytorch, operators, features), checked
+
+
+def _fitted_step(
+    graph: onnx.ModelProto, step: TrainStep, settings: ExportSettings
+) -> onnx.ModelProto:
+    """Return the training step with coded weights, within the device's memory where a budget is
+    given."""
+    constants, progress, budget = settings.constants, settings.progress, settings.budget
+    graph = put_vectors_together(code_weights(graph, settings.frozen, constants))
+    if budget is None:
+        return graph
+    progress("fitting the training step to the memory")
+    means = partial(step_with_means, step, settings.frozen, constants)
+    smallest = RANDOM_PART if step.random else 1
+    graph = within_budget(graph, means, train_elements(step), budget, progress, smallest)
+    # A step of micro-batches comes from another trace, in which no vectors are together.
+    return graph if part_size(graph) is None else put_vectors_together(graph)
+
+
+class _StepGraphs(NamedTuple):
+    """The training step as it is published, and as it is compared with PyTorch."""
+
+    train: bytes
+    """train.onnx."""
+    compared: bytes
+    """The same with products in float32; train.onnx itself unless it has products in float16."""
+    rounding: bytes | None
+    """With products in float16: the same with each rounding written out, since ONNX Runtime on a
+    CPU computes such products in float32."""
+    micro_batch: int | None
+    """Examples in a micro-batch. None: the step takes the whole batch at once."""
+
+
+def _serialised_step(graph: onnx.ModelProto, settings: ExportSettings) -> _StepGraphs:
+    constants, micro_batch = settings.constants, part_size(graph)
+    if settings.compute != "float16":
+        train = serialised(graph, constants)
+        return _StepGraphs(train, train, None, micro_batch)
+    graph = with_half_products(graph)
+    check_standard(graph)
+    rounding = serialised(with_every_rounding(graph), constants)
+    train = serialised(graph, constants)
+    return _StepGraphs(train, serialised(in_float32(graph), constants), rounding, micro_batch)
+
+
+def _check_operators(
+    user: UserModel,
+    trained: TrainStep,
+    written: Emitted,
+    cases: Cases,
+    features: Function | None,
+    located: Callable[[], torch.fx.Graph],
+) -> StepChecked:
+    """Compare the trace with PyTorch, also for other numbers of examples, and each operator."""
+    with cases.explained():
+        checked = check_emission(user, trained, written.traced, written.emission, features, located)
+        for case in cases.graphs:
+            check_tracing(user, trained, without_writes(case), features)
+    return checked
+
+
+def _check_steps(
+    user: UserModel, trained: TrainStep, graphs: _StepGraphs, settings: ExportSettings
+) -> CheckedStep:
+    """Compare some steps with PyTorch's."""
+    features, constants, progress = settings.features, settings.constants, settings.progress
+    progress("training some steps against PyTorch")
+    if trained.random and graphs.micro_batch is not None:
+        # Each micro-batch draws other numbers. PyTorch can draw those of the first one, so the
+        # comparison has one micro-batch alone.
+        first = {name: value[: graphs.micro_batch] for name, value in user.batch.items()}
+        user = user._replace(batch=first)
+    checked = check_train(user, trained, graphs.compared, features, constants=constants)
+    if graphs.rounding is not None:
+        progress("training some steps with products in float16")
+        check_train_in_float16(user, trained, graphs.rounding, features, constants)
+    return checked
 
 
 def step_with_means(
