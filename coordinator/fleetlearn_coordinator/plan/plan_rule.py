@@ -1,0 +1,26 @@
+"""A rule that a plan must keep: a condition under which the plan makes no sense, and a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from fleetlearn_coordinator.aggregation import aggregators
+from fleetlearn_coordinator.plan.plan_keys import PlanKeys
+
+
+class PlanRule(NamedTuple):
+    """Something that makes no sense in a plan."""
+
+    breaks: Callable[[PlanKeys], object]
+    """Whether the plan is so, by Python's truth of what this returns."""
+    text: Callable[[PlanKeys], str]
+    """The keys, what they say, and what is allowed."""
+
+
+def broken(rules: Iterable[PlanRule], plan: PlanKeys) -> Iterable[str]:
+    return (rule.text(plan) for rule in rules if rule.breaks(plan))
+
+
+def leaves_updates_out(plan: PlanKeys) -> bool:
+    return plan.aggregation.aggregator != aggregators.MEAN.name
