@@ -15,7 +15,8 @@ from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.settings import MEASURED_ON
 from fleetlearn_coordinator.service.status import read_status
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
-from fleetlearn_coordinator.service.versions import compare, read_versions
+from fleetlearn_coordinator.service.versions import compare
+from fleetlearn_coordinator.service.views.model_views import model_views
 from fleetlearn_coordinator.storage.identities import COMMAND
 
 app = typer.Typer()
@@ -33,7 +34,7 @@ def models(
 ) -> None:
     """List the versions of the model: what is kept and why, and what was measured of each."""
     with expected_errors():
-        shown = read_versions(Plan.load(plan), gone=gone)
+        shown = model_views(Plan.load(plan), gone=gone)
     if as_json:
         print(msgspec.json.encode(shown).decode())
         return

@@ -27,6 +27,7 @@ from fleetlearn_coordinator.network.gate import NAME
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.several.operations import Operations, operating
+from fleetlearn_coordinator.service.several.population import describe
 from fleetlearn_coordinator.service.status import read_status
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.runs import Population, WantedRun
@@ -199,15 +200,6 @@ def _row(run: WantedRun) -> dict[str, Any]:
             "waits_for": live.get("waits_for", ""),
         }
     return row
-
-
-def describe(population: Population) -> str:
-    """Return which devices a population is, in a few words."""
-    kinds = (("tag", population.tags), ("tier", population.tiers), ("runtime", population.runtimes))
-    words = [f"{kind} {name}" for kind, names in kinds for name in names]
-    if population.share < 1:
-        words.append(f"{100 * population.share:.3g} %")
-    return ", ".join(words) or "all"
 
 
 def is_served(operations: Operations) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -25,6 +26,7 @@ from fleetlearn_coordinator.storage.errors import DuplicateRowError, StoreError
 from fleetlearn_coordinator.storage.held_out import HeldOutResults
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
+    DeviceActivity,
     DeviceRemembered,
     EvaluationBegun,
     EvaluationEnded,
@@ -118,6 +120,7 @@ class Tables:
     rounds: dict[int, RoundRow] = field(default_factory=dict)
     models: dict[int, ModelMade] = field(default_factory=dict)
     devices: dict[str, DeviceRemembered] = field(default_factory=dict)
+    activity: dict[str, DeviceActivity] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
     evaluations: dict[int, EvaluationRow] = field(default_factory=dict)
     measurements: dict[str, MeasurementRow] = field(default_factory=dict)
@@ -472,6 +475,22 @@ class MemoryReader(Reads):
             if row.closed is not None and number >= since
         ]
 
+    def newest_model(self) -> ModelMade | None:
+        return next(reversed(self.known_models()), None)
+
+    def round_outcomes(self) -> dict[str, int]:
+        return dict(sorted(Counter(outcome for _, outcome, *_ in self.closed_rounds(0)).items()))
+
+    def opened(self, round: int) -> float | None:
+        row = self._tables.rounds.get(round)
+        return None if row is None else row.opened
+
+    def task_states(self, round: int) -> dict[str, int]:
+        return dict(sorted(Counter(state for _, _, state in self.tasks(round)).items()))
+
+    def device_activity(self) -> list[DeviceActivity]:
+        return [row for _, row in sorted(self._tables.activity.items())]
+
     def tasks(self, round: int) -> list[tuple[str, str, str]]:
         return [
             (task, row.device, row.state)
@@ -572,6 +591,9 @@ class MemoryLedger(Reads):
                 tables.models[row.version] = row
             case DeviceRemembered():
                 tables.devices[row.device] = row._replace(labels=[*row.labels])
+            case DeviceActivity():
+                before = tables.activity.get(row.device, DeviceActivity(row.device, tags=[]))
+                tables.activity[row.device] = _together(before, row)
             case TiedVectorsCounted(device, task):
                 tables.tied[device] = task
             case TiedVectorsForgotten():
@@ -735,3 +757,10 @@ def _accepted(row: ReportAccepted, old: TaskRow) -> TaskRow:
 def _moved(old: TaskRow, round: int | None) -> int:
     """Return the round that a task counts for. None: the one that it had."""
     return old.round if round is None else round
+
+
+def _together(before: DeviceActivity, new: DeviceActivity) -> DeviceActivity:
+    """Return what two rows of a device say together."""
+    found = {name: value for name, value in new._asdict().items() if value is not None}
+    sums = {name: getattr(before, name) + getattr(new, name) for name in ("done", "failed", "lost")}
+    return before._replace(**{**found, **sums, "connected": new.connected})

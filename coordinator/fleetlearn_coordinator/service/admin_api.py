@@ -28,9 +28,9 @@ from fleetlearn_coordinator.network.http_port import RefusedError
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
 from fleetlearn_coordinator.service.several.operations import Operations, Verb, operating
-from fleetlearn_coordinator.service.status import Status, last_rounds, read_status
+from fleetlearn_coordinator.service.status import read_status
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
-from fleetlearn_coordinator.service.versions import read_versions
+from fleetlearn_coordinator.service.views.local_views import LocalViews
 from fleetlearn_coordinator.storage.administrators import Administrator, Administrators, Role
 from fleetlearn_coordinator.storage.errors import StoreUnavailableError
 from fleetlearn_coordinator.storage.find_storage import find_storage
@@ -135,8 +135,10 @@ class AdminApi:
             Route("GET", "runs", "view", self._list_runs),
             Route("GET", "runs/*", "view", self._run),
             Route("GET", "runs/*/rounds", "view", self._rounds),
+            Route("GET", "runs/*/rounds/*", "view", self._turns),
             Route("GET", "runs/*/models", "view", self._models),
             Route("GET", "devices", "view", self._devices),
+            Route("GET", "devices/*", "view", self._device),
             Route("GET", "audit", "view", self._audit),
             Route("POST", "tokens", "operate", self._token),
             Route("POST", "devices/*/revoke", "operate", self._revoke),
@@ -235,48 +237,31 @@ class AdminApi:
             HTTPStatus.NOT_FOUND, f"there is no run called {name}; there are: {names or 'none'}"
         )
 
-    def _described(self, run: WantedRun | None) -> dict[str, Any]:
-        """Return a run in a few words."""
-        found: dict[str, Any] = {}
-        if run is not None:
-            found = {
-                "name": run.name,
-                "wanted": run.wanted,
-                "failed": run.failed,
-                "plan": str(run.plan),
-            }
-        try:
-            plan = self._plan if run is None else Plan.load(run.plan)
-            assert plan is not None
-            status = read_status(plan.data_dir, since=2**62)
-        except FleetError as error:
-            return {**found, "error": error.text}
-        keys = ("phase", "round", "connected", "leases", "accepted", "waits_for")
-        live = {key: status.live[key] for key in keys if status.running and key in status.live}
-        return {"name": plan.name, **found, **_brief(status), **live}
-
-    def _list_runs(self, asked: Asked) -> Any:
-        return [
-            self._described(run) for run in (self._wanted(asked) if self._plan is None else [None])
-        ]
+    def _views(self, asked: Asked) -> LocalViews:
+        return LocalViews(service=self._service, plan=self._plan, identities=asked.administrators)
 
     def _status(self, asked: Asked) -> Any:
-        runs = self._list_runs(asked)
-        devices = asked.administrators.devices()
-        connected = sum(run.get("connected", 0) for run in runs)
-        return {"time": time.time(), "enrolled": len(devices), "connected": connected, "runs": runs}
+        return self._views(asked).host()
+
+    def _list_runs(self, asked: Asked) -> Any:
+        return self._views(asked).runs()
 
     def _run(self, asked: Asked) -> Any:
-        name, plan = self._plan_of(asked)
-        status = read_status(plan.data_dir, since=2**62)
-        evaluations = status.evaluations[-LAST:]
-        return {"name": name, **_brief(status), "live": status.live, "evaluations": evaluations}
+        return self._views(asked).run(*asked.names, last=asked.last())
 
     def _rounds(self, asked: Asked) -> Any:
-        return last_rounds(self._plan_of(asked)[1].data_dir, asked.last())
+        return self._views(asked).rounds(*asked.names, last=asked.last())
+
+    def _turns(self, asked: Asked) -> Any:
+        name, number = asked.names
+        if not re.fullmatch("open|[0-9]{1,12}", number):
+            text = f"{number!r} is no round: a number, or open"
+            raise RefusedError(HTTPStatus.BAD_REQUEST, text)
+        return self._views(asked).turns(name, None if number == "open" else int(number))
 
     def _models(self, asked: Asked) -> Any:
-        return read_versions(self._plan_of(asked)[1], most=MOST_LAST)
+        gone = "gone" in asked.request.query
+        return self._views(asked).models(*asked.names, gone=gone, most=MOST_LAST)
 
     def _add(self, asked: Asked) -> Any:
         body = asked.body(RunAsked)
@@ -325,10 +310,18 @@ class AdminApi:
     # Devices
 
     def _devices(self, asked: Asked) -> Any:
-        return [row._asdict() for row in asked.administrators.devices()]
+        return self._views(asked).devices()
+
+    def _device(self, asked: Asked) -> Any:
+        (name,) = asked.names
+        for device in self._views(asked).devices():
+            if device.device == name:
+                return device
+        text = f"no device called {name} is enrolled, or was seen"
+        raise RefusedError(HTTPStatus.NOT_FOUND, text)
 
     def _audit(self, asked: Asked) -> Any:
-        return [row._asdict() for row in asked.administrators.last_events(asked.last())]
+        return self._views(asked).audit(asked.last())
 
     def _token(self, asked: Asked) -> Any:
         body, now = asked.body(TokenAsked), time.time()
@@ -347,15 +340,6 @@ class AdminApi:
         if not found and not certified:
             raise RefusedError(HTTPStatus.NOT_FOUND, f"no device called {device} is enrolled")
         return {"device": device, "revoked": True}
-
-
-def _brief(status: Status) -> dict[str, Any]:
-    return {
-        "running": status.running,
-        "address": status.address,
-        "version": status.version,
-        "finished": status.finished,
-    }
 
 
 @asynccontextmanager

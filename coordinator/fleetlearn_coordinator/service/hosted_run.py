@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 
@@ -108,6 +109,8 @@ class HostedRun:
             self._held_out.measured = self.server.held_out_measured
         self._measuring: asyncio.Task[None] | None = None
         self._waiting = WaitingLog()
+        self._began = time.time()
+        """Since when this process serves the run, in Unix time."""
 
     @property
     def id(self) -> str:
@@ -160,8 +163,10 @@ class HostedRun:
 
     def record(self, *, ended: bool = False) -> None:
         """Record the run's state of this moment, for ``status`` and the next process."""
-        live = {**self.server.live(), "pid": None if ended else os.getpid()}
+        own = {"pid": None if ended else os.getpid(), "began": self._began}
+        live = {**self.server.live(), **own}
         rows: list[Row] = [Metadata("live", msgspec.json.encode(live).decode())]
+        rows += self.server.history.take_rows()
         self._store.write(rows + self.server.run.pace_rows(self.server.now()))
 
     @property

@@ -40,7 +40,9 @@ from fleetlearn_coordinator.rounds.commands import (
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.pace import FinishedReturns
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
+from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.waiting_words import waits_for
+from fleetlearn_coordinator.service.device_history import DeviceHistory
 from fleetlearn_coordinator.service.observers import (
     DeviceJoined,
     DeviceLeft,
@@ -69,6 +71,9 @@ class RunServer:
         self.spool: Spool = run.store.blobs
         self._served = host.serve_run(self, run.bundle, self.fail, self.name)
         self.models = ServedModels(run, host, self._served)
+        self.history = DeviceHistory()
+        """What is new of each device, for the ledger."""
+        run.observers.add(self.history)
         files = run.bundle.manifest.files.values()
         model = run.models.newest.model.nbytes
         self.download = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files) + model
@@ -459,6 +464,8 @@ class RunServer:
             "connected": self.connected,
             "idle": self.engine.waiting(),
             "leases": len(self.engine.leases),
+            "goal": self.engine.settings.goal,
+            "deadline": self._deadline(),
             "accepted": len(self.engine.accepted),
             "dropped": self.engine.causes(),
             "uploading": sum(
@@ -470,6 +477,13 @@ class RunServer:
             **({} if self.engine.pace is None else self.engine.pace.status(self.clock.now())),
             **self._open_evaluation(),
         }
+
+    def _deadline(self) -> float | None:
+        """Return when the open round ends at the latest, in Unix time. None: no round is open, or
+        the run is paused."""
+        if self.engine.phase is not Phase.OPEN or self.engine.paused:
+            return None
+        return time.time() + self.engine.deadline - self.clock.now()
 
     def _open_evaluation(self) -> dict[str, Any]:
         found = self.engine.evaluations

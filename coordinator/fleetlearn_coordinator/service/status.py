@@ -106,13 +106,6 @@ def read_status(folder: str | os.PathLike[str], *, since: int = 0) -> Status:
     )
 
 
-def last_rounds(folder: str | os.PathLike[str], most: int) -> list[Closed]:
-    """The last rounds of a run that are over, at most this many, the oldest first. Raises
-    StoreError."""
-    with find_storage(folder).read_ledger() as ledger:
-        return [Closed(*row) for row in ledger.closed_rounds(ledger.last_round() - most)][-most:]
-
-
 def read_model(folder: str | os.PathLike[str], version: int | None = None) -> tuple[int, Vector]:
     """A committed model, the newest by default: its version and its float32 vector (P,).
 

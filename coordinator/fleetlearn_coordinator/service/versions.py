@@ -4,7 +4,6 @@ two differ."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -21,78 +20,12 @@ from fleetlearn_coordinator.service.training_run.kept_models import (
     best_versions,
     measured,
     metrics_of,
-    why_kept,
 )
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.find_storage import find_storage
 
 BLOCK = 2**16
 """Elements that are compared at a time, in float64."""
-
-
-class Version(msgspec.Struct, frozen=True):
-    """One version of a run's model."""
-
-    version: int
-    sha256: str
-    """SHA-256 of the parameter vector's bytes."""
-    made: float
-    """Unix time."""
-    round: int | None
-    """The round that made it; None: the initial model, or a roll back."""
-    restores: int | None
-    """The earlier version that it is the model of, where a roll back made it."""
-    change: float | None
-    """L2 norm of its difference from the version before, where a round made it."""
-    kept: str | None
-    """Why it is kept: ``target`` (it met the target that ended the run), ``initial``, ``newest``,
-    ``last``, ``every``, ``best``; ``needed`` while something uses it. None: its file is gone."""
-    size: int | None
-    """Bytes of its file, with the server optimizer's state. None: it is gone."""
-    metrics: dict[str, dict[str, float]]
-    """Where from (``round``, ``evaluation``, ``held-out``) -> what was measured of it."""
-
-
-def read_versions(plan: Plan, *, gone: bool = False, most: int | None = None) -> list[Version]:
-    """Return the versions of a run's model that are kept, the oldest first; ``gone``: the others,
-    too. ``most``: the newest of them, this many. Raises StoreError."""
-    storage = find_storage(plan.data_dir)
-    with storage.read_ledger() as ledger:
-        known = ledger.known_models()
-        newest = known[-1].version if known else 0
-        there = {version for version in storage.models.model_versions() if version <= newest}
-        known = [row for row in known if gone or row.version in there][-(most or 0) :]
-        made = ledger.measured_in_rounds(row.version - 1 for row in known)
-    numbers = [row.version for row in known]
-    metrics = {source: metrics_of(plan, numbers, source) for source in MEASURED_ON}
-    best = best_versions(plan.models, measured(plan, there) if plan.models.best is not None else {})
-    met_by = read_status(plan.data_dir).met_by
-    found = []
-    for row in known:
-        number = row.version
-        is_there = number in there
-        found.append(
-            Version(
-                number,
-                row.sha256,
-                row.at,
-                row.round or None,
-                row.restores,
-                made[number - 1]["change"] if number - 1 in made else None,
-                _why_kept(plan, number, newest, best, met_by) if is_there else None,
-                storage.models.model_size(number) if is_there else None,
-                {source: rows[number] for source, rows in metrics.items() if number in rows},
-            )
-        )
-    return found
-
-
-def _why_kept(
-    plan: Plan, version: int, newest: int, best: Collection[int], met_by: int | None
-) -> str:
-    return (
-        "target" if version == met_by else why_kept(plan.models, version, newest, best) or "needed"
-    )
 
 
 class ChosenVersion(NamedTuple):

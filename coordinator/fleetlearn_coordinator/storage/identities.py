@@ -254,6 +254,10 @@ class Identities:
         rows = self._db.execute("SELECT device, tags, enrolled FROM devices ORDER BY device")
         return [Known(device, tuple(tags.split()), enrolled) for device, tags, enrolled in rows]
 
+    def revoked(self) -> dict[str, float]:
+        """Return device -> when it was last revoked, in Unix time. It may be enrolled again."""
+        return dict(self._db.execute("SELECT device, at FROM revoked"))
+
     def _data_version(self) -> int:
         return int(self._db.execute("PRAGMA data_version").fetchone()[0])
 

@@ -14,6 +14,8 @@ from fleetlearn_protocol.messages import Evaluation, Report
 
 ROUNDS_KEPT = 100
 """Closed rounds whose tasks and reports are kept. Of older rounds only the summary is kept."""
+DEVICES_KEPT = 200_000
+"""Devices whose activity is kept, those that were seen last. More are kept for some rounds."""
 EVALUATIONS_KEPT = 100
 """Evaluations whose measurements are kept. Of older ones only the summary is kept."""
 
@@ -128,6 +130,34 @@ class DeviceRemembered(NamedTuple):
     """and the time that its task took."""
 
 
+class DeviceActivity(NamedTuple):
+    """What was seen of a device since the last such row of it. What a reader gets of a device is
+    all such rows of it together. None: nothing new, and to a reader: never known."""
+
+    device: str
+    seen: float | None = None
+    """When the device last connected, left, or ended a task (Unix time)."""
+    connected: float | None = None
+    """Since when it has been connected (Unix time). None, also in a later row: it is not. A
+    coordinator that was killed could not write that."""
+    runtime: str | None = None
+    """What trains there, as the device says."""
+    software: str | None = None
+    """The SDK and its version, as the device says."""
+    tier: str | None = None
+    tags: Sequence[str] | None = None
+    done: int = 0
+    """Its reports that counted."""
+    failed: int = 0
+    """Its tasks that it failed, that stalled, or whose update was rejected."""
+    lost: int = 0
+    """Its tasks that ended because it was gone or too late."""
+    error: str | None = None
+    """Why its last task failed, in the device's words where it has said so."""
+    error_at: float | None = None
+    """When that was (Unix time)."""
+
+
 class TiedVectorsCounted(NamedTuple):
     """From now on a device's next task goes on from the tied vectors that it made with ``task``."""
 
@@ -207,6 +237,7 @@ Row: TypeAlias = (
     | AggregatorSaved
     | ModelMade
     | DeviceRemembered
+    | DeviceActivity
     | TiedVectorsCounted
     | TiedVectorsForgotten
     | RoundClosed

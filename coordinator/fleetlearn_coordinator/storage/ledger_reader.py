@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from fleetlearn_coordinator.storage.ledger import ModelMade
+from fleetlearn_coordinator.storage.ledger import DeviceActivity, ModelMade
 
 
 class LedgerReader(Protocol):
@@ -31,20 +31,37 @@ class LedgerReader(Protocol):
         """Return what is known of each committed model, the oldest first, also of those whose bytes
         are not kept."""
 
+    def newest_model(self) -> ModelMade | None:
+        """Return what is known of the newest committed model, or None before the first."""
+
     def last_round(self) -> int:
         """Return the number of the last round that was opened, or 0 before the first."""
 
     def open_round(self) -> int | None:
         """Return the number of the open round, or None where none is open."""
 
+    def opened(self, round: int) -> float | None:
+        """Return when a round was opened, as a Unix time, or None where there is no such round."""
+
     def closed_rounds(self, since: int) -> list[tuple[int, str, float, float, dict[str, Any]]]:
         """Return (number, outcome, opened, closed, summary) of each round that is over, from number
         ``since`` on, in order. Times are Unix times. Raises StoreError (damaged)."""
+
+    def round_outcomes(self) -> dict[str, int]:
+        """Return outcome -> how many rounds had it (``closed_rounds``)."""
 
     def tasks(self, round: int) -> list[tuple[str, str, str]]:
         """Return (task, device, state) of each of a round's tasks, by the task's name. state:
         ``assigned`` while it runs, ``accepted``, or the cause of its end. Empty for a round that
         was closed long ago."""
+
+    def task_states(self, round: int) -> dict[str, int]:
+        """Return state -> how many of a round's tasks have it (``tasks``)."""
+
+    def device_activity(self) -> list[DeviceActivity]:
+        """Return what is known of each device that was seen, by name. Devices that were last seen
+        long ago may be missing (``DEVICES_KEPT``). Empty where an earlier version was the last to
+        serve the run."""
 
     def measured_in_rounds(self, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
         """Return version -> the summary of the round that began from it and made the next one, for

@@ -18,8 +18,10 @@ from fleetlearn_coordinator.storage import sqlite_evaluations
 from fleetlearn_coordinator.storage.database import connect
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import (
+    DEVICES_KEPT,
     ROUNDS_KEPT,
     AggregatorSaved,
+    DeviceActivity,
     DeviceRemembered,
     LastEvaluation,
     Metadata,
@@ -41,7 +43,7 @@ from fleetlearn_coordinator.storage.stored_json import decode, read_json
 from fleetlearn_coordinator.storage.wal_check import check_wal
 
 DATABASE = "coordinator.sqlite3"
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 DEVICES = """
 CREATE TABLE devices(
@@ -50,6 +52,20 @@ CREATE TABLE devices(
 ) WITHOUT ROWID"""
 TIED = """
 CREATE TABLE tied(device TEXT PRIMARY KEY, task TEXT NOT NULL) WITHOUT ROWID"""
+ACTIVITY = """
+CREATE TABLE activity(
+    device TEXT PRIMARY KEY, seen REAL, connected REAL, runtime TEXT, software TEXT, tier TEXT,
+    tags TEXT, done INTEGER NOT NULL, failed INTEGER NOT NULL, lost INTEGER NOT NULL,
+    error TEXT, error_at REAL
+) WITHOUT ROWID"""
+_LATEST = ("seen", "runtime", "software", "tier", "tags", "error", "error_at")
+_ADDED = ("done", "failed", "lost")
+ADD_ACTIVITY = (
+    f"INSERT INTO activity VALUES({', '.join('?' * len(DeviceActivity._fields))}) "
+    "ON CONFLICT(device) DO UPDATE SET connected=excluded.connected"
+    + "".join(f", {name}=COALESCE(excluded.{name}, {name})" for name in _LATEST)
+    + "".join(f", {name}={name}+excluded.{name}" for name in _ADDED)
+)
 SCHEMA = f"""
 CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE models(
@@ -67,7 +83,7 @@ CREATE TABLE tasks(
     version INTEGER, staleness INTEGER,
     norm REAL, trained_norm REAL            -- of the accepted update, where the plan needs them
 ) WITHOUT ROWID;
-CREATE INDEX tasks_of_round ON tasks(round);{DEVICES};{TIED};
+CREATE INDEX tasks_of_round ON tasks(round);{DEVICES};{TIED};{ACTIVITY};
 """
 """A task's round is the one in which it was given while it runs, and then the one that its end
 counts for."""
@@ -87,6 +103,7 @@ MIGRATIONS = {
         "ALTER TABLE models ADD COLUMN optimizer TEXT",
         "ALTER TABLE models ADD COLUMN state_crc32 INTEGER",
     ),
+    5: (ACTIVITY,),
 }
 """Version of the tables -> what makes the next one of it."""
 
@@ -195,6 +212,9 @@ class SqliteLedger:
                     "INSERT OR REPLACE INTO devices VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
                     row._replace(labels=labels),
                 )
+            case DeviceActivity():
+                tags = None if row.tags is None else " ".join(row.tags)
+                execute(ADD_ACTIVITY, row._replace(tags=tags))
             case TiedVectorsCounted():
                 execute("INSERT OR REPLACE INTO tied VALUES(?, ?)", row)
             case TiedVectorsForgotten():
@@ -213,7 +233,19 @@ class SqliteLedger:
         self._db.execute(
             "DELETE FROM tasks WHERE round<=? AND state<>'assigned'", (row.number - ROUNDS_KEPT,)
         )  # what runs may count for a later round
+        if row.number % ROUNDS_KEPT == 0:
+            self._forget_devices()
         self._put("sum", None)
+
+    def _forget_devices(self) -> None:
+        """Keep the activity of the devices that were seen last. Whoever may connect without an
+        identity could else fill the disk with names."""
+        if self._db.execute("SELECT COUNT(*) FROM activity").fetchone()[0] > DEVICES_KEPT:
+            self._db.execute(
+                "DELETE FROM activity WHERE device IN "
+                "(SELECT device FROM activity ORDER BY seen DESC, device LIMIT -1 OFFSET ?)",
+                (DEVICES_KEPT,),
+            )
 
     def _move(self, task: str, round: int | None) -> None:
         """Let the task's end count for another round than the one in which it was given."""

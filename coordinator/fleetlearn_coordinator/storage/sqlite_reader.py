@@ -13,7 +13,7 @@ from fleetlearn_protocol.errors import Code
 from fleetlearn_coordinator.storage import sqlite_evaluations
 from fleetlearn_coordinator.storage.database import connect
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.ledger import ModelMade
+from fleetlearn_coordinator.storage.ledger import DeviceActivity, ModelMade
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.stored_json import decode
 
@@ -44,9 +44,15 @@ class SqliteReader:
             for row in rows
         ]
 
+    @property
+    def _version(self) -> int:
+        """Of the tables. Earlier versions lack some."""
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+
     def evaluations(self) -> list[tuple[int, int, str, float, dict[str, Any]]]:
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        return sqlite_evaluations.closed_evaluations(self._db, self._path) if version >= 3 else []
+        if self._version < 3:
+            return []
+        return sqlite_evaluations.closed_evaluations(self._db, self._path)
 
     def known_models(self) -> list[ModelMade]:
         # earlier versions: fewer columns
@@ -78,6 +84,37 @@ class SqliteReader:
     def open_round(self) -> int | None:
         row = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()
         return row and int(row[0])
+
+    def newest_model(self) -> ModelMade | None:
+        row = self._db.execute("SELECT * FROM models ORDER BY version DESC LIMIT 1").fetchone()
+        return None if row is None else ModelMade(*row)
+
+    def round_outcomes(self) -> dict[str, int]:
+        return dict(
+            self._db.execute(
+                "SELECT outcome, COUNT(*) FROM rounds WHERE closed IS NOT NULL GROUP BY outcome "
+                "ORDER BY outcome"
+            )
+        )
+
+    def opened(self, round: int) -> float | None:
+        row = self._db.execute("SELECT opened FROM rounds WHERE number=?", (round,)).fetchone()
+        return None if row is None else float(row[0])
+
+    def task_states(self, round: int) -> dict[str, int]:
+        return dict(
+            self._db.execute(
+                "SELECT state, COUNT(*) FROM tasks WHERE round=? GROUP BY state ORDER BY state",
+                (round,),
+            )
+        )
+
+    def device_activity(self) -> list[DeviceActivity]:
+        if self._version < 6:
+            return []
+        rows = self._db.execute("SELECT * FROM activity ORDER BY device")
+        found = map(DeviceActivity._make, rows)
+        return [row._replace(tags=(row.tags or "").split()) for row in found]  # type: ignore[attr-defined]
 
     def tasks(self, round: int) -> list[tuple[str, str, str]]:
         return self._db.execute(

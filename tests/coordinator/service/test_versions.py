@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan
-from fleetlearn_coordinator.service.versions import compare, read_versions
+from fleetlearn_coordinator.service.versions import compare
+from fleetlearn_coordinator.service.views.model_views import model_views
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import (
@@ -55,9 +56,9 @@ def plan(tmp_path: Path) -> Plan:
 
 
 def test_each_version_has_its_reason_and_what_was_measured_of_it(plan: Plan) -> None:
-    rows = read_versions(plan, gone=True)
-    assert [row.version for row in read_versions(plan)] == [0, 1, 2, 4]
-    assert [row.version for row in read_versions(plan, most=2)] == [2, 4]
+    rows = model_views(plan, gone=True)
+    assert [row.version for row in model_views(plan)] == [0, 1, 2, 4]
+    assert [row.version for row in model_views(plan, most=2)] == [2, 4]
     assert [(row.version, row.round, row.restores, row.change) for row in rows] == [
         (0, None, None, None),
         (1, 1, None, 0.5),

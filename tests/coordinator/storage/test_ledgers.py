@@ -16,6 +16,7 @@ from fleetlearn_coordinator.storage.errors import DuplicateRowError
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
+    DeviceActivity,
     DeviceRemembered,
     EvaluationBegun,
     EvaluationEnded,
@@ -58,7 +59,7 @@ class Story:
         steps: list[Callable[[], list[Row]]] = [
             self._begin_round, self._give, self._give, self._give, self._report, self._report,
             self._end_task, self._revive, self._save_sum, self._close, self._close, self._remember,
-            self._measure, self._evaluate, self._put,
+            self._measure, self._evaluate, self._put, self._notice,
         ]  # fmt: skip
         return self.random.choice(steps)()
 
@@ -126,6 +127,13 @@ class Story:
         remembered = DeviceRemembered(device, self.round, 2, ["a", "b"], self.round, 0.5, 10, None)
         return [remembered, TiedVectorsCounted(device, self._some_task())]
 
+    def _notice(self) -> list[Row]:
+        device, at = f"d{self.random.randrange(6)}", self.random.choice((None, float(self.task)))
+        if self.random.random() < 0.5:
+            return [DeviceActivity(device, at, at, "onnx 1", "sdk 1", None, ["a", "b"])]
+        error = self.random.choice((None, "bad-data: [none]"))
+        return [DeviceActivity(device, at, done=1, failed=2, lost=-1, error=error, error_at=at)]
+
     def _measure(self) -> list[Row]:
         if not self.evaluating:
             return []
@@ -188,6 +196,10 @@ def read_by(reader: LedgerReader, story: Story) -> dict[str, Any]:
             reader.closed_rounds(3),
         ),
         "tasks": [reader.tasks(number) for number in range(story.round + 2)],
+        "states": [reader.task_states(number) for number in range(story.round + 2)],
+        "opened": [reader.opened(number) for number in range(story.round + 2)],
+        "newest": (reader.newest_model(), reader.round_outcomes()),
+        "activity": reader.device_activity(),
         "in rounds": reader.measured_in_rounds(versions),
         "evaluations": (reader.evaluations(), reader.evaluations_of(versions)),
     }
@@ -219,7 +231,7 @@ def test_they_say_the_same(
     monkeypatch.setattr(rows_of, "EVALUATIONS_KEPT", 2)
     monkeypatch.setattr(sqlite_evaluations, "EVALUATIONS_KEPT", 2)
     story = Story(seed)
-    for step in range(120):
+    for step in range(140):
         rows = story.batch()
         for ledger in both:
             ledger.write(rows)

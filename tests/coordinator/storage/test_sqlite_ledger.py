@@ -12,7 +12,9 @@ from fleetlearn_coordinator.storage.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import (
+    DeviceActivity,
     Metadata,
     RoundClosed,
     RoundOpened,
@@ -68,8 +70,35 @@ def test_a_full_database_is_named_as_such(tmp_path: Path) -> None:
 
 
 def test_a_newer_database_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_ledger, "SCHEMA_VERSION", 6)
+    monkeypatch.setattr(sqlite_ledger, "SCHEMA_VERSION", 7)
     open_ledger(tmp_path).close()
     monkeypatch.undo()
-    with pytest.raises(StoreError, match="version 6; this fleetlearn reads version 5"):
+    with pytest.raises(StoreError, match="version 7; this fleetlearn reads version 6"):
         open_ledger(tmp_path)
+
+
+def test_the_tables_before_devices_were_remembered_go_on(tmp_path: Path) -> None:
+    ledger = open_ledger(tmp_path)
+    ledger._db.execute("DROP TABLE activity")
+    ledger._db.execute("PRAGMA user_version=5")
+    ledger.close()
+    with find_storage(tmp_path).read_ledger() as reader:
+        assert reader.device_activity() == []
+    ledger = open_ledger(tmp_path)
+    ledger.write([DeviceActivity("a", 5.0, 5.0, done=1), DeviceActivity("a", 7.0, done=1)])
+    with find_storage(tmp_path).read_ledger() as reader:
+        assert reader.device_activity() == [DeviceActivity("a", 7.0, None, tags=[], done=2)]
+
+
+def test_devices_that_were_seen_long_ago_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever may connect without an identity fills the disk with names."""
+    monkeypatch.setattr(sqlite_ledger, "ROUNDS_KEPT", 2)
+    monkeypatch.setattr(sqlite_ledger, "DEVICES_KEPT", 3)
+    ledger = open_ledger(tmp_path)
+    ledger.write([DeviceActivity(f"d{number}", float(-number)) for number in range(9)])
+    for number in range(1, 3):
+        ledger.write([RoundOpened(number, 0.0), RoundClosed(number, "abandoned", {}, 1.0)])
+    with find_storage(tmp_path).read_ledger() as reader:
+        assert [row.device for row in reader.device_activity()] == ["d0", "d1", "d2"]

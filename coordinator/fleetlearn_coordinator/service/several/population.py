@@ -39,3 +39,12 @@ def place(run: str, device: str) -> float:
     first ``share`` of them are a run's population. Another run's are others."""
     found = hashlib.sha256(f"{run}/{device}".encode()).digest()
     return int.from_bytes(found[:8]) / 2**64
+
+
+def describe(population: Population) -> str:
+    """Return which devices a population is, in a few words."""
+    kinds = (("tag", population.tags), ("tier", population.tiers), ("runtime", population.runtimes))
+    words = [f"{kind} {name}" for kind, names in kinds for name in names]
+    if population.share < 1:
+        words.append(f"{100 * population.share:.3g} %")
+    return ", ".join(words) or "all"

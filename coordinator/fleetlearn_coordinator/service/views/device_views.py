@@ -1,0 +1,99 @@
+"""What is known of devices: by the runs that saw them, and by the identities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from fleetlearn_coordinator.service.views.records import DeviceView
+from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.find_storage import find_storage
+from fleetlearn_coordinator.storage.identities import Identities
+from fleetlearn_coordinator.storage.ledger import DeviceActivity
+
+
+class _Seen(NamedTuple):
+    """A device's activity in one run."""
+
+    run: str
+    row: DeviceActivity
+    since: float | None
+    """Since when it has been connected there; None: it is not."""
+
+
+def device_views(
+    places: Iterable[tuple[str, Path]], identities: Identities | None
+) -> list[DeviceView]:
+    """Return the devices that are enrolled, were revoked or were seen, by name. ``places``: the
+    names of runs and where their data are; a run that has not begun has seen none. Raises
+    StoreError."""
+    seen: dict[str, list[_Seen]] = {}
+    for name, data in places:
+        for each in _seen_by(name, data):
+            seen.setdefault(each.row.device, []).append(each)
+    known = {} if identities is None else {each.device: each for each in identities.devices()}
+    revoked = {} if identities is None else identities.revoked()
+    found = []
+    for device in sorted({*seen, *known, *revoked}):
+        own = known.get(device)
+        fields = _together(seen.get(device, []))
+        if own is not None:
+            fields["tags"] = list(dict.fromkeys((*own.tags, *fields.get("tags", ()))))
+            fields["enrolled"] = own.enrolled
+        else:
+            fields["revoked"] = revoked.get(device)
+        found.append(DeviceView(device=device, **fields))
+    return found
+
+
+def _seen_by(name: str, data: Path) -> list[_Seen]:
+    storage = find_storage(data)
+    try:
+        with storage.read_ledger() as ledger:
+            live = msgspec.json.decode(ledger.metadata().get("live") or "{}")
+            rows = ledger.device_activity()
+    except StoreError as error:
+        if error.code == "unknown-content":
+            return []
+        raise
+    # A coordinator that was killed could not write that its devices are gone.
+    running = live.get("pid") is not None and storage.is_locked()
+    began = live.get("began", 0.0)
+    return [
+        _Seen(
+            name,
+            row,
+            row.connected
+            if running and row.connected is not None and row.connected >= began
+            else None,
+        )
+        for row in rows
+    ]
+
+
+def _together(seen: list[_Seen]) -> dict[str, Any]:
+    """Return what several runs say of one device. The one that saw it last knows what it is."""
+    if not seen:
+        return {}
+    rows = sorted((each.row for each in seen), key=lambda row: row.seen or 0.0)
+    last = rows[-1]
+    failed = max(rows, key=lambda row: row.error_at or 0.0)
+    since = [each.since for each in seen if each.since is not None]
+    return {
+        "connected": bool(since),
+        "since": min(since, default=None),
+        "seen": last.seen,
+        "runs": [each.run for each in seen],
+        "done": sum(row.done for row in rows),
+        "failed": sum(row.failed for row in rows),
+        "lost": sum(row.lost for row in rows),
+        "error": failed.error,
+        "error_at": failed.error_at,
+        "tags": list(last.tags or ()),
+        "runtime": last.runtime,
+        "software": last.software,
+        "tier": last.tier,
+    }
