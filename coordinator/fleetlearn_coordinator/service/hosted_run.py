@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 
-import msgspec
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.errors import Code, FleetError
 
@@ -24,7 +21,7 @@ from fleetlearn_coordinator.service.several.population import EVERYBODY
 from fleetlearn_coordinator.service.several.shared_server import SharedRunServer
 from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.service.waiting_log import WaitingLog
-from fleetlearn_coordinator.storage.ledger import Metadata, Row
+from fleetlearn_coordinator.storage.ledger import Metadata
 from fleetlearn_coordinator.storage.runs import Population
 from fleetlearn_coordinator.storage.store import open_store
 
@@ -109,8 +106,6 @@ class HostedRun:
             self._held_out.measured = self.server.held_out_measured
         self._measuring: asyncio.Task[None] | None = None
         self._waiting = WaitingLog()
-        self._began = time.time()
-        """Since when this process serves the run, in Unix time."""
 
     @property
     def id(self) -> str:
@@ -155,19 +150,19 @@ class HostedRun:
         self._store.close()
 
     def look(self) -> None:
-        """Look for requests, say what the run waits for, and record what ``status`` shows. Called
-        each second."""
+        """Look for requests, say what the run waits for, and record what is new. Called each
+        second."""
         self.server.look_for_request()
         self._waiting.look(self.server, self.server.loop.time())
         self.record()
 
     def record(self, *, ended: bool = False) -> None:
-        """Record the run's state of this moment, for ``status`` and the next process."""
-        own = {"pid": None if ended else os.getpid(), "began": self._began}
-        live = {**self.server.live(), **own}
-        rows: list[Row] = [Metadata("live", msgspec.json.encode(live).decode())]
-        rows += self.server.history.take_rows()
-        self._store.write(rows + self.server.run.pace_rows(self.server.now()))
+        """Record what the observers have to record: the run's state of this moment and what
+        devices did, for ``status`` and the next process."""
+        server = self.server
+        if rows := server.live_state.take_rows(ended=ended):
+            rows += server.history.take_rows()
+            self._store.write(rows + server.run.pace_rows(server.now()))
 
     @property
     def measures(self) -> bool:

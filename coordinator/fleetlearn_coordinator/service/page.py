@@ -1,8 +1,8 @@
 """The page for people: its port, and what it is told of the run. Public counts only, and nothing
 that names a device.
 
-As the administrators' API does, this reads the run's records from outside: no request touches the
-event loop's state.
+As the administrators' API does, this reads what observers recorded of the run (live_state.py): no
+request touches the event loop's state.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fleetlearn_coordinator.network.page_listener import DESCRIPTORS, Document, 
 from fleetlearn_coordinator.network.static_files import StaticFolder
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import Page, ServiceError, ServiceSettings, Tls
+from fleetlearn_coordinator.service.views.run_views import RunPlace, glance
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.runs import Runs
 
@@ -72,10 +73,11 @@ class PublicStatus:
 
     def _look(self) -> dict[str, Any]:
         name, plan, paused = self._find_run()
+        now = glance(RunPlace(name, plan.data_dir))
         with find_storage(plan.data_dir).read_ledger() as ledger:
-            meta = ledger.metadata()
-            if meta.get("run") != self._run:
-                self._run, self._history = meta.get("run"), []
+            run = ledger.metadata().get("run")
+            if run != self._run:
+                self._run, self._history = run, []
                 self._read_until = max(0, ledger.last_round() - HISTORY - 1)
             rounds = ledger.closed_rounds(self._read_until + 1)
         for number, outcome, _, _, summary in rounds:
@@ -89,16 +91,15 @@ class PublicStatus:
                 }
                 self._history.append({"round": number, **row})
         self._history = self._history[-HISTORY:]
-        live = msgspec.json.decode(meta.get("live") or "{}")
-        resting = paused or live.get("pid") is None
+        resting = paused or not now.running
         return {
             "run": name,
-            "state": "finished" if meta.get("finished") else "paused" if resting else "running",
-            "round": live.get("round", 0),
+            "state": "finished" if now.finished else "paused" if resting else "running",
+            "round": now.round,
             "rounds": plan.stop.rounds,
-            "reports": live.get("accepted", 0),
+            "reports": now.accepted,
             "goal": plan.round.goal,
-            "connected": live.get("connected", 0),
+            "connected": now.connected,
             "history": self._history,
         }
 

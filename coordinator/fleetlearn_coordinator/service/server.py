@@ -43,6 +43,7 @@ from fleetlearn_coordinator.rounds.selection_rules import stated_in
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.waiting_words import waits_for
 from fleetlearn_coordinator.service.device_history import DeviceHistory
+from fleetlearn_coordinator.service.live_state import LiveState
 from fleetlearn_coordinator.service.observers import (
     DeviceJoined,
     DeviceLeft,
@@ -74,6 +75,9 @@ class RunServer:
         self.history = DeviceHistory()
         """What is new of each device, for the ledger."""
         run.observers.add(self.history)
+        self.live_state = LiveState(self.live)
+        """What ``status`` shows, for the ledger."""
+        run.observers.add(self.live_state)
         files = run.bundle.manifest.files.values()
         model = run.models.newest.model.nbytes
         self.download = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files) + model
