@@ -16,10 +16,10 @@ from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.service import server
 from fleetlearn_coordinator.service.training_run import run
 from fleetlearn_coordinator.storage.ledger import (
-    EvaluationBegun,
-    EvaluationEnded,
-    MeasurementAccepted,
-    MeasurementGiven,
+    AnswerAccepted,
+    DeviceAsked,
+    ExchangeBegun,
+    ExchangeEnded,
     Row,
 )
 from fleetlearn_coordinator.storage.sqlite_ledger import SqliteLedger
@@ -41,14 +41,14 @@ COORDINATOR: dict[str, Point] = {
     "a model is committed and its evaluation is not opened": Point(
         Engine, "_begin_exchanges", False
     ),
-    "an evaluation is decided but not recorded": batch(EvaluationBegun, after=False),
-    "an evaluation is recorded and nobody told": batch(EvaluationBegun, after=True),
-    "a measurement is given but not sent": batch(MeasurementGiven, after=True),
-    "a measurement came and is not recorded": batch(MeasurementAccepted, after=False),
+    "an evaluation is decided but not recorded": batch(ExchangeBegun, after=False),
+    "an evaluation is recorded and nobody told": batch(ExchangeBegun, after=True),
+    "a measurement is given but not sent": batch(DeviceAsked, after=True),
+    "a measurement came and is not recorded": batch(AnswerAccepted, after=False),
     "a measurement is recorded but not acknowledged": Point(run.Run, "save_answer", True),
     "a measurement is acknowledged but not counted": Point(server.RunServer, "count_answer", False),
-    "an evaluation is over but not recorded": batch(EvaluationEnded, after=False),
-    "an evaluation is recorded as over": batch(EvaluationEnded, after=True),
+    "an evaluation is over but not recorded": batch(ExchangeEnded, after=False),
+    "an evaluation is recorded as over": batch(ExchangeEnded, after=True),
 }
 DEVICE: dict[str, Point] = {
     "the device has to evaluate": Point(Trainer, "answer", False),

@@ -26,21 +26,22 @@ from fleetlearn_coordinator.storage.errors import DuplicateRowError, StoreError
 from fleetlearn_coordinator.storage.held_out import HeldOutResults
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
+    AnswerAccepted,
+    AnswerDropped,
     DeviceActivity,
+    DeviceAsked,
     DeviceRemembered,
-    EvaluationBegun,
-    EvaluationEnded,
-    LastEvaluation,
-    MeasurementAccepted,
-    MeasurementDropped,
-    MeasurementGiven,
+    ExchangeBegun,
+    ExchangeEnded,
+    LastSeries,
     Metadata,
     ModelMade,
     ReportAccepted,
     RoundClosed,
     RoundOpened,
     Row,
-    SavedMeasurement,
+    SavedAnswer,
+    SavedPhase,
     SavedReport,
     SavedTask,
     TaskEnded,
@@ -50,11 +51,11 @@ from fleetlearn_coordinator.storage.ledger import (
     TiedVectorsForgotten,
     Unfinished,
 )
+from fleetlearn_coordinator.storage.ledger_reader import EndedExchange
 from fleetlearn_coordinator.storage.requests import Requests, RollBack
 from fleetlearn_coordinator.storage.stored_json import decode, read_json
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.frames import Buffer
-from fleetlearn_protocol.messages import Evaluation
 from fleetlearn_protocol.stored_report import read_report
 from fleetlearn_protocol.vector import checksum, digest
 from numpy.typing import NDArray
@@ -91,24 +92,25 @@ class RoundRow(NamedTuple):
     summary: bytes | None = None
 
 
-class EvaluationRow(NamedTuple):
-    """An evaluation. ``summary`` is JSON."""
+class ExchangeRow(NamedTuple):
+    """An exchange. ``summary`` is JSON."""
 
     version: int
+    members: tuple[str, ...] | None
     request: str | None
     closed: float | None = None
     outcome: str | None = None
     summary: bytes | None = None
 
 
-class MeasurementRow(NamedTuple):
-    """A device's turn in an evaluation. ``result`` is JSON."""
+class AnswerRow(NamedTuple):
+    """A device's turn in an exchange."""
 
-    evaluation: int
+    exchange: tuple[str, int, int]
     device: str
-    tier: str
+    note: str
     state: str = "assigned"
-    result: bytes | None = None
+    content: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,9 @@ class Tables:
     devices: dict[str, DeviceRemembered] = field(default_factory=dict)
     activity: dict[str, DeviceActivity] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
-    evaluations: dict[int, EvaluationRow] = field(default_factory=dict)
-    measurements: dict[str, MeasurementRow] = field(default_factory=dict)
+    exchanges: dict[tuple[str, int, int], ExchangeRow] = field(default_factory=dict)
+    """(kind, number, phase) -> the exchange."""
+    answers: dict[str, AnswerRow] = field(default_factory=dict)
 
     def copy(self) -> Tables:
         return Tables(*({**getattr(self, each.name)} for each in fields(self)))
@@ -441,8 +444,8 @@ class Reads:
         what = f"{self.where}: the summary of round {number}"
         return decode(content or b"", dict[str, Any], what)
 
-    def _evaluation_summary(self, number: int, content: bytes | None) -> dict[str, Any]:
-        what = f"{self.where}: the summary of evaluation {number}"
+    def _exchange_summary(self, kind: str, number: int, content: bytes | None) -> dict[str, Any]:
+        what = f"{self.where}: the summary of {kind} {number}"
         return decode(content or b"", dict[str, Any], what)
 
 
@@ -507,23 +510,23 @@ class MemoryReader(Reads):
                 found[version] = self._summary(made.round, row.summary)
         return found
 
-    def evaluations(self) -> list[tuple[int, int, str, float, dict[str, Any]]]:
+    def exchanges(self, kind: str) -> list[EndedExchange]:
         return [
-            (
+            EndedExchange(
                 number,
                 row.version,
                 row.outcome or "",
                 row.closed,
-                self._evaluation_summary(number, row.summary),
+                self._exchange_summary(kind, number, row.summary),
+                phase,
             )
-            for number, row in sorted(self._tables.evaluations.items())
-            if row.closed is not None
+            for (its_kind, number, phase), row in sorted(self._tables.exchanges.items())
+            if its_kind == kind and row.closed is not None
         ]
 
-    def evaluations_of(self, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
-        wanted = {*versions}
-        rows = [row for row in self.evaluations() if row[1] in wanted and row[2] == "valid"]
-        return {row[1]: row[4] for row in rows}
+    def valid_exchanges(self, kind: str, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
+        rows = [row for row in self.exchanges(kind) if row.outcome == "valid"]
+        return {row.version: row.summary for row in rows if row.version in {*versions}}
 
 
 class MemoryLedger(Reads):
@@ -601,7 +604,7 @@ class MemoryLedger(Reads):
             case Metadata(key, value):
                 tables.metadata[key] = value
             case _:
-                self._write_evaluation(tables, row)
+                self._write_exchange(tables, row)
 
     def _close_round(self, tables: Tables, row: RoundClosed) -> None:
         summary = msgspec.json.encode(row.summary)
@@ -617,25 +620,27 @@ class MemoryLedger(Reads):
                 del tables.tasks[task]
         tables.metadata["sum"] = None
 
-    def _write_evaluation(self, tables: Tables, row: Row) -> None:
-        changed = partial(_change, tables.measurements)
+    def _write_exchange(self, tables: Tables, row: Row) -> None:
+        changed = partial(_change, tables.answers)
         match row:
-            case EvaluationBegun(number, version, request):
-                _add(tables.evaluations, number, EvaluationRow(version, request))
-            case MeasurementGiven(task, evaluation, device, tier):
-                _add(tables.measurements, task, MeasurementRow(evaluation, device, tier))
-            case MeasurementDropped(task, cause):
+            case ExchangeBegun(kind, number, phase, version, members, request):
+                told = None if members is None else tuple(members)
+                begun = ExchangeRow(version, told, request)
+                _add(tables.exchanges, (kind, number, phase), begun)
+            case DeviceAsked(task, kind, number, phase, device, note):
+                _add(tables.answers, task, AnswerRow((kind, number, phase), device, note))
+            case AnswerDropped(task, cause):
                 changed(task, lambda old: old._replace(state=cause))
-            case MeasurementAccepted(task, result):
-                content = msgspec.json.encode(result)
-                changed(task, lambda old: old._replace(state="accepted", result=content))
-            case EvaluationEnded(number, outcome, summary, at):
-                content = msgspec.json.encode(summary)
-                end = {"closed": at, "outcome": outcome, "summary": content}
-                _change(tables.evaluations, number, lambda old: old._replace(**end))
-                for task, each in [*tables.measurements.items()]:
-                    if each.evaluation <= number - rows_of.EVALUATIONS_KEPT:
-                        del tables.measurements[task]
+            case AnswerAccepted(task, content):
+                changed(task, lambda old: old._replace(state="accepted", content=content))
+            case ExchangeEnded(kind, number, phase, outcome, summary, at):
+                encoded = msgspec.json.encode(summary)
+                end = {"closed": at, "outcome": outcome, "summary": encoded}
+                _change(tables.exchanges, (kind, number, phase), lambda old: old._replace(**end))
+                last = number - rows_of.EXCHANGES_KEPT
+                for task, each in [*tables.answers.items()]:
+                    if each.exchange[0] == kind and each.exchange[1] <= last:
+                        del tables.answers[task]
             case _:
                 raise AssertionError(row)
 
@@ -708,26 +713,26 @@ class MemoryLedger(Reads):
             task, row.device, report, weight, row.spool_file, row.staleness, row.round, row.norms
         )
 
-    def last_evaluation(self) -> LastEvaluation | None:
+    def last_series(self, kind: str) -> LastSeries | None:
         tables = self._now()
-        if not tables.evaluations:
-            return None
-        number = max(tables.evaluations)
-        row = tables.evaluations[number]
-        found = LastEvaluation(number, row.version, row.request, row.closed is None, [])
-        for task, each in sorted(tables.measurements.items()):
-            if found.is_open and each.evaluation == number:
-                what = f"{self.where}: the measurement of {task}"
-                result = each.result and decode(each.result, Evaluation, what)
-                saved = SavedMeasurement(task, each.device, each.tier, each.state, result or None)
-                found.measurements.append(saved)
-        return found
+        last = max((key[1] for key in tables.exchanges if key[0] == kind), default=None)
+        phases, about = [], None
+        for key, row in sorted(tables.exchanges.items()):
+            if key[:2] == (kind, last):
+                about = about or row
+                answers = [
+                    SavedAnswer(task, *answer[1:])
+                    for task, answer in sorted(tables.answers.items())
+                    if answer.exchange == key
+                ]
+                members = None if row.members is None else [*row.members]
+                phases.append(SavedPhase(key[2], members, row.closed is None, answers))
+        return about and LastSeries(last, about.version, about.request, phases)
 
-    def last_valid_evaluation(self, since: int = 0) -> tuple[int, dict[str, Any]] | None:
-        evaluations = self._now().evaluations
-        for number, row in sorted(evaluations.items(), reverse=True):
-            if row.outcome == "valid" and row.version >= since:
-                return row.version, self._evaluation_summary(number, row.summary)
+    def last_valid_exchange(self, kind: str, since: int = 0) -> tuple[int, dict[str, Any]] | None:
+        for key, row in sorted(self._now().exchanges.items(), reverse=True):
+            if key[0] == kind and row.outcome == "valid" and row.version >= since:
+                return row.version, self._exchange_summary(kind, key[1], row.summary)
         return None
 
 

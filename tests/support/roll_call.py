@@ -4,34 +4,41 @@ phase is not asked in the next."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from fleetlearn_coordinator.rounds.commands import Ask, ExchangeClosed, ExchangeOpened, Unanswered
-from fleetlearn_coordinator.rounds.exchange import ExchangePolicy, ExchangeTerms, SavedExchange
+import pytest
+from fleetlearn_coordinator.aggregation.round_rules import RoundRules
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.rounds import round_state
+from fleetlearn_coordinator.rounds.commands import Ask
+from fleetlearn_coordinator.rounds.exchange import ExchangePolicy, ExchangeTerms
 from fleetlearn_coordinator.rounds.settings import Settings
-from fleetlearn_coordinator.service.training_run.exchange_records import ExchangeCommand
-from fleetlearn_coordinator.storage.ledger import Ledger, Metadata, Row
-from fleetlearn_protocol.exchanges import ExchangeKind, content_of
-from fleetlearn_protocol.messages import CheckIn, Reply
+from fleetlearn_coordinator.service.training_run import run
+from fleetlearn_coordinator.service.training_run.exchange_records import ExchangeRecords
+from fleetlearn_coordinator.storage.find_storage import find_storage
+from fleetlearn_coordinator.storage.store import Store
+from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, ExchangeKind
 
 ROLL_CALL = "roll-call"
 PHASES = 3
 
 
 class RollCall(NamedTuple):
-    """A series is opened by request alone."""
+    """A series is opened by request, or once at a version of the model."""
 
     devices: int = 4
     minimum: int = 2
     deadline: float = 15.0
+    at: int | None = None
+    """The version of the model at which one series is due. None: none is."""
     kind: str = ROLL_CALL
     letter: str = "r"
 
     def due(self, last: int, newest: int, *, final: bool) -> bool:
-        return False
+        return self.at is not None and last < self.at <= newest
 
     def terms(self, phase: int) -> ExchangeTerms:
         return ExchangeTerms(self.devices, self.minimum, self.deadline)
@@ -60,66 +67,34 @@ class Sent(msgspec.Struct, frozen=True):
 CONTENTS = ExchangeKind(WhoAnswered, Sent)
 
 
-class RollCallRecords:
-    """What a run records of its roll calls: all of the last phase, in one row of metadata."""
+class RollCallRecords(ExchangeRecords):
+    """A question says who answered in the phase before."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        kept = ledger.get(ROLL_CALL)
-        self.state: dict[str, Any] = json.loads(kept) if kept else {"closed": [], "who": {}}
-
-    def saved(self) -> SavedExchange | None:
-        """Return what the engine is to know of what an earlier process left."""
-        if "number" not in self.state:
-            return None
-        rows = self.state["tasks"]
-        return SavedExchange(
-            self.state["number"],
-            self.state["version"],
-            self.state["open"],
-            [(task, device) for task, (device, state, _) in rows.items() if state == "asked"],
-            [(task, device) for task, (device, state, _) in rows.items() if state == "answered"],
-            [
-                (task, device, state)
-                for task, (device, state, _) in rows.items()
-                if state not in ("asked", "answered")
-            ],
-            self.state["phase"],
-            self.state["members"],
-        )
-
-    def join(self, check_in: CheckIn) -> None:
-        pass
-
-    def leave(self, device: str) -> None:
-        pass
+    def __init__(self, plan: Plan, rules: RoundRules, store: Store) -> None:
+        super().__init__(ROLL_CALL, store.ledger)
 
     def content(self, lease: Ask) -> dict[str, Any]:
-        return {"who": self.state["who"]}
+        return {"who": {} if lease.phase == 1 else self._who(lease.phase - 1)}
 
-    def row_of(self, command: ExchangeCommand, at: float) -> Row | None:
-        state = self.state
-        match command:
-            case ExchangeOpened(number, version, _, phase, members):
-                state |= {"number": number, "version": version, "phase": phase, "open": True}
-                state |= {"members": members, "tasks": {}}
-            case Ask(device, task):
-                if task not in state["tasks"]:
-                    state["tasks"][task] = [device, "asked", None]
-            case Unanswered(_, task, cause):
-                state["tasks"][task][1] = cause
-            case ExchangeClosed(phase=phase, valid=valid, dropped=dropped):
-                rows = state["tasks"].values()
-                answers = {device: number for device, how, number in rows if how == "answered"}
-                state["open"], state["who"] = False, answers if phase < PHASES else {}
-                state["closed"].append([phase, valid, answers, dropped])
-        return self._row()
+    def summary(self, *, valid: bool) -> dict[str, Any]:
+        return {"who": self._who(len(self.answers))}
 
-    def answer_row(self, message: Reply) -> Row:
-        self.state["tasks"][message.task][1:] = "answered", content_of(message).number
-        return self._row()
+    def _who(self, phase: int) -> dict[str, int]:
+        return {device: sent.number for device, sent in self.answers[phase - 1].items()}
 
-    def keep(self, message: Reply) -> None:
-        pass
 
-    def _row(self) -> Row:
-        return Metadata(ROLL_CALL, json.dumps(self.state))
+def register(patch: pytest.MonkeyPatch, rules: RollCall) -> None:
+    """Let coordinators know roll calls. ``patch`` undoes that."""
+    patch.setitem(round_state.EXCHANGE_POLICIES, ROLL_CALL, roll_call(rules))
+    patch.setitem(EXCHANGE_KINDS, ROLL_CALL, CONTENTS)
+    patch.setitem(run.EXCHANGE_RECORDS, ROLL_CALL, RollCallRecords)
+
+
+def closed_phases(data_dir: Path) -> list[tuple[int, bool, dict[str, int], dict[str, int]]]:
+    """Return the phases that are over: number, whether it is valid, who answered what, and how many
+    did not, by cause."""
+    with find_storage(data_dir).read_ledger() as ledger:
+        return [
+            (row.phase, row.outcome == "valid", row.summary["who"], row.summary["dropped"])
+            for row in ledger.exchanges(ROLL_CALL)
+        ]

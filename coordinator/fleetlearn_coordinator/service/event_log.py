@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fleetlearn_coordinator.aggregation.round_summary import (
@@ -25,9 +25,10 @@ from fleetlearn_coordinator.rounds.commands import (
     ExchangeOpened,
     Finish,
 )
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.waiting_words import named
 from fleetlearn_coordinator.service.observers import (
-    EvaluationSummarised,
+    ExchangeSummarised,
     ModelRestored,
     RoundEnded,
     RunEvent,
@@ -64,12 +65,15 @@ class EventLog:
                     ended.append(event)
                 case RoundEnded():
                     self._say_round_ended(event)
-                case ExchangeOpened(number, version, kind):
-                    self._log.info("%s %d of model version %d begins", kind, number, version)
-                case EvaluationSummarised(number, version, valid, summary):
-                    text = "evaluation %d of model version %d is %s: %s"
-                    outcome, found = "valid" if valid else "invalid", describe_evaluation(summary)
-                    self._log.info(text, number, version, outcome, found)
+                case ExchangeOpened(number, version, kind, phase):
+                    name = exchange_name(kind, number, phase)
+                    self._log.info("%s of model version %d begins", name, version)
+                case ExchangeSummarised(kind, number, phase, version, valid, summary):
+                    name = exchange_name(kind, number, phase)
+                    outcome, describe_it = "valid" if valid else "invalid", DESCRIBE.get(kind)
+                    found = (describe_it or describe_answers)(summary)
+                    text = "%s of model version %d is %s: %s"
+                    self._log.info(text, name, version, outcome, found)
                 case TiedVectorsReset(algorithm):
                     self._log.warning(
                         "a device lost what it kept for %s: the vectors that go with it begin "
@@ -115,6 +119,16 @@ class EventLog:
             _tasks.info("%sround %d: %s %s", self._log.begin, number, who, WHY[cause])
 
 
+def exchange_name(kind: str, number: int, phase: int) -> str:
+    """Return what people call an exchange."""
+    return f"{kind} {number}" if phase == 1 else f"{kind} {number}, phase {phase},"
+
+
+def describe_answers(summary: Mapping[str, Any]) -> str:
+    """Return an exchange's summary in one line."""
+    return f"{summary['devices']} devices answered, dropped: {describe_dropped(summary)}"
+
+
 def describe_evaluation(summary: Mapping[str, Any]) -> str:
     """Return an evaluation's summary in one line."""
     dropped, metrics = describe_dropped(summary), describe_metrics(summary)
@@ -123,3 +137,7 @@ def describe_evaluation(summary: Mapping[str, Any]) -> str:
         f"{summary['devices']} devices, {summary['examples']} examples, dropped: {dropped}; "
         f"{metrics}"
     )
+
+
+DESCRIBE: dict[str, Callable[[Mapping[str, Any]], str]] = {EVALUATION: describe_evaluation}
+"""Kind of exchange -> what makes one line of its summary, where ``describe_answers`` says less."""

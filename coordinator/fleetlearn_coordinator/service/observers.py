@@ -89,16 +89,21 @@ class RoundEnded(NamedTuple):
     """Why the round was abandoned, for people. Empty: it was not."""
 
 
-class EvaluationSummarised(NamedTuple):
-    """An evaluation was closed."""
+class ExchangeSummarised(NamedTuple):
+    """An exchange was closed."""
 
+    kind: str
     number: int
+    """Of the series."""
+    phase: int
+    """Which exchange of the series, from 1."""
     version: int
-    """Of the model that was measured."""
+    """Of the model that the series is about."""
     valid: bool
-    """Whether enough devices measured."""
+    """Whether enough devices answered."""
     summary: Mapping[str, Any]
-    """As ``evaluations`` of the status has it."""
+    """``devices`` (how many answered), ``dropped``, and what the kind adds: of an evaluation as
+    ``evaluations`` of the status has it."""
 
 
 class TiedVectorsReset(NamedTuple):
@@ -128,7 +133,7 @@ RunEvent: TypeAlias = (
     | AnswerSaved
     | MessageRefused
     | RoundEnded
-    | EvaluationSummarised
+    | ExchangeSummarised
     | TiedVectorsReset
     | ModelRestored
 )

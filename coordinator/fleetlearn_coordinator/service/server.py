@@ -37,7 +37,6 @@ from fleetlearn_coordinator.rounds.commands import (
     Finish,
     SendAway,
 )
-from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.pace import FinishedReturns
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
 from fleetlearn_coordinator.rounds.settings import Phase
@@ -427,19 +426,20 @@ class RunServer:
             self._carry_out(self.engine.measured(metrics, version, now), now)
 
     def look_for_request(self) -> None:
-        """Open an evaluation, or roll back, if somebody asked for it. For a finished run its next
+        """Open an exchange, or roll back, if somebody asked for it. For a finished run its next
         start does."""
         if self.run.finished is not None or self.done.done():
             return
         if self.run.roll_backs.look(time.time()):
             self._do_work()
         # A request is removed once the rows that answer it are safe.
-        self.run.store.when_safe(self._look_for_evaluation)
+        self.run.store.when_safe(self._look_for_exchanges)
 
-    def _look_for_evaluation(self) -> None:
-        if not self.done.done() and self.run.evaluations.look_for_request():
-            now = self.clock.now()
-            self._carry_out(self.engine.request_exchange(EVALUATION, now), now)
+    def _look_for_exchanges(self) -> None:
+        for kind, records in self.run.exchanges.items():
+            if not self.done.done() and records.look_for_request():
+                now = self.clock.now()
+                self._carry_out(self.engine.request_exchange(kind, now), now)
 
     def _finish(self, reason: str) -> None:
         self._say_to_all(self._finished)
@@ -479,7 +479,7 @@ class RunServer:
             "queued": sum(upload.spool is self.spool for upload in self.host.uploads.waiting),
             **({} if self.run.selection is None else self.run.selection.selection.live()),
             **({} if self.engine.pace is None else self.engine.pace.status(self.clock.now())),
-            **self._open_evaluation(),
+            "exchanges": self._open_exchanges(),
         }
 
     def _deadline(self) -> float | None:
@@ -489,18 +489,18 @@ class RunServer:
             return None
         return time.time() + self.engine.deadline - self.clock.now()
 
-    def _open_evaluation(self) -> dict[str, Any]:
-        found = self.engine.evaluations
-        if not found.is_open:
-            return {}
-        measured, wanted = len(found.book.accepted), found.terms.devices
+    def _open_exchanges(self) -> dict[str, Any]:
+        """Kind -> how far its open exchange is."""
         return {
-            "evaluation": {
-                "number": found.number,
-                "version": found.version,
-                "devices": measured,
-                "of": wanted,
+            kind: {
+                "number": series.number,
+                "phase": series.phase,
+                "version": series.version,
+                "devices": len(series.book.accepted),
+                "of": series.terms.devices,
             }
+            for kind, series in self.engine.exchanges.items()
+            if series.is_open
         }
 
     async def stop(self, reason: str) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.vector import Vector
 
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.storage.blobs import PARAMETERS
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.find_storage import find_storage
@@ -87,7 +88,7 @@ def read_status(folder: str | os.PathLike[str], *, since: int = 0) -> Status:
     with storage.read_ledger() as ledger:
         meta, version = ledger.metadata(), max(ledger.models(), default=0)
         rounds = [Closed(*row) for row in ledger.closed_rounds(since)]
-        evaluations = [ClosedEvaluation(*row) for row in ledger.evaluations()]
+        evaluations = [ClosedEvaluation(*row[:5]) for row in ledger.exchanges(EVALUATION)]
     live = msgspec.json.decode(meta.get("live") or "{}")
     rule = msgspec.json.decode(meta.get("finished_by") or "null")
     # Its process id says nothing: in a container it is often 1, and elsewhere another process may

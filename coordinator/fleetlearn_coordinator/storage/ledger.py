@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from fleetlearn_protocol.messages import Evaluation, Report
+from fleetlearn_protocol.messages import Report
 
 ROUNDS_KEPT = 100
 """Closed rounds whose tasks and reports are kept. Of older rounds only the summary is kept."""
 DEVICES_KEPT = 200_000
 """Devices whose activity is kept, those that were seen last. More are kept for some rounds."""
-EVALUATIONS_KEPT = 100
-"""Evaluations whose measurements are kept. Of older ones only the summary is kept."""
+EXCHANGES_KEPT = 100
+"""Series of exchanges of a kind whose answers are kept. Of older ones only the summaries are
+kept."""
 
 
 class Metadata(NamedTuple):
@@ -180,48 +181,61 @@ class RoundClosed(NamedTuple):
     """Unix time."""
 
 
-class EvaluationBegun(NamedTuple):
-    """An evaluation began."""
+class ExchangeBegun(NamedTuple):
+    """An exchange with devices began: the first one of its series, or a later one."""
 
+    kind: str
     number: int
+    """Of the series. Each kind counts from 1."""
+    phase: int
+    """Which exchange of the series, from 1."""
     version: int
-    """Of the model that is measured."""
+    """Of the model that the series is about."""
+    members: Sequence[str] | None
+    """The devices that alone may answer. None: every device that can."""
     request: str | None
-    """The name of the request that it answers; None: it was due."""
+    """The name of the request that the series answers; None: it was due."""
     at: float
     """Unix time."""
 
 
-class MeasurementGiven(NamedTuple):
-    """A device was told to measure."""
+class DeviceAsked(NamedTuple):
+    """A device was asked in an exchange."""
 
     task: str
-    evaluation: int
+    kind: str
+    number: int
+    phase: int
+    """The three as in ``ExchangeBegun``."""
     device: str
-    tier: str
-    """As the device states it."""
+    note: str
+    """What the exchange has to know of the device beside its answer, such as its tier."""
 
 
-class MeasurementDropped(NamedTuple):
-    """A measurement ended without a result."""
+class AnswerDropped(NamedTuple):
+    """A task in an exchange ended without an answer that counts."""
 
     task: str
     cause: str
 
 
-class MeasurementAccepted(NamedTuple):
-    """What a device measured is durable."""
+class AnswerAccepted(NamedTuple):
+    """What a device answered in an exchange is durable."""
 
     task: str
-    result: Evaluation
+    content: bytes
+    """The content of its reply, as JSON (the protocol's ``EXCHANGE_KINDS``)."""
 
 
-class EvaluationEnded(NamedTuple):
-    """An evaluation ended."""
+class ExchangeEnded(NamedTuple):
+    """An exchange ended."""
 
+    kind: str
     number: int
+    phase: int
+    """The three as in ``ExchangeBegun``."""
     outcome: str
-    """``valid``, or ``invalid`` where too few devices measured."""
+    """``valid``, or ``invalid`` where too few devices answered."""
     summary: Mapping[str, Any]
     at: float
     """Unix time."""
@@ -241,11 +255,11 @@ Row: TypeAlias = (
     | TiedVectorsCounted
     | TiedVectorsForgotten
     | RoundClosed
-    | EvaluationBegun
-    | MeasurementGiven
-    | MeasurementDropped
-    | MeasurementAccepted
-    | EvaluationEnded
+    | ExchangeBegun
+    | DeviceAsked
+    | AnswerDropped
+    | AnswerAccepted
+    | ExchangeEnded
 )
 
 
@@ -291,26 +305,38 @@ class Unfinished(NamedTuple):
     """Of the open round, and of the rounds after it."""
 
 
-class SavedMeasurement(NamedTuple):
-    """A device's turn in an evaluation."""
+class SavedAnswer(NamedTuple):
+    """A device's turn in an exchange."""
 
     task: str
     device: str
-    tier: str
+    note: str
+    """As in ``DeviceAsked``."""
     state: str
     """``assigned`` while it runs, ``accepted``, or the cause of its end."""
-    result: Evaluation | None
+    content: bytes | None
+    """As in ``AnswerAccepted``. None: the device has not answered."""
 
 
-class LastEvaluation(NamedTuple):
-    """The evaluation that was opened last."""
+class SavedPhase(NamedTuple):
+    """An exchange of a series."""
+
+    phase: int
+    members: list[str] | None
+    """As in ``ExchangeBegun``."""
+    is_open: bool
+    answers: list[SavedAnswer]
+    """By the names of their tasks."""
+
+
+class LastSeries(NamedTuple):
+    """The series of exchanges of a kind that was opened last."""
 
     number: int
     version: int
     request: str | None
-    is_open: bool
-    measurements: list[SavedMeasurement]
-    """Of an open evaluation."""
+    phases: list[SavedPhase]
+    """In order. The last one alone may be open."""
 
 
 class Ledger(Protocol):
@@ -349,9 +375,9 @@ class Ledger(Protocol):
         When it returns, the batch survives the death of this process (``durable = "process"``), or
         of its machine (``"power"``). A batch counts before each later one: where a later batch is
         found, so are all before it. Rows change what earlier rows of the same batch made. A row
-        about the end of a task, round, measurement or evaluation that is not known changes nothing.
-        A model's row takes the place of an earlier one of its version. Raises DuplicateRowError
-        where a task is given, or a round, measurement or evaluation begins, that is there already.
+        about the end of a task, round or exchange that is not known changes nothing. A model's row
+        takes the place of an earlier one of its version. Raises DuplicateRowError where a task is
+        given, a device asked, or a round or exchange begun, that is there already.
         """
 
     def get(self, key: str) -> Any:
@@ -405,13 +431,13 @@ class Ledger(Protocol):
         lost ones.
         """
 
-    def last_evaluation(self) -> LastEvaluation | None:
-        """Return the evaluation that was opened last, or None before the first. Raises StoreError
-        (damaged)."""
+    def last_series(self, kind: str) -> LastSeries | None:
+        """Return the series of exchanges of this kind that was opened last, or None before the
+        first. Raises StoreError (damaged)."""
 
-    def last_valid_evaluation(self, since: int = 0) -> tuple[int, dict[str, Any]] | None:
-        """Return the version and the summary of the last evaluation of version ``since`` or a newer
-        one that was valid, or None. Raises StoreError (damaged)."""
+    def last_valid_exchange(self, kind: str, since: int = 0) -> tuple[int, dict[str, Any]] | None:
+        """Return the version and the summary of the last exchange of this kind, about version
+        ``since`` or a newer one, that was valid, or None. Raises StoreError (damaged)."""
 
     def close(self) -> None:
         """Free what it holds. Call once; nothing may be asked afterwards."""

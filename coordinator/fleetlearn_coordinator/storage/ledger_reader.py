@@ -4,9 +4,20 @@ SQLite's."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fleetlearn_coordinator.storage.ledger import DeviceActivity, ModelMade
+
+
+class EndedExchange(NamedTuple):
+    """An exchange that is over; as the ledger's rows of it have it."""
+
+    number: int
+    version: int
+    outcome: str
+    closed: float
+    summary: dict[str, Any]
+    phase: int
 
 
 class LedgerReader(Protocol):
@@ -67,10 +78,10 @@ class LedgerReader(Protocol):
         """Return version -> the summary of the round that began from it and made the next one, for
         those of these versions of which it is over. Raises StoreError (damaged)."""
 
-    def evaluations(self) -> list[tuple[int, int, str, float, dict[str, Any]]]:
-        """Return (number, version, outcome, closed, summary) of each evaluation that is over, in
-        order. Raises StoreError (damaged)."""
+    def exchanges(self, kind: str) -> list[EndedExchange]:
+        """Return the exchanges of this kind that are over, in order. Raises StoreError
+        (damaged)."""
 
-    def evaluations_of(self, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """Return version -> the summary of the last valid evaluation of it, for those of these
-        versions that have one. Raises StoreError (damaged)."""
+    def valid_exchanges(self, kind: str, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """Return version -> the summary of the last valid exchange of this kind about it, for those
+        of these versions that have one. Raises StoreError (damaged)."""

@@ -14,7 +14,7 @@ import msgspec
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.stored_report import read_report
 
-from fleetlearn_coordinator.storage import sqlite_evaluations
+from fleetlearn_coordinator.storage import sqlite_exchanges
 from fleetlearn_coordinator.storage.database import connect
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import (
@@ -23,7 +23,7 @@ from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
     DeviceActivity,
     DeviceRemembered,
-    LastEvaluation,
+    LastSeries,
     Metadata,
     ModelMade,
     ReportAccepted,
@@ -43,7 +43,7 @@ from fleetlearn_coordinator.storage.stored_json import decode, read_json
 from fleetlearn_coordinator.storage.wal_check import check_wal
 
 DATABASE = "coordinator.sqlite3"
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 DEVICES = """
 CREATE TABLE devices(
@@ -92,7 +92,7 @@ MIGRATIONS = {
         "ALTER TABLE tasks ADD COLUMN version INTEGER",
         "ALTER TABLE tasks ADD COLUMN staleness INTEGER",
     ),
-    2: (DEVICES, *sqlite_evaluations.TABLES),
+    2: (DEVICES, *sqlite_exchanges.EVALUATION_TABLES),
     3: (
         TIED,
         "ALTER TABLE tasks ADD COLUMN norm REAL",
@@ -104,6 +104,7 @@ MIGRATIONS = {
         "ALTER TABLE models ADD COLUMN state_crc32 INTEGER",
     ),
     5: (ACTIVITY,),
+    6: sqlite_exchanges.FROM_EVALUATIONS,
 }
 """Version of the tables -> what makes the next one of it."""
 
@@ -142,7 +143,7 @@ class SqliteLedger:
 
     def create(self, values: Mapping[str, str]) -> None:
         with self._db.transaction():
-            for statement in (*SCHEMA.split(";\n"), *sqlite_evaluations.TABLES):
+            for statement in (*SCHEMA.split(";\n"), *sqlite_exchanges.TABLES):
                 self._db.execute(statement)
             self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
             for item in values.items():
@@ -222,7 +223,7 @@ class SqliteLedger:
             case Metadata(key, value):
                 self._put(key, value)
             case _:
-                sqlite_evaluations.write(self._db, row)
+                sqlite_exchanges.write(self._db, row)
 
     def _close_round(self, row: RoundClosed) -> None:
         self._db.execute(
@@ -316,11 +317,11 @@ class SqliteLedger:
             "SELECT round, device FROM tasks WHERE state='accepted' ORDER BY round"
         ).fetchall()
 
-    def last_evaluation(self) -> LastEvaluation | None:
-        return sqlite_evaluations.last_evaluation(self._db, self.path)
+    def last_series(self, kind: str) -> LastSeries | None:
+        return sqlite_exchanges.last_series(self._db, self.path, kind)
 
-    def last_valid_evaluation(self, since: int = 0) -> tuple[int, dict[str, Any]] | None:
-        return sqlite_evaluations.last_valid(self._db, self.path, since)
+    def last_valid_exchange(self, kind: str, since: int = 0) -> tuple[int, dict[str, Any]] | None:
+        return sqlite_exchanges.last_valid(self._db, self.path, kind, since)
 
     def unfinished(self, lost_since: int | None) -> Unfinished:
         opened = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()

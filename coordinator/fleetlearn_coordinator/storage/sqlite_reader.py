@@ -10,10 +10,11 @@ from typing import Any
 
 from fleetlearn_protocol.errors import Code
 
-from fleetlearn_coordinator.storage import sqlite_evaluations
+from fleetlearn_coordinator.storage import sqlite_exchanges
 from fleetlearn_coordinator.storage.database import connect
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import DeviceActivity, ModelMade
+from fleetlearn_coordinator.storage.ledger_reader import EndedExchange
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.stored_json import decode
 
@@ -49,10 +50,13 @@ class SqliteReader:
         """Of the tables. Earlier versions lack some."""
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
-    def evaluations(self) -> list[tuple[int, int, str, float, dict[str, Any]]]:
-        if self._version < 3:
-            return []
-        return sqlite_evaluations.closed_evaluations(self._db, self._path)
+    def exchanges(self, kind: str) -> list[EndedExchange]:
+        return sqlite_exchanges.ended_exchanges(self._db, self._path, kind)
+
+    def valid_exchanges(self, kind: str, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
+        wanted = {*versions}
+        rows = [row for row in self.exchanges(kind) if row.outcome == "valid"]
+        return {row.version: row.summary for row in rows if row.version in wanted}
 
     def known_models(self) -> list[ModelMade]:
         # earlier versions: fewer columns
@@ -72,11 +76,6 @@ class SqliteReader:
                     row[0], dict[str, Any], f"{self._path}: the summary of round {row[1]}"
                 )
         return found
-
-    def evaluations_of(self, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
-        wanted = {*versions}
-        rows = [row for row in self.evaluations() if row[1] in wanted and row[2] == "valid"]
-        return {row[1]: row[4] for row in rows}
 
     def last_round(self) -> int:
         return int(self._db.execute("SELECT COALESCE(MAX(number), 0) FROM rounds").fetchone()[0])

@@ -8,19 +8,15 @@ from typing import Any
 
 import pytest
 from fleetlearn_coordinator import Plan
-from fleetlearn_coordinator.rounds import round_state
-from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, content_of
+from fleetlearn_protocol.exchanges import content_of
 from fleetlearn_protocol.messages import Accepted, CheckIn, Question, Reply, Welcome
 from peers import Peer, PlanMaker, fleet
-from roll_call import CONTENTS, ROLL_CALL, RollCall, RollCallRecords, roll_call
+from roll_call import ROLL_CALL, RollCall, closed_phases, register
 
 
 @pytest.fixture(autouse=True)
 def _has_roll_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        round_state.EXCHANGE_POLICIES, ROLL_CALL, roll_call(RollCall(deadline=30.0))
-    )
-    monkeypatch.setitem(EXCHANGE_KINDS, ROLL_CALL, CONTENTS)
+    register(monkeypatch, RollCall(deadline=30.0))
 
 
 @pytest.fixture
@@ -35,15 +31,6 @@ def run(test: Coroutine[Any, Any, None]) -> None:
             await test
 
     asyncio.run(bounded())
-
-
-def begin(coordinator: Any) -> RollCallRecords:
-    """What a run that knows roll calls does at its start."""
-    records = RollCallRecords(coordinator.run.store.ledger)
-    coordinator.run.exchanges[ROLL_CALL] = records
-    if (found := records.saved()) is not None:
-        coordinator.engine.restore_exchange(ROLL_CALL, found, coordinator.loop.time())
-    return records
 
 
 def request(coordinator: Any) -> None:
@@ -79,7 +66,6 @@ def vanish(peers: dict[str, Peer], name: str) -> None:
 def test_devices_vanish_in_each_phase_and_the_others_go_on(plan: Plan) -> None:
     async def test() -> None:
         async with fleet(plan) as (coordinator, join):
-            records = begin(coordinator)
             peers = {name: await able(join, name) for name in "abcd"}
             bystander = await join("z")
             request(coordinator)
@@ -101,10 +87,10 @@ def test_devices_vanish_in_each_phase_and_the_others_go_on(plan: Plan) -> None:
             coordinator._set_alarm()
             while coordinator.engine.exchanges[ROLL_CALL].is_open:
                 await asyncio.sleep(0)
-            assert records.state["closed"] == [
-                [1, True, {"a": 1, "b": 2, "c": 3}, {"lost": 1}],
-                [2, True, {"a": 6, "b": 6}, {"lost": 1}],
-                [3, False, {"a": 12}, {"lost": 1}],
+            assert closed_phases(plan.data_dir) == [
+                (1, True, {"a": 1, "b": 2, "c": 3}, {"lost": 1}),
+                (2, True, {"a": 6, "b": 6}, {"lost": 1}),
+                (3, False, {"a": 12}, {"lost": 1}),
             ]
             assert coordinator.engine.exchanges[ROLL_CALL].able == {"a"}
             assert bystander.connection.close_code is None, "it was asked nothing"
@@ -119,7 +105,6 @@ def test_a_phase_goes_on_after_the_coordinator_was_killed(plan: Plan, phase: int
 
     async def first() -> str:
         async with fleet(plan) as (coordinator, join):
-            begin(coordinator)
             peers = {name: await able(join, name) for name in "ab"}
             request(coordinator)
             for number in range(1, phase + 1):
@@ -132,7 +117,6 @@ def test_a_phase_goes_on_after_the_coordinator_was_killed(plan: Plan, phase: int
 
     async def second(task: str) -> None:
         async with fleet(plan) as (coordinator, join):
-            records = begin(coordinator)
             peers = {name: await able(join, name) for name in "ab"}
             given = await asked({"b": peers["b"]}, phase)
             assert given["b"].task == task
@@ -143,8 +127,8 @@ def test_a_phase_goes_on_after_the_coordinator_was_killed(plan: Plan, phase: int
                 assert content_of(given["a"]).who == who
                 for name, peer in peers.items():
                     await answer(peer, given[name], number * (1 + (name == "b")))
-            closed = [[number, True, {"a": number, "b": 2 * number}, {}] for number in (1, 2, 3)]
-            assert records.state["closed"] == closed
+            closed = [(number, True, {"a": number, "b": 2 * number}, {}) for number in (1, 2, 3)]
+            assert closed_phases(plan.data_dir) == closed
             coordinator.end()
 
     async def test() -> None:

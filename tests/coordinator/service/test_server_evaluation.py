@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from earlier_tables import make_version_6
 from fleetlearn_coordinator import Plan, PlanError, read_model, read_status
 from fleetlearn_coordinator.storage.file_requests import EVALUATION
 from fleetlearn_coordinator.storage.find_storage import find_storage
+from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.exchanges import fields_of
 from fleetlearn_protocol.messages import (
@@ -43,9 +45,9 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(bounded())
 
 
-async def able(join: Any, name: str) -> Peer:
+async def able(join: Any, name: str, tier: str | None = None) -> Peer:
     peer: Peer = await join(name, check_in=False)
-    await peer.send(CheckIn(1, name, 10, exchanges=("evaluation",)))
+    await peer.send(CheckIn(1, name, 10, exchanges=("evaluation",), tier=tier))
     await peer.expect(Welcome)
     return peer
 
@@ -73,7 +75,7 @@ def test_each_model_is_measured_and_the_last_one_before_the_run_finishes(
 
     async def test() -> None:
         async with fleet(plan) as (coordinator, join):
-            old, new = await join("old"), await able(join, "new")
+            old, new = await join("old"), await able(join, "new", "phone")
             asked = await asyncio.gather(serve(old), serve(new))
             assert asked[0] == []
             assert [given.vectors[0].sha256 for given in asked[1]] == [
@@ -88,14 +90,18 @@ def test_each_model_is_measured_and_the_last_one_before_the_run_finishes(
     assert (second.number, second.version, second.outcome) == (2, 2, "valid")
     assert second.summary["metrics"] == {"accuracy": 0.9, "loss": 0.7}
     assert second.summary["devices"] == 1
-    assert second.summary["tiers"] == {"": {"devices": 1}}
+    assert second.summary["tiers"] == {"phone": {"devices": 1}}
 
 
 def read(plan: Plan, version: int) -> str:
     return digest(read_model(plan.data_dir, version)[1])
 
 
-def test_what_was_measured_survives_a_restart_and_counts_once(make_plan: PlanMaker) -> None:
+@pytest.mark.parametrize("earlier", [False, True])
+def test_what_was_measured_survives_a_restart_and_counts_once(
+    make_plan: PlanMaker, *, earlier: bool
+) -> None:
+    """``earlier``: the first process was of the version before, with other tables."""
     plan = make_plan(round__goal=9, round__minimum=9, evaluation__devices=2, evaluation__minimum=2)
 
     async def begin() -> str:
@@ -107,7 +113,7 @@ def test_what_was_measured_survives_a_restart_and_counts_once(make_plan: PlanMak
             np.testing.assert_array_equal(content, read_model(plan.data_dir, 0)[1])
             await a.send(Reply(mine.task, "evaluation", fields_of(MEASURED)))
             assert await a.receive() == Accepted(mine.task)
-            assert coordinator.live()["evaluation"]["devices"] == 1
+            assert coordinator.live()["exchanges"]["evaluation"]["devices"] == 1
             coordinator.end()  # as if killed
             return str(other.task)
 
@@ -126,7 +132,10 @@ def test_what_was_measured_survives_a_restart_and_counts_once(make_plan: PlanMak
             coordinator.end()
 
     async def test() -> None:
-        await go_on(await begin())
+        task = await begin()
+        if earlier:
+            make_version_6(plan.data_dir / DATABASE)
+        await go_on(task)
 
     run(test())
     (found,) = read_status(plan.data_dir).evaluations

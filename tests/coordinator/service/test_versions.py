@@ -12,8 +12,8 @@ from fleetlearn_coordinator.service.views.model_views import model_views
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import (
-    EvaluationBegun,
-    EvaluationEnded,
+    ExchangeBegun,
+    ExchangeEnded,
     ModelMade,
     RoundClosed,
     RoundOpened,
@@ -49,7 +49,8 @@ def plan(tmp_path: Path) -> Plan:
         store.write_model(ModelMade(4, digest(vector), 0, 6.0, restores=1), vector, {}, [3])
     )
     measured = {"metrics": {"loss": 0.25}, "behind": {}}
-    store.write([EvaluationBegun(1, 2, None, 1.0), EvaluationEnded(1, "valid", measured, 2.0)])
+    begun = ExchangeBegun("evaluation", 1, 1, 2, None, None, 1.0)
+    store.write([begun, ExchangeEnded("evaluation", 1, 1, "valid", measured, 2.0)])
     find_storage(plan.data_dir).held_out.write(1, {"examples": 3, "metrics": {"accuracy": 0.75}})
     store.close()
     return plan

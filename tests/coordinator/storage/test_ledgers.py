@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 from fleetlearn_coordinator.storage import ledger as rows_of
-from fleetlearn_coordinator.storage import sqlite_evaluations, sqlite_ledger
+from fleetlearn_coordinator.storage import sqlite_exchanges, sqlite_ledger
 from fleetlearn_coordinator.storage.errors import DuplicateRowError
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import (
     AggregatorSaved,
+    AnswerAccepted,
+    AnswerDropped,
     DeviceActivity,
+    DeviceAsked,
     DeviceRemembered,
-    EvaluationBegun,
-    EvaluationEnded,
+    ExchangeBegun,
+    ExchangeEnded,
     Ledger,
-    MeasurementAccepted,
-    MeasurementDropped,
-    MeasurementGiven,
     Metadata,
     ModelMade,
     ReportAccepted,
@@ -38,19 +38,23 @@ from fleetlearn_coordinator.storage.ledger import (
 )
 from fleetlearn_coordinator.storage.ledger_reader import LedgerReader
 from fleetlearn_protocol.encodings import FLOAT32
-from fleetlearn_protocol.messages import Evaluation, Report
+from fleetlearn_protocol.messages import Report
+
+KINDS = ("evaluation", "roll-call")
 
 
 class Story:
-    """Rows as a run might write them, by chance: rounds, tasks, models and evaluations that go
-    on."""
+    """Rows as a run might write them, by chance: rounds, tasks, models and exchanges of two
+    kinds that go on."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.round = self.version = self.evaluation = self.task = 0
-        self.open = self.evaluating = False
+        self.round = self.version = self.task = 0
+        self.open = False
         self.tasks: list[str] = []
-        self.measurements: list[str] = []
+        self.exchanges = dict.fromkeys(KINDS, (0, 0))
+        """Kind -> the number and the phase of its open exchange; phase 0: none is open."""
+        self.asked: list[str] = []
 
     def batch(self) -> list[Row]:
         return [row for _ in range(self.random.randrange(1, 4)) for row in self._rows()]
@@ -59,7 +63,7 @@ class Story:
         steps: list[Callable[[], list[Row]]] = [
             self._begin_round, self._give, self._give, self._give, self._report, self._report,
             self._end_task, self._revive, self._save_sum, self._close, self._close, self._remember,
-            self._measure, self._evaluate, self._put, self._notice,
+            self._ask, self._ask, self._exchange, self._exchange, self._put, self._notice,
         ]  # fmt: skip
         return self.random.choice(steps)()
 
@@ -134,26 +138,34 @@ class Story:
         error = self.random.choice((None, "bad-data: [none]"))
         return [DeviceActivity(device, at, done=1, failed=2, lost=-1, error=error, error_at=at)]
 
-    def _measure(self) -> list[Row]:
-        if not self.evaluating:
+    def _ask(self) -> list[Row]:
+        kind = self.random.choice(KINDS)
+        number, phase = self.exchanges[kind]
+        if not phase:
             return []
-        task = f"m{len(self.measurements)}"
-        self.measurements.append(task)
-        other = self.random.choice(self.measurements)
-        end: Row = MeasurementAccepted(other, Evaluation(10, 7.0, {"accuracy": 5.0}))
+        task = f"m{len(self.asked)}"
+        self.asked.append(task)
+        other = self.random.choice(self.asked)
+        end: Row = AnswerAccepted(other, b'{"examples": 10}')
         if self.random.random() < 0.4:
-            end = MeasurementDropped(other, "lost")
-        return [MeasurementGiven(task, self.evaluation, f"d{len(task)}", "fast"), end]
+            end = AnswerDropped(other, "lost")
+        return [DeviceAsked(task, kind, number, phase, f"d{len(task)}", "fast"), end]
 
-    def _evaluate(self) -> list[Row]:
-        self.evaluating = not self.evaluating
-        if self.evaluating:
-            self.evaluation += 1
-            return [
-                EvaluationBegun(self.evaluation, self.version, self.random.choice((None, "x")), 1.0)
-            ]
-        outcome = self.random.choice(("valid", "invalid"))
-        return [EvaluationEnded(self.evaluation, outcome, {"devices": self.evaluation}, 2.0)]
+    def _exchange(self) -> list[Row]:
+        """Begin a series, end it, or go on with its next exchange."""
+        kind = self.random.choice(KINDS)
+        number, phase = self.exchanges[kind]
+        rows: list[Row] = []
+        if phase:
+            outcome = self.random.choice(("valid", "invalid"))
+            rows = [ExchangeEnded(kind, number, phase, outcome, {"devices": number}, 2.0)]
+        number, phase = number + (not phase), phase + 1
+        if phase == 4 or (rows and self.random.random() < 0.3):
+            self.exchanges[kind] = number, 0
+            return rows
+        self.exchanges[kind] = number, phase
+        members, request = self.random.choice((None, ["d1", "d2"])), self.random.choice((None, "x"))
+        return [*rows, ExchangeBegun(kind, number, phase, self.version, members, request, 1.0)]
 
     def _put(self) -> list[Row]:
         return [Metadata(self.random.choice("abc"), self.random.choice((None, 1.5, "text")))]
@@ -177,8 +189,12 @@ def said_by(ledger: Ledger, story: Story) -> dict[str, Any]:
         "updates": sorted(ledger.accepted_updates()),
         "rounds of updates": [round for round, _ in ledger.accepted_updates()],
         "unfinished": [ledger.unfinished(since) for since in (None, 0, story.version - 1)],
-        "evaluation": ledger.last_evaluation(),
-        "valid": [ledger.last_valid_evaluation(since) for since in (0, story.version)],
+        "exchanges": [ledger.last_series(kind) for kind in (*KINDS, "unknown")],
+        "valid": [
+            ledger.last_valid_exchange(kind, since)
+            for kind in KINDS
+            for since in (0, story.version)
+        ],
     }
 
 
@@ -201,7 +217,10 @@ def read_by(reader: LedgerReader, story: Story) -> dict[str, Any]:
         "newest": (reader.newest_model(), reader.round_outcomes()),
         "activity": reader.device_activity(),
         "in rounds": reader.measured_in_rounds(versions),
-        "evaluations": (reader.evaluations(), reader.evaluations_of(versions)),
+        "exchanges": [
+            (reader.exchanges(kind), reader.valid_exchanges(kind, versions))
+            for kind in (*KINDS, "unknown")
+        ],
     }
 
 
@@ -228,8 +247,8 @@ def test_they_say_the_same(
 ) -> None:
     monkeypatch.setattr(rows_of, "ROUNDS_KEPT", 3)
     monkeypatch.setattr(sqlite_ledger, "ROUNDS_KEPT", 3)
-    monkeypatch.setattr(rows_of, "EVALUATIONS_KEPT", 2)
-    monkeypatch.setattr(sqlite_evaluations, "EVALUATIONS_KEPT", 2)
+    monkeypatch.setattr(rows_of, "EXCHANGES_KEPT", 2)
+    monkeypatch.setattr(sqlite_exchanges, "EXCHANGES_KEPT", 2)
     story = Story(seed)
     for step in range(140):
         rows = story.batch()
@@ -244,8 +263,9 @@ def test_they_say_the_same(
             ):
                 assert read_by(one, story) == read_by(other, story)
     assert story.round > 5
-    assert story.evaluation > 1
-    for row in (RoundOpened(1, 0.0), TaskGiven("t1", 1, "d", 0), EvaluationBegun(1, 0, None, 0.0)):
+    assert max(story.exchanges.values()) > (2, 0)
+    begun = ExchangeBegun(KINDS[0], 1, 1, 0, None, None, 0.0)
+    for row in (RoundOpened(1, 0.0), TaskGiven("t1", 1, "d", 0), begun):
         for ledger in both:
             if isinstance(row, TaskGiven):  # the first one may be forgotten
                 ledger.write([row._replace(task="again")])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from earlier_tables import make_version_6
 from fleetlearn_coordinator.service.status import read_status, read_tasks
 from fleetlearn_coordinator.storage import sqlite_ledger
 from fleetlearn_coordinator.storage.errors import (
@@ -14,14 +17,22 @@ from fleetlearn_coordinator.storage.errors import (
 )
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import (
+    AnswerAccepted,
     DeviceActivity,
+    ExchangeEnded,
     Metadata,
     RoundClosed,
     RoundOpened,
+    SavedAnswer,
     TaskEnded,
     TaskGiven,
 )
+from fleetlearn_coordinator.storage.ledger_reader import EndedExchange
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
+
+VERSION_5 = Path(__file__).with_name("version_5.sql")
+"""What ``sqlite3``'s dump says of a database that the code of that version wrote: one evaluation is
+over and one is open."""
 
 
 def open_ledger(folder: Path) -> SqliteLedger:
@@ -70,18 +81,20 @@ def test_a_full_database_is_named_as_such(tmp_path: Path) -> None:
 
 
 def test_a_newer_database_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_ledger, "SCHEMA_VERSION", 7)
+    monkeypatch.setattr(sqlite_ledger, "SCHEMA_VERSION", 8)
     open_ledger(tmp_path).close()
     monkeypatch.undo()
-    with pytest.raises(StoreError, match="version 7; this fleetlearn reads version 6"):
+    with pytest.raises(StoreError, match="version 8; this fleetlearn reads version 7"):
         open_ledger(tmp_path)
 
 
 def test_the_tables_before_devices_were_remembered_go_on(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
-    ledger._db.execute("DROP TABLE activity")
-    ledger._db.execute("PRAGMA user_version=5")
     ledger.close()
+    make_version_6(tmp_path / DATABASE)
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as database:
+        database.execute("DROP TABLE activity")
+        database.execute("PRAGMA user_version=5")
     with find_storage(tmp_path).read_ledger() as reader:
         assert reader.device_activity() == []
     ledger = open_ledger(tmp_path)
@@ -102,3 +115,32 @@ def test_devices_that_were_seen_long_ago_are_forgotten(
         ledger.write([RoundOpened(number, 0.0), RoundClosed(number, "abandoned", {}, 1.0)])
     with find_storage(tmp_path).read_ledger() as reader:
         assert [row.device for row in reader.device_activity()] == ["d0", "d1", "d2"]
+
+
+def test_evaluations_of_a_version_that_knew_no_other_exchange_go_on(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as database:
+        database.executescript(VERSION_5.read_text())
+        database.execute("PRAGMA user_version=5")
+    over = EndedExchange(1, 1, "valid", 13.0, {"devices": 1, "metrics": {"loss": 0.25}}, 1)
+    with find_storage(tmp_path).read_ledger() as reader:
+        assert reader.exchanges("evaluation") == [over], "before a coordinator brings it up"
+        assert reader.valid_exchanges("evaluation", [1, 2]) == {1: over.summary}
+        assert reader.exchanges("roll-call") == []
+    ledger = open_ledger(tmp_path)
+    last = ledger.last_series("evaluation")
+    assert last is not None
+    ((phase, members, is_open, answers),) = last.phases
+    assert (last[:3], phase, members, is_open) == ((2, 1, None), 1, None, True)
+    measured = b'{"examples":5,"loss_sum":2.0,"metric_sums":{"accuracy":4.0}}'
+    assert answers == [
+        SavedAnswer("r-e2-1", "a", "phone", "accepted", measured),
+        SavedAnswer("r-e2-2", "b", "", "lost", None),
+        SavedAnswer("r-e2-3", "c", "", "assigned", None),
+    ]
+    assert ledger.last_valid_exchange("evaluation") == (1, over.summary)
+    ended = ExchangeEnded("evaluation", 2, 1, "invalid", {"devices": 2}, 15.0)
+    ledger.write([AnswerAccepted("r-e2-3", measured), ended])
+    with find_storage(tmp_path).read_ledger() as reader:
+        rows = reader.exchanges("evaluation")
+        assert rows == [over, EndedExchange(2, 1, "invalid", 15.0, {"devices": 2}, 1)]
+    ledger.close()

@@ -10,6 +10,7 @@ from fleetlearn_coordinator.aggregation.round_summary import deciding, possible
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import Finish
 from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.service.held_out import means_of_newest
 from fleetlearn_coordinator.storage.ledger import Metadata, Row
 from fleetlearn_coordinator.storage.store import Store
@@ -23,8 +24,9 @@ def met_before(plan: Plan, engine: Engine, store: Store, rolled_back: int) -> Fi
     summary = ledger.last_committed()
     if summary is None or rolled_back == engine.version > 0:  # no round has made the newest model
         summary = {"change": inf, "metrics": {}}
-    if plan.stop.measured_by == "evaluation":
-        version, found = ledger.last_valid_evaluation(rolled_back) or (0, {"metrics": {}})
+    if plan.stop.measured_by == EVALUATION:
+        measured = ledger.last_valid_exchange(EVALUATION, rolled_back)
+        version, found = measured or (0, {"metrics": {}})
         metrics = deciding(found, plan.evaluation.minimum)
     elif plan.stop.measured_by == "held-out":
         results = store.storage.held_out.read_all().items()

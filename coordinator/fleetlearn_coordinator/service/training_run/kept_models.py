@@ -9,6 +9,7 @@ from typing import Any
 from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.sections import Models
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.storage.find_storage import find_storage
 
 
@@ -85,6 +86,6 @@ def metrics_of(plan: Plan, versions: Iterable[int], source: str) -> dict[int, di
         rows = (
             ledger.measured_in_rounds(versions)
             if source == "round"
-            else ledger.evaluations_of(versions)
+            else ledger.valid_exchanges(EVALUATION, versions)
         )
     return {version: deciding(summary, minimum) for version, summary in rows.items()}

@@ -9,12 +9,13 @@ bits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.messages import Reply, Report
 
+from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
@@ -39,7 +40,7 @@ from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelect
 from fleetlearn_coordinator.service.event_log import EventLog
 from fleetlearn_coordinator.service.observers import (
     AnswerSaved,
-    EvaluationSummarised,
+    ExchangeSummarised,
     Observers,
     RoundEnded,
     RunEvent,
@@ -47,7 +48,7 @@ from fleetlearn_coordinator.service.observers import (
 )
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.run_log import RunLog
-from fleetlearn_coordinator.service.training_run.evaluation_records import EvaluationRecords, saved
+from fleetlearn_coordinator.service.training_run.evaluation_records import EvaluationRecords
 from fleetlearn_coordinator.service.training_run.exchange_records import ExchangeRecords
 from fleetlearn_coordinator.service.training_run.finish import finish_rows, met_before
 from fleetlearn_coordinator.service.training_run.load_state import load_or_begin
@@ -60,7 +61,7 @@ from fleetlearn_coordinator.service.training_run.round_reports import RoundRepor
 from fleetlearn_coordinator.service.training_run.round_work import RoundWork
 from fleetlearn_coordinator.service.training_run.run_models import RunModels
 from fleetlearn_coordinator.storage.ledger import (
-    EvaluationEnded,
+    ExchangeEnded,
     ReportAccepted,
     RoundClosed,
     RoundOpened,
@@ -70,6 +71,11 @@ from fleetlearn_coordinator.storage.ledger import (
     TaskRevived,
 )
 from fleetlearn_coordinator.storage.store import Store
+
+EXCHANGE_RECORDS: dict[str, Callable[[Plan, RoundRules, Store], ExchangeRecords]] = {
+    EVALUATION: EvaluationRecords,
+}
+"""Kind of exchange -> what makes a run's records of it."""
 
 
 class Run:
@@ -132,13 +138,13 @@ class Run:
             self.observers,
             self.record,
         )
-        last, names = store.ledger.last_evaluation(), rules.metrics
-        self.evaluations = EvaluationRecords(plan, names, store.storage.requests, last)
-        if last is not None:
-            self.engine.restore_exchange(EVALUATION, saved(last), now.engine)
-        self.exchanges: dict[str, ExchangeRecords] = {EVALUATION: self.evaluations}
+        self.exchanges: dict[str, ExchangeRecords] = {}
         """Kind of exchange -> what is recorded of it."""
-        self.engine.evaluations.requested = self.evaluations.look_for_request()
+        for kind, records_of in EXCHANGE_RECORDS.items():
+            records = self.exchanges[kind] = records_of(plan, rules, store)
+            if records.saved is not None:
+                self.engine.restore_exchange(kind, records.saved, now.engine)
+            self.engine.exchanges[kind].requested = records.look_for_request()
         self.finished: str | None = None
         """Why training is over, or None."""
         self.met_by: int | None = None
@@ -165,7 +171,7 @@ class Run:
 
     def resume(self, now: Clocks) -> list[Command]:
         """Take up what an earlier process left: its open round, tasks that run, reports that came
-        early, and an evaluation. Call once."""
+        early, and exchanges. Call once."""
         if self.finished is not None:
             return []
         heard = [] if self.engine.phase is Phase.FINISHED else self._resume_rounds(now)
@@ -248,7 +254,7 @@ class Run:
         calls ``engine.count_answer``. Raises ProtocolError (bad-message)."""
         records = self.exchanges[message.kind]
         self.store.write([records.answer_row(message)])
-        records.keep(message)
+        records.keep(device, message)
         self.observers.tell([AnswerSaved(device, message)])
 
     # What the engine decides
@@ -271,9 +277,10 @@ class Run:
                     row = self.exchanges[command.kind].row_of(command, now.wall)
                     if row is not None:
                         rows.append(row)
-                    if isinstance(command, ExchangeClosed) and isinstance(row, EvaluationEnded):
-                        number, version, _, valid = command[:4]
-                        events.append(EvaluationSummarised(number, version, valid, row.summary))
+                    if isinstance(command, ExchangeClosed) and isinstance(row, ExchangeEnded):
+                        number, version, _, valid, kind, phase = command
+                        ended = ExchangeSummarised(kind, number, phase, version, valid, row.summary)
+                        events.append(ended)
                     heard.append(command)
                 case Assign(device, task, number, again=again, version=version):
                     if not again:
@@ -344,14 +351,14 @@ class Run:
         return summary
 
     def end_exchange(self, command: ExchangeClosed, now: Clocks) -> list[Command]:
-        """The end of an exchange was recorded: an evaluation's metrics may stop the run. Returns
-        the engine's next commands, as ``record`` does."""
-        is_valid = command.valid and command.kind == EVALUATION
-        decides = is_valid and self.plan.stop.measured_by == "evaluation"
-        if not decides or command.version < self.roll_backs.newest:
+        """The end of an exchange was recorded: its metrics may stop the run. Returns the engine's
+        next commands, as ``record`` does."""
+        if not command.valid or command.version < self.roll_backs.newest:
             return []
-        metrics, version = self.evaluations.metrics, command.version
-        return self.record(self.engine.measured(metrics, version, now.engine), now)
+        metrics = self.exchanges[command.kind].stop_metrics()
+        if metrics is None:
+            return []
+        return self.record(self.engine.measured(metrics, command.version, now.engine), now)
 
     def free(self) -> None:
         """Let the model, and all that is as large, be freed now. Nothing may be asked of the run

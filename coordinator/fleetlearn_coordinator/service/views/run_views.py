@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.service.views.records import (
     EvaluationView,
     RoundView,
@@ -58,7 +59,7 @@ def run_view(place: RunPlace, *, last: int | None = RECENT) -> RunView:
         newest = ledger.last_round()
         closed = ledger.closed_rounds(0 if last is None else newest - max(last, 2 * RECENT))
         found = _glance(place, storage, ledger, closed)
-        evaluations = ledger.evaluations()
+        evaluations = ledger.exchanges(EVALUATION)
         outcomes = ledger.round_outcomes()
         meta = ledger.metadata()
     live, stop = _json(meta, "live", {}), _json(meta, "plan", {}).get("stop", {})
@@ -79,7 +80,8 @@ def run_view(place: RunPlace, *, last: int | None = RECENT) -> RunView:
         live=live,
         rounds=[_round(row) for row in shown],
         evaluations=[
-            EvaluationView(*row) for row in (evaluations if last is None else evaluations[-last:])
+            EvaluationView(*row[:5])
+            for row in (evaluations if last is None else evaluations[-last:])
         ],
         held_out=storage.held_out.read_all(),
     )

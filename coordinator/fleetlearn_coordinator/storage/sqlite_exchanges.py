@@ -1,0 +1,162 @@
+"""The tables of exchanges in a run's database, and the functions that write and read them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from fleetlearn_coordinator.storage.ledger import (
+    EXCHANGES_KEPT,
+    AnswerAccepted,
+    AnswerDropped,
+    DeviceAsked,
+    ExchangeBegun,
+    ExchangeEnded,
+    LastSeries,
+    SavedAnswer,
+    SavedPhase,
+)
+from fleetlearn_coordinator.storage.ledger_reader import EndedExchange
+from fleetlearn_coordinator.storage.stored_json import decode
+
+TABLES = (
+    """CREATE TABLE exchanges(
+    kind TEXT NOT NULL, number INTEGER NOT NULL, phase INTEGER NOT NULL, version INTEGER NOT NULL,
+    members TEXT,                           -- JSON; NULL: every device that can answer
+    request TEXT, opened REAL NOT NULL, closed REAL, outcome TEXT, summary TEXT,
+    PRIMARY KEY(kind, number, phase)
+) WITHOUT ROWID""",
+    """CREATE TABLE answers(
+    task TEXT PRIMARY KEY, kind TEXT NOT NULL, number INTEGER NOT NULL, phase INTEGER NOT NULL,
+    device TEXT NOT NULL, note TEXT NOT NULL,
+    state TEXT NOT NULL,                    -- assigned, accepted, or the cause of its end
+    content BLOB                            -- JSON
+) WITHOUT ROWID""",
+    "CREATE INDEX answers_of_exchange ON answers(kind, number, phase)",
+)
+EVALUATION_TABLES = (
+    """CREATE TABLE evaluations(
+    number INTEGER PRIMARY KEY, version INTEGER NOT NULL, request TEXT, opened REAL NOT NULL,
+    closed REAL, outcome TEXT, summary TEXT
+)""",
+    """CREATE TABLE measurements(
+    task TEXT PRIMARY KEY, evaluation INTEGER NOT NULL, device TEXT NOT NULL, tier TEXT NOT NULL,
+    state TEXT NOT NULL, result BLOB
+) WITHOUT ROWID""",
+    "CREATE INDEX measurements_of_evaluation ON measurements(evaluation)",
+)
+"""Tables of earlier versions, which knew no other kind of exchange."""
+FROM_EVALUATIONS = (
+    *TABLES,
+    "INSERT INTO exchanges(kind, number, phase, version, request, opened, closed, outcome, summary)"
+    " SELECT 'evaluation', number, 1, version, request, opened, closed, outcome, summary"
+    " FROM evaluations",
+    "INSERT INTO answers"
+    " SELECT task, 'evaluation', evaluation, 1, device, tier, state, result FROM measurements",
+    "DROP TABLE evaluations",
+    "DROP TABLE measurements",
+)
+"""Makes today's tables of those of earlier versions."""
+ExchangeRow = ExchangeBegun | DeviceAsked | AnswerDropped | AnswerAccepted | ExchangeEnded
+
+
+def write(db: sqlite3.Connection, row: ExchangeRow) -> None:
+    """Write a row, in the transaction that is open."""
+    match row:
+        case ExchangeBegun(members=members):
+            listed = None if members is None else json.dumps([*members])
+            db.execute(
+                "INSERT INTO exchanges(kind, number, phase, version, members, request, opened) "
+                "VALUES(?, ?, ?, ?, ?, ?, ?)",
+                row._replace(members=listed),
+            )
+        case DeviceAsked():
+            db.execute("INSERT INTO answers VALUES(?, ?, ?, ?, ?, ?, 'assigned', NULL)", row)
+        case AnswerDropped(task, cause):
+            db.execute("UPDATE answers SET state=? WHERE task=?", (cause, task))
+        case AnswerAccepted(task, content):
+            db.execute(
+                "UPDATE answers SET state='accepted', content=? WHERE task=?", (content, task)
+            )
+        case ExchangeEnded(kind, number, phase, outcome, summary, at):
+            db.execute(
+                "UPDATE exchanges SET closed=?, outcome=?, summary=? "
+                "WHERE kind=? AND number=? AND phase=?",
+                (at, outcome, msgspec.json.encode(summary).decode(), kind, number, phase),
+            )
+            db.execute(
+                "DELETE FROM answers WHERE kind=? AND number<=?", (kind, number - EXCHANGES_KEPT)
+            )
+
+
+def last_series(db: sqlite3.Connection, where: object, kind: str) -> LastSeries | None:
+    """Return the series of this kind that was opened last, or None. ``where``: the database, for
+    messages. Raises StoreError (damaged)."""
+    rows = db.execute(
+        "SELECT number, version, request, phase, members, closed IS NULL FROM exchanges WHERE "
+        "kind=?1 AND number=(SELECT MAX(number) FROM exchanges WHERE kind=?1) ORDER BY phase",
+        (kind,),
+    ).fetchall()
+    if not rows:
+        return None
+    number, version, request = rows[0][:3]
+    answers = db.execute(
+        "SELECT phase, task, device, note, state, content FROM answers WHERE kind=? AND number=? "
+        "ORDER BY phase, task",
+        (kind, number),
+    )
+    given = {
+        phase: [SavedAnswer(*answer[1:]) for answer in group]
+        for phase, group in groupby(answers, lambda answer: answer[0])
+    }
+    phases = []
+    for _, _, _, phase, listed, is_open in rows:
+        what = f"{where}: the members of {kind} {number}"
+        members = None if listed is None else decode(listed, list[str], what)
+        phases.append(SavedPhase(phase, members, bool(is_open), given.get(phase, [])))
+    return LastSeries(number, version, request, phases)
+
+
+def last_valid(
+    db: sqlite3.Connection, where: object, kind: str, since: int
+) -> tuple[int, dict[str, Any]] | None:
+    """Return the version and the summary of the last valid exchange of this kind about version
+    ``since`` or a newer one. Raises StoreError (damaged)."""
+    row = db.execute(
+        "SELECT version, summary, number FROM exchanges WHERE kind=? AND outcome='valid' AND "
+        "version>=? ORDER BY number DESC, phase DESC LIMIT 1",
+        (kind, since),
+    ).fetchone()
+    if row is None:
+        return None
+    return row[0], decode(row[1], dict[str, Any], f"{where}: the summary of {kind} {row[2]}")
+
+
+def ended_exchanges(db: sqlite3.Connection, where: object, kind: str) -> list[EndedExchange]:
+    """Return the exchanges of this kind that are over, in order. The tables may be of an earlier
+    version. Raises StoreError (damaged)."""
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    rows: Iterable[Any] = ()
+    if "exchanges" in tables:
+        rows = db.execute(
+            "SELECT number, phase, version, outcome, closed, summary FROM exchanges "
+            "WHERE kind=? AND closed IS NOT NULL ORDER BY number, phase",
+            (kind,),
+        )
+    elif "evaluations" in tables and kind == "evaluation":
+        rows = db.execute(
+            "SELECT number, 1, version, outcome, closed, summary FROM evaluations "
+            "WHERE closed IS NOT NULL ORDER BY number"
+        )
+    return [
+        EndedExchange(
+            number, version, outcome, closed,
+            decode(summary, dict[str, Any], f"{where}: the summary of {kind} {number}"), phase,
+        )
+        for number, phase, version, outcome, closed, summary in rows
+    ]  # fmt: skip
