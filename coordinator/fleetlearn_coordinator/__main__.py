@@ -24,6 +24,7 @@ with needs("fleetlearn-coordinator", "coordinator"):
 
     from fleetlearn_coordinator import (
         administrator_commands,
+        backup_commands,
         identity_commands,
         key_commands,
         model_commands,
@@ -47,6 +48,7 @@ app.add_typer(key_commands.app)
 app.add_typer(model_commands.app)
 app.add_typer(administrator_commands.app)
 app.add_typer(run_commands.app)
+app.add_typer(backup_commands.app)
 NOT_RUNNING = 3
 """Exit status of ``status`` where the coordinator does not run and the training is not finished."""
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of the run.")]

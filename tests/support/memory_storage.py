@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
+from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -53,6 +54,7 @@ from fleetlearn_coordinator.storage.ledger import (
 )
 from fleetlearn_coordinator.storage.ledger_reader import EndedExchange
 from fleetlearn_coordinator.storage.requests import Requests, RollBack
+from fleetlearn_coordinator.storage.run_storage import CopiedRun
 from fleetlearn_coordinator.storage.stored_json import decode, read_json
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.frames import Buffer
@@ -200,6 +202,9 @@ class MemoryStorage:
             text = f"{self.where} is not a coordinator's data directory: it has no ledger"
             raise StoreError(Code.UNKNOWN_CONTENT, text)
         yield MemoryReader(self.where, self.contents.tables)
+
+    def copy_to(self, folder: Path) -> CopiedRun:
+        raise StoreError(Code.BAD_MESSAGE, f"{self.where} is in memory, and is not copied")
 
 
 def memory_storage(url: str) -> MemoryStorage:

@@ -59,6 +59,20 @@ class Database(sqlite3.Connection):
     def executemany(self, statement: str, values: Iterable[Any], /) -> sqlite3.Cursor:
         return self.cursor(_Cursor).executemany(statement, values)
 
+    def copy_to(self, path: Path) -> None:
+        """Write what is committed now into a new database, one file, while others may write to this
+        one. Raises StoreError where what was read is damaged."""
+        try:
+            with closing(sqlite3.connect(path, isolation_level=None)) as copy:
+                self.backup(copy)  # in one step: nobody waits for it, and nothing begins again
+                copy.execute("PRAGMA journal_mode=DELETE")
+                problem = copy.execute("PRAGMA quick_check(1)").fetchone()[0]
+        except sqlite3.Error as error:
+            _refuse(self.path, error)
+        if problem != "ok":
+            text = f"{self.path} is damaged: {problem}. Put it back from a backup"
+            raise StoreError(Code.WRONG_HASH, text)
+
 
 class _Cursor(sqlite3.Cursor):
     connection: Database

@@ -135,7 +135,7 @@ class FileBlobs(FileModels):
                 os.fsync(self._spool[number])
 
     def _spool_path(self, number: int) -> Path:
-        return self.folder / UPLOADS / f"slot-{number:04d}"
+        return spool_path(self.folder, number)
 
     def where_spool_file(self, number: int) -> str:
         return str(self._spool_path(number))
@@ -219,6 +219,11 @@ class FileBlobs(FileModels):
     def drop_models(self, versions: Iterable[int]) -> None:
         for version in versions:
             model_path(self.folder, version).unlink(missing_ok=True)
+
+
+def spool_path(folder: Path, number: int) -> Path:
+    """Return the path of a spool file below a data directory."""
+    return folder / UPLOADS / f"slot-{number:04d}"
 
 
 def model_path(folder: Path, version: int) -> Path:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from fleetlearn_coordinator.storage.blobs import StoredModels
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs, FileModels
+from fleetlearn_coordinator.storage.file_copy import copy_run
 from fleetlearn_coordinator.storage.file_held_out import FileHeldOutResults
 from fleetlearn_coordinator.storage.file_requests import FileRequests
 from fleetlearn_coordinator.storage.held_out import HeldOutResults
 from fleetlearn_coordinator.storage.lock import LOCK, is_locked, lock
 from fleetlearn_coordinator.storage.requests import Requests
+from fleetlearn_coordinator.storage.run_storage import CopiedRun
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
 from fleetlearn_coordinator.storage.sqlite_reader import SqliteReader, read_ledger
 
@@ -49,3 +51,6 @@ class FileStorage:
 
     def read_ledger(self) -> AbstractContextManager[SqliteReader]:
         return read_ledger(self.folder)
+
+    def copy_to(self, folder: Path) -> CopiedRun:
+        return copy_run(self.folder, folder)

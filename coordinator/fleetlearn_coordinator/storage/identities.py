@@ -102,6 +102,12 @@ class Identities:
     def close(self) -> None:
         self._db.close()
 
+    def copy_to(self, folder: Path) -> None:
+        """Write a copy of the database, as it is now, into another folder. Raises StoreError
+        (damaged), OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._db.copy_to(folder / DATABASE)
+
     # Tokens and enrolment
 
     def make_token(

@@ -4,13 +4,30 @@ which store it is."""
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from fleetlearn_coordinator.storage.blobs import Blobs, StoredModels
 from fleetlearn_coordinator.storage.held_out import HeldOutResults
 from fleetlearn_coordinator.storage.ledger import Ledger
 from fleetlearn_coordinator.storage.ledger_reader import LedgerReader
 from fleetlearn_coordinator.storage.requests import Requests
+
+
+class CopiedRun(NamedTuple):
+    """What a copy of a run has."""
+
+    version: int | None
+    """Of its newest model. None: there is none yet."""
+    sha256: str | None
+    """Of that model's parameter vector."""
+    round: int | None
+    """The round that was open. None: none was."""
+    updates: int
+    """Accepted updates that are in spool files alone."""
+    given_up: bool
+    """Whether a start gives up the open round: its updates came and went faster than they could be
+    copied."""
 
 
 class RunStorage(Protocol):
@@ -56,3 +73,11 @@ class RunStorage(Protocol):
     def read_ledger(self) -> AbstractContextManager[LedgerReader]:
         """Read the ledger at this moment, in any process. Raises StoreError (unknown-content) where
         there is none yet."""
+
+    def copy_to(self, folder: Path) -> CopiedRun:
+        """Write a copy of the run at one moment, in any process, also while a coordinator writes
+        it: a data directory, which ``find_storage`` opens. Makes the folder.
+
+        Raises StoreError where there is no run, what is stored is damaged, or this store's own
+        tools make its copies; OSError.
+        """

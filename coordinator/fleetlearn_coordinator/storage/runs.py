@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 from fleetlearn_protocol.errors import Code
 
-from fleetlearn_coordinator.storage.database import Tables, open_shared
+from fleetlearn_coordinator.storage.database import Tables, connect, open_shared
 from fleetlearn_coordinator.storage.errors import DuplicateRowError, StoreError
 from fleetlearn_coordinator.storage.lock import LOCK, is_locked, lock
 
@@ -101,6 +101,16 @@ class Runs:
 
     def close(self) -> None:
         self._db.close()
+
+    def copy_to(self, folder: Path, plans: Mapping[str, Path]) -> None:
+        """Write a copy of the database, as it is now, into another folder, whose plans are
+        elsewhere: name of a run -> its plan there. Raises StoreError (damaged), OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._db.copy_to(folder / DATABASE)
+        with closing(connect(folder / DATABASE)) as db:
+            for name, plan in plans.items():
+                kept = os.path.relpath(_plain(plan), _plain(folder))
+                db.execute("UPDATE runs SET plan=? WHERE name=?", (kept, name))
 
     # Who serves them
 
