@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from fleetlearn_coordinator.aggregation.robust.rules import DEFAULTS, RULES, Bou
 from fleetlearn_coordinator.aggregation.round_summary import PERSONAL
 from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
-from fleetlearn_coordinator.plan.recipes import RECIPES
+from fleetlearn_coordinator.plan.recipes import RECIPES, Recipe
 from fleetlearn_coordinator.plan.sections import CONCURRENCY, DEADLINE, SECTIONS
 from fleetlearn_coordinator.plan.toml_errors import near
 
@@ -26,11 +26,7 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     """Put in what depends on other values. Leaves what has a wrong type for the conversion to
     refuse."""
     name = raw.get("recipe", "fedavg")
-    if name not in list(RECIPES):  # a list, since what was given may not be hashable
-        raise ValueError(
-            f"recipe = {name!r} is not known{near(str(name), RECIPES)} Recipes: "
-            f"{', '.join(RECIPES)}."
-        )
+    _refuse_unknown("recipe", name, RECIPES, "Recipes")
     recipe = RECIPES[name]
     for section in SECTIONS:
         raw.setdefault(section, {})
@@ -39,16 +35,7 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     )
     raw.setdefault("data_dir", f"{raw.get('name')}.run")
     if isinstance(local, dict):
-        given = local
-        local = raw["local"] = {**recipe.local, **given}
-        chosen = local["algorithm"]
-        if chosen not in list(ALGORITHMS):
-            hint, allowed = near(str(chosen), ALGORITHMS), ", ".join(ALGORITHMS)
-            raise ValueError(
-                f"local.algorithm = {chosen!r} is not known{hint} Algorithms: {allowed}."
-            )
-        if chosen != recipe.local["algorithm"] and "personal_epochs" not in given:
-            local.pop("personal_epochs", None)  # the recipe's is for its own algorithm
+        raw["local"] = _filled_local(local, recipe)
     if isinstance(aggregation, dict):
         aggregation = raw["aggregation"] = {**recipe.aggregation, **aggregation}
         _check_aggregation(aggregation)
@@ -62,33 +49,54 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     if isinstance(staleness, dict) and isinstance(round_, dict):
         _fill_staleness(staleness, round_)
     if isinstance(evaluation, dict) and isinstance(round_, dict):
-        evaluation.setdefault("devices", round_.get("goal", 1))
-        evaluation.setdefault("deadline", round_.get("deadline", DEADLINE))
-        if isinstance(devices := evaluation["devices"], int):
-            evaluation.setdefault("minimum", max(1, -(-devices // 2)))
+        _fill_evaluation(evaluation, round_)
     if isinstance(stop, dict):
         stop.setdefault("direction", _better(stop.get("metric")))
         if isinstance(models, dict):
             _fill_models(models, stop)
     if isinstance(server, dict):
-        chosen = server.setdefault("optimizer", recipe.server["optimizer"])
-        if chosen not in list(optimizers.OPTIMIZERS):
-            hint = near(str(chosen), optimizers.OPTIMIZERS)
-            allowed = ", ".join(optimizers.OPTIMIZERS)
-            raise ValueError(
-                f"server.optimizer = {chosen!r} is not known{hint} Optimizers: {allowed}."
-            )
-        values: dict[str, Any] = {**optimizers.defaults(chosen)}
-        for key in set(server) & {"lr", "momentum", "beta1", "beta2", "tau"} - set(values):
-            takes = ", ".join(values) or "no hyper-parameter"
-            raise ValueError(
-                f"server.{key} = {server[key]!r}: the optimizer {chosen} takes {takes}"
-            )
-        raw["server"] = {
-            **values,
-            **(recipe.server if chosen == recipe.server["optimizer"] else {}),
-            **server,
-        }
+        raw["server"] = _filled_server(server, recipe)
+
+
+def _refuse_unknown(key: str, name: object, table: Collection[str], what: str) -> None:
+    # As a list, since the author of a plan may have given what is not hashable.
+    if name not in list(table):
+        raise ValueError(
+            f"{key} = {name!r} is not known{near(str(name), table)} {what}: {', '.join(table)}."
+        )
+
+
+def _filled_local(local: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+    filled: dict[str, Any] = {**recipe.local, **local}
+    algorithm = filled["algorithm"]
+    _refuse_unknown("local.algorithm", algorithm, ALGORITHMS, "Algorithms")
+    if algorithm != recipe.local["algorithm"] and "personal_epochs" not in local:
+        filled.pop("personal_epochs", None)  # the recipe's is for its own algorithm
+    return filled
+
+
+def _fill_evaluation(evaluation: dict[str, Any], round_: dict[str, Any]) -> None:
+    evaluation.setdefault("devices", round_.get("goal", 1))
+    evaluation.setdefault("deadline", round_.get("deadline", DEADLINE))
+    if isinstance(devices := evaluation["devices"], int):
+        evaluation.setdefault("minimum", max(1, _half(devices)))
+
+
+def _filled_server(server: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+    name = server.get("optimizer", recipe.server["optimizer"])
+    _refuse_unknown("server.optimizer", name, optimizers.OPTIMIZERS, "Optimizers")
+    values: dict[str, Any] = {"optimizer": name, **optimizers.defaults(name)}
+    for key in set(server) & {"lr", "momentum", "beta1", "beta2", "tau"} - set(values):
+        takes = ", ".join(optimizers.defaults(name)) or "no hyper-parameter"
+        raise ValueError(f"server.{key} = {server[key]!r}: the optimizer {name} takes {takes}")
+    # The recipe's values are for its own optimizer.
+    of_recipe = recipe.server if name == recipe.server["optimizer"] else {}
+    return {**values, **of_recipe, **server}
+
+
+def _half(count: int) -> int:
+    """Return the half, rounded up."""
+    return -(-count // 2)
 
 
 def _better(metric: object) -> str:
@@ -125,7 +133,7 @@ def _fill_round(
     # a larger one is refused, and ``least`` would count for hours
     if isinstance(goal, int) and goal <= MAX_UPDATES:
         round_.setdefault(
-            "minimum", goal if asynchronous else max(1, -(-goal // 2), min(goal, least(goal)))
+            "minimum", goal if asynchronous else max(1, _half(goal), min(goal, least(goal)))
         )
 
 
@@ -140,12 +148,7 @@ def _fill_staleness(staleness: dict[str, Any], round_: dict[str, Any]) -> None:
             'late ones; it needs round.participation = "asynchronous" or round.late = "carry"'
         )
     function = staleness.setdefault("function", "polynomial")
-    if function not in list(FUNCTIONS):
-        hint = near(str(function), FUNCTIONS)
-        raise ValueError(
-            f"staleness.function = {function!r} is not known{hint} Functions: "
-            f"{', '.join(FUNCTIONS)}."
-        )
+    _refuse_unknown("staleness.function", function, FUNCTIONS, "Functions")
     takes = FUNCTIONS[function].defaults
     for key in {"a", "b"} & set(staleness) - set(takes):
         raise ValueError(
@@ -163,11 +166,7 @@ def _fill_staleness(staleness: dict[str, Any], round_: dict[str, Any]) -> None:
 
 def _check_aggregation(aggregation: dict[str, Any]) -> None:
     name = aggregation["aggregator"]
-    if name not in list(aggregators.AGGREGATORS):
-        hint, allowed = near(str(name), aggregators.AGGREGATORS), ", ".join(aggregators.AGGREGATORS)
-        raise ValueError(
-            f"aggregation.aggregator = {name!r} is not known{hint} Aggregators: {allowed}."
-        )
+    _refuse_unknown("aggregation.aggregator", name, aggregators.AGGREGATORS, "Aggregators")
     takes = RULES[name].takes if name in RULES else None
     for key in aggregation.keys() & {"hostile", "radius"} - {takes}:
         raise ValueError(

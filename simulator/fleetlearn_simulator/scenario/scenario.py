@@ -273,60 +273,73 @@ def _one(
 
 
 def _contradictions(scenario: Scenario) -> Iterator[str]:
-    population, plan, failures = scenario.population, scenario.plan, scenario.failures
-    most_each = plan.most_updates_of_a_device
-    if most_each is not None and population.size * most_each < plan.round.minimum:
-        yield (
-            f"population.size = {population.size} is less than plan.round.minimum = "
-            f"{plan.round.minimum}; with at most {most_each} of each device's updates in a round, "
-            "none could ever be committed"
-        )
+    yield from _fleet_contradictions(scenario)
+    yield from _tier_contradictions(scenario)
+    yield from _data_contradictions(scenario.data)
+    yield from _availability_contradictions(scenario.availability)
+    yield from _failure_contradictions(scenario.failures)
+
+
+def _fleet_contradictions(scenario: Scenario) -> Iterator[str]:
+    """Yield why the fleet is too small for the plan's rounds, or too large for the service."""
+    population, plan = scenario.population, scenario.plan
+    minimum, most_each = plan.round.minimum, plan.most_updates_of_a_device
+    if most_each is not None:
+        for key in ("size", "connected"):
+            devices = getattr(population, key)
+            if devices * most_each < minimum:
+                yield (
+                    f"population.{key} = {devices} is less than plan.round.minimum = {minimum}; "
+                    f"with at most {most_each} of each device's updates in a round, none could "
+                    "ever be committed"
+                )
     for key, most in {
         "population.size": population.size,
         "service.max_connections": scenario.service.max_connections,
     }.items():
         if population.connected > most:
             yield f"population.connected = {population.connected} is more than {key} = {most}"
-    if most_each is not None and population.connected * most_each < plan.round.minimum:
-        yield (
-            f"population.connected = {population.connected} is less than plan.round.minimum = "
-            f"{plan.round.minimum}; with at most {most_each} of each device's updates in a round, "
-            "none could ever be committed"
-        )
     rest = plan.selection.once_in or 1
-    if rest > 1 and population.size < rest * plan.round.minimum:
+    if rest > 1 and population.size < rest * minimum:
         yield (
             f"population.size = {population.size} is less than plan.selection.once_in = {rest} "
-            f"times plan.round.minimum = {plan.round.minimum}; rounds would wait for devices that "
-            "may not take part yet"
+            f"times plan.round.minimum = {minimum}; rounds would wait for devices that may not "
+            "take part yet"
         )
-    if plan.selection.tiers and not {*plan.selection.tiers} & scenario.tiers.keys():
+
+
+def _tier_contradictions(scenario: Scenario) -> Iterator[str]:
+    chosen, tiers = scenario.plan.selection.tiers, scenario.tiers
+    if chosen and not {*chosen} & tiers.keys():
         yield (
-            f"plan.selection.tiers = {list(plan.selection.tiers)} names no tier of the scenario, "
-            f"which has {', '.join(scenario.tiers)}; no device would be eligible"
+            f"plan.selection.tiers = {list(chosen)} names no tier of the scenario, which has "
+            f"{', '.join(tiers)}; no device would be eligible"
         )
-    largest = max(inf if tier.memory is None else tier.memory for tier in scenario.tiers.values())
+    largest = max(inf if tier.memory is None else tier.memory for tier in tiers.values())
     if scenario.compute.memory > largest:
         yield (
             f"compute.memory = {scenario.compute.memory} MiB is more than any tier has: {largest}; "
             "none could train"
         )
-    yield from _data_contradictions(scenario.data)
-    availability = scenario.availability
-    if (
-        availability.kind == "diurnal"
-        and availability.share is not None
-        and availability.swing is not None
-    ):
-        top = availability.share * 2 * availability.swing / (availability.swing + 1)
+
+
+def _availability_contradictions(availability: Availability) -> Iterator[str]:
+    share, swing = availability.share, availability.swing
+    if availability.kind == "diurnal" and share is not None and swing is not None:
+        # Over a day the share runs between two values whose ratio is the swing and whose mean is
+        # the given share.
+        top = share * 2 * swing / (swing + 1)
         if top > 1:
             yield (
-                f"availability.share = {availability.share} with availability.swing = "
-                f"{availability.swing} has {top:.3g} of the devices online at the peak; it takes a "
-                f"share of at most {(availability.swing + 1) / (2 * availability.swing):.3g}"
+                f"availability.share = {share} with availability.swing = {swing} has {top:.3g} of "
+                "the devices online at the peak; it takes a share of at most "
+                f"{(swing + 1) / (2 * swing):.3g}"
             )
     if availability.file is not None:
         read_trace(str(availability.file), availability.repeat)
+
+
+def _failure_contradictions(failures: Failures) -> Iterator[str]:
     for number, outage in enumerate(failures.outages):
         where = f"failures.outages[{number}]"
         if outage.end <= outage.begin:
