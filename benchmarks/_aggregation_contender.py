@@ -30,13 +30,13 @@ def main(name: str, updates: int, elements: int) -> None:
         for row in rows:
             aggregator.add(state, row, 1, 10.0, 1.0, NO_VALUES)
         total = float(aggregator.result(state, NO_VALUES.present).delta.sum())
-    found = {
+    figures = {
         "clock": time.perf_counter() - clock,
         "cpu": time.process_time() - cpu,
         "peak_mib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
         "sum": total,
     }
-    print(json.dumps(found))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

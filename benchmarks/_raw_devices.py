@@ -257,8 +257,8 @@ class Fleet:
     def _parse(self, peer: Peer) -> None:
         data = peer.incoming
         if not peer.open:
-            head, found, rest = data.partition(b"\r\n\r\n")
-            if not found:
+            head, blank_line, rest = data.partition(b"\r\n\r\n")
+            if not blank_line:
                 return
             if not head.startswith(b"HTTP/1.1 101 "):
                 raise ConnectionRefusedError(

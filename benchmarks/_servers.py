@@ -216,8 +216,8 @@ def wait_for(pattern: str, process: subprocess.Popen[bytes], log: Path) -> str:
     RuntimeError."""
     until = time.monotonic() + START_LIMIT
     while time.monotonic() < until:
-        if (found := re.search(pattern, log.read_text(errors="replace"))) is not None:
-            return found.group(1)
+        if (match := re.search(pattern, log.read_text(errors="replace"))) is not None:
+            return match.group(1)
         if process.poll() is not None:
             raise RuntimeError(
                 f"it ended with status {process.returncode} before it listened: {process.args!r}"

@@ -293,7 +293,7 @@ class _SlowReader:
         return data
 
     def _parse(self) -> list[FromCoordinator]:
-        found: list[FromCoordinator] = []
+        messages: list[FromCoordinator] = []
         for _ in itertools.count():
             data = self._received
             if len(data) < 2:
@@ -305,9 +305,9 @@ class _SlowReader:
             if len(data) < head + length:
                 break
             if data[0] & 15 == Opcode.TEXT:
-                found.append(decode_from_coordinator(bytes(data[head : head + length])))
+                messages.append(decode_from_coordinator(bytes(data[head : head + length])))
             del data[: head + length]
-        return found
+        return messages
 
     def close(self) -> None:
         self._socket.close()

@@ -34,8 +34,8 @@ def contend(name: str, updates: int, elements: int) -> dict[str, Any]:
     done = subprocess.run(
         program, capture_output=True, text=True, check=True, env={**os.environ, **threads}
     )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
 
 
 def main() -> None:
@@ -55,15 +55,15 @@ def main() -> None:
     rows: list[tuple[str, ...]] = [
         ("aggregator", "seconds", "CPU-s", "of numpy's CPU", "more memory at its peak, MiB")
     ]
-    for name, found in results.items():
-        ratio = found["cpu"] / results[NUMPY]["cpu"]
+    for name, figures in results.items():
+        ratio = figures["cpu"] / results[NUMPY]["cpu"]
         rows.append(
             (
                 name,
-                f"{found['clock']:.1f}",
-                f"{found['cpu']:.1f}",
+                f"{figures['clock']:.1f}",
+                f"{figures['cpu']:.1f}",
                 f"{ratio:.2f}",
-                f"{found['peak_mib']:.0f}",
+                f"{figures['peak_mib']:.0f}",
             )
         )
     print(measure.table(rows))

@@ -48,9 +48,9 @@ def main() -> None:
     print(measure.table([HEADINGS, *map(row, results.values())]))
     settings = {"batch": ROWS, "steps": STEPS, "lr": LR, "allowed": ALLOWED, "limit": chosen.limit}
     measure.write_json(
-        chosen.json, settings, {name: found._asdict() for name, found in results.items()}
+        chosen.json, settings, {name: result._asdict() for name, result in results.items()}
     )
-    if any(isinstance(found, Failed) for found in results.values()):
+    if any(isinstance(result, Failed) for result in results.values()):
         raise SystemExit(1)
 
 

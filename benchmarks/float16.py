@@ -126,8 +126,8 @@ def _trained(
     for _ in range(steps):
         rows = random.choice(len(data.x_train), BATCH, replace=False)
         feed = {**values, **given, "batch.x": data.x_train[rows], "batch.y": data.y_train[rows]}
-        found = session.run(names, {name: np.asarray(value) for name, value in feed.items()})
-        results = dict(zip(names, found, strict=True))
+        outputs = session.run(names, {name: np.asarray(value) for name, value in feed.items()})
+        results = dict(zip(names, outputs, strict=True))
         values = {name: results[f"next.{name}"] for name in values}
         losses.append(float(results["loss"]))
     trained = {

@@ -90,8 +90,8 @@ def contend(kind: str, folder: Path, chosen: Any) -> dict[str, Any]:
     if done.returncode:
         raise RuntimeError(f"{kind} failed:\n{done.stderr[-3000:]}")
     print(".", end="", flush=True, file=sys.stderr)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def contender(kind: str, chosen: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -127,7 +127,7 @@ def prepare(folder: Path, chosen: Any) -> None:
 def compare(turns: list[dict[str, dict[str, Any]]], name: str, tolerance: float) -> dict[str, Any]:
     """Return the contenders' figures for a model; of one that failed, or did other work than eager
     PyTorch, how."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for kind in turns[0]:
         runs = [turn[kind][name] for turn in turns]
         eager = [turn["eager"][name] for turn in turns]
@@ -144,14 +144,14 @@ def compare(turns: list[dict[str, dict[str, Any]]], name: str, tolerance: float)
             if not abs(a - b) <= tolerance * abs(b)
         ]
         if failed:
-            found[kind] = {"failed": failed[0]}
+            figures[kind] = {"failed": failed[0]}
             continue
         for row, other in zip(runs, eager, strict=True):
             row["ratio"] = row["clock_ms_per_step"] / other["clock_ms_per_step"]
-        found[kind] = {key: measure.middle([row[key] for row in runs]) for key in runs[0]} | {
+        figures[kind] = {key: measure.middle([row[key] for row in runs]) for key in runs[0]} | {
             "runs": runs
         }
-    return found
+    return figures
 
 
 def main() -> None:

@@ -76,12 +76,12 @@ def main() -> None:
         for name in chosen.models:
             results[name] = compare(name, chosen, folder)
             whole = results[name]["eager"]
-            for label, found in results[name].items():
-                peak, spent = found["peak_rss_mib"], found["cpu_s_per_step"]
+            for label, figures in results[name].items():
+                peak, spent = figures["peak_rss_mib"], figures["cpu_s_per_step"]
                 of_peak, of_time = (
-                    f"{found[key] / whole[key]:.2f}" for key in ("peak_rss_mib", "cpu_s_per_step")
+                    f"{figures[key] / whole[key]:.2f}" for key in ("peak_rss_mib", "cpu_s_per_step")
                 )
-                estimated = f"{found['estimate_mib']:.0f}" if "estimate_mib" in found else ""
+                estimated = f"{figures['estimate_mib']:.0f}" if "estimate_mib" in figures else ""
                 rows.append(
                     (name, label, f"{peak:.0f}", of_peak, estimated, f"{spent:.2f}", of_time)
                 )

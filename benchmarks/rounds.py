@@ -175,10 +175,10 @@ def main() -> None:
     gaps = Gaps([], [])
     for _ in range(chosen.repeats):
         runs["floor"].append(bare(*sizes))
-        figures, found = fleetlearn(*sizes, chosen.uploads, chosen.durable)
+        figures, gaps_of_turn = fleetlearn(*sizes, chosen.uploads, chosen.durable)
         runs["fleetlearn"].append(figures)
-        gaps.after_report.extend(found.after_report)
-        gaps.after_accepted.extend(found.after_accepted)
+        gaps.after_report.extend(gaps_of_turn.after_report)
+        gaps.after_accepted.extend(gaps_of_turn.after_accepted)
         figures, _ = fleetlearn(*sizes, chosen.uploads, chosen.durable, asynchronous=True)
         runs["asynchronous"].append(figures)
         print(".", end="", flush=True, file=sys.stderr)

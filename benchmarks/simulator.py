@@ -150,21 +150,21 @@ class Contest:
             started.append(
                 subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             )
-        found = []
+        results = []
         try:
             for process in started:
                 output, errors = process.communicate(timeout=LIMIT)
                 if process.returncode:
                     raise RuntimeError(f"{kind} failed:\n{errors[-3000:]}")
                 figures: dict[str, float] = json.loads(output.splitlines()[-1])
-                found.append(figures)
+                results.append(figures)
         finally:
             for process in started:
                 process.kill()
                 process.communicate()
         print(".", end="", flush=True, file=sys.stderr)
-        rate = sum(row["device_rounds_per_s"] for row in found)
-        return found[0] | {"device_rounds_per_s": rate}
+        rate = sum(row["device_rounds_per_s"] for row in results)
+        return results[0] | {"device_rounds_per_s": rate}
 
 
 def in_turns(
@@ -229,15 +229,15 @@ def small(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[st
             peers[f"{title} {version}, {processes}"] = loop(1, kind)
         else:
             print(f"{title} is not installed: not compared", file=sys.stderr)
-    found = in_turns(contenders | peers, repeats, "PyTorch, 1 process")
-    expected = found["PyTorch, 1 process"]["loss"]["median"]
+    figures = in_turns(contenders | peers, repeats, "PyTorch, 1 process")
+    expected = figures["PyTorch, 1 process"]["loss"]["median"]
     for name in peers:
-        loss = found[name]["loss"]["median"]
+        loss = figures[name]["loss"]["median"]
         if abs(loss - expected) > TOLERANCE * expected:
             raise RuntimeError(
                 f"{name} ends with the loss {loss}, the loop in PyTorch with {expected}"
             )
-    return found
+    return figures
 
 
 def cnn(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[str, Any]:
@@ -312,13 +312,13 @@ def asynchronous(contest: Contest, bundle: Path, repeats: int, scale: float) -> 
         f"{name}, {most:,} at a time": partial(books, contest, run, warm)
         for name, (run, warm) in tables.items()
     }
-    found = in_turns(contenders, repeats)
-    first = next(iter(found.values()))["runs"]
-    for figures in found.values():
+    results = in_turns(contenders, repeats)
+    first = next(iter(results.values()))["runs"]
+    for figures in results.values():
         rows = [row["parent_cpu_us_each"] for row in figures["runs"]]
         ratios = [own / other["parent_cpu_us_each"] for own, other in zip(rows, first, strict=True)]
         figures["cpu_ratio"] = measure.middle(ratios)
-    return found
+    return results
 
 
 def curve(contest: Contest, bundle: Path, repeats: int, scale: float) -> dict[str, Any]:

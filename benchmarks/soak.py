@@ -175,17 +175,17 @@ def main() -> None:
             )
         )
     bounds = BOUNDS | {"RSS, MiB": chosen.rss}
-    found = {name: growths(samples) for name, samples in rows.items()}
+    growths_of = {name: growths(samples) for name, samples in rows.items()}
     lines = [
-        (name, f"{bound:g}", *(f"{each[name]:.2f}" for each in found.values()))
+        (name, f"{bound:g}", *(f"{each[name]:.2f}" for each in growths_of.values()))
         for name, bound in bounds.items()
     ]
-    print(f"\nadded over the second half\n{measure.table([('', 'at most', *found), *lines])}")
+    print(f"\nadded over the second half\n{measure.table([('', 'at most', *growths_of), *lines])}")
     settings = {key: value for key, value in vars(chosen).items() if key != "json"}
-    measure.write_json(chosen.json, settings, {"growths": found, "samples": rows})
+    measure.write_json(chosen.json, settings, {"growths": growths_of, "samples": rows})
     above = [
         f"{name}: {what}"
-        for name, each in found.items()
+        for name, each in growths_of.items()
         for what in bounds
         if each[what] > bounds[what]
     ]

@@ -250,21 +250,23 @@ def compare(
         python = step.contend(sys.executable, "onnx", scratch / f"{name}.bundle", arrays, steps, 1)
         turn = {"Python device": python}
         for title, contender in all_of.items():
-            turn[title] = found = contend(contender, name, site, scratch, steps)
-            if not abs(found["loss"] - python["loss"]) <= TOLERANCE * abs(python["loss"]):
+            turn[title] = figures = contend(contender, name, site, scratch, steps)
+            if not abs(figures["loss"] - python["loss"]) <= TOLERANCE * abs(python["loss"]):
                 raise RuntimeError(
-                    f"{name}: {title} has the loss {found['loss']}, the Python device "
+                    f"{name}: {title} has the loss {figures['loss']}, the Python device "
                     f"{python['loss']}"
                 )
             print(".", end="", flush=True, file=sys.stderr)
         before = turn["own API"]
-        for title, found in turn.items():
+        for title, figures in turn.items():
             for key in ("cpu", "clock"):
-                found[f"{key}_to_python"] = (
-                    found[f"{key}_ms_per_step"] / python[f"{key}_ms_per_step"]
+                figures[f"{key}_to_python"] = (
+                    figures[f"{key}_ms_per_step"] / python[f"{key}_ms_per_step"]
                 )
-                found[f"{key}_to_own"] = found[f"{key}_ms_per_step"] / before[f"{key}_ms_per_step"]
-            runs.setdefault(title, []).append(found)
+                figures[f"{key}_to_own"] = (
+                    figures[f"{key}_ms_per_step"] / before[f"{key}_ms_per_step"]
+                )
+            runs.setdefault(title, []).append(figures)
     return {
         title: {
             key: measure.middle([row[key] for row in rows])

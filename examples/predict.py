@@ -56,18 +56,18 @@ def main() -> int:
     from examples import digits
 
     data = digits.data()
-    found = predict(options.model, data.x_test)
-    shown = min(options.show, len(found))
+    guesses = predict(options.model, data.x_test)
+    shown = min(options.show, len(guesses))
     for start in range(0, shown, 4):
         scans = [draw(scan[0]) for scan in data.x_test[start : min(start + 4, shown)]]
         print("\n".join("   ".join(rows) for rows in zip(*scans, strict=True)))
-        labels = zip(found[start:shown][:4], data.y_test[start:shown][:4], strict=True)
+        labels = zip(guesses[start:shown][:4], data.y_test[start:shown][:4], strict=True)
         print(
             "   ".join(f"found {guess}, label {label}".ljust(16) for guess, label in labels),
             end="\n\n",
         )
-    right = int((found == data.y_test).sum())
-    print(f"{right} of {len(found)} held-out digits are recognised: {right / len(found):.1%}")
+    right = int((guesses == data.y_test).sum())
+    print(f"{right} of {len(guesses)} held-out digits are recognised: {right / len(guesses):.1%}")
     return 0
 
 

@@ -51,13 +51,13 @@ def to_target(results: Any, target: Target) -> Figure:
         for number, method in enumerate(dict.fromkeys(cell.method for cell in cells)):
             points = []
             for cell, runs in cells.items():
-                found = middle(runs, until(key))
-                if cell.method == method and found is not None:
+                middle_run = middle(runs, until(key))
+                if cell.method == method and middle_run is not None:
                     points.append(
                         (
                             100 * cell.dropout + number - 2.5,
-                            found[0] / unit,
-                            np.array(found[1]) / unit,
+                            middle_run[0] / unit,
+                            np.array(middle_run[1]) / unit,
                         )
                     )
             if points:

@@ -19,12 +19,12 @@ def progress(
     carry_out: Callable[[Job], dict[str, Any]], jobs: Sequence[Job]
 ) -> list[dict[str, Any]]:
     """The figures of each run, one after the other."""
-    found = []
+    results = []
     for job in jobs:
-        found.append(carry_out(job))
+        results.append(carry_out(job))
         print(".", end="", flush=True, file=sys.stderr)
     print(f" {len(jobs)} runs", file=sys.stderr)
-    return found
+    return results
 
 
 def text(results: Results, best: Mapping[str, Mapping[str, float]], target: Target) -> str:

@@ -125,19 +125,21 @@ def plans(results: Any, target: Target) -> Figure:
             lambda row: row["evenness"],
         )
     )
-    found = {
+    runs_of = {
         cell: runs
         for cell, runs in results.items()
         if (cell.recipe, cell.hazard) == ("fedavg", usual.hazard)
     }
-    shares, selections, deadlines = (sorted({cell[place] for cell in found}) for place in (3, 4, 5))
+    shares, selections, deadlines = (
+        sorted({cell[place] for cell in runs_of}) for place in (3, 4, 5)
+    )
     figure = Figure(figsize=(2.6 * len(shares), 2.4 * len(rows)))
     axes = figure.subplots(len(rows), len(shares), squeeze=False, sharex=True, sharey="row")
     for column, share in enumerate(shares):
         axes[0, column].set_title(f"dropout {100 * share:g} %")
         axes[-1, column].set_xlabel(f"minutes until {target}")
         for line, (data, label, value) in enumerate(rows):
-            for cell, runs in found.items():
+            for cell, runs in runs_of.items():
                 time, height = middle(runs, minutes), middle(runs, value)
                 if (cell.data, cell.dropout) == (data, share) and time and height:
                     look = {

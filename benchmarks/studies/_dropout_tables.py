@@ -140,17 +140,17 @@ def by_tier(results: Results, rates: Mapping[float, float], fleet: Any) -> Itera
 
 def recipes(results: Results) -> Iterator[Sequence[str]]:
     """Rounds and virtual time to the target."""
-    found = _values(results, "recipe")
+    recipes_shown = _values(results, "recipe")
     yield (
         "data",
         "dropout",
-        *(f"{recipe}: {what}" for what in ("rounds", "minutes") for recipe in found),
+        *(f"{recipe}: {what}" for what in ("rounds", "minutes") for recipe in recipes_shown),
     )
     for data in _values(results, "data"):
         for share in _values(results, "dropout"):
             runs = [
                 results[_usual(results)._replace(data=data, recipe=recipe, dropout=share)]
-                for recipe in found
+                for recipe in recipes_shown
             ]
             rounds = [of(row, "to_target", "rounds", show=digits) for row in runs]
             yield (
@@ -209,7 +209,7 @@ def plans(results: Results) -> Iterator[Sequence[str]]:
     accuracy on two kinds."""
     kinds = _values(results, "data")
     ends = list(dict.fromkeys((kinds[0], kinds[-1])))
-    found = [cell for cell in results if cell[:3] == (kinds[-1], "fedavg", "by time")]
+    cells = [cell for cell in results if cell[:3] == (kinds[-1], "fedavg", "by time")]
     titles = [f"{data}: {what}" for data in ends for what in ("rounds", "minutes", "device-hours")]
     yield (
         *(
@@ -223,7 +223,7 @@ def plans(results: Results) -> Iterator[Sequence[str]]:
         ),
         *(*titles, f"{kinds[-1]}: worst tier, %"),
     )
-    for cell in sorted(found, key=lambda cell: (cell.dropout, -cell.deadline, cell.over_selection)):
+    for cell in sorted(cells, key=lambda cell: (cell.dropout, -cell.deadline, cell.over_selection)):
         runs = results[cell]
         until = [
             of(results[cell._replace(data=data)], "to_target", key, show=show)

@@ -78,7 +78,7 @@ def paired_of(levels: Mapping[Key, Sequence[Mapping[str, float]]]) -> dict[Key, 
     """Return for each pair of methods the differences within a seed, and how many times less the
     first one's loss swings. If there are several data sets, also return the means over those that
     are not iid."""
-    found: dict[Key, dict[str, Any]] = {}
+    paired: dict[Key, dict[str, Any]] = {}
     for drop in dict.fromkeys(key[1] for key in levels):
         for one, other in PAIRS:
             name, others = f"{one} - {other}", []
@@ -92,7 +92,7 @@ def paired_of(levels: Mapping[Key, Sequence[Mapping[str, float]]]) -> dict[Key, 
                 swing = measure.middle(
                     [second["swing"] / first["swing"] for first, second in pairs]
                 )
-                found[data, drop, name] = {key: interval(row) for key, row in values.items()} | {
+                paired[data, drop, name] = {key: interval(row) for key, row in values.items()} | {
                     "swing": swing
                 }
                 others += [values] if data != "iid" else []
@@ -101,10 +101,10 @@ def paired_of(levels: Mapping[Key, Sequence[Mapping[str, float]]]) -> dict[Key, 
                     key: np.mean([values[key] for values in others], axis=0).tolist()
                     for key in MEASURED
                 }
-                found["mean without iid", drop, name] = {
+                paired["mean without iid", drop, name] = {
                     key: interval(row) for key, row in means.items()
                 }
-    return found
+    return paired
 
 
 def nested(rows: Mapping[Key, Any]) -> dict[str, Any]:

@@ -34,14 +34,14 @@ def draw(results: Mapping[Any, Sequence[float]], folder: Path) -> Path:
                 axes[-1, column].set_xlabel("hostile devices, %")
                 axes[line, column].set_ylim(0, 100)
                 for number, recipe in enumerate(recipes):
-                    found = [
+                    points = [
                         (cell.share, runs)
                         for cell, runs in results.items()
                         if (cell.data, cell.recipe) == (data, recipe)
                         and cell.attack in ("", attack)
                     ]
-                    x = [100 * share for share, _ in found]
-                    y = [100 * float(np.median(runs)) for _, runs in found]
+                    x = [100 * share for share, _ in points]
+                    y = [100 * float(np.median(runs)) for _, runs in points]
                     look = {
                         "color": COLOURS[number % len(COLOURS)],
                         "marker": MARKERS[number % len(MARKERS)],

@@ -188,8 +188,8 @@ def accuracy_by_tenth(job: Job) -> list[float]:
     test = source.test()
     assert test is not None
     x, y = test
-    found = [evaluate_data(runtime, (x[y == digit], y[y == digit])) for digit in range(10)]
-    return [row.metric_sums["accuracy"] / row.examples for row in found]
+    evaluations = [evaluate_data(runtime, (x[y == digit], y[y == digit])) for digit in range(10)]
+    return [row.metric_sums["accuracy"] / row.examples for row in evaluations]
 
 
 def tune(bundle: Path, chosen: Any) -> dict[str, dict[str, float]]:
@@ -260,11 +260,11 @@ def main() -> None:
     settings = {
         key: value for key, value in vars(chosen).items() if key not in ("json", "keep", "figures")
     }
-    found = {
+    content = {
         "chosen": best,
         "cells": [cell._asdict() | {"runs": rows} for cell, rows in results.items()],
     }
-    measure.write_json(chosen.json, settings | {"target": str(chosen.target)}, found)
+    measure.write_json(chosen.json, settings | {"target": str(chosen.target)}, content)
 
 
 if __name__ == "__main__":

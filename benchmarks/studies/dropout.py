@@ -284,8 +284,8 @@ def own_accuracy(scenario: Scenario, folder: Path) -> dict[str, Any]:
     x, y = test
     right = []
     for digit in range(10):
-        found = evaluate_data(runtime, (x[y == digit], y[y == digit]))
-        right.append(found.metric_sums["accuracy"] / found.examples)
+        evaluation = evaluate_data(runtime, (x[y == digit], y[y == digit]))
+        right.append(evaluation.metric_sums["accuracy"] / evaluation.examples)
     ids = np.arange(scenario.population.size)
     counts = np.stack([np.bincount(source.arrays(int(device))[1], minlength=10) for device in ids])
     own = counts / counts.sum(axis=1, keepdims=True) @ np.array(right)
@@ -300,15 +300,15 @@ def own_accuracy(scenario: Scenario, folder: Path) -> dict[str, Any]:
 
 def work(jobs: Sequence[Job], workers: int) -> list[dict[str, Any]]:
     """The figures of each run, in the order of the jobs."""
-    found: dict[int, dict[str, Any]] = {}
+    results: dict[int, dict[str, Any]] = {}
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         waiting = {pool.submit(carry_out, job): number for number, job in enumerate(jobs)}
         for done in as_completed(waiting):
-            found[waiting[done]] = done.result()
+            results[waiting[done]] = done.result()
             if sys.stderr.isatty():
-                print(f"\r{len(found)} of {len(jobs)} runs", end="", flush=True, file=sys.stderr)
+                print(f"\r{len(results)} of {len(jobs)} runs", end="", flush=True, file=sys.stderr)
     print(f"\r{len(jobs)} runs    ", file=sys.stderr)
-    return [found[number] for number in range(len(jobs))]
+    return [results[number] for number in range(len(jobs))]
 
 
 def tune(bundle: Path, chosen: Any) -> dict[str, dict[str, float]]:
@@ -377,13 +377,13 @@ def grid(chosen: Any) -> list[Cell]:
         usual[-1]._replace(recipe="fednova", deadline=deadline) for deadline in chosen.deadlines
     ]
     unequal = work if "fednova" in chosen.recipes else []
-    found = [
+    cells = [
         cell._replace(dropout=share)
         for cell in (*usual, *plans, *equal, *unequal)
         for share in chosen.dropout
     ]
     return list(
-        dict.fromkeys(cell if cell.dropout else cell._replace(hazard="by time") for cell in found)
+        dict.fromkeys(cell if cell.dropout else cell._replace(hazard="by time") for cell in cells)
     )
 
 
@@ -426,11 +426,11 @@ def main() -> None:
     settings = {
         key: value for key, value in vars(chosen).items() if key not in ("json", "keep", "figures")
     }
-    found = {
+    content = {
         "chosen": best,
         "cells": [cell._asdict() | {"runs": rows} for cell, rows in results.items()],
     }
-    measure.write_json(chosen.json, settings | {"target": str(chosen.target)}, found)
+    measure.write_json(chosen.json, settings | {"target": str(chosen.target)}, content)
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def run(
     x, y = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     test = source.test()
     assert test is not None
-    found: dict[str, Any] = {"loss": [], "accuracy": []}
+    curves: dict[str, Any] = {"loss": [], "accuracy": []}
     models: list[Model] = []
     mus: list[float] = []
 
@@ -163,8 +163,10 @@ def run(
             array.astype(np.float64)
             for array in views(fleet.model, opened.manifest.travelling).values()
         )
-        found["loss"].append(float(-reference.logs((weight, bias), x)[np.arange(len(y)), y].mean()))
-        found["accuracy"].append(
+        curves["loss"].append(
+            float(-reference.logs((weight, bias), x)[np.arange(len(y)), y].mean())
+        )
+        curves["accuracy"].append(
             float((reference.logs((weight, bias), test[0]).argmax(axis=1) == test[1]).mean())
         )
         models.extend([(weight, bias)] if len(models) < CHECKED else [])
@@ -183,24 +185,24 @@ def run(
         seeds = reference.seeds_of(cell.seed, number)
         exact = reference.one_round(source, exact, row.reported, seeds, mu)
         difference = max(difference, reference.apart(model, exact))
-    found |= {"mu": mus} if cell.method == ADAPTIVE else {}
-    return found | {"drawn": [row.drawn for row in took], "slow": slow, "difference": difference}
+    curves |= {"mu": mus} if cell.method == ADAPTIVE else {}
+    return curves | {"drawn": [row.drawn for row in took], "slow": slow, "difference": difference}
 
 
 def read_rounds(folder: Path) -> list[Took]:
     """Read from the event log who took part in each round."""
-    found: list[Took] = []
+    rounds: list[Took] = []
     for row in read_rows(folder, EVENTS):
         match row["event"]:
             case "opened":
-                found.append(Took([], {}, []))
-            case "assigned" if len(found[-1].drawn) < COHORT:
-                found[-1].drawn.append(row["device"])
+                rounds.append(Took([], {}, []))
+            case "assigned" if len(rounds[-1].drawn) < COHORT:
+                rounds[-1].drawn.append(row["device"])
             case "accepted":
-                found[-1].reported[row["device"]] = row["steps"]
-            case "lost" if row["cause"] == "straggler" and row["device"] in found[-1].drawn:
-                found[-1].discarded.append(row["device"])
-    return found
+                rounds[-1].reported[row["device"]] = row["steps"]
+            case "lost" if row["cause"] == "straggler" and row["device"] in rounds[-1].drawn:
+                rounds[-1].discarded.append(row["device"])
+    return rounds
 
 
 def check_round(cell: Cell, took: Took, steps: NDArray[np.int64]) -> list[int]:
@@ -292,18 +294,18 @@ def main() -> None:
     chosen.keep.mkdir(parents=True, exist_ok=True)
     wanted = cells(chosen.sets, chosen.drops, chosen.seeds)
     run_missing(wanted, chosen.rounds, chosen.backend, chosen.keep, chosen.workers)
-    found = {cell: json.loads((chosen.keep / cell.file).read_text()) for cell in wanted}
-    check_paired(found)
+    curves_of = {cell: json.loads((chosen.keep / cell.file).read_text()) for cell in wanted}
+    check_paired(curves_of)
     runs: dict[show.Key, list[dict[str, Any]]] = {}
-    for cell, curves in found.items():
+    for cell, curves in curves_of.items():
         runs.setdefault((cell.data, cell.drop, cell.method), []).append(curves)
     levels = show.levels_of(runs)
     paired = show.paired_of(levels)
-    difference = max(curves["difference"] for curves in found.values())
+    difference = max(curves["difference"] for curves in curves_of.values())
     print(show.tables(levels, paired))
     print(
-        f"\nThe first {CHECKED} rounds of all {len(found)} runs were within {difference:.1e} of "
-        "float64."
+        f"\nThe first {CHECKED} rounds of all {len(curves_of)} runs were within {difference:.1e} "
+        "of float64."
     )
     if chosen.figure:
         show.draw(runs, chosen.figure)

@@ -155,26 +155,26 @@ def study(
     settings: dict[str, Any],
 ) -> dict[str, dict[str, Any]]:
     """The figures of one set-up's data, by number of updates."""
-    found: dict[str, dict[str, Any]] = {}
+    figures: dict[str, dict[str, Any]] = {}
     for number in updates:
         run = scenario(bundle, setup, seed, number, **settings)
         source = source_of(run, bundle)
         pooled, _ = pooled_mle(source, range(HOSPITALS), intercept=False)
         shown, model = simulated(run, folder / "run")
         exact = reference(source, number, settings["lr"], settings["epsilon"])
-        found[str(number)] = shown | {
+        figures[str(number)] = shown | {
             "distance": float(np.linalg.norm(model - pooled)),
             "from_fixed": float(np.linalg.norm(model - exact.fixed)),
             "float64_rounds": exact.rounds,
             "float64_distance": float(np.linalg.norm(exact.stopped - pooled)),
             "fixed_distance": float(np.linalg.norm(exact.fixed - pooled)),
         }
-    found["inf"] = {"fixed_distance": float(np.linalg.norm(own_estimates(source) - pooled))}
-    found["pooled"] = {
+    figures["inf"] = {"fixed_distance": float(np.linalg.norm(own_estimates(source) - pooled))}
+    figures["pooled"] = {
         "size": float(np.linalg.norm(pooled)),
         "standard_error": standard_error(source, pooled),
     }
-    return found
+    return figures
 
 
 def main() -> None:

@@ -144,7 +144,7 @@ def accuracies(
     """Simulate. Returns, after each of these numbers of rounds, each device's accuracy with what it
     would use."""
     used = Used(open_bundle(bundle), open_runtime(bundle), method)
-    found: list[list[float]] = []
+    of_seeds: list[list[float]] = []
 
     def measured(run: Fleet) -> None:
         number = len(run.history)
@@ -159,7 +159,7 @@ def accuracies(
             accuracies.append(
                 used.accuracy(data, DEVICES * number + device, coordinator.model, kept)
             )
-        found.append(accuracies)
+        of_seeds.append(accuracies)
 
     options = Options(backend="bundle", workers=1, events=False, checkpoint=10**9)
     with TemporaryDirectory() as folder:
@@ -169,7 +169,7 @@ def accuracies(
             options,
             progress=measured,
         )
-    return found
+    return of_seeds
 
 
 def table(
@@ -189,7 +189,7 @@ def table(
         values = np.array(runs)  # (seeds, numbers of rounds, devices)
         means, last = values.mean(axis=2), values[:, -1]
         worst = np.sort(last, axis=1)[:, : DEVICES // 5].mean(axis=1)
-        better, worse = (100 * found.mean() for found in (last > shared, last < shared))
+        better, worse = (100 * changed.mean() for changed in (last > shared, last < shared))
         beside = "" if name == SHARED else f"{better:.0f} %, {worse:.0f} %"
         rows.append((name, *(_spread(column) for column in means.T), _spread(worst), beside))
     return rows
@@ -237,11 +237,11 @@ def main() -> None:
                 print(f"\r{number} of {len(jobs)} runs", end="", flush=True, file=sys.stderr)
     for kind in chosen.data:
         print(f"## Data: {kind}\n\n{measure.table(table(results, kind, sorted(chosen.rounds)))}\n")
-    found = [{"data": kind, "method": name, "runs": runs} for (kind, name), runs in results.items()]
+    cells = [{"data": kind, "method": name, "runs": runs} for (kind, name), runs in results.items()]
     measure.write_json(
         chosen.json,
         {key: value for key, value in vars(chosen).items() if key != "json"},
-        {"cells": found},
+        {"cells": cells},
     )
 
 

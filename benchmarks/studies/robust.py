@@ -100,20 +100,20 @@ def cells(chosen: Any) -> Iterator[Cell]:
 def table(results: Mapping[Cell, Sequence[float]], data: str) -> list[Sequence[str]]:
     """The accuracies in per cent: the median over seeds at each share of hostile devices, and
     without them also the least and the greatest."""
-    found = {cell: runs for cell, runs in results.items() if cell.data == data}
-    shares = sorted({cell.share for cell in found if cell.attack})
-    attacks = list(dict.fromkeys(cell.attack for cell in found if cell.attack))
+    cells = {cell: runs for cell, runs in results.items() if cell.data == data}
+    shares = sorted({cell.share for cell in cells if cell.attack})
+    attacks = list(dict.fromkeys(cell.attack for cell in cells if cell.attack))
     percent = " / ".join(f"{100 * share:g}" for share in shares)
     rows: list[Sequence[str]] = [
         ("recipe", "no attack", *(f"{attack}: {percent} %" for attack in attacks))
     ]
-    for recipe in dict.fromkeys(cell.recipe for cell in found):
+    for recipe in dict.fromkeys(cell.recipe for cell in cells):
         least, middle, most = (
-            100 * np.quantile(found[Cell(data, recipe, "", 0.0)], [0.0, 0.5, 1.0])
+            100 * np.quantile(cells[Cell(data, recipe, "", 0.0)], [0.0, 0.5, 1.0])
         ).tolist()
         shown = [
             " / ".join(
-                f"{100 * np.median(found[Cell(data, recipe, attack, share)]):.0f}"
+                f"{100 * np.median(cells[Cell(data, recipe, attack, share)]):.0f}"
                 for share in shares
             )
             for attack in attacks

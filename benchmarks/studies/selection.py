@@ -33,7 +33,7 @@ strategies."""
 
 def jobs_of(bundle: Path, chosen: Any) -> dict[tuple[str, str], list[Job]]:
     """Return the runs, one for each seed, by data and strategy."""
-    found = {}
+    jobs = {}
     for data in chosen.data:
         cell = Cell(data, "fedavg", "by time", 0.0, **USUAL)
         for name, selection in STRATEGIES.items():
@@ -45,10 +45,10 @@ def jobs_of(bundle: Path, chosen: Any) -> dict[tuple[str, str], list[Job]]:
             }
             folder = bundle.with_name(f"{data}-{name}".replace(" ", "-"))
             runs = scenarios(bundle, cell, chosen.rounds, sweep, 0.0)
-            found[data, name] = [
+            jobs[data, name] = [
                 Job(cell, run, folder / str(run.setting["seed"]), chosen.target) for run in runs
             ]
-    return found
+    return jobs
 
 
 def row(data: str, name: str, runs: Sequence[dict[str, Any]]) -> list[str]:
@@ -96,10 +96,10 @@ def main() -> None:
         measure.table([head, *(row(*key, runs) for key, runs in results.items())]), file=sys.stdout
     )
     settings = {key: value for key, value in vars(chosen).items() if key not in ("json", "keep")}
-    found = [
+    cells = [
         {"data": data, "strategy": name, "runs": runs} for (data, name), runs in results.items()
     ]
-    measure.write_json(chosen.json, settings | {"target": str(chosen.target)}, {"cells": found})
+    measure.write_json(chosen.json, settings | {"target": str(chosen.target)}, {"cells": cells})
 
 
 if __name__ == "__main__":

@@ -166,11 +166,11 @@ def study(chosen: Any) -> dict[Cell, Found]:
             accuracies.setdefault(cell, []).append(done.result())
             if sys.stderr.isatty():
                 print(f"\r{number} of {len(jobs)} runs", end="", flush=True, file=sys.stderr)
-    found = {}
+    results = {}
     for cell, values in accuracies.items():
         size = sizes[bundle_of[cell]]
-        found[cell] = Found(values, find_encoding(cell.up).size(size) / (4 * size))
-    return found
+        results[cell] = Found(values, find_encoding(cell.up).size(size) / (4 * size))
+    return results
 
 
 def table(results: Mapping[Cell, Found]) -> list[Sequence[str]]:
@@ -185,14 +185,14 @@ def table(results: Mapping[Cell, Found]) -> list[Sequence[str]]:
 
 def cost(chosen: Any) -> dict[str, list[float]]:
     """Return the coordinator's CPU milliseconds for an update, of each encoding, in turns."""
-    found: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
     for _ in range(chosen.repeats):
         for name in ENCODINGS:
             figures, _ = rounds.fleetlearn(
                 20, chosen.elements, chosen.cost_rounds, 120.0, encoding=name
             )
-            found.setdefault(name, []).append(figures["cpu_ms_per_update"])
-    return found
+            cpu.setdefault(name, []).append(figures["cpu_ms_per_update"])
+    return cpu
 
 
 def main() -> None:
@@ -236,7 +236,7 @@ def main() -> None:
         )
     print(f"The coordinator's cost\n\n{measure.table(rows)}")
     settings = {key: value for key, value in vars(chosen).items() if key not in ("json", "keep")}
-    cells = [cell._asdict() | found._asdict() for cell, found in results.items()]
+    cells = [cell._asdict() | figures._asdict() for cell, figures in results.items()]
     measure.write_json(chosen.json, settings, {"cells": cells, "cpu_ms": costs})
 
 

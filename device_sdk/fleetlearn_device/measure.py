@@ -32,10 +32,10 @@ def measure(runtime: Runtime, data: Data, job: dict[str, Any], content: bytes) -
         if digest(vector) != job["sha256"]:
             return {"error": f"{job['name']} does not hold the model with SHA-256 {job['sha256']}"}
         runtime.load(vector)
-        found: dict[str, Any] = msgspec.to_builtins(evaluate_data(runtime, data))
+        sums: dict[str, Any] = msgspec.to_builtins(evaluate_data(runtime, data))
     except Exception as error:
         return {"error": " ".join(str(error).split()) or type(error).__name__}
-    return found
+    return sums
 
 
 def main(arguments: list[str]) -> int:

@@ -143,12 +143,12 @@ class Device:
             if "checked in with" in line and self.phase is Phase.STARTING:
                 self.phase = Phase.IDLE
             for pattern, phase in _BEGINS:
-                if found := pattern.search(line):
-                    self.task, self.phase = found[1], phase
-            if (found := _ENDS.search(line)) and found[1] == self.task:
+                if match := pattern.search(line):
+                    self.task, self.phase = match[1], phase
+            if (match := _ENDS.search(line)) and match[1] == self.task:
                 self.phase = Phase.IDLE
-            if found := _ACCEPTED.search(line):
-                self.accepted.add(found[1])
+            if match := _ACCEPTED.search(line):
+                self.accepted.add(match[1])
 
 
 class Fleet:

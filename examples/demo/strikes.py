@@ -144,16 +144,16 @@ class Strikes:
             fleet.read_logs()
             number, tasks = read_tasks(fleet.paths.run)
             open_tasks = {task.task for task in tasks}
-            found = [
+            devices = [
                 device
                 for device in fleet.alive
                 if device.phase is phase and device.name not in spared and device.task in open_tasks
             ]
-            if not found:
+            if not devices:
                 time.sleep(0.001)
                 continue
             # Not the one with most data: what it knows would be missed.
-            victim = sorted(found, key=lambda device: device.examples)[len(found) // 2]
+            victim = sorted(devices, key=lambda device: device.examples)[len(devices) // 2]
             fleet.kill(victim.child)
             victim.read_log()
             if (

@@ -134,8 +134,8 @@ def _line(closed: Closed, connected: int) -> str:
     metrics = closed.summary["metrics"]
     measured = ""
     if "accuracy" in metrics:
-        found = f"accuracy {metrics['accuracy']:.1%}, loss {metrics['loss']:.3f}"
-        measured = f"; on their own digits, {measured_when(closed.summary)}: {found}"
+        figures = f"accuracy {metrics['accuracy']:.1%}, loss {metrics['loss']:.3f}"
+        measured = f"; on their own digits, {measured_when(closed.summary)}: {figures}"
     reports = closed.summary["reports"]
     return (
         f"round {closed.number} {closed.outcome} by {reports} devices, {connected} "

@@ -226,7 +226,7 @@ def export_bundle(
         with evaluation_mode(model):
             evaluation = evaluation_graphs(user, train_step, outputs, infer, settings)
         rows = zip(user.batch.items(), training.ranges, strict=True)
-        table = tuple(array_row(row, value, found) for (row, value), found in rows)
+        table = tuple(array_row(row, value, index_range) for (row, value), index_range in rows)
         cached = None
         if training.found is not None and evaluation.evaluation is not None:
             whole = evaluation.evaluation

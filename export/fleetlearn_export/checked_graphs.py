@@ -350,8 +350,8 @@ def _written(
         written = emitted(trace, constants)
     except EmissionError as reason:
         try:
-            found = program()
-            return to_onnx(found, table(found.exported.graph)), None, str(reason)
+            traced_program = program()
+            return to_onnx(traced_program, table(traced_program.exported.graph)), None, str(reason)
         except ExportError as error:
             if isinstance(reason.__cause__, ExportError) or "has no counterpart in ONNX" in str(
                 error

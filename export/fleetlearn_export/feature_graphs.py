@@ -75,7 +75,7 @@ def find_features(
 def feature_graphs(
     user: UserModel,
     step: TrainStep,
-    found: FoundFeatures,
+    features: FoundFeatures,
     evaluation: onnx.ModelProto,
     batch: Sequence[Input],
     settings: ExportSettings,
@@ -87,18 +87,20 @@ def feature_graphs(
     """
     constants = settings.constants
     again = find_again(
-        evaluation, candidates(evaluation), found.tried, list(found.values), constants
+        evaluation, candidates(evaluation), features.tried, list(features.values), constants
     )
-    of_evaluation = {again[value]: name for value, name in found.values.items() if value in again}
+    of_evaluation = {
+        again[value]: name for value, name in features.values.items() if value in again
+    }
     computed = [
-        msgspec.structs.replace(found.tried.rows[value], name=name)
-        for value, name in found.values.items()
+        msgspec.structs.replace(features.tried.rows[value], name=name)
+        for value, name in features.values.items()
     ]
-    read = arrays_read(found.step, found.values) | arrays_read(evaluation, of_evaluation)
+    read = arrays_read(features.step, features.values) | arrays_read(evaluation, of_evaluation)
     table = (*computed, *(row for row in batch if row.name in read))
     graphs = {
-        FEATURES: features_part(found.step, table, found.values),
-        TRAIN_FROM_FEATURES: rest_of_step(found.step, table, found.values),
+        FEATURES: features_part(features.step, table, features.values),
+        TRAIN_FROM_FEATURES: rest_of_step(features.step, table, features.values),
         EVAL_FROM_FEATURES: rest_of_step(evaluation, table, of_evaluation),
     }
     for graph in graphs.values():

@@ -182,7 +182,7 @@ def _inputs(model: onnx.ModelProto, data: Arrays) -> dict[str, Array]:
     """Return the arrays for the model's inputs. Raises ExportError if one is missing or does not
     fit."""
     constant = {row.name for row in model.graph.initializer}
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for row in model.graph.input:
         if row.name in constant:
             continue
@@ -197,7 +197,7 @@ def _inputs(model: onnx.ModelProto, data: Arrays) -> dict[str, Array]:
             raise ExportError(
                 f"the set has no {row.name}; expected {expected}, and it has {sorted(data)}"
             )
-        array = found[row.name] = data[row.name]
+        array = arrays[row.name] = data[row.name]
         fits = array.ndim == len(axes) and all(
             size in (None, given) for size, given in zip(axes, array.shape, strict=True)
         )
@@ -205,14 +205,14 @@ def _inputs(model: onnx.ModelProto, data: Arrays) -> dict[str, Array]:
             raise ExportError(
                 f"{row.name} of the set is {array.dtype} {array.shape}; expected {expected}"
             )
-    sizes = {len(array) for array in found.values()}
+    sizes = {len(array) for array in arrays.values()}
     if len(sizes) != 1 or 0 in sizes:
-        counts = {name: len(array) for name, array in found.items()}
+        counts = {name: len(array) for name, array in arrays.items()}
         raise ExportError(
             f"the set has {counts or 'no'} examples; expected at least one, and as many in each "
             "array"
         )
-    return found
+    return arrays
 
 
 def _prepared(content: bytes, path: Path) -> onnx.ModelProto:
@@ -361,17 +361,17 @@ def _targets(
             names = ["y"] if len(outputs) == 1 else []
     if len(names) != len(outputs):
         return {}
-    found = {
+    targets = {
         output: data[name] for output, name in zip(outputs, names, strict=True) if name in data
     }
     examples = len(next(iter(inputs.values())))
     for output, name in zip(outputs, names, strict=True):
-        if output in found and (not found[output].ndim or len(found[output]) != examples):
+        if output in targets and (not targets[output].ndim or len(targets[output]) != examples):
             raise ExportError(
-                f"{name} of the set has shape {found[output].shape}; the inputs have {examples} "
+                f"{name} of the set has shape {targets[output].shape}; the inputs have {examples} "
                 "examples"
             )
-    return found
+    return targets
 
 
 def _scores(before: Arrays, after: Arrays, targets: Arrays) -> dict[str, Score]:
@@ -379,9 +379,9 @@ def _scores(before: Arrays, after: Arrays, targets: Arrays) -> dict[str, Score]:
     for name, target in targets.items():
         shape = before[name].shape
         if target.dtype.kind in "iu" and len(shape) > 1 and target.shape == (shape[0], *shape[2:]):
-            found = [float((row[name].argmax(1) == target).mean()) for row in (before, after)]
-            scores[name] = Score("accuracy", *found)
+            measured = [float((row[name].argmax(1) == target).mean()) for row in (before, after)]
+            scores[name] = Score("accuracy", *measured)
         elif target.dtype.kind == "f" and target.shape == shape:
-            found = [float(((row[name] - target) ** 2).mean()) for row in (before, after)]
-            scores[name] = Score("mean squared error", *found)
+            measured = [float(((row[name] - target) ** 2).mean()) for row in (before, after)]
+            scores[name] = Score("mean squared error", *measured)
     return scores

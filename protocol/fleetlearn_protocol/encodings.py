@@ -75,11 +75,11 @@ class Encoding:
         """
         if self.block == 1:  # quicker by half of the cost of a chunk of float32
             return self.format.decode(self._given(content, elements)[0], 1)
-        found = [
+        pieces = [
             self.format.decode(rows, length).reshape(-1)
             for rows, length in self._read(content, elements)
         ]
-        return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, np.float32), *found])
+        return pieces[0] if len(pieces) == 1 else np.concatenate([np.zeros(0, np.float32), *pieces])
 
     def check(self, content: Buffer, elements: int | None = None) -> float:
         """Return the greatest magnitude of the elements whose bytes ``content`` are (``elements``

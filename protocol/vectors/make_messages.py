@@ -235,16 +235,16 @@ def by_hand_invalid() -> list[dict[str, Any]]:
         ("Infinity", '{"type":"heartbeat","x":-Infinity}', "bad-message"),
         ("a raw line feed in a string", '{"type":"heartbeat","x":"\n"}', "bad-message"),
     ]
-    found = [
+    cases = [
         {"name": name, "direction": direction, "text": text, "code": code}
         for direction in (DEVICE, COORDINATOR)
         for name, text, code in both
     ]
-    found += [
+    cases += [
         {"name": "too long", "direction": direction, "pieces": filler, "code": "too-large"}
         for direction in (DEVICE, COORDINATOR)
     ]
-    found += [
+    cases += [
         entry(
             "report",
             f"a loss of {loss}",
@@ -255,7 +255,7 @@ def by_hand_invalid() -> list[dict[str, Any]]:
     ]
     # Only a coordinator reads these: a browser's WebSocket or JSON parser decides some of them
     # before a program can.
-    found += [
+    cases += [
         {"name": name, "direction": DEVICE, "hex": content.hex(), "code": "bad-message"}
         for name, content in [
             ("not UTF-8", b'{"type":"heartbeat","x":"\xff"}'),
@@ -264,7 +264,7 @@ def by_hand_invalid() -> list[dict[str, Any]]:
         ]
     ]
     deep = [['{"type":"heartbeat","x":', 1], ["[", 30000], ["]", 30000], ["}", 1]]
-    found += [
+    cases += [
         {"name": "30,000 levels", "direction": DEVICE, "pieces": deep, "code": "bad-message"},
         entry(
             "failed",
@@ -282,7 +282,7 @@ def by_hand_invalid() -> list[dict[str, Any]]:
             "heartbeat", "type twice", '{"type":"heartbeat","type":"welcome"}', code="unknown-type"
         ),
     ]
-    return found
+    return cases
 
 
 def entry(tag: str, name: str, text: str, **more: Any) -> dict[str, Any]:

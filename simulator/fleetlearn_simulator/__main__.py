@@ -163,11 +163,15 @@ def resume(
         if (folder / SCENARIO).exists():
             _one(Scenario.load_of_run(folder / SCENARIO), folder, options, resume=True)
             return
-        found = sorted(path.parent for path in folder.glob(f"*/{SCENARIO}"))
-        if not found:
+        folders = sorted(path.parent for path in folder.glob(f"*/{SCENARIO}"))
+        if not folders:
             _fail(f"{folder} holds no run: {SCENARIO} is missing")
         _sweep(
-            [Scenario.load_of_run(run / SCENARIO) for run in found if not (run / SUMMARY).exists()],
+            [
+                Scenario.load_of_run(run / SCENARIO)
+                for run in folders
+                if not (run / SUMMARY).exists()
+            ],
             folder,
             options,
         )
@@ -275,31 +279,34 @@ MEASURED_ON = {
 
 
 def _summarise(outcome: Outcome) -> None:
-    found = outcome.summary
-    seconds = found["device_seconds"]
+    summary = outcome.summary
+    seconds = summary["device_seconds"]
     spent = sum(seconds.values())
     table = Table(title=f"{outcome.folder}", show_header=False, title_justify="left")
     table.add_column()
     table.add_column(overflow="fold")
-    table.add_row("ended", f"{found['reason']}, after {_clock(found['time'])} of virtual time")
-    table.add_row("rounds", f"{found['rounds']:,} committed, {found['abandoned']:,} abandoned")
-    table.add_row("reports", f"{found['reports']:,} of {found['devices']:,} devices")
-    if "without_examples" in found:
-        table.add_row("no examples", f"{found['without_examples']:,} devices, which never connect")
+    table.add_row("ended", f"{summary['reason']}, after {_clock(summary['time'])} of virtual time")
+    table.add_row("rounds", f"{summary['rounds']:,} committed, {summary['abandoned']:,} abandoned")
+    table.add_row("reports", f"{summary['reports']:,} of {summary['devices']:,} devices")
+    if "without_examples" in summary:
+        table.add_row(
+            "no examples", f"{summary['without_examples']:,} devices, which never connect"
+        )
     table.add_row(
-        "lost", ", ".join(f"{cause} {count:,}" for cause, count in found["lost"].items()) or "none"
+        "lost",
+        ", ".join(f"{cause} {count:,}" for cause, count in summary["lost"].items()) or "none",
     )
     if spent:
         table.add_row(
             "device time",
             f"{spent / 3600:,.1f} h, {100 * seconds['wasted'] / spent:.1f} % of it wasted",
         )
-    table.add_row("bytes", f"{found['bytes']['down']:,} down, {found['bytes']['up']:,} up")
+    table.add_row("bytes", f"{summary['bytes']['down']:,} down, {summary['bytes']['up']:,} up")
     for what, where in MEASURED_ON.items():
-        if found.get(what):
-            metrics = ", ".join(f"{name} {value:.5g}" for name, value in found[what].items())
+        if summary.get(what):
+            metrics = ", ".join(f"{name} {value:.5g}" for name, value in summary[what].items())
             table.add_row(what, f"{metrics}, on {where}")
-    table.add_row("back end", f"{found['backend']} ({found['why']})")
+    table.add_row("back end", f"{summary['backend']} ({summary['why']})")
     page = outcome.folder / "report.html"
     if page.exists():
         table.add_row("report", str(page))
@@ -336,16 +343,16 @@ def _side_by_side(runs: list[Scenario], folder: Path, options: Options, processe
         for done in as_completed(waiting):
             if done.exception():  # without this the other runs would come first, and then the error
                 pool.shutdown(cancel_futures=True)
-            found = done.result()
-            if STOP_REQUESTED.is_set() or found is None:
+            summary = done.result()
+            if STOP_REQUESTED.is_set() or summary is None:
                 pool.shutdown(cancel_futures=True)
                 _stopped(folder, console)
                 raise typer.Exit(130)
             shown.advance(bar)
-            what = "test" if found["test"] else "metrics"
-            metrics = ", ".join(f"{k} {v:.4g}" for k, v in found[what].items())
+            what = "test" if summary["test"] else "metrics"
+            metrics = ", ".join(f"{k} {v:.4g}" for k, v in summary[what].items())
             console.print(
-                f"{waiting[done].name}: {found['rounds']} rounds, {metrics}, on "
+                f"{waiting[done].name}: {summary['rounds']} rounds, {metrics}, on "
                 f"{MEASURED_ON[what]}",
                 markup=False,
                 highlight=False,

@@ -141,8 +141,8 @@ def simulate(
     bundle = open_bundle(scenario.plan.bundle)
     local = local_settings(scenario.plan, bundle)
     source = source_of(scenario, bundle)
-    found = read_checkpoint(folder) if resume else None
-    if resume and found is None and not (folder / SCENARIO).exists():
+    checkpoint = read_checkpoint(folder) if resume else None
+    if resume and checkpoint is None and not (folder / SCENARIO).exists():
         raise SimulatorError(f"{folder} holds no run to resume: run the scenario again")
     if resume and (folder / OPTIONS).exists():
         options = options._replace(**read_json(folder / OPTIONS))
@@ -155,9 +155,9 @@ def simulate(
         scenario = with_recorded_step(scenario, before)
         content = made_of(scenario, bundle, source)
         identity = [bundle.sha256, scenario.seed, scenario.population.size]
-        _refuse_changes(folder, before, content, identity, found)
-        if found:
-            kind, why = found[1]["backend"], found[1]["why"]
+        _refuse_changes(folder, before, content, identity, checkpoint)
+        if checkpoint:
+            kind, why = checkpoint[1]["backend"], checkpoint[1]["why"]
         else:
             kind, why = choose_backend(scenario, bundle, options.backend, options.provider)
         scenario = with_measured_step(scenario, bundle)
@@ -175,11 +175,13 @@ def simulate(
             folder,
         )
         held.callback(backend.close)
-        if not found:  # a checkpoint of an earlier run must not meet what this one is made of
+        if not checkpoint:  # a checkpoint of an earlier run must not meet what this one is made of
             (folder / CHECKPOINT).unlink(missing_ok=True)
         content[VALUES][STEP_SECONDS] = scenario.compute.step_seconds
         prepare(scenario, folder, options, content)
-        logs = RunLogs(folder, events=options.events, at=found[1]["logs"] if found else None)
+        logs = RunLogs(
+            folder, events=options.events, at=checkpoint[1]["logs"] if checkpoint else None
+        )
         held.callback(logs.close)
         fleet = Fleet(scenario, bundle, source, backend, local, logs.write_events, files, residuals)
         about = {"backend": kind, "why": why, "of": identity}
@@ -189,13 +191,13 @@ def simulate(
             rounds.runtime = PerDevice(bundle, local, source, options.provider).runtime
         fleet.round_ended, fleet.before_commit = rounds.round_ended, checkpoints.before_commit
         fleet.evaluated = logs.write_evaluation
-        if found:
+        if checkpoint:
             fleet.history.extend(read_rows(folder, ROUNDS))
             fleet.evaluations.extend(
                 read_rows(folder, EVALUATIONS) if (folder / EVALUATIONS).exists() else []
             )
-            checkpoints.version = found[1]["version"]
-            restore(fleet, *found)
+            checkpoints.version = checkpoint[1]["version"]
+            restore(fleet, *checkpoint)
         try:
             while fleet.advance():
                 saved = checkpoints.version == fleet.engine.version or not has_checkpoints(fleet)
@@ -217,7 +219,7 @@ def _refuse_changes(
     before: dict[str, Any],
     content: dict[str, Any],
     identity: list[Any],
-    found: tuple[Mapping[str, Any], dict[str, Any]] | None,
+    checkpoint: tuple[Mapping[str, Any], dict[str, Any]] | None,
 ) -> None:
     """Raise SimulatorError where a resumed run would be of something else than it began with.
 
@@ -229,7 +231,8 @@ def _refuse_changes(
             f"{'; '.join(changes)}. Its results would be of both. Put back what there was, or "
             "begin again in another folder"
         )
-    if found and found[1]["of"] != identity:  # of an earlier version, which wrote no ``MADE_OF``
+    # A checkpoint of an earlier version, which wrote no ``MADE_OF``.
+    if checkpoint and checkpoint[1]["of"] != identity:
         raise SimulatorError(
             f"{folder} is of another bundle, seed or population: resume it with its own scenario"
         )

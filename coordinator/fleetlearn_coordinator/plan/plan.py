@@ -288,9 +288,9 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
 
     def remarks(self, manifest: Manifest) -> list[str]:
         """Say what the bundle has and this plan does not use, for the log."""
-        found = []
+        texts = []
         if manifest.step.correction and "correction" not in self.algorithm.needs:
-            found.append(
+            texts.append(
                 "the bundle's step adds a correction to the gradient, and this plan has none: it "
                 'is zeros. recipe = "scaffold" and recipe = "feddyn" use it'
             )
@@ -298,17 +298,17 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
             term for term in TERMS if term in RECIPES[self.recipe].needs + self.algorithm.needs
         ]
         if needed and self.local.mu == 0 and not self.local.adaptive_mu:
-            found.append(
+            texts.append(
                 f"local.mu = 0: {self._needing()} without its {needed[0]} term is another algorithm"
             )
         if manifest.step.contrastive and not self.hyper(manifest).get("mu"):
-            found.append(
+            texts.append(
                 "the bundle's step has MOON's contrastive term, and its weight mu is 0: devices "
                 'compute it for nothing. Set recipe = "moon" and local.mu, or export without it'
             )
         if remark := self.selection.remark(self.round.weighting):
-            found.append(remark)
-        return found
+            texts.append(remark)
+        return texts
 
     def check_against(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together."""

@@ -41,15 +41,18 @@ class Enrolment:
     def headers(self) -> dict[str, str]:
         """Return the headers of the next handshake; none where the device has no credential. Raises
         StateError."""
-        found = read_credential(self._folder)
-        if found is None:
+        credential = read_credential(self._folder)
+        if credential is None:
             return {}
-        self._announced = found.next
-        headers = {"Authorization": f"Bearer {found.secret}", "Fleetlearn-Device": self._device}
+        self._announced = credential.next
+        headers = {
+            "Authorization": f"Bearer {credential.secret}",
+            "Fleetlearn-Device": self._device,
+        }
         if self._token is not None:
             headers["Fleetlearn-Enrolment"] = self._token
-        if found.next is not None:
-            headers["Fleetlearn-Next-Credential"] = found.next
+        if credential.next is not None:
+            headers["Fleetlearn-Next-Credential"] = credential.next
         return headers
 
     def accepted(self) -> None:
@@ -120,14 +123,14 @@ def checked_address(
 def read_token(token: str) -> tuple[str, tuple[str, ...]]:
     """Return a token's secret, and the public keys that come with it. Raises ValueError if this
     cannot be a token. The text does not have it: it is a secret."""
-    found = _TOKEN.fullmatch(token)
-    if found is None:
+    parts = _TOKEN.fullmatch(token)
+    if parts is None:
         raise ValueError(
             f"the token that was given cannot be one: it has {len(token)} characters. Expected 43 "
             "to 128 letters, digits, - and _, and keys behind dots if there are any, with no space "
             "or line end, as `fleetlearn-coordinator token` prints it"
         )
-    return found[1], tuple(found[2].split(".")[1:])
+    return parts[1], tuple(parts[2].split(".")[1:])
 
 
 def _context(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:

@@ -52,10 +52,10 @@ async def find_proxy(uri: WebSocketURI) -> Proxy | None:
     """
     if not uri.secure or is_loopback(uri.host):
         return None
-    found = configured_proxy(uri)
-    if found is None or await _is_this_machine(uri, found):
+    configured = configured_proxy(uri)
+    if configured is None or await _is_this_machine(uri, configured):
         return None
-    setting, url = found
+    setting, url = configured
     instead = f"or set NO_PROXY={uri.host} to connect without it"
     if "://" not in url:
         url = f"http://{url}"  # as curl takes it
@@ -111,11 +111,11 @@ def _is_ip_address(host: str) -> bool:
     return True
 
 
-async def _is_this_machine(uri: WebSocketURI, found: tuple[str, str]) -> bool:
+async def _is_this_machine(uri: WebSocketURI, configured: tuple[str, str]) -> bool:
     """Return whether a name is of this machine alone, such as a Raspberry Pi's own name on the Pi.
     It is not looked up where the proxy is one that looks names up itself: then DNS here is not
     asked, as the setting says."""
-    if found[1].startswith(("socks5h://", "socks4a://")):
+    if configured[1].startswith(("socks5h://", "socks4a://")):
         return False
     try:
         return all(place.is_loopback for place in await find_places(uri.host, uri.port, LOOKUP))

@@ -47,10 +47,10 @@ class StatusFile:
         self, folder: Path, session: Session, clock: Callable[[], float] = time.time
     ) -> None:
         self._folder, self._session, self._clock = folder, session, clock
-        now, found = clock(), read_status(folder)
-        if found is not None:
-            session.history = found.history
-        reason = now if found is None else found.reason_since
+        now, earlier = clock(), read_status(folder)
+        if earlier is not None:
+            session.history = earlier.history
+        reason = now if earlier is None else earlier.reason_since
         self._status = DeviceStatus(now, "", now, None, False, "", now, session.history, reason)
         self._warned = False
 

@@ -36,14 +36,14 @@ class RuntimeUnavailableError(RuntimeError):
 
 def installed() -> list[str]:
     """Return those of ``DISTRIBUTIONS`` that are installed in this environment."""
-    found = []
+    distributions = []
     for name in DISTRIBUTIONS:
         try:
             version(name)
         except PackageNotFoundError:
             continue
-        found.append(name)
-    return found
+        distributions.append(name)
+    return distributions
 
 
 def ran_out_of_memory(error: BaseException) -> bool:

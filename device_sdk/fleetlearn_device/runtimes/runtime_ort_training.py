@@ -97,7 +97,7 @@ class OrtTrainingRuntime:
                     f"ort_training/: {error}",
                 ) from error
         self._outputs: list[str] = self._module.output_names()
-        for what, found, expected in (
+        for what, actual, expected in (
             ("inputs", self._module.input_names(), [f"batch.{row.name}" for row in manifest.batch]),
             (
                 "outputs",
@@ -105,10 +105,10 @@ class OrtTrainingRuntime:
                 sorted(["loss", *(f"metric.{name}" for name in manifest.metrics)]),
             ),
         ):
-            if found != expected:
+            if actual != expected:
                 raise BundleError(
                     Code.BAD_MESSAGE,
-                    f"{bundle.path}: training_model.onnx has {what} {found}; the manifest has "
+                    f"{bundle.path}: training_model.onnx has {what} {actual}; the manifest has "
                     f"{expected}. Export again",
                 )
         self._state = state

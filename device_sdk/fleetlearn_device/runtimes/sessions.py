@@ -108,11 +108,11 @@ def make_session(
         ) from error
     if session.get_providers()[0] != chosen.name:
         raise unusable(provider, f"ONNX Runtime gave a session on {session.get_providers()[0]}")
-    for what, found, expected in (
+    for what, actual, expected in (
         ("inputs", session.get_inputs(), inputs),
         ("outputs", session.get_outputs(), outputs),
     ):
-        differing = {value.name for value in found} ^ set(expected)
+        differing = {value.name for value in actual} ^ set(expected)
         if differing:
             raise BundleError(
                 Code.BAD_MESSAGE,

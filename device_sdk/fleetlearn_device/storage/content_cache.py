@@ -232,11 +232,11 @@ class ContentCache:
             have[path.name] = path.stat().st_size
             if path.name not in {wanted.sha256 for wanted in lacking}:
                 path.unlink()
-        found = []
+        resumed = []
         for wanted in lacking:
             size = have.get(wanted.sha256, 0)
-            found.append(replace(wanted, have=size) if size <= wanted.limit else wanted)
-        return found
+            resumed.append(replace(wanted, have=size) if size <= wanted.limit else wanted)
+        return resumed
 
     def _make_room(self, task: Task | Question, folder: Path) -> None:
         folder.mkdir(exist_ok=True)

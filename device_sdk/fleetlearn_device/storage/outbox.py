@@ -179,9 +179,9 @@ class Outbox:
             else re.compile(rf"(kept|tied|own)-{re.escape(report.task)}\.([0-9a-f]{{64}})")
         )
         for path in self._path.iterdir():
-            found = names and names.fullmatch(path.name)
-            if report is not None and found:
-                kind, bundle = found.groups()
+            match = names and names.fullmatch(path.name)
+            if report is not None and match:
+                kind, bundle = match.groups()
                 match kind:
                     case "kept":
                         self._kept_states.take(path, bundle)

@@ -68,15 +68,15 @@ class TiedVectors:
                     path,
                 )
                 return {}
-            found = _read(path.read_bytes(), size)
-            if found is None:
+            vector = _read(path.read_bytes(), size)
+            if vector is None:
                 aside = path.with_name(f"{bundle}.{_DAMAGED}")
                 path.replace(aside)
                 log.warning(
                     "%s is damaged; it is put aside as %s, and zeros take its place", path, aside
                 )
                 return {}
-            return found
+            return vector
 
     def take(self, source: Path, bundle: str, task: str) -> None:
         """Move a file of ``file_contents`` to its place. Raises OSError."""

@@ -158,9 +158,10 @@ class FeatureData:
         MemoryError."""
         numbers = np.arange(self.examples)
         for rows in self.source.rows(batch_size, seed, epoch):
-            found = self._cache.features(self._columns, numbers[rows])
+            features = self._cache.features(self._columns, numbers[rows])
             yield tuple(
-                found[name] if name in found else self._columns[name][rows] for name in self._names
+                features[name] if name in features else self._columns[name][rows]
+                for name in self._names
             )
 
 

@@ -314,9 +314,9 @@ def _first_nonfinite(
         if should_stop():
             return None
         arrays = check_batch(batch, inputs)
-        found = find_nonfinite(arrays, inputs, seen)
-        if found is not None:
-            return found
+        nonfinite = find_nonfinite(arrays, inputs, seen)
+        if nonfinite is not None:
+            return nonfinite
         seen += len(arrays[0])
     return None
 

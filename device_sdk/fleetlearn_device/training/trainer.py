@@ -334,19 +334,19 @@ class Trainer:
         assert isinstance(self._data, ArrayData)
         return self.features.of(self._data)
 
-    def _note_examples(self, found: int) -> None:
-        """Warn where passes gave another number of examples than the data are said to have: the
-        found one counts."""
+    def _note_examples(self, passed: int) -> None:
+        """Warn where passes gave another number of examples than the data are said to have. What
+        the passes gave is the device's weight."""
         stated = self._data.examples
-        if found != stated and (found, stated) != self._noted:
+        if passed != stated and (passed, stated) != self._noted:
             log.warning(
                 "a pass over the data gave %d examples, and examples=%d was given: %d is this "
                 "device's weight",
-                found,
+                passed,
                 stated,
-                found,
+                passed,
             )
-            self._noted = found, stated
+            self._noted = passed, stated
 
     def _count(self, steps: int, loss: float) -> None:
         self.steps = steps

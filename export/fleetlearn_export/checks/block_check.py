@@ -80,8 +80,8 @@ def _check(
 
     worst = 0.0
     for device in compared:
-        found = partial(_in_pytorch, step, feed, device, int(steps[device]))
-        expected = found(given)
+        in_pytorch = partial(_in_pytorch, step, feed, device, int(steps[device]))
+        expected = in_pytorch(given)
         pairs = {}
         for label, value in expected.items():
             name, _, place = label.partition(" of step ")
@@ -99,7 +99,7 @@ def _check(
         except ExportError:  # PyTorch in float64 tells whether float32 can do better
             effect: dict[str, float] = {}
             for inputs in inputs_to_widen(given):
-                keep_larger(effect, difference_of_each(expected, found(inputs, torch.float64)))
+                keep_larger(effect, difference_of_each(expected, in_pytorch(inputs, torch.float64)))
             effect |= {f"{name} where all do": effect[name] for name in last}
             worst = max(worst, compare(pairs, what, rounding=effect))
     return worst
@@ -130,17 +130,17 @@ def _in_pytorch(
             now["seed"] = torch.from_numpy(feed["seed"])[device] + number
         if dtype == torch.float64:
             with DoublePrecision():
-                found = step.run(as_double(now), dtype)
+                outputs = step.run(as_double(now), dtype)
         else:
-            found = step.run(now)
+            outputs = step.run(now)
         now |= {
             name.removeprefix("next."): value
-            for name, value in found.items()
+            for name, value in outputs.items()
             if name.startswith("next.")
         }
         measured |= {
             f"{name} of step {number}": v
-            for name, v in found.items()
+            for name, v in outputs.items()
             if not name.startswith("next.")
         }
     after = [name for name in step.outputs() if name.startswith("next.")]

@@ -176,10 +176,10 @@ def gives_numbers(user: UserModel, step: TrainStep, values: Tensors) -> bool:
         for name, value in values.items()
     }
     with evaluation_mode(user.model), torch.no_grad():
-        found = functional_call(
+        outputs = functional_call(
             InferModule(user), given, tuple(value.clone() for value in user.inputs().values())
         )
-    return not any(bool(value.isnan().any()) for value in found)
+    return not any(bool(value.isnan().any()) for value in outputs)
 
 
 def inputs_to_widen(given: Tensors, nudge: float = NUDGE) -> Iterator[Tensors]:

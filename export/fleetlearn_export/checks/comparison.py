@@ -213,11 +213,11 @@ def compare(
         the text names the tensor.
     """
     effect = rounding or {}
-    found = {
+    differences = {
         name: difference(name, *pair, what, tolerance, effect.get(name, 0.0), widest)
         for name, pair in rows.items()
     }
-    return refuse_larger(found, what)
+    return refuse_larger(differences, what)
 
 
 def difference(
@@ -242,8 +242,8 @@ def difference(
             "example. Give an example with which training gives numbers"
         )
     scale = max(1.0, size if np.isfinite(size) else largest(expected[expected.isfinite()]))
-    found = largest_difference(torch.from_numpy(np.asarray(got)), expected) / scale
-    return Difference(found, tolerance + min(TIMES_ROUNDING * rounding / scale, widest))
+    relative = largest_difference(torch.from_numpy(np.asarray(got)), expected) / scale
+    return Difference(relative, tolerance + min(TIMES_ROUNDING * rounding / scale, widest))
 
 
 def refuse_larger(differences: Mapping[str, Difference], what: str) -> float:
@@ -278,13 +278,13 @@ def nudged(value: Tensor, random: torch.Generator, relative: float = NUDGE) -> T
 def largest_difference(one: Tensor, other: Tensor) -> float:
     """Return the largest absolute difference, computed in float64. Infinity is equal to itself; NaN
     is equal to nothing, and gives NaN."""
-    found = []
+    largest_of_blocks = []
     for first, second in in_blocks(one, other):
         difference = first.double() - second.double()
-        found.append(largest(difference))
-        if not np.isfinite(found[-1]):
-            found[-1] = largest(difference.masked_fill_(first == second, 0.0))
-    return float(np.max(found, initial=0.0))
+        largest_of_blocks.append(largest(difference))
+        if not np.isfinite(largest_of_blocks[-1]):
+            largest_of_blocks[-1] = largest(difference.masked_fill_(first == second, 0.0))
+    return float(np.max(largest_of_blocks, initial=0.0))
 
 
 def largest(values: Tensor) -> float:

@@ -29,8 +29,8 @@ def early_results(
     # computation -> the only one without users to which it leads
     results: dict[int, int | None] = {}
     for place in reversed(range(len(reads))):
-        found = {results[user] for user in users[place] if makes[user]} or {place}
-        results[place] = found.pop() if len(found) == 1 else None
+        earliest = {results[user] for user in users[place] if makes[user]} or {place}
+        results[place] = earliest.pop() if len(earliest) == 1 else None
 
     order: list[int] = []
     done: set[int] = set()

@@ -49,13 +49,13 @@ def check_emission(
 
     def check(seed: int) -> OperatorsChecked:
         _, some, one = batches(user, seed)
-        found = check_operators(module, emission, operator_inputs(step, some, seed), located)
+        checked = check_operators(module, emission, operator_inputs(step, some, seed), located)
         if trains_on_one:
             again = check_operators(
                 module, emission, operator_inputs(step, one, seed), located, of_the_batch=True
             )
-            found = max(found, again, key=lambda row: row.worst.excess)
-        return found
+            checked = max(checked, again, key=lambda row: row.worst.excess)
+        return checked
 
     return StepChecked(first_passing(check), trains_on_one)
 

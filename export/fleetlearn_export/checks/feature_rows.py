@@ -89,12 +89,14 @@ def find_again(
     session = open_session(
         values_part(model, names).SerializeToString(), optimized=False, constants=constants
     )
-    found = session.run(tried.feed)
+    results = session.run(tried.feed)
     again = {}
     for name in wanted:
         value = tried.values[name]
         same = [
-            other for other, row in found.items() if row.shape == value.shape and _close(value, row)
+            other
+            for other, row in results.items()
+            if row.shape == value.shape and _close(value, row)
         ]
         if same:
             again[name] = same[0]

@@ -170,10 +170,10 @@ def _check_outputs(
             try:
                 worst = max(worst, compare(pairs, what))
             except ExportError:  # PyTorch in float64 tells whether float32 can do better
-                (found,) = in_pytorch([batch], double=True)
-                if found is None:
+                (precise,) = in_pytorch([batch], double=True)
+                if precise is None:
                     raise
-                effect = difference_of_each(rows, dict(zip(rows, found, strict=True)))
+                effect = difference_of_each(rows, dict(zip(rows, precise, strict=True)))
                 worst = max(worst, compare(pairs, what, rounding=effect))
         return worst
 

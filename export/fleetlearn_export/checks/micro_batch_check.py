@@ -43,14 +43,14 @@ def check_micro_batches(
 
     def check(seed: int) -> None:
         given = operator_inputs(step, _with_one_more(step.batch), seed)
-        found, parts = _run(looped, given), _mean_over_parts(whole, given, size)
+        outputs, parts = _run(looped, given), _mean_over_parts(whole, given, size)
         _compare(
-            found,
+            outputs,
             parts,
             "the sums over the micro-batches differ from those over the parts of the batch",
         )
         if not step.random:
-            _compare(found, _run(whole, given), "the step is no mean over its examples")
+            _compare(outputs, _run(whole, given), "the step is no mean over its examples")
 
     first_passing(check)
 
@@ -68,7 +68,7 @@ def _run(session: GraphSession, given: Tensors) -> dict[str, Array]:
 def _mean_over_parts(whole: GraphSession, given: Tensors, size: int) -> dict[str, Array]:
     batch = {name: value for name, value in given.items() if name.startswith("batch.")}
     rows = len(next(iter(batch.values())))
-    found: dict[str, Array] = {}
+    means: dict[str, Array] = {}
     for number, begin in enumerate(range(0, rows, size)):
         part = given | {name: value[begin : begin + size] for name, value in batch.items()}
         if SEED in given:
@@ -76,14 +76,14 @@ def _mean_over_parts(whole: GraphSession, given: Tensors, size: int) -> dict[str
         taken = min(size, rows - begin)
         for name, value in _run(whole, part).items():
             if name.startswith(MEAN):
-                found[name] = found.get(name, np.float64(0)) + value * np.float64(taken / rows)
-    return found
+                means[name] = means.get(name, np.float64(0)) + value * np.float64(taken / rows)
+    return means
 
 
-def _compare(found: dict[str, Array], expected: dict[str, Array], what: str) -> None:
-    for name in (name for name in found if name.startswith(MEAN)):
+def _compare(outputs: dict[str, Array], expected: dict[str, Array], what: str) -> None:
+    for name in (name for name in outputs if name.startswith(MEAN)):
         allowed = TOLERANCE * max(SMALLEST, float(np.abs(expected[name]).max(initial=0.0)))
-        difference = float(np.abs(found[name] - expected[name]).max(initial=0.0))
+        difference = float(np.abs(outputs[name] - expected[name]).max(initial=0.0))
         if not difference <= allowed:
             label = name.removeprefix(MEAN)
             raise ExportError(

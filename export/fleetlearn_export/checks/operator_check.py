@@ -111,9 +111,9 @@ def check_operators(
     are compared that have other arguments with another batch. Raises ExportError; the text names
     the operator with the largest excess.
     """
-    found, skipped = compare_operators(module, emission, given, of_the_batch=of_the_batch)
-    worst = max(found, key=lambda row: row.excess)
-    bad = [row for row in found if row.excess > 1]
+    compared, skipped = compare_operators(module, emission, given, of_the_batch=of_the_batch)
+    worst = max(compared, key=lambda row: row.excess)
+    bad = [row for row in compared if row.excess > 1]
     if bad:
         node = worst.call.node
         place = location_of_node(node) or (
@@ -123,7 +123,7 @@ def check_operators(
             f"operator {worst.name()}{place} was exported as something else: {worst.text}, "
             f"{worst.excess:.3g} times what is allowed (and {len(bad) - 1} more operators)"
         )
-    return OperatorsChecked(worst, len(found), skipped)
+    return OperatorsChecked(worst, len(compared), skipped)
 
 
 def compare_operators(
@@ -136,17 +136,17 @@ def compare_operators(
     """
     left_out = _of_parameters_alone(module, emission) if of_the_batch else set()
     numbers = Numbers(module, emission, given)
-    found: list[Compared] = []
+    compared: list[Compared] = []
     skipped: dict[str, str] = {}
     for calls, values in values_by_part(module, emission, given, numbers):
         for call in calls:
             if call.node in left_out:
                 continue
             try:
-                found.append(_compared(call, emission, values, numbers))
+                compared.append(_compared(call, emission, values, numbers))
             except _IncomparableError as reason:
                 skipped[str(call.node.target)] = str(reason)
-    return found, skipped
+    return compared, skipped
 
 
 def _of_parameters_alone(module: fx.GraphModule, emission: Emission) -> set[fx.Node]:

@@ -123,10 +123,10 @@ def arguments(
         return values[emission.values[row]] if isinstance(traced, Tensor) else numbers.value(traced)
 
     node = call.node
-    found: tuple[Any, Any] = pytree.tree_map(
+    replaced: tuple[Any, Any] = pytree.tree_map(
         argument, (node.args, node.kwargs), is_leaf=lambda row: isinstance(row, fx.Node)
     )
-    return found
+    return replaced
 
 
 def _views(
@@ -138,17 +138,17 @@ def _views(
     The backward pass reads the transposed weights again. As the runtime makes them they are the
     whole model once more.
     """
-    found: Tensors = {}
+    views: Tensors = {}
     for call in part.calls:
         operator, name = call.node.target, call.results[0] or ""
         sources = {emission.values.get(row, "") for row in call.node.all_input_nodes}
         assert isinstance(operator, torch._ops.OpOverload)
-        if operator.is_view and name in values and sources <= shared | found.keys():
-            args, kwargs = arguments(call, emission, {**values, **found}, numbers)
+        if operator.is_view and name in values and sources <= shared | views.keys():
+            args, kwargs = arguments(call, emission, {**values, **views}, numbers)
             view = operator(*args, **kwargs)
             if isinstance(view, Tensor) and torch.equal(view, values[name]):
-                found[name] = view
-    return found
+                views[name] = view
+    return views
 
 
 class _Part(NamedTuple):
@@ -181,15 +181,15 @@ def _calls_with_nodes(emission: Emission) -> list[_Part]:
     once."""
     nodes = emission.model.graph.node
     makers = {name: place for place, node in enumerate(nodes) for name in node.output}
-    found = []
+    parts = []
     begin = end = 0
     for call in emission.calls:
         end = max([end, *(makers.get(name or "", -1) + 1 for name in call.results)])
-        found.append(_Part([call], nodes[begin:end]))
+        parts.append(_Part([call], nodes[begin:end]))
         begin = end
-    made = [part.made for part in found]
-    reads = [part.reads(emission) - own for part, own in zip(found, made, strict=True)]
-    return [found[place] for place in early_results(reads, made)]
+    made = [part.made for part in parts]
+    reads = [part.reads(emission) - own for part, own in zip(parts, made, strict=True)]
+    return [parts[place] for place in early_results(reads, made)]
 
 
 def _parts(calls: list[_Part], emission: Emission, numbers: Numbers) -> Iterator[_Part]:

@@ -93,8 +93,8 @@ def run_traced(
     interpreter = _Interpreter(module, step.outputs(), receive)
     with torch.no_grad(), plain_kernels(), precision, right_for_one_example(given):
         results = interpreter.run(*rows)
-    found = zip(step.outputs(), as_double(results) if double else results, strict=True)
-    return {name: value for name, value in found if name not in interpreter.taken}
+    named = zip(step.outputs(), as_double(results) if double else results, strict=True)
+    return {name: value for name, value in named if name not in interpreter.taken}
 
 
 def check_cases(
@@ -178,8 +178,8 @@ def _with_early_results(graph: fx.Graph) -> fx.Graph:
     """Return a copy in which each new parameter is computed as soon as its gradient is there."""
     inner = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
     order = early_results([node.all_input_nodes for node in inner], [[node] for node in inner])
-    found, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    reordered, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     placeholders = list(graph.find_nodes(op="placeholder"))
     for node in [*placeholders, *(inner[place] for place in order), graph.output_node()]:
-        copies[node] = found.node_copy(node, copies.__getitem__)
-    return found
+        copies[node] = reordered.node_copy(node, copies.__getitem__)
+    return reordered

@@ -346,13 +346,15 @@ def _fft_complex(
 def _fft_of_real(
     write: Writer, x: fx.Node, dim: Sequence[int], normalization: int, onesided: bool
 ) -> Pair:
-    found = _lengths(x, dim)
-    axis, size, scale = found.axes[-1], found.sizes[-1], found.scale(normalization)
+    lengths = _lengths(x, dim)
+    axis, size, scale = lengths.axes[-1], lengths.sizes[-1], lengths.scale(normalization)
     count = size // 2 + 1 if onesided else size
     real, sine = (_wave(write, x, axis, kind, count, size, scale) for kind in ("cos", "sin"))
     assert real is not None
     result = Pair(real, _difference(write, None, sine))
-    return _fft_complex(write, result, found.axes[:-1], 0, True) if len(found.axes) > 1 else result
+    return (
+        _fft_complex(write, result, lengths.axes[:-1], 0, True) if len(lengths.axes) > 1 else result
+    )
 
 
 def _fft_to_real(
@@ -360,10 +362,10 @@ def _fft_to_real(
 ) -> fx.Node:
     """Write the inverse of ``_fft_of_real``: all but the first and, of an even number, the last
     element count twice."""
-    found = _lengths(x.real, dim, last_dim_size)
-    axis, size, scale = found.axes[-1], found.sizes[-1], found.scale(normalization)
-    if len(found.axes) > 1:
-        x = _fft_complex(write, x, found.axes[:-1], 0, False)
+    lengths = _lengths(x.real, dim, last_dim_size)
+    axis, size, scale = lengths.axes[-1], lengths.sizes[-1], lengths.scale(normalization)
+    if len(lengths.axes) > 1:
+        x = _fft_complex(write, x, lengths.axes[:-1], 0, False)
     count = size // 2 + 1
     if x.real.meta["val"].shape[axis] != count:
         x = _each(aten.slice.Tensor, write, x, axis, 0, count)

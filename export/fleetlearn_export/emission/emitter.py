@@ -173,8 +173,8 @@ class Emitter:
                     "Cast", self.node("Squeeze", self._size(expression)), to=_element_type(dtype)
                 )
             if not expression.is_number:
-                found = self.node("Squeeze", self._float_size(expression))
-                return self.node("Cast", found, to=_element_type(dtype))
+                scalar = self.node("Squeeze", self._float_size(expression))
+                return self.node("Cast", scalar, to=_element_type(dtype))
             value = (
                 bool(expression)
                 if isinstance(value, torch.SymBool)

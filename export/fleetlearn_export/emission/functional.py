@@ -222,9 +222,9 @@ def _functional(operator: torch._ops.OpOverload) -> torch._ops.OpOverload:
         return getattr(packet, operator._overloadname)  # type: ignore[no-any-return]
     if packet is not None and len(operator._schema.returns) == 1:  # such as div.Tensor for div.out
         for overload in packet.overloads():
-            found: torch._ops.OpOverload = getattr(packet, overload)
-            if not found._schema.is_mutable and _inputs(found) == _inputs(operator):
-                return found
+            functional: torch._ops.OpOverload = getattr(packet, overload)
+            if not functional._schema.is_mutable and _inputs(functional) == _inputs(operator):
+                return functional
     raise EmissionError(f"{operator}, which writes into a tensor")
 
 

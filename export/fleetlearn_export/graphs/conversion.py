@@ -62,10 +62,10 @@ def to_onnx(program: Program, table: Decompositions) -> onnx.ModelProto:
                 external_data=False,
             )
     except torch.onnx.OnnxExporterError as error:
-        found = _OPERATOR.search(str(error))
-        if not found:
+        operator = _OPERATOR.search(str(error))
+        if not operator:
             raise ExportError(f"PyTorch's ONNX exporter failed: {error}") from error
-        name = ".".join(found.groups())
+        name = ".".join(operator.groups())
         graphs = [program.located, *([program.located_step] if program.located_step else [])]
         place = next(filter(None, (location_of_operator(name, graph) for graph in graphs)), None)
         place = place or ", which a step of decomposition or of the backward pass made"
@@ -254,10 +254,10 @@ def _around(message: Any, field: str) -> tuple[bytes, bytes]:
 def _key(message: Any, field: str, size: int) -> bytes:
     """Return protobuf's key of a field, and the length of what follows: numbers of seven bits a
     byte, lowest first."""
-    found = bytearray()
+    varint = bytearray()
     for number in (message.DESCRIPTOR.fields_by_name[field].number << 3 | 2, size):
         while number > 127:
-            found.append(number & 127 | 128)
+            varint.append(number & 127 | 128)
             number >>= 7
-        found.append(number)
-    return bytes(found)
+        varint.append(number)
+    return bytes(varint)

@@ -41,17 +41,19 @@ def dependencies(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
     it.
     """
     constants = {row.name for row in model.graph.initializer}
-    found = {
+    inputs_behind = {
         row.name: frozenset([_kind(row.name)])
         for row in model.graph.input
         if row.name not in constants
     }
     for node in model.graph.node:
         read = (
-            [] if counts_examples(node) else [found.get(name, frozenset()) for name in reads(node)]
+            []
+            if counts_examples(node)
+            else [inputs_behind.get(name, frozenset()) for name in reads(node)]
         )
-        found |= dict.fromkeys(filter(None, node.output), frozenset[str]().union(*read))
-    return found
+        inputs_behind |= dict.fromkeys(filter(None, node.output), frozenset[str]().union(*read))
+    return inputs_behind
 
 
 def frozen_values(model: onnx.ModelProto) -> list[str]:
@@ -65,13 +67,13 @@ def frozen_values(model: onnx.ModelProto) -> list[str]:
 def candidates(model: onnx.ModelProto) -> list[str]:
     """Return those of the frozen values that may become features: no product lies between them and
     the step."""
-    frozen, found = frozen_values(model), set[str]()
+    frozen, read = frozen_values(model), set[str]()
     inside = set(frozen)
     for node in reversed(model.graph.node):
         results = inside & set(node.output)
-        if not results or (node.op_type not in PRODUCTS and results & found):
-            found.update(reads(node))
-    return [name for name in frozen if name in found]
+        if not results or (node.op_type not in PRODUCTS and results & read):
+            read.update(reads(node))
+    return [name for name in frozen if name in read]
 
 
 def cut(model: onnx.ModelProto, rows: Rows) -> list[str]:

@@ -46,9 +46,9 @@ def name_free_sizes(model: onnx.ModelProto) -> None:
         return
     tried = [_shapes(model, examples) for examples in TRIED]
     for name in names:
-        if not all(name in found for found in tried):
+        if not all(name in shapes_of_try for shapes_of_try in tried):
             continue
-        kinds, shapes = zip(*(found[name] for found in tried), strict=True)
+        kinds, shapes = zip(*(shapes_of_try[name] for shapes_of_try in tried), strict=True)
         sizes = [_expression(row) for row in zip(*shapes, strict=True)]
         if any(isinstance(size, str) for size in sizes):
             graph.value_info.append(helper.make_tensor_value_info(name, kinds[0], sizes))
@@ -66,13 +66,13 @@ def _shapes(model: onnx.ModelProto, examples: int) -> Described:
                 size.dim_value = examples
     for row in tried.graph.output:
         row.type.tensor_type.ClearField("shape")
-    found = onnx.shape_inference.infer_shapes(tried, data_prop=True)
+    inferred = onnx.shape_inference.infer_shapes(tried, data_prop=True)
     return {
         row.name: (
             row.type.tensor_type.elem_type,
             [size.dim_value for size in row.type.tensor_type.shape.dim],
         )
-        for row in found.graph.value_info
+        for row in inferred.graph.value_info
         if row.type.tensor_type.HasField("shape")
     }
 

@@ -101,7 +101,7 @@ def _products_and_their_moves(model: onnx.ModelProto) -> set[int]:
     for place, node in enumerate(model.graph.node):
         for name in reads(node):
             readers.setdefault(name, []).append((place, name in _tensors(node)))
-    found = set[int]()
+    chosen = set[int]()
     for place, node in reversed(list(enumerate(model.graph.node))):
         if any(kinds.get(name) != TensorProto.FLOAT for name in _tensors(node)):
             continue
@@ -109,9 +109,9 @@ def _products_and_their_moves(model: onnx.ModelProto) -> set[int]:
         read = readers.get(made, [])
         moves = node.op_type in MOVES and made not in outputs and read
         product = node.op_type in PRODUCTS and made not in sums
-        if product or (moves and all(row in found and elements for row, elements in read)):
-            found.add(place)
-    return found
+        if product or (moves and all(row in chosen and elements for row, elements in read)):
+            chosen.add(place)
+    return chosen
 
 
 def _types_and_sums(model: onnx.ModelProto) -> tuple[dict[str, int], set[str]]:
@@ -122,9 +122,10 @@ def _types_and_sums(model: onnx.ModelProto) -> tuple[dict[str, int], set[str]]:
     del light.graph.initializer[:]
     for row in model.graph.initializer:
         light.graph.input.append(helper.make_tensor_value_info(row.name, row.data_type, row.dims))
-    found = onnx.shape_inference.infer_shapes(light).graph
+    inferred = onnx.shape_inference.infer_shapes(light).graph
     types = {
-        row.name: row.type.tensor_type for row in (*found.input, *found.value_info, *found.output)
+        row.name: row.type.tensor_type
+        for row in (*inferred.input, *inferred.value_info, *inferred.output)
     }
     sums = {
         name

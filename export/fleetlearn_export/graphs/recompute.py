@@ -85,10 +85,10 @@ def fit(
         fitting = None
         while low <= high:
             middle = (low + high) // 2
-            found = recomputed(model, sizes, peak, limits[middle], convolutions=convolutions)
-            best = min(best, found, key=lambda row: row.peak)
-            if found.peak <= budget:
-                fitting, low = found, middle + 1
+            attempt = recomputed(model, sizes, peak, limits[middle], convolutions=convolutions)
+            best = min(best, attempt, key=lambda row: row.peak)
+            if attempt.peak <= budget:
+                fitting, low = attempt, middle + 1
             else:
                 high = middle - 1
         best = fitting or best
@@ -237,9 +237,9 @@ def _second(node: NodeProto, sizes: Sizes, convolutions: bool) -> NodeProto | No
         return node
     if len(node.output) < 3 or attributes.get("momentum") != 0:
         return None
-    found = [*node.input[:3], *node.output[1:3]]
+    inputs = [*node.input[:3], *node.output[1:3]]
     return helper.make_node(
-        node.op_type, found, node.output[:1], name=node.name, epsilon=attributes["epsilon"]
+        node.op_type, inputs, node.output[:1], name=node.name, epsilon=attributes["epsilon"]
     )
 
 
@@ -351,7 +351,7 @@ class _Writer:
 
         "" if none of them is made shortly before ``place``.
         """
-        waiting, seen, found = [name], {name}, list[int]()
+        waiting, seen, made_at = [name], {name}, list[int]()
         while waiting:
             for node in self._readers.get(waiting.pop(), ()):
                 others = [
@@ -359,11 +359,11 @@ class _Writer:
                     for row in node.input
                     if row in self._places and row not in seen and self._wide(row, name)
                 ]
-                found += [self._made_before(row, place) for row in others]
+                made_at += [self._made_before(row, place) for row in others]
                 new = [row for row in node.output if row and row not in seen and not others]
                 seen |= set(new)
                 waiting += new
-        near = [row for row in found if place - NEAR <= row]
+        near = [row for row in made_at if place - NEAR <= row]
         return self._gradients[min(near)] if near else ""
 
     def _made_before(self, gradient: str, place: int) -> int:

@@ -42,9 +42,9 @@ def scatter_into_sums(model: onnx.ModelProto) -> onnx.ModelProto:
     nodes: list[NodeProto] = []
     for node in graph.node:
         (out,) = node.output if len(node.output) == 1 else ("",)
-        found = _rows(node, rows, shapes) if uses[out] == 1 else None
-        if found is not None:
-            rows[out] = found
+        indices = _rows(node, rows, shapes) if uses[out] == 1 else None
+        if indices is not None:
+            rows[out] = indices
         written = _sum(node, rows, shapes)
         nodes.extend([node] if written is None else written)
     del graph.node[:]
@@ -71,13 +71,13 @@ def _adds_rows(node: NodeProto) -> bool:
 
 def _shapes(model: onnx.ModelProto) -> Shapes:
     graph = onnx.shape_inference.infer_shapes(model).graph
-    found: dict[str, list[int | str]] = {row.name: list(row.dims) for row in graph.initializer}
+    shapes: dict[str, list[int | str]] = {row.name: list(row.dims) for row in graph.initializer}
     for row in (*graph.input, *graph.value_info, *graph.output):
         if row.type.tensor_type.HasField("shape"):
-            found[row.name] = [
+            shapes[row.name] = [
                 size.dim_param or size.dim_value for size in row.type.tensor_type.shape.dim
             ]
-    return found
+    return shapes
 
 
 def _rows(node: NodeProto, rows: Mapping[str, _Rows], shapes: Shapes) -> _Rows | None:

@@ -83,17 +83,17 @@ def put_vectors_together(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _lengths(model: onnx.ModelProto) -> dict[str, int | None]:
     graph = onnx.shape_inference.infer_shapes(model).graph
-    found: dict[str, int | None] = {}
+    lengths: dict[str, int | None] = {}
     for row in (*graph.input, *graph.value_info, *graph.output):
         kind = row.type.tensor_type
         if kind.elem_type == TensorProto.FLOAT and kind.HasField("shape"):
             sizes = [size.dim_value for size in kind.shape.dim]
             if not sizes or (len(sizes) == 1 and 0 < sizes[0] <= LONGEST):
-                found[row.name] = sizes[0] if sizes else None
+                lengths[row.name] = sizes[0] if sizes else None
     for value in graph.initializer:
         if value.data_type == TensorProto.FLOAT and len(value.dims) < 2:
-            found[value.name] = value.dims[0] if value.dims else None
-    return found
+            lengths[value.name] = value.dims[0] if value.dims else None
+    return lengths
 
 
 def _movable(
@@ -143,18 +143,18 @@ def _on_vectors(node: NodeProto, lengths: Lengths) -> bool:
 
 def _chains(nodes: Sequence[NodeProto], lengths: Lengths, uses: Counter[str]) -> list[Chain]:
     """Return the operators as chains. uses: how often each value is read in the graph."""
-    found: dict[str, list[NodeProto]] = {}  # result -> the operators of its chain
+    chains: dict[str, list[NodeProto]] = {}  # result -> the operators of its chain
     for node in nodes:
-        parts = [found[name] for name in node.input if name in found]
+        parts = [chains[name] for name in node.input if name in chains]
         rows = parts[0] if parts else []
         for other in parts[1:]:
             if other is not rows:
                 rows.extend(other)
-                found |= {row.output[0]: rows for row in other}
+                chains |= {row.output[0]: rows for row in other}
         rows.append(node)
-        found[node.output[0]] = rows
+        chains[node.output[0]] = rows
     order = {node.output[0]: at for at, node in enumerate(nodes)}
-    different = {id(rows): rows for rows in found.values()}.values()
+    different = {id(rows): rows for rows in chains.values()}.values()
     return [
         _chain(sorted(rows, key=lambda row: order[row.output[0]]), lengths, uses)
         for rows in different

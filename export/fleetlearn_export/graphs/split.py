@@ -82,18 +82,18 @@ def remove_copies(module: GraphModule) -> None:
 def result_bytes(module: GraphModule, values: Iterable[Tensor]) -> dict[Node, int]:
     """Return the bytes of each result that is a tensor, when the graph is called with these
     values."""
-    found: dict[Node, int] = {}
+    sizes: dict[Node, int] = {}
 
     class Recorder(Interpreter):
         def run_node(self, n: Node) -> Any:
             value = super().run_node(n)
             if isinstance(value, Tensor):
-                found[n] = value.nbytes
+                sizes[n] = value.nbytes
             return value
 
     with torch.no_grad():
         Recorder(module).run(*values)
-    return found
+    return sizes
 
 
 def split(
@@ -193,16 +193,16 @@ class _ByteBudget:
 def _with_ancestors(nodes: Iterable[Node]) -> set[Node]:
     """Return the nodes and all that they are computed from. Results of one operator stay
     together."""
-    found, left = set[Node](), list(nodes)
+    needed, left = set[Node](), list(nodes)
     while left:
         node = left.pop()
-        if node not in found:
-            found.add(node)
+        if node not in needed:
+            needed.add(node)
             left += [
                 *node.all_input_nodes,
                 *(user for user in node.users if user.target is getitem),
             ]
-    return found
+    return needed
 
 
 def _part(graph: Graph, inside: Collection[Node], outputs: list[Node]) -> Subgraph:

@@ -143,9 +143,9 @@ class _Block(NamedTuple):
         crossing = []  # for each step, what ``after`` reads of it
         for number in range(self.many.steps):
             now |= {node: values[number] for node, values in slices.items()}
-            found = self.run(core, now)
-            crossing.append(found[len(self.carried) :])
-            self._carry(now, versions, found, given["steps"] > number)
+            results = self.run(core, now)
+            crossing.append(results[len(self.carried) :])
+            self._carry(now, versions, results, given["steps"] > number)
         joined = [torch.cat(values) for values in zip(*crossing, strict=True)]
         read = dict(zip(core.outputs[len(self.carried) :], joined, strict=True))
         measured = self._measured(self.run(after, whole | made | read), given["steps"])
@@ -158,11 +158,11 @@ class _Block(NamedTuple):
         return last | measured
 
     def _carry(
-        self, now: Tensors, versions: dict[str, list[Tensor]], found: list[Tensor], takes: Tensor
+        self, now: Tensors, versions: dict[str, list[Tensor]], results: list[Tensor], takes: Tensor
     ) -> None:
         """Put what a step made in the places of the next step's inputs. takes: whether each device
         has this step."""
-        for node, value in zip(self.carried.values(), found, strict=False):
+        for node, value in zip(self.carried.values(), results, strict=False):
             if not self.keeps_versions:
                 value = torch.where(takes.reshape(-1, *[1] * (value.dim() - 1)), value, now[node])
             now[node] = value

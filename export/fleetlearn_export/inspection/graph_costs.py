@@ -120,16 +120,16 @@ def values(model: onnx.ModelProto, batch: int) -> dict[str, ShapeAndDtype]:
             shown.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         small, larger = (_run(session, names, _zeros(model, size)) for size in MEASURED_BATCHES)
-    found = {
+    described = {
         row.name: ShapeAndDtype(tuple(row.dims), _dtype(row.data_type))
         for row in model.graph.initializer
     }
     for name, (shape, dtype) in small.items():
         grown = zip(shape, larger[name].shape, strict=True)
-        found[name] = ShapeAndDtype(
+        described[name] = ShapeAndDtype(
             tuple(a + (b - a) * (batch - MEASURED_BATCHES[0]) for a, b in grown), dtype
         )
-    return found
+    return described
 
 
 def _zeros(model: onnx.ModelProto, size: int) -> dict[str, np.ndarray[Any, Any]]:

@@ -39,14 +39,14 @@ def memory_budget(memory: str | None, batch: int | None) -> Budget | None:
                 "neither"
             )
         return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?b)\s*", memory, re.IGNORECASE)
-    if not found:
+    amount = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?b)\s*", memory, re.IGNORECASE)
+    if not amount:
         raise ExportError(
             f"memory {memory!r}; expected a number and a unit, such as '200 MiB' or '1.5 GB'"
         )
     if batch is None or batch < 1:
         raise ExportError(f"memory needs batch, the number of examples in a step; it is {batch}")
-    return Budget(int(float(found[1]) * UNITS[found[2].lower()]), batch)
+    return Budget(int(float(amount[1]) * UNITS[amount[2].lower()]), batch)
 
 
 def train_elements(step: TrainStep) -> int:
@@ -83,9 +83,9 @@ def within_budget(
     size, values = budget.batch, graph_costs.values(model, budget.batch)
 
     def peak(graph: onnx.ModelProto, sizes: Sizes) -> int:
-        found = _with_recomputed(graph, values)
+        all_values = _with_recomputed(graph, values)
         return with_micro_batches(
-            estimate_graph(graph, found, elements), graph, found, budget.batch
+            estimate_graph(graph, all_values, elements), graph, all_values, budget.batch
         ).total
 
     if peak(model, {}) <= budget.bytes:
@@ -105,22 +105,22 @@ def within_budget(
                 return split_batch(model, size)
     except ExportError as error:
         reason = f", and without micro-batches, since {error}"
-    found = fit(model, {name: value.bytes for name, value in values.items()}, peak, budget.bytes)
-    if found.peak > budget.bytes:
+    fitted = fit(model, {name: value.bytes for name, value in values.items()}, peak, budget.bytes)
+    if fitted.peak > budget.bytes:
         raise ExportError(
             f"a step with a batch of {budget.batch} does not fit into {_mib(budget.bytes)}: it "
-            f"needs about {_mib(found.peak)} where everything is computed again that cheap "
+            f"needs about {_mib(fitted.peak)} where everything is computed again that cheap "
             f"operators make{reason}. Give more memory or a smaller batch"
         )
     divided = (
         f", in micro-batches of {size} of {budget.batch} examples" if size < budget.batch else ""
     )
-    again = found.again * -(-budget.batch // size)
+    again = fitted.again * -(-budget.batch // size)
     progress(
-        f"about {_mib(found.peak)} at the peak{divided}; each step computes {_mib(again)} of "
+        f"about {_mib(fitted.peak)} at the peak{divided}; each step computes {_mib(again)} of "
         "results again"
     )
-    return split_batch(found.model, size) if size < budget.batch else found.model
+    return split_batch(fitted.model, size) if size < budget.batch else fitted.model
 
 
 def _with_recomputed(graph: onnx.ModelProto, values: Values) -> Values:

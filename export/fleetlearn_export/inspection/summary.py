@@ -199,18 +199,18 @@ def _running(bundle: Bundle, graphs: dict[str, onnx.ModelProto], batch: int) -> 
         Line("operators", operators),
     ]
     try:
-        found = {name: graph_costs.values(graph, batch) for name, graph in graphs.items()}
+        values = {name: graph_costs.values(graph, batch) for name, graph in graphs.items()}
         estimate = step_memory.estimate(manifest, whole, batch)
     except ExportError as error:
         return [*lines, Line("costs", f"not measured: {error}")]
-    flops = graph_costs.flops(train, found[TRAIN])
+    flops = graph_costs.flops(train, values[TRAIN])
     share = (
         f", {100 * flops.products / flops.total:.0f} % in convolutions and matrix products"
         if flops.total
         else ""
     )
     again = sum(
-        found[TRAIN][name].bytes
+        values[TRAIN][name].bytes
         for node in train.graph.node
         for name in node.output
         if name.endswith(AGAIN)
@@ -224,7 +224,7 @@ def _running(bundle: Bundle, graphs: dict[str, onnx.ModelProto], batch: int) -> 
     )
     return [
         *lines,
-        Line("ONNX Runtime", _lowest_runtime(graphs, found)),
+        Line("ONNX Runtime", _lowest_runtime(graphs, values)),
         Line("FLOPs per step", f"{_with_unit(flops.total)} with a batch of {batch}{share}"),
         Line(
             "memory per step",
@@ -266,12 +266,12 @@ def _features(bundle: Bundle, step: int, batch: int) -> list[Line]:
 
 
 def _lowest_runtime(
-    graphs: dict[str, onnx.ModelProto], found: dict[str, dict[str, graph_costs.ShapeAndDtype]]
+    graphs: dict[str, onnx.ModelProto], values: dict[str, dict[str, graph_costs.ShapeAndDtype]]
 ) -> str:
     """Return the lowest ONNX Runtime that runs all of the device's graphs, with the reason."""
     try:
         needs = [
-            (*graph_costs.lowest_runtime(graph, found[name]), name)
+            (*graph_costs.lowest_runtime(graph, values[name]), name)
             for name, graph in graphs.items()
         ]
     except ValueError as error:

@@ -177,12 +177,12 @@ def refuse_other_run(
         for name in changed
         if isinstance(after.get(name), Tensor) or after.get(name) != attributes[name]
     ]
-    found = f" {', '.join(changed)} changed in the first run." if changed else ""
+    buffers = f" {', '.join(changed)} changed in the first run." if changed else ""
     raise ExportError(
         "the model or its loss gives another result when it runs again, on the same examples, with "
         f"the same parameters, buffers and random seed of PyTorch: a loss of {one.loss:.6g}, then "
         f"{other.loss:.6g}, and largest gradients of {largest:.3g} and "
-        f"{max(other.sizes.values(), default=0.0):.3g}.{found} A graph computes the same in each "
+        f"{max(other.sizes.values(), default=0.0):.3g}.{buffers} A graph computes the same in each "
         "step. What the first batch initialises: run the model on a batch in training mode before "
         "the export. What changes from step to step: keep it in a float32 buffer "
         "(register_buffer). Random numbers: draw them with PyTorch's functions, not from a "

@@ -113,14 +113,14 @@ def _refuse_dependence_on_size(
 ) -> None:
     """Raise ExportError if which parameters get a gradient depends on the number of examples, not
     on PyTorch's random numbers: of the latter tracing says in which line they are read."""
-    found = []
+    with_gradient = []
     for seed in (0, *range(RUNS)):  # twice with the first
         with training_mode(user.model):
             torch.manual_seed(seed)
-            found.append(backward_run(user, features, rows, before).sizes.keys())
-    if found[0] != found[1]:
-        raise skipped_by_chance(found[0] ^ found[1])
-    if all(row == trained for row in found):
+            with_gradient.append(backward_run(user, features, rows, before).sizes.keys())
+    if with_gradient[0] != with_gradient[1]:
+        raise skipped_by_chance(with_gradient[0] ^ with_gradient[1])
+    if all(row == trained for row in with_gradient):
         raise ExportError(
             f"parameter {first_of(trained ^ others)} gets a gradient on {rows} examples or on "
             f"{other}, not on both: a graph computes the same for any number of examples"
@@ -135,7 +135,7 @@ def _checked_in_evaluation(user: UserModel) -> UserModel:
     on, or if the loss or a metric is a sum over the batch: it doubles with each row twice, and a
     mean stays.
     """
-    found: list[float] = []
+    losses: list[float] = []
     metrics: list[dict[str, Tensor]] = []
     evaluated = {}
     what = "in evaluation mode the model or its loss fails in PyTorch itself"
@@ -164,9 +164,9 @@ def _checked_in_evaluation(user: UserModel) -> UserModel:
             evaluated[SMALL_BATCH * times], loss, measured, draws = without_other_random(
                 partial(evaluate, times), who
             )
-            found.append(loss)
+            losses.append(loss)
             metrics.append(measured)
-    once, twice = found
+    once, twice = losses
     _refuse_sum("the loss", once, twice, 'as reduction="mean" gives it')
     for name, value in metrics[0].items():
         if value.dim() == 0:

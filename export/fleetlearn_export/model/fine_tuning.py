@@ -73,19 +73,19 @@ def _chosen(model: nn.Module, train: Trained) -> set[int]:
     chosen."""
     rows = list(model.named_parameters(remove_duplicate=False))
     if callable(train):
-        found = {name for name, value in rows if train(name, value)}
+        names = {name for name, value in rows if train(name, value)}
     else:
         patterns = [train] if isinstance(train, str) else train
-        found = names_matching(patterns, [name for name, _ in rows], "train", "parameter")
-    if not found:
+        names = names_matching(patterns, [name for name, _ in rows], "train", "parameter")
+    if not names:
         raise ExportError("train chooses none of the model's parameters: there is nothing to train")
     for name, value in rows:
-        if name in found and not value.is_floating_point():
+        if name in names and not value.is_floating_point():
             raise ExportError(
                 f"train chooses parameter {name}, which is {value.dtype}; trained parameters are "
                 "float32"
             )
-    return {id(value) for name, value in rows if name in found}
+    return {id(value) for name, value in rows if name in names}
 
 
 def _stay_in_evaluation_mode(module: nn.Module, mode: bool = True) -> Any:

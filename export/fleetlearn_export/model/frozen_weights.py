@@ -113,19 +113,19 @@ def rounded(model: nn.Module, stored: Stored) -> Iterator[dict[str, Tensor]]:
 def names_of_constants(model: nn.Module, stored: Stored) -> dict[str, str]:
     """Return the names of what the graphs hold of the model: SHA-256 of a tensor's bytes, or its
     codes' -> name."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if value.requires_grad:
             continue
         array = value.detach().contiguous().numpy()
-        found.setdefault(sha256(array.data).hexdigest(), name)
+        names.setdefault(sha256(array.data).hexdigest(), name)
         if (
             stored != "float32"
             and array.dtype == np.float32
             and has_codes(array.shape, array.nbytes)
         ):
-            found.setdefault(sha256(encode(array, stored).codes.data).hexdigest(), f"{name}.codes")
-    return found
+            names.setdefault(sha256(encode(array, stored).codes.data).hexdigest(), f"{name}.codes")
+    return names
 
 
 def effect_of_rounding(user: UserModel, before: dict[str, Tensor]) -> float | None:

@@ -53,15 +53,15 @@ def _states() -> dict[str, Any]:
 def _drawing_line(run: Callable[[], object]) -> str:
     """Run it again, and return `` at FILE:LINE in FUNCTION`` for the first line of the user's code
     that draws."""
-    found: list[str] = []
+    lines: list[str] = []
     last: list[Any] = [_states(), None]
 
     def watch(frame: FrameType, event: str, _: Any) -> Any:
-        if found:
+        if lines:
             return None
         states = _states()
         if states != last[0] and last[1] is not None:
-            found.append(last[1])
+            lines.append(last[1])
             return None
         last[:] = states, _user_line(frame) or last[1]
         return watch
@@ -72,7 +72,7 @@ def _drawing_line(run: Callable[[], object]) -> str:
         run()
     finally:
         sys.settrace(kept)
-    return found[0] if found else ""
+    return lines[0] if lines else ""
 
 
 def _user_line(frame: FrameType | None) -> str | None:

@@ -173,9 +173,9 @@ def location_of_replaced_size(shapes: object) -> str:
         ):
             return _location([(line.filename, line.lineno or 0, line.name)])
     for row in getattr(shapes, "replacements_slocs", {}).values():
-        found = row.framework_loc
-        if isinstance(found, traceback.FrameSummary) and is_user_code(found.filename):
-            return _location([(found.filename, found.lineno or 0, found.name)])
+        frame = row.framework_loc
+        if isinstance(frame, traceback.FrameSummary) and is_user_code(frame.filename):
+            return _location([(frame.filename, frame.lineno or 0, frame.name)])
     return ""
 
 
@@ -250,14 +250,14 @@ def _model_frame() -> FrameType | None:
     """Return the innermost frame of the user's code that this package called, as it calls the
     model."""
     frame: FrameType | None = sys._getframe(1)
-    found = None
+    nearest = None
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_PACKAGE):
-            if found is not None:
-                return found
-        elif found is None and _is_own(file):
-            found = frame
+            if nearest is not None:
+                return nearest
+        elif nearest is None and _is_own(file):
+            nearest = frame
         frame = frame.f_back
     return None
 

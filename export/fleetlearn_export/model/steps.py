@@ -124,14 +124,16 @@ class Objective:
                 if scale is not None:
                     gradients = tuple(gradient * (1 / scale) for gradient in gradients)
             named = zip(leaves, gradients, strict=True)
-            found = {name: hooked(gradient, self.hooks.get(name, ())) for name, gradient in named}
+            gradients_by_name = {
+                name: hooked(gradient, self.hooks.get(name, ())) for name, gradient in named
+            }
             outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
             with torch.no_grad():
                 metrics = {
                     name: metric(outputs, *targets).float().mean()
                     for name, metric in self.metrics.items()
                 }
-            return loss.detach(), metrics, found
+            return loss.detach(), metrics, gradients_by_name
 
         # The loss and the backward pass may read the model too: they see these tensors, not the
         # model's own.
@@ -349,8 +351,8 @@ def built_in(rule: LocalStep, features: Function | None) -> Function:
                     features(outputs), near, far, hyper["temperature"]
                 )
 
-        found = objective(params, batch, extra)
-        gradients = found.gradients
+        results = objective(params, batch, extra)
+        gradients = results.gradients
         if rule.proximal:
             gradients = proximal(params, gradients, anchor, hyper["mu"])
         if rule.clip:
@@ -365,7 +367,11 @@ def built_in(rule: LocalStep, features: Function | None) -> Function:
                 name: g + hyper["weight_decay"] * params[name] for name, g in gradients.items()
             }
         moved, state = OPTIMIZERS[rule.optimizer].step(params, gradients, state, hyper)
-        return {**params, **found.buffers, **moved}, state, {"loss": found.loss, **found.metrics}
+        return (
+            {**params, **results.buffers, **moved},
+            state,
+            {"loss": results.loss, **results.metrics},
+        )
 
     return step
 

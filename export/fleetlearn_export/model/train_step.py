@@ -186,10 +186,10 @@ class TrainStep(NamedTuple):
         outputs = self._replace(objective=objective).run(given, copies=copies)
         if len(objective.results) != 1:
             raise ExportError(f"the step asks for gradients {len(objective.results)} times")
-        (found,) = objective.results
-        gradients = {f"gradient.{name}": value for name, value in found.gradients.items()}
-        metrics = {f"metric.{name}": value for name, value in found.metrics.items()}
-        means = gradients | metrics | {"loss": found.loss}
+        (results,) = objective.results
+        gradients = {f"gradient.{name}": value for name, value in results.gradients.items()}
+        metrics = {f"metric.{name}": value for name, value in results.metrics.items()}
+        means = gradients | metrics | {"loss": results.loss}
         return outputs | {MEAN + name: value.detach() for name, value in means.items()}
 
     def _checked_outputs(self, result: Any, dtype: torch.dtype) -> Tensors:
@@ -205,7 +205,7 @@ class TrainStep(NamedTuple):
                 "state, metrics"
             )
         params, state, metrics = result
-        found = {
+        outputs = {
             **{f"next.param.{name}": value for name, value in params.items()},
             **{f"next.state.{name}": value for name, value in state.items()},
             **{
@@ -216,15 +216,15 @@ class TrainStep(NamedTuple):
         shapes = {f"next.param.{name}": value.shape for name, value in self.values.items()}
         shapes |= {f"next.state.{name}": value.shape for name, value in self.state.items()}
         for name in self.outputs():
-            _check_result(name, found.get(name), shapes.get(name, torch.Size()), dtype)
-        surplus = sorted(found.keys() - set(self.outputs()))
+            _check_result(name, outputs.get(name), shapes.get(name, torch.Size()), dtype)
+        surplus = sorted(outputs.keys() - set(self.outputs()))
         if surplus:
             raise ExportError(
                 f"the step returned {', '.join(surplus)}, which is not in the tables: parameters "
                 "are the model's own, state is what export_bundle was given as `state`, metrics "
                 "are `loss` and what it was given as `metrics`"
             )
-        return {name: found[name] for name in self.outputs()}
+        return {name: outputs[name] for name in self.outputs()}
 
 
 def make_train_step(
@@ -555,7 +555,7 @@ def changed_buffers(user: UserModel) -> set[str]:
         shifted_outputs, shifted, _ = forward_pass(
             {row for row in counters if after[row].dtype != torch.bool}
         )
-        one, other = ([found[name] for name in travelling] for found in (after, shifted))
+        one, other = ([buffers[name] for name in travelling] for buffers in (after, shifted))
         if not _equal([outputs, one], [shifted_outputs, other]):
             raise ExportError(
                 f"training depends on {', '.join(sorted(counters))}, a counter that does not "

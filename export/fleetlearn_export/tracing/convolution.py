@@ -96,17 +96,17 @@ def _weight_gradient(
     """
     taps, channels = prod(windows.kernel), int(weight.shape[1])
     if windows.side_by_side and groups == 1:
-        found = _products(grad, _columns_side_by_side(x, windows))
+        gradient = _products(grad, _columns_side_by_side(x, windows))
     elif taps > MANY_TAPS:
-        found = _by_convolution(grad, x, windows, groups)
+        gradient = _by_convolution(grad, x, windows, groups)
     elif channels == 1 and groups == weight.shape[0]:
         depthwise = _by_rows if _sizes(x)[-1] <= LONG_ROW * windows.kernel[-1] else _by_sums
-        found = depthwise(grad, x, windows)
+        gradient = depthwise(grad, x, windows)
     elif channels < FEW_CHANNELS and groups == 1:
-        found = _products(grad, _columns(x, windows))
+        gradient = _products(grad, _columns(x, windows))
     else:
-        found = _tap_by_tap(grad, x, windows, groups)
-    return found.reshape(weight.shape)
+        gradient = _tap_by_tap(grad, x, windows, groups)
+    return gradient.reshape(weight.shape)
 
 
 def _products(grad: Tensor, columns: Tensor) -> Tensor:
@@ -228,7 +228,7 @@ def _by_convolution(grad: Tensor, x: Tensor, windows: Windows, groups: int) -> T
             2, 1, 0, *(axis + 1 for axis in image)
         )
         signal = signal.reshape(inputs, groups * examples, *sizes)
-    found = [
+    places = [
         (size + 2 * pad - step * (count - 1) - 1) // gap + 1
         for size, count, step, pad, gap in zip(sizes, *windows[1:], strict=True)
     ]
@@ -243,9 +243,9 @@ def _by_convolution(grad: Tensor, x: Tensor, windows: Windows, groups: int) -> T
             "kernel_shape": windows.places,
         },
         dtype=x.dtype,
-        shape=[inputs, outputs, *found],
+        shape=[inputs, outputs, *places],
     )
     for axis, size in zip(image, windows.kernel, strict=True):
-        if found[axis - 2] != size:
+        if places[axis - 2] != size:
             out = out.narrow(axis, 0, size)
     return out.transpose(0, 1)

@@ -53,12 +53,12 @@ def index_ranges(graph: torch.fx.Graph, inputs: Iterable[str]) -> list[IndexRang
 
 
 def _range(array: torch.fx.Node) -> IndexRange | None:
-    found = [use for use in _uses(array) if 1 <= use.below <= MAX_EXACT]
-    if not found:
+    uses = [use for use in _uses(array) if 1 <= use.below <= MAX_EXACT]
+    if not uses:
         return None
-    below = min(use.below for use in found)
+    below = min(use.below for use in uses)
     # What one use leaves out is an error to another that does not.
-    ignored = {use.ignored for use in found}
+    ignored = {use.ignored for use in uses}
     value = ignored.pop() if len(ignored) == 1 else None
     return IndexRange(below, None if value is None or 0 <= value < below else value)
 

@@ -58,7 +58,7 @@ def solve_triangular(
         return solve_triangular(a.mT, b.mT, upper=not upper, unitriangular=unitriangular).mT
     size = int(a.shape[-1])
     rest = _with_batch_of(b, a)
-    found: list[Tensor] = []
+    solved: list[Tensor] = []
     for step in reversed(range(size)) if upper else range(size):
         row, rest = (
             (rest[..., -1:, :], rest[..., :-1, :])
@@ -66,9 +66,9 @@ def solve_triangular(
             else (rest[..., :1, :], rest[..., 1:, :])
         )
         column = a[..., :step, step : step + 1] if upper else a[..., step + 1 :, step : step + 1]
-        found.append(row if unitriangular else row / a[..., step : step + 1, step : step + 1])
-        rest = rest - column * found[-1]
-    return torch.cat(found[::-1] if upper else found, -2)
+        solved.append(row if unitriangular else row / a[..., step : step + 1, step : step + 1])
+        rest = rest - column * solved[-1]
+    return torch.cat(solved[::-1] if upper else solved, -2)
 
 
 def lu_solve(

@@ -119,9 +119,9 @@ def lgamma(x: Tensor) -> Tensor:
     z = torch.where(small, x + SHIFT, x)
     square = 1 / (z * z)
     series = (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square / 1680))) / z
-    found = (z - 0.5) * z.log() - z + 0.5 * math.log(2 * math.pi) + series
-    found = found - torch.where(small, product, 1).log()
-    return torch.where(low, math.log(math.pi) - angle.sin().abs().log() - found, found)
+    log_gamma = (z - 0.5) * z.log() - z + 0.5 * math.log(2 * math.pi) + series
+    log_gamma = log_gamma - torch.where(small, product, 1).log()
+    return torch.where(low, math.log(math.pi) - angle.sin().abs().log() - log_gamma, log_gamma)
 
 
 def digamma(x: Tensor) -> Tensor:
@@ -136,5 +136,5 @@ def digamma(x: Tensor) -> Tensor:
     series = square * (
         1 / 12 - square * (1 / 120 - square * (1 / 252 - square * (1 / 240 - square / 132)))
     )
-    found = z.log() - 0.5 / z - series - torch.where(small, total, 0)
-    return torch.where(low, found - math.pi / angle.tan(), found)
+    psi = z.log() - 0.5 / z - series - torch.where(small, total, 0)
+    return torch.where(low, psi - math.pi / angle.tan(), psi)

@@ -34,5 +34,5 @@ def refuse_own_values(module: torch.fx.GraphModule, model: nn.Module, names: Ite
             continue
         name = places.get(value.untyped_storage().data_ptr())
         if name is not None:
-            location = next((found for user in node.users if (found := location_of_node(user))), "")
+            location = next((line for user in node.users if (line := location_of_node(user))), "")
             raise read_past_the_model(name, location)

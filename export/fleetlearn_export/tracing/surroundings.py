@@ -60,7 +60,7 @@ def _conversions_skipped() -> Iterator[None]:
     ) -> nn.Module:
         values = [*module.parameters(recurse), *module.buffers(recurse)]
         same = all(
-            (found := function(value)).dtype == value.dtype and found.device == value.device
+            (converted := function(value)).dtype == value.dtype and converted.device == value.device
             for value in values
         )
         return module if same else kept(module, function, recurse)

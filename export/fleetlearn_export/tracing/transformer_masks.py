@@ -36,8 +36,8 @@ def masks_unread() -> Iterator[None]:
         is_causal: bool | None = None,
     ) -> Tensor:
         if src_key_padding_mask is None or mask is not None or not (fast and _nests(encoder, src)):
-            found: Tensor = kept(encoder, src, mask, src_key_padding_mask, is_causal)
-            return found
+            encoded: Tensor = kept(encoder, src, mask, src_key_padding_mask, is_causal)
+            return encoded
         output = src
         for layer in encoder.layers:
             output = layer(output, src_key_padding_mask=src_key_padding_mask)

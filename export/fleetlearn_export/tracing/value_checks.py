@@ -66,15 +66,15 @@ def _conditions_of_checks(file: str) -> dict[Place, bool]:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return {}
-    found: dict[Place, bool] = {}
+    conditions: dict[Place, bool] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
             # pytest's own form of an assert has only the place of the statement
-            found[_place(node)] = True
-            _add(found, node.test, True)
+            conditions[_place(node)] = True
+            _add(conditions, node.test, True)
         elif isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
-            _add(found, node.test, False)
-    return found
+            _add(conditions, node.test, False)
+    return conditions
 
 
 def _add(found: dict[Place, bool], test: ast.expr, passing: bool) -> None:

@@ -43,8 +43,8 @@ def pooled_mle(
         )
     if intercept:
         x = np.hstack([x, np.ones((len(x), 1))])
-    found = _newton(x, y)
-    return (found[:-1], float(found[-1])) if intercept else (found, 0.0)
+    estimate = _newton(x, y)
+    return (estimate[:-1], float(estimate[-1])) if intercept else (estimate, 0.0)
 
 
 def _newton(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:

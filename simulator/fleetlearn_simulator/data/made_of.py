@@ -57,19 +57,19 @@ def made_of(scenario: Scenario, bundle: Bundle, source: Source | None) -> dict[s
 
     ``source``: the scenario's data. None is for a scenario without a data function.
     """
-    found: dict[str, Any] = {"the bundle": bundle.sha256}
+    parts: dict[str, Any] = {"the bundle": bundle.sha256}
     files = {"data.arrays": scenario.data.arrays, "availability.file": scenario.availability.file}
     for key, file in files.items():
         if file is not None:
-            found[f"{key} {file.name}"] = _digest(file)
+            parts[f"{key} {file.name}"] = _digest(file)
     if scenario.data.function is not None:
         name = scenario.data.function.partition(":")[0]
         for file in _modules(name, scenario.data.path or scenario.base):
-            found[f"data.function's {file.name}"] = _digest(file)
-        found[EXAMPLES] = {} if source is None else dict(_sample(source, scenario.population.size))
+            parts[f"data.function's {file.name}"] = _digest(file)
+        parts[EXAMPLES] = {} if source is None else dict(_sample(source, scenario.population.size))
     rows = (row for section in KEYS for row in _values(section, getattr(scenario, section)))
-    found[VALUES] = {key: value for key, value in rows if not _may_change(key)}
-    return found
+    parts[VALUES] = {key: value for key, value in rows if not _may_change(key)}
+    return parts
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -56,26 +56,26 @@ def until(scenario: Scenario, ids: Ids, t: float) -> Floats:
     offline.
     """
     there = _online(scenario, ids, t)
-    found = np.full(len(ids), t)
-    found[there] = _until(scenario, ids[there], t)
-    return found
+    end = np.full(len(ids), t)
+    end[there] = _until(scenario, ids[there], t)
+    return end
 
 
 def next_online(scenario: Scenario, ids: Ids, t: float) -> Floats:
     """Return the first time from ``t`` on at which each device may get a task (see ``online``), in
     seconds. Infinite: never. After an outage of its region a device may be offline again."""
-    found = np.full(len(ids), t)
+    begin = np.full(len(ids), t)
     away = ~_online(scenario, ids, t)
-    found[away] = _next_online(scenario, ids[away], t)
+    begin[away] = _next_online(scenario, ids[away], t)
     for row in sorted(scenario.failures.outages, key=lambda row: row.begin):
         inside = (
             (ids % scenario.failures.regions == row.region)
-            & (row.begin <= found)
-            & (found < row.end)
+            & (row.begin <= begin)
+            & (begin < row.end)
         )
-        found[inside] = row.end
-    found[~enough_memory(scenario, ids)] = inf
-    return found
+        begin[inside] = row.end
+    begin[~enough_memory(scenario, ids)] = inf
+    return begin
 
 
 def _online(scenario: Scenario, ids: Ids, t: float) -> Flags:
@@ -166,36 +166,36 @@ def _slots_change(scenario: Scenario, ids: Ids, t: float, *, online: bool) -> Fl
         slots = _Slots(scenario, ids[todo])
         numbers = slots.at(t) + ahead + np.arange(block)[:, None]
         changed = slots.on(numbers) == online
-        found = changed.any(axis=0)
+        changes = changed.any(axis=0)
         begin = np.take_along_axis(slots.begin(numbers), changed.argmax(axis=0)[None], axis=0)[0]
-        end[todo[found]] = begin[found]
-        todo, ahead, block = todo[~found], ahead + block, min(2 * block, 1024)
+        end[todo[changes]] = begin[changes]
+        todo, ahead, block = todo[~changes], ahead + block, min(2 * block, 1024)
     return np.asarray(np.clip(end, t, t + HORIZON))
 
 
 def _last(seed: int, purpose: str, ids: Ids, t: float, mean: float) -> Floats:
     """Return the time of the last event up to ``t`` of each device's Poisson process. On average
     events are ``mean`` seconds apart."""
-    found = np.full(len(ids), -inf)
+    last = np.full(len(ids), -inf)
     todo, window, width = np.arange(len(ids)), int(t // (_PER_WINDOW * mean)), _PER_WINDOW * mean
     while todo.size:
         for rows, fraction in _events(seed, purpose, ids[todo], window):
             when = (window + fraction) * width
-            found[todo[rows]] = np.maximum(found[todo[rows]], np.where(when <= t, when, -inf))
-        todo, window = todo[found[todo] == -inf], window - 1
-    return found
+            last[todo[rows]] = np.maximum(last[todo[rows]], np.where(when <= t, when, -inf))
+        todo, window = todo[last[todo] == -inf], window - 1
+    return last
 
 
 def _next(seed: int, purpose: str, ids: Ids, t: float, mean: float) -> Floats:
     """Return the time of the first event after ``t``."""
-    found = np.full(len(ids), inf)
+    first = np.full(len(ids), inf)
     todo, window, width = np.arange(len(ids)), int(t // (_PER_WINDOW * mean)), _PER_WINDOW * mean
     while todo.size:
         for rows, fraction in _events(seed, purpose, ids[todo], window):
             when = (window + fraction) * width
-            found[todo[rows]] = np.minimum(found[todo[rows]], np.where(when > t, when, inf))
-        todo, window = todo[found[todo] == inf], window + 1
-    return found
+            first[todo[rows]] = np.minimum(first[todo[rows]], np.where(when > t, when, inf))
+        todo, window = todo[first[todo] == inf], window + 1
+    return first
 
 
 def _events(seed: int, purpose: str, ids: Ids, window: int) -> Iterator[tuple[Ints, Floats]]:

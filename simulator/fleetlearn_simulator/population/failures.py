@@ -248,10 +248,10 @@ def _hazard(rate: Floats, shape: Floats, luck: Floats) -> Floats:
 
 def _outage(scenario: Scenario, ids: Ids, now: float, length: Floats) -> Floats:
     """Return the seconds until a device loses its network for longer than its task waits for it."""
-    found = np.full(len(ids), inf)
+    begin = np.full(len(ids), inf)
     for row in scenario.failures.outages:
         if row.end > now and row.end - max(row.begin, now) > scenario.plan.round.grace:
             after = max(row.begin - now, 0.0)
             hit = (ids % scenario.failures.regions == row.region) & (after < length)
-            found[hit] = np.minimum(found[hit], after)
-    return found
+            begin[hit] = np.minimum(begin[hit], after)
+    return begin

@@ -41,10 +41,10 @@ def statements_of(scenario: Scenario, ids: Ids, examples: NDArray[np.int64]) -> 
         unmetered,
         strict=True,
     )
-    found = []
+    statements = []
     for number, region, count, power, network in rows:
         tier = tiers[number]
-        found.append(
+        statements.append(
             Stated(
                 examples=count,
                 runtime="onnx",
@@ -58,4 +58,4 @@ def statements_of(scenario: Scenario, ids: Ids, examples: NDArray[np.int64]) -> 
                 else "metered",
             )
         )
-    return found
+    return statements

@@ -82,13 +82,15 @@ def enough_memory(scenario: Scenario, ids: Ids) -> NDArray[np.bool_]:
 def offsets(scenario: Scenario, ids: Ids) -> Floats:
     """Return the seconds by which each device's clock is ahead of the scenario's."""
     zones = scenario.availability.zones or ()
-    found = np.zeros(len(ids))
+    seconds_ahead = np.zeros(len(ids))
     if zones:
         seconds = 3600 * np.array([zone.hours for zone in zones])
-        found += seconds[_pick(scenario, "zone", ids, [zone.share for zone in zones])]
+        seconds_ahead += seconds[_pick(scenario, "zone", ids, [zone.share for zone in zones])]
     if scenario.failures.clock_skew:
-        found += scenario.failures.clock_skew * keyed_random.normal(scenario.seed, "skew", ids)
-    return found
+        seconds_ahead += scenario.failures.clock_skew * keyed_random.normal(
+            scenario.seed, "skew", ids
+        )
+    return seconds_ahead
 
 
 def _pick(scenario: Scenario, purpose: str, ids: Ids, shares: list[float]) -> Ints:
@@ -96,7 +98,7 @@ def _pick(scenario: Scenario, purpose: str, ids: Ids, shares: list[float]) -> In
     if len(shares) == 1:
         return np.zeros(len(ids), np.int64)
     ends = np.cumsum(shares)
-    found = np.searchsorted(
+    choice = np.searchsorted(
         ends / ends[-1], keyed_random.uniform(scenario.seed, purpose, ids), side="right"
     )
-    return np.minimum(found, len(shares) - 1, dtype=np.int64)
+    return np.minimum(choice, len(shares) - 1, dtype=np.int64)

@@ -167,13 +167,13 @@ def _until(groups: Sequence[Group], target: Target) -> tuple[list[str], list[lis
     headers += ["rounds", "virtual time", "bytes sent", "device time", "of it wasted"]
     rows = []
     for group in groups:
-        found = [reached(run, target, kinds[target.metric]) for run in group.runs]
-        there = sum(row is not None for row in found)
-        cells = [group.label, *([f"{there} of {len(found)}"] if several else [])]
+        reached_at = [reached(run, target, kinds[target.metric]) for run in group.runs]
+        there = sum(row is not None for row in reached_at)
+        cells = [group.label, *([f"{there} of {len(reached_at)}"] if several else [])]
         for value, show in zip(
             Reached._fields, (_count, page.span, page.size, page.span, page.span), strict=True
         ):
-            middle = median([None if row is None else getattr(row, value) for row in found])
+            middle = median([None if row is None else getattr(row, value) for row in reached_at])
             cells.append("never" if middle is None else show(middle))
         rows.append(cells)
     return headers, rows

@@ -101,13 +101,13 @@ def find_runs(folder: Path) -> list[Path]:
     name, with numbers in names sorted by value. Raises SimulatorError if there is none."""
     if (folder / ROUNDS).is_file():
         return [folder]
-    found = [Path(path) for path, _, files in os.walk(folder) if ROUNDS in files]
-    if not found:
+    folders = [Path(path) for path, _, files in os.walk(folder) if ROUNDS in files]
+    if not folders:
         raise SimulatorError(
             f"{folder} holds no run: expected {ROUNDS} in it or in folders below it; give a folder "
             "that `fleetlearn-simulate run` wrote"
         )
-    return sorted(found, key=_natural)
+    return sorted(folders, key=_natural)
 
 
 def read_run(folder: Path) -> LoadedRun:

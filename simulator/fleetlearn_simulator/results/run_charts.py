@@ -72,9 +72,9 @@ def metric_charts(run: LoadedRun) -> list[Chart]:
     }
 
     def lines(
-        found: dict[str, tuple[Any, Floats]], words: dict[str, tuple[str, str, str]]
+        curves: dict[str, tuple[Any, Floats]], words: dict[str, tuple[str, str, str]]
     ) -> Iterator[dict[str, Any]]:
-        for kind, (indices, values) in found.items():
+        for kind, (indices, values) in curves.items():
             kept = thinned(values)
             at = indices[kept]
             name, colour, dash = words[kind]

@@ -63,10 +63,10 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
 def kinds_of(groups: Sequence[Group]) -> dict[str, str]:
     """Return, for each metric, the kind that is shown: the first that all runs with the metric
     have, or else the first that any run has."""
-    found = [metrics for group in groups for metrics in group.metrics]
+    measured = [metrics for group in groups for metrics in group.metrics]
     kinds = {}
-    for name in dict.fromkeys(name for metrics in found for name in metrics):
-        sets = [set(metrics[name]) for metrics in found if name in metrics]
+    for name in dict.fromkeys(name for metrics in measured for name in metrics):
+        sets = [set(metrics[name]) for metrics in measured if name in metrics]
         common = set.intersection(*sets) or set.union(*sets)
         kinds[name] = next(kind for kind in KINDS if kind in common)
     return kinds

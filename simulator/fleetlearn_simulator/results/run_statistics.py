@@ -27,19 +27,19 @@ class Target(NamedTuple):
         """Read ``accuracy>=0.9`` or ``loss<=0.5``. With ``=``, the loss must be at or below the
         value and any other metric at or above it, as in a plan's stop.target. Raises
         SimulatorError."""
-        found = re.fullmatch(r"\s*([^<>=\s]+)\s*(>=|<=|=)\s*([^<>=\s]+)\s*", text)
+        parts = re.fullmatch(r"\s*([^<>=\s]+)\s*(>=|<=|=)\s*([^<>=\s]+)\s*", text)
         try:
-            value = float(found[3]) if found else inf
+            value = float(parts[3]) if parts else inf
         except ValueError:
             value = inf
-        if not found or not isfinite(value):
+        if not parts or not isfinite(value):
             raise SimulatorError(
                 f"target {text!r} is refused: expected a metric and a number, as accuracy=0.9, "
                 "'accuracy>=0.9' or 'loss<=0.5' (the last two in quotes: > and < have a meaning in "
                 "a shell)"
             )
-        below = found[2] == "<=" or (found[2] == "=" and found[1] == "loss")
-        return cls(found[1], value, below)
+        below = parts[2] == "<=" or (parts[2] == "=" and parts[1] == "loss")
+        return cls(parts[1], value, below)
 
     def __str__(self) -> str:
         return f"{self.metric} {'<=' if self.below else '>='} {self.value:g}"

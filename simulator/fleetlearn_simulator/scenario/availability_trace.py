@@ -88,7 +88,7 @@ def read_trace(path: str, repeat: float | None) -> Trace:
 @lru_cache(8)
 def _read(path: str, repeat: float | None, changed: int) -> Trace:
     devices: dict[str, int] = {}
-    found: list[tuple[int, int, int, int]] = []
+    stretches: list[tuple[int, int, int, int]] = []
     with Path(path).open(encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file)
         if (header := [word.strip() for word in next(lines, [])]) != COLUMNS:
@@ -113,16 +113,16 @@ def _read(path: str, repeat: float | None, changed: int) -> Trace:
                     f"{where}; expected device,on,off with 0 <= on < off <= {limit}"
                 )
             number = devices.setdefault(device, len(devices))
-            found.append((number, round(on * _TICKS), round(off * _TICKS), lines.line_num))
-    if not found:
+            stretches.append((number, round(on * _TICKS), round(off * _TICKS), lines.line_num))
+    if not stretches:
         raise SimulatorError(
             f"{path}: no device is ever online; expected a line device,on,off for each time online"
         )
-    found.sort()
-    for before, after in pairwise(found):
+    stretches.sort()
+    for before, after in pairwise(stretches):
         if before[0] == after[0] and after[1] < before[2]:
             raise SimulatorError(
                 f"{path}: lines {before[3]} and {after[3]} overlap: the times online of a device "
                 "must not"
             )
-    return Trace(np.array(found, np.int64)[:, :3], len(devices), repeat)
+    return Trace(np.array(stretches, np.int64)[:, :3], len(devices), repeat)

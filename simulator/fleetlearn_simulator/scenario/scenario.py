@@ -205,10 +205,8 @@ def init_text() -> str:
 def _swept(given: object, prefix: str = "") -> dict[str, list[Any]]:
     """Return the dotted keys of a sweep and their values. Raises ValueError."""
     if isinstance(given, dict):
-        found = [
-            _swept(value, f"{prefix}.{key}" if prefix else key) for key, value in given.items()
-        ]
-        return {key: values for row in found for key, values in row.items()}
+        axes = [_swept(value, f"{prefix}.{key}" if prefix else key) for key, value in given.items()]
+        return {key: values for row in axes for key, values in row.items()}
     if isinstance(given, list) and given:
         return {prefix: given}
     where = f"sweep.{prefix}" if prefix else "sweep"
@@ -259,8 +257,8 @@ def _one(
         plan.check_service(service)
         fill_defaults(raw, plan, service)
         hidden = {"sweep": sweep, "setting": setting, "file": file, "base": base, "tables": tables}
-        found = {**raw, **hidden, "plan": plan, "service": service, "tiers": read_tiers(raw)}
-        scenario = read_tables(found, "scenario", Scenario, paths_from(base))
+        values = {**raw, **hidden, "plan": plan, "service": service, "tiers": read_tiers(raw)}
+        scenario = read_tables(values, "scenario", Scenario, paths_from(base))
         for problem in _contradictions(scenario):
             raise ValueError(problem)
     except (PlanError, ServiceError) as error:

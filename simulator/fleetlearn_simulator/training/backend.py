@@ -258,12 +258,12 @@ class PerDevice:
     def evaluate_personal(
         self, inputs: RoundInputs, jobs: Sequence[Job]
     ) -> list[Evaluation | None]:
-        found = []
+        evaluations = []
         for job in jobs:
             _, personal = self._split(self.kept_state(job))
             self.runtime.load(inputs.model if personal is None else personal)
-            found.append(self._evaluate(job))
-        return found
+            evaluations.append(self._evaluate(job))
+        return evaluations
 
     def _evaluate(self, job: Job) -> Evaluation | None:
         """Evaluate the loaded model on the job's device."""

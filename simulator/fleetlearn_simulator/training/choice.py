@@ -99,19 +99,19 @@ def with_measured_step(scenario: Scenario, bundle: Bundle) -> Scenario:
 def first_with_examples(scenario: Scenario, bundle: Bundle, count: int) -> list[int]:
     """Return the first ``count`` devices that have examples, or fewer if there are no more among
     the first ``SIZES_SAMPLED``. Raises SimulatorError if there are none."""
-    source, found = source_of(scenario, bundle), list[int]()
+    source, devices = source_of(scenario, bundle), list[int]()
     looked_at = min(scenario.population.size, SIZES_SAMPLED)
     for device in range(looked_at):
         if source.examples(np.array([device]))[0]:
-            found.append(device)
-            if len(found) == count:
+            devices.append(device)
+            if len(devices) == count:
                 break
-    if not found:
+    if not devices:
         raise SimulatorError(
             f"none of the first {looked_at} devices has examples: there is nothing to measure "
             "training with. Give compute.step_seconds a number, and choose a back end"
         )
-    return found
+    return devices
 
 
 def choose_backend(

@@ -217,19 +217,19 @@ class PendingResults:
         if isinstance(self.found[indices[0]][0], BaseException):
             self.value(indices[0])
         first = self.found[indices[0]][0]
-        found = [self.found.pop(index, _MISSING) for index in indices]
-        if all(values is first for values, _ in found):
-            together: TrainedDevices = first.select([row for _, row in found])
+        results = [self.found.pop(index, _MISSING) for index in indices]
+        if all(values is first for values, _ in results):
+            together: TrainedDevices = first.select([row for _, row in results])
             return together
         # Large updates are not copied: only those of the first one's batch are returned with it.
         large = first.updates.shape[1] >= LARGE_UPDATE
         ready = list(
             takewhile(
                 lambda row: row[0] is first or (isinstance(row[0], TrainedDevices) and not large),
-                found,
+                results,
             )
         )
-        rest = zip(indices[len(ready) :], found[len(ready) :], strict=True)
+        rest = zip(indices[len(ready) :], results[len(ready) :], strict=True)
         self.found.update((index, row) for index, row in rest if row is not _MISSING)
         batches: dict[int, list[int]] = {}
         for number, (batch, _) in enumerate(ready):

@@ -303,9 +303,9 @@ class Block:
             feed[f"batch.{row.name}"] = array
         if self.manifest.random:
             feed["seed"] = (self.seeds + self.done) % SEEDS
-        found = self.backend.session.run(self.backend.names, feed)
-        self.feed |= zip(self.backend.carried, found, strict=False)
-        values = np.array(found[len(self.backend.carried) :], np.float64)
+        outputs = self.backend.session.run(self.backend.names, feed)
+        self.feed |= zip(self.backend.carried, outputs, strict=False)
+        values = np.array(outputs[len(self.backend.carried) :], np.float64)
         self.worst = np.maximum(self.worst, np.abs(values[0]).max(axis=1))
         values *= rows.shape[2]
         # Added one after the other, as a device does it. Steps that were not done are 0.
@@ -328,12 +328,12 @@ class Block:
             feed[f"batch.{row.name}"] = array[rows]
         if self.manifest.random:
             feed["seed"] = np.array((self.seeds[lane] + self.done[lane]) % SEEDS)
-        found = self.backend.single.run(self.backend.names, feed)
-        for name, value in zip(carried, found, strict=False):
+        outputs = self.backend.single.run(self.backend.names, feed)
+        for name, value in zip(carried, outputs, strict=False):
             self.feed[name][lane] = value
-        for number, value in enumerate(found[len(carried) :]):
+        for number, value in enumerate(outputs[len(carried) :]):
             self.sums[number, lane] += float(value) * len(rows)
-        self.worst[lane] = np.maximum(self.worst[lane], abs(float(found[len(carried)])))
+        self.worst[lane] = np.maximum(self.worst[lane], abs(float(outputs[len(carried)])))
         self.left[lane] -= 1
         self.done[lane] += 1
         self.seen[lane] += len(rows)

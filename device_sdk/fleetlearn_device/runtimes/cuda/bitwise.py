@@ -56,28 +56,28 @@ class BitwiseRewriter:
         """Return nodes that give what the new nodes read."""
         return b"".join(constant(name, values) for name, values in self._used.items())
 
-    def rewritten(self, found: Node) -> bytes | None:
-        """Return the nodes in a node's place; None if it stays."""
-        if found.operator == "BitwiseAnd":
-            return self._and(found)
-        if found.operator == "BitwiseXor":
-            return self._xor(found)
-        if found.operator == "Cast" and found.integer("to", 0) == DOUBLE:
-            bits = self._bits.get(found.inputs[0], EXACT_BITS + 1)
+    def rewritten(self, operation: Node) -> bytes | None:
+        """Return the nodes in an operation's place; None if it stays."""
+        if operation.operator == "BitwiseAnd":
+            return self._and(operation)
+        if operation.operator == "BitwiseXor":
+            return self._xor(operation)
+        if operation.operator == "Cast" and operation.integer("to", 0) == DOUBLE:
+            bits = self._bits.get(operation.inputs[0], EXACT_BITS + 1)
             if bits <= EXACT_BITS:
-                self._doubles[found.outputs[0]] = bits
+                self._doubles[operation.outputs[0]] = bits
         elif (
-            found.operator == "Cast"
-            and found.integer("to", 0) == INT64
-            and found.inputs[0] in self._doubles
+            operation.operator == "Cast"
+            and operation.integer("to", 0) == INT64
+            and operation.inputs[0] in self._doubles
         ):
-            self._bits[found.outputs[0]] = self._doubles[found.inputs[0]]
-        elif found.operator == "Mul":
-            self._follow_shift(found)
+            self._bits[operation.outputs[0]] = self._doubles[operation.inputs[0]]
+        elif operation.operator == "Mul":
+            self._follow_shift(operation)
         return None
 
-    def _follow_shift(self, found: Node) -> None:
-        for value, factor in (found.inputs, found.inputs[::-1]):
+    def _follow_shift(self, operation: Node) -> None:
+        for value, factor in (operation.inputs, operation.inputs[::-1]):
             values = self._constants.get(factor)
             if (
                 value in self._doubles
@@ -87,14 +87,16 @@ class BitwiseRewriter:
             ):
                 fraction, exponent = frexp(values.item())
                 if fraction == 0.5 and exponent <= 1:  # 2^(exponent - 1)
-                    self._doubles[found.outputs[0]] = max(0, self._doubles[value] + exponent - 1)
+                    self._doubles[operation.outputs[0]] = max(
+                        0, self._doubles[value] + exponent - 1
+                    )
 
-    def _and(self, found: Node) -> bytes | None:
-        for value, mask in (found.inputs, found.inputs[::-1]):
+    def _and(self, operation: Node) -> bytes | None:
+        for value, mask in (operation.inputs, operation.inputs[::-1]):
             values = self._constants.get(mask)
             if values is None or values.ndim or values.dtype not in (np.int64, np.int32):
                 continue
-            ones, (result,) = int(values.item()), found.outputs
+            ones, (result,) = int(values.item()), operation.outputs
             bits = (ones if ones >= 0 else -ones - 1).bit_length()
             if bits >= 8 * values.itemsize - 1:
                 continue
@@ -109,13 +111,13 @@ class BitwiseRewriter:
                 return remainder + node("Sub", [value, low], [result])
         return None
 
-    def _xor(self, found: Node) -> bytes | None:
-        bits = [self._bits.get(name, MOST_BITS + 1) for name in found.inputs]
+    def _xor(self, operation: Node) -> bytes | None:
+        bits = [self._bits.get(name, MOST_BITS + 1) for name in operation.inputs]
         if max(bits) > MOST_BITS:
             return None
-        (result,) = found.outputs
+        (result,) = operation.outputs
         self._bits[result] = max(bits)
-        wide, narrow = sorted(found.inputs, key=lambda name: -self._bits[name])
+        wide, narrow = sorted(operation.inputs, key=lambda name: -self._bits[name])
         return b"".join(self._exclusive_or(wide, narrow, result, max(bits), min(bits)))
 
     def _exclusive_or(

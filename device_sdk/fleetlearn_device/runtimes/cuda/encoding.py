@@ -148,11 +148,11 @@ def packed(row: Field) -> list[int]:
     """Return the integers of a repeated field, whether they share one field or each has one."""
     if row.whole[0] & 7 == VARINT:
         return [signed(varint(row.value, 0)[0])]
-    place, found = 0, []
+    place, numbers = 0, []
     while place < len(row.value):
         number, place = varint(row.value, place)
-        found.append(signed(number))
-    return found
+        numbers.append(signed(number))
+    return numbers
 
 
 def encoded(value: int) -> bytes:

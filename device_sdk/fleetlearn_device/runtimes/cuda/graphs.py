@@ -78,20 +78,20 @@ def _constants(initializers: Iterable[bytes]) -> Iterator[tuple[str, NDArray[Any
             yield name, values
 
 
-def _nodes(found: Node, constants: Constants, bitwise: BitwiseRewriter, prefix: str) -> bytes:
+def _nodes(operation: Node, constants: Constants, bitwise: BitwiseRewriter, prefix: str) -> bytes:
     """Return a node, or the nodes in its place."""
-    if found.operator == "BatchNormalization":
-        return b"".join(_batch_norm(found))
-    if found.operator == "Col2Im":
-        return b"".join(_col2im(found, constants))
-    if found.operator in ("If", "Loop", "Scan"):
+    if operation.operator == "BatchNormalization":
+        return b"".join(_batch_norm(operation))
+    if operation.operator == "Col2Im":
+        return b"".join(_col2im(operation, constants))
+    if operation.operator in ("If", "Loop", "Scan"):
         inner = f"{prefix}.inner"
         rows = (
             row.whole if row.number != 5 else _with_other_graphs(row, constants, inner)
-            for row in found.rows
+            for row in operation.rows
         )
         return framed(1, b"".join(rows))
-    return bitwise.rewritten(found) or found.field.whole
+    return bitwise.rewritten(operation) or operation.field.whole
 
 
 def _with_other_graphs(attribute: Field, outer: Constants, prefix: str) -> bytes:
@@ -105,18 +105,18 @@ def _with_other_graphs(attribute: Field, outer: Constants, prefix: str) -> bytes
     )
 
 
-def _batch_norm(found: Node) -> Iterator[bytes]:
+def _batch_norm(operation: Node) -> Iterator[bytes]:
     """Yield nodes that give the result and the batch's mean and variance. The input is (examples,
     channels, ...)."""
     # With another momentum the outputs are not the batch's own statistics.
     if (
-        not found.integer("training_mode", 0)
-        or found.number("momentum", 0.9)
-        or len(found.outputs) != 3
+        not operation.integer("training_mode", 0)
+        or operation.number("momentum", 0.9)
+        or len(operation.outputs) != 3
     ):
-        yield found.field.whole
+        yield operation.field.whole
         return
-    (x, scale, shift), (result, mean, variance) = found.inputs[:3], found.outputs
+    (x, scale, shift), (result, mean, variance) = operation.inputs[:3], operation.outputs
     name = f"{result}.sums."
     three, axes, one = name + "three", name + "axes", name + "one"
     flat, middle, centred, squared = (
@@ -134,21 +134,21 @@ def _batch_norm(found: Node) -> Iterator[bytes]:
     yield node("Mul", [centred, centred], [squared])
     yield node("ReduceMean", [squared, axes], [variance], integer("keepdims", 0))
     yield node("Reshape", [middle, one], [mean])
-    epsilon = floating("epsilon", found.number("epsilon", 1e-5))
+    epsilon = floating("epsilon", operation.number("epsilon", 1e-5))
     yield node("BatchNormalization", [x, scale, shift, mean, variance], [result], epsilon)
 
 
-def _col2im(found: Node, constants: Constants) -> Iterator[bytes]:
+def _col2im(operation: Node, constants: Constants) -> Iterator[bytes]:
     """Yield a product with the matrix that says which taps are added to which place of the
     image."""
-    columns, image, block = found.inputs
+    columns, image, block = operation.inputs
     if image not in constants or block not in constants:
-        yield found.field.whole
+        yield operation.field.whole
         return
     sizes, kernel = constants[image].tolist(), constants[block].tolist()
     axes = len(sizes)
     pads, steps, gaps = (
-        found.integers(name, [default] * count)
+        operation.integers(name, [default] * count)
         for name, default, count in (
             ("pads", 0, 2 * axes),
             ("strides", 1, axes),
@@ -161,16 +161,16 @@ def _col2im(found: Node, constants: Constants) -> Iterator[bytes]:
         target = np.arange(taps)[:, None] * gap + np.arange(places) * step - pads[axis]
         along = (target[..., None] == np.arange(size)).astype(np.float32)  # (taps, places, size)
         if adds.size * along.size > LARGEST_MATRIX:
-            yield found.field.whole
+            yield operation.field.whole
             return
         shape = [a * b for a, b in zip(adds.shape, along.shape, strict=True)]
         # (taps, places, size of the image)
         adds = np.einsum("abc,def->adbecf", adds, along).reshape(shape)
-    name = f"{found.outputs[0]}.adds."
+    name = f"{operation.outputs[0]}.adds."
     matrix, rows, flat, product = name + "matrix", name + "rows", name + "flat", name + "product"
     yield constant(matrix, adds.reshape(-1, adds.shape[2]))
     yield constant(rows, np.array([0, -1, adds.shape[0] * adds.shape[1]], np.int64))
     yield constant(f"{name}image", np.array([0, -1, *sizes], np.int64))
     yield node("Reshape", [columns, rows], [flat])
     yield node("MatMul", [flat, matrix], [product])
-    yield node("Reshape", [product, f"{name}image"], found.outputs)
+    yield node("Reshape", [product, f"{name}image"], operation.outputs)

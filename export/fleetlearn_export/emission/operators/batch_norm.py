@@ -110,10 +110,10 @@ def batch_norm_functional(
 ) -> list[str]:
     """Return (result, mean, 1 / standard deviation, new running mean, new running variance)."""
     if not training:
-        found = batch_norm_without_training(
+        outputs = batch_norm_without_training(
             graph, out, x, weight, bias, running_mean, running_var, momentum, eps
         )
-        return [*found, running_mean.name, running_var.name]
+        return [*outputs, running_mean.name, running_var.name]
     # Without momentum the new running statistics are the batch's own. 16 x 96 x 32 x 32: 0.53
     # CPU-ms; 1.53 by sums. ONNX Runtime writes them over the memory of the old ones, even if that
     # is a constant or the graph's input. So it gets values that nothing else reads: a number of its

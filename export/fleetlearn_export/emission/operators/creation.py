@@ -57,13 +57,13 @@ def _range(graph: Emitter, out: Tensor, start: Any, step: Any) -> str:
     places = graph.node(
         "Range", number(0, torch.int64), number(out.shape[0], torch.int64), number(1, torch.int64)
     )
-    found = places if out.dtype == torch.int64 else graph.cast_node(places, out.dtype)
+    values = places if out.dtype == torch.int64 else graph.cast_node(places, out.dtype)
     if step != 1:
-        found = graph.node("Mul", found, number(step, out.dtype))
+        values = graph.node("Mul", values, number(step, out.dtype))
     return (
-        found
+        values
         if isinstance(start, int | float) and start == 0
-        else graph.node("Add", found, number(start, out.dtype))
+        else graph.node("Add", values, number(start, out.dtype))
     )
 
 

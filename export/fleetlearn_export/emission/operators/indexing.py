@@ -97,7 +97,7 @@ def scatter(
         source = graph.filled(src, index.shape or [1], x.dtype)
     reduction = REDUCTIONS[reduce] if reduce else None
     places = _at_least_one_axis(graph, index)
-    found = graph.node(
+    scattered = graph.node(
         "ScatterElements",
         _at_least_one_axis(graph, x),
         places,
@@ -105,7 +105,7 @@ def scatter(
         axis=axis_of(dim, x.rank),
         reduction=reduction,
     )
-    return found if out.dim() else graph.reshaped(found, [])
+    return scattered if out.dim() else graph.reshaped(scattered, [])
 
 
 def scatter_add(graph: Emitter, out: Tensor, x: Value, dim: int, index: Value, src: Value) -> str:
@@ -169,7 +169,7 @@ def along_axis(reduction: str | None) -> Handler:
             rows = graph.node("Mul", rows, graph.number(alpha, out.dtype))
         flat = graph.reshaped(index, [count, *[1] * (len(shape) - 1 - axis)])
         places = graph.node("Expand", flat, graph.shape(shape))
-        found = graph.node(
+        scattered = graph.node(
             "ScatterElements",
             _at_least_one_axis(graph, x),
             places,
@@ -177,7 +177,7 @@ def along_axis(reduction: str | None) -> Handler:
             axis=axis,
             reduction=reduction,
         )
-        return found if out.dim() else graph.reshaped(found, [])
+        return scattered if out.dim() else graph.reshaped(scattered, [])
 
     return handler
 
@@ -251,10 +251,10 @@ def index_put(
     )
     moved = graph.transposed(x, chosen.order)
     if accumulate:
-        found = _added_rows(graph, x, chosen, moved, rows)
+        changed = _added_rows(graph, x, chosen, moved, rows)
     else:
-        found = graph.node("ScatterND", moved, chosen.pairs(graph), rows)
-    return graph.transposed(found, [chosen.order.index(axis) for axis in range(x.rank)])
+        changed = graph.node("ScatterND", moved, chosen.pairs(graph), rows)
+    return graph.transposed(changed, [chosen.order.index(axis) for axis in range(x.rank)])
 
 
 def _added_rows(graph: Emitter, x: Value, chosen: Chosen, moved: str, rows: str) -> str:
@@ -272,7 +272,7 @@ def _added_rows(graph: Emitter, x: Value, chosen: Chosen, moved: str, rows: str)
         flat = graph.node("Add", graph.node("Mul", flat, number), wrapped) if flat else wrapped
     count, width, total = _product(chosen.shape), _product(chosen.rest), _product(sizes)
     places = graph.node("Expand", graph.reshaped(flat, [count, 1]), graph.shape([1, width]))
-    found = graph.node(
+    added = graph.node(
         "ScatterElements",
         graph.reshaped(moved, [total, width]),
         places,
@@ -280,7 +280,7 @@ def _added_rows(graph: Emitter, x: Value, chosen: Chosen, moved: str, rows: str)
         axis=0,
         reduction="add",
     )
-    return graph.reshaped(found, [*sizes, *chosen.rest])
+    return graph.reshaped(added, [*sizes, *chosen.rest])
 
 
 def _broadcast(shapes: Sequence[Sequence[Size]]) -> list[Size]:
@@ -341,8 +341,8 @@ def searchsorted(
         rows = graph.node("Unsqueeze", rows, graph.integers([boundaries.rank - 1]))
     below = graph.node("LessOrEqual" if right or side == "right" else "Less", rows, values)
     counted = graph.cast_node(below, torch.int64)
-    found = graph.node("ReduceSum", counted, graph.integers([-1]), keepdims=0)
-    return found if out.dtype == torch.int64 else graph.cast_node(found, out.dtype)
+    indices = graph.node("ReduceSum", counted, graph.integers([-1]), keepdims=0)
+    return indices if out.dtype == torch.int64 else graph.cast_node(indices, out.dtype)
 
 
 OPERATORS: dict[torch._ops.OpOverload, Handler] = {

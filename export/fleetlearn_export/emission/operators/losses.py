@@ -53,20 +53,23 @@ def nll_loss(
     ignore_index: int,
 ) -> list[str]:
     """Write the loss and the sum of the weights."""
-    found, zero = _targets(graph, logp, target, weight, ignore_index), graph.number(0, logp.dtype)
-    picked = graph.node("Neg", graph.node("GatherElements", logp, found.places, axis=found.axis))
-    if found.weights is not None:
-        picked = graph.node("Mul", picked, found.weights)
+    targets, zero = _targets(graph, logp, target, weight, ignore_index), graph.number(0, logp.dtype)
+    picked = graph.node(
+        "Neg", graph.node("GatherElements", logp, targets.places, axis=targets.axis)
+    )
+    if targets.weights is not None:
+        picked = graph.node("Mul", picked, targets.weights)
     # Not a product with a mask: the logarithm may be infinite.
-    picked = graph.node("Where", found.valid, picked, zero)
+    picked = graph.node("Where", targets.valid, picked, zero)
     if reduction == NONE and logp.rank > 1:
         return [graph.reshaped(picked, list(out[0].shape)), zero]
-    counted = graph.cast_node(found.valid, logp.dtype)
-    if found.weights is not None:
-        counted = graph.node("Mul", counted, found.weights)
+    counted = graph.cast_node(targets.valid, logp.dtype)
+    if targets.weights is not None:
+        counted = graph.node("Mul", counted, targets.weights)
     axes = range(logp.rank)
     total, loss = (
-        sum_or_mean(graph, "ReduceSum", row, found.shape, axes, False) for row in (counted, picked)
+        sum_or_mean(graph, "ReduceSum", row, targets.shape, axes, False)
+        for row in (counted, picked)
     )
     return [graph.node("Div", loss, total) if reduction == MEAN else loss, total]
 
@@ -83,11 +86,11 @@ def nll_loss_backward(
     total_weight: Value,
 ) -> str:
     """Place each example's scale, negated, at its class."""
-    found = _targets(graph, logp, target, weight, ignore_index)
-    scale = graph.node("Neg", _scale(graph, grad, logp, found, reduction, total_weight))
-    scale = scale if reduction == NONE and grad.rank else graph.expanded(scale, found.shape)
+    targets = _targets(graph, logp, target, weight, ignore_index)
+    scale = graph.node("Neg", _scale(graph, grad, logp, targets, reduction, total_weight))
+    scale = scale if reduction == NONE and grad.rank else graph.expanded(scale, targets.shape)
     zeros = graph.filled(0, logp.shape, logp.dtype)
-    return graph.node("ScatterElements", zeros, found.places, scale, axis=found.axis)
+    return graph.node("ScatterElements", zeros, targets.places, scale, axis=targets.axis)
 
 
 def cross_entropy_backward(
@@ -103,30 +106,32 @@ def cross_entropy_backward(
 ) -> str:
     """Write (p - y) s, with p = exp(logp), y one-hot and s the example's scale: the gradient of
     log-softmax's input."""
-    found = _targets(graph, logp, target, weight, ignore_index)
-    minus_ones = graph.filled(-1, found.shape, logp.dtype)
+    targets = _targets(graph, logp, target, weight, ignore_index)
+    minus_ones = graph.filled(-1, targets.shape, logp.dtype)
     difference = graph.node(
         "ScatterElements",
         graph.node("Exp", logp),
-        found.places,
+        targets.places,
         minus_ones,
-        axis=found.axis,
+        axis=targets.axis,
         reduction="add",
     )
-    return graph.node("Mul", difference, _scale(graph, grad, logp, found, reduction, total_weight))
+    return graph.node(
+        "Mul", difference, _scale(graph, grad, logp, targets, reduction, total_weight)
+    )
 
 
 def _scale(
-    graph: Emitter, grad: Value, logp: Value, found: _Targets, reduction: int, total_weight: Value
+    graph: Emitter, grad: Value, logp: Value, targets: _Targets, reduction: int, total_weight: Value
 ) -> str:
     """Return the gradient by each example's loss, 0 where it does not count. If none counts, the
     total is 0."""
     scale = graph.node("Div", grad, total_weight) if reduction == MEAN else grad.name
     if grad.rank:
-        scale = graph.reshaped(scale, found.shape)
-    if found.weights is not None:
-        scale = graph.node("Mul", scale, found.weights)
-    return graph.node("Where", found.valid, scale, graph.number(0, logp.dtype))
+        scale = graph.reshaped(scale, targets.shape)
+    if targets.weights is not None:
+        scale = graph.node("Mul", scale, targets.weights)
+    return graph.node("Where", targets.valid, scale, graph.number(0, logp.dtype))
 
 
 OPERATORS: dict[torch._ops.OpOverload, Handler] = {

@@ -66,10 +66,10 @@ def _table(windows: Windows, width: int) -> Array:
     lines, taps = prod(windows.kernel[:-1]), windows.kernel[-1]
     begin = np.arange(windows.places[-1])[:, None] * windows.stride[-1] - windows.padding[-1]
     reached = begin + np.arange(taps) * windows.dilation[-1]
-    found = (np.arange(width)[:, None, None] == reached).astype(np.float32)  # (width, places, taps)
+    reads = (np.arange(width)[:, None, None] == reached).astype(np.float32)  # (width, places, taps)
     table = np.zeros([lines, width, len(reached), lines, taps], np.float32)
     for line in range(lines):
-        table[line, :, :, line] = found
+        table[line, :, :, line] = reads
     return table.reshape(lines, width, len(reached), lines * taps)
 
 

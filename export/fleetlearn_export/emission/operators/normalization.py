@@ -144,16 +144,18 @@ def group_norm_backward(
     centred = graph.node("Sub", graph.reshaped(x, shape), graph.reshaped(middle, single))
     normal = graph.node("Mul", centred, deviation)
     arriving = graph.reshaped(grad, shape)
-    found = None
+    by_input = None
     if output_mask[0]:
         scaled: Source = arriving
         if weight is not None:
             scaled = graph.node(
                 "Mul", arriving, graph.reshaped(weight, [1, groups, channels // groups, 1])
             )
-        found = graph.reshaped(_normal_gradient(graph, scaled, normal, deviation, [2, 3]), x.shape)
+        by_input = graph.reshaped(
+            _normal_gradient(graph, scaled, normal, deviation, [2, 3]), x.shape
+        )
     sums = _affine_gradients(graph, arriving, normal, weight, [0, 3], output_mask[1:])
-    return [found, *(None if row is None else graph.reshaped(row, [channels]) for row in sums)]
+    return [by_input, *(None if row is None else graph.reshaped(row, [channels]) for row in sums)]
 
 
 OPERATORS: dict[torch._ops.OpOverload, Handler] = {

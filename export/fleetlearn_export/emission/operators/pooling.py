@@ -43,9 +43,9 @@ def average_pool(
     image = x if x.rank == count + 2 else graph.reshaped(x, [1, *x.shape])
     # ONNX Runtime would fuse padding into it, which it then refuses as larger than the window
     if prod(kernel) == 1:
-        found = sliced(graph, image, range(2, 2 + count), [0] * count, sizes, strides)
+        means = sliced(graph, image, range(2, 2 + count), [0] * count, sizes, strides)
     else:
-        found = graph.node(
+        means = graph.node(
             "AveragePool",
             image,
             kernel_shape=kernel,
@@ -55,8 +55,8 @@ def average_pool(
         )
     counts = _counts(sizes, windows, kernel, strides, begin, count_include_pad, divisor_override)
     if (counts != prod(kernel)).any():
-        found = graph.node("Mul", found, graph.array((prod(kernel) / counts).astype(np.float32)))
-    return found if image is x else graph.reshaped(found, list(out.shape))
+        means = graph.node("Mul", means, graph.array((prod(kernel) / counts).astype(np.float32)))
+    return means if image is x else graph.reshaped(means, list(out.shape))
 
 
 def _counts(
@@ -150,11 +150,11 @@ def adaptive_average_pool(graph: Emitter, out: Tensor, x: Value, output_size: Se
     if all(size % windows == 0 for size, windows in zip(sizes, outs, strict=True)):
         kernel = [size // windows for size, windows in zip(sizes, outs, strict=True)]
         return average_pool(graph, out, x, kernel)
-    found: Source = x
+    means: Source = x
     for axis, (size, windows) in enumerate(zip(sizes, outs, strict=True), x.rank - count):
-        found = _along(graph, found, _averaging_matrix(size, windows), axis, x.rank)
-    assert isinstance(found, str)
-    return found
+        means = _along(graph, means, _averaging_matrix(size, windows), axis, x.rank)
+    assert isinstance(means, str)
+    return means
 
 
 def adaptive_average_pool2d_backward(graph: Emitter, out: Tensor, grad: Value, x: Value) -> str:
@@ -173,11 +173,11 @@ def _adaptive_average_pool_backward(graph: Emitter, grad: Value, x: Value, count
         if max(outs) == 1:
             return graph.expanded(share, x.shape)
         return _over_windows(graph, share, x, kernel, outs)
-    found: Source = grad
+    gradient: Source = grad
     for axis, (size, windows) in enumerate(zip(sizes, outs, strict=True), x.rank - count):
-        found = _along(graph, found, _averaging_matrix(size, windows).T, axis, x.rank)
-    assert isinstance(found, str)
-    return found
+        gradient = _along(graph, gradient, _averaging_matrix(size, windows).T, axis, x.rank)
+    assert isinstance(gradient, str)
+    return gradient
 
 
 def _averaging_matrix(size: int, windows: int) -> Array:
@@ -198,10 +198,10 @@ def _along(graph: Emitter, x: Source, matrix: Array, axis: int, rank: int) -> st
     last = list(range(rank))
     last[axis], last[-1] = last[-1], last[axis]
     swap = axis != rank - 1
-    found = graph.node(
+    product = graph.node(
         "MatMul", graph.node("Transpose", x, perm=last) if swap else x, graph.array(matrix.T)
     )
-    return graph.node("Transpose", found, perm=last) if swap else found
+    return graph.node("Transpose", product, perm=last) if swap else product
 
 
 OPERATORS: dict[torch._ops.OpOverload, Handler] = {

@@ -32,14 +32,14 @@ def reduce(
     """Add a reduction along the axes; along all of them for None or an empty list."""
     if not rank and operator in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"):
         return x.name if isinstance(x, Value) else x
-    found = axes_of(axes, rank)
+    reduced = axes_of(axes, rank)
     if (
         isinstance(x, Value)
         and operator in ("ReduceSum", "ReduceMean")
         and x.dtype.is_floating_point
     ):
-        return sum_or_mean(graph, operator, x, x.shape, found, keepdims)
-    given = graph.integers(found) if len(found) < rank else None
+        return sum_or_mean(graph, operator, x, x.shape, reduced, keepdims)
+    given = graph.integers(reduced) if len(reduced) < rank else None
     return graph.node(operator, *([x] if given is None else [x, given]), keepdims=int(keepdims))
 
 
@@ -80,10 +80,10 @@ def variance_and_mean(
     """Write the mean of squared distances from the mean, with ``count - correction`` (1 if None) as
     the divisor."""
     correction = 1 if correction is None else correction
-    found = axes_of(axes, x.rank)
-    mean = reduce(graph, "ReduceMean", x, found, x.rank, True)
-    squares = reduce(graph, "ReduceSumSquare", graph.node("Sub", x, mean), found, x.rank, keepdim)
-    divisor = graph.count([x.shape[axis] for axis in found], x.dtype)
+    reduced = axes_of(axes, x.rank)
+    mean = reduce(graph, "ReduceMean", x, reduced, x.rank, True)
+    squares = reduce(graph, "ReduceSumSquare", graph.node("Sub", x, mean), reduced, x.rank, keepdim)
+    divisor = graph.count([x.shape[axis] for axis in reduced], x.dtype)
     if correction:
         divisor = graph.node("Sub", divisor, graph.number(correction, x.dtype))
         divisor = graph.node("Max", divisor, graph.number(0, x.dtype))
@@ -190,10 +190,10 @@ def place_of_extremum(largest: bool) -> Handler:
             value = graph.reshaped(value, [-1])
         place = 0 if axis is None else axis_of(axis, x.rank)
         if x.dtype == torch.int64:  # ONNX Runtime's ArgMax and ArgMin do not take it
-            found = _top(graph, value, graph.integers([1]), place, largest)[1]
+            index = _top(graph, value, graph.integers([1]), place, largest)[1]
         else:
-            found = graph.node("ArgMax" if largest else "ArgMin", value, axis=place, keepdims=1)
-        return graph.reshaped(found, list(out.shape))
+            index = graph.node("ArgMax" if largest else "ArgMin", value, axis=place, keepdims=1)
+        return graph.reshaped(index, list(out.shape))
 
     return handler
 

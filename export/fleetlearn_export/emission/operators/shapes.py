@@ -128,10 +128,10 @@ def windows(graph: Emitter, out: Tensor, x: Value, dimension: int, size: int, st
     if not isinstance(count, int):
         raise EmissionError("windows along the axis of the examples")
     begins = torch.arange(count).unsqueeze(1) * step
-    found = graph.node("Gather", x, graph.array((begins + torch.arange(size)).numpy()), axis=axis)
+    pieces = graph.node("Gather", x, graph.array((begins + torch.arange(size)).numpy()), axis=axis)
     rank = x.rank + 1
     return graph.transposed(
-        found, [place for place in range(rank) if place != axis + 1] + [axis + 1]
+        pieces, [place for place in range(rank) if place != axis + 1] + [axis + 1]
     )
 
 

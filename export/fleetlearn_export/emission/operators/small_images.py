@@ -40,14 +40,14 @@ def depthwise_fits(windows: Windows, sizes: Sequence[int], weight: Value, groups
 def _indices(windows: Windows, sizes: Sequence[int]) -> Array:
     """Return which element of the flat image each tap multiplies -> (places, taps); past the last:
     the padding."""
-    found, outside = np.zeros([1, 1], np.int64), np.zeros([1, 1], bool)
+    indices, outside = np.zeros([1, 1], np.int64), np.zeros([1, 1], bool)
     for size, (taps, places, step, pad, gap) in zip(sizes, zip(*windows, strict=True), strict=True):
         along = np.arange(places)[:, None] * step - pad + np.arange(taps) * gap
-        found = found[:, None, :, None] * size + along[None, :, None, :]
+        indices = indices[:, None, :, None] * size + along[None, :, None, :]
         outside = outside[:, None, :, None] | ((along < 0) | (along >= size))[None, :, None, :]
-        rows = found.shape[0] * found.shape[1]
-        found, outside = found.reshape(rows, -1), outside.reshape(rows, -1)
-    return np.where(outside, prod(sizes), found)
+        rows = indices.shape[0] * indices.shape[1]
+        indices, outside = indices.reshape(rows, -1), outside.reshape(rows, -1)
+    return np.where(outside, prod(sizes), indices)
 
 
 def _rows(graph: Emitter, x: Value) -> str:
@@ -64,14 +64,14 @@ def _columns(graph: Emitter, x: Value, windows: Windows) -> str:
     indices = _indices(windows, sizes)
     if places == 1 and np.array_equal(indices[0], np.arange(count)):
         return graph.node("Reshape", x, flat)
-    found = _rows(graph, x)
+    columns = _rows(graph, x)
     if indices.shape != (count, 1) or (indices[:, 0] != np.arange(count)).any():
         if (indices == count).any():
-            found = graph.node("Pad", found, graph.integers([0, 0, 0, 0, 1, 0]))
+            columns = graph.node("Pad", columns, graph.integers([0, 0, 0, 0, 1, 0]))
         # (n, places, taps, channels)
-        found = graph.node("Gather", found, graph.array(indices), axis=1)
-        found = graph.transposed(found, [0, 1, 3, 2])
-    return graph.node("Reshape", found, flat)
+        columns = graph.node("Gather", columns, graph.array(indices), axis=1)
+        columns = graph.transposed(columns, [0, 1, 3, 2])
+    return graph.node("Reshape", columns, flat)
 
 
 def dense(graph: Emitter, x: Value, weight: Value, bias: Value | None, windows: Windows) -> str:
@@ -80,11 +80,11 @@ def dense(graph: Emitter, x: Value, weight: Value, bias: Value | None, windows: 
     outputs, inputs, *_ = fixed_sizes(weight)
     flat = graph.reshaped(weight, [outputs, inputs * prod(windows.kernel)])
     column_of_bias = None if bias is None else graph.reshaped(bias, [outputs, 1])
-    found = graph.node("Gemm", flat, _columns(graph, x, windows), column_of_bias, transB=1)
-    found = graph.node("Reshape", found, graph.integers([outputs, -1, prod(windows.places)]))
+    product = graph.node("Gemm", flat, _columns(graph, x, windows), column_of_bias, transB=1)
+    product = graph.node("Reshape", product, graph.integers([outputs, -1, prod(windows.places)]))
     return graph.node(
         "Reshape",
-        graph.transposed(found, [1, 0, 2]),
+        graph.transposed(product, [1, 0, 2]),
         graph.integers([-1, outputs, *windows.places]),
     )
 

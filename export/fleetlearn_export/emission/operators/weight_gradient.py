@@ -43,9 +43,9 @@ def weight_gradient(
     sizes = fixed_sizes(weight)
     taps, channels = prod(windows.kernel), sizes[1]
     if groups == 1 and taps == 1 and not any(windows.padding):
-        found = _products(graph, grad, sizes[0], _picked(graph, x, windows), channels, windows)
+        gradient = _products(graph, grad, sizes[0], _picked(graph, x, windows), channels, windows)
     elif windows.side_by_side and groups == 1:
-        found = _products(
+        gradient = _products(
             graph,
             grad,
             sizes[0],
@@ -57,17 +57,17 @@ def weight_gradient(
         return _by_convolution(graph, grad, x, windows, groups)
     elif channels == 1 and groups == sizes[0]:
         long = fixed_sizes(x, slice(2, None))[-1] > LONG_ROW * windows.kernel[-1]
-        found = (_by_sums if long else _by_rows)(graph, grad, x, windows)
+        gradient = (_by_sums if long else _by_rows)(graph, grad, x, windows)
     elif channels < FEW_CHANNELS and groups == 1:
         # This way round, since a width that is a multiple of 16, as the number of outputs mostly
         # is, is quicker.
-        found = _products(
+        gradient = _products(
             graph, _columns(graph, x, windows), channels * taps, grad, sizes[0], windows
         )
-        found = graph.transposed(found, [1, 0])
+        gradient = graph.transposed(gradient, [1, 0])
     else:
-        found = _tap_by_tap(graph, grad, x, windows, groups)
-    return graph.reshaped(found, sizes)
+        gradient = _tap_by_tap(graph, grad, x, windows, groups)
+    return graph.reshaped(gradient, sizes)
 
 
 def _products(
@@ -106,13 +106,13 @@ def _columns(graph: Emitter, x: Value, windows: Windows) -> str:
     x 7 taps two apart on 20 x 3 x 64 x 64 the whole gradient takes 4.2 CPU-ms; tap by tap it took
     6.5.
     """
-    found = padded(graph, x, windows, 2, x.rank)
+    columns = padded(graph, x, windows, 2, x.rank)
     for done, axis in enumerate(reversed(range(x.rank - 2))):
         along = Windows(*([values[axis]] for values in windows))
-        seen = [shifted(graph, found, along, 2 + done + axis, tap) for tap in along.taps]
+        seen = [shifted(graph, columns, along, 2 + done + axis, tap) for tap in along.taps]
         rows = [graph.node("Unsqueeze", row, graph.integers([2])) for row in seen]
-        found = rows[0] if len(rows) == 1 else graph.node("Concat", *rows, axis=2)
-    return found
+        columns = rows[0] if len(rows) == 1 else graph.node("Concat", *rows, axis=2)
+    return columns
 
 
 def _columns_side_by_side(graph: Emitter, x: Value, windows: Windows) -> str:
@@ -194,8 +194,8 @@ def _of_taps(windows: Windows, size: int) -> Array:
     a = np.arange(windows.places[-1]).reshape(-1, 1, 1)
     b = np.arange(size).reshape(1, -1, 1)
     tap = np.arange(windows.kernel[-1])
-    found = b == a * windows.stride[-1] - windows.padding[-1] + tap * windows.dilation[-1]
-    matrix: Array = found.reshape(-1, len(tap)).astype(np.float32)
+    meets = b == a * windows.stride[-1] - windows.padding[-1] + tap * windows.dilation[-1]
+    matrix: Array = meets.reshape(-1, len(tap)).astype(np.float32)
     return matrix
 
 
@@ -231,7 +231,7 @@ def _by_convolution(graph: Emitter, grad: Value, x: Value, windows: Windows, gro
         signal = graph.node("Reshape", x, graph.integers([-1, groups, inputs, *sizes]))
         signal = graph.transposed(signal, [2, 1, 0, *range(3, x.rank + 1)])
         signal = graph.node("Reshape", signal, graph.integers([inputs, -1, *sizes]))
-    found = graph.node(
+    gradient = graph.node(
         "Conv",
         signal,
         graph.transposed(grad, swapped),
@@ -242,5 +242,5 @@ def _by_convolution(graph: Emitter, grad: Value, x: Value, windows: Windows, gro
         group=groups,
     )
     axes = range(2, x.rank)
-    cropped = sliced(graph, found, axes, [0] * len(sizes), windows.kernel, [1] * len(sizes))
+    cropped = sliced(graph, gradient, axes, [0] * len(sizes), windows.kernel, [1] * len(sizes))
     return graph.transposed(cropped, swapped)

@@ -38,8 +38,8 @@ _made: MutableMapping[Tensor, Made] = WeakTensorKeyDictionary()
 def concatenation(pieces: Sequence[Tensor], dim: int = 0) -> Tensor:
     if any(piece.is_inference() for piece in pieces):  # these have no versions
         return _original(list(pieces), dim)
-    found = _beginning(pieces, dim)
-    result = _original([found[0], *pieces[found[1] :]] if found else list(pieces), dim)
+    beginning = _beginning(pieces, dim)
+    result = _original([beginning[0], *pieces[beginning[1] :]] if beginning else list(pieces), dim)
     _made[pieces[0]] = Made(
         dim, [(ref(piece), piece._version) for piece in pieces], ref(result), result._version
     )

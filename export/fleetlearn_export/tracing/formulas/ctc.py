@@ -111,8 +111,10 @@ def _from_the_end(
     )
     scores = torch.where(time < lengths, scores, NEVER)
     jumps = functional.pad(states.jumps[:, 2:], [0, 2], value=NEVER)
-    found = _log_forward(scores.flip(0, 2), starts.to(scores.dtype).flip(0, 2), jumps.flip(1))
-    return found.flip(0, 2)
+    reversed_scores = _log_forward(
+        scores.flip(0, 2), starts.to(scores.dtype).flip(0, 2), jumps.flip(1)
+    )
+    return reversed_scores.flip(0, 2)
 
 
 def losses(
@@ -145,11 +147,11 @@ def gradient(
     whole = through[0].logsumexp(1)
     share = torch.where(possible, through - whole.reshape(1, -1, 1), NEVER).exp()
     places = states.classes.unsqueeze(0).expand(logp.shape[0], -1, -1)
-    found = logp.exp() - torch.zeros_like(logp).scatter_add(2, places, share)
+    by_logp = logp.exp() - torch.zeros_like(logp).scatter_add(2, places, share)
     counted = torch.arange(logp.shape[0]).reshape(-1, 1) < input_lengths.unsqueeze(0)
     # Without a way to the end the loss is infinite; what came back then is a 0 for zero_infinity.
     counted = counted & (whole > NEVER).unsqueeze(0)
-    return torch.where(counted.unsqueeze(2), found * grad.reshape(1, -1, 1), 0.0)
+    return torch.where(counted.unsqueeze(2), by_logp * grad.reshape(1, -1, 1), 0.0)
 
 
 def log_forward_step(
@@ -165,8 +167,8 @@ def log_forward_step(
     largest = torch.maximum(torch.maximum(ways[0], ways[1]), torch.maximum(ways[2], ways[3]))
     largest = largest.clamp(min=torch.finfo(score.dtype).min)
     first, *others = ((way - largest).exp() for way in ways)
-    found = score + sum(others, first).log() + largest
-    return [found], [found]
+    next_score = score + sum(others, first).log() + largest
+    return [next_score], [next_score]
 
 
 STEPS["ctc"] = log_forward_step

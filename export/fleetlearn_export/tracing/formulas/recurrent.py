@@ -141,7 +141,9 @@ def one_way(
         more[:2] if biased else (inner.new_zeros(len(inner)), inner.new_zeros(len(inner)))
     )
     if kind == "GRU":
-        found = _gru(functional.linear(values, inner, first), *state, recurrent, second, backwards)
+        results = _gru(
+            functional.linear(values, inner, first), *state, recurrent, second, backwards
+        )
     elif kind == "LSTM":
         gates = functional.linear(values, inner, first + second)
         if inside is not None:
@@ -155,12 +157,12 @@ def one_way(
             )
             gates = gates + (1 - inside).unsqueeze(2) * closed
         projection = more[-1] if len(more) % 2 else None
-        found = _lstm(gates, *state, recurrent, projection, backwards)
+        results = _lstm(gates, *state, recurrent, projection, backwards)
     else:
-        found = _rnn(
+        results = _rnn(
             functional.linear(values, inner, first + second), *state, recurrent, kind, backwards
         )
-    return list(found)
+    return list(results)
 
 
 def _before(first: Tensor, states: Tensor, backwards: bool) -> Tensor:
@@ -200,8 +202,8 @@ class _LSTM(torch.autograd.Function):
     def backward(ctx: Any, by_outputs: Tensor, by_hidden: Tensor, by_cell: Tensor) -> Any:
         hidden, cell, outputs, cells, activated, *fixed = ctx.saved_tensors
         rows = [by_outputs, activated, cells, _before(cell, cells, ctx.backwards)]
-        found = SCAN("lstm_gradient", [by_hidden, by_cell], rows, fixed, not ctx.backwards)
-        by_first_hidden, by_first_cell, by_gates, *by_projected = found
+        gradients = SCAN("lstm_gradient", [by_hidden, by_cell], rows, fixed, not ctx.backwards)
+        by_first_hidden, by_first_cell, by_gates, *by_projected = gradients
         by_projection = None
         if by_projected:
             raw = activated[:, :, -cells.shape[2] :] * cells.tanh()
@@ -226,7 +228,7 @@ class _GRU(torch.autograd.Function):
     def backward(ctx: Any, by_outputs: Tensor, by_hidden: Tensor) -> Any:
         hidden, weight, outputs, activated = ctx.saved_tensors
         before = _before(hidden, outputs, ctx.backwards)
-        last, found = SCAN(
+        last, by_products = SCAN(
             "gru_gradient",
             [by_hidden],
             [by_outputs, activated, before],
@@ -234,9 +236,9 @@ class _GRU(torch.autograd.Function):
             not ctx.backwards,
         )
         size = weight.shape[1]
-        by_gates = torch.cat([found[:, :, : 2 * size], found[:, :, 3 * size :]], 2)
+        by_gates = torch.cat([by_products[:, :, : 2 * size], by_products[:, :, 3 * size :]], 2)
         by_weight, by_bias = _weight_gradient(by_gates, before), by_gates.sum((0, 1))
-        return found[:, :, : 3 * size], last, by_weight, by_bias, None
+        return by_products[:, :, : 3 * size], last, by_weight, by_bias, None
 
 
 class _RNN(torch.autograd.Function):
@@ -254,13 +256,13 @@ class _RNN(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_outputs: Tensor, by_hidden: Tensor) -> Any:
         hidden, weight, outputs = ctx.saved_tensors
-        found = SCAN(
+        gradients = SCAN(
             f"{ctx.kind}_gradient", [by_hidden], [by_outputs, outputs], [weight], not ctx.backwards
         )
         return (
-            found[1],
-            found[0],
-            _weight_gradient(found[1], _before(hidden, outputs, ctx.backwards)),
+            gradients[1],
+            gradients[0],
+            _weight_gradient(gradients[1], _before(hidden, outputs, ctx.backwards)),
             None,
             None,
         )

@@ -37,8 +37,8 @@ def stft(
     rows = x.unfold(-1, n_fft, hop) * window
     norm = "ortho" if normalized else "backward"
     transform: Any = torch.fft.fft if onesided is False else torch.fft.rfft
-    found: Tensor = transform(rows, norm=norm).transpose(-1, -2)
-    return found if return_complex else torch.view_as_real(found)
+    spectrum: Tensor = transform(rows, norm=norm).transpose(-1, -2)
+    return spectrum if return_complex else torch.view_as_real(spectrum)
 
 
 FORMULAS = {aten.stft.default: stft}
