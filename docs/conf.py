@@ -11,7 +11,6 @@ import posixpath
 import re
 from pathlib import Path
 
-from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 from sphinx.ext.napoleon.docstring import GoogleDocstring
 
@@ -111,8 +110,6 @@ def plain_signature(
 
 
 def setup(app: Sphinx) -> None:
-    # diagrams are drawn by hosts of repositories; here they are shown as written
-    app.add_lexer("mermaid", TextLexer)
     app.connect("source-read", add_table_of_contents)
     app.connect("autodoc-process-docstring", read_arguments)
     app.connect("autodoc-process-signature", plain_signature)

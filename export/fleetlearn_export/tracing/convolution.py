@@ -92,7 +92,7 @@ def _weight_gradient(
     For each element of the output an element of the kernel (a tap) multiplies one element of the
     input. The tap's gradient is the sum of the products of these two over all elements and
     examples: a matrix product. Which arrangement of these products costs least depends on the sizes
-    alone (benchmarks/README.md, "A training step").
+    alone (docs/internals/performance.md).
     """
     taps, channels = prod(windows.kernel), int(weight.shape[1])
     if windows.side_by_side and groups == 1:

@@ -38,7 +38,7 @@ def weight_gradient(
     For each element of the output an element of the kernel (a tap) multiplies one element of the
     input. The tap's gradient is the sum of the products of these two over all elements and
     examples: a matrix product. Which arrangement of these products costs least depends on the sizes
-    alone (benchmarks/README.md, "A training step").
+    alone (docs/internals/performance.md).
     """
     sizes = fixed_sizes(weight)
     taps, channels = prod(windows.kernel), sizes[1]
