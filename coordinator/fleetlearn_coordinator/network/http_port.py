@@ -99,12 +99,23 @@ class HttpPort:
         self._accepts = Bucket(SHORT_LIFE_RATE, SHORT_LIFE_BURST, self._loop.time())
         self._listening: list[socket.socket] = []
         self._pause: asyncio.TimerHandle | None = None
-        self._open: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.Task[None], asyncio.Timeout] = {}
+        """The task of each connection -> when its time is over."""
+        self._apart: set[asyncio.Task[None]] = set()
+        """Connections that do not count among ``most``."""
 
     @property
     def connections(self) -> int:
-        """How many connections there are."""
-        return len(self._open)
+        """How many connections there are, except those that ``set_apart`` was called for."""
+        return len(self._open) - len(self._apart)
+
+    def set_apart(self, seconds: float) -> None:
+        """Let the connection that is being served by this task live for so many seconds from now
+        on, and not count among the port's connections. The caller bounds how many do not."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._open[task].reschedule(self._loop.time() + seconds)
+        self._apart.add(task)
 
     async def listen(self, host: str, port: int) -> str:
         """Begin to accept connections. Returns the address, as a URL. Raises OSError."""
@@ -154,11 +165,12 @@ class HttpPort:
             )
             self._rest(RETRY)
             return
-        now, room, use = self._loop.time(), self._most - len(self._open), self._enter(peer[0])
+        now, room, use = self._loop.time(), self._most - self.connections, self._enter(peer[0])
         # it is counted itself
         if room and (use is None or not (use.floods(now, room + 1) or use.refusal(now))):
             self._accepts.tokens -= 1
-            self._open.add(self._loop.create_task(self._serve(accepted, use)))
+            limit = asyncio.timeout(self._timeout)
+            self._open[self._loop.create_task(self._serve(accepted, use, limit))] = limit
         else:
             accepted.close()
             self._leave(use)
@@ -183,11 +195,13 @@ class HttpPort:
 
     # One connection
 
-    async def _serve(self, accepted: socket.socket, use: AddressUse | None) -> None:
+    async def _serve(
+        self, accepted: socket.socket, use: AddressUse | None, limit: asyncio.Timeout
+    ) -> None:
         began, useful = self._loop.time(), False
         transport: asyncio.Transport | None = None
         try:
-            async with asyncio.timeout(self._timeout):
+            async with limit:
                 accepted.setblocking(False)
                 reader = asyncio.StreamReader(READ)
                 protocol = asyncio.StreamReaderProtocol(reader)
@@ -217,7 +231,8 @@ class HttpPort:
             self._leave(use)
             task = asyncio.current_task()
             assert task is not None
-            self._open.discard(task)
+            del self._open[task]
+            self._apart.discard(task)
 
     def _tls(self) -> dict[str, Any]:
         if self._certificates is None:

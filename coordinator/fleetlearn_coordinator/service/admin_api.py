@@ -22,11 +22,14 @@ import msgspec
 from fleetlearn_protocol.errors import Code, FleetError, in_words
 from msgspec import Meta
 
+from fleetlearn_coordinator.dashboard.page_api import PageApi, check_csrf
 from fleetlearn_coordinator.network.admin_listener import AdminListener, Request
 from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME, public_keys
+from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.network.http_port import RefusedError
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
+from fleetlearn_coordinator.service.live_page import RUN_TOPIC, AdministratorSessions, LivePage
 from fleetlearn_coordinator.service.several.operations import Operations, Verb, operating
 from fleetlearn_coordinator.service.status import read_status
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
@@ -149,38 +152,41 @@ class AdminApi:
             Route("POST", "runs/*/evaluate", "operate", self._evaluate),
         ]
 
-    def answer(self, request: Request) -> Any:
-        """Return what is answered, as JSON. Raises RefusedError."""
-        if not request.token:
+    def identify(self, request: Request) -> Administrator:
+        """Return who sends a request: whose token it has, or who signed in on the page. Raises
+        RefusedError."""
+        if not request.token and not request.cookie:
             text = (
                 "who asks? Send the header Authorization: Bearer TOKEN, with an administrator's "
                 "token"
             )
             raise RefusedError(HTTPStatus.UNAUTHORIZED, text)
-        try:
-            administrators = self._administrators()
-            who = administrators.find_administrator(request.token, time.time())
-            if who is None:
-                raise RefusedError(
-                    HTTPStatus.UNAUTHORIZED, "this token is not known here, or it has expired"
-                )
+        with _refusals():
+            administrators, now = self.administrators(), time.time()
+            if request.token:
+                who = administrators.find_administrator(request.token, now)
+                lacks = "this token is not known here, or it has expired"
+            else:
+                who = administrators.find_session(request.cookie, now)
+                lacks = "nobody is signed in here any more"
+        if who is None:
+            raise RefusedError(HTTPStatus.UNAUTHORIZED, lacks)
+        if not request.token and request.method != "GET":
+            check_csrf(request)
+        return who
+
+    def answer(self, request: Request) -> Any:
+        """Return what is answered, as JSON. Raises RefusedError."""
+        who = self.identify(request)
+        with _refusals():
             route, names = self._find(request)
             if route.role == "operate" and who.role != "operate":
                 raise RefusedError(
                     HTTPStatus.FORBIDDEN, f"{who.name} may view; this needs the role operate"
                 )
-            return route.do(Asked(request, who, names, administrators))
-        except (StoreUnavailableError, OSError) as error:  # busy, or a full disk
-            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, in_words(error, file=True)) from None
-        except FleetError as error:
-            status = (
-                HTTPStatus.NOT_FOUND
-                if error.code == Code.UNKNOWN_CONTENT
-                else HTTPStatus.BAD_REQUEST
-            )
-            raise RefusedError(status, error.text) from None
+            return route.do(Asked(request, who, names, self.administrators()))
 
-    def _administrators(self) -> Administrators:
+    def administrators(self) -> Administrators:
         """Return this thread's connection to the database."""
         if not hasattr(self._of_thread, "administrators"):
             self._of_thread.administrators = Administrators(self._identities)
@@ -216,19 +222,22 @@ class AdminApi:
         with operating(self._service, asked.who.name) as operations:
             yield operations
 
-    def _wanted(self, asked: Asked) -> list[WantedRun]:
+    def _wanted(self) -> list[WantedRun]:
         if self._plan is not None:
             return []
-        with self._operating(asked) as operations:
+        with operating(self._service) as operations:
             return operations.runs.runs()
 
     def _plan_of(self, asked: Asked) -> tuple[str, Plan]:
         """Return the name and the plan of the run that is asked for. Raises RefusedError,
         PlanError."""
-        (name,) = asked.names
+        return self.find_plan(*asked.names)
+
+    def find_plan(self, name: str) -> tuple[str, Plan]:
+        """Return a run's name and its plan. Raises RefusedError, FleetError."""
         if self._plan is not None and name == self._plan.name:
             return name, self._plan
-        wanted = self._wanted(asked)
+        wanted = self._wanted()
         for run in wanted:
             if run.name == name:
                 return name, Plan.load(run.plan)
@@ -342,15 +351,29 @@ class AdminApi:
         return {"device": device, "revoked": True}
 
 
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Let what goes wrong in the block be answered. Raises RefusedError."""
+    try:
+        yield
+    except (StoreUnavailableError, OSError) as error:  # busy, or a full disk
+        raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, in_words(error, file=True)) from None
+    except FleetError as error:
+        unknown = error.code == Code.UNKNOWN_CONTENT
+        status = HTTPStatus.NOT_FOUND if unknown else HTTPStatus.BAD_REQUEST
+        raise RefusedError(status, error.text) from None
+
+
 @asynccontextmanager
 async def administrators_port(
-    service: ServiceSettings, plan: Plan | None = None
-) -> AsyncIterator[None]:
+    service: ServiceSettings, host: Host, plan: Plan | None = None
+) -> AsyncIterator[LivePage | None]:
     """Listen on the administrators' port, if the service file has one, until the block is left.
-    ``plan``: as for ``AdminApi``. Raises FleetError (the files of TLS cannot be used), OSError (the
-    address cannot be listened on)."""
+    ``plan``: as for ``AdminApi``. Yields the port's page, to which the runs are to be added; None:
+    there is no such port. Raises FleetError (the files of TLS cannot be used), OSError (the address
+    cannot be listened on)."""
     if service.admin is None or service.identities is None:
-        yield
+        yield None
         return
     # Administrators have tokens: whatever the devices' port asks of its peers, this one asks for no
     # certificate.
@@ -359,10 +382,29 @@ async def administrators_port(
         if service.tls is None
         else Tls(certificate=service.tls.certificate, key=service.tls.key)
     )
-    listener = AdminListener(AdminApi(service, service.identities, plan).answer, tls)
+    live, api = LivePage(host), AdminApi(service, service.identities, plan)
+    page = PageApi(
+        api.answer,
+        api.identify,
+        lambda: AdministratorSessions(api.administrators()),
+        live.feed,
+        secure=tls is not None,
+        about={"several": plan is None},
+        find_topic=lambda topic: _find_topic(topic, api, live),
+    )
+    listener = AdminListener(page.answer, tls, browsers=True)
     address = await listener.listen(service.admin.host, service.admin.port)
     logger.info("administrators: %s", address)
+    live.begin()
     try:
-        yield
+        yield live
     finally:
+        await live.end()
         await listener.close()
+
+
+def _find_topic(topic: str, api: AdminApi, live: LivePage) -> None:
+    """Let a run that is not served be looked at, if the topic is one's. Raises RefusedError."""
+    if topic.startswith(RUN_TOPIC):
+        with _refusals():
+            live.make_topic(*api.find_plan(topic.removeprefix(RUN_TOPIC)))

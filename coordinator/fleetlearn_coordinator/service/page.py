@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 from fleetlearn_protocol.errors import Code
 
+from fleetlearn_coordinator.network.admin_listener import MOST_VIEWERS
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.network.page_listener import DESCRIPTORS, Document, PageListener
 from fleetlearn_coordinator.network.static_files import StaticFolder
@@ -163,8 +164,10 @@ def join_link(service: ServiceSettings, token: str) -> str:
 
 
 def page_descriptors(service: ServiceSettings) -> int:
-    """Return how many files and sockets the page's port may have open."""
-    return 0 if service.page is None else DESCRIPTORS
+    """Return how many files and sockets the page's port, and the viewers of the administrators'
+    page, may have open."""
+    viewers = 0 if service.admin is None else MOST_VIEWERS
+    return viewers + (0 if service.page is None else DESCRIPTORS)
 
 
 @asynccontextmanager

@@ -121,8 +121,10 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
         try:
             if identities is not None:
                 run.server.run.roll_backs.audit = partial(_log_roll_back, identities, plan.name)
-            run.begin(run.server.run.resume(run.server.now()))
-            async with host, administrators_port(service, plan):
+            async with host, administrators_port(service, host, plan) as live:
+                if live is not None:
+                    live.add_run(plan.name, run.server)
+                run.begin(run.server.run.resume(run.server.now()))
                 await host.listen()
                 run.listens_at(host.address)
                 _log(identities, "started", plan, run)

@@ -22,6 +22,7 @@ from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run
+from fleetlearn_coordinator.service.live_page import LivePage
 from fleetlearn_coordinator.service.page import page_descriptors, page_port
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.serve import SWEEP, check_places, process_for_serving
@@ -78,7 +79,7 @@ async def hosting(service: ServiceSettings) -> AsyncIterator[HostedRuns]:
                 service, places, None if identities is None else Gate(identities), several=True
             )
             runs = HostedRuns(service, host, places, wanted, identities)
-            async with host, administrators_port(service):
+            async with host, administrators_port(service, host) as runs.live:
                 await host.listen()
                 logger.info("listening on %s, runs in %s", host.address, service.runs)
                 try:
@@ -111,6 +112,8 @@ class HostedRuns:
         self._over: dict[int, int] = {}
         """Number of a run that has ended here -> ``WantedRun.asked`` of that time. It is begun
         again when it is asked for once more."""
+        self.live: LivePage | None = None
+        """What shows the runs to administrators."""
         self._sweeper: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._starting = True
@@ -182,6 +185,8 @@ class HostedRuns:
             return
         if changed:
             self._log_operations()
+        if self.live is not None:
+            self.live.are_wanted(wanted)
         for number in self._open.keys() - {run.number for run in wanted}:
             await self._close(number, "removed")
         for run in wanted:
@@ -220,6 +225,8 @@ class HostedRuns:
         self._open[number], self._names[number] = run, wanted.name
         try:
             run.server.run.roll_backs.audit = partial(self._log_roll_back, wanted.name)
+            if self.live is not None:
+                self.live.add_run(wanted.name, run.server)
             run.begin(pending)
             run.listens_at(self.host.address)
         except Exception as error:
@@ -293,6 +300,8 @@ class HostedRuns:
     async def _close(self, number: int, what: str) -> None:
         """Serve a run no more. What its devices were given stays on disk as it is."""
         run, name = self._open.pop(number), self._names.pop(number)
+        if self.live is not None:
+            self.live.end_run(name)
         run.server.end(f"the run {name} is {what}")
         if not run.server.done.done():
             run.server.done.set_result(what)

@@ -25,6 +25,14 @@ _TABLE = (
 )
 
 
+_SESSIONS = (
+    "CREATE TABLE IF NOT EXISTS sessions(hash TEXT PRIMARY KEY, name TEXT NOT NULL, administrator "
+    "TEXT NOT NULL, until REAL NOT NULL)"
+)
+SESSION = 12 * 3600.0
+"""Seconds for which somebody who signed in on the page is known there."""
+
+
 class Administrator(NamedTuple):
     """Somebody who may operate the coordinator, or look at it."""
 
@@ -43,6 +51,7 @@ class Administrators(Identities):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._db.execute(_TABLE)
+        self._db.execute(_SESSIONS)
 
     def add(self, name: str, role: Role, until: float | None, now: float) -> str:
         """Return the token of a new administrator. It is shown once. Raises StoreError if there is
@@ -89,3 +98,36 @@ class Administrators(Identities):
             if hmac.compare_digest(kept, wanted):
                 found = Administrator(name, role, added, until)
         return None if found is None or (found.until is not None and now > found.until) else found
+
+    # Sessions of the page. A secret of 256 random bits, kept as its SHA-256, stands for the token.
+
+    def begin_session(self, token: str, now: float) -> tuple[str, Administrator] | None:
+        """Return the secret of a new session, and whose it is. None: the token is nobody's, or has
+        expired."""
+        who = self.find_administrator(token, now)
+        if who is None:
+            return None
+        secret = token_urlsafe(32)
+        until = now + SESSION if who.until is None else min(who.until, now + SESSION)
+        with self._db.transaction():
+            self._db.execute("DELETE FROM sessions WHERE until<?", (now,))
+            self._db.execute(
+                "INSERT INTO sessions VALUES(?, ?, ?, ?)",
+                (hash_of(secret), who.name, hash_of(token), until),
+            )
+            self._log(now, "signed in", {"who": who.name})
+        return secret, who
+
+    def find_session(self, secret: str, now: float) -> Administrator | None:
+        """Return whose session this is. None: nobody's, it is over, or the administrator was
+        removed."""
+        row = self._db.execute(
+            "SELECT a.name, a.role, a.added, a.until FROM sessions s JOIN administrators a ON "
+            "a.name=s.name AND a.hash=s.administrator WHERE s.hash=? AND s.until>=?",
+            (hash_of(secret), now),
+        ).fetchone()
+        return None if row is None else Administrator(*row)
+
+    def end_session(self, secret: str) -> None:
+        """Forget a session. Harmless where there is none."""
+        self._db.execute("DELETE FROM sessions WHERE hash=?", (hash_of(secret),))

@@ -6,7 +6,7 @@ import asyncio
 import json
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -19,6 +19,7 @@ from fleetlearn_coordinator.network.admin_listener import (
     MOST_CONNECTIONS,
     AdminListener,
     Request,
+    Stream,
 )
 from fleetlearn_coordinator.network.http_port import MOST_HEADERS, RefusedError
 from fleetlearn_coordinator.plan.service_settings import Tls
@@ -34,9 +35,9 @@ def echo(request: Request) -> Any:
 
 @asynccontextmanager
 async def listening(
-    answer: Callable[[Request], Any] = echo, tls: Tls | None = None
+    answer: Callable[[Request], Any] = echo, tls: Tls | None = None, *, browsers: bool = False
 ) -> AsyncIterator[int]:
-    listener = AdminListener(answer, tls)
+    listener = AdminListener(answer, tls, browsers=browsers)
     address = await listener.listen("127.0.0.1", 0)
     assert address.startswith("http://127.0.0.1:" if tls is None else "https://127.0.0.1:")
     try:
@@ -79,6 +80,10 @@ def test_a_request_is_understood_and_the_connection_ends() -> None:
                 "query": {"last": "3"},
                 "token": "T",
                 "body": '{"a": 1}',
+                "cookie": "",
+                "cookie_name": "fleetlearn-session",
+                "csrf": "",
+                "known": "",
             }
             assert (headers["Connection"], headers["Cache-Control"]) == ("close", "no-store")
             assert not [name for name in headers if name.lower().startswith("access-control")]
@@ -228,3 +233,111 @@ def test_with_tls(tmp_path: Path) -> None:
             assert (await send(port, get("/v1"), context))[0] == 200
 
     asyncio.run(check())
+
+
+OWN = "Host: x:8766", "Origin: http://x:8766"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ((*OWN, "Sec-Fetch-Site: same-origin"), 200),
+        (("Host: x:8766", "Sec-Fetch-Site: none", "Sec-Fetch-Mode: navigate"), 200),
+        # a link on another page leads here
+        (("Host: x:8766", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate"), 200),
+        (("Host: x:8766", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors"), 403),
+        # another port of this host
+        (("Host: x:8766", "Origin: http://x:8767", "Sec-Fetch-Site: same-site"), 403),
+        (("Host: x:8766", "Origin: http://x:8767"), 403),
+        (("Host: x:8766", "Origin: null"), 403),
+        # whoever has a token is a program
+        ((*OWN, "Authorization: Bearer T"), 403),
+    ],
+)
+def test_which_browsers_requests_are_heard_where_there_is_a_page(
+    headers: tuple[str, ...], status: int
+) -> None:
+    async def check() -> None:
+        async with listening(browsers=True) as port:
+            lines = [*headers, "Cookie: a=b; fleetlearn-session-8766=S; fleetlearn-session-1=T"]
+            request = "\r\n".join(["GET / HTTP/1.1", *lines, "X-CSRF-Token: C", "", ""])
+            found, _, answer = await send(port, request.encode())
+            assert found == status
+            if status == 200:
+                assert (answer["cookie"], answer["csrf"], answer["token"]) == ("S", "C", "")
+
+    asyncio.run(check())
+
+
+def test_a_navigation_from_elsewhere_changes_nothing() -> None:
+    async def check() -> None:
+        async with listening(browsers=True) as port:
+            request = b"POST /v1/runs HTTP/1.1\r\nHost: x:8766\r\nSec-Fetch-Site: cross-site\r\n"
+            request += b"Sec-Fetch-Mode: navigate\r\nContent-Length: 0\r\n\r\n"
+            assert (await send(port, request))[0] == 403
+
+    asyncio.run(check())
+
+
+def test_viewers_are_bounded_and_take_no_place_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_listener, "MOST_VIEWERS", 2)
+    monkeypatch.setattr(admin_listener, "MOST_CONNECTIONS", 2)
+    ended = 0
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        nonlocal ended
+        try:
+            while True:
+                yield b"data: 1\n\n"
+                await asyncio.sleep(0.01)
+        finally:
+            ended += 1
+
+    def answer(request: Request) -> Any:
+        return Stream(events) if request.path == ("live",) else {}
+
+    async def check() -> None:
+        async with listening(answer) as port:
+            viewers = []
+            for _ in range(2):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(get("/live"))
+                await reader.readuntil(b"data: 1")
+                viewers.append(writer)
+            assert (await send(port, get("/")))[0] == 200
+            assert (await send(port, get("/live")))[0] == 503
+            for writer in viewers:
+                writer.close()
+            while ended < 2:
+                await asyncio.sleep(0.01)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(get("/live"))
+            await reader.readuntil(b"data: 1")
+            writer.close()
+
+    asyncio.run(asyncio.wait_for(check(), 20))
+
+
+def test_a_viewer_who_takes_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds what the buffers hold, and no more is made for it."""
+    monkeypatch.setattr(admin_listener, "CHUNK_TIMEOUT", 0.2)
+    made, ended = 0, asyncio.Event()
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        nonlocal made
+        try:
+            while True:
+                made += 1
+                yield bytes(64 * 1024)
+        finally:
+            ended.set()
+
+    async def check() -> None:
+        async with listening(lambda request: Stream(events)) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+            writer.write(get("/live"))
+            await ended.wait()
+            assert made * 64 * 1024 < 32 * 2**20
+            writer.close()
+
+    asyncio.run(asyncio.wait_for(check(), 20))

@@ -1,0 +1,198 @@
+"""One run of the live page: an observer (observers.py) that counts what happens into its history,
+and what the page is told of the run now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fleetlearn_coordinator.dashboard.run_history import (
+    EVALUATIONS,
+    ROUNDS,
+    Fleet,
+    RunHistory,
+    evaluation_row,
+    round_row,
+)
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.rounds.commands import Ended, Revived, Unanswered
+from fleetlearn_coordinator.rounds.settings import Phase
+from fleetlearn_coordinator.service.observers import (
+    DeviceJoined,
+    DeviceLeft,
+    EvaluationSummarised,
+    MessageRefused,
+    RoundEnded,
+    RunEvent,
+    TaskFailed,
+    UpdateSaved,
+)
+from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.storage.find_storage import find_storage
+
+SPARK = 60
+"""Rounds whose losses the list of runs shows."""
+
+
+class LiveRun:
+    """A run that is served."""
+
+    def __init__(self, name: str, server: RunServer, now: Callable[[], float] = time.time) -> None:
+        """``now``: returns the Unix time. Raises FleetError where the ledger cannot be read."""
+        self.name, self.server, self._now = name, server, now
+        self.history = read_history(server.run.plan)
+        self.is_served = True
+        self._tiers: dict[str, str] = {}
+        """Connected device -> the tier that it names, of those that name one."""
+        self._closed = [0, 0]
+        """Bytes received and sent in the rounds that are over."""
+        self._last: dict[str, Any] = {}
+        self._ends: tuple[object, float | None] = (None, None)
+
+    def __call__(self, events: Sequence[RunEvent]) -> None:
+        """Count what happened."""
+        history = self.history
+        for event in events:
+            match event:
+                case UpdateSaved(device, _, _, staleness):
+                    history.counted(staleness, self._tiers.get(device, ""))
+                case Ended(_, _, _, cause) | Unanswered(_, _, cause):
+                    history.ended(cause)
+                case Revived():
+                    history.revived()
+                case DeviceJoined(check_in):
+                    if check_in.tier is not None:
+                        self._tiers[check_in.device] = check_in.tier
+                case DeviceLeft(device):
+                    self._tiers.pop(device, None)
+                case TaskFailed(device, _, cause, text):
+                    history.failed(self._now(), device, cause, text)
+                case MessageRefused(device, code, text):
+                    history.refused(self._now(), device, code.value, text)
+                case RoundEnded(number, outcome, _, summary, why):
+                    self._close_round(number, outcome, summary, why)
+                case EvaluationSummarised(number, version, valid, summary):
+                    row = evaluation_row(number, version, valid, self._now(), summary)
+                    history.evaluations.add(row)
+
+    def _close_round(self, number: int, outcome: str, summary: Any, why: str) -> None:
+        now = self._now()
+        opened = now - summary["seconds"]
+        self.history.rounds.add(round_row(number, outcome, opened, now, summary, why))
+        self._closed[0] += summary["bytes_up"]
+        self._closed[1] += summary["bytes_down"]
+
+    def sample(self) -> None:
+        """Close a second of the history."""
+        run, history = self.server.run, self.history
+        # A round's bytes begin at 0 when it closes, and are told when its model is made.
+        up = max(history.bytes_up, self._closed[0] + run.bytes_up)
+        down = max(history.bytes_down, self._closed[1] + run.bytes_down)
+        history.moved(up - history.bytes_up, down - history.bytes_down)
+        history.sample(self._now(), self._fleet())
+
+    def _fleet(self) -> Fleet:
+        server = self.server
+        places, book = server.host.uploads.places, server.engine.book
+        uploading = sum(upload.spool is server.spool for upload in places.held)
+        silent = len(book.absent)
+        training = max(0, len(book.tasks) - silent - uploading)
+        return Fleet(server.connected, training, uploading, silent)
+
+    def end(self) -> None:
+        """The run is served no more: what was told last stays."""
+        self._last = {**self.state(), "served": False, "paused": False, "waits_for": ""}
+        self.is_served = False
+
+    def state(self) -> dict[str, Any]:
+        """Return what the page is told of the run now."""
+        if not self.is_served:
+            return self._last
+        server, engine = self.server, self.server.engine
+        live = server.live()
+        del live["time"]
+        return {
+            "name": self.name,
+            "served": True,
+            "about": about_plan(server.run.plan),
+            **live,
+            **self._fleet()._asdict(),
+            "paused": engine.paused,
+            "draining": engine.draining,
+            "finished": server.run.finished,
+            "ends": self._round_ends(),
+            "evaluation": live.get("evaluation"),
+            **self.history.totals(),
+        }
+
+    def _round_ends(self) -> float | None:
+        """Return the Unix time when the open round ends at the latest, or None."""
+        engine = self.server.engine
+        if engine.phase is not Phase.OPEN or engine.paused:
+            return None
+        when = self.server.clock.when(engine.deadline)
+        if self._ends[0] != (engine.round, when):  # else a millisecond would differ each time
+            left = when - self.server.loop.time()
+            self._ends = (engine.round, when), round(self._now() + left, 1)
+        return self._ends[1]
+
+    def glance(self) -> dict[str, Any]:
+        """Return what the list of runs shows."""
+        state, rows = self.state(), self.history.rounds.rows
+        losses = [row["metrics"].get("loss") for row in rows if row["outcome"] == "committed"]
+        keys = ("served", "phase", "round", "version", "connected", "accepted", "finished")
+        found = {key: state.get(key) for key in (*keys, "paused", "draining", "waits_for")}
+        about = state.get("about", {})
+        last = next((row for row in reversed(rows) if row["outcome"] == "committed"), None)
+        return {
+            **found,
+            "goal": about.get("goal"),
+            "of": about.get("rounds"),
+            "metrics": last["metrics"] if last else {},
+            "spark": [loss for loss in losses[-SPARK:] if loss is not None],
+        }
+
+
+def about_plan(plan: Plan) -> dict[str, Any]:
+    """Return what the page says of a run's plan."""
+    rule, stop = plan.round, plan.stop
+    return {
+        "recipe": plan.recipe,
+        "goal": rule.goal,
+        "minimum": rule.minimum,
+        "deadline": rule.deadline,
+        "rounds": stop.rounds,
+        "metric": stop.metric,
+        "target": stop.target if stop.metric is not None else None,
+    }
+
+
+def read_history(plan: Plan) -> RunHistory:
+    """Return a history with what the run's ledger has. Raises FleetError."""
+    history = RunHistory()
+    with find_storage(plan.data_dir).read_ledger() as ledger:
+        rounds = ledger.closed_rounds(max(0, ledger.last_round() - ROUNDS + 1))
+        evaluations = ledger.evaluations()[-EVALUATIONS:]
+    history.rounds.extend(round_row(*row) for row in rounds)
+    for number, version, outcome, closed, summary in evaluations:
+        row = evaluation_row(number, version, outcome == "valid", closed, summary)
+        history.evaluations.add(row)
+    for row in history.rounds.rows:
+        history.causes.update(row["dropped"])
+    return history
+
+
+def stopped_state(name: str, plan: Plan) -> dict[str, Any]:
+    """Return what the page is told of a run that nobody serves. Raises FleetError."""
+    with find_storage(plan.data_dir).read_ledger() as ledger:
+        meta, versions = ledger.metadata(), ledger.models()
+    return {
+        "name": name,
+        "served": False,
+        "about": about_plan(plan),
+        "phase": "",
+        "round": 0,
+        "version": max(versions, default=0),
+        "finished": meta.get("finished"),
+    }
