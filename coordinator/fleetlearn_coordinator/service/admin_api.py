@@ -33,6 +33,7 @@ from fleetlearn_coordinator.service.live_page import RUN_TOPIC, AdministratorSes
 from fleetlearn_coordinator.service.several.operations import Operations, Verb, operating
 from fleetlearn_coordinator.service.status import read_status
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
+from fleetlearn_coordinator.service.views.device_views import FITS, RecentDevices, device_page
 from fleetlearn_coordinator.service.views.local_views import LocalViews
 from fleetlearn_coordinator.storage.administrators import Administrator, Administrators, Role
 from fleetlearn_coordinator.storage.errors import StoreUnavailableError
@@ -133,6 +134,7 @@ class AdminApi:
         are."""
         self._service, self._identities, self._plan = service, identities, plan
         self._of_thread = threading.local()
+        self._recent = RecentDevices()
         self._routes = [
             Route("GET", "status", "view", self._status),
             Route("GET", "runs", "view", self._list_runs),
@@ -319,7 +321,18 @@ class AdminApi:
     # Devices
 
     def _devices(self, asked: Asked) -> Any:
-        return self._views(asked).devices()
+        query = asked.request.query
+        if not query:
+            return self._views(asked).devices()
+        offset, state = query.get("offset", "0"), query.get("state", "")
+        if not re.fullmatch("[0-9]{1,9}", offset) or state not in FITS:
+            text = (
+                f"offset = {offset!r} and state = {state!r} were given; offset takes a number, and "
+                f"state one of: {', '.join(filter(None, FITS))}"
+            )
+            raise RefusedError(HTTPStatus.BAD_REQUEST, text)
+        devices = self._recent.look(lambda: self._views(asked).devices())
+        return device_page(devices, query.get("search", ""), state, int(offset), asked.last())
 
     def _device(self, asked: Asked) -> Any:
         (name,) = asked.names

@@ -61,7 +61,9 @@ def test_differences_add_up_to_the_document() -> None:
         values["a"], values["d"] = 5, None
         del values["b"]
         rows.add(3)
-        second = Told(feed.join(["t"]))  # in between: it has all, and the first is told what changed
+        second = Told(
+            feed.join(["t"])
+        )  # in between: it has all, and the first is told what changed
         feed.tell()
         rows.add(4)
         feed.tell()

@@ -334,7 +334,7 @@ def test_a_viewer_who_takes_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) 
 
     async def check() -> None:
         async with listening(lambda request: Stream(events)) as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+            _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
             writer.write(get("/live"))
             await ended.wait()
             assert made * 64 * 1024 < 32 * 2**20

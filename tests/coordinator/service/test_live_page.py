@@ -1,4 +1,4 @@
-"""The live page's port: who may look, what is told of a run that is served, and what comes after."""
+"""The live page's port: who may look, what is told of a run while it is served, and after."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from fleetlearn_coordinator import read_status
 from fleetlearn_coordinator.network import admin_listener
+from fleetlearn_coordinator.storage.runs import Runs
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.messages import Failed, Refused
-from peers import PlanMaker, report_of, update_of
+from peers import PlanMaker, plan_text, report_of, update_of
 from processes import wait_for
 from watched import Browser, Watched
 
@@ -227,9 +228,6 @@ def test_viewers_who_do_not_read_are_dropped(
 
 
 def test_several_runs_come_and_go(bundle_path: Path, tmp_path: Path) -> None:
-    from fleetlearn_coordinator.storage.runs import Runs
-    from peers import plan_text
-
     for name in ("a", "b"):
         text = plan_text(bundle_path, tmp_path / f"{name}.run", round__goal=1)
         (tmp_path / f"{name}.toml").write_text(text.replace('"test"', f'"{name}"', 1))
@@ -258,8 +256,21 @@ def test_several_runs_come_and_go(bundle_path: Path, tmp_path: Path) -> None:
 
 def test_json_is_what_the_page_shows(watched: Watched, ada: Browser) -> None:
     """Any view is an endpoint: with the cookie as with a token."""
+    for name in ("roof-1", "Roof-2", "cellar"):
+        watched.join(name, ("north",) if name == "cellar" else ())
+    for query, names in (
+        ("search=ROOF", ["Roof-2", "roof-1"]),
+        ("search=north&state=connected", ["cellar"]),
+        ("offset=1&last=1", ["cellar"]),
+        ("state=revoked", []),
+    ):
+        wait_for(lambda: ada.ask("GET", "/v1/devices?search=")[1]["connected"] == 3, "devices")
+        status, answer = ada.ask("GET", f"/v1/devices?{query}")
+        assert (status, answer["total"]) == (200, 3)
+        assert [row["device"] for row in answer["devices"]] == names
+    assert ada.ask("GET", "/v1/devices?state=odd")[0] == 400
+    assert ada.ask("GET", "/v1/devices?offset=-1")[0] == 400
     for path in ("runs", "runs/test", "runs/test/rounds", "runs/test/models", "devices", "audit"):
         status, answer = ada.ask("GET", f"/v1/{path}")
         assert status == 200
         assert json.dumps(answer)
-    wait_for(lambda: True, "nothing")

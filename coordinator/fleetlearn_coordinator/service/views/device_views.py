@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from fleetlearn_coordinator.service.views.records import DeviceView
+from fleetlearn_coordinator.service.views.records import DevicePage, DeviceView
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.ledger import DeviceActivity
+
+FRESH = 1.0
+"""Seconds for which the devices that were read do for all who ask."""
 
 
 class _Seen(NamedTuple):
@@ -97,3 +103,56 @@ def _together(seen: list[_Seen]) -> dict[str, Any]:
         "software": last.software,
         "tier": last.tier,
     }
+
+
+class RecentDevices:
+    """All devices, as they were a moment ago: who turns pages, or types, reads them once. Safe to
+    call from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._devices: list[DeviceView] = []
+        self._until = -inf
+
+    def look(self, read: Callable[[], list[DeviceView]]) -> list[DeviceView]:
+        """Return the devices. ``read`` is called where they were read too long ago; the longer it
+        takes, the longer what it returns is good."""
+        with self._lock:
+            began = self._clock()
+            if began >= self._until:
+                self._devices = read()
+                now = self._clock()
+                self._until = now + FRESH + 5 * (now - began)
+            return self._devices
+
+
+FITS: dict[str, Callable[[DeviceView], bool]] = {
+    "": lambda device: True,
+    "connected": lambda device: device.connected,
+    "away": lambda device: not device.connected and device.revoked is None,
+    "error": lambda device: device.error is not None,
+    "revoked": lambda device: device.revoked is not None,
+}
+"""What a search may ask of a device's state -> whether a device is so."""
+
+
+def device_page(
+    devices: Sequence[DeviceView], search: str, state: str, offset: int, most: int
+) -> DevicePage:
+    """Return the devices that fit, from number ``offset`` on. ``search``: is in the name, a tag,
+    the tier or the runtime; upper case counts as lower case. ``state``: of FITS."""
+    wanted, fits = search.lower(), FITS[state]
+    found = [
+        device for device in devices if fits(device) and (not wanted or wanted in _searched(device))
+    ]
+    return DevicePage(
+        len(devices),
+        sum(device.connected for device in devices),
+        len(found),
+        found[offset : offset + most],
+    )
+
+
+def _searched(device: DeviceView) -> str:
+    words = (device.device, *device.tags, device.tier or "", device.runtime or "")
+    return "\n".join(words).lower()

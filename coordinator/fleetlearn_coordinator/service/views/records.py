@@ -214,6 +214,18 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     """When it was revoked. None: it was not, or it is enrolled again."""
 
 
+class DevicePage(msgspec.Struct, frozen=True):
+    """Some of the devices, of those that fit a search."""
+
+    total: int
+    """Devices there are."""
+    connected: int
+    """How many of all are connected."""
+    matching: int
+    """How many of all fit."""
+    devices: list[DeviceView]
+
+
 class Version(msgspec.Struct, frozen=True):
     """One version of a run's model."""
 

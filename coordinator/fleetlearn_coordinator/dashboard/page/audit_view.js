@@ -1,0 +1,40 @@
+// Who did what, the newest first.
+
+import { el, moment, table } from "./dom.js";
+import { ask } from "./live.js";
+
+export function audit(root) {
+  const rows = table(
+    "What people and devices did, the newest first",
+    [{ name: "When" }, { name: "What" }, { name: "Who" }, { name: "About", wide: true }],
+    { empty: "Nobody has done anything yet." },
+  );
+  const error = el("p", { class: "error", role: "alert" });
+  root.append(
+    el("div", { class: "titled" }, el("h1", {}, "Audit log")),
+    el("p", { class: "quiet" }, "“fleetlearn-coordinator audit” also checks that no row was changed."),
+    error,
+    rows.node,
+  );
+  let due = 0;
+
+  async function tick() {
+    if (Date.now() < due) return;
+    due = Date.now() + 4000;
+    try {
+      const found = await ask("v1/audit?last=200");
+      rows.draw(
+        found.reverse().map((row) => {
+          const { who = "", ...about } = row.about;
+          const words = Object.entries(about).map(([key, value]) => `${key} ${typeof value === "object" ? JSON.stringify(value) : value}`);
+          return { key: row.number, cells: [moment(row.at), row.what, String(who), words.join(", ")] };
+        }),
+      );
+      error.textContent = "";
+    } catch (refused) {
+      error.textContent = refused.message;
+    }
+  }
+  tick();
+  return { title: "Audit log", topics: ["host"], update() {}, tick };
+}

@@ -1,0 +1,148 @@
+// Elements and words. Whatever comes from devices becomes text, never HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) {
+      node.setAttribute(name, value);
+    }
+  }
+  const given = children.flat().filter((child) => child !== null && child !== undefined);
+  node.append(...given);
+  return node;
+}
+
+export function el(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+export function svg(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+// Set a node's text, if it is another one: an unchanged node keeps a person's selection.
+export function say(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+// SVG has no property "hidden", and takes the attribute.
+export function show(node, visible) {
+  node.toggleAttribute("hidden", !visible);
+}
+
+// Rows of a table that are replaced only where something of them changed.
+export function table(caption, headings, options = {}) {
+  const body = el("tbody");
+  const head = headings.map((heading) =>
+    el("th", { scope: "col", class: heading.number ? "number" : null }, heading.name),
+  );
+  const node = el(
+    "table",
+    {},
+    el("caption", { class: options.quiet ? "unseen" : null }, caption),
+    el("thead", {}, el("tr", {}, head)),
+    body,
+  );
+  const empty = el("p", { class: "empty" }, options.empty ?? "Nothing yet.");
+  const frame = el(
+    "div",
+    { class: "scrolls", tabindex: "0", role: "group", "aria-label": caption },
+    node,
+  );
+  let before = null;
+  function draw(rows) {
+    const key = JSON.stringify(rows.map((row) => row.key));
+    show(empty, rows.length === 0);
+    show(frame, rows.length > 0);
+    if (key === before) return;
+    before = key;
+    body.replaceChildren(
+      ...rows.map((row) =>
+        el(
+          "tr",
+          {},
+          row.cells.map((cell, place) =>
+            el(
+              place === 0 ? "th" : "td",
+              {
+                class: headings[place].number ? "number" : headings[place].wide ? "wide" : null,
+                scope: place === 0 ? "row" : null,
+              },
+              cell ?? "",
+            ),
+          ),
+        ),
+      ),
+    );
+  }
+  draw([]);
+  return { node: el("div", {}, frame, empty), draw };
+}
+
+// Words
+
+export function count(value) {
+  return value === null || value === undefined ? "" : Number(value).toLocaleString("en");
+}
+
+export function figure(value) {
+  if (value === null || value === undefined) return "";
+  if (!Number.isFinite(value)) return String(value);
+  if (value !== 0 && (Math.abs(value) >= 1e6 || Math.abs(value) < 1e-3)) {
+    return value.toExponential(2);
+  }
+  return String(Number(value.toPrecision(4)));
+}
+
+export function bytes(value) {
+  if (!value) return "0 B";
+  const units = ["B", "kB", "MB", "GB", "TB", "PB"];
+  const power = Math.min(units.length - 1, Math.floor(Math.log10(value) / 3));
+  const scaled = value / 1000 ** power;
+  return `${scaled >= 100 || power === 0 ? Math.round(scaled) : scaled.toPrecision(3)} ${units[power]}`;
+}
+
+export function duration(seconds) {
+  const rest = Math.max(0, seconds);
+  if (rest < 10) return `${rest.toFixed(1)} s`;
+  if (rest < 120) return `${Math.round(rest)} s`;
+  if (rest < 7200) return `${Math.round(rest / 60)} min`;
+  if (rest < 172800) return `${Math.round(rest / 3600)} h`;
+  return `${Math.round(rest / 86400)} days`;
+}
+
+export function ago(time, now) {
+  return time ? `${duration(now - time)} ago` : "never";
+}
+
+export function clock(time) {
+  return new Date(time * 1000).toLocaleTimeString("en-GB");
+}
+
+export function moment(time) {
+  if (!time) return "";
+  const date = new Date(time * 1000);
+  return `${date.toLocaleDateString("en-CA")} ${date.toLocaleTimeString("en-GB")}`;
+}
+
+export function plural(number, one, many = `${one}s`) {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}
+
+const CAUSES = {
+  lost: "the connection ended, and the device was not back in time",
+  late: "the time was over before the report was here",
+  surplus: "the round had its reports without it",
+  stalled: "no step and no byte for too long",
+  stale: "the model that the task began from is too old",
+};
+
+export function explain(cause) {
+  if (cause in CAUSES) return CAUSES[cause];
+  if (cause.startsWith("failed: ")) return "the device gave the task back";
+  if (cause.startsWith("rejected: ")) return "the update was refused";
+  return "";
+}

@@ -1,0 +1,504 @@
+// One run: the open round, what is learned, devices, causes, updates, transfers, versions,
+// evaluations, what devices said; and what can be done with it.
+
+import { button } from "./actions.js";
+import { lines, stacked } from "./charts.js";
+import {
+  bytes, clock, count, duration, el, explain, figure, moment, plural, say, show, table,
+} from "./dom.js";
+import { ask, now, topic, who } from "./live.js";
+import { stateOf } from "./runs_view.js";
+
+const COLOURS = 8;
+const BARS = 40;
+
+export function run(root, name) {
+  const path = `v1/runs/${encodeURIComponent(name)}`;
+  const key = `run/${name}`;
+  const badge = el("span", { class: "badge" });
+  const notice = el("p", { class: "notice" });
+  show(notice, false);
+  const acts = actions(name, path);
+  root.append(
+    el("div", { class: "titled" }, el("h1", {}, name), badge, acts.node),
+    notice,
+  );
+  const parts = [
+    openRound(), learning(), fleet(), causes(), updates(), transfers(), versions(name, path),
+    evaluations(), said(),
+  ];
+  const replay = who().replay ? player() : null;
+  if (replay) root.append(replay.node);
+  for (const part of parts) root.append(part.node);
+
+  function update() {
+    const found = topic(key);
+    if (!found) return;
+    if (found.ended) {
+      say(notice, `There is no run called ${name} any more.`);
+      show(notice, true);
+      for (const part of parts) part.node.hidden = true;
+      acts.node.hidden = true;
+      return;
+    }
+    for (const part of parts) part.node.hidden = false;
+    const glance = topic("host")?.values[key] ?? {};
+    const run = { ...found.values, wanted: glance.wanted, failed: glance.failed };
+    const [word, kind] = stateOf(run);
+    say(badge, word);
+    badge.className = `badge ${kind}`;
+    const words = run.failed || run.finished || run.waits_for || "";
+    say(notice, words ? words[0].toUpperCase() + words.slice(1) : "");
+    show(notice, words !== "");
+    notice.classList.toggle("bad", Boolean(run.failed));
+    acts.draw(run);
+    const shown = replay ? replay.cut(found.lists) : found.lists;
+    for (const part of parts) part.draw(run, shown);
+  }
+  if (replay) replay.changed = update;
+  return {
+    title: name,
+    topics: ["host", key],
+    update,
+    tick: () => parts.forEach((part) => part.tick?.()),
+    close: () => replay?.stop(),
+  };
+}
+
+function actions(name, path) {
+  if (who().replay) return { node: el("div", { hidden: true }), draw() {} };
+  const made = {
+    resume: button("Start", `${path}/resume`, { done: `${name} goes on` }),
+    pause: button("Pause", `${path}/pause`, { done: `${name} pauses: no new task is given` }),
+    drain: button("Drain", `${path}/drain`, {
+      question: `Drain ${name}?`,
+      explanation: "The open round goes to its end. No other opens, and the run is then stopped. It can be started again.",
+      danger: true,
+      done: `${name} is drained`,
+    }),
+    stop: button("Stop", `${path}/stop`, {
+      question: `Stop ${name}?`,
+      explanation: "Devices lose the tasks that they have now, and what they trained for them. Reports that are here stay, and the run can be started again.",
+      danger: true,
+      done: `${name} stops`,
+    }),
+    evaluate: button("Evaluate", `${path}/evaluate`, { done: "an evaluation of the newest model begins" }),
+  };
+  const several = who().several;
+  const json = el("a", { href: path, class: "quiet" }, "as JSON");
+  const shown = several ? Object.values(made) : [made.evaluate];
+  return {
+    node: el("div", { class: "actions" }, ...shown, json),
+    draw(run) {
+      const stopped = run.wanted === "stopped";
+      show(made.resume, stopped || run.paused || run.draining || Boolean(run.failed));
+      show(made.pause, !stopped && !run.paused && !run.failed);
+      show(made.drain, !stopped && !run.draining && !run.failed);
+      show(made.stop, !stopped && !run.failed);
+      show(made.evaluate, Boolean(run.served) && !run.finished);
+    },
+  };
+}
+
+function section(title, ...children) {
+  const heading = el("h2", {}, title);
+  return el("section", {}, heading, ...children);
+}
+
+function bar(names) {
+  const words = el("span");
+  const value = el("span");
+  const spans = names.map((one) => el("span", { class: `back${one}` }));
+  const track = el("div", { class: "track", "aria-hidden": "true" }, spans);
+  return {
+    node: el("div", {}, el("div", { class: "bar-name" }, words, value), track),
+    draw(name, text, shares) {
+      say(words, name);
+      say(value, text);
+      shares.forEach((share, place) => {
+        const width = `${(100 * Math.min(1, Math.max(0, share || 0))).toFixed(1)}%`;
+        if (spans[place].style.width !== width) spans[place].style.width = width;
+      });
+    },
+  };
+}
+
+function openRound() {
+  const facts = el("dl", { class: "facts" });
+  const shown = {};
+  for (const name of ["Model version", "Round", "Goal", "Received", "Leased", "Lost", "Connected"]) {
+    shown[name] = el("dd");
+    facts.append(el("div", {}, el("dt", {}, name), shown[name]));
+  }
+  const reports = bar([0, 6, 1]);
+  const time = bar([7]);
+  const bars = el("div", { class: "bars" }, reports.node, time.node);
+  const causeLine = el("p", { class: "readout" });
+  const node = section("The open round", el("div", { class: "panel" }, facts, bars, causeLine));
+  let run = null;
+
+  function draw(found) {
+    run = found;
+    const isOpen = run.phase === "open";
+    const lost = Object.entries(run.dropped ?? {});
+    const total = lost.reduce((sum, [, value]) => sum + value, 0);
+    const goal = run.about?.goal;
+    say(shown["Model version"], run.about?.rounds ? `${count(run.version)} of ${count(run.about.rounds)}` : count(run.version));
+    say(shown.Round, isOpen ? count(run.round) : run.phase ? `${count(run.round)} (${run.phase})` : "none is open");
+    say(shown.Goal, count(goal));
+    say(shown.Received, count(run.accepted ?? 0));
+    say(shown.Leased, count(run.leases ?? 0));
+    say(shown.Lost, count(total));
+    say(shown.Connected, count(run.connected ?? 0));
+    show(bars, isOpen);
+    const out = Math.max(goal ?? 0, (run.accepted ?? 0) + (run.leases ?? 0) + total) || 1;
+    reports.draw(
+      "Received, leased, lost",
+      `${count(run.accepted ?? 0)} of ${count(goal)} reports`,
+      [run.accepted / out, run.leases / out, total / out],
+    );
+    say(causeLine, lost.length ? `Lost: ${lost.map(([cause, value]) => `${count(value)} ${cause}`).join(", ")}` : "");
+    tick();
+  }
+
+  function tick() {
+    if (!run?.ends || !run.about) {
+      show(time.node, false);
+      return;
+    }
+    const left = Math.max(0, run.ends - now());
+    show(time.node, true);
+    time.draw("Time until the deadline", `${duration(left)} left of ${duration(run.about.deadline)}`, [1 - left / run.about.deadline]);
+  }
+  return { node, draw, tick };
+}
+
+// Return rows with what was sent until then, and the names of all metrics.
+function learned(rows) {
+  let sum = 0;
+  const names = new Set();
+  const found = rows.map((row) => {
+    sum += row.up + row.down;
+    for (const name of Object.keys(row.metrics)) names.add(name);
+    return { ...row, sent: sum };
+  });
+  return [found, [...names]];
+}
+
+function learning() {
+  const axis = el(
+    "select",
+    { onchange: () => draw(...last) },
+    el("option", { value: "number" }, "rounds"),
+    el("option", { value: "closed" }, "time"),
+    el("option", { value: "sent" }, "bytes"),
+  );
+  const options = {
+    number: { x: count, xName: "round", wholeX: true },
+    closed: { x: clock, xName: "at", wholeX: true },
+    sent: { x: bytes, xName: "after" },
+  };
+  const grid = el("div", { class: "grid" });
+  const note = el("p", { class: "readout" });
+  const node = section("Learning", el("div", { class: "fields" }, el("label", {}, "Against", axis)), grid, note);
+  const charts = new Map();
+  let last = [null, null];
+
+  function draw(run, lists) {
+    last = [run, lists];
+    if (!lists) return;
+    const [rows, found] = learned(lists.rounds.filter((row) => row.outcome === "committed"));
+    const names = found.filter((name) => !name.startsWith("personal."));
+    if (!names.length) names.push("loss");
+    for (const name of names) {
+      const id = `${axis.value} ${name}`;
+      if (charts.has(id)) continue;
+      for (const [other, chart] of charts) {
+        if (other.endsWith(` ${name}`)) {
+          chart.node.remove();
+          charts.delete(other);
+        }
+      }
+      const wide = rows.length > 1 && rows.at(-1).closed - rows[0].closed > 86400;
+      const own = axis.value === "closed" && wide ? { ...options.closed, x: moment } : options[axis.value];
+      const chart = lines(name[0].toUpperCase() + name.slice(1), { ...own, empty: "No round has measured it yet." });
+      charts.set(id, chart);
+      grid.append(chart.node);
+    }
+    for (const [id, chart] of charts) {
+      const name = id.slice(id.indexOf(" ") + 1);
+      const points = (key) => rows.filter((row) => row.metrics[key] !== undefined).map((row) => [row[axis.value], row.metrics[key]]);
+      const series = [{ name, colour: 0, points: points(name) }];
+      if (found.includes(`personal.${name}`)) series.push({ name: "of personal models", colour: 1, points: points(`personal.${name}`) });
+      const about = run.about ?? {};
+      if (about.metric === name && about.target !== null && series[0].points.length) {
+        const ends = [series[0].points[0][0], series[0].points.at(-1)[0]];
+        series.push({ name: "target", colour: 7, points: ends.map((x) => [x, about.target]) });
+      }
+      chart.draw(series);
+    }
+    const when = rows.at(-1)?.evaluated;
+    say(note, rows.length ? `On the training examples of each round's own devices, ${when ? "before they trained" : "while they trained"}.` : "");
+  }
+  return { node, draw };
+}
+
+function fleet() {
+  const span = el(
+    "select",
+    { onchange: () => draw(...last) },
+    el("option", { value: "samples" }, "the last 15 minutes"),
+    el("option", { value: "minutes" }, "the last day"),
+  );
+  const chart = lines("Devices", { x: clock, y: count, xName: "at", wholeX: true, zero: true, whole: true, height: 220, empty: "No second has passed yet." });
+  const node = section("Devices", el("div", { class: "fields" }, el("label", {}, "Over", span)), chart.node);
+  const names = ["connected", "training", "uploading", "silent"];
+  let last = [null, null];
+
+  function draw(run, lists) {
+    last = [run, lists];
+    if (!lists) return;
+    const rows = lists[span.value];
+    chart.draw(
+      names.map((name, place) => ({
+        name,
+        colour: place,
+        title: name === "silent" ? "with a task, and not connected: the task waits for them" : undefined,
+        points: rows.map((row) => [row[0], row[place + 1]]),
+      })),
+    );
+  }
+  return { node, draw };
+}
+
+// Return at most BARS bars of rows, and the causes in them, the most frequent first.
+function binned(rows, valuesOf) {
+  const width = Math.max(1, Math.ceil(rows.length / BARS));
+  const bars = [];
+  const sums = {};
+  rows.forEach((row, place) => {
+    if (place % width === 0) bars.push({ x: row.number, values: {} });
+    const { values } = bars.at(-1);
+    for (const [cause, value] of Object.entries(valuesOf(row))) {
+      values[cause] = (values[cause] ?? 0) + value;
+      sums[cause] = (sums[cause] ?? 0) + value;
+    }
+  });
+  const causes = Object.keys(sums).sort((a, b) => sums[b] - sums[a]);
+  const few = causes.slice(0, COLOURS - 1);
+  if (causes.length > few.length) {
+    few.push("others");
+    for (const bar of bars) {
+      bar.values.others = causes.slice(COLOURS - 1).reduce((sum, cause) => sum + (bar.values[cause] ?? 0), 0);
+    }
+  }
+  return [bars, few];
+}
+
+function causes() {
+  const chart = stacked("Tasks that ended without a report, by round", { x: (number) => `${count(number)}`, xName: "round", empty: "Each task had its report." });
+  const rows = table("Why, in all", [{ name: "Cause" }, { name: "Tasks", number: true }, { name: "What it means", wide: true }], { empty: "No task ended without a report." });
+  const refusals = table("Messages refused", [{ name: "Code" }, { name: "Messages", number: true }], { empty: "No message was refused." });
+  const colours = new Map();
+  const node = section(
+    "Refused and lost",
+    el("div", { class: "grid" }, chart.node, el("div", { class: "panel" }, rows.node, refusals.node)),
+  );
+  function draw(run, lists) {
+    const [bars, found] = binned(lists.rounds, (row) => row.dropped);
+    for (const cause of found) if (!colours.has(cause)) colours.set(cause, (colours.size + 1) % COLOURS);
+    chart.draw(bars, found.map((cause) => ({ name: cause, colour: colours.get(cause), title: explain(cause) || undefined })));
+    const sorted = Object.entries(run.causes ?? {}).filter(([, value]) => value).sort((a, b) => b[1] - a[1]);
+    rows.draw(sorted.map(([cause, value]) => ({ key: [cause, value], cells: [cause, count(value), explain(cause)] })));
+    const codes = Object.entries(run.refusals ?? {});
+    refusals.draw(codes.map(([code, value]) => ({ key: [code, value], cells: [code, count(value)] })));
+  }
+  return { node, draw };
+}
+
+function updates() {
+  const stale = stacked("Updates by staleness", { xName: "versions behind:", x: (value) => String(value), empty: "No update has counted since the coordinator began." });
+  const tiers = stacked("Updates by tier", { xName: "tier", x: (value) => value, empty: "No update has counted since the coordinator began." });
+  const node = section("Updates", el("div", { class: "grid" }, stale.node, tiers.node));
+  function draw(run) {
+    const bars = Object.entries(run.staleness ?? {}).map(([x, value]) => ({ x, values: { updates: value } }));
+    stale.draw(bars, [{ name: "updates", colour: 0 }]);
+    const found = Object.entries(run.tiers ?? {}).sort((a, b) => b[1] - a[1]).slice(0, 12);
+    const named = found.map(([tier, value]) => ({ x: tier || "no tier", values: { updates: value } }));
+    tiers.draw(named, [{ name: "updates", colour: 2 }]);
+  }
+  return { node, draw };
+}
+
+function transfers() {
+  const chart = lines("Bytes a second", { x: clock, y: bytes, xName: "at", wholeX: true, zero: true });
+  const rounds = lines("Bytes of a round", { x: count, y: bytes, xName: "round", zero: true, wholeX: true });
+  const facts = el("p", { class: "readout" });
+  const node = section("Transfers", el("div", { class: "grid" }, chart.node, rounds.node), facts);
+  function draw(run, lists) {
+    const seconds = lists.samples;
+    chart.draw([
+      { name: "received", colour: 0, points: seconds.map((row) => [row[0], row[6]]) },
+      { name: "sent", colour: 1, points: seconds.map((row) => [row[0], row[7]]) },
+    ]);
+    rounds.draw([
+      { name: "received", colour: 0, points: lists.rounds.map((row) => [row.number, row.up]) },
+      { name: "sent", colour: 1, points: lists.rounds.map((row) => [row.number, row.down]) },
+    ]);
+    const [up, down] = run.bytes ?? [0, 0];
+    const places = run.served && run.uploading !== undefined ? `; ${plural(run.uploading, "upload")} under way, ${count(run.queued ?? 0)} wait` : "";
+    say(facts, `Since the coordinator began: received ${bytes(up)}, sent ${bytes(down)}${places}.`);
+  }
+  return { node, draw };
+}
+
+function versions(name, path) {
+  const rows = table(
+    "The versions of the model that are kept, the newest first",
+    [
+      { name: "Version", number: true }, { name: "Made" }, { name: "By" }, { name: "Kept as" },
+      { name: "Measured", wide: true }, { name: "Size", number: true }, { name: "" },
+    ],
+    { empty: "There is no model yet." },
+  );
+  const error = el("p", { class: "error" });
+  const node = section("Versions", el("div", { class: "panel" }, rows.node, error));
+  let seen = null;
+  let asking = false;
+
+  async function draw(run) {
+    const state = `${run.version} ${run.served}`;
+    if (state === seen || asking || who().models === false) return;
+    asking = true;
+    try {
+      const found = await ask(`${path}/models`);
+      seen = state;
+      say(error, "");
+      const newest = found.at(-1)?.version;
+      rows.draw(found.reverse().map((row) => ({ key: [row.version, row.kept, row.metrics, newest], cells: cells(row, newest) })));
+    } catch (refused) {
+      say(error, refused.message);
+    } finally {
+      setTimeout(() => {
+        asking = false;
+      }, 2000);
+    }
+  }
+
+  function cells(row, newest) {
+    const measured = Object.entries(row.metrics).map(([source, metrics]) => `${source}: ${Object.entries(metrics).map(([key, value]) => `${key} ${figure(value)}`).join(", ")}`);
+    const by = row.restores !== null ? `roll back to ${row.restores}` : row.round === null ? "the bundle" : `round ${row.round}`;
+    const back = row.version === newest || who().replay
+      ? ""
+      : button("Roll back", `${path}/roll-back`, {
+        body: { version: row.version },
+        question: `Roll ${name} back to version ${row.version}?`,
+        explanation: `The model of version ${row.version} becomes the newest version. What is trained for the open round is given up.`,
+        danger: true,
+        done: `${name} goes on from version ${row.version}`,
+      });
+    return [count(row.version), moment(row.made), by, row.kept ?? "", measured.join("; "), bytes(row.size), back];
+  }
+  if (who().models === false) node.hidden = true;
+  return { node, draw };
+}
+
+function evaluations() {
+  const rows = table(
+    "Evaluations on devices, of their own training examples, the newest first",
+    [
+      { name: "Number", number: true }, { name: "Version", number: true }, { name: "Outcome" },
+      { name: "Ended" }, { name: "Devices", number: true }, { name: "Examples", number: true },
+      { name: "Measured", wide: true },
+    ],
+    { empty: "The model was not evaluated on devices yet." },
+  );
+  const open = el("p", { class: "notice" });
+  const node = section("Evaluations", open, el("div", { class: "panel" }, rows.node));
+  function draw(run, lists) {
+    const one = run.evaluation;
+    say(open, one ? `Evaluation ${one.number} of version ${one.version} is under way: ${one.devices} of ${one.of} devices have measured.` : "");
+    show(open, Boolean(one));
+    const found = [...lists.evaluations].reverse().slice(0, 50);
+    rows.draw(
+      found.map((row) => ({
+        key: row.number,
+        cells: [
+          count(row.number), count(row.version), row.valid ? "valid" : "invalid", moment(row.closed),
+          count(row.devices), count(row.examples),
+          Object.entries(row.metrics).map(([key, value]) => `${key} ${figure(value)}`).join(", "),
+        ],
+      })),
+    );
+  }
+  return { node, draw };
+}
+
+function said() {
+  const rows = table(
+    "What devices said of failed tasks, and what was refused, the newest first",
+    [{ name: "When" }, { name: "Device" }, { name: "What" }, { name: "In words", wide: true }],
+    { empty: "No device has said anything since the coordinator began." },
+  );
+  const node = section("What devices said", el("div", { class: "panel" }, rows.node));
+  function draw(run, lists) {
+    const found = [...(lists.notes ?? [])].reverse().slice(0, 50);
+    rows.draw(
+      found.map(([time, device, cause, text], place) => ({
+        key: [time, device, cause, found.length - place],
+        cells: [moment(time), el("a", { href: `#/device/${encodeURIComponent(device)}` }, device), cause, text],
+      })),
+    );
+  }
+  return { node, draw };
+}
+
+// What a folder says, again: up to a moment that a person chooses, or as if it went on now.
+function player() {
+  const range = el("input", { type: "range", min: 0, max: 1000, value: 1000, step: 1, "aria-label": "Moment of the run" });
+  const words = el("span", { class: "quiet" });
+  const play = el("button", { type: "button" }, "Play");
+  const node = el("div", { class: "fields" }, play, el("label", { class: "moment" }, "Moment", range), words);
+  const own = { node, changed: () => {}, cut, stop };
+  let timer = null;
+  let ends = [0, 0];
+
+  function stop() {
+    clearInterval(timer);
+    timer = null;
+    say(play, "Play");
+  }
+  play.addEventListener("click", () => {
+    if (timer !== null) {
+      stop();
+      return;
+    }
+    if (Number(range.value) >= 1000) range.value = 0;
+    say(play, "Stop");
+    timer = setInterval(() => {
+      range.value = Number(range.value) + 4;
+      own.changed();
+      if (Number(range.value) >= 1000) stop();
+    }, 100);
+  });
+  range.addEventListener("input", () => own.changed());
+
+  function cut(lists) {
+    const rows = lists.rounds;
+    if (!rows.length) return lists;
+    ends = [rows[0].opened, rows.at(-1).closed];
+    const until = ends[0] + ((ends[1] - ends[0]) * Number(range.value)) / 1000;
+    say(words, `${duration(until - ends[0])} of ${duration(ends[1] - ends[0])}`);
+    if (Number(range.value) >= 1000) return lists;
+    return {
+      ...lists,
+      rounds: rows.filter((row) => row.closed <= until),
+      evaluations: lists.evaluations.filter((row) => row.closed <= until),
+      samples: lists.samples.filter((row) => row[0] <= until),
+      minutes: lists.minutes.filter((row) => row[0] <= until),
+      notes: lists.notes.filter((row) => row[0] <= until),
+    };
+  }
+  return own;
+}
+
