@@ -17,11 +17,12 @@ from fleetlearn_coordinator.dashboard.run_history import (
 )
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import Ended, Revived, Unanswered
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service.observers import (
     DeviceJoined,
     DeviceLeft,
-    EvaluationSummarised,
+    ExchangeSummarised,
     MessageRefused,
     RoundEnded,
     RunEvent,
@@ -72,7 +73,9 @@ class LiveRun:
                     history.refused(self._now(), device, code.value, text)
                 case RoundEnded(number, outcome, _, summary, why):
                     self._close_round(number, outcome, summary, why)
-                case EvaluationSummarised(number, version, valid, summary):
+                case ExchangeSummarised(kind, number, _, version, valid, summary) if (
+                    kind == EVALUATION
+                ):
                     row = evaluation_row(number, version, valid, self._now(), summary)
                     history.evaluations.add(row)
 
@@ -111,7 +114,8 @@ class LiveRun:
             return self._last
         server, engine = self.server, self.server.engine
         live = server.live()
-        del live["time"]
+        for key in ("time", "deadline"):  # they would differ each time
+            live.pop(key)
         return {
             "name": self.name,
             "served": True,
@@ -122,7 +126,7 @@ class LiveRun:
             "draining": engine.draining,
             "finished": server.run.finished,
             "ends": self._round_ends(),
-            "evaluation": live.get("evaluation"),
+            "evaluation": live.pop("exchanges").get(EVALUATION),
             **self.history.totals(),
         }
 
@@ -173,10 +177,11 @@ def read_history(plan: Plan) -> RunHistory:
     history = RunHistory()
     with find_storage(plan.data_dir).read_ledger() as ledger:
         rounds = ledger.closed_rounds(max(0, ledger.last_round() - ROUNDS + 1))
-        evaluations = ledger.evaluations()[-EVALUATIONS:]
+        evaluations = ledger.exchanges(EVALUATION)[-EVALUATIONS:]
     history.rounds.extend(round_row(*row) for row in rounds)
-    for number, version, outcome, closed, summary in evaluations:
-        row = evaluation_row(number, version, outcome == "valid", closed, summary)
+    for each in evaluations:
+        is_valid = each.outcome == "valid"
+        row = evaluation_row(each.number, each.version, is_valid, each.closed, each.summary)
         history.evaluations.add(row)
     for row in history.rounds.rows:
         history.causes.update(row["dropped"])
