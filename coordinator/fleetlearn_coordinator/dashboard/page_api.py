@@ -18,7 +18,7 @@ import msgspec
 
 from fleetlearn_coordinator.dashboard.live_feed import Feed, Viewer
 from fleetlearn_coordinator.dashboard.page_files import find_file
-from fleetlearn_coordinator.network.admin_listener import Content, Request, Stream, json_content
+from fleetlearn_coordinator.network.admin_listener import HttpContent, Request, Stream, json_content
 from fleetlearn_coordinator.network.http_port import RefusedError
 
 MOST_TOPICS = 4
@@ -112,7 +112,7 @@ class PageApi:
             return {"name": None}
         return {"name": who.name, "role": who.role, "csrf": csrf_of(secret), **self._about}
 
-    def _sign_in(self, request: Request) -> Content:
+    def _sign_in(self, request: Request) -> HttpContent:
         try:
             given = msgspec.json.decode(request.body, type=TokenGiven)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -124,12 +124,12 @@ class PageApi:
         secret, who = found
         return self._with_cookie(request, secret, self._describe(who, secret))
 
-    def _sign_out(self, request: Request) -> Content:
+    def _sign_out(self, request: Request) -> HttpContent:
         check_csrf(request)
         self._sessions().end(request.cookie)
         return self._with_cookie(request, "", {"name": None})
 
-    def _with_cookie(self, request: Request, secret: str, answer: dict[str, Any]) -> Content:
+    def _with_cookie(self, request: Request, secret: str, answer: dict[str, Any]) -> HttpContent:
         """Return the answer with the page's cookie. An empty one is removed by the browser. The
         cookie ends with the browser, or with the session."""
         cookie = f"{request.cookie_name}={secret}; Path=/; HttpOnly; SameSite=Strict"

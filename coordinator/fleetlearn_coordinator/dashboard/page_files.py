@@ -8,7 +8,7 @@ from http import HTTPStatus
 from importlib.resources import files
 from pathlib import PurePosixPath
 
-from fleetlearn_coordinator.network.admin_listener import Content
+from fleetlearn_coordinator.network.admin_listener import HttpContent
 from fleetlearn_coordinator.network.http_port import RefusedError
 from fleetlearn_coordinator.network.static_files import INDEX, TYPES
 
@@ -36,7 +36,7 @@ def page_files() -> dict[str, bytes]:
     return {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
 
 
-def find_file(path: tuple[str, ...], known: str) -> Content:
+def find_file(path: tuple[str, ...], known: str) -> HttpContent:
     """Return the page's file at a path. ``known``: the request's If-None-Match. Raises RefusedError
     where there is no such file."""
     name = INDEX if path == ("",) else path[-1] if len(path) == 2 and path[0] == "page" else ""
@@ -46,6 +46,6 @@ def find_file(path: tuple[str, ...], known: str) -> Content:
     tag = f'"{sha256(content).hexdigest()[:32]}"'
     headers = [*HEADERS, ("ETag", tag)]
     if tag == known:
-        return Content(HTTPStatus.NOT_MODIFIED, headers, b"")
+        return HttpContent(HTTPStatus.NOT_MODIFIED, headers, b"")
     kind = TYPES[PurePosixPath(name).suffix]
-    return Content(HTTPStatus.OK, [*headers, ("Content-Type", kind)], content)
+    return HttpContent(HTTPStatus.OK, [*headers, ("Content-Type", kind)], content)

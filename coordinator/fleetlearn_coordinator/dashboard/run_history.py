@@ -30,7 +30,7 @@ MOST_TEXT = 500
 """Characters of a device's text that are kept."""
 
 
-class Fleet(NamedTuple):
+class FleetNow(NamedTuple):
     """How many devices do what, at one moment."""
 
     connected: int
@@ -122,7 +122,7 @@ class RunHistory:
         self.bytes_up += up
         self.bytes_down += down
 
-    def sample(self, time: float, fleet: Fleet) -> None:
+    def sample(self, time: float, fleet: FleetNow) -> None:
         """Close a second: what happened in it, and what devices do at its end."""
         up, down = self.bytes_up - self._sampled_up, self.bytes_down - self._sampled_down
         row = [int(time), *fleet, self._counted, up, down, dict(self._ended)]

@@ -70,7 +70,7 @@ class Request(NamedTuple):
     """The header If-None-Match."""
 
 
-class Content(NamedTuple):
+class HttpContent(NamedTuple):
     """An answer that is not JSON with status 200."""
 
     status: HTTPStatus
@@ -87,7 +87,7 @@ class Stream(NamedTuple):
 
 
 Answer = Callable[[Request], Any]
-"""Returns what is answered as JSON, or Content or Stream. Called in other threads. Raises
+"""Returns what is answered as JSON, or HttpContent or Stream. Called in other threads. Raises
 RefusedError."""
 
 
@@ -132,7 +132,7 @@ class AdminListener:
         if isinstance(content, Stream):
             await self._stream(connection, writer, content)
             return True
-        if not isinstance(content, Content):
+        if not isinstance(content, HttpContent):
             content = json_content(content)
         headers = [
             ("Connection", "close"),
@@ -184,13 +184,13 @@ class AdminListener:
 
 def json_content(
     content: Any, status: HTTPStatus = HTTPStatus.OK, headers: list[tuple[str, str]] | None = None
-) -> Content:
+) -> HttpContent:
     """Return an answer in JSON, which nobody keeps."""
     own = [("Cache-Control", "no-store"), ("Content-Type", "application/json"), *(headers or [])]
-    return Content(status, own, msgspec.json.encode(content) + b"\n")
+    return HttpContent(status, own, msgspec.json.encode(content) + b"\n")
 
 
-async def _refusal(refused: RefusedError) -> Content:
+async def _refusal(refused: RefusedError) -> HttpContent:
     """Return the answer to a request that is refused. Guesses of a token are answered late."""
     headers = []
     if refused.status == HTTPStatus.UNAUTHORIZED:

@@ -10,7 +10,7 @@ from typing import Any
 from fleetlearn_coordinator.dashboard.run_history import (
     EVALUATIONS,
     ROUNDS,
-    Fleet,
+    FleetNow,
     RunHistory,
     evaluation_row,
     round_row,
@@ -95,13 +95,13 @@ class LiveRun:
         history.moved(up - history.bytes_up, down - history.bytes_down)
         history.sample(self._now(), self._fleet())
 
-    def _fleet(self) -> Fleet:
+    def _fleet(self) -> FleetNow:
         server = self.server
         places, book = server.host.uploads.places, server.engine.book
         uploading = sum(upload.spool is server.spool for upload in places.held)
         silent = len(book.absent)
         training = max(0, len(book.tasks) - silent - uploading)
-        return Fleet(server.connected, training, uploading, silent)
+        return FleetNow(server.connected, training, uploading, silent)
 
     def end(self) -> None:
         """The run is served no more: what was told last stays."""

@@ -8,12 +8,12 @@ from fleetlearn_coordinator.dashboard.run_history import (
     NOTES,
     OTHERS,
     SECONDS,
-    Fleet,
+    FleetNow,
     RunHistory,
     round_row,
 )
 
-IDLE = Fleet(0, 0, 0, 0)
+IDLE = FleetNow(0, 0, 0, 0)
 
 
 def test_a_second_has_what_happened_in_it() -> None:
@@ -22,10 +22,10 @@ def test_a_second_has_what_happened_in_it() -> None:
     history.counted(2, "")
     history.ended("lost")
     history.moved(100, 50)
-    history.sample(1000.4, Fleet(5, 2, 1, 1))
+    history.sample(1000.4, FleetNow(5, 2, 1, 1))
     history.ended("late")
     history.moved(10, 0)
-    history.sample(1001.4, Fleet(4, 1, 0, 2))
+    history.sample(1001.4, FleetNow(4, 1, 0, 2))
     assert list(history.samples.rows) == [
         [1000, 5, 2, 1, 1, 2, 100, 50, {"lost": 1}],
         [1001, 4, 1, 0, 2, 0, 10, 0, {"late": 1}],
@@ -47,7 +47,7 @@ def test_seconds_add_up_to_minutes() -> None:
         history.moved(3, 1)
         if second % 30 == 0:
             history.ended("lost")
-        history.sample(second, Fleet(second, 0, 0, 0))
+        history.sample(second, FleetNow(second, 0, 0, 0))
     first, second = history.minutes.rows
     assert first == [1020, 1019, 0, 0, 0, 5, 15, 5, {}]
     assert second == [1080, 1079, 0, 0, 0, 60, 180, 60, {"lost": 2}]
