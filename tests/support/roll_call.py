@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import pytest
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds import round_state
@@ -27,18 +26,17 @@ PHASES = 3
 
 
 class RollCall(NamedTuple):
-    """A series is opened by request, or once at a version of the model."""
+    """A series is opened by request, and every few versions of the model if ``every`` says so."""
 
     devices: int = 4
     minimum: int = 2
     deadline: float = 15.0
-    at: int | None = None
-    """The version of the model at which one series is due. None: none is."""
     kind: str = ROLL_CALL
     letter: str = "r"
+    every: int = 0
 
     def due(self, last: int, newest: int, *, final: bool) -> bool:
-        return self.at is not None and last < self.at <= newest
+        return self.every > 0 and newest // self.every > last // self.every
 
     def terms(self, phase: int) -> ExchangeTerms:
         return ExchangeTerms(self.devices, self.minimum, self.deadline)
@@ -83,11 +81,12 @@ class RollCallRecords(ExchangeRecords):
         return {device: sent.number for device, sent in self.answers[phase - 1].items()}
 
 
-def register(patch: pytest.MonkeyPatch, rules: RollCall) -> None:
-    """Let coordinators know roll calls. ``patch`` undoes that."""
-    patch.setitem(round_state.EXCHANGE_POLICIES, ROLL_CALL, roll_call(rules))
-    patch.setitem(EXCHANGE_KINDS, ROLL_CALL, CONTENTS)
-    patch.setitem(run.EXCHANGE_RECORDS, ROLL_CALL, RollCallRecords)
+def register(put: Callable[[dict[str, Any], str, Any], None], rules: RollCall) -> None:
+    """Let coordinators know roll calls. ``put``: sets a dictionary's item, and may undo that
+    later (``MonkeyPatch.setitem``)."""
+    put(round_state.EXCHANGE_POLICIES, ROLL_CALL, roll_call(rules))
+    put(EXCHANGE_KINDS, ROLL_CALL, CONTENTS)
+    put(run.EXCHANGE_RECORDS, ROLL_CALL, RollCallRecords)
 
 
 def closed_phases(data_dir: Path) -> list[tuple[int, bool, dict[str, int], dict[str, int]]]:

@@ -16,7 +16,7 @@ from roll_call import ROLL_CALL, RollCall, closed_phases, register
 
 @pytest.fixture(autouse=True)
 def _has_roll_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    register(monkeypatch, RollCall(deadline=30.0))
+    register(monkeypatch.setitem, RollCall(deadline=30.0))
 
 
 @pytest.fixture
