@@ -77,13 +77,13 @@ demo-web: .venv/.installed
 	@$(BIN)/python -m examples.demo_web $(ARGS)
 
 # The tests that need the training build run in its environment first, where there is one.
-test: $(INSTALLED)
+test: $(INSTALLED) .venv/.results
 	@$(call ort_training_tests,"ort_training and not slow")
 	@$(BIN)/python $(PYTEST) -m "not slow" $(RERUNS) $(ARGS)
 
 # Coverage is measured over the fast tests: it makes the slow ones (kills, exports, long trainings) twice as slow. It is
 # held to its floors where all tests run.
-test-all: $(INSTALLED) browsers
+test-all: $(INSTALLED) .venv/.results browsers
 	@rm -rf .test-coverage
 	@$(call ort_training_tests,"ort_training and not slow",-m coverage run)
 	@$(BIN)/python -m coverage run $(PYTEST) -m "not slow" $(ARGS) || [ $$? = 5 ]
@@ -173,6 +173,11 @@ clean:
 .venv/.zoo: .venv/.installed
 	@echo 'adding torchvision, transformers and PEFT to .venv'
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[all,dev,zoo]'
+	@touch $@
+
+.venv/.results: .venv/.installed
+	@echo 'adding TensorBoard, MLflow, pandas and Polars to .venv'
+	@$(BIN)/python $(PIP_INSTALL) --editable '.[all,dev,results]'
 	@touch $@
 
 .venv/.docs: .venv/.installed

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fleetlearn_coordinator.plan.plan import Plan, PlanError
     from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
+    from fleetlearn_coordinator.results.run_results import RunResults
     from fleetlearn_coordinator.rounds.engine import Engine
     from fleetlearn_coordinator.rounds.settings import Settings
     from fleetlearn_coordinator.service.serve import RunResult, serve, serve_async
@@ -19,6 +20,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "RunResult",
+    "RunResults",
     "ServiceError",
     "ServiceSettings",
     "Settings",
@@ -33,6 +35,7 @@ __all__ = [
 _MODULES = {
     "plan.plan": ("Plan", "PlanError"),
     "plan.service_settings": ("ServiceError", "ServiceSettings"),
+    "results.run_results": ("RunResults",),
     "rounds.engine": ("Engine",),
     "rounds.settings": ("Settings",),
     "service.serve": ("RunResult", "serve", "serve_async"),

@@ -28,6 +28,7 @@ with needs("fleetlearn-coordinator", "coordinator"):
         identity_commands,
         key_commands,
         model_commands,
+        result_commands,
         run_commands,
     )
     from fleetlearn_coordinator.aggregation.round_summary import BEFORE, measured_when
@@ -46,6 +47,7 @@ app = command_app("fleetlearn-coordinator", "Federated learning's coordinator.")
 app.add_typer(identity_commands.app)
 app.add_typer(key_commands.app)
 app.add_typer(model_commands.app)
+app.add_typer(result_commands.app)
 app.add_typer(administrator_commands.app)
 app.add_typer(run_commands.app)
 app.add_typer(backup_commands.app)

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fleetlearn_simulator.errors import SimulatorError
+    from fleetlearn_simulator.results.measured import load_results
     from fleetlearn_simulator.run import Options, Outcome, simulate
     from fleetlearn_simulator.scenario.scenario import Scenario
 
-__all__ = ["Options", "Outcome", "Scenario", "SimulatorError", "simulate"]
+__all__ = ["Options", "Outcome", "Scenario", "SimulatorError", "load_results", "simulate"]
 
 _MODULES = {
     "errors": ("SimulatorError",),
+    "results.measured": ("load_results",),
     "run": ("Options", "Outcome", "simulate"),
     "scenario.scenario": ("Scenario",),
 }

@@ -28,6 +28,7 @@ with needs("fleetlearn-simulate", "simulator"):
     )
     from rich.table import Table
 
+    from fleetlearn_simulator import result_commands
     from fleetlearn_simulator.fleet.fleet import Fleet
     from fleetlearn_simulator.interrupts import STOP_REQUESTED, begin_worker, interruptible
     from fleetlearn_simulator.results.run_folder import CHECKPOINT, SCENARIO, SUMMARY
@@ -36,6 +37,7 @@ with needs("fleetlearn-simulate", "simulator"):
     from fleetlearn_simulator.training.choice import BackendChoice
 
 app = command_app("fleetlearn-simulate", "Simulates a fleet of devices in virtual time.")
+app.add_typer(result_commands.app)
 ScenarioFile = Annotated[
     Path,
     typer.Argument(metavar="SCENARIO.toml", help="The plan, the devices, and what goes wrong."),

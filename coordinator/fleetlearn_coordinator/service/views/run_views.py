@@ -157,7 +157,7 @@ def _glance(
 def _round(row: Found) -> RoundView:
     number, outcome, opened, closed, summary = row
     # earlier versions: fewer keys
-    dropped: Mapping[str, int] = summary["dropped"]
+    lost, refused, surplus = causes_of(summary["dropped"])
     return RoundView(
         number=number,
         outcome=outcome,
@@ -166,17 +166,9 @@ def _round(row: Found) -> RoundView:
         seconds=summary.get("seconds", closed - opened),
         reports=summary["reports"],
         partial=summary.get("partial", 0),
-        lost={
-            cause: count
-            for cause, count in sorted(dropped.items())
-            if cause != UNWANTED and not cause.startswith(REJECTED)
-        },
-        refused={
-            cause.removeprefix(REJECTED): count
-            for cause, count in sorted(dropped.items())
-            if cause.startswith(REJECTED)
-        },
-        surplus=dropped.get(UNWANTED, 0),
+        lost=lost,
+        refused=refused,
+        surplus=surplus,
         loss=summary["metrics"].get("loss"),
         metrics=summary["metrics"],
         norm=summary["change"],
@@ -184,6 +176,22 @@ def _round(row: Found) -> RoundView:
         bytes_down=summary.get("bytes_down", 0),
         summary=summary,
     )
+
+
+def causes_of(dropped: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int], int]:
+    """Return what became of a round's tasks without a report that counts: cause -> tasks that were
+    lost, code -> updates that were refused, and how many were cancelled for a full round.
+    ``dropped``: cause -> tasks, as a round's summary has it."""
+    found = sorted(dropped.items())
+    refused = {
+        cause.removeprefix(REJECTED): count for cause, count in found if cause.startswith(REJECTED)
+    }
+    lost = {
+        cause: count
+        for cause, count in found
+        if cause != UNWANTED and not cause.startswith(REJECTED)
+    }
+    return lost, refused, dropped.get(UNWANTED, 0)
 
 
 def _recent(closed: Sequence[Found]) -> list[Found]:
