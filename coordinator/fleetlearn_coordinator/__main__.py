@@ -74,6 +74,14 @@ def serve(
     ] = None,
     stay: Annotated[bool, typer.Option(help="Once finished, go on telling devices so.")] = False,
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of /metrics, /healthz and /readyz; 0: any. Default: [metrics] of the file.",
+            min=0,
+            max=65535,
+        ),
+    ] = None,
 ) -> None:
     """Run a plan's training, or go on with it. Ends by itself when a stop rule is met; SIGTERM
     stops it cleanly.
@@ -87,9 +95,10 @@ def serve(
                 raise typer.BadParameter(
                     f"{plan} is a service file with runs: --service and --stay are for a plan"
                 )
-            serve_runs(ServiceSettings.load(plan))
+            serve_runs(ServiceSettings.load(plan).with_metrics_port(metrics_port))
             return
-        settings = ServiceSettings.load(service) if service else None
+        settings = ServiceSettings.load(service) if service else ServiceSettings()
+        settings = settings.with_metrics_port(metrics_port)
         serve_plan(Plan.load(plan), service=settings, stay=stay)  # its last words are in the log
 
 

@@ -180,6 +180,12 @@ class Host:
         elif not self.failure.done():
             self.failure.set_exception(error)
 
+    @property
+    def certificate_ends(self) -> float | None:
+        """When the coordinator's certificate ends, in Unix time. None: there is none."""
+        own = None if self._certificates is None else self._certificates.own
+        return None if own is None else own.ends
+
     # What a run says
 
     def devices_of(self, run: ServedRun) -> list[str]:

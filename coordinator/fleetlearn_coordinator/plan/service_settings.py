@@ -19,6 +19,7 @@ from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.messages import Identifier
 from fleetlearn_protocol.paths import in_home
 from msgspec import Meta
+from msgspec.structs import replace
 
 from fleetlearn_coordinator.plan.toml_errors import (
     Positive,
@@ -89,6 +90,16 @@ class Admin(Section, frozen=True, kw_only=True):
     host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
     """Address to listen on."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8766
+    """TCP port; 0: any that is free."""
+
+
+class MetricsPort(Section, frozen=True, kw_only=True):
+    """[metrics]: the port of programs that watch the coordinator, docs/operate/monitoring.md:
+    /metrics, /healthz and /readyz. With [tls] it has TLS, too. Whoever can connect may read it."""
+
+    host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8768
     """TCP port; 0: any that is free."""
 
 
@@ -166,12 +177,21 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     log are kept."""
     page: Page | None = None
     """Default: no page for people."""
+    metrics: MetricsPort | None = None
+    """Default: no port for metrics and health."""
 
     @property
     def own_origins(self) -> list[str]:
         """The web pages that may connect: those of ``origins``, and the page's ``address``."""
         own = self.page.address if self.page is not None else None
         return [*self.origins, *([own] if own is not None else [])]
+
+    def with_metrics_port(self, port: int | None) -> ServiceSettings:
+        """Return these settings with another port of [metrics]; None: as they are."""
+        if port is None:
+            return self
+        metrics = replace(self.metrics or MetricsPort(), port=port)
+        return replace(self, metrics=metrics)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ServiceSettings:
@@ -208,6 +228,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                 "limits": Limits,
                 "admin": Admin,
                 "page": Page,
+                "metrics": MetricsPort,
             }
             refuse_unknown(raw, "service file", cls, tables, hidden=())
             settings = read_tables(raw, "service file", cls, paths_from(Path(base)))
@@ -230,6 +251,8 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                 _check_admin(settings, settings.admin)
             if settings.page is not None:
                 _check_page(settings, settings.page)
+            if settings.metrics is not None:
+                _check_metrics(settings, settings.metrics)
             if settings.identities is not None and settings.open:
                 raise ValueError(
                     "identities and open = true contradict each other: leave one of them out"
@@ -280,6 +303,16 @@ def _check_admin(settings: ServiceSettings, admin: Admin) -> None:
             f'admin.host = "{admin.host}" lets other machines connect, and without TLS whoever is '
             "on the way reads administrators' tokens. Give [tls] a certificate and a key, or "
             "listen on 127.0.0.1"
+        )
+
+
+def _check_metrics(settings: ServiceSettings, metrics: MetricsPort) -> None:
+    if settings.tls is None and not settings.insecure and not is_loopback(metrics.host):
+        raise ValueError(
+            f'metrics.host = "{metrics.host}" lets other machines connect, and without TLS whoever '
+            "is on the way reads and changes what they are told. Give [tls] a certificate and a "
+            "key, listen on 127.0.0.1, or say insecure = true where everybody on the network is "
+            "trusted"
         )
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -22,6 +22,8 @@ from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run, updates_kept
+from fleetlearn_coordinator.service.monitoring.monitor import Monitor
+from fleetlearn_coordinator.service.monitoring.port import monitoring
 from fleetlearn_coordinator.service.page import page_descriptors, page_port
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.server import RunServer
@@ -77,7 +79,7 @@ async def serve_async(
 async def _serve(
     plan: Plan, service: ServiceSettings, stopped: asyncio.Future[str], *, stay: bool
 ) -> RunResult:
-    async with running(plan, service) as server:
+    async with running(plan, service, stopped.done) as server:
         process_settings.collect_garbage_rarely()
         await asyncio.wait({server.done, stopped}, return_when=asyncio.FIRST_COMPLETED)
         # the last models are still to be measured
@@ -98,9 +100,11 @@ async def _serve(
 
 
 @asynccontextmanager
-async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServer]:
-    """Serve a plan, with its data directory open and its host listening, until the block is
-    left."""
+async def running(
+    plan: Plan, service: ServiceSettings, stopping: Callable[[], bool] = lambda: False
+) -> AsyncIterator[RunServer]:
+    """Serve a plan, with its data directory open and its host listening, until the block is left.
+    ``stopping``: returns whether the process was told to stop."""
     if service.runs is not None:
         text = (
             f"a plan was given ({plan.file}), and runs = {service.runs} in the service file: one "
@@ -121,9 +125,16 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
         try:
             if identities is not None:
                 run.server.run.roll_backs.audit = partial(_log_roll_back, identities, plan.name)
-            async with host, administrators_port(service, host, plan) as live:
+            async with (
+                host,
+                administrators_port(service, host, plan) as live,
+                monitoring(service, host, stopping) as monitor,
+            ):
                 if live is not None:
                     live.add_run(plan.name, run.server)
+                if monitor is not None:
+                    monitor.add(plan.name, run.server)
+                    monitor.loaded = True
                 run.begin(run.server.run.resume(run.server.now()))
                 await host.listen()
                 run.listens_at(host.address)
@@ -132,7 +143,7 @@ async def running(plan: Plan, service: ServiceSettings) -> AsyncIterator[RunServ
                 logger.info(
                     "listening on %s, data in %s: the run %s", host.address, plan.data_dir, where
                 )
-                sweeper = asyncio.get_running_loop().create_task(_sweep(host, run))
+                sweeper = asyncio.get_running_loop().create_task(_sweep(host, run, monitor))
                 try:
                     async with page_port(service, host, plan):
                         yield run.server
@@ -199,12 +210,14 @@ def _stop(stopped: asyncio.Future[str], number: signal.Signals) -> None:
         stopped.set_result(f"stopped by {number.name}")
 
 
-async def _sweep(host: Host, run: HostedRun) -> None:
+async def _sweep(host: Host, run: HostedRun, monitor: Monitor | None) -> None:
     while not run.server.ended:
         try:
             host.sweep(SWEEP)
             peer_log.flush()
             run.look()
+            if monitor is not None:
+                monitor.look()
         except Exception as error:
             run.server.fail(error)
             return

@@ -23,6 +23,8 @@ from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run
 from fleetlearn_coordinator.service.live_page import LivePage
+from fleetlearn_coordinator.service.monitoring.monitor import Monitor
+from fleetlearn_coordinator.service.monitoring.port import monitoring
 from fleetlearn_coordinator.service.page import page_descriptors, page_port
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.serve import SWEEP, check_places, process_for_serving
@@ -56,7 +58,7 @@ def serve_runs(service: ServiceSettings) -> str:
 
 async def _serve(service: ServiceSettings) -> str:
     with process_for_serving() as stopped:
-        async with hosting(service) as runs:
+        async with hosting(service, stopped.done) as runs:
             process_settings.collect_garbage_rarely()
             await runs.wait(stopped)
             await runs.send_all_away()
@@ -65,9 +67,11 @@ async def _serve(service: ServiceSettings) -> str:
 
 
 @asynccontextmanager
-async def hosting(service: ServiceSettings) -> AsyncIterator[HostedRuns]:
+async def hosting(
+    service: ServiceSettings, stopping: Callable[[], bool] = lambda: False
+) -> AsyncIterator[HostedRuns]:
     """Serve the runs of a service, with their data directories open and the host listening, until
-    the block is left."""
+    the block is left. ``stopping``: returns whether the process was told to stop."""
     assert service.runs is not None
     with closing(Runs(service.runs)) as wanted, wanted.lock():
         identities = None if service.identities is None else open_identities(service.identities)
@@ -79,7 +83,11 @@ async def hosting(service: ServiceSettings) -> AsyncIterator[HostedRuns]:
                 service, places, None if identities is None else Gate(identities), several=True
             )
             runs = HostedRuns(service, host, places, wanted, identities)
-            async with host, administrators_port(service, host) as runs.live:
+            async with (
+                host,
+                administrators_port(service, host) as runs.live,
+                monitoring(service, host, stopping) as runs.monitor,
+            ):
                 await host.listen()
                 logger.info("listening on %s, runs in %s", host.address, service.runs)
                 try:
@@ -116,6 +124,8 @@ class HostedRuns:
         """What shows the runs to administrators."""
         self._sweeper: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
+        self.monitor: Monitor | None = None
+        """Watches the runs, if somebody wants to know."""
         self._starting = True
         """The runs that are there at the start have not all begun."""
 
@@ -199,6 +209,9 @@ class HostedRuns:
             ):
                 await self._begin(run)
         self._starting = False
+        if self.monitor is not None:
+            self.monitor.loaded = True
+            self.monitor.look({run.name: bool(run.failed) for run in wanted})
 
     async def _begin(self, wanted: WantedRun) -> None:
         """Open a run and serve it, in the state that is wanted. If that cannot be, it has
@@ -227,6 +240,8 @@ class HostedRuns:
             run.server.run.roll_backs.audit = partial(self._log_roll_back, wanted.name)
             if self.live is not None:
                 self.live.add_run(wanted.name, run.server)
+            if self.monitor is not None:
+                self.monitor.add(wanted.name, run.server)
             run.begin(pending)
             run.listens_at(self.host.address)
         except Exception as error:
@@ -302,6 +317,8 @@ class HostedRuns:
         run, name = self._open.pop(number), self._names.pop(number)
         if self.live is not None:
             self.live.end_run(name)
+        if self.monitor is not None:
+            self.monitor.remove(name)
         run.server.end(f"the run {name} is {what}")
         if not run.server.done.done():
             run.server.done.set_result(what)

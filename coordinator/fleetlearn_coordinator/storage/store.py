@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -71,6 +72,9 @@ class Store:
         """Accepted task of a round that is not open yet -> that round, and its spool file."""
         self._turn: int | None = ledger.get("sum")
         """Which of the two saved sums of the open round counts. None: neither."""
+        self.timed: Callable[[float], object] | None = None
+        """Called with the seconds that each batch of rows took to write, in the thread that wrote
+        the batch."""
 
     def close(self) -> None:
         if self._writer is not None:
@@ -94,7 +98,7 @@ class Store:
         """
         if self._ledger.is_slow:
             self._begun = begun
-            self._writer = BatchWriter(self._ledger.write, call, failed)
+            self._writer = BatchWriter(self._write_now, call, failed)
 
     @property
     def ledger(self) -> Ledger:
@@ -130,12 +134,18 @@ class Store:
 
     def _write(self, rows: Sequence[Row]) -> None:
         if self._writer is None:
-            self._ledger.write(rows)
+            self._write_now(rows)
         else:
             number = self._writer.submit(rows)
             self._writer.when_safe(self._begun())
             if any(isinstance(row, AggregatorSaved | ModelMade | RoundClosed) for row in rows):
                 self._bytes_changed = number
+
+    def _write_now(self, rows: Sequence[Row]) -> None:
+        began = time.perf_counter()
+        self._ledger.write(rows)
+        if self.timed is not None:
+            self.timed(time.perf_counter() - began)
 
     def write(self, rows: Sequence[Row]) -> None:
         """Write one batch of rows: all of them count, or none. They are safe when this returns, or
@@ -170,6 +180,11 @@ class Store:
             self._held[task] = spool_file
         else:
             self._early[task] = early, spool_file
+
+    @property
+    def spool_files(self) -> int:
+        """How many spool files hold accepted updates that no saved state contains."""
+        return len(self._held) + len(self._early)
 
     @property
     def must_save_aggregator(self) -> bool:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from fleetlearn_coordinator.plan.service_settings import (
     Admin,
+    MetricsPort,
     Page,
     ServiceError,
     ServiceSettings,
@@ -40,12 +41,14 @@ def test_the_example_has_every_key_with_its_default() -> None:
         is values.pop("identities")
         is values.pop("admin")
         is values.pop("runs")
+        is values.pop("metrics")
         is None
     )
     assert values.pop("page") is None
     assert re.search(r"^# identities = ", text, re.MULTILINE)
     assert re.search(r"^# runs = ", text, re.MULTILINE)
-    keys = (*Tls.__struct_fields__, *Admin.__struct_fields__, *Page.__struct_fields__)
+    sections = (Tls, Admin, MetricsPort, Page)
+    keys = [key for section in sections for key in section.__struct_fields__]
     assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in keys)
     defaults = {
         key: "false" if value is False else str(value or "none") for key, value in values.items()

@@ -1,0 +1,1 @@
+"""What tells other programs how a coordinator does: metrics for Prometheus, health, alerts."""

@@ -1,0 +1,70 @@
+"""What is read of a run and of its host at the moment of a scrape, on the event loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from fleetlearn_coordinator.network.host import Host
+from fleetlearn_coordinator.rounds.settings import Phase
+from fleetlearn_coordinator.service.monitoring.catalogue import Sample
+from fleetlearn_coordinator.service.server import RunServer
+
+
+def run_gauges(run: str, server: RunServer, live: dict[str, Any]) -> Iterator[tuple[str, Sample]]:
+    """Yield the name and series of each metric. ``live``: what ``server.live()`` returned."""
+    engine = server.engine
+    finished = server.run.finished is not None
+    single = {
+        "round": live["round"],
+        "round_open": engine.phase is Phase.OPEN,
+        "round_goal": engine.settings.goal,
+        "round_minimum": engine.settings.minimum,
+        "round_reports": live["accepted"],
+        "model_version": live["version"],
+        "paused": engine.paused,
+        "finished": finished,
+        "devices_connected": live["connected"],
+        "leases": live["leases"],
+        "spool_files": server.run.store.spool_files,
+    }
+    for name, value in single.items():
+        yield f"fleetlearn_{name}", Sample((run,), float(value))
+    moving = live["uploading"] + live["queued"]
+    states = {
+        "idle": live["idle"],
+        "training": max(0, live["leases"] - moving),
+        "uploading": live["uploading"],
+        "queued": live["queued"],
+        "unable": server.unable,
+        "away": live.get("away", 0),
+    }
+    for state, count in states.items():
+        yield "fleetlearn_devices", Sample((run, state), float(count))
+
+
+def present(live: dict[str, Any]) -> int:
+    """Return how many devices are connected, or away because they were told to be."""
+    return int(live["connected"] + live.get("away", 0))
+
+
+def waits(server: RunServer) -> bool:
+    """Return whether the run waits for rounds: it is neither paused nor finished nor drained."""
+    engine = server.engine
+    return not (
+        engine.paused
+        or server.run.finished is not None
+        or server.done.done()
+        or (engine.draining and engine.phase is Phase.GATHERING)
+    )
+
+
+def host_gauges(host: Host) -> Iterator[tuple[str, Sample]]:
+    """Yield the name and series of each metric of the process's connections."""
+    queues = [driver.connection.transport.get_write_buffer_size() for driver in host.connections]
+    yield "fleetlearn_connections", Sample((), float(len(queues)))
+    yield "fleetlearn_send_queue_bytes", Sample((), float(sum(queues)))
+    yield "fleetlearn_send_queue_longest_bytes", Sample((), float(max(queues, default=0)))
+    if (ends := host.certificate_ends) is not None:
+        yield "fleetlearn_certificate_left_seconds", Sample((), ends - time.time())

@@ -1,0 +1,201 @@
+"""What watches a coordinator's process and its runs, for metrics and health."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+from fleetlearn_protocol.errors import in_words
+
+from fleetlearn_coordinator.network.host import SOFTWARE, Host
+from fleetlearn_coordinator.service.monitoring.catalogue import (
+    SPECS,
+    Buckets,
+    HistogramValue,
+    Sample,
+    Samples,
+    add_to,
+)
+from fleetlearn_coordinator.service.monitoring.gauges import host_gauges, present, run_gauges, waits
+from fleetlearn_coordinator.service.monitoring.loop_lag import LoopLag
+from fleetlearn_coordinator.service.monitoring.run_metrics import LOSSES, RunMetrics
+from fleetlearn_coordinator.service.server import RunServer
+
+T = TypeVar("T")
+
+FRESH = 1.0
+"""Seconds for which one answer does for all who ask."""
+PROBE = b"\0" * 4096
+"""What is written to find whether a disk takes anything."""
+LAG = "fleetlearn_event_loop_lag_seconds"
+
+
+class WatchedRun(NamedTuple):
+    """A run that is served."""
+
+    server: RunServer
+    metrics: RunMetrics
+
+
+class Health(NamedTuple):
+    """Whether the coordinator does its work."""
+
+    ready: bool
+    why: list[str]
+    """What is missing, for people. Empty: nothing."""
+
+
+class Monitor:
+    """Watches within a running event loop, until ``close``. What may take long, a disk's answer and
+    the text of all metrics, is left to a thread of its own: whoever asks, and however slow a disk
+    is, the event loop goes on."""
+
+    def __init__(self, host: Host, stopping: Callable[[], bool]) -> None:
+        """``stopping``: returns whether the process was told to stop."""
+        self._host, self._stopping = host, stopping
+        self.loaded = False
+        """Whether all runs that are there at the start were begun."""
+        self._runs: dict[str, WatchedRun] = {}
+        self._failed: Mapping[str, bool] = {}
+        self._lag = Buckets(SPECS[LAG].buckets)
+        self._looking = LoopLag(self._lag)
+        self._pool = ThreadPoolExecutor(1, "monitor")
+        self._health = Kept(self._look_at_health)
+        self._loop = asyncio.get_running_loop()
+
+    def add(self, name: str, server: RunServer) -> None:
+        """Watch a run that is about to be served."""
+        ledger = server.run.store.ledger
+        rounds = [summary["metrics"] for _, summary in ledger.committed_rounds(LOSSES)]
+        losses = [metrics["loss"] for metrics in rounds if "loss" in metrics]
+        metrics = RunMetrics(name, losses, self._loop.time)
+        server.run.observers.add(metrics)
+        server.run.store.timed = metrics.count_write
+        self._runs[name] = WatchedRun(server, metrics)
+
+    def remove(self, name: str) -> None:
+        """The run is served no more."""
+        self._runs.pop(name, None)
+
+    def look(self, failed: Mapping[str, bool] | None = None) -> None:
+        """Look at the runs. Called each second. ``failed``: the names of the runs that there are to
+        be -> whether an error stopped it; None: the one that is served."""
+        self._failed = dict.fromkeys(self._runs, False) if failed is None else failed
+        for server, metrics in self._runs.values():
+            metrics.look(present=present(server.live()), waits=waits(server))
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._looking.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # What is told
+
+    async def samples(self) -> Samples:
+        """Return all metrics of this moment."""
+        found: Samples = {}
+        add_to(found, host_gauges(self._host))
+        for name, (server, metrics) in self._runs.items():
+            live, run = server.live(), server.run
+            add_to(found, run_gauges(name, server, live))
+            counted = metrics.samples(
+                present=present(live), received=run.bytes_up, sent=run.bytes_down
+            )
+            add_to(found, counted)
+        for name, failed in self._failed.items():
+            add_to(found, [("fleetlearn_run_failed", Sample((name,), float(failed)))])
+        lag = HistogramValue(self._lag.cumulative(), self._lag.total)
+        version = SOFTWARE.partition(" ")[2]
+        add_to(
+            found,
+            [
+                (LAG, Sample((), lag)),
+                ("fleetlearn_build_info", Sample((version,), 1.0)),
+                ("fleetlearn_ready", Sample((), float((await self.health()).ready))),
+            ],
+        )
+        folders = self._folders()
+        disks = await self._loop.run_in_executor(self._pool, _free_of, folders)
+        add_to(
+            found,
+            [("fleetlearn_disk_free_bytes", Sample((run,), free)) for run, free in disks.items()],
+        )
+        return found
+
+    async def health(self) -> Health:
+        """Return whether the coordinator does its work, as of FRESH seconds ago at most."""
+        return await self._health.get()
+
+    async def _look_at_health(self) -> Health:
+        why = []
+        if self._stopping():
+            why.append("the coordinator stops")
+        if not self.loaded:
+            why.append("the runs are being loaded")
+        why += [
+            f"run {name} was stopped by an error"
+            for name, (server, _) in self._runs.items()
+            if server.done.done() and server.done.exception() is not None
+        ]
+        folders = self._folders()
+        why += await self._loop.run_in_executor(self._pool, _unwritable, folders)
+        return Health(not why, why)
+
+    def _folders(self) -> dict[str, Path]:
+        """Return run -> its data directory, of those that are on this machine."""
+        return {name: server.run.plan.data_dir for name, (server, _) in self._runs.items()}
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Do work beside the event loop."""
+        return await self._loop.run_in_executor(self._pool, work)
+
+
+def _free_of(folders: Mapping[str, Path]) -> dict[str, float]:
+    found = {}
+    for run, folder in folders.items():
+        with suppress(OSError):  # a store that is no folder
+            found[run] = float(shutil.disk_usage(folder).free)
+    return found
+
+
+def _unwritable(folders: Mapping[str, Path]) -> Collection[str]:
+    """Return why runs cannot write, for people."""
+    found = []
+    for run, folder in folders.items():
+        if not folder.is_dir():
+            continue
+        try:
+            # Linux gives the file no name: nothing is left behind, however this ends.
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(PROBE)
+        except OSError as error:
+            found.append(f"run {run} cannot write into {folder}: {in_words(error)}")
+    return found
+
+
+class Kept(Generic[T]):
+    """What is made when it is asked for, and kept for FRESH seconds. Whoever asks while it is made
+    waits for the same."""
+
+    def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
+        self._make = make
+        self._made_at = -inf
+        self._task: asyncio.Task[T] | None = None
+
+    async def get(self) -> T:
+        """Return it. Raises what making it raised."""
+        loop = asyncio.get_running_loop()
+        old = loop.time() - self._made_at >= FRESH
+        if self._task is None or (old and self._task.done()):
+            self._task, self._made_at = loop.create_task(self._run()), loop.time()
+        return await asyncio.shield(self._task)
+
+    async def _run(self) -> T:
+        return await self._make()
