@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from fleetlearn_coordinator.__main__ import _log
+from fleetlearn_coordinator.commands.logs import log_at as _log
 from kept_loggers import loggers_kept
 
 

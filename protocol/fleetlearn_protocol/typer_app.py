@@ -44,8 +44,12 @@ def _first_sentence(text: str) -> str:
     return re.split(r"(?<=[.!?]) (?=[A-Z])", line)[0].rstrip(".")
 
 
-def command_app(command: str, about: str) -> typer.Typer:
-    """Return a Typer application without commands yet, which has ``--version``."""
+def command_app(
+    command: str, about: str, cls: type[TyperGroup] = WholeSentences, *, completion: bool = False
+) -> typer.Typer:
+    """Return a Typer application without commands yet, which has ``--version``. ``cls``: the group
+    that finds and shows its commands. ``completion``: whether a shell can have its words completed
+    (``--install-completion``)."""
 
     def show_version(wanted: bool) -> None:
         if wanted:
@@ -55,10 +59,10 @@ def command_app(command: str, about: str) -> typer.Typer:
     app = typer.Typer(
         help=about,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=completion,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
-        cls=WholeSentences,
+        cls=cls,
     )
     option = typer.Option(
         False, "--version", help="Show the version and end.", is_eager=True, callback=show_version
@@ -113,10 +117,15 @@ def show_table(table: Table, *, stderr: bool = False) -> None:
     console.print(table)
 
 
-def fail(label: str, text: str) -> NoReturn:
-    """Print an error that the user can correct on standard error, and end with status 1."""
+def complain(label: str, text: str) -> None:
+    """Print an error that the user can correct on standard error."""
     line = f"{label}: {text}"
     Console(stderr=True, soft_wrap=True).print(line, style="red", markup=False, highlight=False)
+
+
+def fail(label: str, text: str) -> NoReturn:
+    """Print an error that the user can correct on standard error, and end with status 1."""
+    complain(label, text)
     sys.exit(1)
 
 

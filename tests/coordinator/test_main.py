@@ -9,11 +9,12 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
-from fleetlearn_coordinator import Plan, Status, read_model, read_status
-from fleetlearn_coordinator.__main__ import _show
-from fleetlearn_coordinator.service.status import Closed, ClosedEvaluation
+from fleetlearn_coordinator import Plan, read_model, read_status
+from fleetlearn_coordinator.commands.status import _print
+from fleetlearn_coordinator.service.views.records import EvaluationView, RoundView, RunView
 from fleetlearn_coordinator.storage.ledger import ModelMade, RoundClosed, RoundOpened
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
@@ -73,7 +74,7 @@ def test_status_of_a_running_and_of_a_stopped_coordinator(
 def test_status_counts_by_rule_who_is_not_eligible(capsys: pytest.CaptureFixture[str]) -> None:
     causes = {"selection.tiers": 2, "selection.charging": 40}
     live = {"phase": "gathering", "ineligible": 40, "ineligible_by": causes, "barred": 3}
-    _show(Status(True, "ws://127.0.0.1:1", 0, None, None, live, [], [], {}), 10)
+    _print(RunView(name="r", state="running", running=True, live=live), 10)
     shown = " ".join(capsys.readouterr().out.split())
     assert (
         "40 devices are not eligible (40 by selection.charging, 2 by selection.tiers); 3 took part "
@@ -84,8 +85,13 @@ def test_status_counts_by_rule_who_is_not_eligible(capsys: pytest.CaptureFixture
 def test_status_says_whose_examples_each_number_is_of(capsys: pytest.CaptureFixture[str]) -> None:
     means = {"accuracy": 1.0}
     common = {"reports": 4, "dropped": {}, "change": 0.1, "seconds": 1.0, "metrics": means}
+    row = RoundView(
+        number=1, outcome="committed", opened=0.0, closed=1.0, seconds=1.0, reports=4, partial=0,
+        lost={}, refused={}, surplus=0, loss=None, metrics=means, norm=0.1, bytes_up=0,
+        bytes_down=0, summary={},
+    )  # fmt: skip
     evaluated = {"devices": 9, "examples": 90, "dropped": {}, "metrics": means}
-    evaluations = [ClosedEvaluation(1, 3, "valid", 2.0, evaluated)]
+    evaluations = [EvaluationView(1, 3, "valid", 2.0, evaluated)]
     held_out = {3: {"examples": 50, "metrics": {"accuracy": 0.939}}}
     for own, said in (
         (
@@ -98,8 +104,12 @@ def test_status_says_whose_examples_each_number_is_of(capsys: pytest.CaptureFixt
             "on the training examples of the round's own devices, while they trained",
         ),
     ):
-        rounds = [Closed(1, "committed", 0.0, 1.0, common | own)]
-        _show(Status(False, None, 3, "3 rounds done", None, {}, rounds, evaluations, held_out), 10)
+        rounds = [msgspec.structs.replace(row, summary=common | own)]
+        finished = RunView(
+            name="r", state="finished", version=3, finished="3 rounds done", rounds=rounds,
+            evaluations=evaluations, held_out=held_out,
+        )  # fmt: skip
+        _print(finished, 10)
         shown = " ".join(capsys.readouterr().out.split())
         assert f"accuracy: {said}" in shown
         assert "evaluations on devices, of their own training examples" in shown

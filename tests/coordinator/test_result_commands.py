@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fleetlearn_coordinator.result_commands import app
+from fleetlearn_coordinator.commands.results import app
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import Metadata
 from hand_written_run import add_round, write_hand_written_run

@@ -122,13 +122,9 @@ def test_runs_are_listed(service: Path, tmp_path: Path) -> None:
         assert "runtime onnx, 25 %" in said
         assert "a failed: the disk is full" in said
         found = json.loads(command(*arguments, "--json", expected=expected))
-        assert [(row["run"], row["state"]) for row in found] == [("a", "failed"), ("b", "paused")]
-        assert found[0]["population"] == {
-            "tags": [],
-            "tiers": [],
-            "runtimes": ["onnx"],
-            "share": 0.25,
-        }
+        rows = found["runs"] if arguments[0] == "status" else found
+        assert [(row["name"], row["state"]) for row in rows] == [("a", "failed"), ("b", "paused")]
+        assert rows[0]["population"] == "runtime onnx, 25 %"
 
 
 def test_a_list_in_a_narrow_terminal_is_readable(service: Path, tmp_path: Path) -> None:
@@ -152,6 +148,7 @@ def test_mistakes_are_named(service: Path, tmp_path: Path) -> None:
         ("no run called c; there are: a", ("run", "roll-back", service, "c", 1)),
         ("is not a coordinator's data directory", ("run", "roll-back", service, "a", 1)),
         ("no run called c; there are: a", ("status", service, "--run", "c")),
+        ("no run called a; there are: test", ("status", plan, "--run", "a")),
         ("names no runs", ("run", "list", other.with_name("plain.toml"))),
     ):
         other.with_name("plain.toml").write_text("port = 1\n")
@@ -159,7 +156,6 @@ def test_mistakes_are_named(service: Path, tmp_path: Path) -> None:
     for words, arguments in (
         ("above 0 and up to 1", ("run", "add", service, "c", other, "--share", 0)),
         ("letters, digits", ("run", "add", service, "c", other, "--tag", "a b")),
-        ("is no service file", ("status", plan, "--run", "a")),
         ("are for a plan", ("serve", service, "--stay")),
     ):
         assert words in " ".join(command(*arguments, expected=2).replace("│", "").split())

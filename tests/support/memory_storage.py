@@ -496,8 +496,11 @@ class MemoryReader(Reads):
     def task_states(self, round: int) -> dict[str, int]:
         return dict(sorted(Counter(state for _, _, state in self.tasks(round)).items()))
 
-    def device_activity(self) -> list[DeviceActivity]:
-        return [row for _, row in sorted(self._tables.activity.items())]
+    def device_activity(self, since: float | None = None) -> list[DeviceActivity]:
+        rows = [row for _, row in sorted(self._tables.activity.items())]
+        if since is None:
+            return rows
+        return [row for row in rows if row.seen is not None and row.seen >= since]
 
     def tasks(self, round: int) -> list[tuple[str, str, str]]:
         return [

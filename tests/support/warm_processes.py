@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 PACKAGES = ("fleetlearn_coordinator", "fleetlearn_device", "few_spool_files")
 MODULES = (
     "fleetlearn_coordinator.__main__",
+    *(f"fleetlearn_coordinator.commands.{name}" for name in ("serving", "status", "models")),
     "fleetlearn_device.__main__",
     "fleetlearn_device.device",
     "onnxruntime",

@@ -80,10 +80,12 @@ class HttpContent(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """An answer that goes on: server-sent events."""
+    """An answer that goes on."""
 
     events: Callable[[], AsyncGenerator[bytes, None]]
     """Called in the event loop. It ends where the viewer is to be dropped."""
+    content_type: str = "text/event-stream"
+    """Default: server-sent events."""
 
 
 Answer = Callable[[Request], Any]
@@ -164,7 +166,7 @@ class AdminListener:
             headers = [
                 ("Connection", "close"),
                 ("Cache-Control", "no-store"),
-                ("Content-Type", "text/event-stream"),
+                ("Content-Type", stream.content_type),
                 ("X-Content-Type-Options", "nosniff"),
             ]
             writer.write(connection.send(h11.Response(status_code=200, headers=headers)) or b"")

@@ -8,12 +8,13 @@ with the administrator's name.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -23,7 +24,7 @@ from fleetlearn_protocol.errors import Code, FleetError, in_words
 from msgspec import Meta
 
 from fleetlearn_coordinator.dashboard.page_api import PageApi, check_csrf
-from fleetlearn_coordinator.network.admin_listener import AdminListener, Request
+from fleetlearn_coordinator.network.admin_listener import AdminListener, Request, Stream
 from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME, public_keys
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.network.http_port import RefusedError
@@ -34,6 +35,7 @@ from fleetlearn_coordinator.service.several.operations import Operations, Verb, 
 from fleetlearn_coordinator.service.status import read_status
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.service.views.device_views import FITS, RecentDevices, device_page
+from fleetlearn_coordinator.service.views.event_views import RunEvents
 from fleetlearn_coordinator.service.views.local_views import LocalViews
 from fleetlearn_coordinator.storage.administrators import Administrator, Administrators, Role
 from fleetlearn_coordinator.storage.errors import StoreUnavailableError
@@ -44,6 +46,11 @@ from fleetlearn_coordinator.storage.runs import Population, WantedRun
 logger = logging.getLogger("fleetlearn.coordinator")
 
 VERSION = "v1"
+WATCH = "watch"
+"""The key of a request's query that asks for a stream."""
+NDJSON = "application/x-ndjson"
+LOOK = 1.0
+"""Seconds between two looks for a stream."""
 LAST, MOST_LAST = 20, 1000
 """Rows of a list that are answered by default, and at most."""
 VERBS: dict[str, Verb] = {
@@ -141,6 +148,7 @@ class AdminApi:
             Route("GET", "runs/*", "view", self._run),
             Route("GET", "runs/*/rounds", "view", self._rounds),
             Route("GET", "runs/*/rounds/*", "view", self._turns),
+            Route("GET", "runs/*/events", "view", self._events),
             Route("GET", "runs/*/models", "view", self._models),
             Route("GET", "devices", "view", self._devices),
             Route("GET", "devices/*", "view", self._device),
@@ -178,7 +186,8 @@ class AdminApi:
         return who
 
     def answer(self, request: Request) -> Any:
-        """Return what is answered, as JSON. Raises RefusedError."""
+        """Return what is answered, as JSON; a ``Stream`` where the request has ``watch``. Raises
+        RefusedError."""
         who = self.identify(request)
         with _refusals():
             route, names = self._find(request)
@@ -186,7 +195,46 @@ class AdminApi:
                 raise RefusedError(
                     HTTPStatus.FORBIDDEN, f"{who.name} may view; this needs the role operate"
                 )
-            return route.do(Asked(request, who, names, self.administrators()))
+            asked = Asked(request, who, names, self.administrators())
+            if route.method == "GET" and WATCH in request.query:
+                return self._watch(route, asked)
+            return route.do(asked)
+
+    def _watch(self, route: Route, asked: Asked) -> Stream:
+        """Return a stream of what is answered, a line of JSON whenever that is something else."""
+        if route.do == self._events:
+            events = RunEvents(self._views(asked).place(*asked.names))
+            return Stream(lambda: self._lines(asked, lambda _: events.look() or None), NDJSON)
+        before = b""
+
+        def look(again: Asked) -> Any:
+            nonlocal before
+            found = route.do(again)
+            content = msgspec.json.encode(found)
+            if content == before:
+                return None
+            before = content
+            return found
+
+        return Stream(lambda: self._lines(asked, look), NDJSON)
+
+    async def _lines(
+        self, asked: Asked, look: Callable[[Asked], Any]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield what ``look`` returns once a second, as a line of JSON; an empty line where that is
+        None, which finds out who is gone. Ends where the administrator may not look any more."""
+
+        def look_again() -> Any:
+            who = self.identify(asked.request)
+            again = asked._replace(who=who, administrators=self.administrators())
+            with _refusals():
+                return look(again)
+
+        with suppress(RefusedError):
+            while True:
+                content = await asyncio.to_thread(look_again)
+                yield b"\n" if content is None else msgspec.json.encode(content) + b"\n"
+                await asyncio.sleep(LOOK)
 
     def administrators(self) -> Administrators:
         """Return this thread's connection to the database."""
@@ -269,6 +317,9 @@ class AdminApi:
             text = f"{number!r} is no round: a number, or open"
             raise RefusedError(HTTPStatus.BAD_REQUEST, text)
         return self._views(asked).turns(name, None if number == "open" else int(number))
+
+    def _events(self, asked: Asked) -> Any:
+        return RunEvents(self._views(asked).place(*asked.names)).look()
 
     def _models(self, asked: Asked) -> Any:
         gone = "gone" in asked.request.query

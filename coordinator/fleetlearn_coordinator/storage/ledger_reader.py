@@ -69,10 +69,10 @@ class LedgerReader(Protocol):
     def task_states(self, round: int) -> dict[str, int]:
         """Return state -> how many of a round's tasks have it (``tasks``)."""
 
-    def device_activity(self) -> list[DeviceActivity]:
-        """Return what is known of each device that was seen, by name. Devices that were last seen
-        long ago may be missing (``DEVICES_KEPT``). Empty where an earlier version was the last to
-        serve the run."""
+    def device_activity(self, since: float | None = None) -> list[DeviceActivity]:
+        """Return what is known of each device that was seen, by name. ``since``: only of those that
+        were seen then (Unix time) or later. Devices that were last seen long ago may be missing
+        (``DEVICES_KEPT``). Empty where an earlier version was the last to serve the run."""
 
     def measured_in_rounds(self, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
         """Return version -> the summary of the round that began from it and made the next one, for

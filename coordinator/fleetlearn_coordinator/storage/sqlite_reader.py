@@ -108,10 +108,12 @@ class SqliteReader:
             )
         )
 
-    def device_activity(self) -> list[DeviceActivity]:
+    def device_activity(self, since: float | None = None) -> list[DeviceActivity]:
         if self._version < 6:
             return []
-        rows = self._db.execute("SELECT * FROM activity ORDER BY device")
+        rows = self._db.execute(
+            "SELECT * FROM activity WHERE ?1 IS NULL OR seen>=?1 ORDER BY device", (since,)
+        )
         found = map(DeviceActivity._make, rows)
         return [row._replace(tags=(row.tags or "").split()) for row in found]  # type: ignore[attr-defined]
 

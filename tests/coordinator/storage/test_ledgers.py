@@ -215,7 +215,7 @@ def read_by(reader: LedgerReader, story: Story) -> dict[str, Any]:
         "states": [reader.task_states(number) for number in range(story.round + 2)],
         "opened": [reader.opened(number) for number in range(story.round + 2)],
         "newest": (reader.newest_model(), reader.round_outcomes()),
-        "activity": reader.device_activity(),
+        "activity": [reader.device_activity(since) for since in (None, 5.0)],
         "in rounds": reader.measured_in_rounds(versions),
         "exchanges": [
             (reader.exchanges(kind), reader.valid_exchanges(kind, versions))

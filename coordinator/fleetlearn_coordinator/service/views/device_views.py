@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from fleetlearn_coordinator.service.views.records import DevicePage, DeviceView
+from fleetlearn_coordinator.service.views.run_views import is_running
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.identities import Identities
@@ -59,15 +60,14 @@ def _seen_by(name: str, data: Path) -> list[_Seen]:
     storage = find_storage(data)
     try:
         with storage.read_ledger() as ledger:
-            live = msgspec.json.decode(ledger.metadata().get("live") or "{}")
-            rows = ledger.device_activity()
+            meta, rows = ledger.metadata(), ledger.device_activity()
     except StoreError as error:
         if error.code == "unknown-content":
             return []
         raise
     # A coordinator that was killed could not write that its devices are gone.
-    running = live.get("pid") is not None and storage.is_locked()
-    began = live.get("began", 0.0)
+    running = is_running(storage, meta)
+    began = msgspec.json.decode(meta.get("live") or "{}").get("began", 0.0)
     return [
         _Seen(
             name,

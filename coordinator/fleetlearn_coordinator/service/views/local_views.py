@@ -10,7 +10,7 @@ from pathlib import Path
 from fleetlearn_protocol.errors import Code, FleetError, in_words
 
 from fleetlearn_coordinator.plan.plan import Plan
-from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.service.several.population import describe
 from fleetlearn_coordinator.service.views import run_views
 from fleetlearn_coordinator.service.views.device_views import device_views
@@ -149,7 +149,11 @@ class LocalViews:
 
     def _wanted(self) -> list[WantedRun]:
         if self._service is None or self._service.runs is None:
-            return []
+            text = (
+                'this service file names no runs: write runs = "runs" there, a folder beside the '
+                "file; or give the plan that it serves"
+            )
+            raise ServiceError(Code.BAD_MESSAGE, text)
         with closing(Runs(self._service.runs)) as runs:
             return runs.runs()
 
@@ -163,6 +167,8 @@ class LocalViews:
         """Return the runs whose plans can be read, and where their data are."""
         if self._one is not None:
             return [(self._one.name, self._one.data)]
+        if self._service is None or self._service.runs is None:
+            return []
         found = []
         for run in self._wanted():
             try:
@@ -201,10 +207,19 @@ def _glance(place: RunPlace) -> RunGlance:
         new = isinstance(error, StoreError) and error.code is Code.UNKNOWN_CONTENT
         return RunGlance(
             name=place.name,
-            state="failed" if place.failed else "new" if new else place.wanted or "stopped",
+            state=_state(place, new=new),
             plan=place.plan,
             wanted=place.wanted,
             failed=place.failed,
             population=place.population,
             error="" if place.failed or new else in_words(error, file=True),
         )
+
+
+def _state(place: RunPlace, *, new: bool) -> str:
+    """Return the state of a run without a ledger that can be read."""
+    if place.failed:
+        return "failed"
+    if new and place.wanted in (None, "running"):
+        return "new"
+    return place.wanted or "stopped"

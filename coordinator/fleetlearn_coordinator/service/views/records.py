@@ -258,3 +258,59 @@ class AuditView(msgspec.Struct, frozen=True):
     about: dict[str, Any]
     hash: str
     """SHA-256, in hexadecimal, of the hash before and of this row's other fields."""
+
+
+class EventView(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened."""
+
+    at: float
+    what: str
+    """``round-opened``, ``round-closed``, ``task-given``, ``task-ended``, ``update-accepted``,
+    ``device-connected``, ``device-left``, ``device-failed``, ``model-made``, ``evaluation``,
+    ``finished`` or ``coordinator``."""
+    text: str
+    """For people."""
+    run: str
+    round: int | None = None
+    device: str | None = None
+
+
+class OperationView(msgspec.Struct, frozen=True):
+    """Something that a person asked for."""
+
+    what: str
+    """``paused``, ``resumed``, ``drained``, ``stopped``, ``rolled back``, ``evaluation``,
+    ``revoked`` or ``certificate revoked``."""
+    name: str
+    """Of the run or the device."""
+    when: str
+    """For people: when it is done."""
+    version: int | None = None
+    """The version whose model is to be the newest."""
+
+
+class TokenView(msgspec.Struct, frozen=True):
+    """A token that enrols devices."""
+
+    token: str
+    until: float
+    link: str | None = None
+    """The link by which browsers join. None: it was not asked for."""
+
+
+class CheckView(msgspec.Struct, frozen=True):
+    """What ``doctor`` found of one thing."""
+
+    what: str
+    state: str
+    """``good``, ``warning`` (it works, and will not for long), ``bad``, or ``unknown``."""
+    found: str
+    """What is so, for people."""
+    do: str = ""
+    """What to do. Empty: nothing."""
+
+
+class FilesView(msgspec.Struct, frozen=True):
+    """What ``init`` wrote."""
+
+    written: list[str]

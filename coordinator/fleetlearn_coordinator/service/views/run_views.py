@@ -102,15 +102,19 @@ def turns(place: RunPlace, number: int | None = None) -> TurnsView:
         return TurnsView(number, ledger.opened(number), tasks)
 
 
+def is_running(storage: RunStorage, meta: Mapping[str, Any]) -> bool:
+    """Return whether a coordinator serves the run. ``meta``: the ledger's small values."""
+    # Its process id says nothing: in a container it is often 1, and elsewhere another process may
+    # have it by now. But where there is none, the coordinator has not begun, or it has ended.
+    return _json(meta, "live", {}).get("pid") is not None and storage.is_locked()
+
+
 def _glance(
     place: RunPlace, storage: RunStorage, ledger: LedgerReader, recent: Sequence[Found]
 ) -> dict[str, Any]:
     meta, newest = ledger.metadata(), ledger.newest_model()
     live, finished = _json(meta, "live", {}), meta.get("finished")
-    # Its process id says nothing: in a container it is often 1, and elsewhere another process may
-    # have it by now.
-    began = live.get("pid") is not None
-    running = began and storage.is_locked()
+    running = is_running(storage, meta)
     number, accepted, leases, dropped = ledger.open_round(), 0, 0, dict[str, int]()
     if running:
         accepted, leases = live["accepted"], live["leases"]
@@ -119,7 +123,7 @@ def _glance(
         states = ledger.task_states(number)
         accepted, leases = states.pop("accepted", 0), states.pop("assigned", 0)
         dropped = states
-    measured = [row[4]["metrics"] for row in recent if row[1] == "committed" and row[4]["metrics"]]
+    measured = [row[4]["metrics"] for row in _recent(recent) if row[4].get("metrics")]
     if place.failed:
         state = "failed"
     elif finished is not None:
@@ -127,7 +131,8 @@ def _glance(
     elif place.wanted is not None:
         state = place.wanted
     else:
-        state = "running" if running else "died" if began else "stopped"
+        died = not running and live.get("pid") is not None
+        state = "died" if died else "running" if running else "stopped"
     return {
         "name": place.name,
         "state": state,
@@ -157,21 +162,21 @@ def _glance(
 def _round(row: Found) -> RoundView:
     number, outcome, opened, closed, summary = row
     # earlier versions: fewer keys
-    lost, refused, surplus = causes_of(summary["dropped"])
+    lost, refused, surplus = causes_of(summary.get("dropped", {}))
     return RoundView(
         number=number,
         outcome=outcome,
         opened=opened,
         closed=closed,
         seconds=summary.get("seconds", closed - opened),
-        reports=summary["reports"],
+        reports=summary.get("reports", 0),
         partial=summary.get("partial", 0),
         lost=lost,
         refused=refused,
         surplus=surplus,
-        loss=summary["metrics"].get("loss"),
-        metrics=summary["metrics"],
-        norm=summary["change"],
+        loss=summary.get("metrics", {}).get("loss"),
+        metrics=summary.get("metrics", {}),
+        norm=summary.get("change", 0.0),
         bytes_up=summary.get("bytes_up", 0),
         bytes_down=summary.get("bytes_down", 0),
         summary=summary,
@@ -201,7 +206,7 @@ def _recent(closed: Sequence[Found]) -> list[Found]:
 def _trend(closed: Sequence[Found]) -> dict[str, Trend]:
     values: dict[str, list[float]] = {}
     for row in _recent(closed):
-        for name, value in row[4]["metrics"].items():
+        for name, value in row[4].get("metrics", {}).items():
             values.setdefault(name, []).append(value)
     return {name: Trend(found, found[-1] - found[0]) for name, found in values.items()}
 

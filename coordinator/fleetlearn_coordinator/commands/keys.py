@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 from fleetlearn_protocol.command_line import needs
-from fleetlearn_protocol.typer_app import expected_errors, say
+from fleetlearn_protocol.typer_app import say
+
+from fleetlearn_coordinator.commands.exits import expected_errors
 
 app = typer.Typer()
 Folder = Annotated[Path, typer.Option(help="The folder of the CA, where the files are written.")]

@@ -9,32 +9,37 @@ from typing import Annotated
 
 import msgspec
 import typer
-from fleetlearn_protocol.typer_app import expected_errors, plain_table, say, show_table
+from fleetlearn_protocol import open_bundle, write_inference_model
+from fleetlearn_protocol.typer_app import plain_table, say, show_table
 
+from fleetlearn_coordinator.commands.exits import expected_errors
+from fleetlearn_coordinator.commands.logs import log_at
+from fleetlearn_coordinator.commands.options import AsJson, Ca, PlanFile, Token, WordsAndRun
+from fleetlearn_coordinator.commands.show import listed
+from fleetlearn_coordinator.commands.target import Access, reach, split
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.settings import MEASURED_ON
-from fleetlearn_coordinator.service.status import read_status
-from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
-from fleetlearn_coordinator.service.versions import compare
-from fleetlearn_coordinator.service.views.model_views import model_views
-from fleetlearn_coordinator.storage.identities import COMMAND
+from fleetlearn_coordinator.service.held_out import measure_by_hand
+from fleetlearn_coordinator.service.status import read_model
+from fleetlearn_coordinator.service.versions import choose_version, compare
 
 app = typer.Typer()
-PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of the run.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @app.command()
 def models(
-    plan: PlanFile,
+    words: WordsAndRun = None,
     as_json: AsJson = False,
     gone: Annotated[
         bool, typer.Option("--all", help="Also the versions whose files are not kept.")
     ] = False,
+    token: Token = None,
+    ca: Ca = None,
 ) -> None:
     """List the versions of the model: what is kept and why, and what was measured of each."""
-    with expected_errors():
-        shown = model_views(Plan.load(plan), gone=gone)
+    where, names = split(words, 0, 1, "RUN")
+    with expected_errors(), reach(where, Access(token=token, ca=ca)) as target:
+        shown = target.models(names[0] if names else None, gone=gone)
     if as_json:
         print(msgspec.json.encode(shown).decode())
         return
@@ -112,19 +117,52 @@ def _explain(sources: Iterable[str]) -> None:
         print(f"({source}): measured by {WHO_MEASURED[source]}, on {MEASURED_ON[source]}")
 
 
-@app.command("roll-back")
-def roll_back(
+@app.command("evaluate-held-out")
+def evaluate_held_out(
     plan: PlanFile,
-    version: Annotated[
-        int, typer.Argument(help="The version whose model is to be the newest again.")
-    ],
+    data: Annotated[Path, typer.Option(metavar="FILE.npz", help="The bundle's arrays.")],
 ) -> None:
-    """Go on from an earlier version of the model. The open round is given up, and the earlier model
-    becomes the next version: within a second, or at the next start."""
+    """Measure the models that are kept on held-out data, here and now. A model that was measured
+    before is not measured again."""
+    log_at("INFO")
+    with expected_errors():
+        found = measure_by_hand(Plan.load(plan), data)
+    for version, result in found.items():
+        print(f"version {version}: {result['examples']} examples, {listed(result['metrics'])}")
+
+
+@app.command("export-model")
+def export_model(
+    plan: PlanFile,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file to write.")],
+    version: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|newest|measured|best",
+            help=(
+                "Which model. Default: the one that met the target, where that ended the run; else "
+                "the newest."
+            ),
+        ),
+    ] = None,
+) -> None:
+    """Write the trained model as an ONNX file that any ONNX Runtime runs."""
     with expected_errors():
         settings = Plan.load(plan)
-        ask_to_roll_back(settings.data_dir, version, COMMAND)
-        found = read_status(settings.data_dir)
-    running = found.running and found.finished is None
-    text = "within a second" if running else "when the plan is served again"
-    say(f"version {version}'s model becomes the newest {text}; `models` then lists it")
+        chosen = choose_version(settings, version)
+        number, vector = read_model(settings.data_dir, chosen.version)
+        bundle = open_bundle(settings.bundle)
+        content = write_inference_model(bundle, vector)
+        draft = output.with_name(output.name + ".draft")
+        try:
+            draft.write_bytes(content)
+            draft.replace(output)
+        except OSError as error:  # its own text would name the draft
+            raise OSError(error.errno, error.strerror, str(output)) from None
+    say(f"wrote version {number} ({chosen.why}) to {output} ({len(content)} bytes)")
+    personal = bundle.manifest.local_size - bundle.manifest.size
+    if personal:
+        say(
+            f"{personal} personal parameters have the bundle's initial values: the trained are on "
+            "the devices"
+        )

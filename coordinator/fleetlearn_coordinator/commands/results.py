@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from fleetlearn_protocol.typer_app import expected_errors
 
+from fleetlearn_coordinator.commands.exits import expected_errors
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.results.run_results import coordinator_results
 from fleetlearn_coordinator.results.send_results import (

@@ -13,13 +13,15 @@ import typer
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.typer_app import (
     commands_under,
-    expected_errors,
     plain_table,
     say,
     show_table,
 )
 
-from fleetlearn_coordinator.identity_commands import ServiceFile, date, identities_folder
+from fleetlearn_coordinator.commands.exits import expected_errors
+from fleetlearn_coordinator.commands.identities import identities_folder
+from fleetlearn_coordinator.commands.options import AsJson, ServiceFile
+from fleetlearn_coordinator.commands.show import date
 from fleetlearn_coordinator.network.gate import NAME
 from fleetlearn_coordinator.storage.administrators import Administrators, Role
 
@@ -53,9 +55,7 @@ def add(
 
 
 @app.command("list")
-def list_all(
-    service: ServiceFile, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
-) -> None:
+def list_all(service: ServiceFile, as_json: AsJson = False) -> None:
     """List the administrators."""
     with _administrators(service) as administrators:
         found = administrators.administrators()
@@ -84,6 +84,6 @@ def remove(service: ServiceFile, name: Name) -> None:
 
 @contextmanager
 def _administrators(service: Path) -> Iterator[Administrators]:
-    """Open the administrators of a service file. Expected errors are one line and exit status 1."""
+    """Open the administrators of a service file. Expected errors are one line and a status."""
     with expected_errors(), closing(Administrators(identities_folder(service))) as found:
         yield found

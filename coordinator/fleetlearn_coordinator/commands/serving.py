@@ -1,0 +1,63 @@
+"""``fleetlearn-coordinator serve``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleetlearn_coordinator.commands.exits import expected_errors
+from fleetlearn_coordinator.commands.logs import log_at
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings, is_service_file
+from fleetlearn_coordinator.service.serve import serve as serve_plan
+from fleetlearn_coordinator.service.several_runs import serve_runs
+
+app = typer.Typer()
+
+
+@app.command()
+def serve(
+    plan: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE.toml",
+            help="The plan of a run, or a service file that names a folder of runs.",
+        ),
+    ],
+    service: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SERVICE.toml",
+            help="Address, limits and the like. Default: every key's default.",
+        ),
+    ] = None,
+    stay: Annotated[bool, typer.Option(help="Once finished, go on telling devices so.")] = False,
+    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of /metrics, /healthz and /readyz; 0: any. Default: [metrics] of the file.",
+            min=0,
+            max=65535,
+        ),
+    ] = None,
+) -> None:
+    """Run a plan's training, or go on with it. Ends by itself when a stop rule is met; SIGTERM
+    stops it cleanly.
+
+    With a service file that has the key runs: serve all of its runs (`fleetlearn-coordinator run`),
+    until SIGTERM."""
+    log_at(log_level)
+    with expected_errors():
+        if is_service_file(plan):
+            if service is not None or stay:
+                raise typer.BadParameter(
+                    f"{plan} is a service file with runs: --service and --stay are for a plan"
+                )
+            serve_runs(ServiceSettings.load(plan).with_metrics_port(metrics_port))
+            return
+        settings = ServiceSettings.load(service) if service else ServiceSettings()
+        settings = settings.with_metrics_port(metrics_port)
+        serve_plan(Plan.load(plan), service=settings, stay=stay)  # its last words are in the log

@@ -1,0 +1,259 @@
+"""Records as text for people: lines and tables, the same on a terminal, in a pipe and in a live
+view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from fleetlearn_protocol.typer_app import plain_table
+
+from fleetlearn_coordinator.service.views.records import (
+    DeviceView,
+    EvaluationView,
+    HostView,
+    RoundView,
+    RunGlance,
+    RunView,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+WHILE = "while they trained"
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def date(at: float | None) -> str:
+    """Return a Unix time as a date and a time of the clock, in UTC; empty where it is None."""
+    return "" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def clock(at: float | None, now: float) -> str:
+    """Return a Unix time, without its date if it is today's."""
+    if at is None:
+        return ""
+    found = datetime.fromtimestamp(at, UTC)
+    if found.date() == datetime.fromtimestamp(now, UTC).date():
+        return f"{found:%H:%M:%S}Z"
+    return date(at)
+
+
+def span(seconds: float) -> str:
+    """Return a length of time, in the unit that fits."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if abs(seconds) >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def ago(at: float, now: float) -> str:
+    """Return how long ago a moment is, or how far ahead."""
+    return f"in {span(at - now)}" if at > now else f"{span(now - at)} ago"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes, in the unit that fits."""
+    for unit, amount in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= amount:
+            return f"{count / amount:.1f} {unit}"
+    return f"{count} B"
+
+
+def listed(metrics: Mapping[str, float]) -> str:
+    """Return metrics with their values."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def causes(counts: Mapping[str, int]) -> str:
+    """Return how often each cause was one, by name."""
+    return ", ".join(f"{count} {cause}" for cause, count in sorted(counts.items()))
+
+
+def bars(values: Sequence[float]) -> str:
+    """Return values as bars of one character each, the least and the greatest at the ends."""
+    low, high = min(values), max(values)
+    reach = (high - low) or 1.0
+    return "".join(BARS[round((value - low) / reach * (len(BARS) - 1))] for value in values)
+
+
+def run_lines(run: RunView, now: float) -> list[str]:
+    """Return where a run stands, in lines."""
+    state = f"running at {run.address}" if run.running else "not running"
+    lines = [f"{run.finished or 'not finished'}; {state}; model version {run.version}"]
+    if not run.running and run.finished is None and run.seen is not None:
+        why = f"the coordinator was stopped at {date(run.seen)}"
+        if run.live.get("pid") is not None:
+            killed = "the coordinator died: it was killed, or its machine went down"
+            why = f"{killed}, after {date(run.seen)}"
+        lines.append(f"{why}; `fleetlearn-coordinator serve` goes on with the run")
+    if run.failed:
+        lines.append(f"failed: {run.failed}")
+    if run.wanted not in (None, "running"):
+        lines.append(f"people want it {run.wanted}")
+    lines += _open_round(run, now)
+    if run.running:
+        lines.append(_devices(run))
+    if run.waits_for:
+        lines.append(run.waits_for)
+    lines += _apart(run)
+    if run.last_model is not None and run.version:
+        lines.append(_pace(run, now))
+    return lines
+
+
+def _open_round(run: RunView, now: float) -> list[str]:
+    if run.opened is None:
+        return [f"phase {run.phase}, round {run.round}"] if run.running else []
+    goal = "" if run.goal is None else f" of {run.goal}"
+    parts = [f"{run.accepted}{goal} reports", f"{run.leases} tasks running"]
+    if run.dropped:
+        parts.append(f"ended without a report: {causes(run.dropped)}")
+    if run.deadline is not None:
+        parts.append(f"deadline {clock(run.deadline, now)}, {ago(run.deadline, now)}")
+    return [f"round {run.round}, open since {clock(run.opened, now)}: {'; '.join(parts)}"]
+
+
+def _devices(run: RunView) -> str:
+    names = {"uploading": "uploading", "queued": "waiting to upload", "idle": "idle"}
+    also = [f"{run.live[key]} {text}" for key, text in names.items() if run.live.get(key)]
+    return ", ".join([f"{run.connected} devices connected", *also])
+
+
+def _apart(run: RunView) -> list[str]:
+    """Return which devices take no part, and why."""
+    live, lines = run.live if run.running else {}, []
+    if live.get("ineligible") or live.get("barred"):
+        counts = sorted(live["ineligible_by"].items())
+        by = ", ".join(f"{count} by {rule}" for rule, count in counts)
+        lines.append(
+            f"{live['ineligible']} devices are not eligible{f' ({by})' if by else ''}; "
+            f"{live['barred']} took part lately"
+        )
+    if "away" in live:
+        hours = live["all_back_in"] / 3600
+        lines.append(f"{live['away']} devices are away, told to come back within {hours:.2g} hours")
+    return lines
+
+
+def _pace(run: RunView, now: float) -> str:
+    assert run.last_model is not None
+    parts = [f"last model {clock(run.last_model, now)}, {ago(run.last_model, now)}"]
+    if run.rounds_per_hour is not None:
+        parts.append(f"{run.rounds_per_hour:.3g} rounds an hour")
+    if run.eta is not None:
+        rule = f"stop.rounds = {run.stop['rounds']}"
+        parts.append(f"{rule} at {clock(run.eta, now)}, {ago(run.eta, now)}")
+    return "; ".join(parts)
+
+
+def trend_lines(run: RunView, *, pictures: bool) -> list[str]:
+    """Return how the metrics moved, a line each. ``pictures``: with bars, for a terminal."""
+    lines = []
+    for name, trend in run.trend.items():
+        if len(trend.values) > 1:
+            moved = f"{trend.change:+.3g} in {len(trend.values)} rounds"
+            text = f"{name} {trend.values[-1]:.4g}, {moved}"
+            lines.append(f"{text}  {bars(trend.values)}" if pictures else text)
+    return lines
+
+
+def measured_line(rounds: Sequence[RoundView]) -> str | None:
+    """Return of which model, and on whose examples, the rounds' metrics are; None: they have
+    none."""
+    names = _names(row.metrics for row in rounds)
+    if not names:
+        return None
+    last = next(row for row in reversed(rounds) if row.metrics)
+    before = bool(last.summary.get("evaluation"))
+    model = "of the model that a round began with, " if before else ""
+    when = "before they trained" if before else WHILE
+    whose = "on the training examples of the round's own devices"
+    return f"{', '.join(names)}: {model}{whose}, {when}"
+
+
+def rounds_table(rounds: Sequence[RoundView], now: float) -> Table:
+    """Return rounds that are over, a row each. On a narrow terminal the causes take more lines,
+    and every number stays whole."""
+    metrics = _names(row.metrics for row in rounds)
+    columns = ("round", "ended", "outcome", "reports", "dropped", *metrics, "change", "seconds")
+    table = plain_table(*columns, wraps="dropped")
+    for row in rounds:
+        values = (f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in metrics)
+        table.add_row(
+            str(row.number), clock(row.closed, now), row.outcome, str(row.reports),
+            causes(row.summary.get("dropped", {})), *values,
+            f"{row.norm:.3g}", f"{row.seconds:.2f}",
+        )  # fmt: skip
+    return table
+
+
+def evaluations_table(rows: Sequence[EvaluationView]) -> Table:
+    """Return evaluations that are over, a row each."""
+    metrics = _names(row.summary["metrics"] for row in rows)
+    columns = ("evaluation", "version", "outcome", "devices", "examples", *metrics)
+    table = plain_table(*columns, title="evaluations on devices, of their own training examples")
+    for row in rows:
+        own = row.summary["metrics"]
+        values = (f"{own[name]:.4g}" if name in own else "" for name in metrics)
+        counts = str(row.summary["devices"]), str(row.summary["examples"])
+        table.add_row(str(row.number), str(row.version), row.outcome, *counts, *values)
+    return table
+
+
+def runs_table(runs: Sequence[RunGlance], now: float) -> Table:
+    """Return runs, a row each."""
+    columns = ("run", "state", "version", "round", "reports", "devices", "last model", "for")
+    table = plain_table(*columns, wraps="for")
+    for run in runs:
+        goal = "" if run.goal is None else f"/{run.goal}"
+        table.add_row(
+            run.name,
+            run.state,
+            str(run.version),
+            str(run.round) if run.round else "",
+            f"{run.accepted}{goal}" if run.opened is not None else "",
+            str(run.connected) if run.running else "",
+            clock(run.last_model, now),
+            run.population,
+        )
+    return table
+
+
+def host_lines(host: HostView) -> list[str]:
+    """Return what is to be said of a host and its runs beside their table."""
+    lines = [] if host.running else ["no coordinator serves these runs now"]
+    for run in host.runs:
+        if run.failed:
+            lines.append(f"{run.name} failed: {run.failed}")
+        if run.error:
+            lines.append(f"{run.name}: {run.error}")
+        if run.waits_for:
+            lines.append(f"{run.name}: {run.waits_for}")
+    return lines
+
+
+def devices_table(devices: Sequence[DeviceView], now: float) -> Table:
+    """Return devices, a row each."""
+    columns = ("device", "connected", "last seen", "done", "failed", "lost", "tags", "enrolled")
+    table = plain_table(*columns, "last error", wraps="last error")
+    for row in devices:
+        enrolled = f"revoked {date(row.revoked)}" if row.revoked is not None else date(row.enrolled)
+        error = "" if row.error is None else f"{row.error} ({clock(row.error_at, now)})"
+        table.add_row(
+            row.device,
+            "yes" if row.connected else "",
+            clock(row.seen, now),
+            str(row.done),
+            str(row.failed),
+            str(row.lost),
+            " ".join(row.tags),
+            enrolled,
+            error,
+        )
+    return table
+
+
+def _names(rows: Iterable[Mapping[str, float]]) -> list[str]:
+    return list(dict.fromkeys(name for metrics in rows for name in metrics))

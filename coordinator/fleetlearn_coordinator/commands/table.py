@@ -1,0 +1,73 @@
+"""Every command of fleetlearn-coordinator, in the groups in which its help shows them.
+
+A command's module is imported when the command is used: the others' imports cost nothing. The help
+and the shell's completion need this table alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+PACKAGE = "fleetlearn_coordinator.commands"
+
+
+class Listed(NamedTuple):
+    """A command."""
+
+    name: str
+    module: str
+    """Below ``PACKAGE``; its ``app`` has the command under this name."""
+    help: str
+    """What it does, short enough for one line of 80 columns."""
+
+
+GROUPS: dict[str, tuple[Listed, ...]] = {
+    "Set up": (
+        Listed("serve", "serving", "Run a plan's training, or all runs of a host"),
+        Listed("certificate", "keys", "Make or renew the coordinator's TLS certificate"),
+        Listed("device-certificate", "keys", "Make a certificate for a device"),
+        Listed("signing-key", "keys", "Make a key that signs tasks"),
+    ),
+    "See": (
+        Listed("status", "status", "How far the training is, and when it is through"),
+        Listed("runs", "look", "All runs of a host, in a line each"),
+        Listed("rounds", "look", "The last rounds, and who was lost in them"),
+        Listed("devices", "look", "The devices: last seen, tasks, last error"),
+        Listed("models", "models", "The versions of the model, and their metrics"),
+        Listed("compare-models", "models", "How far two versions of the model are apart"),
+        Listed("tail", "tail", "What happens, as it happens"),
+        Listed("audit", "audit", "Who was enrolled, who changed what, and when"),
+        Listed("verify", "audit", "Check that nobody changed the audit log"),
+    ),
+    "Act": (
+        Listed("run", "runs", "Add a run to a host, or remove one"),
+        Listed("pause", "acts", "Give no more tasks of a run"),
+        Listed("resume", "acts", "Let a run go on"),
+        Listed("drain", "acts", "Stop a run when its open round is over"),
+        Listed("stop", "acts", "Stop a run at once"),
+        Listed("rollback", "acts", "Go on from an earlier version of the model"),
+        Listed("evaluate", "acts", "Measure the newest model on the devices' data"),
+        Listed("evaluate-held-out", "models", "Measure the kept models on held-out data, here"),
+        Listed("export-model", "models", "Write the model as an ONNX file"),
+        Listed("results", "results", "Write the rounds for pandas, TensorBoard, MLflow"),
+    ),
+    "Keep": (
+        Listed("backup", "backups", "Copy a run or a host, also while it is served"),
+        Listed("restore", "backups", "Write a backup's content, to be served from"),
+    ),
+    "Let in and keep out": (
+        Listed("enrol", "identities", "Print a token that enrols devices"),
+        Listed("revoke", "identities", "End a device's credential and certificates"),
+        Listed("administrator", "administrators", "Who may use the administrators' port"),
+    ),
+}
+"""Group -> its commands."""
+ALIASES = {"token": "enrol", "roll-back": "rollback"}
+"""Names of earlier releases -> today's."""
+
+
+def find_command(name: str) -> Listed | None:
+    """Return the command of this name or alias, or None."""
+    name = ALIASES.get(name, name)
+    listed = (each for group in GROUPS.values() for each in group)
+    return next((each for each in listed if each.name == name), None)
