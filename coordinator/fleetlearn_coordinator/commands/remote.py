@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 from fleetlearn_protocol.errors import Code, FleetError, in_words
 
-from fleetlearn_coordinator.commands.exits import NotAllowedError, NoAnswerError
+from fleetlearn_coordinator.commands.exits import NoAnswerError, NotAllowedError
 from fleetlearn_coordinator.service.views.records import (
     AuditView,
     DeviceView,

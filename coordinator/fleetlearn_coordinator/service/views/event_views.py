@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fleetlearn_coordinator.aggregation.round_summary import describe
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.service.views.records import EventView
 from fleetlearn_coordinator.service.views.run_views import Found, RunPlace, is_running
 from fleetlearn_coordinator.storage.find_storage import find_storage
@@ -113,8 +114,8 @@ class RunEvents:
         return [self._event("model-made", text, newest.at)]
 
     def _evaluated(self, ledger: LedgerReader) -> Iterator[EventView]:
-        rows = ledger.evaluations()
-        for number, version, outcome, closed, summary in rows[self._evaluations :]:
+        rows = ledger.exchanges(EVALUATION)
+        for number, version, outcome, closed, summary, *_ in rows[self._evaluations :]:
             if not self._first:
                 text = (
                     f"evaluation {number} of version {version} is {outcome}: "
