@@ -677,14 +677,11 @@ class MemoryLedger(Reads):
     def remembered_devices(self) -> list[DeviceRemembered]:
         return sorted(self._now().devices.values(), key=lambda row: (row.given, row.device))
 
-    def tied_to(self, device: str) -> str | None:
-        return self._now().tied.get(device)
+    def tied_tasks(self) -> dict[str, str]:
+        return {**self._now().tied}
 
-    def model_digest(self, version: int) -> str:
-        return self._now().models[version].sha256
-
-    def model(self, version: int) -> ModelMade | None:
-        return self._now().models.get(version)
+    def known_models(self) -> list[ModelMade]:
+        return [made for _, made in sorted(self._now().models.items())]
 
     def rolled_back(self) -> int:
         models = self._now().models.values()

@@ -354,9 +354,8 @@ class Ledger(Protocol):
     where: str
     """Its name in the run's storage, for messages to people."""
     is_slow: bool
-    """Whether a batch may take so long, such as over a network, that the event loop must not wait
-    for it. ``write`` is then called in a thread of its own, and everything else in another; never
-    two calls at a time."""
+    """Whether a call may take so long, such as over a network, that the event loop must not wait
+    for it. While the run is served, only ``write`` is then called, in a thread of its own."""
     restore_advice: str
     """What to do where it is lost, for people: a sentence that says what to put back from a
     backup."""
@@ -403,16 +402,13 @@ class Ledger(Protocol):
         """Return what selection remembers of each device (the last row of each), the device that
         was given its last task longest ago first, and by name among those of one round."""
 
-    def tied_to(self, device: str) -> str | None:
-        """Return the task whose tied vectors the device's next task goes on from
-        (``TiedVectorsCounted``), or None."""
+    def tied_tasks(self) -> dict[str, str]:
+        """Return device -> the task whose tied vectors the device's next task goes on from
+        (``TiedVectorsCounted``). Devices without one are left out."""
 
-    def model_digest(self, version: int) -> str:
-        """Return the SHA-256 of a version's model. The version must be known."""
-
-    def model(self, version: int) -> ModelMade | None:
-        """Return what is known of a version's model, or None if there was none of this version.
-        Models are known for ever, also where their bytes are gone."""
+    def known_models(self) -> list[ModelMade]:
+        """Return what is known of each model, the oldest first. Models are known for ever, also
+        where their bytes are gone."""
 
     def rolled_back(self) -> int:
         """Return the newest version that a roll back made, or 0."""

@@ -293,18 +293,12 @@ class SqliteLedger:
         rows = self._db.execute("SELECT * FROM devices ORDER BY given, device")
         return [DeviceRemembered._make((*row[:3], row[3].split(), *row[4:])) for row in rows]
 
-    def tied_to(self, device: str) -> str | None:
-        row = self._db.execute("SELECT task FROM tied WHERE device=?", (device,)).fetchone()
-        return None if row is None else str(row[0])
+    def tied_tasks(self) -> dict[str, str]:
+        return dict(self._db.execute("SELECT device, task FROM tied").fetchall())
 
-    def model_digest(self, version: int) -> str:
-        return str(
-            self._db.execute("SELECT sha256 FROM models WHERE version=?", (version,)).fetchone()[0]
-        )
-
-    def model(self, version: int) -> ModelMade | None:
-        row = self._db.execute("SELECT * FROM models WHERE version=?", (version,)).fetchone()
-        return None if row is None else ModelMade._make(row)
+    def known_models(self) -> list[ModelMade]:
+        rows = self._db.execute("SELECT * FROM models ORDER BY version").fetchall()
+        return [ModelMade._make(row) for row in rows]
 
     def rolled_back(self) -> int:
         row = self._db.execute(

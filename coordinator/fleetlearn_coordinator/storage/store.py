@@ -39,6 +39,8 @@ from fleetlearn_coordinator.storage.ledger import (
     RoundOpened,
     Row,
     SavedReport,
+    TiedVectorsCounted,
+    TiedVectorsForgotten,
 )
 from fleetlearn_coordinator.storage.run_storage import RunStorage
 
@@ -63,6 +65,8 @@ class Store:
         """Writes a slow ledger's batches while the run is served. None: each is written at once."""
         self._bytes_changed = 0
         """The number of the last batch that changed which models or sums count."""
+        self._models = {made.version: made for made in ledger.known_models()}
+        self._tied = ledger.tied_tasks()
         self._begun: Callable[[], Callable[[], None]] = lambda: lambda: None
         self.run: str = ledger.get("run")
         """The run's name: random, so that no other run has it."""
@@ -102,9 +106,9 @@ class Store:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger, to be read. Where batches are still to be written, this waits for them."""
-        if self._writer is not None:
-            self._writer.wait()
+        """The ledger, to be read before the run is served. The event loop would wait for a slow
+        one: what is needed later is kept in memory from here on."""
+        assert self._writer is None, "a ledger that is slow is not read while the run is served"
         return self._ledger
 
     @property
@@ -132,7 +136,28 @@ class Store:
         if self._writer is not None:
             self._writer.wait()
 
+    def model_made(self, version: int) -> ModelMade | None:
+        """Return what is known of a version's model, also of one whose row is not safe yet; None:
+        there was none of this version."""
+        return self._models.get(version)
+
+    def tied_to(self, device: str) -> str | None:
+        """Return the task whose tied vectors the device's next task goes on from, also where the
+        row is not safe yet; None: from none."""
+        return self._tied.get(device)
+
     def _write(self, rows: Sequence[Row]) -> None:
+        self._write_rows(rows)
+        for row in rows:
+            match row:
+                case ModelMade():
+                    self._models[row.version] = row
+                case TiedVectorsCounted(device, task):
+                    self._tied[device] = task
+                case TiedVectorsForgotten():
+                    self._tied.clear()
+
+    def _write_rows(self, rows: Sequence[Row]) -> None:
         if self._writer is None:
             self._write_now(rows)
         else:

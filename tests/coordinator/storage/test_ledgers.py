@@ -173,7 +173,6 @@ class Story:
 
 def said_by(ledger: Ledger, story: Story) -> dict[str, Any]:
     """Everything that a ledger says."""
-    versions = range(story.version + 2)
     return {
         "metadata": [
             ledger.get(key) for key in ("a", "b", "c", "sum", "sum_crc32", "sum_layout", "run")
@@ -182,9 +181,8 @@ def said_by(ledger: Ledger, story: Story) -> dict[str, Any]:
         "last": (ledger.last_round(), ledger.last_committed()),
         "committed": [ledger.committed_rounds(most) for most in (1, 3, 1000)],
         "remembered": ledger.remembered_devices(),
-        "tied": [ledger.tied_to(f"d{number}") for number in range(7)],
-        "models": [ledger.model(version) for version in versions],
-        "digests": [ledger.model_digest(version) for version in versions if ledger.model(version)],
+        "tied": ledger.tied_tasks(),
+        "models": ledger.known_models(),
         "rolled back": ledger.rolled_back(),
         "updates": sorted(ledger.accepted_updates()),
         "rounds of updates": [round for round, _ in ledger.accepted_updates()],

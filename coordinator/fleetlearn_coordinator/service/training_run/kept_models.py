@@ -38,20 +38,47 @@ def versions_to_drop(
     ]
 
 
-def dropped_after(
-    plan: Plan, there: Collection[int], newest: int, needed: int, summary: Mapping[str, Any]
-) -> list[int]:
-    """Return which of the versions that are ``there`` are not kept any more when a round, of this
-    summary, has made the one after ``newest``. Those from ``needed`` on are still in use. Raises
-    StoreError (damaged)."""
-    rule, best = plan.models, set[int]()
-    if rule.best is not None and rule.metric is not None:
-        values = measured(plan, there)
-        if rule.measured_by == "round":
-            found = deciding(summary, plan.round.minimum)
-            values |= {newest: found[rule.metric]} if rule.metric in found else {}
-        best = best_versions(rule, values)
-    return versions_to_drop(rule, there, newest + 1, needed, best)
+class KeptModels:
+    """Which models a run keeps. Knows what rounds and evaluations measured, since the rows that say
+    so may not be safe yet, and a slow ledger is not read while the run is served."""
+
+    def __init__(self, plan: Plan, there: Iterable[int]) -> None:
+        """``there``: the versions that are kept so far. Raises StoreError (damaged)."""
+        self._plan, self._rule = plan, plan.models
+        self._values = {} if self._rule.best is None else measured(plan, there)
+        """Version -> the metric by which the best are kept."""
+
+    def note(self, source: str, version: int, summary: Mapping[str, Any]) -> None:
+        """A version was measured. ``source``: ``round``, or a kind of exchange. ``summary``: of the
+        committed round, or of the valid exchange."""
+        if source == self._rule.measured_by and self._rule.metric is not None:
+            metrics = deciding(summary, minimum_of(self._plan, source))
+            self._values.pop(version, None)
+            if self._rule.metric in metrics:
+                self._values[version] = metrics[self._rule.metric]
+
+    def dropped_after(
+        self, there: Collection[int], newest: int, needed: int, summary: Mapping[str, Any]
+    ) -> list[int]:
+        """Return which of the versions that are ``there`` are not kept any more when a round, of
+        this summary, has made the one after ``newest``. Those from ``needed`` on are still in use.
+        Raises StoreError (damaged)."""
+        rule, best = self._rule, set[int]()
+        if rule.best is not None and rule.metric is not None:
+            if rule.measured_by == "held-out":  # results are no rows, and others may write them
+                self._values = measured(self._plan, there)
+            self._values = {key: self._values[key] for key in {*there} & self._values.keys()}
+            values = dict(self._values)
+            if rule.measured_by == "round":
+                found = deciding(summary, self._plan.round.minimum)
+                values |= {newest: found[rule.metric]} if rule.metric in found else {}
+            best = best_versions(rule, values)
+        return versions_to_drop(rule, there, newest + 1, needed, best)
+
+
+def minimum_of(plan: Plan, source: str) -> int:
+    """Return how many devices must have measured a metric so that it decides."""
+    return plan.round.minimum if source == "round" else plan.evaluation.minimum
 
 
 def best_versions(rule: Models, measured: Mapping[int, float]) -> set[int]:
@@ -81,7 +108,7 @@ def metrics_of(plan: Plan, versions: Iterable[int], source: str) -> dict[int, di
         return {
             version: result["metrics"] for version, result in results.items() if result is not None
         }
-    minimum = plan.round.minimum if source == "round" else plan.evaluation.minimum
+    minimum = minimum_of(plan, source)
     with storage.read_ledger() as ledger:
         rows = (
             ledger.measured_in_rounds(versions)

@@ -96,6 +96,10 @@ class RollBacks:
         self.newest = store.ledger.rolled_back()
         """The newest version that a roll back made, or 0. What was measured of older ones ends no
         training."""
+        self._answered: str | None = store.ledger.get("rolled_back")
+        """The name of the request that was carried out last."""
+        self._to_log: str | None = store.ledger.get(TO_LOG)
+        """That request, while the audit log may not have it."""
         self.audit: Callable[[RollBack, ModelMade], None] | None = None
         """Writes into the audit log that an earlier model has become this one, unless it is there.
         May raise StoreUnavailableError. None while it is not known."""
@@ -104,26 +108,32 @@ class RollBacks:
         """Return whether somebody asked for a roll back that was not carried out yet. ``wall``:
         Unix time."""
         found = self._requests.roll_back()
-        if found is not None and found.name == self._store.ledger.get("rolled_back"):
-            self._requests.remove_roll_back()
+        if found is not None and found.name == self._answered:
+            # A process that dies before its rows are safe must leave it to the next one.
+            self._store.when_safe(self._remove_answered)
             found = None
         self._asked = None if found is None else (found, wall)
         return found is not None
 
+    def _remove_answered(self) -> None:
+        found = self._requests.roll_back()
+        if found is not None and found.name == self._answered:
+            self._requests.remove_roll_back()
+
     def log_last(self) -> None:
         """Let the audit log have the last roll back, if it does not yet: the process that carried
         it out may have died before."""
-        kept = self._store.ledger.get(TO_LOG)
-        made = self._store.ledger.model(self.newest)
-        if kept is None or made is None or self.audit is None:
+        made = self._store.model_made(self.newest)
+        if self._to_log is None or made is None or self.audit is None:
             return
         try:
-            self.audit(decode_roll_back(kept), made)
+            self.audit(decode_roll_back(self._to_log), made)
         except StoreUnavailableError as error:
             self._log.error(
                 "the audit log will have the roll back after the next start: %s", error.text
             )
         else:
+            self._to_log = None
             self._store.write([Metadata(TO_LOG, None)])
 
     def versions_asked_for(self) -> list[int]:
@@ -139,7 +149,7 @@ class RollBacks:
             return None
         request, at = self._asked
         models, store = self._models, self._store
-        known = store.ledger.model(request.version)
+        known = store.model_made(request.version)
         if request.version == models.newest.version or known is None:
             self.refuse(request, "it is the newest, or there is none of this number")
             return None
@@ -191,8 +201,9 @@ class RollBacks:
         rows = [*new.model.rows, answered, Metadata(TO_LOG, encode_roll_back(request))]
         return [*rows, TiedVectorsForgotten()] if self._plan.tied else rows
 
-    def end(self, new: RestoredModel, wall: float) -> None:
+    def end(self, request: RollBack, new: RestoredModel, wall: float) -> None:
         """The model counts. ``wall``: Unix time."""
         self.newest = new.made.version
-        self.log_last()
+        self._answered, self._to_log = request.name, encode_roll_back(request)
+        self._store.when_safe(self.log_last)
         self.look(wall)

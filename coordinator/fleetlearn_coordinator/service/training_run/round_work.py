@@ -22,7 +22,7 @@ from fleetlearn_coordinator.service.observers import (
     TiedVectorsReset,
 )
 from fleetlearn_coordinator.service.run_clock import Clocks
-from fleetlearn_coordinator.service.training_run.kept_models import dropped_after
+from fleetlearn_coordinator.service.training_run.kept_models import KeptModels
 from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
 from fleetlearn_coordinator.service.training_run.roll_back import RestoredModel, RollBacks
 from fleetlearn_coordinator.service.training_run.round_reports import RoundReports
@@ -80,6 +80,7 @@ class RoundWork:
         """What measures the models on held-out data, if the plan names some."""
         asked_for = roll_backs.versions_asked_for
         self._writer = ModelWriter(reports.rules, store, models, asked_for)
+        self.kept = KeptModels(plan, store.blobs.model_versions())
         self._to_commit: Callable[[], WrittenRound] | None = None
         """The work of the commit that was decided and has not begun."""
 
@@ -118,7 +119,7 @@ class RoundWork:
         engine, models, version = self.engine, self.models, self.engine.version
         if self.selection is not None:
             summary |= self.selection.summary(engine.accepted.values())
-        bases = models.bases_of(version + 1)  # here, since a thread cannot read the ledger
+        bases = models.bases_of(version + 1)
         needed = [version, *bases, *self.roll_backs.versions_asked_for()]
         if (oldest := engine.oldest_version()) is not None:
             needed.append(oldest)
@@ -132,7 +133,7 @@ class RoundWork:
             # task began from.
             needed.append(version - engine.settings.max_staleness)
         there = self.store.blobs.model_versions()
-        dropped = dropped_after(self.plan, there, version, min(needed), summary)
+        dropped = self.kept.dropped_after(there, version, min(needed), summary)
         tied = self.reports.tied if self.plan.tied else {}
         decided = RoundToCommit(number, summary, now.wall, base, bases, dropped, tied)
         self._to_commit = partial(self._writer.commit, decided, self.reports.round)
@@ -149,6 +150,7 @@ class RoundWork:
         self.observers.tell([RoundEnded(new.number, "committed", version, summary, "")])
         if self.selection is not None:
             self.selection.selection.committed(version, summary.get("selection", {}))
+        self.kept.note("round", version - 1, summary)
         metrics = {}
         if self.plan.stop.measured_by == "round":
             metrics = deciding(summary, self.plan.round.minimum)
@@ -177,7 +179,7 @@ class RoundWork:
         made = new.made
         restored = ModelRestored(made.version, request.version, request.who, new.keeps_state)
         self.observers.tell([restored])
-        self.roll_backs.end(new, now.wall)
+        self.roll_backs.end(request, new, now.wall)
         return heard + self.record(self.engine.go_on_from_model(now.engine), now)
 
     def forget(self) -> None:

@@ -203,7 +203,7 @@ class Run:
         zeros."""
         if not self.plan.tied:
             return None
-        return self.reports.last_task_of(device) or self.store.ledger.tied_to(device)
+        return self.reports.last_task_of(device) or self.store.tied_to(device)
 
     def _finish(self, finish: Finish | None) -> list[Row]:
         self.finished = None if finish is None else finish.reason
@@ -281,6 +281,8 @@ class Run:
                         number, version, _, valid, kind, phase = command
                         ended = ExchangeSummarised(kind, number, phase, version, valid, row.summary)
                         events.append(ended)
+                        if valid:
+                            self.work.kept.note(kind, version, row.summary)
                     heard.append(command)
                 case Assign(device, task, number, again=again, version=version):
                     if not again:

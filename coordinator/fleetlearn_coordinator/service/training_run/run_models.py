@@ -34,12 +34,22 @@ class RunModels:
         self._beside: dict[int, Mapping[str, str]] = {}
         """Version -> SHA-256 of the vectors beside its model, by name, for some versions from the
         oldest in use on."""
+        self._mu: dict[int, float] = {}
+        """Version -> the mu of the tasks that begin from it, or from a later one up to the next
+        here."""
+        if plan.local.adaptive_mu:
+            # Tasks that an earlier process gave may begin from any of these versions.
+            most = (plan.staleness.max or 0) + 1
+            for made, summary in store.ledger.committed_rounds(most):
+                self._mu[made] = adaptive_mu.state_after(summary, hyper["mu"]).mu
 
     def digest_of(self, version: int) -> str:
         """Return the SHA-256 of a version's model."""
         if version == self.newest.version:
             return self.newest.digest
-        return self._store.ledger.model_digest(version)
+        made = self._store.model_made(version)
+        assert made is not None
+        return made.sha256
 
     def digests_of(self, version: int, beside: Collection[str]) -> dict[str, str]:
         """Return the SHA-256 of a version's model and of the vectors ``beside`` it, by name. Of a
@@ -74,14 +84,16 @@ class RunModels:
             return self._hyper
         if version == self.newest.version:
             return {**self._hyper, "mu": self.newest.mu.mu}
-        rounds = self._store.ledger.committed_rounds(self.newest.version - version + 1)
-        made = next((summary for made, summary in reversed(rounds) if made <= version), None)
-        return {**self._hyper, "mu": adaptive_mu.state_after(made, self._hyper["mu"]).mu}
+        before = [made for made in self._mu if made <= version]
+        mu = self._mu[max(before)] if before else self._hyper["mu"]
+        return {**self._hyper, "mu": mu}
 
     def begin_version(self, newest: ModelState, forms: Forms, oldest: int | None) -> None:
         """This model becomes the newest. ``oldest``: the oldest version that is in use; None: none
         of the earlier ones is."""
         self.newest, self.forms = newest, forms
+        if self._plan.local.adaptive_mu:
+            self._mu[newest.version] = newest.mu.mu
         kept = dict[int, Mapping[str, str]]()
         if oldest is not None:
             kept = {number: each for number, each in self._beside.items() if number >= oldest}
@@ -102,7 +114,7 @@ class RunModels:
         if self._plan.encoding.down != "delta":
             return {}
         numbers = range(max(0, version - DELTA_BASES), version)
-        return {number: self._store.ledger.model_digest(number) for number in numbers}
+        return {number: self.digest_of(number) for number in numbers}
 
     def make_forms(self, model: Vector, bases: Mapping[int, str]) -> Forms:
         """Return the forms in which a model travels beside float32. ``bases``: as ``bases_of``

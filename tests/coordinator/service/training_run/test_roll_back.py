@@ -66,7 +66,7 @@ def test_the_next_round_trains_from_the_earlier_model(make_plan: PlanMaker) -> N
     plan = make_plan(round__goal=2, round__minimum=2, server__optimizer="momentum", server__lr=1.0)
     fleet = Fleet(plan)
     first, second = train(fleet, [1.0, 2.0, 3.0], "ab")
-    old, state = fleet.store.load_version(fleet.store.ledger.model(2))  # type: ignore[arg-type]
+    old, state = fleet.store.load_version(fleet.store.model_made(2))  # type: ignore[arg-type]
     fleet.report(first, update_of(100.0))
     commands = roll_back(fleet, 2)
     (cancelled,) = (command for command in commands if isinstance(command, CancelTask))
@@ -279,7 +279,7 @@ def test_feddyn_begins_from_zeros_after_a_roll_back(tmp_path: Path) -> None:
     assert fleet.run.models.newest.optimizer_state["h"].any()
     assert fleet.run.tied_to("a") is not None
     roll_back(fleet, 1)
-    assert fleet.store.load_version(fleet.store.ledger.model(1))[1]["h"].any()  # type: ignore[arg-type]
+    assert fleet.store.load_version(fleet.store.model_made(1))[1]["h"].any()  # type: ignore[arg-type]
     assert not fleet.run.models.newest.optimizer_state["h"].any()
     assert [fleet.run.tied_to(device) for device in "ab"] == [None, None]
     fleet.store.close()
