@@ -114,7 +114,15 @@ def show_table(table: Table, *, stderr: bool = False) -> None:
     needed = wide.measure(table)
     if not narrow or needed.minimum > console.width:
         console.width = needed.maximum
-    console.print(table)
+    if console.is_terminal:
+        console.print(table)
+        return
+    # For a pipe or a file: no empty line, and no spaces at the end of a line.
+    with console.capture() as shown:
+        console.print(table)
+    for line in shown.get().splitlines():
+        if line.strip():
+            print(line.rstrip(), file=sys.stderr if stderr else sys.stdout)
 
 
 def complain(label: str, text: str) -> None:

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 import typer.main
+from fleetlearn_protocol.command_line import needs
 from typer.core import TyperGroup
 
 try:
@@ -28,7 +29,8 @@ class LazyCommands(TyperGroup):
         listed = find_command(cmd_name)
         if listed is None:
             return None
-        app = import_module(f"{PACKAGE}.{listed.module}").app
+        with needs("fleetlearn-coordinator", "coordinator"):
+            app = import_module(f"{PACKAGE}.{listed.module}").app
         if app.info.name == listed.name:  # a group of its own
             return typer.main.get_group(app)
         return typer.main.get_group(app).commands[listed.name]

@@ -27,6 +27,8 @@ from fleetlearn_coordinator.service.views.records import (
 )
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.identities import COMMAND, RUN, Identities
+from fleetlearn_coordinator.storage.identities import DATABASE as IDENTITIES
+from fleetlearn_coordinator.storage.runs import DATABASE as RUNS
 from fleetlearn_coordinator.storage.runs import Runs
 
 SOON = "within a second"
@@ -47,6 +49,18 @@ class LocalTarget(LocalViews):
     ) -> None:
         super().__init__(service=service, plan=plan, data=data, identities=identities)
         self.where = where
+
+    @property
+    def settings(self) -> ServiceSettings | None:
+        """The service's; None: there is no service file."""
+        return self._service
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether it is known which runs there are."""
+        return self._one is not None or (
+            self._service is not None and self._service.runs is not None
+        )
 
     def admin_url(self) -> str | None:
         """Return the URL of the administrators' port, if the service file opens one that can be
@@ -175,9 +189,11 @@ class LocalTarget(LocalViews):
 
 
 @contextmanager
-def open_local(where: str, service_file: Path | None) -> Iterator[LocalTarget]:
-    """Open a plan's, a service file's or a data directory's files, until the block is left. Raises
-    FleetError."""
+def open_local(
+    where: str, service_file: Path | None, *, make: bool = True
+) -> Iterator[LocalTarget]:
+    """Open a plan's, a service file's or a data directory's files, until the block is left.
+    ``make``: make the databases that are not there yet. Raises FleetError."""
     path = Path(where).expanduser()
     plan, data, service = None, None, None
     if path.is_dir() or "://" in where:
@@ -191,7 +207,7 @@ def open_local(where: str, service_file: Path | None) -> Iterator[LocalTarget]:
         plan = Plan.load(path)
     if service_file is not None:
         service = ServiceSettings.load(service_file)
-    if service is None or service.identities is None:
+    if service is None or service.identities is None or not (make or _is_there(service)):
         yield LocalTarget(where, service, plan, data, None)
         return
     with closing(Identities(service.identities)) as identities:
@@ -209,3 +225,10 @@ def _service_in(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return None if {"bundle", "round", "recipe", "local", "data_dir"} & raw.keys() else raw
+
+
+def _is_there(service: ServiceSettings) -> bool:
+    """Return whether the databases of a service are there."""
+    folder, runs = service.identities, service.runs
+    there = folder is not None and (folder / IDENTITIES).is_file()
+    return there and (runs is None or (runs / RUNS).is_file())

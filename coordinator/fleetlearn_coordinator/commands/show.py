@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fleetlearn_protocol.typer_app import plain_table
 
 from fleetlearn_coordinator.service.views.records import (
+    CheckView,
     DeviceView,
     EvaluationView,
     HostView,
@@ -252,6 +253,14 @@ def devices_table(devices: Sequence[DeviceView], now: float) -> Table:
             enrolled,
             error,
         )
+    return table
+
+
+def checks_table(checks: Sequence[CheckView]) -> Table:
+    """Return what was checked, a row each."""
+    table = plain_table("check", "state", "found", wraps="found")
+    for check in checks:
+        table.add_row(check.what, check.state, check.found)
     return table
 
 

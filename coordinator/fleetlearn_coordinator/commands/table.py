@@ -23,7 +23,9 @@ class Listed(NamedTuple):
 
 GROUPS: dict[str, tuple[Listed, ...]] = {
     "Set up": (
+        Listed("init", "initial", "Write a commented plan.toml and service.toml"),
         Listed("serve", "serving", "Run a plan's training, or all runs of a host"),
+        Listed("doctor", "doctor", "Check what a coordinator needs, and say what to do"),
         Listed("certificate", "keys", "Make or renew the coordinator's TLS certificate"),
         Listed("device-certificate", "keys", "Make a certificate for a device"),
         Listed("signing-key", "keys", "Make a key that signs tasks"),

@@ -20,6 +20,8 @@ from fleetlearn_coordinator.conversation.limits import NEWCOMERS, OTHER_FILES
 BACKLOG = 4096
 """Connections the kernel holds before they are accepted. With asyncio's 100, 10,000 devices that
 connect at the same instant take a minute and some fail; with 4096 seconds."""
+ENOUGH = 1000
+"""Devices at a time that are enough for whoever left ``max_connections`` at its default."""
 SEND_BUFFER = 256 * 1024
 """Bytes of kernel memory that a device which stopped reading can hold (4 MiB each where the kernel
 decides)."""

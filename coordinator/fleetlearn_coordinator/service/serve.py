@@ -34,8 +34,6 @@ from fleetlearn_coordinator.storage.store import most_spool_files
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
-ENOUGH_PLACES = 1000
-"""Devices at a time that are enough for whoever left ``max_connections`` at its default."""
 SWEEP = 1.0
 """Seconds between looks at all connections, and between the records that ``status`` reads."""
 
@@ -188,7 +186,7 @@ def check_places(
         )
     # who asked for no number of devices need not be alarmed by ours
     default = ServiceSettings().max_connections
-    if wanted != default or places.devices < ENOUGH_PLACES:
+    if wanted != default or places.devices < process_settings.ENOUGH:
         logger.warning("%s", text)
 
 
