@@ -32,13 +32,13 @@ from fleetlearn_simulator.fleet.round_training import LITTLE
 from fleetlearn_simulator.interrupts import STOP_REQUESTED
 from fleetlearn_simulator.results.run_folder import (
     CHECKPOINT,
-    EVALUATIONS,
     MADE_OF,
     OPTIONS,
     ROUNDS,
     SCENARIO,
     SUMMARY,
     RunLogs,
+    exchanges_file,
     read_checkpoint,
     read_json,
     read_rows,
@@ -190,12 +190,9 @@ def simulate(
         if rounds.test is not None:
             rounds.runtime = PerDevice(bundle, local, source, options.provider).runtime
         fleet.round_ended, fleet.before_commit = rounds.round_ended, checkpoints.before_commit
-        fleet.evaluated = logs.write_evaluation
+        fleet.exchange_ended = logs.write_exchange
         if checkpoint:
-            fleet.history.extend(read_rows(folder, ROUNDS))
-            fleet.evaluations.extend(
-                read_rows(folder, EVALUATIONS) if (folder / EVALUATIONS).exists() else []
-            )
+            _read_history(fleet, folder)
             checkpoints.version = checkpoint[1]["version"]
             restore(fleet, *checkpoint)
         try:
@@ -206,12 +203,21 @@ def simulate(
         finally:
             # else the writers and the fleet hold each other, and the data, until Python looks for
             # cycles
-            fleet.round_ended = fleet.evaluated = lambda summary: None
+            fleet.round_ended = lambda summary: None
+            fleet.exchange_ended = lambda kind, summary: None
             fleet.before_commit = lambda: None
     save_model(folder, views(fleet.model, bundle.manifest.travelling).items())
     summary = summary_of(fleet) | {"backend": kind, "why": why}
     write_json(folder / SUMMARY, summary)
     return Outcome(folder, summary, fleet.model)
+
+
+def _read_history(fleet: Fleet, folder: Path) -> None:
+    """Let a fleet that goes on have the summaries that the folder's logs hold."""
+    fleet.history.extend(read_rows(folder, ROUNDS))
+    for kind, summaries in fleet.exchanges.summaries.items():
+        if (folder / exchanges_file(kind)).exists():
+            summaries.extend(read_rows(folder, exchanges_file(kind)))
 
 
 def _refuse_changes(
@@ -296,8 +302,8 @@ class CheckpointWriter:
         self._not_before = 0.0
 
     def before_commit(self) -> None:
-        if not has_checkpoints(self.fleet) or self.fleet.engine.evaluations.is_open:
-            return  # tasks are under way whose state is in no checkpoint
+        if not has_checkpoints(self.fleet):
+            return
         version, now = self.fleet.engine.version + 1, time.monotonic()
         due = version - self.version >= self.every and now >= self._not_before
         if due or self.should_stop():

@@ -71,6 +71,10 @@ class Driven(NamedTuple):
     def model(self) -> Vector:
         return self.fleet.model
 
+    def when(self, kind: str) -> list[float]:
+        """The times of the events of this kind."""
+        return [row["time"] for row in self.events if row["event"] == kind]
+
     def told(self, *kinds: str) -> list[tuple[Any, ...]]:
         """(time rounded to a millisecond, kind, device, cause) of these events."""
         return [

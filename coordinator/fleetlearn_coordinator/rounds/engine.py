@@ -50,6 +50,8 @@ class Snapshot(NamedTuple):
     """Tasks that go on, as ``LeaseBook.snapshot`` returned them. None: no task does."""
     pace: dict[str, Any] | None = None
     """What ``Pace.snapshot`` returned."""
+    exchanges: Mapping[str, dict[str, Any]] = {}
+    """Kind -> what ``ExchangeSeries.snapshot`` returned."""
 
 
 @dataclass(slots=True)
@@ -67,22 +69,25 @@ class Engine(EngineState):
             self.round,
             self.book.snapshot(),
             None if self.pace is None else self.pace.snapshot(),
+            {kind: series.snapshot() for kind, series in self.exchanges.items()},
         )
 
     @classmethod
     def from_snapshot(
         cls, settings: Settings, prefix: str, taken: Snapshot, connected: Iterable[str]
     ) -> Engine:
-        """Return an engine that goes on from a snapshot with these devices. The driver must call
-        ``committed`` next. What the engine remembered about devices that failed is forgotten, as
-        after a restart."""
+        """Return an engine that goes on from a snapshot with these devices. The driver must say who
+        is able to answer exchanges (``ExchangeSeries.able``), and call ``committed`` next. What the
+        engine remembered about devices that failed is forgotten, as after a restart."""
         engine = cls(settings, prefix, taken.version, taken.round, Phase.COMMITTING)
         if taken.book is not None:
             engine.book.take_up(taken.book)
         if engine.pace is not None and taken.pace is not None:
             engine.pace.take_up(taken.pace)
+        for kind, saved in taken.exchanges.items():
+            engine.exchanges[kind].take_up(saved)
         engine.selection.resting.update(
-            device for device in connected if device not in engine.book.tasks
+            device for device in connected if not engine.has_task(device)
         )
         return engine
 

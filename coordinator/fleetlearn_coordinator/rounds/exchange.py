@@ -16,9 +16,9 @@ again, once it has checked in again, where the exchange would not be valid witho
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fleetlearn_protocol.errors import Code
 
@@ -192,6 +192,45 @@ class ExchangeSeries:
         self.book.restore(leases, found.accepted, found.dropped, (), expires)
         rows = [*found.leases, *found.accepted, *(row[:2] for row in found.dropped)]
         self._asked, self._given = {device for _, device in rows}, len(rows)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state as plain values, for ``take_up``, without who is able to answer."""
+        taken: dict[str, Any] = {
+            "number": self.number,
+            "phase": self.phase,
+            "version": self.version,
+            "requested": self.requested,
+            "is_open": self.is_open,
+        }
+        if not self.is_open:
+            return taken
+        return taken | {
+            "members": None if self.members is None else sorted(self.members),
+            "deadline": self.deadline,
+            "chosen": sorted(self.chosen),
+            "queue": [*self._queue],
+            "asked": sorted(self._asked),
+            "again": [*self._again],
+            "given": self._given,
+            "leases": self.book.snapshot(),
+            "accepted": [*self.book.accepted.items()],
+            "dropped": [[task, *row] for task, row in self.book.dropped.items()],
+        }
+
+    def take_up(self, taken: Mapping[str, Any]) -> None:
+        """Go on from what another series' ``snapshot`` returned, on the same clock."""
+        self.number, self.phase, self.version = taken["number"], taken["phase"], taken["version"]
+        self.requested, self.is_open = taken["requested"], taken["is_open"]
+        if not self.is_open:
+            return
+        members = taken["members"]
+        self.members = None if members is None else frozenset(members)
+        self.deadline, self.chosen = taken["deadline"], {*taken["chosen"]}
+        self._queue, self._asked = deque(taken["queue"]), {*taken["asked"]}
+        self._again, self._given = dict.fromkeys(taken["again"]), taken["given"]
+        self.book.take_up(taken["leases"])
+        self.book.accepted = dict(taken["accepted"])
+        self.book.dropped = {task: (device, cause) for task, device, cause in taken["dropped"]}
 
     def join(self, device: str) -> None:
         """The device checks in, and can answer. Call before the engine's ``check_in``."""

@@ -1,7 +1,7 @@
 """The state of a fleet after a round, as tensors and JSON: a run that was stopped goes on from it.
 
-It is taken when a round's model is made, and no evaluation is open. Only tasks that outlive their
-round run then (checkpoint_tasks.py).
+It is taken when a round's model is made. Only tasks that outlive their round run then
+(checkpoint_tasks.py), and exchanges may be open (checkpoint_exchanges.py).
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 from fleetlearn_coordinator.rounds.engine import Snapshot
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from numpy.typing import NDArray
 
-from fleetlearn_simulator.fleet import checkpoint_tasks
+from fleetlearn_simulator.fleet import checkpoint_exchanges, checkpoint_tasks
 from fleetlearn_simulator.fleet.device_names import name_of
 from fleetlearn_simulator.fleet.device_rows import DeviceRows
 from fleetlearn_simulator.fleet.events import Event
 from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.fleet.selection import to_json
 
-LASTING_EVENTS = ("leave", "crash", "fill", "back", "window", "return")
+LASTING_EVENTS = ("leave", "crash", "fill", "back", "window", "return", "answered")
 """Events that are expected across rounds. The others belong to tasks, and follow from them."""
 OPTIMIZER = "optimizer."
 """Prefix of the server optimizer's tensors."""
@@ -30,6 +31,8 @@ KEPT, TIED, RESIDUALS = "kept.", "tied.", "residual."
 residual."""
 TASKS = "tasks."
 """Prefix of the tensors of the tasks that run."""
+EXCHANGES = "exchanges."
+"""Prefix of the tensors of the exchanges that are open."""
 RETURNS = "returns."
 """Prefix of the tensors that say when devices come back, with pace steering."""
 
@@ -50,6 +53,8 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     tensors |= {f"{OPTIMIZER}{name}": np.asarray(value) for name, value in slots.items()}
     of_tasks, tasks = checkpoint_tasks.snapshot(fleet.tasks)
     tensors |= {f"{TASKS}{name}": value for name, value in of_tasks.items()}
+    of_exchanges, exchanges = checkpoint_exchanges.snapshot(fleet.exchanges)
+    tensors |= {f"{EXCHANGES}{name}": value for name, value in of_exchanges.items()}
     of_returns, returns = ({}, None) if fleet.returns is None else fleet.returns.snapshot()
     tensors |= {f"{RETURNS}{name}": value for name, value in of_returns.items()}
     state = {
@@ -61,7 +66,8 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         "tasks": tasks,
         "returns": returns,
         "rates": coordinator.saved_rates(),
-        "evaluated": [fleet.engine.evaluations.number, fleet.engine.evaluations.version],
+        "series": engine.exchanges,
+        "exchanges": exchanges,
         "change": fleet.history[-1]["change"],
         "metrics": fleet.metrics_of(fleet.history[-1]),
         "connected": [
@@ -105,18 +111,33 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
     events.heap, events.serial = [Event(*row[:4]) for row in state["heap"]], state["serial"]
     heapq.heapify(events.heap)
     there = [device for device in connections.connected if device not in connections.away]
-    evaluated = state.get("evaluated", (0, 0))  # an earlier version had no evaluations
-    taken = Snapshot(state["version"] - 1, state["round"], state.get("book"), state.get("pace"))
-    coordinator.resume(taken, tuple(evaluated), list(map(name_of, there)), state.get("selection"))
+    taken = Snapshot(
+        state["version"] - 1,
+        state["round"],
+        state.get("book"),
+        state.get("pace"),
+        state.get("series") or _series_of_earlier_version(state),
+    )
+    coordinator.resume(taken, list(map(name_of, there)), state.get("selection"))
     coordinator.restore_rates(state.get("rates"))
     if state.get("tasks") is not None:  # in an earlier version no task ran
         checkpoint_tasks.restore(fleet.tasks, _named(tensors, TASKS), state["tasks"])
+    if state.get("exchanges") is not None:  # in an earlier version no exchange was open
+        of_exchanges = _named(tensors, EXCHANGES)
+        checkpoint_exchanges.restore(fleet.exchanges, of_exchanges, state["exchanges"])
     if fleet.returns is not None:
         fleet.returns.take_up(_named(tensors, RETURNS), state["returns"])
     fleet.state([*connections.connected])
     fleet.carry_out(
         fleet.engine.committed(fleet.now, change=state["change"], metrics=state["metrics"])
     )
+
+
+def _series_of_earlier_version(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the series of a checkpoint that has the last evaluation alone, or not even that."""
+    number, version = state.get("evaluated", (0, 0))
+    done = {"number": number, "version": version, "phase": 1}
+    return {EVALUATION: done | {"requested": False, "is_open": False}}
 
 
 def _kept_rows(fleet: Fleet) -> list[tuple[str, DeviceRows]]:

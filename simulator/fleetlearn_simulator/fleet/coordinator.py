@@ -16,7 +16,6 @@ from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.sent_models import half_of
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.rounds.engine import Engine, Snapshot
-from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.exchange import ExchangeSeries, SavedExchange
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.training_tasks import Restored
@@ -293,21 +292,16 @@ class SimulatedCoordinator:
         )
 
     def resume(
-        self,
-        taken: Snapshot,
-        evaluated: tuple[int, int],
-        connected: Collection[str],
-        remembered: dict[str, Any] | None,
+        self, taken: Snapshot, connected: Collection[str], remembered: dict[str, Any] | None
     ) -> None:
         """Go on with the engine of a checkpoint, to which these devices are connected. It waits for
-        ``committed``. ``evaluated``: the number of the last evaluation, and the version that it
-        measured. ``remembered``: by its selection (``selection.to_json``)."""
+        ``committed``. ``remembered``: by its selection (``selection.to_json``)."""
         self._begin_round()
         self.engine = Engine.from_snapshot(
             self.engine.settings, self.engine.prefix, taken, connected
         )
-        self.engine.restore_exchange(EVALUATION, SavedExchange(*evaluated, False, [], [], []), 0.0)
-        self.engine.evaluations.able.update(connected)
+        for series in self.engine.exchanges.values():
+            series.able.update(connected)
         selection.from_json(self.engine, remembered)
 
     def restart(self, now: float) -> list[Command]:
@@ -319,7 +313,8 @@ class SimulatedCoordinator:
         selection.hand_over(old, self.engine)
         if old.pace is not None and self.engine.pace is not None:
             self.engine.pace.bookings.restore(old.pace.bookings.state(now), now)
-        self.engine.restore_exchange(EVALUATION, _saved(old.evaluations), now)
+        for kind, series in old.exchanges.items():
+            self.engine.restore_exchange(kind, _saved(series), now)
         if old.phase is Phase.FINISHED:  # its last model is being measured
             self.engine.phase, self.engine.finishing = old.phase, old.finishing
         if old.phase is Phase.FINISHED or (
@@ -337,10 +332,17 @@ class SimulatedCoordinator:
 
 
 def _saved(found: ExchangeSeries) -> SavedExchange:
-    """Return what the coordinator's disk has of its evaluations."""
-    book = found.book
+    """Return what the coordinator's disk has of its exchanges of one kind."""
+    book, members = found.book, found.members
     leases = [(task, device) for device, task in book.tasks.items()]
     dropped = [(task, device, cause) for task, (device, cause) in book.dropped.items()]
     return SavedExchange(
-        found.number, found.version, found.is_open, leases, [*book.accepted.items()], dropped
+        found.number,
+        found.version,
+        found.is_open,
+        leases,
+        [*book.accepted.items()],
+        dropped,
+        found.phase,
+        None if members is None else tuple(members),
     )

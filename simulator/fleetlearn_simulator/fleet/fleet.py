@@ -28,6 +28,7 @@ from fleetlearn_coordinator.rounds.commands import (
     Unanswered,
 )
 from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.vector import Vector
 
@@ -36,10 +37,10 @@ from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.fleet import selection
 from fleetlearn_simulator.fleet.connections import Connections
 from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
-from fleetlearn_simulator.fleet.device_evaluations import DeviceEvaluations
 from fleetlearn_simulator.fleet.device_names import device_of, name_of
 from fleetlearn_simulator.fleet.device_tasks import DeviceTasks, WriteLines
 from fleetlearn_simulator.fleet.events import Event, EventQueue
+from fleetlearn_simulator.fleet.exchanges import DeviceExchanges
 from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices
 from fleetlearn_simulator.fleet.returns import Returns
 from fleetlearn_simulator.scenario.scenario import Scenario
@@ -86,11 +87,9 @@ class Fleet:
         self.tasks = DeviceTasks(
             scenario, bundle, source, local, self.events, self.connections, self.coordinator, log
         )
-        self.measurements = DeviceEvaluations(self.tasks, self.coordinator, self.events)
-        self.evaluations: list[dict[str, Any]] = []
-        """The summaries of the evaluations."""
-        self.evaluated: Callable[[dict[str, Any]], None] = lambda summary: None
-        """Called with each evaluation's summary."""
+        self.exchanges = DeviceExchanges(self.tasks, self.events)
+        self.exchange_ended: Callable[[str, dict[str, Any]], None] = lambda kind, summary: None
+        """Called with each exchange's kind and summary."""
         self.finished: str | None = None
         """Why the simulation is over; None: it is not."""
         self.next_tick = 0.0
@@ -128,6 +127,11 @@ class Fleet:
     def history(self) -> list[dict[str, Any]]:
         """The summaries of the rounds."""
         return self.coordinator.history
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The summaries of the evaluations."""
+        return self.exchanges.summaries[EVALUATION]
 
     def advance(self) -> bool:
         """Let the next thing happen. Returns whether the simulation goes on."""
@@ -180,7 +184,7 @@ class Fleet:
     def _vanish(self, device: int, cause: str) -> None:
         """The device and its task are gone without a word."""
         self.tasks.lose(device, cause)
-        self.measurements.lose(device)
+        self.exchanges.lose(device)
         self.connections.connected.pop(device, None)
         self.connections.away.pop(device, None)
         if self.returns is not None:
@@ -198,8 +202,7 @@ class Fleet:
 
     def _check_in(self, device: int) -> None:
         name = name_of(device)
-        if self.engine.settings.evaluation.every:
-            self.engine.evaluations.join(name)
+        self.exchanges.join(name)
         self.carry_out(self.engine.check_in(name, None, self.now))
 
     def _connect_again(self, device: int) -> None:
@@ -265,28 +268,25 @@ class Fleet:
                 self._connect_again(event.device)
         self.tasks.expect_next(tasks, row + 1)
 
-    def _measured(self, event: Event) -> None:
-        """A device is done with its measurement, or vanishes during it."""
-        running = self.measurements.due(event.device, event.time)
+    def _answered(self, event: Event) -> None:
+        """A device has answered what it was asked in an exchange, or vanishes before."""
+        running, device = self.exchanges.due(event.device, event.time), event.device
         if running is None:
             return
-        back = self.connections.away.get(event.device, 0.0)
+        back = self.connections.away.get(device, 0.0)
+        if self.coordinator.down:
+            back = self.now + self.scenario.coordinator.restart + MAX_BACK_OFF
         if running.cause:
-            self._vanish(event.device, running.cause)
-        elif self.coordinator.down:
-            self.measurements.delay(
-                event.device, self.now + self.scenario.coordinator.restart + MAX_BACK_OFF
-            )
+            self._vanish(device, running.cause)
         elif back > self.now:
-            self.measurements.delay(event.device, back)
+            self.exchanges.delay(device, back)
+        elif self.exchanges.accept(device):
+            name = name_of(device)
+            self.carry_out(self.engine.count_answer(name, running.task, self.now))
         else:
-            name, found = name_of(event.device), self.measurements.accept(event.device)
-            self._note("measured", device=event.device, task=running.task)
-            if found is None:
-                self.carry_out(self.engine.end(name, running.task, "failed: diverged", self.now))
-                self._connect_again(event.device)
-            else:
-                self.carry_out(self.engine.count_answer(name, running.task, self.now))
+            name = name_of(device)
+            self.carry_out(self.engine.end(name, running.task, "failed: diverged", self.now))
+            self._connect_again(device)
 
     def _unreachable(self, event: Event) -> bool:
         """Return whether the device cannot tell the coordinator now. It tells it later then."""
@@ -334,10 +334,14 @@ class Fleet:
         while waiting:
             # A device that was lost, and is given the task that it had, begins it again.
             assigned = [row for row in waiting if isinstance(row, Assign) and not self._is_at(row)]
-            measuring = [row for row in waiting if isinstance(row, Ask)]
-            rest, waiting = [row for row in waiting if not isinstance(row, Assign | Ask)], []
-            closed: ExchangeClosed | None = None
+            rest, waiting = [row for row in waiting if not isinstance(row, Assign)], []
+            asked: list[Ask] = []
+            closed: list[ExchangeClosed] = []
             for command in rest:
+                if asked and isinstance(command, Commit | Unanswered):
+                    # A checkpoint has all that was asked; what has begun may end at once.
+                    self.exchanges.ask(asked)
+                    asked = []
                 match command:
                     case Opened(number):
                         self.coordinator.begin_round(number, self.now, self.tasks.rounds_running)
@@ -357,21 +361,23 @@ class Fleet:
                         self._abandon(number, dropped, text)
                         if self.finished is not None:
                             return
+                    case Ask():
+                        asked.append(command)
                     case ExchangeOpened():
-                        self.measurements.open(command)
-                    case Unanswered(device, task, _):
-                        self.measurements.lose(device_of(device), task)
-                    case ExchangeClosed():
-                        self._close_evaluation(command)
-                        closed = command
+                        self.exchanges.open(command)
+                    case Unanswered(device, task):
+                        self.exchanges.lose(device_of(device), task)
+                    case ExchangeClosed(kind=kind):
+                        self.exchange_ended(kind, self.exchanges.close(command))
+                        closed.append(command)
                     case Finish(reason):
                         self.finished = reason
             if assigned:
                 self.tasks.assign(assigned)
-            if measuring:
-                self.measurements.measure(measuring)
-            if closed is not None:  # after all else: it may end tasks that were just given
-                waiting += self._end_evaluation(closed)
+            if asked:
+                self.exchanges.ask(asked)
+            for ended in closed:  # after all else: it may end tasks that were just given
+                waiting += self.exchanges.stop_by(ended)
 
     def _is_at(self, given: Assign) -> bool:
         """Return whether the device has the task already."""
@@ -393,21 +399,6 @@ class Fleet:
         plan = self.scenario.plan
         return deciding(summary, plan.round.minimum) if plan.stop.measured_by == "round" else {}
 
-    def _close_evaluation(self, command: ExchangeClosed) -> None:
-        summary = self.measurements.close(command)
-        self.evaluations.append(summary)
-        self.evaluated(summary)
-        self._note("evaluated", evaluation=command.number, outcome=summary["outcome"])
-
-    def _end_evaluation(self, command: ExchangeClosed) -> list[Command]:
-        """The evaluation that was closed last may stop the run."""
-        plan = self.scenario.plan
-        if not command.valid or plan.stop.measured_by != "evaluation":
-            return []
-        return self.engine.measured(
-            deciding(self.evaluations[-1], plan.evaluation.minimum), command.version, self.now
-        )
-
     def _abandon(self, number: int, dropped: dict[str, int], text: str) -> None:
         self.round_ended(
             self.coordinator.abandon(number, dropped, self.now, len(self.connections.connected))
@@ -423,7 +414,7 @@ HANDLERS: dict[str, Callable[[Fleet, Event], None]] = {
     "window": Fleet._begin_window,
     "return": Fleet._return,
     "tasks": Fleet._task_ends,
-    "measured": Fleet._measured,
+    "answered": Fleet._answered,
     "crash": Fleet._crash,
     "restart": Fleet._restart,
     "back": Fleet._back,

@@ -142,39 +142,50 @@ def sample_task_fates(
     return TaskFates(seconds, cause, done, corrupt, factor, known.tier, download, train, upload)
 
 
-def sample_evaluation_fates(
-    scenario: Scenario, ids: Ids, evaluation: int | Ints, *, steps: Ints, down: Floats | Ints
+def sample_answer_fates(
+    scenario: Scenario,
+    kind: str,
+    ids: Ids,
+    turns: Ints,
+    *,
+    work: Floats | None,
+    down: Ints,
+    up: Ints,
 ) -> tuple[Floats, Codes]:
-    """Draw what will happen to the measurements of these devices: the seconds until each is done or
-    its device vanishes, and the index in ``CAUSES``.
+    """Draw what will happen to devices that are asked in an exchange: the seconds until each has
+    answered or vanishes, and the index in ``CAUSES``.
 
-    Args: scenario: Its ``compute.step_seconds`` must be a number. Its hazards of ``download`` and
-        ``train`` apply. ids: int64, shape (n,).
-        evaluation: The evaluation's number, one for all or shape (n,). The random numbers depend on
-            it and on ``ids``.
-        steps: Steps in which training passes once over the device's data, shape (n,).
+    Args:
+        scenario: Its ``compute.step_seconds`` must be a number. Its hazards of ``download``,
+            ``train`` and ``upload`` apply while a device fetches, works and sends.
+        kind: The kind of the exchange. The random numbers depend on it, on ``ids`` and on
+            ``turns``.
+        ids: int64, shape (n,).
+        turns: A number for the turn in which the device is asked, shape (n,).
+        work: Training steps that take as long as to work the answer out, shape (n,). None: it takes
+            no time, not even that of starting the runtime.
         down: Bytes that the device fetches, shape (n,).
+        up: Bytes of its answer, shape (n,). If all are 0, nobody vanishes while it sends.
     """
-    compute, known = scenario.compute, traits(scenario, ids)
-    step = float(compute.step_seconds) / known.speed
-    phases = (
-        known.latency + down / known.download,
-        compute.start_seconds / known.speed + EVALUATION_COST * steps * step,
-    )
-    luck = keyed_random.uniform(
-        scenario.seed, "evaluation", ids, evaluation, keyed_random.COLUMN[:2]
-    )
-    seconds, cause = phases[0] + phases[1] + known.latency, np.zeros(len(ids), np.int8)
-    begin = np.zeros(len(ids))
-    for row, (phase, length) in enumerate(zip(PHASES, phases, strict=False)):
+    compute, known, count = scenario.compute, traits(scenario, ids), len(ids)
+    answer = np.zeros(count)
+    if work is not None:
+        answer = compute.start_seconds / known.speed + work * (
+            float(compute.step_seconds) / known.speed
+        )
+    fetch, send = known.latency + down / known.download, known.latency + up / known.upload
+    lengths = (fetch, answer, send) if up.any() else (fetch, answer)
+    columns = keyed_random.COLUMN[: len(lengths)]
+    luck = keyed_random.uniform(scenario.seed, kind, ids, turns, columns)
+    seconds, cause = fetch + answer + send, np.zeros(count, np.int8)
+    begin = np.zeros(count)
+    for row, (phase, length) in enumerate(zip(PHASES, lengths, strict=False)):
         rates, shapes = _rates(scenario, phase)
         if any(rates):
             after = _hazard(np.array(rates)[known.tier], np.array(shapes)[known.tier], luck[row])
             gone = (after < length) & (cause == 0)
-            seconds, cause = (
-                np.where(gone, begin + after, seconds),
-                np.where(gone, 1 + row, cause).astype(np.int8),
-            )
+            seconds = np.where(gone, begin + after, seconds)
+            cause = np.where(gone, 1 + row, cause).astype(np.int8)
         begin = begin + length
     return seconds, cause
 

@@ -5,7 +5,8 @@
     made_of.json            values and hashes of files that they depend on
     events.jsonl            one line for each event, in the order of virtual time
     rounds.jsonl            one line for each round
-    evaluations.jsonl       one line for each evaluation on devices, if there are any
+    evaluations.jsonl       one line for each evaluation on devices, if there are any; other kinds
+                            of exchanges have a file of their own
     kept_states.f32         what devices keep from task to task, if they keep something: a row of
                             float32 for each
     tied_vectors.f32        what they keep from tasks whose reports counted, such as SCAFFOLD's c_k,
@@ -29,6 +30,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
+from fleetlearn_coordinator.rounds.round_state import EXCHANGE_POLICIES
 from fleetlearn_protocol.errors import in_words
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
@@ -41,11 +44,18 @@ from fleetlearn_simulator.training.kept_rows import KEPT_STATES, RESIDUALS, TIED
 SCENARIO, OPTIONS, EVENTS, ROUNDS = "scenario.toml", "options.json", "events.jsonl", "rounds.jsonl"
 MADE_OF = "made_of.json"
 """What the run is made of: values, and SHA-256 of files."""
-EVALUATIONS = "evaluations.jsonl"
 CHECKPOINT, MODEL, SUMMARY = "checkpoint.safetensors", "model.safetensors", "summary.json"
 LINES_AT_ONCE = 4096
 """Lines of the event log that are written together."""
 Tensors = dict[str, NDArray[Any]]
+
+
+def exchanges_file(kind: str) -> str:
+    """Return the file with a line for each exchange of this kind."""
+    return f"{kind}s.jsonl"
+
+
+EVALUATIONS = exchanges_file(EVALUATION)
 
 
 class RunLogs:
@@ -65,8 +75,9 @@ class RunLogs:
             () if at else (CHECKPOINT, MODEL, SUMMARY, KEPT_STATES, TIED_VECTORS, RESIDUALS)
         ):
             (folder / name).unlink(missing_ok=True)
-        if EVALUATIONS not in (at or {}):  # there were none until then
-            (folder / EVALUATIONS).unlink(missing_ok=True)
+        for name in map(exchanges_file, EXCHANGE_POLICIES):
+            if name not in (at or {}):  # there was none of the kind until then
+                (folder / name).unlink(missing_ok=True)
         for name, length in (at or {}).items():
             if not (folder / name).exists() or (folder / name).stat().st_size < length:
                 raise SimulatorError(
@@ -97,10 +108,11 @@ class RunLogs:
     def write_round(self, row: dict[str, Any]) -> None:
         self._files[ROUNDS].write(self._encoder.encode(row) + b"\n")
 
-    def write_evaluation(self, row: dict[str, Any]) -> None:
-        if EVALUATIONS not in self._files:
-            self._files[EVALUATIONS] = (self.folder / EVALUATIONS).open("w+b")
-        self._files[EVALUATIONS].write(self._encoder.encode(row) + b"\n")
+    def write_exchange(self, kind: str, row: dict[str, Any]) -> None:
+        name = exchanges_file(kind)
+        if name not in self._files:
+            self._files[name] = (self.folder / name).open("w+b")
+        self._files[name].write(self._encoder.encode(row) + b"\n")
 
     def write_checkpoint(self, tensors: Tensors, state: dict[str, Any]) -> None:
         """Write the checkpoint, whole or not at all. The logs are written before it."""

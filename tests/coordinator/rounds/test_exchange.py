@@ -3,6 +3,7 @@ events."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import chain
 from math import inf
@@ -183,6 +184,33 @@ def test_a_run_finishes_when_its_exchanges_are_over() -> None:
     assert of_kind(commands, Finish)
 
 
+def test_a_snapshot_beside_a_commit_has_the_open_exchange() -> None:
+    """Four devices are asked, the last of them when its report ends the round; two are to be asked
+    if another fails."""
+    rules = RULES._replace(goal=2, cohort=2, minimum=2)
+    engine = engine_with("ab", rules)
+    engine.tick(1.0)
+    training = dict(engine.leases)
+    call = engine.exchanges[ROLL_CALL]
+    engine.request_exchange(ROLL_CALL, 1.0)
+    engine.count_report("a", training["a"], 2.0)
+    for device in "cdef":
+        arrive(engine, device, 3.0)
+    commands = engine.count_report("b", training["b"], 4.0)
+    assert of_kind(commands, Commit)
+    assert call.book.tasks.keys() == {*"abcd"}
+    assert [*call._queue] == ["e", "f"]
+    other = Engine.from_snapshot(rules, "t", engine.snapshot(), "abcdef")
+    for series in other.exchanges.values():
+        series.able.update("abcdef")
+    expected = engine.committed(5.0, change=1.0, metrics={})
+    assert {row.device for row in of_kind(expected, Assign)} == {"e", "f"}
+    assert other.committed(5.0, change=1.0, metrics={}) == expected
+    expected = engine.end("c", call.book.tasks["c"], "failed: bad-data", 6.0)
+    assert other.end("c", "tr1-2", "failed: bad-data", 6.0) == expected
+    assert other == engine
+
+
 def test_an_answer_to_nothing_is_an_error() -> None:
     engine = engine_with("ab")
     with pytest.raises(ValueError, match="task tr1-1 of a is not wanted in any exchange"):
@@ -302,7 +330,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.start()
 
     def start(self) -> None:
-        self.selection, self.training, book = Selection(RULES), LeaseBook(GRACE), LeaseBook(GRACE)
+        self.selection, self.training = Selection(RULES), LeaseBook(GRACE)
+        self.start_series()
+
+    def start_series(self) -> None:
+        book = LeaseBook(GRACE)
         books = [self.training, book]
         self.series = ExchangeSeries(CALL, 7, "t", self.selection, None, book, books)
 
@@ -439,6 +471,15 @@ class AnyOrder(RuleBasedStateMachine):
         self.began = self.now
         self.series.restore(self.record.read(), self.now, self.now + RESTART)
         self.do([])
+
+    @rule()
+    def go_on_from_a_snapshot(self) -> None:
+        """Another process goes on from plain values, with the same devices connected."""
+        before, taken = self.series, json.loads(json.dumps(self.series.snapshot()))
+        self.start_series()
+        self.series.take_up(taken)
+        self.series.able.update(self.connected)
+        assert not before.is_open or self.series == before
 
     # --- what holds at any time ---
 

@@ -10,7 +10,12 @@ import pytest
 from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.training.train import train
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.population.failures import CAUSES, TaskFates, sample_task_fates
+from fleetlearn_simulator.population.failures import (
+    CAUSES,
+    TaskFates,
+    sample_answer_fates,
+    sample_task_fates,
+)
 from fleetlearn_simulator.scenario.corruptions import CORRUPTIONS
 from fleetlearn_simulator.scenario.scenario import Scenario
 from line_bundle import line_data, write_line_bundle
@@ -132,6 +137,43 @@ def test_evaluating_takes_a_third_of_a_step_for_each_batch() -> None:
         for text in (plan, plan.replace("false", "true"))
     )
     assert evaluating.train[0] - without.train[0] == pytest.approx(100 / 5 * 0.02 / 3)
+
+
+def answered(rule: Scenario, work: float | None = None, up: int = 0) -> tuple[Any, Any]:
+    """Of COUNT devices that are asked for the third time, in 10,000 bytes: the seconds and the
+    causes in words."""
+    ids, turns = np.arange(COUNT), np.full(COUNT, 3)
+    steps = None if work is None else np.full(COUNT, work)
+    down, sent = np.full(COUNT, 10_000), np.full(COUNT, up)
+    seconds, cause = sample_answer_fates(rule, "poll", ids, turns, work=steps, down=down, up=sent)
+    return seconds, np.array(CAUSES)[cause]
+
+
+def test_an_answer_by_hand() -> None:
+    """A device of half the speed fetches in 0.5 + 10 seconds, works for 4 + 6 x 0.4, and sends."""
+    compute = "[compute]\nstart_seconds = 2.0\nstep_seconds = 0.2\n"
+    tier = "[tiers.slow]\nspeed = 0.5\nlatency = 0.5\ndownload = 1000\nupload = 100\n"
+    rule = scenario(compute + tier)
+    for work, up, expected in (
+        (None, 0, 10.5 + 0.5),
+        (None, 50, 10.5 + 1.0),
+        (6.0, 50, 10.5 + 6.4 + 1.0),
+    ):
+        seconds, causes = answered(rule, work, up)
+        assert seconds == pytest.approx(expected)
+        assert {*causes} == {""}
+
+
+@pytest.mark.parametrize(("cause", "seconds"), [("download", 10.5), ("train", 8.0), ("upload", 3)])
+def test_devices_vanish_while_they_fetch_work_and_send(cause: str, seconds: float) -> None:
+    rate = 0.05
+    tier = "[tiers.slow]\nlatency = 0.5\ndownload = 1000\nupload = 100\n"
+    rule = scenario(f"[compute]\nstep_seconds = 2.0\n[failures]\n{cause} = {rate}\n{tier}")
+    _, causes = answered(rule, 4.0, 250)
+    assert {*causes} == {"", cause}
+    assert close((causes == cause).mean(), 1 - math.exp(-rate * seconds))
+    _, causes = answered(rule, None, 0)
+    assert {*causes} == ({"", cause} if cause == "download" else {""}), "no work, nothing to send"
 
 
 @pytest.mark.parametrize("phase", ["download", "train", "upload"])

@@ -82,6 +82,24 @@ def test_an_evaluation_that_too_few_devices_answer_is_not_valid(tmp_path: Path, 
     assert run.fleet.evaluations[-1]["outcome"] == "valid"
 
 
+def test_a_device_that_is_free_at_the_very_deadline_is_asked_too_late(
+    tmp_path: Path, line: Path
+) -> None:
+    """The engine asks it and closes the evaluation in one step."""
+    calm = drive(make_scenario(tmp_path, line, 3, **EACH))
+    opened, *_ = calm.when("evaluation")
+    free = next(time for time in calm.when("accepted") if time > opened)
+    wait = free - opened
+    assert opened + wait == free
+    few = {"every": 1, "devices": 3, "minimum": 3, "deadline": wait}
+    run = drive(make_scenario(tmp_path, line, 3, **{**EACH, "plan__evaluation": few}))
+    first = run.fleet.evaluations[0]
+    assert (first["time"], first["devices"], first["dropped"]) == (free, 0, {"late": 1})
+    assert run.when("measure")[0] == free
+    assert not [time for time in run.when("measured") if time < free + 5.0]
+    assert run.fleet.finished == "2 rounds done"
+
+
 def test_an_evaluation_stops_the_run(tmp_path: Path, line: Path) -> None:
     stop = {"rounds": 50, "metric": "loss", "target": 1e6, "measured_by": "evaluation"}
     run = drive(make_scenario(tmp_path, line, 3, **{**EACH, "plan__stop": stop}))
