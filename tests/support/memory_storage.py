@@ -502,6 +502,14 @@ class MemoryReader(Reads):
             return rows
         return [row for row in rows if row.seen is not None and row.seen >= since]
 
+    def tasks_of(self, device: str, most: int) -> list[tuple[str, int, str]]:
+        found = [
+            (task, row.round, row.state)
+            for task, row in sorted(self._tables.tasks.items())
+            if row.device == device
+        ]
+        return sorted(found, key=lambda row: -row[1])[:most]
+
     def tasks(self, round: int) -> list[tuple[str, str, str]]:
         return [
             (task, row.device, row.state)

@@ -386,12 +386,7 @@ class AdminApi:
         return device_page(devices, query.get("search", ""), state, int(offset), asked.last())
 
     def _device(self, asked: Asked) -> Any:
-        (name,) = asked.names
-        for device in self._views(asked).devices():
-            if device.device == name:
-                return device
-        text = f"no device called {name} is enrolled, or was seen"
-        raise RefusedError(HTTPStatus.NOT_FOUND, text)
+        return self._views(asked).device(*asked.names)
 
     def _audit(self, asked: Asked) -> Any:
         return self._views(asked).audit(asked.last())

@@ -81,7 +81,7 @@ class LivePage:
             self._stopped.pop(name, None)
             self.feed.remove(RUN_TOPIC + name)
         for name in self._wanted.keys() - self._runs.keys() - self._stopped.keys():
-            self._stopped[name] = {"served": False}
+            self._stopped[name] = _not_served(self._wanted[name])
 
     def make_topic(self, name: str, plan: Plan) -> None:
         """Let a run that is not served be looked at. Called in other threads. Raises FleetError."""
@@ -170,6 +170,16 @@ class AdministratorSessions:
 
     def end(self, secret: str) -> None:
         self._administrators.end_session(secret)
+
+
+def _not_served(run: WantedRun) -> dict[str, Any]:
+    """Return what the list of runs shows of a run that this process has not served."""
+    try:
+        state = stopped_state(run.name, Plan.load(run.plan))
+    except FleetError:  # it has not begun, or its plan is broken, which ``failed`` says
+        return {"served": False}
+    shown = {key: state[key] for key in ("served", "version", "finished")}
+    return {**shown, "of": state["about"]["rounds"]}
 
 
 def _signed_in(who: Administrator) -> SignedIn:

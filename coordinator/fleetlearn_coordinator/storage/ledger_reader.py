@@ -66,6 +66,10 @@ class LedgerReader(Protocol):
         ``assigned`` while it runs, ``accepted``, or the cause of its end. Empty for a round that
         was closed long ago."""
 
+    def tasks_of(self, device: str, most: int) -> list[tuple[str, int, str]]:
+        """Return (task, round, state) of a device's last tasks, the newest round first, at most
+        this many. Those of rounds that were closed long ago are gone."""
+
     def task_states(self, round: int) -> dict[str, int]:
         """Return state -> how many of a round's tasks have it (``tasks``)."""
 

@@ -117,6 +117,12 @@ class SqliteReader:
         found = map(DeviceActivity._make, rows)
         return [row._replace(tags=(row.tags or "").split()) for row in found]  # type: ignore[attr-defined]
 
+    def tasks_of(self, device: str, most: int) -> list[tuple[str, int, str]]:
+        return self._db.execute(
+            "SELECT task, round, state FROM tasks WHERE device=? ORDER BY round DESC, task LIMIT ?",
+            (device, most),
+        ).fetchall()
+
     def tasks(self, round: int) -> list[tuple[str, str, str]]:
         return self._db.execute(
             "SELECT task, device, state FROM tasks WHERE round=? ORDER BY task", (round,)

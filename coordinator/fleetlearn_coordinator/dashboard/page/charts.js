@@ -298,7 +298,7 @@ export function stacked(title, options = {}) {
 
 // Return a small line without axes.
 export function spark(label) {
-  const picture = svg("svg", { role: "img", class: "spark", viewBox: "0 0 120 28", "aria-label": label });
+  const picture = svg("svg", { role: "img", class: "spark", viewBox: "0 0 120 28", preserveAspectRatio: "none", "aria-label": label });
   let drawn = null;
   return {
     node: picture,
@@ -312,7 +312,8 @@ export function spark(label) {
         return;
       }
       const x = scale(0, values.length - 1, 2, 118);
-      const y = scale(Math.min(...values), Math.max(...values), 25, 3);
+      const [low, high] = [Math.min(...values), Math.max(...values)];
+      const y = low === high ? { at: () => 14 } : scale(low, high, 25, 3);
       const path = values.map((value, place) => `${place ? "L" : "M"}${x.at(place).toFixed(1)} ${y.at(value).toFixed(1)}`);
       picture.replaceChildren(svg("path", { class: "line c0", d: path.join("") }));
     },

@@ -36,7 +36,7 @@ export function devices(root, query) {
     [
       { name: "Device" }, { name: "State" }, { name: "Last seen" }, { name: "Runtime" },
       { name: "Counted", number: true }, { name: "Failed", number: true }, { name: "Lost", number: true },
-      { name: "Tags" }, { name: "Last error", wide: true },
+      { name: "Tags", wide: true }, { name: "Last error", wide: true },
     ],
     { empty: "No device fits." , quiet: true },
   );
@@ -81,7 +81,8 @@ export function devices(root, query) {
         cells: [
           el("a", { href: `#/device/${encodeURIComponent(row.device)}` }, row.device), badge(row),
           row.seen ? el("span", { title: moment(row.seen) }, ago(row.seen, time)) : "", row.runtime ?? "",
-          count(row.done), count(row.failed), count(row.lost), row.tags.join(", "), row.error ?? "",
+          count(row.done), count(row.failed), count(row.lost), row.tags.join(", "),
+          row.error ? el("p", { class: "clamped", title: row.error }, row.error) : "",
         ],
       })),
     );

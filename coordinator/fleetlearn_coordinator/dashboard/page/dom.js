@@ -100,9 +100,9 @@ export function figure(value) {
 export function bytes(value) {
   if (!value) return "0 B";
   const units = ["B", "kB", "MB", "GB", "TB", "PB"];
-  const power = Math.min(units.length - 1, Math.floor(Math.log10(value) / 3));
+  const power = Math.max(0, Math.min(units.length - 1, Math.floor(Math.log10(value) / 3)));
   const scaled = value / 1000 ** power;
-  return `${scaled >= 100 || power === 0 ? Math.round(scaled) : scaled.toPrecision(3)} ${units[power]}`;
+  return `${scaled >= 100 ? Math.round(scaled) : Number(scaled.toPrecision(3))} ${units[power]}`;
 }
 
 export function duration(seconds) {
@@ -126,6 +126,10 @@ export function moment(time) {
   if (!time) return "";
   const date = new Date(time * 1000);
   return `${date.toLocaleDateString("en-CA")} ${date.toLocaleTimeString("en-GB")}`;
+}
+
+export function short(text, most = 14) {
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
 export function plural(number, one, many = `${one}s`) {

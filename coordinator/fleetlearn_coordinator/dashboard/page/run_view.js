@@ -4,7 +4,7 @@
 import { button } from "./actions.js";
 import { lines, stacked } from "./charts.js";
 import {
-  bytes, clock, count, duration, el, explain, figure, moment, plural, say, show, table,
+  bytes, clock, count, duration, el, explain, figure, moment, plural, say, short, show, table,
 } from "./dom.js";
 import { ask, now, topic, who } from "./live.js";
 import { stateOf } from "./runs_view.js";
@@ -144,7 +144,7 @@ function openRound() {
     const total = lost.reduce((sum, [, value]) => sum + value, 0);
     const goal = run.about?.goal;
     say(shown["Model version"], run.about?.rounds ? `${count(run.version)} of ${count(run.about.rounds)}` : count(run.version));
-    say(shown.Round, isOpen ? count(run.round) : run.phase ? `${count(run.round)} (${run.phase})` : "none is open");
+    say(shown.Round, isOpen ? count(run.round) : "none is open");
     say(shown.Goal, count(goal));
     say(shown.Received, count(run.accepted ?? 0));
     say(shown.Leased, count(run.leases ?? 0));
@@ -318,7 +318,7 @@ function causes() {
 
 function updates() {
   const stale = stacked("Updates by staleness", { xName: "versions behind:", x: (value) => String(value), empty: "No update has counted since the coordinator began." });
-  const tiers = stacked("Updates by tier", { xName: "tier", x: (value) => value, empty: "No update has counted since the coordinator began." });
+  const tiers = stacked("Updates by tier", { xName: "tier", x: short, empty: "No update has counted since the coordinator began." });
   const node = section("Updates", el("div", { class: "grid" }, stale.node, tiers.node));
   function draw(run) {
     const bars = Object.entries(run.staleness ?? {}).map(([x, value]) => ({ x, values: { updates: value } }));
@@ -357,7 +357,7 @@ function versions(name, path) {
     "The versions of the model that are kept, the newest first",
     [
       { name: "Version", number: true }, { name: "Made" }, { name: "By" }, { name: "Kept as" },
-      { name: "Measured", wide: true }, { name: "Size", number: true }, { name: "" },
+      { name: "Measured", wide: true }, { name: "Size", number: true }, { name: "Go back" },
     ],
     { empty: "There is no model yet." },
   );
@@ -446,7 +446,7 @@ function said() {
     rows.draw(
       found.map(([time, device, cause, text], place) => ({
         key: [time, device, cause, found.length - place],
-        cells: [moment(time), el("a", { href: `#/device/${encodeURIComponent(device)}` }, device), cause, text],
+        cells: [moment(time), el("a", { href: `#/device/${encodeURIComponent(device)}` }, device), cause, el("p", { class: "clamped", title: text }, text)],
       })),
     );
   }

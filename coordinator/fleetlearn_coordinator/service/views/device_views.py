@@ -10,8 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from fleetlearn_protocol.errors import Code, FleetError
 
-from fleetlearn_coordinator.service.views.records import DevicePage, DeviceView
+from fleetlearn_coordinator.service.views.records import (
+    DeviceDetail,
+    DevicePage,
+    DeviceTask,
+    DeviceView,
+)
 from fleetlearn_coordinator.service.views.run_views import is_running
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.find_storage import find_storage
@@ -54,6 +60,24 @@ def device_views(
             fields["revoked"] = revoked.get(device)
         found.append(DeviceView(device=device, **fields))
     return found
+
+
+def device_detail(
+    device: str, places: Iterable[tuple[str, Path]], identities: Identities | None, most: int
+) -> DeviceDetail:
+    """Return a device with its last tasks, at most this many of each run. ``places``: as for
+    ``device_views``. Raises FleetError where there is no such device, StoreError."""
+    places = list(places)
+    found = next((row for row in device_views(places, identities) if row.device == device), None)
+    if found is None:
+        text = f"no device called {device} is enrolled, or was seen"
+        raise FleetError(Code.UNKNOWN_CONTENT, text)
+    tasks = []
+    for name, data in places:
+        if name in found.runs:
+            with find_storage(data).read_ledger() as ledger:
+                tasks += [DeviceTask(name, *row) for row in ledger.tasks_of(device, most)]
+    return DeviceDetail(**msgspec.structs.asdict(found), tasks=tasks)
 
 
 def _seen_by(name: str, data: Path) -> list[_Seen]:

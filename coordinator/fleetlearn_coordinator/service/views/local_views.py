@@ -13,10 +13,11 @@ from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.service.several.population import describe
 from fleetlearn_coordinator.service.views import run_views
-from fleetlearn_coordinator.service.views.device_views import device_views
+from fleetlearn_coordinator.service.views.device_views import device_detail, device_views
 from fleetlearn_coordinator.service.views.model_views import model_views
 from fleetlearn_coordinator.service.views.records import (
     AuditView,
+    DeviceDetail,
     DeviceView,
     HostView,
     RoundView,
@@ -89,6 +90,11 @@ class LocalViews:
         """Return the devices that are enrolled, were revoked or were seen, by name. Raises
         FleetError."""
         return device_views(self._places(), self._identities)
+
+    def device(self, name: str, *, tasks: int = RECENT) -> DeviceDetail:
+        """Return a device with its last tasks in each run. Raises FleetError where there is no such
+        device."""
+        return device_detail(name, self._places(), self._identities, tasks)
 
     def audit(self, last: int) -> list[AuditView]:
         """Return the newest rows of the audit log, the oldest of them first. Raises FleetError

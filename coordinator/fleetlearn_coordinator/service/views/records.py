@@ -214,6 +214,24 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     """When it was revoked. None: it was not, or it is enrolled again."""
 
 
+class DeviceTask(msgspec.Struct, frozen=True):
+    """A task of a device."""
+
+    run: str
+    task: str
+    round: int
+    """In which it was given while it runs, and then the one that its end counts for."""
+    state: str
+    """``assigned`` while it runs, ``accepted``, or the cause of its end."""
+
+
+class DeviceDetail(DeviceView, frozen=True, kw_only=True):
+    """A device, with its last tasks."""
+
+    tasks: list[DeviceTask] = []
+    """Those of each run's last rounds, the newest first."""
+
+
 class DevicePage(msgspec.Struct, frozen=True):
     """Some of the devices, of those that fit a search."""
 
