@@ -31,8 +31,8 @@ PYTEST := -m pytest --numprocesses 3 --dist loadfile
 # The SDK for browsers. It needs Node; nothing else here does.
 WEB := device_sdk/web
 WEB_INSTALLED := $(WEB)/node_modules/.package-lock.json
-# Debian's, in which the slow tests of pages run.
-BROWSERS := chromium firefox-esr
+# Debian's: in the browsers the slow tests of pages run, and prometheus scrapes a coordinator in one.
+PROGRAMS := chromium firefox-esr prometheus
 # What has no line and no branch without a test; pyproject.toml has the floor of all together.
 FULLY_COVERED := */fleetlearn_protocol/*,*/fleetlearn_coordinator/rounds/*,*/fleetlearn_device/session/*
 # The files with tests that need the training build, all of them or those that ARGS name. To collect the others too would
@@ -46,13 +46,13 @@ OPTIONS = $(filter-out tests%,$(ARGS))
 ort_training_tests = [ ! -x $(ORT_TRAINING) ] || [ -z "$(ORT_TRAINING_TESTS)" ] || \
   $(ORT_TRAINING) $(2) $(PYTEST) -m $(1) $(ORT_TRAINING_TESTS) $(OPTIONS) || [ $$? = 5 ]
 
-.PHONY: help demo demo-web test test-all browsers test-zoo fuzz check docs web test-web dist release bench soak studies clean
+.PHONY: help demo demo-web test test-all programs test-zoo fuzz check docs web test-web dist release bench soak studies clean
 
 help:
 	@echo 'make demo       a fleet of devices trains a model, some die, the run goes on   (ARGS="--devices 40 --rounds 60")'
 	@echo 'make demo-web   people draw digits in their browsers and train together         (ARGS="--lan" for phones)'
 	@echo 'make test       the fast tests                                                  (ARGS="tests/protocol -k name")'
-	@echo 'make test-all   all tests, and what they cover; with Chromium and Firefox, if root of a Debian runs it'
+	@echo 'make test-all   all tests, and what they cover; with Chromium, Firefox and Prometheus, if root of a Debian runs it'
 	@echo 'make test-zoo   models of torchvision, transformers and others: an hour   (ARGS="-k resnet18")'
 	@echo 'make fuzz       any bytes to all that reads bytes, 20 s for each target  (ARGS="--seconds 300 conversations")'
 	@echo 'make check      lint, format, types, import walls, class names'
@@ -94,9 +94,10 @@ test-all: $(INSTALLED) .venv/.results browsers
 	@$(if $(ARGS),,$(BIN)/coverage report --include='$(FULLY_COVERED)' --fail-under=100)
 
 # Installed where root of a Debian runs this. Elsewhere the tests that need them are skipped, and pytest says so.
-browsers:
-	@for name in $(BROWSERS); do command -v $$name >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	  echo "installing $$name ..." && apt-get update -qq && apt-get install -qq --yes --no-install-recommends $$name >/dev/null; } || \
+# RUNLEVEL=1: no service is started.
+programs:
+	@for name in $(PROGRAMS); do command -v $$name >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  echo "installing $$name ..." && apt-get update -qq && RUNLEVEL=1 apt-get install -qq --yes --no-install-recommends $$name >/dev/null; } || \
 	  echo "$$name is not here: the tests that need it are skipped"; done
 
 # ARGS='-m "zoo and not large"' leaves out the models above 20 million parameters.

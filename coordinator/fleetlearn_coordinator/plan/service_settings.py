@@ -12,7 +12,7 @@ import re
 import tomllib
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fleetlearn_protocol.addresses import is_loopback
 from fleetlearn_protocol.errors import Code, FleetError, in_words
@@ -103,6 +103,47 @@ class MetricsPort(Section, frozen=True, kw_only=True):
     """TCP port; 0: any that is free."""
 
 
+AlertName = Literal[
+    "NoRound",
+    "FewDevices",
+    "RefusalsRise",
+    "NotFinite",
+    "LossRises",
+    "DiskLow",
+    "CertificateEnds",
+    "RunFailed",
+]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class AlertSettings(Section, frozen=True, kw_only=True):
+    """[alerts]: who is told when something is wrong, and how much is: docs/operate/monitoring.md.
+    An alert is told once, and once more when it is over."""
+
+    webhook: Annotated[str, Meta(pattern=r"^https?://[^\s]+\Z")] | None = None
+    """A URL to which each alert is posted as JSON."""
+    webhook_ca: Path | None = None
+    """PEM: the CA of an https:// webhook. Default: those that the system trusts."""
+    command: tuple[str, ...] = ()
+    """A program and its arguments, which is run for each alert with the JSON as its input."""
+    off: tuple[AlertName, ...] = ()
+    """Alerts that nobody is told of."""
+    no_round: Annotated[float, Meta(gt=0, le=1e6)] = 30.0
+    """Minutes without a committed round (NoRound)."""
+    devices_share: Share = 0.5
+    """Devices that are there over the most of the last hour (FewDevices: fewer)."""
+    refused_share: Share = 0.2
+    """Refused reports among those of the last 10 minutes (RefusalsRise: more)."""
+    not_finite_share: Share = 0.1
+    """Trainings that diverged among those of the last 10 minutes (NotFinite: more)."""
+    loss_ratio: Annotated[float, Meta(ge=1, le=1e6)] = 1.5
+    """The loss over the lowest of the last 20 rounds (LossRises: more)."""
+    disk_free: Annotated[float, Meta(ge=0, le=1e6)] = 2.0
+    """GiB on a data directory's disk (DiskLow: less)."""
+    certificate_days: Annotated[float, Meta(ge=0, le=1e4)] = 14.0
+    """Days until the coordinator's certificate ends (CertificateEnds: fewer)."""
+
+
 class Page(Section, frozen=True, kw_only=True):
     """[page]: the port of a page for people, by which their browsers become devices. With [tls] it
     has TLS, too."""
@@ -179,6 +220,8 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     """Default: no page for people."""
     metrics: MetricsPort | None = None
     """Default: no port for metrics and health."""
+    alerts: AlertSettings | None = None
+    """Default: nobody is told."""
 
     @property
     def own_origins(self) -> list[str]:
@@ -229,6 +272,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                 "admin": Admin,
                 "page": Page,
                 "metrics": MetricsPort,
+                "alerts": AlertSettings,
             }
             refuse_unknown(raw, "service file", cls, tables, hidden=())
             settings = read_tables(raw, "service file", cls, paths_from(Path(base)))
@@ -251,6 +295,8 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                 _check_admin(settings, settings.admin)
             if settings.page is not None:
                 _check_page(settings, settings.page)
+            if settings.alerts is not None:
+                _check_alerts(settings.alerts)
             if settings.metrics is not None:
                 _check_metrics(settings, settings.metrics)
             if settings.identities is not None and settings.open:
@@ -304,6 +350,16 @@ def _check_admin(settings: ServiceSettings, admin: Admin) -> None:
             "on the way reads administrators' tokens. Give [tls] a certificate and a key, or "
             "listen on 127.0.0.1"
         )
+
+
+def _check_alerts(alerts: AlertSettings) -> None:
+    if alerts.webhook is None and not alerts.command:
+        raise ValueError(
+            '[alerts] tells nobody: name a webhook = "https://..." or a command = ["program", '
+            '"argument"]'
+        )
+    if alerts.webhook_ca is not None and not alerts.webhook_ca.is_file():
+        raise ValueError(f"alerts.webhook_ca = {alerts.webhook_ca} is not a file")
 
 
 def _check_metrics(settings: ServiceSettings, metrics: MetricsPort) -> None:

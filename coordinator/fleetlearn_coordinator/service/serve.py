@@ -126,7 +126,7 @@ async def running(
             async with (
                 host,
                 administrators_port(service, host, plan) as live,
-                monitoring(service, host, stopping) as monitor,
+                monitoring(service, host, stopping, plan.data_dir) as monitor,
             ):
                 if live is not None:
                     live.add_run(plan.name, run.server)

@@ -86,7 +86,7 @@ async def hosting(
             async with (
                 host,
                 administrators_port(service, host) as runs.live,
-                monitoring(service, host, stopping) as runs.monitor,
+                monitoring(service, host, stopping, service.runs) as runs.monitor,
             ):
                 await host.listen()
                 logger.info("listening on %s, runs in %s", host.address, service.runs)

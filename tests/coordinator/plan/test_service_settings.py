@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from fleetlearn_coordinator.plan.service_settings import (
     Admin,
+    AlertSettings,
     MetricsPort,
     Page,
     ServiceError,
@@ -42,12 +43,13 @@ def test_the_example_has_every_key_with_its_default() -> None:
         is values.pop("admin")
         is values.pop("runs")
         is values.pop("metrics")
+        is values.pop("alerts")
         is None
     )
     assert values.pop("page") is None
     assert re.search(r"^# identities = ", text, re.MULTILINE)
     assert re.search(r"^# runs = ", text, re.MULTILINE)
-    sections = (Tls, Admin, MetricsPort, Page)
+    sections = (Tls, Admin, MetricsPort, AlertSettings, Page)
     keys = [key for section in sections for key in section.__struct_fields__]
     assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in keys)
     defaults = {

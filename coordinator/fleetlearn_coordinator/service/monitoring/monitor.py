@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
@@ -15,6 +18,7 @@ from typing import Generic, NamedTuple, TypeVar
 from fleetlearn_protocol.errors import in_words
 
 from fleetlearn_coordinator.network.host import SOFTWARE, Host
+from fleetlearn_coordinator.service.monitoring.alerts import Alerts
 from fleetlearn_coordinator.service.monitoring.catalogue import (
     SPECS,
     Buckets,
@@ -30,6 +34,14 @@ from fleetlearn_coordinator.service.server import RunServer
 
 T = TypeVar("T")
 
+logger = logging.getLogger("fleetlearn.coordinator")
+
+EVALUATION_PAUSE = 10.0
+"""Seconds between two looks whether an alert begins or is over."""
+END_TIMEOUT = 5.0
+"""Seconds for which the end of the process waits for the last look."""
+NO_ROUND = "NoRound"
+"""The alert about the time since the last round (alert_rules.py)."""
 FRESH = 1.0
 """Seconds for which one answer does for all who ask."""
 PROBE = b"\0" * 4096
@@ -57,9 +69,13 @@ class Monitor:
     the text of all metrics, is left to a thread of its own: whoever asks, and however slow a disk
     is, the event loop goes on."""
 
-    def __init__(self, host: Host, stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self, host: Host, stopping: Callable[[], bool], alerts: Alerts | None = None
+    ) -> None:
         """``stopping``: returns whether the process was told to stop."""
-        self._host, self._stopping = host, stopping
+        self._host, self._stopping, self._alerts = host, stopping, alerts
+        self._evaluating: asyncio.Task[None] | None = None
+        self._evaluated = -inf
         self.loaded = False
         """Whether all runs that are there at the start were begun."""
         self._runs: dict[str, WatchedRun] = {}
@@ -75,7 +91,12 @@ class Monitor:
         ledger = server.run.store.ledger
         rounds = [summary["metrics"] for _, summary in ledger.committed_rounds(LOSSES)]
         losses = [metrics["loss"] for metrics in rounds if "loss" in metrics]
-        metrics = RunMetrics(name, losses, self._loop.time)
+        ended = None
+        if self._alerts is not None and self._alerts.is_firing(NO_ROUND, name):
+            # Else each restart would say that the alert is over, and fire again later.
+            made = ledger.model(server.engine.version)
+            ended = None if made is None else self._loop.time() - (time.time() - made.at)
+        metrics = RunMetrics(name, losses, self._loop.time, ended)
         server.run.observers.add(metrics)
         server.run.store.timed = metrics.count_write
         self._runs[name] = WatchedRun(server, metrics)
@@ -87,12 +108,39 @@ class Monitor:
     def look(self, failed: Mapping[str, bool] | None = None) -> None:
         """Look at the runs. Called each second. ``failed``: the names of the runs that there are to
         be -> whether an error stopped it; None: the one that is served."""
-        self._failed = dict.fromkeys(self._runs, False) if failed is None else failed
+        self._failed = self._find_failed() if failed is None else failed
         for server, metrics in self._runs.values():
             metrics.look(present=present(server.live()), waits=waits(server))
+        due = self._loop.time() - self._evaluated >= EVALUATION_PAUSE
+        if due and self.loaded and (self._evaluating is None or self._evaluating.done()):
+            self._evaluating = self._loop.create_task(self._evaluate())
 
-    def close(self) -> None:
-        """Watch no more."""
+    def _find_failed(self) -> dict[str, bool]:
+        return {name: _has_failed(server) for name, (server, _) in self._runs.items()}
+
+    async def _evaluate(self) -> None:
+        """Look whether an alert begins or is over."""
+        if self._alerts is None:
+            return
+        self._evaluated = self._loop.time()
+        try:
+            samples = await self.samples()
+            await self.in_thread(partial(self._alerts.evaluate, samples, time.time()))
+        except Exception:
+            logger.exception("alerts could not be looked at; they are again in a while")
+
+    async def end(self) -> None:
+        """Watch no more. A run that has failed is told of before."""
+        if any(_has_failed(server) for server, _ in self._runs.values()):
+            if self._evaluating is not None:
+                await asyncio.wait({self._evaluating}, timeout=END_TIMEOUT)
+            self._failed = self._find_failed()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(END_TIMEOUT):
+                    await self._evaluate()
+        self._close()
+
+    def _close(self) -> None:
         self._looking.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -142,7 +190,7 @@ class Monitor:
         why += [
             f"run {name} was stopped by an error"
             for name, (server, _) in self._runs.items()
-            if server.done.done() and server.done.exception() is not None
+            if _has_failed(server)
         ]
         folders = self._folders()
         why += await self._loop.run_in_executor(self._pool, _unwritable, folders)
@@ -155,6 +203,10 @@ class Monitor:
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do work beside the event loop."""
         return await self._loop.run_in_executor(self._pool, work)
+
+
+def _has_failed(server: RunServer) -> bool:
+    return server.done.done() and server.done.exception() is not None
 
 
 def _free_of(folders: Mapping[str, Path]) -> dict[str, float]:

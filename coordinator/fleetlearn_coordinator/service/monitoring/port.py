@@ -12,10 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import NamedTuple
 
 import h11
 import msgspec
+from fleetlearn_protocol.errors import Code, in_words
 
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.network.http_port import (
@@ -25,8 +27,15 @@ from fleetlearn_coordinator.network.http_port import (
     read_request,
     read_target,
 )
-from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
+from fleetlearn_coordinator.plan.service_settings import (
+    AlertSettings,
+    ServiceError,
+    ServiceSettings,
+    Tls,
+)
+from fleetlearn_coordinator.service.monitoring.alerts import Alerts
 from fleetlearn_coordinator.service.monitoring.monitor import Kept, Monitor
+from fleetlearn_coordinator.service.monitoring.notifier import Notifier
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -163,16 +172,36 @@ async def monitoring_port(service: ServiceSettings, monitor: Monitor) -> AsyncIt
 
 @asynccontextmanager
 async def monitoring(
-    service: ServiceSettings, host: Host, stopping: Callable[[], bool]
+    service: ServiceSettings, host: Host, stopping: Callable[[], bool], folder: Path
 ) -> AsyncIterator[Monitor | None]:
     """Watch a coordinator as its service file says, until the block is left. Yields None where
-    nobody wants to know. ``stopping``: as for ``Monitor``. Raises what ``monitoring_port`` does."""
-    if service.metrics is None:
+    nobody wants to know. ``stopping``: as for ``Monitor``. ``folder``: where what alerts fire is
+    remembered, if it is a folder. Raises what ``monitoring_port`` does, ServiceError (the webhook's
+    CA cannot be used)."""
+    if service.metrics is None and service.alerts is None:
         yield None
         return
-    monitor = Monitor(host, stopping)
+    notifier, alerts = None, None
+    if service.alerts is not None:
+        notifier = _notifier(service.alerts)
+        there = folder if folder.is_dir() else None
+        alerts = Alerts(service.alerts, there, notifier.tell)
+    monitor = Monitor(host, stopping, alerts)
     try:
         async with monitoring_port(service, monitor):
             yield monitor
     finally:
-        monitor.close()
+        await monitor.end()
+        if notifier is not None:
+            await asyncio.to_thread(notifier.close)
+
+
+def _notifier(settings: AlertSettings) -> Notifier:
+    try:
+        return Notifier(settings)
+    except (OSError, ValueError) as error:
+        text = (
+            f"alerts.webhook_ca = {settings.webhook_ca} cannot be used: {in_words(error)}; "
+            "expected a PEM file"
+        )
+        raise ServiceError(Code.BAD_MESSAGE, text) from None
