@@ -94,8 +94,8 @@ class Monitor:
         ended = None
         if self._alerts is not None and self._alerts.is_firing(NO_ROUND, name):
             # Else each restart would say that the alert is over, and fire again later.
-            made = ledger.model(server.engine.version)
-            ended = None if made is None else self._loop.time() - (time.time() - made.at)
+            made = ledger.known_models()
+            ended = self._loop.time() - (time.time() - made[-1].at) if made else None
         metrics = RunMetrics(name, losses, self._loop.time, ended)
         server.run.observers.add(metrics)
         server.run.store.timed = metrics.count_write
