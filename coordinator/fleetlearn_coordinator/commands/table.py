@@ -26,6 +26,7 @@ GROUPS: dict[str, tuple[Listed, ...]] = {
         Listed("init", "initial", "Write a commented plan.toml and service.toml"),
         Listed("serve", "serving", "Run a plan's training, or all runs of a host"),
         Listed("doctor", "doctor", "Check what a coordinator needs, and say what to do"),
+        Listed("install-service", "systemd", "Write a systemd service that serves it from boot on"),
         Listed("certificate", "keys", "Make or renew the coordinator's TLS certificate"),
         Listed("device-certificate", "keys", "Make a certificate for a device"),
         Listed("signing-key", "keys", "Make a key that signs tasks"),

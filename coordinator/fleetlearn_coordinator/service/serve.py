@@ -24,6 +24,7 @@ from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run, updates_kept
 from fleetlearn_coordinator.service.monitoring.monitor import Monitor
 from fleetlearn_coordinator.service.monitoring.port import monitoring
+from fleetlearn_coordinator.service.notify import ALIVE, READY, STOPPING, notify_systemd
 from fleetlearn_coordinator.service.page import page_descriptors, page_port
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.server import RunServer
@@ -136,6 +137,7 @@ async def running(
                 run.begin(run.server.run.resume(run.server.now()))
                 await host.listen()
                 run.listens_at(host.address)
+                notify_systemd(READY)
                 _log(identities, "started", plan, run)
                 where = run.server.run.where
                 logger.info(
@@ -198,13 +200,25 @@ def process_for_serving() -> Iterator[asyncio.Future[str]]:
     stopped: asyncio.Future[str] = loop.create_future()
     process_settings.keep_freed_memory()
     process_settings.raise_file_limit()
-    with stop_signals(loop, partial(_stop, stopped)):
-        yield stopped
+    alive = loop.create_task(_tell_alive())
+    try:
+        with stop_signals(loop, partial(_stop, stopped)):
+            yield stopped
+    finally:
+        alive.cancel()
+
+
+async def _tell_alive() -> None:
+    """Tell systemd once a second that the event loop turns."""
+    while True:
+        notify_systemd(ALIVE)
+        await asyncio.sleep(SWEEP)
 
 
 def _stop(stopped: asyncio.Future[str], number: signal.Signals) -> None:
     if not stopped.done():
         logger.info("%s: telling the devices to come back later, then stopping", number.name)
+        notify_systemd(STOPPING)
         stopped.set_result(f"stopped by {number.name}")
 
 

@@ -25,6 +25,7 @@ from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run
 from fleetlearn_coordinator.service.live_page import LivePage
 from fleetlearn_coordinator.service.monitoring.monitor import Monitor
 from fleetlearn_coordinator.service.monitoring.port import monitoring
+from fleetlearn_coordinator.service.notify import READY, notify_systemd
 from fleetlearn_coordinator.service.page import page_descriptors, page_port
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.serve import SWEEP, check_places, process_for_serving
@@ -89,6 +90,7 @@ async def hosting(
                 monitoring(service, host, stopping, service.runs) as runs.monitor,
             ):
                 await host.listen()
+                notify_systemd(READY)
                 logger.info("listening on %s, runs in %s", host.address, service.runs)
                 try:
                     runs.begin()
