@@ -49,7 +49,7 @@ from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network.connection import DeviceConnection
 from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
 from fleetlearn_coordinator.network.gate import confirmed
-from fleetlearn_coordinator.network.output_gate import OutputGate
+from fleetlearn_coordinator.network.output_gate import OutputGate, OutputOrder
 from fleetlearn_coordinator.network.peer_log import ConnectionLog, say_seldom
 from fleetlearn_coordinator.network.transfers.contents import Contents, StoredContent
 from fleetlearn_coordinator.network.transfers.contents import FramedContent as Served
@@ -73,8 +73,10 @@ class ServedRun(NamedTuple):
     """What its devices may fetch."""
     failed: Callable[[Exception], None]
     """Called with an error that no device is to blame for."""
-    name: str = ""
+    name: str
     """The run's, of several; empty where the host serves it alone."""
+    gate: OutputGate
+    """Holds back what is sent to its devices until what it promises is stored."""
 
 
 @dataclass(slots=True)
@@ -95,8 +97,6 @@ class Shared:
     connections: set[ConnectionDriver] = field(default_factory=set)
     devices: dict[str, ConnectionDriver] = field(default_factory=dict)
     """Device -> the driver of its connection, once it has checked in."""
-    gate: OutputGate = field(default_factory=OutputGate)
-    """Holds back what is sent until what it promises is stored."""
     ended: bool = False
     """Nothing more may be done: the host is being closed, or an error left its only run's memory
     and disk different."""
@@ -108,6 +108,7 @@ class ConnectionDriver:
     __slots__ = (
         "_log",
         "_loop",
+        "_output",
         "_returned",
         "_shared",
         "_signer",
@@ -125,6 +126,8 @@ class ConnectionDriver:
         shared.connections.add(self)
         self.run: ServedRun | None = None
         """The run that its device serves, or served last. None before the first."""
+        self._output: OutputOrder | None = None
+        """What waits to be sent. Made for the first that does."""
         self.download: Download | None = None
         self.blocked: float | None = None
         """Since when a write has been waiting for the device to read."""
@@ -252,13 +255,26 @@ class ConnectionDriver:
             case LogNote(text, warning):
                 self.log(text, logging.WARNING if warning else logging.INFO)
 
+    @property
+    def _is_held(self) -> bool:
+        """Whether what is said now has to wait."""
+        is_behind = self._output is not None and not self._output.is_empty
+        return is_behind or (self.run is not None and not self.run.gate.is_open)
+
     def _in_order(self, action: Callable[[], object]) -> None:
         """Do what the device notices: at once, or once what was decided before is stored."""
-        gate = self._shared.gate
-        if gate.is_open:
-            action()
+        if self._is_held:
+            self._output = self._output or OutputOrder(self._cut)
+            gate = None if self.run is None else self.run.gate
+            self._output.do(partial(self._unless_closed, action), gate)
         else:
-            gate.hold(partial(self._unless_closed, action))
+            action()
+
+    def _cut(self) -> None:
+        """What the device waits for is lost with its run. It connects again, and is told so."""
+        if not self._shared.ended:
+            self.log("connection ended: its run could not store what the device was to be told")
+            self.connection.transport.abort()
 
     def _unless_closed(self, action: Callable[[], object]) -> None:
         if self not in self._shared.connections:
@@ -270,10 +286,10 @@ class ConnectionDriver:
 
     def send(self, message: FromCoordinator) -> None:
         """Send a control message, once what was decided before is stored."""
-        if self._shared.gate.is_open:
-            self._send(message)
-        else:
+        if self._is_held:
             self._in_order(partial(self._send, message))
+        else:
+            self._send(message)
 
     def _send(self, message: FromCoordinator) -> None:
         """Send a control message now. A peer that lets more than WRITE_LIMIT bytes pile up is cut

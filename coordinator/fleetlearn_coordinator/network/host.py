@@ -32,6 +32,7 @@ from fleetlearn_coordinator.network import process_settings
 from fleetlearn_coordinator.network.driver import ConnectionDriver, ServedRun, Shared
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.listener import Listener
+from fleetlearn_coordinator.network.output_gate import OutputGate
 from fleetlearn_coordinator.network.several.shared_port import SharedPort
 from fleetlearn_coordinator.network.several.turns import SharedDevice, Turns
 from fleetlearn_coordinator.network.tls import Certificates
@@ -117,7 +118,7 @@ class Host:
         """Serve a run. Call once, before ``listen``, unless the host serves ``several``; those are
         then added to ``turns``. ``failed`` is called with errors that no device caused. ``name``:
         the run's, of several."""
-        run = ServedRun(port, Contents(bundle), failed, name)
+        run = ServedRun(port, Contents(bundle), failed, name, OutputGate())
         if self.turns is None:
             self._run = run
         return run

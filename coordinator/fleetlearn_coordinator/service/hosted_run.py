@@ -115,8 +115,8 @@ class HostedRun:
     def begin(self, pending: Sequence[Command]) -> None:
         """Serve the run. ``pending``: what ``Run.resume`` returned."""
         self.server.run.roll_backs.log_last()
-        loop, gate = self.server.loop, self.server.host.shared.gate
-        self._store.write_beside(loop.call_soon_threadsafe, gate.begin, self._cannot_write)
+        call = self.server.loop.call_soon_threadsafe
+        self._store.write_beside(call, self.server.gate.begin, self._cannot_write)
         self.server.start(pending)
         if self._held_out is not None:
             self._measuring = self.server.loop.create_task(self._measure(self._held_out))
@@ -125,6 +125,7 @@ class HostedRun:
         if not isinstance(error, Exception):
             raise error
         self.server.fail(error)
+        self.server.gate.give_up()
 
     def listens_at(self, address: str) -> None:
         """Devices connect to this URL."""
@@ -144,6 +145,11 @@ class HostedRun:
             if not self._store.is_safe:
                 await asyncio.to_thread(self._store.wait_until_safe)
         self.server.end()  # an alarm may still be set, and devices still talk
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the run's store is slow."""
+        return self._store.is_slow
 
     def close(self) -> None:
         """Close the data directory. Nothing may be asked of the run any more."""

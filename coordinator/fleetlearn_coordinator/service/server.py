@@ -70,6 +70,8 @@ class RunServer:
         self.run, self.engine, self.host = run, run.engine, host
         self.spool: Spool = run.store.blobs
         self._served = host.serve_run(self, run.bundle, self.fail, self.name)
+        self.gate = self._served.gate
+        """Holds back what devices are told until it is stored."""
         self.models = ServedModels(run, host, self._served)
         self.history = DeviceHistory()
         """What is new of each device, for the ledger."""

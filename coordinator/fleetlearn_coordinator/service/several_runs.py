@@ -124,6 +124,8 @@ class HostedRuns:
         again when it is asked for once more."""
         self.live: LivePage | None = None
         """What shows the runs to administrators."""
+        self._closing: dict[int, asyncio.Task[None]] = {}
+        """Number of a run that is not served any more -> what closes it."""
         self._sweeper: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self.monitor: Monitor | None = None
@@ -181,6 +183,8 @@ class HostedRuns:
         self.host.shared.ended = True
         for number in list(self._open):
             await self._close(number, "stopped")
+        if self._closing:
+            await asyncio.wait([*self._closing.values()])
 
     # The runs
 
@@ -197,6 +201,9 @@ class HostedRuns:
             return
         if changed:
             self._log_operations()
+        closed = [number for number, task in self._closing.items() if task.done()]
+        for number in closed:
+            self._closing.pop(number).result()
         if self.live is not None:
             self.live.are_wanted(wanted)
         for number in self._open.keys() - {run.number for run in wanted}:
@@ -206,6 +213,7 @@ class HostedRuns:
                 await self._look_at(run, self._open[run.number])
             elif (
                 run.wanted != "stopped"
+                and run.number not in self._closing
                 and not run.failed
                 and self._over.get(run.number) != run.asked
             ):
@@ -315,7 +323,8 @@ class HostedRuns:
         self._log("failed", wanted.name, why=why)
 
     async def _close(self, number: int, what: str) -> None:
-        """Serve a run no more. What its devices were given stays on disk as it is."""
+        """Serve a run no more. What its devices were given stays in its store as it is. A store
+        that is slow is closed beside the other runs: they go on."""
         run, name = self._open.pop(number), self._names.pop(number)
         if self.live is not None:
             self.live.end_run(name)
@@ -324,6 +333,13 @@ class HostedRuns:
         run.server.end(f"the run {name} is {what}")
         if not run.server.done.done():
             run.server.done.set_result(what)
+        ending = self._end_run(run, name, what)
+        if run.is_slow:
+            self._closing[number] = asyncio.get_running_loop().create_task(ending)
+        else:
+            await ending
+
+    async def _end_run(self, run: HostedRun, name: str, what: str) -> None:
         try:
             await run.end()
         except Exception as error:  # its disk is full, for example

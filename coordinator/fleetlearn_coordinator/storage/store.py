@@ -112,6 +112,11 @@ class Store:
         return self._ledger
 
     @property
+    def is_slow(self) -> bool:
+        """Whether the ledger is slow, and its rows are written while the run goes on."""
+        return self._writer is not None
+
+    @property
     def is_safe(self) -> bool:
         """Whether all rows so far are safe, and what was to be done then is done."""
         return self._writer is None or self._writer.is_safe
