@@ -35,6 +35,10 @@ def serve(
     ] = None,
     stay: Annotated[bool, typer.Option(help="Once finished, go on telling devices so.")] = False,
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    log_format: Annotated[
+        str | None,
+        typer.Option(help="text, or json: a line of JSON for each. Default: the service file's."),
+    ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option(
@@ -49,15 +53,17 @@ def serve(
 
     With a service file that has the key runs: serve all of its runs (`fleetlearn-coordinator run`),
     until SIGTERM."""
-    log_at(log_level)
     with expected_errors():
-        if is_service_file(plan):
-            if service is not None or stay:
-                raise typer.BadParameter(
-                    f"{plan} is a service file with runs: --service and --stay are for a plan"
-                )
-            serve_runs(ServiceSettings.load(plan).with_metrics_port(metrics_port))
-            return
-        settings = ServiceSettings.load(service) if service else ServiceSettings()
+        several = is_service_file(plan)
+        if several and (service is not None or stay):
+            raise typer.BadParameter(
+                f"{plan} is a service file with runs: --service and --stay are for a plan"
+            )
+        file = plan if several else service
+        settings = ServiceSettings.load(file) if file else ServiceSettings()
         settings = settings.with_metrics_port(metrics_port)
-        serve_plan(Plan.load(plan), service=settings, stay=stay)  # its last words are in the log
+        log_at(log_level, log_format or settings.log_format)
+        if several:
+            serve_runs(settings)
+        else:  # its last words are in the log
+            serve_plan(Plan.load(plan), service=settings, stay=stay)

@@ -103,6 +103,7 @@ class MetricsPort(Section, frozen=True, kw_only=True):
     """TCP port; 0: any that is free."""
 
 
+LogFormat = Literal["text", "json"]
 AlertName = Literal[
     "NoRound",
     "FewDevices",
@@ -207,6 +208,9 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     proxies: tuple[str, ...] = ()
     """Networks of the proxies in front: which address a device has is believed from there alone
     (`Forwarded`, `X-Forwarded-For`). Each must set one of these headers."""
+    log_format: LogFormat = "text"
+    """Of the log of ``fleetlearn-coordinator serve``: text for people, or a line of JSON for each
+    record."""
     limits: Limits = Limits()
     runs: Path | None = None
     """Folder of the runs that this coordinator serves, which `fleetlearn-coordinator run` adds.

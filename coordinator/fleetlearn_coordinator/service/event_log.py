@@ -27,6 +27,7 @@ from fleetlearn_coordinator.rounds.commands import (
 )
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.waiting_words import named
+from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.observers import (
     ExchangeSummarised,
     ModelRestored,
@@ -45,6 +46,11 @@ WHY = {
 }
 """The engine's own causes. What devices fail and what is rejected is logged where their messages
 are read."""
+
+SHOWN = ("reports", "devices", "metrics", "dropped", "change", "seconds", "bytes_up", "bytes_down")
+"""Of a summary, what the log as JSON has."""
+NAMED = 20
+"""Devices that one line of JSON names."""
 
 _tasks = logging.getLogger("fleetlearn.coordinator.tasks")
 _tasks.addFilter(FewLines(LINE_RATE, LINE_BURST, "tasks"))
@@ -67,18 +73,18 @@ class EventLog:
                     self._say_round_ended(event)
                 case ExchangeOpened(number, version, kind, phase):
                     name = exchange_name(kind, number, phase)
-                    self._log.info("%s of model version %d begins", name, version)
-                case ExchangeSummarised(kind, number, phase, version, valid, summary):
-                    name = exchange_name(kind, number, phase)
-                    outcome, describe_it = "valid" if valid else "invalid", DESCRIBE.get(kind)
-                    found = (describe_it or describe_answers)(summary)
-                    text = "%s of model version %d is %s: %s"
-                    self._log.info(text, name, version, outcome, found)
+                    known = said(
+                        "exchange-begun", kind=kind, number=number, phase=phase, version=version
+                    )
+                    self._log.info("%s of model version %d begins", name, version, extra=known)
+                case ExchangeSummarised():
+                    self._say_exchange_ended(event)
                 case TiedVectorsReset(algorithm):
                     self._log.warning(
                         "a device lost what it kept for %s: the vectors that go with it begin "
                         "again from zeros, here and on all devices; the model stays",
                         algorithm,
+                        extra=said("tied-vectors-reset", algorithm=algorithm),
                     )
                 case ModelRestored(version, restores, who, keeps_state):
                     self._log.warning(
@@ -90,9 +96,11 @@ class EventLog:
                         "goes on from that version's state"
                         if keeps_state
                         else "begins from the beginning",
+                        extra=said("rolled-back", version=version, restores=restores, who=who),
                     )
-                case Finish(reason):
-                    self._log.info("finished: %s", reason)
+                case Finish(reason, rule):
+                    known = said("finished", reason=reason, rule=rule)
+                    self._log.info("finished: %s", reason, extra=known)
         if ended:
             self._say_tasks_ended(ended)
 
@@ -100,12 +108,32 @@ class EventLog:
         for name, devices in event.summary["left_out"].items():
             low, high = self._plan.bounds[name]
             text = "%d devices measured a %s beyond its bounds, %g to %g, and are left out of it"
-            self._log.warning(text, devices, name, low, high)
-        found = describe(event.summary)
+            known = said("metric-left-out", round=event.number, metric=name, devices=devices)
+            self._log.warning(text, devices, name, low, high, extra=known)
+        found, number = describe(event.summary), event.number
+        shown = {key: event.summary[key] for key in SHOWN if key in event.summary}
         if event.outcome == "committed":
-            self._log.info("round %d committed: %s", event.number, found)
+            known = said("round-committed", round=number, version=event.version, **shown)
+            self._log.info("round %d committed: %s", number, found, extra=known)
         else:
-            self._log.warning("round %d abandoned: %s; %s", event.number, event.why, found)
+            known = said("round-abandoned", round=number, why=event.why, **shown)
+            self._log.warning("round %d abandoned: %s; %s", number, event.why, found, extra=known)
+
+    def _say_exchange_ended(self, event: ExchangeSummarised) -> None:
+        name = exchange_name(event.kind, event.number, event.phase)
+        outcome, describe_it = "valid" if event.valid else "invalid", DESCRIBE.get(event.kind)
+        found = (describe_it or describe_answers)(event.summary)
+        known = said(
+            "exchange-ended",
+            kind=event.kind,
+            number=event.number,
+            phase=event.phase,
+            version=event.version,
+            valid=event.valid,
+            **{key: event.summary[key] for key in SHOWN if key in event.summary},
+        )
+        text = "%s of model version %d is %s: %s"
+        self._log.info(text, name, event.version, outcome, found, extra=known)
 
     def _say_tasks_ended(self, ended: Iterable[Ended]) -> None:
         """Say which devices' tasks ended without a report that counts, and why: a line for each
@@ -116,7 +144,17 @@ class EventLog:
                 devices[number, cause].append(device)
         for (number, cause), names in devices.items():
             who = f"device {names[0]} is" if len(names) == 1 else f"{named(names)} are"
-            _tasks.info("%sround %d: %s %s", self._log.begin, number, who, WHY[cause])
+            known = said(
+                "tasks-ended", round=number, cause=cause, count=len(names), devices=names[:NAMED]
+            )
+            _tasks.info(
+                "%sround %d: %s %s",
+                self._log.begin,
+                number,
+                who,
+                WHY[cause],
+                extra={**known, "run": self._log.run},
+            )
 
 
 def exchange_name(kind: str, number: int, phase: int) -> str:

@@ -21,6 +21,7 @@ from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
+from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.storage.blobs import StoredBytes, StoredModels
 from fleetlearn_coordinator.storage.find_storage import find_storage
@@ -118,7 +119,8 @@ class HeldOut:
         self._results.write(version, {"examples": found["examples"], "metrics": metrics})
         self._done.add(version)
         shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        self._log.info("model version %d on held-out data: %s", version, shown)
+        known = said("held-out-measured", version=version, metrics=metrics)
+        self._log.info("model version %d on held-out data: %s", version, shown, extra=known)
         self.measured(version, metrics)
 
     async def _ask(self, job: dict[str, Any], model: StoredBytes) -> dict[str, Any] | None:

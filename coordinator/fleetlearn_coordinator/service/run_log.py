@@ -13,6 +13,8 @@ class RunLog(logging.LoggerAdapter[logging.Logger]):
     def __init__(self, name: str = "") -> None:
         """``name``: the run's, of several. Empty: its process serves no other."""
         super().__init__(logging.getLogger("fleetlearn.coordinator"), {})
+        self.run = name
+        """The run's, of several; or empty."""
         self.begin = f"run {name}: " if name else ""
         """What each line begins with."""
 
@@ -20,4 +22,5 @@ class RunLog(logging.LoggerAdapter[logging.Logger]):
         self, msg: object, kwargs: MutableMapping[str, Any]
     ) -> tuple[str, MutableMapping[str, Any]]:
         """Return a line as it is logged."""
+        kwargs["extra"] = {**(kwargs.get("extra") or {}), "run": self.run}
         return f"{self.begin}{msg}", kwargs

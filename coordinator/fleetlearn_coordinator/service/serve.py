@@ -22,6 +22,7 @@ from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run, updates_kept
+from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.monitoring.monitor import Monitor
 from fleetlearn_coordinator.service.monitoring.port import monitoring
 from fleetlearn_coordinator.service.notify import ALIVE, READY, STOPPING, notify_systemd
@@ -92,7 +93,8 @@ async def _serve(
         await server.stop(stopped.result() if stopped.done() else "")
         reason = server.done.result()
     run = server.run
-    logger.info("%s; the newest model is version %d", reason, run.engine.version)
+    known = said("ended", reason=reason, version=run.engine.version)
+    logger.info("%s; the newest model is version %d", reason, run.engine.version, extra=known)
     if run.met_by is not None:
         logger.info("export-model writes version %d, which met the target", run.met_by)
     return RunResult(reason, run.finished is not None, run.engine.version, run.met_by)
@@ -141,7 +143,11 @@ async def running(
                 _log(identities, "started", plan, run)
                 where = run.server.run.where
                 logger.info(
-                    "listening on %s, data in %s: the run %s", host.address, plan.data_dir, where
+                    "listening on %s, data in %s: the run %s",
+                    host.address,
+                    plan.data_dir,
+                    where,
+                    extra=said("listening", address=host.address, plan=plan.name),
                 )
                 sweeper = asyncio.get_running_loop().create_task(_sweep(host, run, monitor))
                 try:
@@ -217,7 +223,8 @@ async def _tell_alive() -> None:
 
 def _stop(stopped: asyncio.Future[str], number: signal.Signals) -> None:
     if not stopped.done():
-        logger.info("%s: telling the devices to come back later, then stopping", number.name)
+        text = "%s: telling the devices to come back later, then stopping"
+        logger.info(text, number.name, extra=said("stopping", signal=number.name))
         notify_systemd(STOPPING)
         stopped.set_result(f"stopped by {number.name}")
 

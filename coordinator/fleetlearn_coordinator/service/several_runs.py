@@ -22,6 +22,7 @@ from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run
+from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.live_page import LivePage
 from fleetlearn_coordinator.service.monitoring.monitor import Monitor
 from fleetlearn_coordinator.service.monitoring.port import monitoring
@@ -63,7 +64,7 @@ async def _serve(service: ServiceSettings) -> str:
             process_settings.collect_garbage_rarely()
             await runs.wait(stopped)
             await runs.send_all_away()
-        logger.info("%s", stopped.result())
+        logger.info("%s", stopped.result(), extra=said("ended", reason=stopped.result()))
         return stopped.result()
 
 
@@ -91,7 +92,12 @@ async def hosting(
             ):
                 await host.listen()
                 notify_systemd(READY)
-                logger.info("listening on %s, runs in %s", host.address, service.runs)
+                logger.info(
+                    "listening on %s, runs in %s",
+                    host.address,
+                    service.runs,
+                    extra=said("listening", address=host.address),
+                )
                 try:
                     runs.begin()
                     async with page_port(service, host):
@@ -264,6 +270,7 @@ class HostedRuns:
                 wanted.wanted,
                 plan.data_dir,
                 where,
+                extra=said("run-served", run=wanted.name, wanted=wanted.wanted),
             )
             self._log("started", wanted.name)
         await self._look_at(wanted, run)
@@ -316,7 +323,11 @@ class HostedRuns:
         expected = isinstance(error, FleetError | OSError)
         why = in_words(error, file=True)
         logger.error(
-            "run %s is stopped: %s", wanted.name, why, exc_info=None if expected else error
+            "run %s is stopped: %s",
+            wanted.name,
+            why,
+            exc_info=None if expected else error,
+            extra=said("run-failed", run=wanted.name, why=why),
         )
         self._over[wanted.number] = wanted.asked
         self._write(lambda: self._wanted.failed(wanted, why))
@@ -354,6 +365,7 @@ class HostedRuns:
                 name,
                 what,
                 run.server.engine.version,
+                extra=said("run-ended", run=name, why=what, version=run.server.engine.version),
             )
             self._log("stopped", name, why=what)
 

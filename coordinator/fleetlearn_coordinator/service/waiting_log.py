@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fleetlearn_coordinator.rounds import waiting_words
 from fleetlearn_coordinator.rounds.settings import Phase
+from fleetlearn_coordinator.service.json_log import said
 
 if TYPE_CHECKING:
     from fleetlearn_coordinator.service.server import RunServer
@@ -41,8 +42,12 @@ class WaitingLog:
             self._wait = min(2 * self._wait, LONGEST)
             self._due = now + self._wait
             if text := _what_is_missing(server):
+                seconds = now - self._since
                 server.run.log.info(
-                    "nothing has happened for %s: %s", span(now - self._since), text
+                    "nothing has happened for %s: %s",
+                    span(seconds),
+                    text,
+                    extra=said("waiting", seconds=round(seconds), why=text),
                 )
 
 

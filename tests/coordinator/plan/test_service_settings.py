@@ -33,7 +33,9 @@ def refusal(folder: Path, text: str) -> str:
 def test_the_example_has_every_key_with_its_default() -> None:
     assert ServiceSettings.load(EXAMPLE) == ServiceSettings()
     text = EXAMPLE.read_text("utf-8")
-    stated = dict(re.findall(r"^(\w+) = .*#.*\bdefault ([\d.]*\d|none|false)", text, re.MULTILINE))
+    stated = dict(
+        re.findall(r"^(\w+) = .*#.*\bdefault ([\d.]*\d|none|false|text)", text, re.MULTILINE)
+    )
     values = msgspec.structs.asdict(ServiceSettings())
     values |= msgspec.structs.asdict(values.pop("limits"))
     assert values.pop("exempt") == ("127.0.0.0/8", "::1/128")

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from fleetlearn_coordinator.plan.service_settings import AlertSettings
+from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.monitoring.alert_rules import RULES, AlertRule
 from fleetlearn_coordinator.service.monitoring.catalogue import HistogramValue, Samples
 
@@ -107,10 +108,11 @@ class Alerts:
         whose = f"run {run}: " if run else ""
         if firing and value is not None:
             text = f"{whose}{rule.say(value)}"
-            logger.warning("alert %s fires: %s", rule.name, text)
+            known = said("alert-fires", alert=rule.name, run=run, value=value, limit=limit)
+            logger.warning("alert %s fires: %s", rule.name, text, extra=known)
         else:
             text = f"{whose}{rule.name} is over"
-            logger.info("alert %s", text)
+            logger.info("alert %s", text, extra=said("alert-over", alert=rule.name, run=run))
         state, host = "firing" if firing else "resolved", socket.gethostname()
         self._tell(
             AlertNotice(rule.name, state, rule.severity, run, text, value, limit, since, now, host)

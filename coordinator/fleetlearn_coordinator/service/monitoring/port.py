@@ -33,6 +33,7 @@ from fleetlearn_coordinator.plan.service_settings import (
     ServiceSettings,
     Tls,
 )
+from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.monitoring.alerts import Alerts
 from fleetlearn_coordinator.service.monitoring.monitor import Kept, Monitor
 from fleetlearn_coordinator.service.monitoring.notifier import Notifier
@@ -163,7 +164,8 @@ async def monitoring_port(service: ServiceSettings, monitor: Monitor) -> AsyncIt
         else Tls(certificate=service.tls.certificate, key=service.tls.key)
     )
     port = MonitoringPort(monitor, tls)
-    logger.info("metrics: %s/metrics", await port.listen(settings.host, settings.port))
+    address = await port.listen(settings.host, settings.port)
+    logger.info("metrics: %s/metrics", address, extra=said("metrics-port", address=address))
     try:
         yield
     finally:
