@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Iterable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import _measure as measure
 import _rounds_floor
@@ -86,8 +87,11 @@ def fleetlearn(
     *,
     asynchronous: bool = False,
     encoding: str = "float32",
+    beside: Callable[[_servers.Server], AbstractContextManager[None]] | None = None,
+    service: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, float], Gaps]:
-    """Figures of the coordinator, and how long it took between rounds."""
+    """Figures of the coordinator, and how long it took between rounds. ``beside``: a context that
+    is open meanwhile. ``service``: further settings of its process, as TOML."""
     update = _websocket_device.make_update(size, encoding=find_encoding(encoding))
     log = _websocket_device.Log()
     total = WARM + rounds + 1
@@ -99,17 +103,19 @@ def fleetlearn(
         durable=durable,
         asynchronous=asynchronous,
         encoding=encoding,
+        **(service or {}),
     ) as server:
         watch = Watch(server.pid, rounds)
-        asyncio.run(
-            together(
-                (
-                    _websocket_device.take_part(server.url, f"d{i}", update, log, watch)
-                    for i in range(devices)
-                ),
-                limit,
+        with nullcontext() if beside is None else beside(server):
+            asyncio.run(
+                together(
+                    (
+                        _websocket_device.take_part(server.url, f"d{i}", update, log, watch)
+                        for i in range(devices)
+                    ),
+                    limit,
+                )
             )
-        )
     # an update may count for the round after its task's, and some are under way at the end
     if asynchronous:
         if (accepted := sum(moments.accepted for moments in log.values())) < total * devices:

@@ -62,6 +62,13 @@ def command_lines() -> Iterator[str]:
             yield path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
+def test_monitoring(tmp_path: Path) -> None:
+    sizes = ("--devices", "3", "--size", "100", "--rounds", "3", "--repeats", "2")
+    found = figures(tmp_path, "monitoring.py", *sizes)
+    assert found["monitored"]["cpu_ms_per_update"]["min"] > 0
+    assert found["ratio"]["rounds_per_second"]["min"] > 0
+
+
 def test_rounds(tmp_path: Path) -> None:
     results = figures(
         tmp_path,

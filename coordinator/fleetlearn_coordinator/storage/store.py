@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from secrets import token_hex
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from fleetlearn_protocol.errors import Code
@@ -43,6 +43,8 @@ from fleetlearn_coordinator.storage.ledger import (
     TiedVectorsForgotten,
 )
 from fleetlearn_coordinator.storage.run_storage import RunStorage
+
+T = TypeVar("T")
 
 SPOOL_FILES_HELD = 32
 """Accepted updates kept in spool files before the aggregator's state is written and their files are
@@ -76,9 +78,9 @@ class Store:
         """Accepted task of a round that is not open yet -> that round, and its spool file."""
         self._turn: int | None = ledger.get("sum")
         """Which of the two saved sums of the open round counts. None: neither."""
-        self.timed: Callable[[float], object] | None = None
-        """Called with the seconds that each batch of rows took to write, in the thread that wrote
-        the batch."""
+        self.timed: Callable[[Literal["rows", "update"], float], object] | None = None
+        """Called with the seconds that each batch of rows, and each update's bytes, took to be
+        durable, in the thread that wrote them."""
 
     def close(self) -> None:
         if self._writer is not None:
@@ -172,10 +174,14 @@ class Store:
                 self._bytes_changed = number
 
     def _write_now(self, rows: Sequence[Row]) -> None:
+        self._time("rows", self._ledger.write, rows)
+
+    def _time(self, what: Literal["rows", "update"], make: Callable[[T], None], it: T) -> None:
+        """Make something durable, and tell how long that took."""
         began = time.perf_counter()
-        self._ledger.write(rows)
+        make(it)
         if self.timed is not None:
-            self.timed(time.perf_counter() - began)
+            self.timed(what, time.perf_counter() - began)
 
     def write(self, rows: Sequence[Row]) -> None:
         """Write one batch of rows: all of them count, or none. They are safe when this returns, or
@@ -201,7 +207,7 @@ class Store:
         """Make the report and its update durable: once it is safe they survive this process.
         ``early``: the round that it counts for, if that is not open yet. ``also``: rows that count
         with it."""
-        self.blobs.settle_spool_file(accepted.spool_file)
+        self._time("update", self.blobs.settle_spool_file, accepted.spool_file)
         self._write([accepted, *also])
         self._hold(accepted.report.task, accepted.spool_file, early)
 

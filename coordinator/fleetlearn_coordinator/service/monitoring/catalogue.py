@@ -141,6 +141,10 @@ CATALOGUE: tuple[MetricSpec, ...] = (
         "Time to write a batch of rows; with durable = \"power\" it holds the fsync.", SECONDS,
     ),
     MetricSpec(
+        "fleetlearn_update_sync_seconds", "histogram", RUN,
+        "Time until an update's bytes are durable; with durable = \"power\" their fsync.", SECONDS,
+    ),
+    MetricSpec(
         "fleetlearn_spool_files", "gauge", RUN, "Files that hold updates which are not saved yet."
     ),
     MetricSpec("fleetlearn_disk_free_bytes", "gauge", RUN, "Free on the data directory's disk."),

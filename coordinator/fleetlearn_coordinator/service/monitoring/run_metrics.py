@@ -7,7 +7,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf, isfinite
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fleetlearn_coordinator.rounds.commands import Assign, Ended
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
@@ -34,6 +34,7 @@ PEAK = 3600.0
 """Seconds in which the most devices were present that there are compared with."""
 FEWEST = 10
 """Reports below which there is no share to tell."""
+WRITES = {"rows": "fleetlearn_ledger_write_seconds", "update": "fleetlearn_update_sync_seconds"}
 LOSSES = 20
 """Rounds whose lowest loss is what the last one's is compared with."""
 
@@ -102,9 +103,9 @@ class RunMetrics:
             if count is not None:
                 count(event)
 
-    def count_write(self, seconds: float) -> None:
-        """Count a batch of rows that was written."""
-        self._buckets["fleetlearn_ledger_write_seconds"].count(seconds)
+    def count_write(self, what: Literal["rows", "update"], seconds: float) -> None:
+        """Count a batch of rows, or the bytes of an update, that was made durable."""
+        self._buckets[WRITES[what]].count(seconds)
 
     def _add(self, name: str, *labels: str, by: float = 1.0) -> None:
         self._counts[f"fleetlearn_{name}_total", (self._run, *labels)] += by

@@ -123,6 +123,7 @@ def test_a_run_of_devices_is_told_in_both_formats(make_plan: PlanMaker) -> None:
             assert own["fleetlearn_received_bytes_total"] >= 2 * 4 * 8
             assert own["fleetlearn_report_staleness_versions_count"] == 2
             assert own["fleetlearn_ledger_write_seconds_count"] > 4
+            assert own["fleetlearn_update_sync_seconds_count"] == 2
             assert own["fleetlearn_disk_free_bytes"] > 0
             assert own["fleetlearn_round_age_seconds"] < 20
             assert own["fleetlearn_finished"] == own["fleetlearn_paused"] == 0
