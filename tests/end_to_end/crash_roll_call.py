@@ -1,11 +1,12 @@
 """Serve a plan, or run a device, that knows the tests' roll call, an exchange of three phases. The
 process may kill itself with SIGKILL at a named point of one of its phases.
 
-python crash_roll_call.py POINT PHASE MINIMUM serve PLAN.toml --service SERVICE.toml
-python crash_roll_call.py POINT PHASE MINIMUM run --coordinator URL ... --name device-NUMBER ...
+python crash_roll_call.py POINT PHASE MINIMUM TRAINING serve PLAN.toml --service SERVICE.toml
+python crash_roll_call.py POINT PHASE MINIMUM TRAINING run --coordinator URL ... --name device-N ...
 
 POINT is "-" where the process is not to kill itself. The first series alone counts. MINIMUM: fewest
-answers of a phase, of three devices. After each round there is a series.
+answers of a phase, of three devices. TRAINING: after how many phases the devices train; "-": a
+series comes after each round.
 """
 
 from __future__ import annotations
@@ -96,13 +97,15 @@ def answer(trainer: Trainer, question: Question, seconds: float) -> Sent:
 
 
 if __name__ == "__main__":
-    point, phase, minimum = sys.argv[1:4]
+    point, phase, minimum, training = sys.argv[1:5]
     rules = RollCall(devices=3, minimum=int(minimum), deadline=600.0, every=1)
+    if training != "-":
+        rules = rules._replace(every=0, training_after=int(training))
     register(dict.__setitem__, rules)
     ANSWERS[ROLL_CALL] = answer
     if point != "-":
         signal_at((COORDINATOR | DEVICE)[point](int(phase)), 1)
-    sys.argv = ["fleetlearn", *sys.argv[4:]]
+    sys.argv = ["fleetlearn", *sys.argv[5:]]
     if sys.argv[1] == "serve":
         coordinator.main()
     else:

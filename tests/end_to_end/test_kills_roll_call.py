@@ -29,9 +29,9 @@ CALM = [
     (3, True, dict.fromkeys(NAMES, 18), {}),
 ]
 FAST = {
-    ("a phase is recorded and nobody told", 2),
-    ("an answer is recorded but not acknowledged", 3),
-    ("the device has answered and told nobody", 2),
+    ("a phase is recorded and nobody told", 2, "-"),
+    ("an answer is recorded but not acknowledged", 3, "1"),
+    ("the device has answered and told nobody", 2, "-"),
 }
 
 
@@ -43,12 +43,14 @@ def train(
     phase: int = 1,
     *,
     minimum: int = 3,
+    training: str = "-",
     **settings: Any,
 ) -> bytes:
-    """Two rounds of three devices, with a roll call after each. Returns the last model's bytes. A
-    device that dies is the first one; it comes back unless a phase can do without it
-    (``minimum``)."""
+    """Two rounds of three devices, with a roll call after each, or (``training``) one around the
+    training of each. Returns the last model's bytes. A device that dies is the first one; it comes
+    back unless a phase can do without it (``minimum``)."""
     comes_back = minimum == 3
+    words = [str(phase), str(minimum), training]
     port, data_dir, plan = free_port(), run.folder / "run", run.folder / "plan.toml"
     rules = {
         "local__lr": 0.1,
@@ -65,10 +67,10 @@ def train(
     url = f"ws://127.0.0.1:{port}"
 
     def coordinator(point: str = "-") -> Any:
-        return run.coordinator(plan, CRASH, point, str(phase), str(minimum), "serve", plan)
+        return run.coordinator(plan, CRASH, point, *words, "serve", plan)
 
     def device(name: str, shard: Path, point: str = "-") -> None:
-        run.device(name, url, shard, CRASH, point, str(phase), str(minimum))
+        run.device(name, url, shard, CRASH, point, *words)
 
     process = coordinator(crash if crash in COORDINATOR else "-")
     for name, shard in zip(NAMES, shards, strict=False):
@@ -99,14 +101,14 @@ def undisturbed(
 
 
 def tried(points: list[str]) -> list[Any]:
-    """Each point in each phase."""
-    places = [(point, phase) for point in points for phase in (1, 2, 3)]
+    """Each point in each phase, after each round and around its training."""
+    places = [(point, at, training) for point in points for at in (1, 2, 3) for training in "-1"]
     return [
         pytest.param(*place, marks=() if place in FAST else pytest.mark.slow) for place in places
     ]
 
 
-@pytest.mark.parametrize(("point", "phase"), tried(COORDINATOR))
+@pytest.mark.parametrize(("point", "phase", "training"), tried(COORDINATOR))
 def test_the_coordinator_dies_in_a_phase(
     run: Processes,
     bundle_path: Path,
@@ -114,12 +116,13 @@ def test_the_coordinator_dies_in_a_phase(
     undisturbed: bytes,
     point: str,
     phase: int,
+    training: str,
 ) -> None:
-    assert train(run, bundle_path, shards, point, phase) == undisturbed
+    assert train(run, bundle_path, shards, point, phase, training=training) == undisturbed
     assert closed_phases(run.folder / "run") == CALM * 2
 
 
-@pytest.mark.parametrize(("point", "phase"), tried(DEVICE))
+@pytest.mark.parametrize(("point", "phase", "training"), tried(DEVICE))
 def test_a_device_dies_in_a_phase_and_comes_back(
     run: Processes,
     bundle_path: Path,
@@ -127,8 +130,9 @@ def test_a_device_dies_in_a_phase_and_comes_back(
     undisturbed: bytes,
     point: str,
     phase: int,
+    training: str,
 ) -> None:
-    assert train(run, bundle_path, shards, point, phase) == undisturbed
+    assert train(run, bundle_path, shards, point, phase, training=training) == undisturbed
     assert closed_phases(run.folder / "run") == CALM * 2
 
 

@@ -739,7 +739,8 @@ class MemoryLedger(Reads):
                     if answer.exchange == key
                 ]
                 members = None if row.members is None else [*row.members]
-                phases.append(SavedPhase(key[2], members, row.closed is None, answers))
+                outcome = row.closed is None, row.outcome == "valid"
+                phases.append(SavedPhase(key[2], members, *outcome, answers))
         return about and LastSeries(last, about.version, about.request, phases)
 
     def last_valid_exchange(self, kind: str, since: int = 0) -> tuple[int, dict[str, Any]] | None:

@@ -34,6 +34,7 @@ class RollCall(NamedTuple):
     kind: str = ROLL_CALL
     letter: str = "r"
     every: int = 0
+    training_after: int | None = None
 
     def due(self, last: int, newest: int, *, final: bool) -> bool:
         return self.every > 0 and newest // self.every > last // self.every

@@ -97,14 +97,17 @@ class Engine(EngineState):
         An open round gets its whole time again, and each running lease RESTART_GRACE for its device
         to return.
         """
-        self.deadline = now + self.settings.deadline
         if found.round is not None:
             self.round, self.phase = found.round, Phase.OPEN
+        self.deadline = self._round_deadline(now)
         ends, expires = (
             self.participation.lease_ends(self.deadline, now),
             now + max(self.settings.grace, RESTART_GRACE),
         )
         self.tasks.restore(found, self.round, self.version, ends, expires)
+        beside = self.round_exchanges
+        if beside is not None and found.round is not None and beside.closes(self.round):
+            self.phase, beside.commit = Phase.COMMITTING, Commit(self.round, self.causes())
         return self._advance(now)
 
     def restore_exchange(self, kind: str, found: SavedExchange, now: float) -> None:
@@ -274,6 +277,8 @@ class Engine(EngineState):
                 device, STALE, self.round_for_ended_tasks, Code.STALE_ROUND, text
             )
         commands += self.tasks.give_up()
+        if self.round_exchanges is not None:
+            commands += self.round_exchanges.give_up(text)
         if self.phase in (Phase.OPEN, Phase.COMMITTING):
             commands.append(Abandon(self.round, self.causes(), text))
         self.book.dropped.clear()
@@ -337,15 +342,17 @@ class Engine(EngineState):
                 commands += series.go_on(now)
         if self.phase is Phase.FINISHED:
             return commands + self._begin_exchanges(now)
+        if self.phase is Phase.COMMITTING:
+            commands += self._go_on_to_commit(now)
         waiting, policy, book = self.selection, self.participation, self.book
         there = len(book.tasks) + len(book.early)
         may = self.phase is Phase.GATHERING and not (self.paused or self.draining)
         if may and policy.may_open(waiting.ready() + there, waiting.waiting() + there, now):
             self.round += 1
-            self.phase, self.deadline = Phase.OPEN, now + self.settings.deadline
+            self.phase, self.deadline = Phase.OPEN, self._round_deadline(now)
             commands.append(Opened(self.round))
             self.tasks.begin_round()
-        if self.phase is not Phase.OPEN:
+        if self.phase is not Phase.OPEN or not self._may_give_tasks(commands, now):
             return commands
         if policy.wanted_reports(self.book) <= 0:
             return commands + self._close(now, by_deadline=False)
@@ -361,6 +368,51 @@ class Engine(EngineState):
         if policy.nobody_is_left(self.book):
             return commands + self._close(now, by_deadline=False)
         return commands
+
+    def _round_deadline(self, now: float) -> float:
+        """Return when a round ends that opens now, with all the time that its exchanges take."""
+        beside = self.round_exchanges
+        return now + self.settings.deadline + (0.0 if beside is None else beside.seconds)
+
+    def _may_give_tasks(self, commands: list[Command], now: float) -> bool:
+        """Return whether the exchanges before the open round's tasks are over. Adds the commands of
+        what follows for them."""
+        beside = self.round_exchanges
+        if beside is None:
+            return True
+        part = beside.before_tasks(self.round)
+        if part == "due" and not self.paused:
+            commands += beside.open(self.round, self.version, now)
+            part = beside.before_tasks(self.round)
+        if part == "failed":
+            commands += self._abandon_for_exchange(beside.text, self.causes(), now)
+        if part == "done" and beside.let_members_train():
+            self.deadline = now + self.settings.deadline
+        return part == "done"
+
+    def _go_on_to_commit(self, now: float) -> list[Command]:
+        """Do what the state of the exchanges between the round's reports and its model allows."""
+        beside = self.round_exchanges
+        if beside is None or beside.commit is None or self.paused:
+            return []
+        commands, part = list[Command](), beside.before_commit(self.round)
+        if part == "due":
+            reported = [*self.book.accepted.values()]
+            opened = beside.go_on_after_training(self.round, self.version, reported, now)
+            commands += opened or ()
+            part = "done" if opened is None else beside.before_commit(self.round)
+        if part == "open":
+            return commands
+        commit, beside.commit = beside.commit, None
+        if part == "done":
+            return [*commands, commit]
+        return commands + self._abandon_for_exchange(beside.text, commit.dropped, now)
+
+    def _abandon_for_exchange(self, why: str, dropped: dict[str, int], now: float) -> list[Command]:
+        commands: list[Command] = [Abandon(self.round, dropped, why)]
+        self._end_round()
+        finish, self.finishing = self.finishing, None
+        return commands + (self._advance(now) if finish is None else self._finish(finish, now))
 
     def _begin_exchanges(self, now: float) -> list[Command]:
         """Open the exchanges that are due. A run that is to finish does so after the last one."""
@@ -382,6 +434,8 @@ class Engine(EngineState):
     def _finish(self, finish: Finish, now: float) -> list[Command]:
         """Training is over. If an exchange is open or due, its devices are free from now on."""
         commands: list[Command] = []
+        if self.round_exchanges is not None:
+            commands += self.round_exchanges.give_up("training is over")
         if self.exchanges_follow():
             for device in list(self.book.tasks):
                 at, text = self.round_for_ended_tasks, "training is over"
@@ -414,8 +468,11 @@ class Engine(EngineState):
         if self.settings.outlive:  # what ends from now on counts for the next round
             book.dropped.clear()
         if self.participation.may_commit(book):
-            self.phase = Phase.COMMITTING
-            return [*commands, Commit(self.round, causes)]
+            self.phase, commit = Phase.COMMITTING, Commit(self.round, causes)
+            if self.round_exchanges is None:
+                return [*commands, commit]
+            self.round_exchanges.commit = commit
+            return commands + self._advance(now)
         text = f"{reports} reports at the deadline, {self.settings.minimum} are the minimum"
         commands.append(Abandon(self.round, causes, text))
         self._end_round()
@@ -426,5 +483,6 @@ class Engine(EngineState):
         self.tasks.end_round(self.round, self.version)
 
     def _check_committing(self) -> None:
-        if self.phase is not Phase.COMMITTING:
+        beside = self.round_exchanges
+        if self.phase is not Phase.COMMITTING or (beside is not None and beside.commit is not None):
             raise ValueError(f"no round is being committed ({self.phase})")

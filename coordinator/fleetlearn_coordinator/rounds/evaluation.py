@@ -20,6 +20,7 @@ class EvaluationPolicy(NamedTuple):
     settings: EvaluationSettings
     kind: str = EVALUATION
     letter: str = "e"
+    training_after: int | None = None
 
     def due(self, last: int, newest: int, *, final: bool) -> bool:
         every = self.settings.every

@@ -60,6 +60,13 @@ class ExchangePolicy(Protocol):
     def letter(self) -> str:
         """Begins a task's id, after the run's prefix. No other kind has it, and it is no digit."""
 
+    @property
+    def training_after(self) -> int | None:
+        """How many exchanges of a series come before a round's training, 0 or more: its devices
+        alone take part in them, and those that answer in the last of them alone are given tasks.
+        The others come between the round's reports and its model, and begin with the devices whose
+        reports count. None: the series has nothing to do with rounds (round_exchanges.py)."""
+
     def due(self, last: int, newest: int, *, final: bool) -> bool:
         """Return whether a series is due, where model version ``last`` had the last one and
         ``newest`` is the newest. ``final``: no newer version will follow."""
@@ -70,7 +77,8 @@ class ExchangePolicy(Protocol):
     def next_members(self, phase: int, answered: Collection[str]) -> Collection[str] | None:
         """Return the devices that the next exchange of the series asks, given who answered in this
         one, which is valid. None: this one is the last. A series also ends with an exchange that is
-        not valid."""
+        not valid. Where training comes between the two (``training_after``), ``answered`` are the
+        devices whose reports count."""
 
 
 class SavedExchange(NamedTuple):
@@ -86,6 +94,8 @@ class SavedExchange(NamedTuple):
     phase: int = 1
     members: Sequence[str] | None = None
     """As ``ExchangeOpened`` said."""
+    is_valid: bool = False
+    """As ``ExchangeClosed`` said, where it is over."""
 
 
 @dataclass(slots=True)
@@ -115,6 +125,8 @@ class ExchangeSeries:
     members: frozenset[str] | None = None
     """Who alone may answer: those that the exchange before leaves. None: every device that can."""
     is_open: bool = False
+    is_valid: bool = False
+    """Whether enough devices answered in the exchange that was opened last. It is over."""
     deadline: float = 0.0
     """When the open exchange ends."""
     requested: bool = False
@@ -184,7 +196,9 @@ class ExchangeSeries:
         self.number, self.version, self.is_open = found.number, found.version, found.is_open
         self.phase = found.phase
         self.members = None if found.members is None else frozenset(found.members)
+        self.is_valid = found.is_valid
         if not found.is_open:
+            self.book.restore((), found.accepted, (), (), expires)
             return
         self.deadline = now + self.terms.deadline
         terms = Terms(found.version, self.deadline)
@@ -284,10 +298,26 @@ class ExchangeSeries:
             commands.append(self._drop(device, LOST))
         return commands
 
-    def open(self, version: int, now: float) -> list[Command]:
-        """Open a series about this version, the newest. Call only where ``due``."""
-        self.number, self.version, self.requested = self.number + 1, version, False
-        return self._open_phase(1, None, now)
+    def open(
+        self,
+        version: int,
+        now: float,
+        number: int | None = None,
+        members: Collection[str] | None = None,
+    ) -> list[Command]:
+        """Open a series about this version, the newest. ``number``: of the series, where it is not
+        the next one. ``members``: who alone is asked. Call only where ``due``, or for a round."""
+        self.number = self.number + 1 if number is None else number
+        self.version, self.requested = version, False
+        return self._open_phase(1, members, now)
+
+    def open_next(self, members: Collection[str], now: float) -> list[Command]:
+        """Go on with the series after training, with these devices."""
+        return self._open_phase(self.phase + 1, members, now)
+
+    def give_up(self, why: str) -> list[Command]:
+        """End the series, with the exchange that is open. ``why``: for people."""
+        return self._end(why, valid=False) if self.is_open else []
 
     def go_on(self, now: float) -> list[Command]:
         """Do what the state allows now: choose devices, ask those that are free, close."""
@@ -322,14 +352,15 @@ class ExchangeSeries:
     def _is_free(self, device: str) -> bool:
         return not any(device in book.tasks for book in self.books)
 
-    def _open_phase(self, phase: int, members: frozenset[str] | None, now: float) -> list[Command]:
-        self.phase, self.members, self.is_open = phase, members, True
+    def _open_phase(self, phase: int, members: Collection[str] | None, now: float) -> list[Command]:
+        self.phase, self.is_open, self.is_valid = phase, True, False
+        self.members = None if members is None else frozenset(members)
         self.deadline, self._given = now + self.terms.deadline, 0
         self.book.end_round(self.version)
-        asked = self.able if members is None else self.able & members
+        asked = self.able if self.members is None else self.able & self.members
         self._queue = deque(shuffled(self.seed, self.number, asked, self.policy.kind))
         self._asked = set(asked)
-        told = None if members is None else tuple(sorted(members))
+        told = None if self.members is None else tuple(sorted(self.members))
         opened = ExchangeOpened(self.number, self.version, self.policy.kind, phase, told)
         return [opened, *self.go_on(now)]
 
@@ -362,24 +393,33 @@ class ExchangeSeries:
             self.pace.measured(devices)
 
     def _close(self, now: float) -> list[Command]:
-        """End the open exchange, and open the one of the series that follows."""
+        """End the open exchange, and open the one of the series that follows, unless training comes
+        first."""
+        answered = [*self.book.accepted.values()]
+        valid = len(answered) >= self.terms.minimum
+        commands = self._end("its deadline has passed", valid=valid)
+        if valid and self.phase != self.policy.training_after:
+            members = self.policy.next_members(self.phase, answered)
+            if members is not None:
+                commands += self._open_phase(self.phase + 1, members, now)
+        return commands
+
+    def _end(self, why: str, *, valid: bool) -> list[Command]:
         commands: list[Command] = []
+        kind = self.policy.kind
         for device, task in list(self.book.tasks.items()):
             there = device not in self.book.absent
             commands.append(self._drop(device, LATE if there else LOST))
             if there:
-                text = f"{self.policy.kind} {self.number} is over: its deadline has passed"
+                text = f"{kind} {self.number} is over: {why}"
                 commands.append(CancelTask(device, task, Code.ROUND_OVER, text))
-        self.is_open = False
+        self.is_open, self.is_valid = False, valid
         self.chosen.clear()
         self._queue.clear()
         self._asked.clear()
         self._again.clear()
-        kind, causes = self.policy.kind, self.book.causes()
-        answered = [*self.book.accepted.values()]
-        valid = len(answered) >= self.terms.minimum
-        commands.append(ExchangeClosed(self.number, self.version, causes, valid, kind, self.phase))
-        members = self.policy.next_members(self.phase, answered) if valid else None
-        if members is not None:
-            commands += self._open_phase(self.phase + 1, frozenset(members), now)
-        return commands
+        causes = self.book.causes()
+        return [
+            *commands,
+            ExchangeClosed(self.number, self.version, causes, valid, kind, self.phase),
+        ]

@@ -16,6 +16,7 @@ from fleetlearn_coordinator.rounds.exchange import ExchangePolicy, ExchangeSerie
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.pace import Pace
 from fleetlearn_coordinator.rounds.participation import Participation, participation_of
+from fleetlearn_coordinator.rounds.round_exchanges import RoundExchanges
 from fleetlearn_coordinator.rounds.selection import Selection
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import selection_of
@@ -59,6 +60,8 @@ class EngineState:
     tasks: TrainingTasks = field(init=False)
     exchanges: dict[str, ExchangeSeries] = field(init=False)
     """By kind."""
+    round_exchanges: RoundExchanges | None = field(init=False)
+    """Those that go with the rounds' training, if a kind does."""
     books: list[LeaseBook] = field(init=False)
     """All leases: those of the rounds, then those of each kind of exchange."""
     paused: bool = False
@@ -85,6 +88,19 @@ class EngineState:
                 policy_of(rule), rule.seed, self.prefix, self.selection, self.pace, book, self.books
             )
             self.books.append(book)
+        self.round_exchanges = self._find_round_exchanges()
+
+    def _find_round_exchanges(self) -> RoundExchanges | None:
+        found = [
+            series for series in self.exchanges.values() if series.policy.training_after is not None
+        ]
+        if len(found) > 1 or (found and self.settings.outlive):
+            kinds = ", ".join(series.policy.kind for series in found)
+            raise ValueError(
+                f"{kinds} would go with each round: one kind of exchange may, and only in "
+                "synchronous rounds that carry no report to the next one"
+            )
+        return RoundExchanges(found[0], self.selection) if found else None
 
     # --- the run ---
 

@@ -71,6 +71,8 @@ class Selection:
     (``LeaseBook.held_up``)."""
     next_round: int = 1
     """The open round, or the next one to open."""
+    members: frozenset[str] | None = None
+    """The devices that alone may be given tasks in this round. None: all may."""
     freed: list[str] | None = None
     """Connected devices whose tasks ended, until the driver takes them from here: other runs come
     first. None: there are no other runs, and devices wait here again."""
@@ -87,6 +89,10 @@ class Selection:
         """The connected device may be given a task from now on."""
         for names in self.doubted.values():  # its level of doubt may have changed since it came
             names.discard(device)
+        if self.members is not None and device not in self.members:
+            self.idle.discard(device)
+            self.resting.add(device)
+            return
         level = self.reliability.level(device) if self.reliability.points else 0
         if level:
             self.doubted.setdefault(level, self._no_names()).add(device)
@@ -95,6 +101,14 @@ class Selection:
 
     def _no_names(self) -> SortedList[str]:
         return SortedList()
+
+    def restrict(self, members: Iterable[str]) -> None:
+        """Let only these devices be given tasks until the round is over. Others rest."""
+        self.members = frozenset(members)
+        waiting = [device for names in (self.idle, *self.doubted.values()) for device in names]
+        for device in set(waiting) - self.members:
+            self.remove(device)
+            self.resting.add(device)
 
     def may_serve(self, device: str) -> bool:
         """Return whether the plan's rules let this connected device have a task in the next
@@ -211,6 +225,7 @@ class Selection:
     def end_round(self, reported: Collection[str]) -> None:
         """The round is over: all devices may be given a task again. ``reported``: those whose
         reports counted."""
+        self.members = None
         # no device waits for another there
         held_up = 0 if self.settings.asynchronous else self.held_up
         self.reliability.end_round(reported, held_up, self.settings.cohort - self.settings.goal)

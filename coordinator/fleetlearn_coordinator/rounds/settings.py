@@ -100,5 +100,6 @@ class Phase(StrEnum):
     """No round is open; waiting for enough devices."""
     OPEN = "open"
     COMMITTING = "committing"
-    """The round is closed; the driver makes the new model and then calls ``committed``."""
+    """The round is closed. Exchanges may come before its model (round_exchanges.py); then the
+    driver makes the model and calls ``committed``."""
     FINISHED = "finished"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from heapq import nsmallest
 
+from fleetlearn_coordinator.rounds.exchange import ExchangeSeries
 from fleetlearn_coordinator.rounds.round_state import EngineState
 from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES
 from fleetlearn_coordinator.rounds.settings import Phase
@@ -17,6 +18,9 @@ def waits_for(state: EngineState, now: float) -> str:
     """Return what the run waits for. ``now``: seconds on the engine's clock."""
     if state.paused:
         return "the run is paused"
+    beside = state.round_exchanges
+    if beside is not None and beside.series.is_open:
+        return _for_answers(state.round, beside.series, now)
     match state.phase:
         case Phase.GATHERING:
             return _for_devices(state, now)
@@ -26,6 +30,16 @@ def waits_for(state: EngineState, now: float) -> str:
             return _for_reports(state, now)
     return (
         "the training is over, and its last model is being measured" if state.measures_last else ""
+    )
+
+
+def _for_answers(round: int, series: ExchangeSeries, now: float) -> str:
+    """Return whose answers the round waits for, in the open exchange that goes with it."""
+    book, left = series.book, max(0.0, series.deadline - now)
+    asked = len(book.accepted) + len(book.tasks) + len(series.chosen)
+    return (
+        f"phase {series.phase} of round {round}'s {series.policy.kind} has {len(book.accepted)} "
+        f"answers of {asked} devices, for {left:.0f} s more at most"
     )
 
 

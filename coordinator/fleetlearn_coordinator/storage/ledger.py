@@ -325,6 +325,8 @@ class SavedPhase(NamedTuple):
     members: list[str] | None
     """As in ``ExchangeBegun``."""
     is_open: bool
+    is_valid: bool
+    """Whether enough devices answered, where it is over."""
     answers: list[SavedAnswer]
     """By the names of their tasks."""
 

@@ -98,7 +98,8 @@ def last_series(db: sqlite3.Connection, where: object, kind: str) -> LastSeries 
     """Return the series of this kind that was opened last, or None. ``where``: the database, for
     messages. Raises StoreError (damaged)."""
     rows = db.execute(
-        "SELECT number, version, request, phase, members, closed IS NULL FROM exchanges WHERE "
+        "SELECT number, version, request, phase, members, closed IS NULL, "
+        "outcome='valid' FROM exchanges WHERE "
         "kind=?1 AND number=(SELECT MAX(number) FROM exchanges WHERE kind=?1) ORDER BY phase",
         (kind,),
     ).fetchall()
@@ -115,10 +116,11 @@ def last_series(db: sqlite3.Connection, where: object, kind: str) -> LastSeries 
         for phase, group in groupby(answers, lambda answer: answer[0])
     }
     phases = []
-    for _, _, _, phase, listed, is_open in rows:
+    for _, _, _, phase, listed, is_open, is_valid in rows:
         what = f"{where}: the members of {kind} {number}"
         members = None if listed is None else decode(listed, list[str], what)
-        phases.append(SavedPhase(phase, members, bool(is_open), given.get(phase, [])))
+        here = given.get(phase, [])
+        phases.append(SavedPhase(phase, members, bool(is_open), bool(is_valid), here))
     return LastSeries(number, version, request, phases)
 
 

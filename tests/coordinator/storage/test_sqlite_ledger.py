@@ -129,8 +129,8 @@ def test_evaluations_of_a_version_that_knew_no_other_exchange_go_on(tmp_path: Pa
     ledger = open_ledger(tmp_path)
     last = ledger.last_series("evaluation")
     assert last is not None
-    ((phase, members, is_open, answers),) = last.phases
-    assert (last[:3], phase, members, is_open) == ((2, 1, None), 1, None, True)
+    ((*phase, answers),) = last.phases
+    assert (last[:3], phase) == ((2, 1, None), [1, None, True, False])
     measured = b'{"examples":5,"loss_sum":2.0,"metric_sums":{"accuracy":4.0}}'
     assert answers == [
         SavedAnswer("r-e2-1", "a", "phone", "accepted", measured),

@@ -130,7 +130,7 @@ def _saved(last: LastSeries) -> SavedExchange:
     """Return what the engine is to know of the series that an earlier process opened last."""
     newest = last.phases[-1]
     leases, accepted, dropped = [], [], []
-    for row in newest.answers if newest.is_open else ():
+    for row in newest.answers:
         if row.state == "assigned":
             leases.append((row.task, row.device))
         elif row.state == "accepted":
@@ -139,5 +139,5 @@ def _saved(last: LastSeries) -> SavedExchange:
             dropped.append((row.task, row.device, row.state))
     return SavedExchange(
         last.number, last.version, newest.is_open, leases, accepted, dropped,
-        newest.phase, newest.members,
+        newest.phase, newest.members, newest.is_valid,
     )  # fmt: skip
