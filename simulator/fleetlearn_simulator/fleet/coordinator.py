@@ -317,14 +317,16 @@ class SimulatedCoordinator:
             self.engine.restore_exchange(kind, _saved(series), now)
         if old.phase is Phase.FINISHED:  # its last model is being measured
             self.engine.phase, self.engine.finishing = old.phase, old.finishing
-        if old.phase is Phase.FINISHED or (
-            old.phase is not Phase.OPEN and not old.settings.outlive
-        ):
+        beside = old.round_exchanges
+        # A simulated model is made at once. So a round that is closed here and open on the disk is
+        # one that waits for exchanges.
+        is_open = old.phase is Phase.OPEN or (beside is not None and beside.commit is not None)
+        if old.phase is Phase.FINISHED or not (is_open or old.settings.outlive):
             return self.engine.begin(now)
         leases = [(task, device, book.terms[device].version) for device, task in book.tasks.items()]
         dropped = [(task, device, cause) for task, (device, cause) in book.dropped.items()]
         lost = [(task, device, terms.version) for task, (device, terms) in book.lost.items()]
-        number = old.round if old.phase is Phase.OPEN else None
+        number = old.round if is_open else None
         restored = Restored(
             number, leases, book.accepted.items(), dropped, lost, book.early.items()
         )
@@ -345,4 +347,5 @@ def _saved(found: ExchangeSeries) -> SavedExchange:
         dropped,
         found.phase,
         None if members is None else tuple(members),
+        found.is_valid,
     )

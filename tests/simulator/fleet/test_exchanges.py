@@ -23,7 +23,7 @@ from fleetlearn_simulator.results.run_folder import EVENTS, MODEL, ROUNDS, excha
 from fleetlearn_simulator.scenario.scenario import Scenario
 from roll_call import ROLL_CALL, RollCall, roll_call
 from simulated_roll_call import BYTES, has_roll_calls, simulated_phases
-from virtual import make_fleet, make_scenario
+from virtual import drive, make_fleet, make_scenario
 
 SLOW = {"device": {"latency": 1.0, "download": 1e12, "upload": 1e12}}
 FILES = (exchanges_file(ROLL_CALL), EVENTS, ROUNDS, MODEL)
@@ -121,6 +121,35 @@ def test_the_coordinator_restarts_in_a_phase(
     fleet, events = begin(scenario_with(tmp_path, line, [ALWAYS] * 3, coordinator=died))
     assert until_over(fleet) == until_over(calm)
     assert "restart" in [row["event"] for row in events]
+
+
+@pytest.mark.parametrize("training_after", [0, 1, 2, 3])
+@pytest.mark.parametrize("crash", [None, 1.0, 3.0, 5.0, 23.0, 33.0, 35.0, 37.0])
+def test_rounds_have_their_phases_before_and_after_training(
+    tmp_path: Path,
+    line: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    training_after: int,
+    crash: float | None,
+) -> None:
+    """Two rounds, whatever the phase in which the coordinator dies."""
+    rules = RollCall(devices=3, minimum=3, deadline=200.0, training_after=training_after)
+    has_roll_calls(monkeypatch, rules)
+    settings: dict[str, Any] = {
+        "tiers": SLOW,
+        "plan__round": {"goal": 3, "minimum": 3, "grace": 5.0, "deadline": 200.0},
+        "plan__stop": {"rounds": 2},
+    }
+    if crash is not None:
+        settings["coordinator"] = {"crashes": [crash], "restart": 2.0}
+    run = drive(make_scenario(tmp_path, line, 3, **settings))
+    assert len(run.when("restart")) == (crash is not None)
+    assert [(row["round"], row["reports"]) for row in run.rounds] == [(1, 3), (2, 3)]
+    assert simulated_phases(run.fleet.exchanges.summaries[ROLL_CALL]) == 2 * [
+        (1, True, dict(zip(NAMES, (0, 1, 2), strict=False)), {}),
+        (2, True, dict.fromkeys(NAMES[:3], 3), {}),
+        (3, True, dict.fromkeys(NAMES[:3], 9), {}),
+    ]
 
 
 def test_who_was_lost_before_is_not_asked_after_a_restart(
