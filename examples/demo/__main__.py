@@ -35,6 +35,7 @@ from examples.demo.fleet import (
     Paths,
     Phase,
     export,
+    give_access,
     goal_of,
     prepare,
     start_coordinator,
@@ -72,6 +73,8 @@ def _demo(options: argparse.Namespace, paths: Paths) -> int:
     if options.device_command is not None and shutil.which(options.device_command) is None:
         raise DemoError(f"--device-command {options.device_command} is no program")
     began = time.monotonic()
+    access = give_access(paths, options.devices)
+    print(f"the live page, once the coordinator is up:\n  {access.link}", flush=True)
     with Screen(options.rounds) as screen:
         screen.event("exporting the model and checking it against PyTorch")
         export(paths, training_build())
@@ -89,6 +92,7 @@ def _demo(options: argparse.Namespace, paths: Paths) -> int:
             raise DemoError(f"there are no training artifacts: {exported['without_ort_training']}")
         fleet = prepare(
             paths,
+            access,
             devices=options.devices,
             rounds=options.rounds,
             seed=options.seed,
@@ -259,7 +263,7 @@ def _await_ends(fleet: Fleet, timeout: float = 3.0) -> None:
 def _own(output: Path) -> Iterator[Paths]:
     """The output directory, for this demo alone, without what an earlier one left."""
     paths = Paths(output)
-    with own_folder(output, (paths.bundle, paths.run, paths.devices, paths.logs)):
+    with own_folder(output, (paths.bundle, paths.run, paths.devices, paths.identities, paths.logs)):
         for file in (paths.plan, paths.service, paths.summary, paths.plot, paths.model):
             file.unlink(missing_ok=True)
         paths.logs.mkdir()

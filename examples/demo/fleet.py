@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from fleetlearn_coordinator.storage.administrators import Administrators
 
 from examples import digits
 from examples.demo.processes import Child, DemoError, end_all, run_command
 
 GRACE = 2.5
 """Seconds that a device's task outlives it, in the demo's plan."""
+
+DAY = 86400.0
+"""Seconds for which the devices' token is good."""
 
 ON_ORT_TRAINING = 2
 """Devices that train with ONNX Runtime's own artifacts, where its training build is there."""
@@ -54,6 +58,10 @@ rounds = {rounds}
 SERVICE = """\
 port = {port}
 heartbeat = 5.0
+identities = "identities"
+
+[admin]
+port = {page_port}
 """
 
 
@@ -79,6 +87,10 @@ class Paths(NamedTuple):
         return self.output / "run"
 
     @property
+    def identities(self) -> Path:
+        return self.output / "identities"
+
+    @property
     def devices(self) -> Path:
         return self.output / "devices"
 
@@ -97,6 +109,22 @@ class Paths(NamedTuple):
     @property
     def model(self) -> Path:
         return self.output / "infer.onnx"
+
+
+class Access(NamedTuple):
+    """Who may do what with the demo's coordinator."""
+
+    page_port: int
+    """TCP port of the live page, on 127.0.0.1."""
+    page_token: str
+    """Of the administrator who looks at it."""
+    device_token: str
+    """Enrols the devices."""
+
+    @property
+    def link(self) -> str:
+        """The live page's address. The token is behind "#": browsers send that to nobody."""
+        return f"http://127.0.0.1:{self.page_port}/#token={self.page_token}"
 
 
 class Phase(StrEnum):
@@ -210,8 +238,16 @@ def export(paths: Paths, training: Path | None = None) -> None:
     run_command("the export", command, paths.logs / "export.log", timeout=170.0)
 
 
+def give_access(paths: Paths, devices: int) -> Access:
+    """Make the tokens of so many devices, and of somebody who looks at the live page."""
+    identities, now = Administrators(paths.identities), time.time()
+    page_token = identities.add("demo", "operate", None, now)
+    return Access(free_port(), page_token, identities.make_token(devices, now + DAY, (), now))
+
+
 def prepare(
     paths: Paths,
+    access: Access,
     *,
     devices: int,
     rounds: int,
@@ -226,7 +262,8 @@ def prepare(
     port = port or free_port()
     goal = goal_of(devices)
     paths.plan.write_text(PLAN.format(seed=seed, goal=goal, rounds=rounds, grace=GRACE), "utf-8")
-    paths.service.write_text(SERVICE.format(port=port), "utf-8")
+    service = SERVICE.format(port=port, page_port=access.page_port)
+    paths.service.write_text(service, "utf-8")
     serve = [Path(sys.executable).with_name("fleetlearn-coordinator"), "serve", paths.plan]
     serve += ["--service", paths.service]
     coordinator = Child("the coordinator", serve, paths.logs / "coordinator.log")
@@ -245,6 +282,7 @@ def prepare(
         run = [command or commands / "fleetlearn-device", "run", "--runtime", runtime]
         run += ["--coordinator", f"ws://127.0.0.1:{port}", "--data", folder / "data.npz"]
         run += ["--state", folder / "state", "--name", name, "--until-finished"]
+        run += ["--token", access.device_token]
         fleet.append(
             Device(number, len(shard), runtime, Child(name, run, paths.logs / f"{name}.log"))
         )

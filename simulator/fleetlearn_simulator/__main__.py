@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -14,6 +16,8 @@ from fleetlearn_protocol.command_line import needs
 
 with needs("fleetlearn-simulate", "simulator"):
     import typer
+    from fleetlearn_coordinator.dashboard.replay import serve_replay
+    from fleetlearn_coordinator.network.http_port import RefusedError
     from fleetlearn_device.runtimes.providers import ProviderName
     from fleetlearn_protocol.errors import FleetError, in_words
     from fleetlearn_protocol.typer_app import command_app, fail, show_table
@@ -31,6 +35,7 @@ with needs("fleetlearn-simulate", "simulator"):
     from fleetlearn_simulator import result_commands
     from fleetlearn_simulator.fleet.fleet import Fleet
     from fleetlearn_simulator.interrupts import STOP_REQUESTED, begin_worker, interruptible
+    from fleetlearn_simulator.results.replayed_run import replayed_runs
     from fleetlearn_simulator.results.run_folder import CHECKPOINT, SCENARIO, SUMMARY
     from fleetlearn_simulator.run import Options, Outcome, prepare_sweep, simulate, summary_alone
     from fleetlearn_simulator.scenario.scenario import Scenario, expand, init_text
@@ -177,6 +182,34 @@ def resume(
             folder,
             options,
         )
+
+
+@app.command()
+def view(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A run's folder, or a folder with several.")
+    ],
+    port: Annotated[
+        int, typer.Option(help="TCP port of the page; 0: any that is free.", min=0, max=65535)
+    ] = 0,
+) -> None:
+    """Show a simulation on the coordinator's live page: until Ctrl-C, on this machine alone."""
+    with _errors(), suppress(KeyboardInterrupt):
+        page = serve_replay(
+            f"the simulation in {folder}",
+            replayed_runs(folder),
+            _nothing_else,
+            port=port,
+            announce=lambda link: print(f"open this link; Ctrl-C ends it:\n  {link}", flush=True),
+            devices=False,
+            models=False,
+            virtual=True,
+        )
+        asyncio.run(page)
+
+
+def _nothing_else(path: tuple[str, ...], query: Mapping[str, str]) -> NoReturn:
+    raise RefusedError(HTTPStatus.NOT_FOUND, "a simulation has no other views than its rounds")
 
 
 @app.command()

@@ -39,6 +39,7 @@ GROUPS: dict[str, tuple[Listed, ...]] = {
         Listed("devices", "look", "The devices: last seen, tasks, last error"),
         Listed("models", "models", "The versions of the model, and their metrics"),
         Listed("compare-models", "models", "How far two versions of the model are apart"),
+        Listed("view", "view", "The live page over records, while nobody serves"),
         Listed("tail", "tail", "What happens, as it happens"),
         Listed("audit", "audit", "Who was enrolled, who changed what, and when"),
         Listed("verify", "audit", "Check that nobody changed the audit log"),

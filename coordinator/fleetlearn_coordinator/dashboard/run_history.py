@@ -125,7 +125,7 @@ class RunHistory:
     def sample(self, time: float, fleet: FleetNow) -> None:
         """Close a second: what happened in it, and what devices do at its end."""
         up, down = self.bytes_up - self._sampled_up, self.bytes_down - self._sampled_down
-        row = [int(time), *fleet, self._counted, up, down, dict(self._ended)]
+        row = [round(time, 1), *fleet, self._counted, up, down, dict(self._ended)]
         self._sampled_up, self._sampled_down = self.bytes_up, self.bytes_down
         self._counted = 0
         self._ended.clear()

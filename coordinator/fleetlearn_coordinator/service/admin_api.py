@@ -171,7 +171,7 @@ class AdminApi:
                 "token"
             )
             raise RefusedError(HTTPStatus.UNAUTHORIZED, text)
-        with _refusals():
+        with refusals():
             administrators, now = self.administrators(), time.time()
             if request.token:
                 who = administrators.find_administrator(request.token, now)
@@ -189,7 +189,7 @@ class AdminApi:
         """Return what is answered, as JSON; a ``Stream`` where the request has ``watch``. Raises
         RefusedError."""
         who = self.identify(request)
-        with _refusals():
+        with refusals():
             route, names = self._find(request)
             if route.role == "operate" and who.role != "operate":
                 raise RefusedError(
@@ -227,7 +227,7 @@ class AdminApi:
         def look_again() -> Any:
             who = self.identify(asked.request)
             again = asked._replace(who=who, administrators=self.administrators())
-            with _refusals():
+            with refusals():
                 return look(again)
 
         with suppress(RefusedError):
@@ -411,7 +411,7 @@ class AdminApi:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def refusals() -> Iterator[None]:
     """Let what goes wrong in the block be answered. Raises RefusedError."""
     try:
         yield
@@ -465,5 +465,5 @@ async def administrators_port(
 def _find_topic(topic: str, api: AdminApi, live: LivePage) -> None:
     """Let a run that is not served be looked at, if the topic is one's. Raises RefusedError."""
     if topic.startswith(RUN_TOPIC):
-        with _refusals():
+        with refusals():
             live.make_topic(*api.find_plan(topic.removeprefix(RUN_TOPIC)))

@@ -87,7 +87,7 @@ class LivePage:
         """Let a run that is not served be looked at. Called in other threads. Raises FleetError."""
         if RUN_TOPIC + name in self.feed.topics:
             return
-        state, history = stopped_state(name, plan), read_history(plan)
+        state, history = stopped_state(name, plan), read_history(plan.data_dir)
         topic = Topic(RUN_TOPIC + name, lambda: state, history.lists)
         self._loop.call_soon_threadsafe(self._add_topic, topic)
 

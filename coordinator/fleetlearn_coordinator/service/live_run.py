@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from fleetlearn_coordinator.dashboard.run_history import (
@@ -42,7 +43,7 @@ class LiveRun:
     def __init__(self, name: str, server: RunServer, now: Callable[[], float] = time.time) -> None:
         """``now``: returns the Unix time. Raises FleetError where the ledger cannot be read."""
         self.name, self.server, self._now = name, server, now
-        self.history = read_history(server.run.plan)
+        self.history = read_history(server.run.plan.data_dir)
         self.is_served = True
         self._tiers: dict[str, str] = {}
         """Connected device -> the tier that it names, of those that name one."""
@@ -93,7 +94,7 @@ class LiveRun:
         up = max(history.bytes_up, self._closed[0] + run.bytes_up)
         down = max(history.bytes_down, self._closed[1] + run.bytes_down)
         history.moved(up - history.bytes_up, down - history.bytes_down)
-        history.sample(self._now(), self._fleet())
+        history.sample(int(self._now()), self._fleet())
 
     def _fleet(self) -> FleetNow:
         server = self.server
@@ -172,10 +173,10 @@ def about_plan(plan: Plan) -> dict[str, Any]:
     }
 
 
-def read_history(plan: Plan) -> RunHistory:
-    """Return a history with what the run's ledger has. Raises FleetError."""
+def read_history(data: Path) -> RunHistory:
+    """Return a history with what the ledger in a data directory has. Raises FleetError."""
     history = RunHistory()
-    with find_storage(plan.data_dir).read_ledger() as ledger:
+    with find_storage(data).read_ledger() as ledger:
         rounds = ledger.closed_rounds(max(0, ledger.last_round() - ROUNDS + 1))
         evaluations = ledger.exchanges(EVALUATION)[-EVALUATIONS:]
     history.rounds.extend(round_row(*row) for row in rounds)

@@ -22,10 +22,10 @@ def test_a_second_has_what_happened_in_it() -> None:
     history.counted(2, "")
     history.ended("lost")
     history.moved(100, 50)
-    history.sample(1000.4, FleetNow(5, 2, 1, 1))
+    history.sample(1000, FleetNow(5, 2, 1, 1))
     history.ended("late")
     history.moved(10, 0)
-    history.sample(1001.4, FleetNow(4, 1, 0, 2))
+    history.sample(1001, FleetNow(4, 1, 0, 2))
     assert list(history.samples.rows) == [
         [1000, 5, 2, 1, 1, 2, 100, 50, {"lost": 1}],
         [1001, 4, 1, 0, 2, 0, 10, 0, {"late": 1}],

@@ -1,6 +1,6 @@
 // The page: who is signed in, which view is shown, how the connection is.
 
-import { el, say } from "./dom.js";
+import { el, say, setVirtual } from "./dom.js";
 import { look, resume, signIn, signOut, sinceNews, stop, who } from "./live.js";
 import { audit } from "./audit_view.js";
 import { device, devices } from "./device_views.js";
@@ -20,9 +20,10 @@ let current = null;
 let state = "";
 
 function showState() {
-  connection.dataset.state = state === "live" && sinceNews() > 5 ? "lost" : state;
+  connection.dataset.state = state === "live" && !who().replay && sinceNews() > 5 ? "lost" : state;
   const words = { live: "live", lost: "no connection; trying again", "": "" };
-  const late = state === "live" && sinceNews() > 5 ? `nothing for ${Math.round(sinceNews())} s` : null;
+  if (who().replay) words.live = "records";
+  const late = state === "live" && !who().replay && sinceNews() > 5 ? `nothing for ${Math.round(sinceNews())} s` : null;
   say(connection, late ?? words[state] ?? "");
 }
 
@@ -43,7 +44,8 @@ function header() {
     whoBox.replaceChildren();
     return;
   }
-  const entries = [["#/", "Runs", "runs"], ["#/devices", "Devices", "devices"]];
+  const entries = [["#/", "Runs", "runs"]];
+  if (who().devices !== false) entries.push(["#/devices", "Devices", "devices"]);
   if (!who().replay) entries.push(["#/audit", "Audit log", "audit"]);
   places.replaceChildren(
     ...entries.map(([href, name, place]) =>
@@ -111,6 +113,7 @@ function signInView(wrong = "") {
 
 function route() {
   current?.view.close?.();
+  setVirtual(Boolean(who().virtual));
   if (who().name === null) {
     signInView();
     return;

@@ -118,11 +118,26 @@ export function ago(time, now) {
   return time ? `${duration(now - time)} ago` : "never";
 }
 
+// Times of a simulation are seconds since its begin.
+let virtual = false;
+
+export function setVirtual(is) {
+  virtual = is;
+}
+
+function sinceBegin(time) {
+  const days = Math.floor(time / 86400);
+  const rest = new Date((time - days * 86400) * 1000).toISOString().slice(11, 19);
+  return days ? `day ${days} ${rest.slice(0, 5)}` : rest;
+}
+
 export function clock(time) {
+  if (virtual) return sinceBegin(time);
   return new Date(time * 1000).toLocaleTimeString("en-GB");
 }
 
 export function moment(time) {
+  if (virtual) return sinceBegin(time);
   if (!time) return "";
   const date = new Date(time * 1000);
   return `${date.toLocaleDateString("en-CA")} ${date.toLocaleTimeString("en-GB")}`;

@@ -11,6 +11,8 @@ import { stateOf } from "./runs_view.js";
 
 const COLOURS = 8;
 const BARS = 40;
+// What the names of metrics begin with that are drawn beside others -> in words.
+const KINDS = [["personal.", "of personal models"], ["test.", "on the test data"]];
 
 export function run(root, name) {
   const path = `v1/runs/${encodeURIComponent(name)}`;
@@ -24,7 +26,7 @@ export function run(root, name) {
     notice,
   );
   const parts = [
-    openRound(), learning(), fleet(), causes(), updates(), transfers(), versions(name, path),
+    ...(who().replay ? [] : [openRound()]), learning(), fleet(), causes(), updates(), transfers(), versions(name, path),
     evaluations(), said(),
   ];
   const replay = who().replay ? player() : null;
@@ -37,11 +39,10 @@ export function run(root, name) {
     if (found.ended) {
       say(notice, `There is no run called ${name} any more.`);
       show(notice, true);
-      for (const part of parts) part.node.hidden = true;
-      acts.node.hidden = true;
+      for (const part of parts) part.node.remove();
+      acts.node.remove();
       return;
     }
-    for (const part of parts) part.node.hidden = false;
     const glance = topic("host")?.values[key] ?? {};
     const run = { ...found.values, wanted: glance.wanted, failed: glance.failed };
     const [word, kind] = stateOf(run);
@@ -139,7 +140,7 @@ function openRound() {
 
   function draw(found) {
     run = found;
-    const isOpen = run.phase === "open";
+    const isOpen = run.phase === "open" && run.served;
     const lost = Object.entries(run.dropped ?? {});
     const total = lost.reduce((sum, [, value]) => sum + value, 0);
     const goal = run.about?.goal;
@@ -208,7 +209,7 @@ function learning() {
     last = [run, lists];
     if (!lists) return;
     const [rows, found] = learned(lists.rounds.filter((row) => row.outcome === "committed"));
-    const names = found.filter((name) => !name.startsWith("personal."));
+    const names = found.filter((name) => !KINDS.some(([prefix]) => name.startsWith(prefix)));
     if (!names.length) names.push("loss");
     for (const name of names) {
       const id = `${axis.value} ${name}`;
@@ -229,7 +230,10 @@ function learning() {
       const name = id.slice(id.indexOf(" ") + 1);
       const points = (key) => rows.filter((row) => row.metrics[key] !== undefined).map((row) => [row[axis.value], row.metrics[key]]);
       const series = [{ name, colour: 0, points: points(name) }];
-      if (found.includes(`personal.${name}`)) series.push({ name: "of personal models", colour: 1, points: points(`personal.${name}`) });
+      KINDS.forEach(([prefix, words], place) => {
+        if (!found.includes(prefix + name)) return;
+        series.push({ name: words, colour: place + 1, points: points(prefix + name) });
+      });
       const about = run.about ?? {};
       if (about.metric === name && about.target !== null && series[0].points.length) {
         const ends = [series[0].points[0][0], series[0].points.at(-1)[0]];
@@ -251,7 +255,9 @@ function fleet() {
     el("option", { value: "minutes" }, "the last day"),
   );
   const chart = lines("Devices", { x: clock, y: count, xName: "at", wholeX: true, zero: true, whole: true, height: 220, empty: "No second has passed yet." });
-  const node = section("Devices", el("div", { class: "fields" }, el("label", {}, "Over", span)), chart.node);
+  const fields = el("div", { class: "fields" }, el("label", {}, "Over", span));
+  show(fields, !who().replay);
+  const node = section("Devices", fields, chart.node);
   const names = ["connected", "training", "uploading", "silent"];
   let last = [null, null];
 
@@ -259,6 +265,7 @@ function fleet() {
     last = [run, lists];
     if (!lists) return;
     const rows = lists[span.value];
+    show(node, !who().replay || rows.length > 0);
     chart.draw(
       names.map((name, place) => ({
         name,
@@ -308,7 +315,13 @@ function causes() {
     const [bars, found] = binned(lists.rounds, (row) => row.dropped);
     for (const cause of found) if (!colours.has(cause)) colours.set(cause, (colours.size + 1) % COLOURS);
     chart.draw(bars, found.map((cause) => ({ name: cause, colour: colours.get(cause), title: explain(cause) || undefined })));
-    const sorted = Object.entries(run.causes ?? {}).filter(([, value]) => value).sort((a, b) => b[1] - a[1]);
+    const sums = {};
+    if (who().replay) {
+      for (const row of lists.rounds) {
+        for (const [cause, value] of Object.entries(row.dropped)) sums[cause] = (sums[cause] ?? 0) + value;
+      }
+    }
+    const sorted = Object.entries(who().replay ? sums : run.causes ?? {}).filter(([, value]) => value).sort((a, b) => b[1] - a[1]);
     rows.draw(sorted.map(([cause, value]) => ({ key: [cause, value], cells: [cause, count(value), explain(cause)] })));
     const codes = Object.entries(run.refusals ?? {});
     refusals.draw(codes.map(([code, value]) => ({ key: [code, value], cells: [code, count(value)] })));
@@ -323,9 +336,12 @@ function updates() {
   function draw(run) {
     const bars = Object.entries(run.staleness ?? {}).map(([x, value]) => ({ x, values: { updates: value } }));
     stale.draw(bars, [{ name: "updates", colour: 0 }]);
+    show(stale.node, !who().replay || bars.length > 0);
     const found = Object.entries(run.tiers ?? {}).sort((a, b) => b[1] - a[1]).slice(0, 12);
     const named = found.map(([tier, value]) => ({ x: tier || "no tier", values: { updates: value } }));
     tiers.draw(named, [{ name: "updates", colour: 2 }]);
+    show(tiers.node, !who().replay || named.length > 0);
+    if (who().replay) show(node, bars.length + named.length > 0);
   }
   return { node, draw };
 }
@@ -337,6 +353,8 @@ function transfers() {
   const node = section("Transfers", el("div", { class: "grid" }, chart.node, rounds.node), facts);
   function draw(run, lists) {
     const seconds = lists.samples;
+    show(chart.node, !who().replay);
+    show(facts, !who().replay);
     chart.draw([
       { name: "received", colour: 0, points: seconds.map((row) => [row[0], row[6]]) },
       { name: "sent", colour: 1, points: seconds.map((row) => [row[0], row[7]]) },
@@ -420,6 +438,7 @@ function evaluations() {
     say(open, one ? `Evaluation ${one.number} of version ${one.version} is under way: ${one.devices} of ${one.of} devices have measured.` : "");
     show(open, Boolean(one));
     const found = [...lists.evaluations].reverse().slice(0, 50);
+    if (who().replay) show(node, found.length > 0);
     rows.draw(
       found.map((row) => ({
         key: row.number,
@@ -443,6 +462,7 @@ function said() {
   const node = section("What devices said", el("div", { class: "panel" }, rows.node));
   function draw(run, lists) {
     const found = [...(lists.notes ?? [])].reverse().slice(0, 50);
+    if (who().replay) show(node, found.length > 0);
     rows.draw(
       found.map(([time, device, cause, text], place) => ({
         key: [time, device, cause, found.length - place],

@@ -10,6 +10,7 @@ const PREFIX = "run/";
 export function stateOf(run) {
   if (run.failed) return ["failed", "bad"];
   if (run.finished) return ["finished", "good"];
+  if (run.recorded) return ["not finished", ""];
   if (run.wanted === "stopped") return ["stopped", ""];
   if (run.paused) return ["paused", "warn"];
   if (run.draining) return ["draining", "warn"];
@@ -33,7 +34,7 @@ function card(name) {
       badge.className = `badge ${kind}`;
       const rounds = run.of ? `version ${count(run.version)} of ${count(run.of)}` : `version ${count(run.version ?? 0)}`;
       const open = run.phase === "open" ? `, round ${count(run.round)}: ${count(run.accepted)} of ${count(run.goal)} reports` : "";
-      say(facts, run.served ? `${rounds}${open}; ${plural(run.connected ?? 0, "device")} connected` : run.version !== undefined ? rounds : "");
+      say(facts, run.served && !run.recorded ? `${rounds}${open}; ${plural(run.connected ?? 0, "device")} connected` : run.version !== undefined ? rounds : "");
       const words = Object.entries(run.metrics ?? {}).map(([key, value]) => `${key} ${figure(value)}`);
       say(metrics, words.join(", "));
       say(waits, run.failed || run.finished || run.waits_for || "");

@@ -1,0 +1,91 @@
+"""What the live page shows of runs whose coordinator is down, from their records alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fleetlearn_coordinator.dashboard.replay import ReplayedRun
+from fleetlearn_coordinator.network.http_port import RefusedError
+from fleetlearn_coordinator.service.live_run import SPARK, read_history
+from fleetlearn_coordinator.service.views.device_views import device_page
+from fleetlearn_coordinator.service.views.local_views import LocalViews
+from fleetlearn_coordinator.service.views.records import RunView
+
+MOST_LAST = 1000
+MOST_VERSIONS = 1000
+
+
+def recorded_runs(views: LocalViews) -> dict[str, ReplayedRun]:
+    """Return the runs that have begun, by name. Raises FleetError."""
+    found = {}
+    for glance in views.runs():
+        if glance.state in ("new", "broken") or glance.error:
+            continue
+        run = views.run(glance.name, last=SPARK)
+        found[run.name] = _recorded(views, run)
+    return found
+
+
+def _recorded(views: LocalViews, run: RunView) -> ReplayedRun:
+    history = read_history(views.place(run.name).data)
+    about = {
+        "goal": run.goal,
+        "rounds": run.stop.get("rounds"),
+        "metric": run.stop.get("metric"),
+        "target": run.stop.get("target"),
+    }
+    values = {
+        "name": run.name,
+        "served": False,
+        "recorded": True,
+        "about": about,
+        "version": run.version,
+        "round": run.round,
+        "finished": run.finished,
+        **history.totals(),
+    }
+    glance = {
+        "served": False,
+        "recorded": True,
+        "version": run.version,
+        "of": about["rounds"],
+        "finished": run.finished,
+        "failed": run.failed,
+        "metrics": run.metrics,
+        "spark": [row.loss for row in run.rounds if row.loss is not None],
+    }
+    return ReplayedRun(values, history, glance)
+
+
+def read_records(views: LocalViews, path: tuple[str, ...], query: Mapping[str, str]) -> Any:
+    """Return what a GET of the administrators' endpoints is answered, from records alone. Raises
+    RefusedError, FleetError."""
+    last = _number(query, "last", 20)
+    match path:
+        case ("runs",):
+            return views.runs()
+        case ("runs", name):
+            return views.run(name, last=last)
+        case ("runs", name, "rounds"):
+            return views.rounds(name, last=last)
+        case ("runs", name, "models"):
+            return views.models(name, most=MOST_VERSIONS)
+        case ("devices",):
+            offset, state = _number(query, "offset", 0), query.get("state", "")
+            return device_page(views.devices(), query.get("search", ""), state, offset, last)
+        case ("devices", name):
+            return views.device(name)
+        case ("audit",):
+            return views.audit(last)
+    raise RefusedError(HTTPStatus.NOT_FOUND, f"there is no /v1/{'/'.join(path)} here")
+
+
+def _number(query: Mapping[str, str], key: str, default: int) -> int:
+    given = query.get(key, str(default))
+    if not re.fullmatch("[0-9]{1,9}", given):
+        text = f"{key} = {given!r} was given; it takes a number"
+        raise RefusedError(HTTPStatus.BAD_REQUEST, text)
+    return int(given)

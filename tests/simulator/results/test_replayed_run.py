@@ -1,0 +1,118 @@
+"""A simulation's folder as the live page shows it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import virtual
+from browser import browsing
+from fleetlearn_simulator import Scenario, simulate
+from fleetlearn_simulator.results.replayed_run import replayed_run, replayed_runs
+from page_person import watched as problems_of
+from playwright.sync_api import expect
+from processes import processes, wait_for
+from runs_folder import row, write_rows, write_run
+
+PHONES = {
+    "phone": {"share": 3.0, "latency": 0.1, "download": 1e6, "upload": 5e5},
+    "board": {"share": 1.0, "latency": 0.1, "download": 1e7, "upload": 5e6},
+}
+
+
+def test_rounds_in_virtual_time(tmp_path: Path) -> None:
+    rows = [
+        row(
+            number, reports=5, train={"loss": 2.0 / number}, test={"loss": 3.0, "error": None},
+            causes={"train": number}, accepted={"0": 3, "1": 2}, bytes={"up": 10, "down": 20},
+            connected=6 + number,
+        )
+        for number in (1, 2)
+    ]  # fmt: skip
+    rows.append(row(3, how="abandoned", reports=1, dropped={"vanished": 4}, connected=7))
+    scenario = 'name = "s"\n[plan.round]\ngoal = 5\n[tiers.phone]\nshare = 1\n'
+    events = [
+        {"time": 1.0, "event": "assigned", "device": 1, "task": "a"},
+        {"time": 2.0, "event": "assigned", "device": 2, "task": "b"},
+        {"time": 61.0, "event": "accepted", "device": 1, "task": "a", "steps": 3},
+        {"time": 90.0, "event": "lost", "device": 2, "task": "b", "cause": "train"},
+        {"time": 180.0, "event": "abandoned", "round": 3},
+    ]
+    write_rows(tmp_path, rows, scenario=scenario)
+    lines = "".join(json.dumps(event) + "\n" for event in events)
+    (tmp_path / "events.jsonl").write_text(lines + '{"time": 200.0, "eve')
+    found = replayed_run(tmp_path)
+    first, second, third = found.history.rounds.rows
+    assert (first["opened"], first["closed"], first["metrics"]) == (
+        0.0,
+        60.0,
+        {"loss": 2.0, "test.loss": 3.0},
+    )
+    assert (second["dropped"], third["dropped"]) == ({"train": 2}, {"vanished": 4})
+    assert third["outcome"] == "abandoned"
+    assert found.values["tiers"] == {"phone": 6, "1": 4}
+    assert found.values["bytes"] == [20, 40]
+    assert (found.values["version"], found.values["finished"]) == (2, None)
+    samples = {sample[0]: sample for sample in found.history.samples.rows}
+    assert [samples[at][2] for at in (1.6, 3, 60, 62, 91)] == [1, 2, 2, 1, 0]
+    assert (samples[50][1], samples[130][1]) == (7, 8)
+    assert sum(sample[5] for sample in found.history.samples.rows) == 1
+
+
+def test_several_runs_have_their_folders_names(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, 3)
+    assert list(replayed_runs(tmp_path)) == ["a", "b"]
+    assert list(replayed_runs(tmp_path / "b")) == ["b"]
+
+
+def test_a_run_of_many_rounds_is_thinned_and_keeps_its_end(tmp_path: Path) -> None:
+    found = replayed_run(write_run(tmp_path / "run", 2500))
+    rows = found.history.rounds.rows
+    assert len(rows) <= 1000
+    assert rows[-1]["number"] == 2499
+    assert not found.history.samples.rows, "there is no event log"
+
+
+@pytest.mark.slow
+def test_a_fleet_of_a_hundred_thousand_is_replayed(
+    line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(virtual, "MODULE", virtual.MODULE.replace("10 * (device + 1)", "20"))
+    scenario: Scenario = virtual.make_scenario(
+        tmp_path, line, 100_000, population__connected=5000, plan__round__goal=1000,
+        plan__round__over_selection=1.3, plan__stop__rounds=8, tiers=PHONES,
+        failures={"train": 0.002, "upload": 0.01},
+    )  # fmt: skip
+    simulate(scenario, tmp_path / "big.sim")
+    with processes(tmp_path) as run:
+        command = Path(sys.executable).with_name("fleetlearn-simulate")
+        run.start("view", str(command), "view", str(tmp_path / "big.sim"))
+        wait_for(lambda: "#token=" in run.log("view"), "the link")
+        link = run.log("view").split()[-1]
+        with browsing(tmp_path / "profile") as browser:
+            page = browser.pages[0]
+            problems = problems_of(page)
+            page.goto(link)
+            page.get_by_role("link", name="scenario").click()
+            expect(page.get_by_role("img", name="Loss; newest")).to_be_visible()
+            expect(page.get_by_role("img", name="Devices; newest: connected")).to_be_visible()
+            expect(page.get_by_role("rowheader", name="surplus")).to_be_visible()
+            expect(page.get_by_role("button", name="Revoke")).to_have_count(0)
+            page.get_by_label("Moment").fill("500")
+            expect(page.get_by_role("img", name="Bytes of a round")).to_be_visible()
+            half = page.get_by_role("img", name="Loss; newest").get_attribute("aria-label")
+            page.get_by_role("button", name="Play").click()
+            expect(page.get_by_label("Moment")).to_have_value("1000")
+            assert page.get_by_role("img", name="Loss; newest").get_attribute("aria-label") != half
+            assert problems == []
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("fleetlearn-simulate")), "view", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "holds no run" in done.stderr
