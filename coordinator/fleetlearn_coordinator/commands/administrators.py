@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, get_args
 
+import msgspec
 import typer
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.typer_app import (
@@ -23,6 +23,7 @@ from fleetlearn_coordinator.commands.identities import identities_folder
 from fleetlearn_coordinator.commands.options import AsJson, ServiceFile
 from fleetlearn_coordinator.commands.show import date
 from fleetlearn_coordinator.network.gate import NAME
+from fleetlearn_coordinator.service.views.records import AdministratorView
 from fleetlearn_coordinator.storage.administrators import Administrators, Role
 
 app = commands_under(
@@ -60,7 +61,8 @@ def list_all(service: ServiceFile, as_json: AsJson = False) -> None:
     with _administrators(service) as administrators:
         found = administrators.administrators()
     if as_json:
-        print(json.dumps([row._asdict() for row in found]))
+        views = [AdministratorView(*row) for row in found]
+        print(msgspec.json.encode(views).decode())
         return
     table = plain_table("administrator", "role", "added", "until")
     for row in found:

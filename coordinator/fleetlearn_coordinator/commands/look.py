@@ -26,6 +26,7 @@ from fleetlearn_coordinator.commands.show import (
     date,
     devices_table,
     host_lines,
+    many,
     rounds_table,
     runs_table,
     size,
@@ -97,7 +98,8 @@ def _print_rounds(rows: list[RoundView]) -> None:
     reports = sum(row.reports for row in rows)
     up, down = sum(row.bytes_up for row in rows), sum(row.bytes_down for row in rows)
     print(
-        f"{reports} reports in {len(rows)} rounds; without one: {causes(lost) or 'none'}; "
+        f"{many(reports, 'report')} in {many(len(rows), 'round')}; without one: "
+        f"{causes(lost) or 'none'}; "
         f"{size(up)} received, {size(down)} sent"
     )
 
@@ -166,7 +168,8 @@ def _print_device(row: DeviceView) -> None:
     print(f"{row.device}: {state}; {enrolled}")
     if row.seen is not None:
         print(f"last seen {date(row.seen)}, by the run {', '.join(row.runs)}")
-    print(f"{row.done} reports counted, {row.failed} tasks failed, {row.lost} lost")
+    failed = f"{many(row.failed, 'task')} failed, {row.lost} lost"
+    print(f"{many(row.done, 'report')} counted, {failed}")
     if row.error is not None:
         print(f"last error {date(row.error_at)}: {row.error}")
     about = {"runtime": row.runtime, "software": row.software, "tier": row.tier}

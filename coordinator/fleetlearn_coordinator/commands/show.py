@@ -62,6 +62,11 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
+def many(count: int, what: str) -> str:
+    """Return a number of things."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def listed(metrics: Mapping[str, float]) -> str:
     """Return metrics with their values."""
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
@@ -108,7 +113,7 @@ def _open_round(run: RunView, now: float) -> list[str]:
     if run.opened is None:
         return [f"phase {run.phase}, round {run.round}"] if run.running else []
     goal = "" if run.goal is None else f" of {run.goal}"
-    parts = [f"{run.accepted}{goal} reports", f"{run.leases} tasks running"]
+    parts = [f"{run.accepted}{goal} reports", f"{many(run.leases, 'task')} running"]
     if run.dropped:
         parts.append(f"ended without a report: {causes(run.dropped)}")
     if run.deadline is not None:
@@ -119,7 +124,7 @@ def _open_round(run: RunView, now: float) -> list[str]:
 def _devices(run: RunView) -> str:
     names = {"uploading": "uploading", "queued": "waiting to upload", "idle": "idle"}
     also = [f"{run.live[key]} {text}" for key, text in names.items() if run.live.get(key)]
-    return ", ".join([f"{run.connected} devices connected", *also])
+    return ", ".join([f"{many(run.connected, 'device')} connected", *also])
 
 
 def _apart(run: RunView) -> list[str]:
@@ -142,10 +147,12 @@ def _pace(run: RunView, now: float) -> str:
     assert run.last_model is not None
     parts = [f"last model {clock(run.last_model, now)}, {ago(run.last_model, now)}"]
     if run.rounds_per_hour is not None:
-        parts.append(f"{run.rounds_per_hour:.3g} rounds an hour")
+        rate = run.rounds_per_hour
+        parts.append(f"{rate:,.0f} rounds an hour" if rate >= 100 else f"{rate:.2g} rounds an hour")
     if run.eta is not None:
-        rule = f"stop.rounds = {run.stop['rounds']}"
-        parts.append(f"{rule} at {clock(run.eta, now)}, {ago(run.eta, now)}")
+        soon = run.eta < now + 1
+        when = "at any moment" if soon else f"at {clock(run.eta, now)}, {ago(run.eta, now)}"
+        parts.append(f"stop.rounds = {run.stop['rounds']} {when}")
     return "; ".join(parts)
 
 

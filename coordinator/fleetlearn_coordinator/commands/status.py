@@ -17,6 +17,7 @@ from fleetlearn_coordinator.commands.show import (
     evaluations_table,
     host_lines,
     listed,
+    many,
     measured_line,
     rounds_table,
     run_lines,
@@ -118,6 +119,6 @@ def _line(found: HostView | RunView) -> str:
     for run in runs:
         goal = "" if run.goal is None else f"/{run.goal}"
         own = f"{run.name}: {run.state}, version {run.version}, round {run.round}"
-        own += f", {run.accepted}{goal} reports, {run.connected} devices"
+        own += f", {run.accepted}{goal} reports, {many(run.connected, 'device')}"
         parts.append(own + (f", {listed(run.metrics)}" if run.metrics else ""))
     return "; ".join(parts)

@@ -56,6 +56,7 @@ class SharedRunServer(RunServer):
             self.clock.stop()
             self._set_alarm()
             self._turns.close(self._turn)
+            self.live_state(())  # no event says that
 
     def go_on(self, *, draining: bool = False) -> None:
         """Go on after a pause, or to the end of the open round alone (``draining``), or beyond it
@@ -67,6 +68,7 @@ class SharedRunServer(RunServer):
         now = self.now()
         self._tell_all(self.run.record(self.engine.begin(now.engine), now))
         self._turns.reopen(self._turn)
+        self.live_state(())
 
     @property
     def is_drained(self) -> bool:

@@ -1,5 +1,5 @@
-"""The records that commands, the administrators' port and the live page show: structs of msgspec,
-which are the schema of their JSON too (docs/operate/command-line.schema.json).
+"""The records that commands, the administrators' port and the live page show: structs of msgspec.
+commands/schemas.py makes docs/operate/command-line.schema.json of them.
 
 All times are Unix times in seconds. None: not known, or there is none. A later version may add
 fields; who reads the JSON ignores those that he does not know.
@@ -332,3 +332,14 @@ class FilesView(msgspec.Struct, frozen=True):
     """What ``init`` wrote."""
 
     written: list[str]
+
+
+class AdministratorView(msgspec.Struct, frozen=True):
+    """Somebody who may operate the coordinator, or look at it."""
+
+    name: str
+    role: str
+    """``view`` or ``operate``."""
+    added: float
+    until: float | None
+    """When the token expires. None: it does not."""

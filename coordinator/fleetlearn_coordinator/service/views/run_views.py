@@ -212,11 +212,11 @@ def _trend(closed: Sequence[Found]) -> dict[str, Trend]:
 
 
 def _rate(closed: Sequence[Found]) -> float | None:
-    """Return how many rounds were committed an hour, from the first recent one's end on."""
+    """Return how many rounds were committed an hour, from the first recent one's begin on."""
     recent = _recent(closed)
-    if len(recent) < 2 or recent[-1][3] <= recent[0][3]:
+    if len(recent) < 2 or recent[-1][3] <= recent[0][2]:
         return None
-    return 3600 * (len(recent) - 1) / (recent[-1][3] - recent[0][3])
+    return 3600 * len(recent) / (recent[-1][3] - recent[0][2])
 
 
 def _eta(found: Mapping[str, Any], most: int | None, rate: float | None) -> float | None:

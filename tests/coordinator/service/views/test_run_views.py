@@ -59,8 +59,8 @@ def test_rounds_trend_and_rate_by_hand(ledger: Any, tmp_path: Path) -> None:
     found = run_view(RunPlace("r", tmp_path), last=2)
     assert (found.committed, found.abandoned, found.version, found.goal) == (4, 1, 4, 9)
     assert found.last_model == 360.0
-    # 4 rounds end at 120, 180, 300 and 360 s: 3 in 240 s
-    assert found.rounds_per_hour == pytest.approx(45.0)
+    # the first one began at 60 s, the last one ended at 360 s: 4 in 300 s
+    assert found.rounds_per_hour == pytest.approx(48.0)
     assert found.trend["loss"] == Trend([1.0, 0.5, 0.25, 0.2], -0.8)
     assert found.metrics == {"loss": 0.2, "accuracy": 0.5}
     assert [row.number for row in found.rounds] == [4, 5]
@@ -79,8 +79,8 @@ def test_when_a_running_coordinator_will_be_through(
     ledger.write([Metadata("live", msgspec.json.encode(live).decode())])
     monkeypatch.setattr("time.time", lambda: 370.0)
     found = run_view(RunPlace("r", tmp_path))
-    # 6 models are left, 45 an hour
-    assert found.eta == pytest.approx(360.0 + 6 * 80.0)
+    # 6 models are left, 48 an hour
+    assert found.eta == pytest.approx(360.0 + 6 * 75.0)
     assert (found.state, found.running, found.deadline) == ("running", True, 390.0)
     assert (found.accepted, found.leases, found.connected) == (2, 3, 4)
     monkeypatch.setattr("time.time", lambda: 5000.0)
