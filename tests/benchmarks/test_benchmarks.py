@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from answering import Fleet
 from browser import chromium
+from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.aggregation.robust.rules import RULES
 from fleetlearn_simulator.population.traits import tiers_of, traits
 from fleetlearn_simulator.scenario.scenario import Scenario
 from line_bundle import write_line_bundle
+from peers import plan_text, write_test_bundle
 from web_sdk import node
 
 from benchmarks._growth import BOUNDS
@@ -653,3 +656,16 @@ def test_personal(tmp_path: Path) -> None:
         assert len(after_1) == len(after_3) == 20
         assert 0 < sum(after_3) <= 20
         assert not others
+
+
+@pytest.mark.slow
+def test_command_line(tmp_path: Path) -> None:
+    bundle = write_test_bundle(tmp_path / "test.bundle", 10)
+    (tmp_path / "plan.toml").write_text(plan_text(bundle, tmp_path / "run"))
+    Fleet(Plan.load(tmp_path / "plan.toml")).store.close()
+    plan = str(tmp_path / "plan.toml")
+    results = figures(tmp_path, "command_line.py", plan, "--repeats", "1")
+    cpu = {name: values["median"] for name, values in results.items()}
+    assert {"status", "devices", "rounds", "--help"} <= cpu.keys()
+    floor = cpu.pop("python -c pass")
+    assert all(value > floor > 0 for value in cpu.values())

@@ -278,6 +278,18 @@ def test_the_help_has_no_broken_lines(width: int) -> None:
     assert not [name for name in ALIASES if f"  {name} " in text]
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_help_of_each_command_is_plain(width: int) -> None:
+    names = [*commands(), *(each for each in ALL if each not in commands())]
+    for name in names:
+        text = typed(*name.split(), "--help", COLUMNS=str(width), TERMINAL_WIDTH=str(width))
+        assert text.startswith(f"Usage: root {name}"), name
+        assert "╭" not in text, "what is in brackets would be taken for markup"
+        for line in text.splitlines():
+            assert len(line) <= 80 or " " not in line.strip(), f"{name}: {line}"
+    assert "[alerts]" in typed("prometheus-rules", "--help")
+
+
 def test_a_shell_completes_commands_and_options() -> None:
     def complete(words: str) -> list[str]:
         own = {
@@ -306,8 +318,13 @@ def test_the_page_has_every_command_and_status() -> None:
     assert set(MEANINGS) == set(ExitStatus)
 
 
-ENDLESS = ("serve service.toml", "status digits.toml --watch", "tail service.toml")
-"""Commands of the page that go on until they are ended."""
+ENDLESS = {
+    "serve service.toml": "",
+    "status digits.toml --watch": "digits: running",
+    "tail service.toml": "round 1 begins",
+}
+"""Commands of the page that go on until they are ended -> what they say at once. A coordinator is
+served already."""
 
 
 def test_the_page_s_commands_can_be_typed(
@@ -329,8 +346,9 @@ def test_the_page_s_commands_can_be_typed(
             if line not in ENDLESS:
                 done = CliRunner().invoke(app, line.split())
                 assert done.exit_code == 0, f"{line}: {done.output}"
-        for line in ENDLESS[1:]:
-            assert "digits" in first_line(line, warm, tmp_path), line
+        for line, said in ENDLESS.items():
+            if said:
+                assert said in first_line(line, warm, tmp_path), line
     assert {*ENDLESS} <= {*typed_lines}
 
 
