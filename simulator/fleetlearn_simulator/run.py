@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from fleetlearn_coordinator.service.observers import ExchangeSummarised, RoundEnded, RunEvent
 from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.runtimes.runtime import Runtime
 from fleetlearn_device.training.train import DivergedError, evaluate_data
@@ -186,11 +187,11 @@ def simulate(
         fleet = Fleet(scenario, bundle, source, backend, local, logs.write_events, files, residuals)
         about = {"backend": kind, "why": why, "of": identity}
         checkpoints = CheckpointWriter(fleet, logs, about, options.checkpoint, should_stop)
-        rounds = RoundWriter(fleet, logs, options.test, source.test(), progress)
-        if rounds.test is not None:
-            rounds.runtime = PerDevice(bundle, local, source, options.provider).runtime
-        fleet.round_ended, fleet.before_commit = rounds.round_ended, checkpoints.before_commit
-        fleet.exchange_ended = logs.write_exchange
+        summaries = SummaryWriter(fleet, logs, options.test, source.test(), progress)
+        if summaries.test is not None:
+            summaries.runtime = PerDevice(bundle, local, source, options.provider).runtime
+        fleet.observers.append(summaries)
+        fleet.before_commit = checkpoints.before_commit
         if checkpoint:
             _read_history(fleet, folder)
             checkpoints.version = checkpoint[1]["version"]
@@ -203,8 +204,7 @@ def simulate(
         finally:
             # else the writers and the fleet hold each other, and the data, until Python looks for
             # cycles
-            fleet.round_ended = lambda summary: None
-            fleet.exchange_ended = lambda kind, summary: None
+            fleet.observers.clear()
             fleet.before_commit = lambda: None
     save_model(folder, views(fleet.model, bundle.manifest.travelling).items())
     summary = summary_of(fleet) | {"backend": kind, "why": why}
@@ -244,8 +244,9 @@ def _refuse_changes(
         )
 
 
-class RoundWriter:
-    """Tests the model after some rounds, and writes each round's summary."""
+class SummaryWriter:
+    """Writes the summaries of rounds and exchanges, and tests the model after some rounds: an
+    observer."""
 
     def __init__(
         self,
@@ -267,9 +268,17 @@ class RoundWriter:
         self.runtime: Runtime | None = None
         """Measures the model. Set where there are test data."""
 
-    def round_ended(self, summary: dict[str, Any]) -> None:
-        version = self.fleet.engine.version + 1
-        due = summary["how"] == "committed" and self.every and version % self.every == 0
+    def __call__(self, events: Sequence[RunEvent]) -> None:
+        for event in events:
+            match event:
+                case RoundEnded(number, outcome, version):
+                    self._end_round(number, outcome == "committed", version)
+                case ExchangeSummarised(kind=kind, summary=summary):
+                    self.logs.write_exchange(kind, summary)
+
+    def _end_round(self, number: int, committed: bool, version: int) -> None:
+        summary = next(row for row in reversed(self.fleet.history) if row["round"] == number)
+        due = committed and self.every and version % self.every == 0
         if due and self.test is not None:
             assert self.runtime is not None
             summary["test"] = tested(self.runtime, self.fleet.model, self.test)

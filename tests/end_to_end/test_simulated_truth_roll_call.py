@@ -4,13 +4,20 @@ simulator: the same devices are drawn, asked and lost, with the same answers."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fleetlearn_coordinator import Plan
+from fleetlearn_coordinator.rounds.commands import (
+    Ask,
+    ExchangeClosed,
+    ExchangeOpened,
+    Unanswered,
+)
 from fleetlearn_coordinator.rounds.random_draws import shuffled
+from fleetlearn_coordinator.service.observers import ExchangeSummarised, Observer, RunEvent
 from fleetlearn_protocol.exchanges import content_of
 from fleetlearn_protocol.messages import Accepted, CheckIn, Question, Reply, Welcome
 from fleetlearn_simulator.fleet.device_names import device_of, name_of
@@ -50,9 +57,12 @@ async def _take_part(peer: Peer, leaves: int | None) -> None:
         assert await peer.receive() == Accepted(question.task)
 
 
-async def served(plan: Plan, leaves: Mapping[str, int]) -> list[tuple[Any, ...]]:
+async def served(
+    plan: Plan, leaves: Mapping[str, int], observer: Observer
+) -> list[tuple[Any, ...]]:
     """Return how each phase closed. ``leaves``: device -> the phase in which it vanishes."""
     async with fleet(plan) as (coordinator, join), asyncio.timeout(60), asyncio.TaskGroup() as all_:
+        coordinator.run.observers.add(observer)
         devices = []
         for name in SIX:
             peer: Peer = await join(name, check_in=False)
@@ -69,7 +79,9 @@ async def served(plan: Plan, leaves: Mapping[str, int]) -> list[tuple[Any, ...]]
     return closed_phases(plan.data_dir)
 
 
-def simulated(folder: Path, bundle: Path, leaves: Mapping[str, int]) -> list[tuple[Any, ...]]:
+def simulated(
+    folder: Path, bundle: Path, leaves: Mapping[str, int], observer: Observer
+) -> list[tuple[Any, ...]]:
     """The same in virtual time. One device more comes much later, so that no round begins."""
     ends = when_to_leave(leaves)
     rows = "".join(f"{at},0,{ends.get(name, ALWAYS)}\n" for at, name in enumerate(SIX))
@@ -85,11 +97,33 @@ def simulated(folder: Path, bundle: Path, leaves: Mapping[str, int]) -> list[tup
         plan__round={"goal": 7, "minimum": 7, "grace": GRACE},
     )
     virtual = make_fleet(scenario)
+    virtual.observers.append(observer)
     assert virtual.advance()
     virtual.carry_out(virtual.engine.request_exchange(ROLL_CALL, virtual.now))
     while virtual.engine.exchanges[ROLL_CALL].is_open:
         assert virtual.advance(), virtual.finished
     return simulated_phases(virtual.exchanges.summaries[ROLL_CALL])
+
+
+def told(events: Sequence[RunEvent]) -> list[tuple[Any, ...]]:
+    """Return what observers hear of the exchanges, without times and the runs' own prefixes."""
+    found: list[tuple[Any, ...]] = []
+    for event in events:
+        match event:
+            case Ask(device, task, number, version, _, again, kind, phase):
+                found.append(("ask", device, _place(task), number, version, again, kind, phase))
+            case Unanswered(device, task, cause, kind):
+                found.append(("unanswered", device, _place(task), cause, kind))
+            case ExchangeOpened() | ExchangeClosed():
+                found.append(event)
+            case ExchangeSummarised(summary=summary):
+                common = {key: summary[key] for key in ("devices", "dropped", "who")}
+                found.append(event._replace(summary=common))
+    return found
+
+
+def _place(task: str) -> str:
+    return task[task.rindex("r") :]
 
 
 @pytest.mark.parametrize("in_phases", [(), (1,), (2,), (3,), (1, 2), (1, 3), (2, 3), (1, 2, 3)])
@@ -103,8 +137,11 @@ def test_a_roll_call_ends_as_with_a_real_server(
     plan = Plan.parse(plan_text(bundle, tmp_path / "data", **settings), tmp_path)
     drawn = shuffled(plan.engine_settings(15.0).seed, 1, SIX, ROLL_CALL)
     leaves = dict(zip(drawn, in_phases, strict=False))
-    real = asyncio.run(served(plan, leaves))
-    assert simulated(tmp_path, bundle, leaves) == real
+    seen, observed = list[RunEvent](), list[RunEvent]()
+    real = asyncio.run(served(plan, leaves, seen.extend))
+    assert simulated(tmp_path, bundle, leaves, observed.extend) == real
+    assert told(observed) == told(seen)
+    assert len(told(seen)) >= 3 * PHASES + sum(map(len, (row[2] for row in real)))
     assert [(phase, valid) for phase, valid, *_ in real] == [(1, True), (2, True), (3, True)]
     lost = [row[3] for row in real]
     assert lost == [{"lost": 1} if phase in in_phases else {} for phase in range(1, PHASES + 1)]

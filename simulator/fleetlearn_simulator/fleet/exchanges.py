@@ -177,6 +177,7 @@ class DeviceExchanges:
             "outcome": outcome,
             "time": now,
             "seconds": now - exchange.opened,
+            "devices": len(exchange.accepted),
             **row.summarise(self.tasks, exchange),
             "dropped": command.dropped,
         }

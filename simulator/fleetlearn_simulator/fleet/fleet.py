@@ -29,6 +29,12 @@ from fleetlearn_coordinator.rounds.commands import (
 )
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
+from fleetlearn_coordinator.service.observers import (
+    ExchangeSummarised,
+    Observer,
+    RoundEnded,
+    RunEvent,
+)
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.vector import Vector
 
@@ -88,16 +94,17 @@ class Fleet:
             scenario, bundle, source, local, self.events, self.connections, self.coordinator, log
         )
         self.exchanges = DeviceExchanges(self.tasks, self.events)
-        self.exchange_ended: Callable[[str, dict[str, Any]], None] = lambda kind, summary: None
-        """Called with each exchange's kind and summary."""
         self.finished: str | None = None
         """Why the simulation is over; None: it is not."""
         self.next_tick = 0.0
         """When the engine's next tick is due."""
         self._unheard: list[Event] = []
         """Ends of tasks while the coordinator was down."""
-        self.round_ended: Callable[[dict[str, Any]], None] = lambda summary: None
-        """Called with each round's summary."""
+        self.observers: list[Observer] = []
+        """Who is told what happens, by the events of a coordinator's run: what the engine commands,
+        and the summaries of rounds and exchanges. Updates and answers that count are told by these
+        summaries, not one by one, and of connections nothing. An observer that raises ends the
+        simulation."""
         self.before_commit: Callable[[], None] = lambda: None
         """Called when a round's model is made, before the engine knows of it. Only tasks that
         outlive their round run then."""
@@ -151,6 +158,10 @@ class Fleet:
             self.events.now = self.next_tick
             self.carry_out(self.engine.tick(self.now))
         return self.finished is None
+
+    def _tell(self, events: Sequence[RunEvent]) -> None:
+        for observer in self.observers if events else ():
+            observer(events)
 
     def _note(self, event: str, **more: Any) -> None:
         """Write a line of the event log."""
@@ -332,17 +343,22 @@ class Fleet:
     def carry_out(self, commands: Iterable[Command]) -> None:
         waiting = list(commands)
         while waiting:
-            # A device that was lost, and is given the task that it had, begins it again.
-            assigned = [row for row in waiting if isinstance(row, Assign) and not self._is_at(row)]
-            rest, waiting = [row for row in waiting if not isinstance(row, Assign)], []
+            batch, waiting = waiting, []
+            assigned: list[Assign] = []
             asked: list[Ask] = []
             closed: list[ExchangeClosed] = []
-            for command in rest:
+            told: list[RunEvent] = []
+            for command in batch:
+                told.append(command)
                 if asked and isinstance(command, Commit | Unanswered):
                     # A checkpoint has all that was asked; what has begun may end at once.
                     self.exchanges.ask(asked)
                     asked = []
                 match command:
+                    case Assign():
+                        # A device that was lost, and is given its task again, begins it again.
+                        if not self._is_at(command):
+                            assigned.append(command)
                     case Opened(number):
                         self.coordinator.begin_round(number, self.now, self.tasks.rounds_running)
                         self.tasks.begin_round()
@@ -356,10 +372,13 @@ class Fleet:
                     case SendAway(device, after):
                         self._send_away(device, after)
                     case Commit(number, dropped):
+                        self._tell(told)
+                        told = []
                         waiting = self._commit(number, dropped)
                     case Abandon(number, dropped, text):
-                        self._abandon(number, dropped, text)
+                        told.append(self._abandon(number, dropped, text))
                         if self.finished is not None:
+                            self._tell(told)
                             return
                     case Ask():
                         asked.append(command)
@@ -367,11 +386,12 @@ class Fleet:
                         self.exchanges.open(command)
                     case Unanswered(device, task):
                         self.exchanges.lose(device_of(device), task)
-                    case ExchangeClosed(kind=kind):
-                        self.exchange_ended(kind, self.exchanges.close(command))
+                    case ExchangeClosed():
+                        told.append(self._close_exchange(command))
                         closed.append(command)
                     case Finish(reason):
                         self.finished = reason
+            self._tell(told)
             if assigned:
                 self.tasks.assign(assigned)
             if asked:
@@ -387,7 +407,7 @@ class Fleet:
         summary = self.coordinator.commit(
             number, dropped, self.now, len(self.connections.connected)
         )
-        self.round_ended(summary)
+        self._tell([RoundEnded(number, "committed", self.engine.version + 1, summary, "")])
         self._note("committed", round=number, change=summary["change"])
         self.before_commit()
         return self.engine.committed(
@@ -399,13 +419,18 @@ class Fleet:
         plan = self.scenario.plan
         return deciding(summary, plan.round.minimum) if plan.stop.measured_by == "round" else {}
 
-    def _abandon(self, number: int, dropped: dict[str, int], text: str) -> None:
-        self.round_ended(
-            self.coordinator.abandon(number, dropped, self.now, len(self.connections.connected))
-        )
+    def _close_exchange(self, command: ExchangeClosed) -> ExchangeSummarised:
+        number, version, _, valid, kind, phase = command
+        summary = self.exchanges.close(command)
+        return ExchangeSummarised(kind, number, phase, version, valid, summary)
+
+    def _abandon(self, number: int, dropped: dict[str, int], text: str) -> RoundEnded:
+        connected = len(self.connections.connected)
+        summary = self.coordinator.abandon(number, dropped, self.now, connected)
         self._note("abandoned", round=number, text=text)
         if (abandoned := self.coordinator.abandoned_in_a_row) >= MAX_ABANDONED_ROUNDS_IN_A_ROW:
             self.finished = f"{abandoned} rounds one after the other were abandoned: {text}"
+        return RoundEnded(number, "abandoned", self.engine.version, summary, text)
 
 
 HANDLERS: dict[str, Callable[[Fleet, Event], None]] = {

@@ -24,7 +24,7 @@ with the same bytes as a run that was never stopped.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ class RunLogs:
     def write_round(self, row: dict[str, Any]) -> None:
         self._files[ROUNDS].write(self._encoder.encode(row) + b"\n")
 
-    def write_exchange(self, kind: str, row: dict[str, Any]) -> None:
+    def write_exchange(self, kind: str, row: Mapping[str, Any]) -> None:
         name = exchanges_file(kind)
         if name not in self._files:
             self._files[name] = (self.folder / name).open("w+b")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.rounds.random_draws import task_seeds
 from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES
+from fleetlearn_coordinator.service.observers import ExchangeSummarised, RoundEnded, RunEvent
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import Options, simulate
@@ -26,7 +27,7 @@ from fleetlearn_simulator.fleet import round_training
 from fleetlearn_simulator.fleet.connections import MIN_REFILL_SECONDS
 from fleetlearn_simulator.fleet.device_names import device_of, name_of
 from fleetlearn_simulator.fleet.events import AcceptedLine
-from fleetlearn_simulator.fleet.fleet import MAX_BACK_OFF
+from fleetlearn_simulator.fleet.fleet import MAX_BACK_OFF, Fleet
 from fleetlearn_simulator.results.run_folder import EVENTS, read_rows
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Job, PerDevice, RoundInputs, local_settings
@@ -132,6 +133,63 @@ def test_an_impossible_evaluation_takes_the_training_with_it(tmp_path: Path, lin
     assert row["train"] == {"loss": free["train"]["loss"]}
     assert row["evaluation"] == {"loss": free["evaluation"]["loss"]}
     assert row["behind"] == {"loss": 1}
+
+
+def observe(scenario: Scenario) -> tuple[Fleet, list[RunEvent]]:
+    """Run it to its end. Returns also what an observer was told."""
+    fleet, told = make_fleet(scenario), list[RunEvent]()
+    fleet.observers.append(told.extend)
+    while fleet.advance():
+        pass
+    return fleet, told
+
+
+def test_observers_are_told_what_those_of_a_coordinators_run_are(
+    tmp_path: Path, line: Path
+) -> None:
+    """Device 0 is asked to measure when it has reported, and device 1 when its report has ended the
+    second round."""
+    evaluation = {"every": 1, "devices": 2, "minimum": 1, "deadline": 50.0}
+    settings: dict[str, Any] = {"plan__stop__rounds": 2, "plan__evaluation": evaluation}
+    fleet, told = observe(make_scenario(tmp_path, line, 2, **settings))
+    assert [type(event).__name__ for event in told] == [
+        *("Opened", "Assign", "Assign", "Commit", "RoundEnded"),
+        *("Opened", "Assign", "Assign", "ExchangeOpened", "Ask", "Ask", "Commit", "RoundEnded"),
+        *("ExchangeClosed", "ExchangeSummarised", "ExchangeOpened", "Ask", "Ask"),
+        *("ExchangeClosed", "ExchangeSummarised", "Finish"),
+    ]
+    rounds = [event for event in told if isinstance(event, RoundEnded)]
+    assert [event[:3] for event in rounds] == [(1, "committed", 1), (2, "committed", 2)]
+    assert [event.summary for event in rounds] == fleet.history
+    measured = [event for event in told if isinstance(event, ExchangeSummarised)]
+    assert [event[:5] for event in measured] == [
+        ("evaluation", 1, 1, 1, True),
+        ("evaluation", 2, 1, 2, True),
+    ]
+    assert [event.summary for event in measured] == fleet.evaluations
+
+
+def test_observers_are_told_why_a_round_was_abandoned(tmp_path: Path, line: Path) -> None:
+    write_trace(tmp_path, (0, 0, 1e6), (1, 0, 1e6), (2, 0, 15), (3, 0, 15))
+    plan = {"plan__round__minimum": 3, "plan__round__deadline": 100.0}
+    _, told = observe(make_scenario(tmp_path, line, 4, **plan, **ON_AND_OFF))
+    last = told[-1]
+    assert isinstance(last, RoundEnded)
+    assert last[:3] == (1, "abandoned", 0)
+    assert last.why == "2 reports at the deadline, 3 are the minimum"
+    assert [type(event).__name__ for event in told[-4:-1]] == ["Ended", "Ended", "Abandon"]
+
+
+def test_an_observer_that_raises_ends_the_simulation(tmp_path: Path, line: Path) -> None:
+    """It may be what writes the run's folder."""
+    fleet = make_fleet(make_scenario(tmp_path, line, 2))
+
+    def write(events: Sequence[RunEvent]) -> None:
+        raise OSError("disk full")
+
+    fleet.observers.append(write)
+    with pytest.raises(OSError, match="disk full"):
+        fleet.advance()
 
 
 def test_bytes_are_those_of_the_files_a_device_fetches(tmp_path: Path, line: Path) -> None:
