@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import CheckIn, Reply
@@ -70,7 +71,7 @@ class EnginePort:
         return self.engine.has_counted(device, task)
 
     def save_answer(self, device: str, message: Reply) -> bool:
-        evaluations = self.engine.evaluations
+        evaluations = self.engine.exchanges[EVALUATION]
         if evaluations.book.accepted.get(message.task) == device:
             return False
         if not evaluations.takes_answer(device, message.task):

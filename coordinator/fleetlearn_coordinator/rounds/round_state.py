@@ -122,11 +122,6 @@ class EngineState:
         """Return whether the device has a task, of a round or of an exchange."""
         return any(device in book.tasks for book in self.books)
 
-    @property
-    def evaluations(self) -> ExchangeSeries:
-        """The exchanges in which devices measure the model."""
-        return self.exchanges[EVALUATION]
-
     def exchange_of(self, device: str, task: str) -> ExchangeSeries | None:
         """Return the exchanges in which the device holds this task, or None."""
         for series in self.exchanges.values():

@@ -562,9 +562,9 @@ def test_a_measurement_is_accepted_before_what_follows_and_counts_once() -> None
     assert accepted == Accepted(evaluate.task)
     assert isinstance(following, Task)
     assert room.measured == {evaluate.task: content_of(found)}
-    assert not room.engine.evaluations.is_open
+    assert not room.engine.exchanges[EVALUATION].is_open
     assert a.say(found) == [Accepted(evaluate.task)], "its `accepted` may have got lost"
-    assert len(room.engine.evaluations.book.accepted) == 1
+    assert len(room.engine.exchanges[EVALUATION].book.accepted) == 1
 
 
 def test_an_answer_that_is_none_of_its_kind_is_refused_and_ends_the_task() -> None:
@@ -577,8 +577,8 @@ def test_an_answer_that_is_none_of_its_kind_is_refused_and_ends_the_task() -> No
     assert isinstance(question, Question)
     bad = Reply(question.task, "evaluation", {"examples": 10, "loss_sum": "7"})
     assert one(a.say(bad), Refused).code is Code.BAD_MESSAGE
-    assert not room.engine.evaluations.book.tasks
-    assert [*room.engine.evaluations.book.causes()] == ["rejected: bad-message"]
+    assert not room.engine.exchanges[EVALUATION].book.tasks
+    assert [*room.engine.exchanges[EVALUATION].book.causes()] == ["rejected: bad-message"]
 
 
 def test_the_end_of_training_is_told_after_the_last_accepted() -> None:

@@ -221,7 +221,7 @@ class AnyOrder(RuleBasedStateMachine):
     def connect(self, device: str) -> None:
         self.connected.add(device)
         if device in ABLE:
-            self.engine.evaluations.join(device)
+            self.engine.exchanges[EVALUATION].join(device)
 
     def arrive(self, device: str, held: str | None) -> None:
         self.connect(device)
@@ -309,7 +309,7 @@ class AnyOrder(RuleBasedStateMachine):
         if fails:
             self.do(self.engine.end(device, task, "failed: diverged", self.now))
             return
-        assert self.engine.evaluations.takes_answer(device, task)
+        assert self.engine.exchanges[EVALUATION].takes_answer(device, task)
         self.measured[task] = self.measuring.pop(task)
         self.do(self.engine.count_answer(device, task, self.now))
 
@@ -394,7 +394,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def no_measurement_is_lost(self) -> None:
-        evaluations = self.engine.evaluations
+        evaluations = self.engine.exchanges[EVALUATION]
         assert {task: device for device, task in evaluations.book.tasks.items()} == self.measuring
         if self.evaluation.is_open:
             assert evaluations.book.accepted == self.measured
@@ -407,11 +407,11 @@ class AnyOrder(RuleBasedStateMachine):
     def an_evaluation_ends(self) -> None:
         if self.evaluation.is_open:
             assert self.now <= self.evaluation_began + self.rules.evaluation.deadline + 1e-6
-            assert (self.engine.wake_at() or 0.0) <= self.engine.evaluations.deadline
+            assert (self.engine.wake_at() or 0.0) <= self.engine.exchanges[EVALUATION].deadline
 
     @invariant()
     def no_evaluation_that_lacks_a_device_waits_beside_one_that_may_try_again(self) -> None:
-        evaluations = self.engine.evaluations
+        evaluations = self.engine.exchanges[EVALUATION]
         # others measure when their tasks are over
         if evaluations._again.keys() - self.engine.leases.keys():
             devices = len(self.measuring) + len(self.measured) + len(evaluations.chosen)
@@ -419,7 +419,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def who_is_chosen_and_free_measures(self) -> None:
-        chosen = self.engine.evaluations.chosen
+        chosen = self.engine.exchanges[EVALUATION].chosen
         assert chosen <= self.connected & ABLE
         assert self.committing is not None or chosen <= {*self.running.values()}
 

@@ -78,7 +78,7 @@ def test_a_cancelled_device_is_free_and_one_that_stops_is_not() -> None:
 def test_a_device_of_the_sample_measures_before_others_have_it() -> None:
     engine = shared(SYNCHRONOUS._replace(evaluation=EvaluationSettings(devices=2)))
     for device in ("a", "b"):
-        engine.evaluations.join(device)
+        engine.exchanges[EVALUATION].join(device)
     given = joined(engine, "a", "b")
     assert engine.request_exchange(EVALUATION, 1.0)
     commands = engine.count_report("a", given["a"], 2.0)
@@ -105,7 +105,7 @@ def test_a_paused_run_gives_nothing_and_counts_what_is_out() -> None:
         engine.paused = False
         commands = engine.begin(5.0)
         assert tasks(commands)
-        assert engine.evaluations.is_open, "somebody asked for it meanwhile"
+        assert engine.exchanges[EVALUATION].is_open, "somebody asked for it meanwhile"
 
 
 def test_a_drained_run_fills_its_round_and_opens_no_other() -> None:

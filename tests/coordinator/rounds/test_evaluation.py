@@ -43,7 +43,7 @@ def engine_with(
     engine, tasks = Engine(rules), dict[str, str]()
     for device in devices:
         if able is None or device in able:
-            engine.evaluations.join(device)
+            engine.exchanges[EVALUATION].join(device)
         tasks |= assigned(engine.check_in(device, None, 0.0))
     return engine, tasks
 
@@ -105,7 +105,7 @@ def test_idle_devices_measure_at_once_and_are_given_tasks_afterwards() -> None:
     busy, free = assigned(commands), measuring(commands)
     assert len(busy) == 2
     assert not busy.keys() & free.keys()
-    assert len(free) + len(engine.evaluations.chosen) == 3
+    assert len(free) + len(engine.exchanges[EVALUATION].chosen) == 3
     for device, task in free.items():
         assert device not in engine.selection.idle
         engine.count_answer(device, task, 2.0)
@@ -121,10 +121,10 @@ def test_the_sample_is_drawn_from_all_devices_asynchronously_too() -> None:
     engine, tasks = engine_with("abcdefgh", BUFFERED)
     assert len(tasks) == 8, "none is ever idle"
     commands = commit_round(engine, {device: tasks[device] for device in "ab"}, 1.0)
-    assert engine.evaluations.chosen | measuring(commands).keys() == {
+    assert engine.exchanges[EVALUATION].chosen | measuring(commands).keys() == {
         *shuffled(7, 1, "abcdefgh", EVALUATION)[:3]
     }
-    for device in sorted(engine.evaluations.chosen - {"a", "b"}):
+    for device in sorted(engine.exchanges[EVALUATION].chosen - {"a", "b"}):
         commands = engine.count_report(device, tasks[device], 2.0)
         assert [*measuring(commands)] == [device], "it measures before it is given another task"
         assert device not in assigned(commands)
@@ -133,7 +133,7 @@ def test_the_sample_is_drawn_from_all_devices_asynchronously_too() -> None:
 def test_only_devices_that_can_evaluate_are_asked() -> None:
     engine, tasks = engine_with("abcdef", able="cf")
     commands = commit_round(engine, tasks, 1.0)
-    assert {*measuring(commands), *engine.evaluations.chosen} == {"c", "f"}
+    assert {*measuring(commands), *engine.exchanges[EVALUATION].chosen} == {"c", "f"}
 
 
 def test_a_device_that_fails_or_is_lost_is_replaced_and_not_asked_again() -> None:
@@ -143,7 +143,7 @@ def test_a_device_that_fails_or_is_lost_is_replaced_and_not_asked_again() -> Non
         engine.end(device, task, "failed: diverged", 1.0)
     first = measuring(engine.request_exchange(EVALUATION, 1.0))
     while len(first) < 2:
-        (busy,) = engine.evaluations.chosen
+        (busy,) = engine.exchanges[EVALUATION].chosen
         first |= measuring(engine.end(busy, engine.leases[busy], "failed: diverged", 1.0))
     (one, one_task), (two, two_task) = first.items()
     commands = engine.end(one, one_task, "failed: diverged", 2.0)
@@ -153,7 +153,7 @@ def test_a_device_that_fails_or_is_lost_is_replaced_and_not_asked_again() -> Non
     engine.disconnect(two, 3.0)
     commands = engine.tick(8.0)
     assert Unanswered(two, two_task, LOST, EVALUATION) in commands
-    assert not {one, two} & {*measuring(commands), *engine.evaluations.chosen}
+    assert not {one, two} & {*measuring(commands), *engine.exchanges[EVALUATION].chosen}
 
 
 def test_an_evaluation_that_needs_a_device_that_failed_asks_it_again_when_it_is_back() -> None:
@@ -168,11 +168,11 @@ def test_an_evaluation_that_needs_a_device_that_failed_asks_it_again_when_it_is_
             "it has not checked in again"
         )
         engine.disconnect("b", 3.0 + turn)
-        engine.evaluations.join("b")
+        engine.exchanges[EVALUATION].join("b")
         task = measuring(engine.check_in("b", None, 3.5 + turn))["b"]
     engine.end("b", task, "failed: diverged", 10.0)
     engine.disconnect("b", 10.0)
-    engine.evaluations.join("b")
+    engine.exchanges[EVALUATION].join("b")
     assert not measuring(engine.check_in("b", None, 11.0)), "it fails each time"
     assert of_type(engine.tick(31.0), ExchangeClosed) == [
         ExchangeClosed(1, 0, {"failed: diverged": 1 + SECOND_CHANCES}, False, EVALUATION)
@@ -185,12 +185,12 @@ def test_a_device_that_is_to_measure_again_does_so_when_its_training_is_over() -
     )
     engine = Engine(rules)
     engine.request_exchange(EVALUATION, 0.0)
-    engine.evaluations.join("a")
+    engine.exchanges[EVALUATION].join("a")
     (task,) = measuring(engine.check_in("a", None, 0.0)).values()
     engine.check_in("b", None, 0.0)
     engine.end("a", task, "failed: diverged", 1.0)
     assert {"a", "b"} == engine.leases.keys()
-    engine.evaluations.join("a")
+    engine.exchanges[EVALUATION].join("a")
     engine.check_in("a", None, 2.0)
     assert "a" in measuring(engine.count_report("a", engine.leases["a"], 3.0)), "b's task goes on"
 
@@ -202,7 +202,7 @@ def test_a_valid_evaluation_does_not_wait_for_a_device_that_failed() -> None:
     given = measuring(engine.request_exchange(EVALUATION, 1.0))
     engine.end("b", given["b"], "failed: diverged", 2.0)
     engine.disconnect("b", 2.0)
-    engine.evaluations.join("b")
+    engine.exchanges[EVALUATION].join("b")
     assert not measuring(engine.check_in("b", None, 3.0))
     assert of_type(engine.count_answer("a", given["a"], 4.0), ExchangeClosed)
 
@@ -222,7 +222,7 @@ def test_an_evaluation_ends_at_its_deadline_with_what_there_is(counted: int, val
         1, 0, {LOST: 1} if valid else {LOST: 1, LATE: 1}, valid, EVALUATION
     )
     assert [row.device for row in commands if isinstance(row, CancelTask)] == devices[counted:2]
-    assert not engine.evaluations.book.tasks
+    assert not engine.exchanges[EVALUATION].book.tasks
 
 
 def test_a_device_that_comes_back_is_told_again_and_a_restart_gives_the_time_again() -> None:
@@ -236,9 +236,9 @@ def test_a_device_that_comes_back_is_told_again_and_a_restart_gives_the_time_aga
         EVALUATION, SavedExchange(1, 1, True, [(task, device)], [("te1-9", "x")], []), 100.0
     )
     assert again.begin(100.0) == []
-    again.evaluations.join(device)
+    again.exchanges[EVALUATION].join(device)
     assert again.check_in(device, None, 101.0) == [Ask(device, task, 1, 1, 130.0, True, EVALUATION)]
-    again.evaluations.join("x")
+    again.exchanges[EVALUATION].join("x")
     assert not measuring(again.check_in("x", None, 101.0)), "it has measured"
     again = Engine(
         RULES._replace(evaluation=EvaluationSettings(1, 3, 2, 500.0)), version=1, round=1
@@ -262,7 +262,11 @@ def test_evaluations_are_due_every_few_versions_and_one_that_was_missed_is_made_
         engine = Engine(RULES._replace(evaluation=EvaluationSettings(every=3)))
         engine.restore_exchange(EVALUATION, SavedExchange(1, last, False, [], [], []), 0.0)
         found.append(
-            [version for version in range(last, 8) if engine.evaluations.due(version, last=False)]
+            [
+                version
+                for version in range(last, 8)
+                if engine.exchanges[EVALUATION].due(version, last=False)
+            ]
         )
     assert found == [[3, 4, 5, 6, 7]] * 3 + [[6, 7]] * 3 + [[]]
 
@@ -312,7 +316,9 @@ def test_devices_whose_tasks_a_finished_run_ended_train_again_if_it_is_resumed()
     """They were needed to measure the last model, in the middle of a round."""
     engine, _ = engine_with("ab", RULES._replace(metric="accuracy", target=0.9))
     engine.tick(1.0)
-    engine.evaluations.version = -1  # so that the newest model, version 0, is still to be measured
+    engine.exchanges[
+        EVALUATION
+    ].version = -1  # so that the newest model, version 0, is still to be measured
     commands = engine.measured({"accuracy": 0.95}, 1, 2.0)
     ended = [command for command in commands if isinstance(command, Ended)]
     assert {(row.device, row.cause, row.round) for row in ended} == {
@@ -340,7 +346,7 @@ def test_a_lost_update_gives_no_second_lease_to_a_device_that_measures() -> None
     engine.disconnect("a", 1.0)
     engine.tick(6.0)
     assert measuring(engine.request_exchange(EVALUATION, 6.0)) == {}, "b trains, and a is away"
-    engine.evaluations.join("a")
+    engine.exchanges[EVALUATION].join("a")
     assert measuring(engine.check_in("a", None, 7.0)) == {"a": "te1-1"}
     with pytest.raises(ProtocolError, match="slot was given back"):
         engine.announce("a", tasks["a"], 1, 7.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, Phase, Settings
 from fleetlearn_coordinator.rounds.waiting_words import waits_for
@@ -84,7 +85,7 @@ def test_a_run_at_rest_says_so() -> None:
     for device, task in [*engine.leases.items()]:
         engine.count_report(device, task, 5.0)
     assert waits_for(engine, 5.0) == "the model of round 1 is being made"
-    engine.evaluations.join("a")
+    engine.exchanges[EVALUATION].join("a")
     engine.committed(6.0, change=1.0, metrics={})
     assert waits_for(engine, 6.0) == "the training is over, and its last model is being measured"
     engine.phase, engine.finishing = Phase.FINISHED, None

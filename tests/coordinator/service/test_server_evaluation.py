@@ -126,7 +126,7 @@ def test_what_was_measured_survives_a_restart_and_counts_once(
                     Reply(task, "evaluation", fields_of(Evaluation(30, 3.0, {"accuracy": 15.0})))
                 )
                 assert await b.receive() == Accepted(task)
-            assert not coordinator.engine.evaluations.is_open
+            assert not coordinator.engine.exchanges["evaluation"].is_open
             coordinator.look_for_request()
             assert not (plan.data_dir / EVALUATION).exists(), "the request was carried out"
             coordinator.end()

@@ -7,6 +7,7 @@ says that the content that is fetched was sent.
 
 from __future__ import annotations
 
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_protocol.frames import pack_chunk
 
 from tests.fuzz.targets.memory_run import PLACES, ROUNDS, Room
@@ -77,7 +78,7 @@ def conversations(data: bytes) -> None:
         room.check()
     assert not room.devices
     assert not room.engine.leases, "a lease was never ended"
-    assert not room.engine.evaluations.book.tasks
+    assert not room.engine.exchanges[EVALUATION].book.tasks
     assert not room.uploads.places.held
     assert not list(room.uploads.places.waiting)
     # these are forgotten when the next round ends

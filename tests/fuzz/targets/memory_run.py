@@ -33,6 +33,7 @@ from fleetlearn_coordinator.rounds.commands import (
     SendAway,
 )
 from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, PaceSettings, Phase, Settings
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.errors import Code, ProtocolError
@@ -241,7 +242,7 @@ class Room(EnginePort):
 
     def check(self) -> None:
         """What holds after every step."""
-        for book in (self.engine.book, self.engine.evaluations.book):
+        for book in self.engine.books:
             running = [*book.tasks.values()]
             assert len({*running}) == len(running), "a task was given twice"
             assert not {*running} & ({*book.accepted} | {*book.early} | {*book.dropped}), (
@@ -250,7 +251,7 @@ class Room(EnginePort):
             assert book.terms.keys() == book.tasks.keys()
             assert book.absent.keys() <= book.tasks.keys()
             assert not {*book.accepted} & {*book.early}
-        measuring, training = self.engine.evaluations.book.tasks, self.engine.book.tasks
+        measuring, training = self.engine.exchanges[EVALUATION].book.tasks, self.engine.book.tasks
         assert not measuring.keys() & training.keys(), "a device has two tasks"
         engine = self.engine
         if not engine.settings.asynchronous and not engine.settings.carry:
@@ -282,7 +283,7 @@ class Room(EnginePort):
     def state(self) -> tuple[Any, ...]:
         """Return what a refused message leaves as it was."""
         engine = self.engine
-        book, measuring = engine.book, engine.evaluations.book
+        book, measuring = engine.book, engine.exchanges[EVALUATION].book
         return (
             engine.round,
             engine.version,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator import Options, simulate
 from fleetlearn_simulator.data.factory import source_of
@@ -130,7 +131,7 @@ def test_evaluations_beside_many_rounds(tmp_path: Path, line: Path, recipe: str)
     assert all(
         2 <= row["devices"] <= 6 for row in run.fleet.evaluations if row["outcome"] == "valid"
     )
-    assert not run.fleet.engine.evaluations.book.tasks
+    assert not run.fleet.engine.exchanges[EVALUATION].book.tasks
 
 
 def test_a_stopped_run_goes_on_to_the_same_evaluations(tmp_path: Path, line: Path) -> None:
