@@ -136,7 +136,7 @@ class EngineState:
         return min((version for version in versions if version is not None), default=None)
 
     @property
-    def measures_last(self) -> bool:
+    def ends_with_exchanges(self) -> bool:
         """Whether training is over, and the run finishes when the exchanges about its last model
         are over."""
         last = self.phase is Phase.FINISHED and self.finishing is not None

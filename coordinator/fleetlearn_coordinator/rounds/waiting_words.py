@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from heapq import nsmallest
 
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.exchange import ExchangeSeries
 from fleetlearn_coordinator.rounds.round_state import EngineState
 from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES
@@ -28,9 +29,15 @@ def waits_for(state: EngineState, now: float) -> str:
             return f"the model of round {state.round} is being made"
         case Phase.OPEN:
             return _for_reports(state, now)
-    return (
-        "the training is over, and its last model is being measured" if state.measures_last else ""
-    )
+    return _for_last_exchanges(state) if state.ends_with_exchanges else ""
+
+
+def _for_last_exchanges(state: EngineState) -> str:
+    """Return which exchanges come before the run's end."""
+    others = [kind for kind, series in state.exchanges.items() if series.is_open]
+    if others and EVALUATION not in others:
+        return f"the training is over, and its {' and its '.join(others)} goes on"
+    return "the training is over, and its last model is being measured"
 
 
 def _for_answers(round: int, series: ExchangeSeries, now: float) -> str:

@@ -29,6 +29,7 @@ from fleetlearn_coordinator.rounds.exchange import ExchangeSeries, SavedExchange
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook, Terms
 from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES, Selection
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, Settings
+from fleetlearn_coordinator.rounds.waiting_words import waits_for
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -180,6 +181,7 @@ def test_a_run_finishes_when_its_exchanges_are_over() -> None:
     commands += engine.committed(3.0, change=1.0, metrics={})
     for phase in range(1, PHASES + 1):
         assert not of_kind(commands, Finish), phase
+        assert waits_for(engine, 3.0) == "the training is over, and its roll-call goes on"
         commands = answer(engine, asked(commands), 3.0 + phase)
     assert of_kind(commands, Finish)
 

@@ -1,11 +1,12 @@
-"""What the log says of events: of the tasks that ended, and of metrics beyond their bounds."""
+"""What the log says of events: tasks that ended, exchanges, metrics beyond their bounds."""
 
 from __future__ import annotations
 
 import pytest
 from answering import Fleet, leases
-from fleetlearn_coordinator.rounds.commands import Ended
+from fleetlearn_coordinator.rounds.commands import Ended, ExchangeOpened
 from fleetlearn_coordinator.service.event_log import EventLog
+from fleetlearn_coordinator.service.observers import ExchangeSummarised
 from fleetlearn_coordinator.service.run_log import RunLog
 from peers import PlanMaker, update_of
 
@@ -37,6 +38,31 @@ def test_each_cause_has_a_line_with_its_devices(
         ),
         "round 3: c, d are surplus: the round had its reports without it",
     ], "failures and what is rejected are logged where the devices' messages are read"
+
+
+def test_exchanges_of_any_kind_and_phase_have_their_lines(
+    make_plan: PlanMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fleetlearn")
+    answered = {"devices": 3, "dropped": {"lost": 1}}
+    measured = {"devices": 2, "examples": 20, "dropped": {}, "metrics": {}}
+    EventLog(RunLog(), make_plan())(
+        [
+            ExchangeOpened(1, 4, "roll-call"),
+            ExchangeSummarised("roll-call", 1, 1, 4, True, answered),
+            ExchangeOpened(1, 4, "roll-call", 2, ("a", "b", "c")),
+            ExchangeSummarised("evaluation", 7, 1, 5, False, measured),
+        ]
+    )
+    assert caplog.messages == [
+        "roll-call 1 of model version 4 begins",
+        "roll-call 1 of model version 4 is valid: 3 devices answered, dropped: 1 lost",
+        "roll-call 1, phase 2, of model version 4 begins",
+        (
+            "evaluation 7 of model version 5 is invalid: 2 devices, 20 examples, dropped: none; "
+            "no metrics"
+        ),
+    ]
 
 
 def test_a_round_is_logged_when_it_is_durable(

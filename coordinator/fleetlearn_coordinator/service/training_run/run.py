@@ -154,7 +154,7 @@ class Run:
             finish = met_before(plan, self.engine, store, self.roll_backs.newest)
         if finish is not None:
             self.engine.phase, self.engine.finishing = Phase.FINISHED, finish
-        self.store.write([row, *self._finish(None if self.engine.measures_last else finish)])
+        self.store.write([row, *self._finish(None if self.engine.ends_with_exchanges else finish)])
 
     @property
     def where(self) -> str:
