@@ -103,6 +103,18 @@ class MetricsPort(Section, frozen=True, kw_only=True):
     """TCP port; 0: any that is free."""
 
 
+class TraceSettings(Section, frozen=True, kw_only=True):
+    """[traces]: rounds as traces of OpenTelemetry, docs/operate/monitoring.md. Needs the extra
+    ``traces``."""
+
+    endpoint: Annotated[str, Meta(pattern=r"^https?://[^\s]+\Z")] = (
+        "http://127.0.0.1:4318/v1/traces"
+    )
+    """Where a collector takes spans by OTLP over HTTP. Spans of tasks name their device."""
+    tasks: Annotated[int, Meta(ge=0, le=100_000)] = 100
+    """Tasks of each round that have a span; further ones have none."""
+
+
 LogFormat = Literal["text", "json"]
 AlertName = Literal[
     "NoRound",
@@ -226,6 +238,8 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     """Default: no port for metrics and health."""
     alerts: AlertSettings | None = None
     """Default: nobody is told."""
+    traces: TraceSettings | None = None
+    """Default: no traces."""
 
     @property
     def own_origins(self) -> list[str]:
@@ -277,6 +291,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                 "page": Page,
                 "metrics": MetricsPort,
                 "alerts": AlertSettings,
+                "traces": TraceSettings,
             }
             refuse_unknown(raw, "service file", cls, tables, hidden=())
             settings = read_tables(raw, "service file", cls, paths_from(Path(base)))

@@ -13,6 +13,7 @@ from fleetlearn_coordinator.plan.service_settings import (
     ServiceError,
     ServiceSettings,
     Tls,
+    TraceSettings,
     is_service_file,
 )
 from fleetlearn_protocol.errors import Code
@@ -46,12 +47,13 @@ def test_the_example_has_every_key_with_its_default() -> None:
         is values.pop("runs")
         is values.pop("metrics")
         is values.pop("alerts")
+        is values.pop("traces")
         is None
     )
     assert values.pop("page") is None
     assert re.search(r"^# identities = ", text, re.MULTILINE)
     assert re.search(r"^# runs = ", text, re.MULTILINE)
-    sections = (Tls, Admin, MetricsPort, AlertSettings, Page)
+    sections = (Tls, Admin, MetricsPort, AlertSettings, TraceSettings, Page)
     keys = [key for section in sections for key in section.__struct_fields__]
     assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in keys)
     defaults = {

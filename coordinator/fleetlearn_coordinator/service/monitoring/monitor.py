@@ -30,6 +30,7 @@ from fleetlearn_coordinator.service.monitoring.catalogue import (
 from fleetlearn_coordinator.service.monitoring.gauges import host_gauges, present, run_gauges, waits
 from fleetlearn_coordinator.service.monitoring.loop_lag import LoopLag
 from fleetlearn_coordinator.service.monitoring.run_metrics import LOSSES, RunMetrics
+from fleetlearn_coordinator.service.observers import Observer
 from fleetlearn_coordinator.service.server import RunServer
 
 T = TypeVar("T")
@@ -76,6 +77,8 @@ class Monitor:
         self._host, self._stopping, self._alerts = host, stopping, alerts
         self._evaluating: asyncio.Task[None] | None = None
         self._evaluated = -inf
+        self.make_tracer: Callable[[str], Observer] | None = None
+        """Returns what traces the run of this name. None: nobody wants traces."""
         self.loaded = False
         """Whether all runs that are there at the start were begun."""
         self._runs: dict[str, WatchedRun] = {}
@@ -98,6 +101,8 @@ class Monitor:
             ended = self._loop.time() - (time.time() - made[-1].at) if made else None
         metrics = RunMetrics(name, losses, self._loop.time, ended)
         server.run.observers.add(metrics)
+        if self.make_tracer is not None:
+            server.run.observers.add(self.make_tracer(name))
         server.run.store.timed = metrics.count_write
         self._runs[name] = WatchedRun(server, metrics)
 

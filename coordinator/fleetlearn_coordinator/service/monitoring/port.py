@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -35,7 +37,7 @@ from fleetlearn_coordinator.plan.service_settings import (
 )
 from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.monitoring.alerts import Alerts
-from fleetlearn_coordinator.service.monitoring.monitor import Kept, Monitor
+from fleetlearn_coordinator.service.monitoring.monitor import END_TIMEOUT, Kept, Monitor
 from fleetlearn_coordinator.service.monitoring.notifier import Notifier
 
 logger = logging.getLogger("fleetlearn.coordinator")
@@ -180,7 +182,7 @@ async def monitoring(
     nobody wants to know. ``stopping``: as for ``Monitor``. ``folder``: where what alerts fire is
     remembered, if it is a folder. Raises what ``monitoring_port`` does, ServiceError (the webhook's
     CA cannot be used)."""
-    if service.metrics is None and service.alerts is None:
+    if service.metrics is None and service.alerts is None and service.traces is None:
         yield None
         return
     notifier, alerts = None, None
@@ -190,12 +192,39 @@ async def monitoring(
         alerts = Alerts(service.alerts, there, notifier.tell)
     monitor = Monitor(host, stopping, alerts)
     try:
-        async with monitoring_port(service, monitor):
+        async with tracing(service, monitor), monitoring_port(service, monitor):
             yield monitor
     finally:
         await monitor.end()
         if notifier is not None:
             await asyncio.to_thread(notifier.close)
+
+
+@asynccontextmanager
+async def tracing(service: ServiceSettings, monitor: Monitor) -> AsyncIterator[None]:
+    """Let the monitor trace its runs, if the service file has [traces], until the block is left.
+    Raises ServiceError (the extra is not installed)."""
+    settings = service.traces
+    if settings is None:
+        yield
+        return
+    try:  # 0.3 s and 20 MB, for coordinators with traces
+        from fleetlearn_coordinator.service.monitoring.run_traces import RunTraces, open_tracing
+    except ModuleNotFoundError as error:
+        text = f'[traces] needs: pip install "fleetlearn[traces]" ({error})'
+        raise ServiceError(Code.BAD_MESSAGE, text) from None
+    opened = open_tracing(settings)
+    tracer = opened.get_tracer("fleetlearn")
+    monitor.make_tracer = lambda name: RunTraces(name, tracer, settings.tasks)
+    try:
+        yield
+    finally:
+        # A thread of the pool would hold up the end of the loop where a collector does not answer.
+        ending = threading.Thread(target=opened.shutdown, daemon=True)
+        ending.start()
+        until = time.monotonic() + END_TIMEOUT
+        while ending.is_alive() and time.monotonic() < until:
+            await asyncio.sleep(0.02)
 
 
 def _notifier(settings: AlertSettings) -> Notifier:
