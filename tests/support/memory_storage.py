@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -496,11 +496,26 @@ class MemoryReader(Reads):
     def task_states(self, round: int) -> dict[str, int]:
         return dict(sorted(Counter(state for _, _, state in self.tasks(round)).items()))
 
-    def device_activity(self, since: float | None = None) -> list[DeviceActivity]:
+    def device_activity(
+        self, since: float | None = None, only: Collection[str] | None = None
+    ) -> list[DeviceActivity]:
         rows = [row for _, row in sorted(self._tables.activity.items())]
+        if only is not None:
+            return [row for row in rows if row.device in only]
         if since is None:
             return rows
         return [row for row in rows if row.seen is not None and row.seen >= since]
+
+    def searched_devices(self) -> list[tuple[str, float | None, int, str]]:
+        return [
+            (
+                device,
+                row.connected,
+                int(row.error is not None),
+                f"{' '.join(row.tags or ())} {row.tier or ''} {row.runtime or ''}".lower(),
+            )
+            for device, row in self._tables.activity.items()
+        ]
 
     def tasks_of(self, device: str, most: int) -> list[tuple[str, int, str]]:
         found = [

@@ -34,7 +34,7 @@ from fleetlearn_coordinator.service.live_page import RUN_TOPIC, AdministratorSes
 from fleetlearn_coordinator.service.several.operations import Operations, Verb, operating
 from fleetlearn_coordinator.service.status import read_status
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
-from fleetlearn_coordinator.service.views.device_views import FITS, RecentDevices, device_page
+from fleetlearn_coordinator.service.views.device_search import FITS, DeviceSearch
 from fleetlearn_coordinator.service.views.event_views import RunEvents
 from fleetlearn_coordinator.service.views.local_views import LocalViews
 from fleetlearn_coordinator.storage.administrators import Administrator, Administrators, Role
@@ -141,7 +141,7 @@ class AdminApi:
         are."""
         self._service, self._identities, self._plan = service, identities, plan
         self._of_thread = threading.local()
-        self._recent = RecentDevices()
+        self._search = DeviceSearch()
         self._routes = [
             Route("GET", "status", "view", self._status),
             Route("GET", "runs", "view", self._list_runs),
@@ -382,8 +382,13 @@ class AdminApi:
                 f"state one of: {', '.join(filter(None, FITS))}"
             )
             raise RefusedError(HTTPStatus.BAD_REQUEST, text)
-        devices = self._recent.look(lambda: self._views(asked).devices())
-        return device_page(devices, query.get("search", ""), state, int(offset), asked.last())
+        return self._views(asked).device_page(
+            self._search,
+            search=query.get("search", ""),
+            state=state,
+            offset=int(offset),
+            most=asked.last(),
+        )
 
     def _device(self, asked: Asked) -> Any:
         return self._views(asked).device(*asked.names)

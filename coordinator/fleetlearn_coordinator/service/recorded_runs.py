@@ -10,7 +10,7 @@ from typing import Any
 from fleetlearn_coordinator.dashboard.replay import ReplayedRun
 from fleetlearn_coordinator.network.http_port import RefusedError
 from fleetlearn_coordinator.service.live_run import SPARK, read_history
-from fleetlearn_coordinator.service.views.device_views import device_page
+from fleetlearn_coordinator.service.views.device_search import FITS, DeviceSearch
 from fleetlearn_coordinator.service.views.local_views import LocalViews
 from fleetlearn_coordinator.service.views.records import RunView
 
@@ -63,7 +63,7 @@ def _recorded(views: LocalViews, run: RunView) -> ReplayedRun:
 def read_records(views: LocalViews, path: tuple[str, ...], query: Mapping[str, str]) -> Any:
     """Return what a GET of the administrators' endpoints is answered, from records alone. Raises
     RefusedError, FleetError."""
-    last = _number(query, "last", 20)
+    last = min(_number(query, "last", 20), MOST_LAST)
     match path:
         case ("runs",):
             return views.runs()
@@ -75,7 +75,13 @@ def read_records(views: LocalViews, path: tuple[str, ...], query: Mapping[str, s
             return views.models(name, most=MOST_VERSIONS)
         case ("devices",):
             offset, state = _number(query, "offset", 0), query.get("state", "")
-            return device_page(views.devices(), query.get("search", ""), state, offset, last)
+            if state not in FITS:
+                text = f"state = {state!r} was given; it takes one of: {', '.join(FITS)}"
+                raise RefusedError(HTTPStatus.BAD_REQUEST, text)
+            return views.device_page(
+                DeviceSearch(),
+                search=query.get("search", ""), state=state, offset=offset, most=last,
+            )  # fmt: skip
         case ("devices", name):
             return views.device(name)
         case ("audit",):

@@ -3,7 +3,7 @@ SQLite's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from fleetlearn_coordinator.storage.ledger import DeviceActivity, ModelMade
@@ -66,6 +66,10 @@ class LedgerReader(Protocol):
         ``assigned`` while it runs, ``accepted``, or the cause of its end. Empty for a round that
         was closed long ago."""
 
+    def searched_devices(self) -> list[tuple[str, float | None, int, str]]:
+        """Return (device, since when it has been connected or None, 1 if a task of it failed else
+        0, its tags, tier and runtime in lower case) of each device that was seen, in no order."""
+
     def tasks_of(self, device: str, most: int) -> list[tuple[str, int, str]]:
         """Return (task, round, state) of a device's last tasks, the newest round first, at most
         this many. Those of rounds that were closed long ago are gone."""
@@ -73,9 +77,12 @@ class LedgerReader(Protocol):
     def task_states(self, round: int) -> dict[str, int]:
         """Return state -> how many of a round's tasks have it (``tasks``)."""
 
-    def device_activity(self, since: float | None = None) -> list[DeviceActivity]:
+    def device_activity(
+        self, since: float | None = None, only: Collection[str] | None = None
+    ) -> list[DeviceActivity]:
         """Return what is known of each device that was seen, by name. ``since``: only of those that
-        were seen then (Unix time) or later. Devices that were last seen long ago may be missing
+        were seen then (Unix time) or later. ``only``: in place of ``since``, of devices with these
+        names, a thousand at most. Devices that were last seen long ago may be missing
         (``DEVICES_KEPT``). Empty where an earlier version was the last to serve the run."""
 
     def measured_in_rounds(self, versions: Iterable[int]) -> dict[int, dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -108,14 +108,30 @@ class SqliteReader:
             )
         )
 
-    def device_activity(self, since: float | None = None) -> list[DeviceActivity]:
+    def device_activity(
+        self, since: float | None = None, only: Collection[str] | None = None
+    ) -> list[DeviceActivity]:
         if self._version < 6:
             return []
-        rows = self._db.execute(
-            "SELECT * FROM activity WHERE ?1 IS NULL OR seen>=?1 ORDER BY device", (since,)
-        )
+        if only is None:
+            rows = self._db.execute(
+                "SELECT * FROM activity WHERE ?1 IS NULL OR seen>=?1 ORDER BY device", (since,)
+            )
+        else:
+            places = ", ".join("?" * len(only))
+            rows = self._db.execute(
+                f"SELECT * FROM activity WHERE device IN ({places}) ORDER BY device", (*only,)
+            )
         found = map(DeviceActivity._make, rows)
         return [row._replace(tags=(row.tags or "").split()) for row in found]  # type: ignore[attr-defined]
+
+    def searched_devices(self) -> list[tuple[str, float | None, int, str]]:
+        if self._version < 6:
+            return []
+        return self._db.execute(
+            "SELECT device, connected, error IS NOT NULL, lower(COALESCE(tags, '') || ' ' || "
+            "COALESCE(tier, '') || ' ' || COALESCE(runtime, '')) FROM activity"
+        ).fetchall()
 
     def tasks_of(self, device: str, most: int) -> list[tuple[str, int, str]]:
         return self._db.execute(

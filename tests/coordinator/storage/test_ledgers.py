@@ -210,6 +210,8 @@ def read_by(reader: LedgerReader, story: Story) -> dict[str, Any]:
             reader.closed_rounds(3),
         ),
         "tasks": [reader.tasks(number) for number in range(story.round + 2)],
+        "searched": sorted(reader.searched_devices()),
+        "activity of some": reader.device_activity(only=["d1", "d4", "nobody"]),
         "tasks of": [reader.tasks_of(f"d{number}", 3) for number in range(7)],
         "states": [reader.task_states(number) for number in range(story.round + 2)],
         "opened": [reader.opened(number) for number in range(story.round + 2)],

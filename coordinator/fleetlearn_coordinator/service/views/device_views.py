@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
-from math import inf
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +11,6 @@ from fleetlearn_protocol.errors import Code, FleetError
 
 from fleetlearn_coordinator.service.views.records import (
     DeviceDetail,
-    DevicePage,
     DeviceTask,
     DeviceView,
 )
@@ -23,9 +19,6 @@ from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.ledger import DeviceActivity
-
-FRESH = 1.0
-"""Seconds for which the devices that were read do for all who ask."""
 
 
 class _Seen(NamedTuple):
@@ -38,17 +31,23 @@ class _Seen(NamedTuple):
 
 
 def device_views(
-    places: Iterable[tuple[str, Path]], identities: Identities | None
+    places: Iterable[tuple[str, Path]],
+    identities: Identities | None,
+    only: Collection[str] | None = None,
 ) -> list[DeviceView]:
     """Return the devices that are enrolled, were revoked or were seen, by name. ``places``: the
-    names of runs and where their data are; a run that has not begun has seen none. Raises
-    StoreError."""
+    names of runs and where their data are; a run that has not begun has seen none. ``only``: of
+    these names, a thousand at most; None: all. Raises StoreError."""
     seen: dict[str, list[_Seen]] = {}
     for name, data in places:
-        for each in _seen_by(name, data):
+        for each in _seen_by(name, data, only):
             seen.setdefault(each.row.device, []).append(each)
-    known = {} if identities is None else {each.device: each for each in identities.devices()}
-    revoked = {} if identities is None else identities.revoked()
+    known, revoked = {}, {}
+    if identities is not None:
+        known = {each.device: each for each in identities.devices(only)}
+        revoked = identities.revoked()
+        if only is not None:
+            revoked = {device: revoked[device] for device in only if device in revoked}
     found = []
     for device in sorted({*seen, *known, *revoked}):
         own = known.get(device)
@@ -68,10 +67,11 @@ def device_detail(
     """Return a device with its last tasks, at most this many of each run. ``places``: as for
     ``device_views``. Raises FleetError where there is no such device, StoreError."""
     places = list(places)
-    found = next((row for row in device_views(places, identities) if row.device == device), None)
-    if found is None:
+    rows = device_views(places, identities, [device])
+    if not rows:
         text = f"no device called {device} is enrolled, or was seen"
         raise FleetError(Code.UNKNOWN_CONTENT, text)
+    (found,) = rows
     tasks = []
     for name, data in places:
         if name in found.runs:
@@ -80,11 +80,11 @@ def device_detail(
     return DeviceDetail(**msgspec.structs.asdict(found), tasks=tasks)
 
 
-def _seen_by(name: str, data: Path) -> list[_Seen]:
+def _seen_by(name: str, data: Path, only: Collection[str] | None) -> list[_Seen]:
     storage = find_storage(data)
     try:
         with storage.read_ledger() as ledger:
-            meta, rows = ledger.metadata(), ledger.device_activity()
+            meta, rows = ledger.metadata(), ledger.device_activity(only=only)
     except StoreError as error:
         if error.code == "unknown-content":
             return []
@@ -127,56 +127,3 @@ def _together(seen: list[_Seen]) -> dict[str, Any]:
         "software": last.software,
         "tier": last.tier,
     }
-
-
-class RecentDevices:
-    """All devices, as they were a moment ago: who turns pages, or types, reads them once. Safe to
-    call from any thread."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._lock = clock, threading.Lock()
-        self._devices: list[DeviceView] = []
-        self._until = -inf
-
-    def look(self, read: Callable[[], list[DeviceView]]) -> list[DeviceView]:
-        """Return the devices. ``read`` is called where they were read too long ago; the longer it
-        takes, the longer what it returns is good."""
-        with self._lock:
-            began = self._clock()
-            if began >= self._until:
-                self._devices = read()
-                now = self._clock()
-                self._until = now + FRESH + 5 * (now - began)
-            return self._devices
-
-
-FITS: dict[str, Callable[[DeviceView], bool]] = {
-    "": lambda device: True,
-    "connected": lambda device: device.connected,
-    "away": lambda device: not device.connected and device.revoked is None,
-    "error": lambda device: device.error is not None,
-    "revoked": lambda device: device.revoked is not None,
-}
-"""What a search may ask of a device's state -> whether a device is so."""
-
-
-def device_page(
-    devices: Sequence[DeviceView], search: str, state: str, offset: int, most: int
-) -> DevicePage:
-    """Return the devices that fit, from number ``offset`` on. ``search``: is in the name, a tag,
-    the tier or the runtime; upper case counts as lower case. ``state``: of FITS."""
-    wanted, fits = search.lower(), FITS[state]
-    found = [
-        device for device in devices if fits(device) and (not wanted or wanted in _searched(device))
-    ]
-    return DevicePage(
-        len(devices),
-        sum(device.connected for device in devices),
-        len(found),
-        found[offset : offset + most],
-    )
-
-
-def _searched(device: DeviceView) -> str:
-    words = (device.device, *device.tags, device.tier or "", device.runtime or "")
-    return "\n".join(words).lower()

@@ -13,11 +13,13 @@ from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.service.several.population import describe
 from fleetlearn_coordinator.service.views import run_views
+from fleetlearn_coordinator.service.views.device_search import DeviceSearch
 from fleetlearn_coordinator.service.views.device_views import device_detail, device_views
 from fleetlearn_coordinator.service.views.model_views import model_views
 from fleetlearn_coordinator.service.views.records import (
     AuditView,
     DeviceDetail,
+    DevicePage,
     DeviceView,
     HostView,
     RoundView,
@@ -90,6 +92,14 @@ class LocalViews:
         """Return the devices that are enrolled, were revoked or were seen, by name. Raises
         FleetError."""
         return device_views(self._places(), self._identities)
+
+    def device_page(
+        self, devices: DeviceSearch, *, search: str, state: str, offset: int, most: int
+    ) -> DevicePage:
+        """Return the devices that fit, as ``DeviceSearch.page`` does."""
+        return devices.page(
+            self._places(), self._identities, search=search, state=state, offset=offset, most=most
+        )  # fmt: skip
 
     def device(self, name: str, *, tasks: int = RECENT) -> DeviceDetail:
         """Return a device with its last tasks in each run. Raises FleetError where there is no such
