@@ -106,6 +106,14 @@ class ExchangeSummarised(NamedTuple):
     ``evaluations`` of the status has it."""
 
 
+class HeldOutMeasured(NamedTuple):
+    """A model was measured on held-out data."""
+
+    version: int
+    metrics: Mapping[str, float]
+    """Means over the data's examples: ``loss`` and the model's own metrics."""
+
+
 class TiedVectorsReset(NamedTuple):
     """A device lost what it kept, so SCAFFOLD's c or FedDyn's h begin again from zeros."""
 
@@ -134,6 +142,7 @@ RunEvent: TypeAlias = (
     | MessageRefused
     | RoundEnded
     | ExchangeSummarised
+    | HeldOutMeasured
     | TiedVectorsReset
     | ModelRestored
 )

@@ -46,6 +46,7 @@ from fleetlearn_coordinator.service.live_state import LiveState
 from fleetlearn_coordinator.service.observers import (
     DeviceJoined,
     DeviceLeft,
+    HeldOutMeasured,
     MessageRefused,
     TaskFailed,
 )
@@ -420,6 +421,7 @@ class RunServer:
 
     def held_out_measured(self, version: int, metrics: dict[str, float]) -> None:
         """A model was measured on held-out data: its metrics may stop the run."""
+        self.run.observers.tell([HeldOutMeasured(version, metrics)])
         counts = (
             self.run.plan.stop.measured_by == "held-out" and version >= self.run.roll_backs.newest
         )

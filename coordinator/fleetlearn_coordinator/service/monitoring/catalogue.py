@@ -66,6 +66,10 @@ CATALOGUE: tuple[MetricSpec, ...] = (
         "What devices measured in the last valid evaluation.",
     ),
     MetricSpec(
+        "fleetlearn_held_out_metric", "gauge", ("run", "metric"),
+        "What the newest model that was measured on held-out data has there.",
+    ),
+    MetricSpec(
         "fleetlearn_loss_ratio", "gauge", RUN,
         "Loss of the last committed round over the lowest of the last 20; 1 where none is above 0.",
     ),

@@ -19,6 +19,7 @@ from fleetlearn_coordinator.service.monitoring.catalogue import (
 )
 from fleetlearn_coordinator.service.observers import (
     ExchangeSummarised,
+    HeldOutMeasured,
     MessageRefused,
     RoundEnded,
     RunEvent,
@@ -71,6 +72,8 @@ class RunMetrics:
             for name, spec in SPECS.items()
             if spec.kind == "histogram" and spec.labels == ("run",)
         }
+        self._measured = 0
+        """The newest version that was measured on held-out data."""
         self._given: dict[str, float] = {}
         """Task that runs -> when it was given."""
         self._losses = deque(losses, LOSSES)
@@ -90,6 +93,7 @@ class RunMetrics:
             MessageRefused: self._refuse,
             RoundEnded: self._end_round,
             ExchangeSummarised: self._end_exchange,
+            HeldOutMeasured: self._measure,
         }
         for name in ("tasks_given", "reports_accepted", "examples"):
             self._counts[f"fleetlearn_{name}_total", (run,)] = 0.0
@@ -153,6 +157,11 @@ class RunMetrics:
         self._add("exchanges", event.kind, "valid" if event.valid else "invalid")
         if event.valid and event.kind == EVALUATION:
             self._set_metrics("fleetlearn_evaluation_metric", event.summary["metrics"])
+
+    def _measure(self, event: HeldOutMeasured) -> None:
+        if event.version >= self._measured:
+            self._measured = event.version
+            self._set_metrics("fleetlearn_held_out_metric", event.metrics)
 
     def _set_metrics(self, name: str, metrics: Mapping[str, float]) -> None:
         for key in [key for key in self._values if key[0] == name]:

@@ -11,6 +11,7 @@ from fleetlearn_coordinator.service.monitoring.catalogue import SPECS, Buckets, 
 from fleetlearn_coordinator.service.monitoring.run_metrics import PEAK, RECENT, RunMetrics
 from fleetlearn_coordinator.service.observers import (
     ExchangeSummarised,
+    HeldOutMeasured,
     MessageRefused,
     RoundEnded,
     RunEvent,
@@ -130,6 +131,12 @@ def test_a_rounds_metrics_are_those_of_the_last_committed_one() -> None:
     assert found["training_metric", "loss"] == 0.25
     assert ("training_metric", "accuracy") not in found, "too few devices measured it"
     assert found["model_change",] == 0.125
+
+
+def test_held_out_metrics_are_those_of_the_newest_model() -> None:
+    run = Watched()
+    run.happen(HeldOutMeasured(7, {"loss": 0.25}), HeldOutMeasured(4, {"loss": 9.0}))
+    assert run.read()["held_out_metric", "loss"] == 0.25
 
 
 def test_bytes_never_fall_between_a_rounds_close_and_its_end() -> None:
