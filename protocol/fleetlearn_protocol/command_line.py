@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
 
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 """What ends a process that runs for long. SIGHUP: its terminal was closed."""
@@ -18,6 +19,8 @@ STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 
 def version_of(command: str) -> str:
     """Return what ``--version`` prints, such as ``fleetlearn-device 0.1.0``."""
+    from importlib.metadata import version  # late: it takes longer than most commands
+
     return f"{command} {version('fleetlearn')}"
 
 
@@ -83,6 +86,8 @@ def refuse_in_loop(blocking: str, coroutine: str) -> None:
     """Raise RuntimeError, which says what to write, if an event loop runs in this thread: that of a
     notebook, for example. ``blocking``: the function that was called; ``coroutine``: the call to
     await instead."""
+    import asyncio  # late: commands that run no loop start faster without it
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -7,16 +7,12 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fleetlearn_protocol.errors import Code, FleetError
 
-from fleetlearn_coordinator.network.gate import public_keys
-from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.plan.plan_place import PlanPlace, read_place
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
-from fleetlearn_coordinator.service.several.operations import Verb, log_operations, operating
-from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
-from fleetlearn_coordinator.service.views.event_views import RunEvents
 from fleetlearn_coordinator.service.views.local_views import LocalViews
 from fleetlearn_coordinator.service.views.records import (
     EventView,
@@ -31,6 +27,9 @@ from fleetlearn_coordinator.storage.identities import DATABASE as IDENTITIES
 from fleetlearn_coordinator.storage.runs import DATABASE as RUNS
 from fleetlearn_coordinator.storage.runs import Runs
 
+if TYPE_CHECKING:  # late: what acts needs numpy and more, and what looks does not
+    from fleetlearn_coordinator.service.several.operations import Verb
+
 SOON = "within a second"
 PAUSE = 1.0
 """Seconds between two looks."""
@@ -43,7 +42,7 @@ class LocalTarget(LocalViews):
         self,
         where: str,
         service: ServiceSettings | None,
-        plan: Plan | None,
+        plan: PlanPlace | None,
         data: Path | None,
         identities: Identities | None,
     ) -> None:
@@ -87,6 +86,8 @@ class LocalTarget(LocalViews):
 
     def events(self, name: str | None) -> Iterator[list[EventView]]:
         """Yield what is new in a run, once a second."""
+        from fleetlearn_coordinator.service.views.event_views import RunEvents
+
         events = RunEvents(self.place(name))
         while True:
             yield events.look()
@@ -96,12 +97,17 @@ class LocalTarget(LocalViews):
 
     def change(self, name: str, verb: Verb) -> OperationView:
         """Pause, resume, drain or stop one of several runs. Raises FleetError."""
+        from fleetlearn_coordinator.service.several.operations import operating
+
         with operating(self._several(), COMMAND) as operations:
             operations.change(name, verb)
             return OperationView(verb, name, SOON if operations.runs.is_locked() else self._later)
 
     def roll_back(self, name: str | None, version: int) -> OperationView:
         """Go on from an earlier version of the model. Raises FleetError."""
+        from fleetlearn_coordinator.service.several.operations import operating
+        from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
+
         place = self.place(name)
         if self._one is None:
             with operating(self._several(), COMMAND) as operations:
@@ -121,6 +127,8 @@ class LocalTarget(LocalViews):
         self, uses: int, hours: float, tags: tuple[str, ...], runs: tuple[str, ...]
     ) -> TokenView:
         """Return a new token for devices. Raises FleetError."""
+        from fleetlearn_coordinator.network.gate import public_keys
+
         service, identities = self._enrolling()
         now = time.time()
         until, keys = now + 3600 * hours, public_keys(service.signing_keys)
@@ -204,7 +212,7 @@ def open_local(
             raise FleetError(Code.BAD_MESSAGE, text)
         service = ServiceSettings.read(raw, path.absolute().parent, file=where)
     else:
-        plan = Plan.load(path)
+        plan = read_place(path)
     if service_file is not None:
         service = ServiceSettings.load(service_file)
     if service is None or service.identities is None or not (make or _is_there(service)):
@@ -213,7 +221,8 @@ def open_local(
     with closing(Identities(service.identities)) as identities:
         if service.runs is not None and plan is None:
             with closing(Runs(service.runs)) as runs:  # of a process that was killed before it did
-                log_operations(runs, identities)
+                if runs.to_log():
+                    _log(runs, identities)
         yield LocalTarget(where, service, plan, data, identities)
 
 
@@ -232,3 +241,9 @@ def _is_there(service: ServiceSettings) -> bool:
     folder, runs = service.identities, service.runs
     there = folder is not None and (folder / IDENTITIES).is_file()
     return there and (runs is None or (runs / RUNS).is_file())
+
+
+def _log(runs: Runs, identities: Identities) -> None:
+    from fleetlearn_coordinator.service.several.operations import log_operations
+
+    log_operations(runs, identities)

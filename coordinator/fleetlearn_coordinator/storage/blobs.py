@@ -9,12 +9,14 @@ version. The ledger says which of these bytes count.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from fleetlearn_protocol.frames import Buffer
-from numpy.typing import NDArray
 
-Tensors: TypeAlias = Mapping[str, NDArray[Any]]
+if TYPE_CHECKING:  # who reads a ledger alone need not wait for numpy
+    from numpy.typing import NDArray
+
+Tensors: TypeAlias = "Mapping[str, NDArray[Any]]"
 PARAMETERS = "parameters"
 """The tensor of a model that is its parameter vector; the others are the state beside it."""
 

@@ -7,10 +7,9 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fleetlearn_coordinator.storage.blobs import StoredModels
-from fleetlearn_coordinator.storage.file_blobs import FileBlobs, FileModels
-from fleetlearn_coordinator.storage.file_copy import copy_run
 from fleetlearn_coordinator.storage.file_held_out import FileHeldOutResults
 from fleetlearn_coordinator.storage.file_requests import FileRequests
 from fleetlearn_coordinator.storage.held_out import HeldOutResults
@@ -20,6 +19,9 @@ from fleetlearn_coordinator.storage.run_storage import CopiedRun
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
 from fleetlearn_coordinator.storage.sqlite_reader import SqliteReader, read_ledger
 
+if TYPE_CHECKING:
+    from fleetlearn_coordinator.storage.file_blobs import FileBlobs
+
 
 class FileStorage:
     """``RunStorage`` in a data directory."""
@@ -27,9 +29,16 @@ class FileStorage:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.where = str(self.folder)
-        self.models: StoredModels = FileModels(self.folder)
         self.requests: Requests = FileRequests(self.folder)
         self.held_out: HeldOutResults = FileHeldOutResults(self.folder)
+
+    # What has tensors is imported late: who reads a ledger alone need not wait for numpy.
+
+    @property
+    def models(self) -> StoredModels:
+        from fleetlearn_coordinator.storage.file_blobs import FileModels
+
+        return FileModels(self.folder)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -47,10 +56,14 @@ class FileStorage:
         return SqliteLedger(self.folder / DATABASE, power=power, any_thread=any_thread)
 
     def open_blobs(self, *, power: bool, spool_files: int) -> FileBlobs:
+        from fleetlearn_coordinator.storage.file_blobs import FileBlobs
+
         return FileBlobs(self.folder, power=power, spool_files=spool_files)
 
     def read_ledger(self) -> AbstractContextManager[SqliteReader]:
         return read_ledger(self.folder)
 
     def copy_to(self, folder: Path) -> CopiedRun:
+        from fleetlearn_coordinator.storage.file_copy import copy_run
+
         return copy_run(self.folder, folder)

@@ -39,12 +39,14 @@ class RunStorage(Protocol):
 
     where: str
     """The place, for messages to people."""
-    models: StoredModels
-    """The models, to be read from outside."""
     requests: Requests
     """What people ask of the run."""
     held_out: HeldOutResults
     """What its models measure on held-out data."""
+
+    @property
+    def models(self) -> StoredModels:
+        """The models, to be read from outside."""
 
     def lock(self) -> AbstractContextManager[None]:
         """Hold the run as its one coordinator until the context is left. Makes the place if it does

@@ -4,6 +4,7 @@ that runs, and by its files when it is down. What they print as JSON is what the
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
@@ -13,11 +14,13 @@ from typing import Any
 import jsonschema
 import pytest
 import typer.main
+from answering import Fleet
 from fleetlearn_coordinator.__main__ import app
 from fleetlearn_coordinator.commands import schemas
 from fleetlearn_coordinator.commands.exits import MEANINGS, ExitStatus
 from fleetlearn_coordinator.commands.table import ALIASES, GROUPS, find_command
 from live_host import WRONG, LiveHost, live_host
+from peers import PlanMaker
 from processes import processes, wait_for
 from typer.testing import CliRunner
 
@@ -204,6 +207,24 @@ def test_when_the_coordinator_is_down(tmp_path: Path) -> None:
     assert len(written["written"]) == 2
 
 
+@pytest.mark.parametrize("command", ["status", "rounds", "devices", "runs"])
+def test_who_looks_waits_for_no_library_that_trains(command: str, make_plan: PlanMaker) -> None:
+    """numpy takes a fifth of a second on a small machine, asyncio a tenth."""
+    plan = make_plan()
+    Fleet(plan).store.close()
+    script = (
+        "import sys; from fleetlearn_coordinator.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit: print(*sys.modules, file=sys.stderr)"
+    )
+    words = [sys.executable, "-c", script, command, str(plan.data_dir)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    modules = {*done.stderr.split()}
+    assert "sqlite3" in modules
+    heavy = {"numpy", "asyncio", "websockets", "cryptography", "safetensors", "http.client"}
+    assert not heavy & modules
+
+
 # What holds pages, table, schema and code together
 
 
@@ -322,6 +343,7 @@ ENDLESS = {
     "serve service.toml": "",
     "status digits.toml --watch": "digits: running",
     "tail service.toml": "round 1 begins",
+    "view digits.run": "http://127.0.0.1:",
 }
 """Commands of the page that go on until they are ended -> what they say at once. A coordinator is
 served already."""

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from fleetlearn_protocol.exchanges import EVALUATION
+
 from fleetlearn_coordinator.aggregation.round_summary import describe
-from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.service.views.records import EventView
 from fleetlearn_coordinator.service.views.run_views import Found, RunPlace, is_running
 from fleetlearn_coordinator.storage.find_storage import find_storage

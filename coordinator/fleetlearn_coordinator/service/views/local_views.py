@@ -6,16 +6,15 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fleetlearn_protocol.errors import Code, FleetError, in_words
 
-from fleetlearn_coordinator.plan.plan import Plan
-from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
+from fleetlearn_coordinator.plan.plan_place import PlanPlace, read_place
 from fleetlearn_coordinator.service.several.population import describe
 from fleetlearn_coordinator.service.views import run_views
 from fleetlearn_coordinator.service.views.device_search import DeviceSearch
 from fleetlearn_coordinator.service.views.device_views import device_detail, device_views
-from fleetlearn_coordinator.service.views.model_views import model_views
 from fleetlearn_coordinator.service.views.records import (
     AuditView,
     DeviceDetail,
@@ -33,6 +32,10 @@ from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.runs import Runs, WantedRun
 
+if TYPE_CHECKING:  # late: a plan is read with numpy, and most views need none
+    from fleetlearn_coordinator.plan.plan import Plan
+    from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+
 
 class LocalViews:
     """The views of a host with several runs, of a plan that is served alone, or of a data
@@ -42,7 +45,7 @@ class LocalViews:
         self,
         *,
         service: ServiceSettings | None = None,
-        plan: Plan | None = None,
+        plan: Plan | PlanPlace | None = None,
         data: Path | None = None,
         identities: Identities | None = None,
     ) -> None:
@@ -86,6 +89,8 @@ class LocalViews:
     ) -> list[Version]:
         """Return the versions of a run's model, the oldest first. ``gone``: also those whose files
         are not kept. Raises FleetError."""
+        from fleetlearn_coordinator.service.views.model_views import model_views
+
         return model_views(self.plan(name), gone=gone, most=most)
 
     def devices(self) -> list[DeviceView]:
@@ -129,13 +134,16 @@ class LocalViews:
                 f"there is no run called {name}; there are: {self._one.name}",
             )
         found = self._find(name)
-        return _place(found, Plan.load(found.plan))
+        return _place(found, read_place(found.plan))
 
     def plan(self, name: str | None) -> Plan:
         """Return the plan of the run of this name; None: of the one there is. Raises FleetError."""
+        from fleetlearn_coordinator.plan.plan import Plan
+
         self.place(name)
         if self._plan is not None:
-            return self._plan
+            own = self._plan
+            return Plan.load(own.file) if isinstance(own, PlanPlace) else own
         if self._data is not None:
             raise FleetError(
                 Code.UNKNOWN_CONTENT,
@@ -169,7 +177,7 @@ class LocalViews:
                 'this service file names no runs: write runs = "runs" there, a folder beside the '
                 "file; or give the plan that it serves"
             )
-            raise ServiceError(Code.BAD_MESSAGE, text)
+            raise FleetError(Code.BAD_MESSAGE, text)
         with closing(Runs(self._service.runs)) as runs:
             return runs.runs()
 
@@ -188,13 +196,13 @@ class LocalViews:
         found = []
         for run in self._wanted():
             try:
-                found.append((run.name, Plan.load(run.plan).data_dir))
+                found.append((run.name, read_place(run.plan).data_dir))
             except FleetError:  # it was moved away, or is broken now: ``runs`` says so
                 continue
         return found
 
 
-def _place(run: WantedRun, plan: Plan) -> RunPlace:
+def _place(run: WantedRun, plan: PlanPlace) -> RunPlace:
     return RunPlace(
         run.name, plan.data_dir, str(run.plan), run.wanted, run.failed, describe(run.population)
     )
@@ -202,7 +210,7 @@ def _place(run: WantedRun, plan: Plan) -> RunPlace:
 
 def _wanted(run: WantedRun) -> RunGlance:
     try:
-        place = _place(run, Plan.load(run.plan))
+        place = _place(run, read_place(run.plan))
     except (FleetError, OSError) as error:
         return RunGlance(
             name=run.name,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from fleetlearn_protocol.exchanges import EVALUATION
 
-from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.service.views.records import (
     EvaluationView,
     RoundView,
