@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from fleetlearn_coordinator import Plan, ServiceSettings
 from fleetlearn_coordinator.service.serve import running
+from fleetlearn_coordinator.service.server import RunServer
 from memory_storage import KilledError, MemoryStorage
 
 
@@ -26,6 +27,8 @@ class CoordinatorThread:
         self._plan = plan
         self.address: str | None = None
         """Where it listens; None: nowhere, not yet or not any more."""
+        self.server: RunServer
+        """For a look at it from outside, once it listens."""
         self.killed = False
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
@@ -36,7 +39,7 @@ class CoordinatorThread:
 
     async def _serve(self) -> None:
         async with running(self._plan, ServiceSettings.read({"port": 0})) as server:
-            self.address = server.host.address
+            self.server, self.address = server, server.host.address
             await asyncio.wait({server.done})
             await server.stop("")
             server.done.result()

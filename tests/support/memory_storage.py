@@ -396,15 +396,13 @@ class MemoryBlobs(MemoryModels):
         assert sums is not None
         sums[turn] = content + sums.get(turn, b"")[len(content) :]
 
-    def load_aggregator(
-        self, turn: int, like: Tensors, crc32: int | None
-    ) -> dict[str, NDArray[Any]]:
+    def load_aggregator(self, turn: int, like: Tensors, crc32: int) -> dict[str, NDArray[Any]]:
         content, place = (self._contents.sums or {}).get(turn, b""), 0
         size = sum(each.nbytes for each in like.values())
         if len(content) < size:
             text = f"{self.where_aggregator()} is shorter than the sum of a round: it is damaged"
             raise StoreError(Code.WRONG_LENGTH, text)
-        if crc32 not in (None, checksum(content[:size])):
+        if checksum(content[:size]) != crc32:
             text = f"{self.where_aggregator()} was changed after it was written: it is damaged"
             raise StoreError(Code.WRONG_HASH, text)
         tensors: dict[str, NDArray[Any]] = {}

@@ -124,12 +124,9 @@ class Blobs(StoredModels, Protocol):
         it is. Returns the CRC-32 of its bytes. May be called from any thread, once at a time.
         Raises OSError."""
 
-    def load_aggregator(
-        self, turn: int, like: Tensors, crc32: int | None
-    ) -> dict[str, NDArray[Any]]:
+    def load_aggregator(self, turn: int, like: Tensors, crc32: int) -> dict[str, NDArray[Any]]:
         """Return the saved state of this turn: tensors with the names, types and shapes of
-        ``like``. Raises StoreError: a short file, or bytes with another CRC-32 than ``crc32``
-        (None: an earlier version saved the state without a checksum)."""
+        ``like``. Raises StoreError: a short file, or bytes with another CRC-32 than ``crc32``."""
 
     def where_aggregator(self) -> str:
         """Return what somebody has to remove to give up the open round, for messages to people."""

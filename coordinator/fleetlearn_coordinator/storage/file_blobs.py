@@ -172,9 +172,7 @@ class FileBlobs(FileModels):
                 os.fsync(self._sums[turn])
         return crc32
 
-    def load_aggregator(
-        self, turn: int, like: Tensors, crc32: int | None
-    ) -> dict[str, NDArray[Any]]:
+    def load_aggregator(self, turn: int, like: Tensors, crc32: int) -> dict[str, NDArray[Any]]:
         path, place, found = self._sum_path(turn), 0, 0
         tensors: dict[str, NDArray[Any]] = {}
         for name, wanted in like.items():
@@ -184,7 +182,7 @@ class FileBlobs(FileModels):
                     Code.WRONG_LENGTH, f"{path} is shorter than the sum of a round: it is damaged"
                 )
             place, found = place + wanted.nbytes, checksum(tensors[name].data.cast("B"), found)
-        if crc32 not in (None, found):
+        if found != crc32:
             raise StoreError(
                 Code.WRONG_HASH, f"{path} was changed after it was written: it is damaged"
             )

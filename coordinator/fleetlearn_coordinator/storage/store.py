@@ -265,7 +265,7 @@ class Store:
                 f"{self.blobs.where_aggregator()}: an earlier version of fleetlearn saved the sum"
             )
             raise StoreError(Code.WRONG_HASH, text)
-        return self.blobs.load_aggregator(int(turn), like, self.ledger.get("sum_crc32"))
+        return self.blobs.load_aggregator(int(turn), like, int(self.ledger.get("sum_crc32")))
 
     def take_back_update(self, saved: SavedReport, early: int | None = None) -> bytearray:
         """Return the bytes of an update that an earlier process accepted, and hold its spool file.

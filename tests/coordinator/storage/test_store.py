@@ -30,7 +30,7 @@ from fleetlearn_coordinator.storage.store import SPOOL_FILES_HELD, Store, open_s
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.messages import Report
-from fleetlearn_protocol.vector import Vector, check_finite, digest
+from fleetlearn_protocol.vector import Vector, check_finite, checksum, digest
 from full_disk import largest_file
 
 SIZE = 33_000
@@ -284,7 +284,7 @@ def test_a_damaged_report_or_an_old_sum_s_count_is_named(tmp_path: Path) -> None
     _, path = folded(tmp_path)
     flip(path, COUNT, 5)  # 0 updates
     kept = open_store(tmp_path, BUNDLE)
-    kept.write([Metadata("sum_crc32", None)])
+    kept.write([Metadata("sum_crc32", checksum(path.read_bytes()))])
     with pytest.raises(StoreError, match=r"sums: the saved sum says 0 updates .* damaged"):
         recover(kept)
     database(kept).execute("UPDATE tasks SET report=? WHERE task='t1-3'", (b'{"task": "\xff"',))
