@@ -38,6 +38,7 @@ from fleetlearn_coordinator.service.hosted_run import updates_kept
 from fleetlearn_coordinator.service.views.records import CheckView
 from fleetlearn_coordinator.service.views.run_views import RunPlace, run_view
 from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.find_storage import find_storage, is_folder
 from fleetlearn_coordinator.storage.identities import DATABASE, Identities
 from fleetlearn_coordinator.storage.store import most_spool_files
 
@@ -102,8 +103,16 @@ def check_plan(plan: Plan, service: ServiceSettings) -> Checks:
     except FleetError as error:
         do = "export the model again, or change the plan"
         yield CheckView("bundle", BAD, error.text, do)
-    yield from check_folder("data", plan.data_dir)
-    yield check_disk(plan, service, size)
+    try:
+        storage = find_storage(plan.data_dir)
+    except FleetError as error:
+        yield CheckView("data", BAD, error.text, "change data_dir in the plan")
+        return
+    if is_folder(storage):
+        yield from check_folder("data", plan.data_dir)
+        yield check_disk(plan, service, size)
+    else:
+        yield CheckView("data", GOOD, f"{storage.where} is a store, and no folder here")
 
 
 def check_folder(what: str, folder: Path) -> Checks:

@@ -34,3 +34,8 @@ def find_storage(place: str | os.PathLike[str]) -> RunStorage:
             f"{text}: there is no store called {scheme[1]}; a run's data can be in: {known}",
         )
     return STORES[scheme[1]](text)
+
+
+def is_folder(storage: RunStorage) -> bool:
+    """Return whether the run is in a folder of this machine."""
+    return isinstance(storage, FileStorage)

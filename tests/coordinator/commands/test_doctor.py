@@ -16,10 +16,11 @@ from fleetlearn_coordinator.__main__ import app
 from fleetlearn_coordinator.network.process_settings import DescriptorShares
 from fleetlearn_coordinator.service import checks
 from fleetlearn_coordinator.service.private_ca import make_certificate
-from fleetlearn_coordinator.storage.find_storage import find_storage
+from fleetlearn_coordinator.storage.find_storage import STORES, find_storage
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.ledger import Metadata
 from fleetlearn_coordinator.storage.runs import Runs
+from memory_storage import SCHEME, memory_storage
 from peers import plan_text, write_test_bundle
 from typer.testing import CliRunner
 
@@ -70,6 +71,18 @@ def test_nothing_is_wrong_and_nothing_is_changed(folder: Path) -> None:
     assert sorted(folder.rglob("*")) == before
     shown = CliRunner().invoke(app, ["doctor"]).stdout
     assert "plan.toml: test, recipe fedavg" in " ".join(shown.split())
+
+
+def test_a_run_s_store_that_is_no_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no disk to look at; a store of a scheme that is not known is what is wrong."""
+    plan = folder / "plan.toml"
+    plan.write_text(plan_text(folder / "bundle", f"{SCHEME}://run"))
+    assert f"{SCHEME}://run: there is no store called {SCHEME}" in bad()["found"]
+    monkeypatch.setitem(STORES, SCHEME, memory_storage)
+    monkeypatch.setattr("memory_storage.STORED", {})
+    found = examine()
+    assert found["data"]["found"] == f"{SCHEME}://run is a store, and no folder here"
+    assert "disk" not in found
 
 
 def test_a_plan_that_cannot_be_read(folder: Path) -> None:
