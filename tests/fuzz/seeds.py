@@ -206,6 +206,11 @@ def administration() -> list[bytes]:
         b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\nabc",
         b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+        b"GET /page/app.js HTTP/1.1\r\nHost: a:1\r\nOrigin: http://a:1\r\n\r\n",
+        b'POST /v1/session HTTP/1.1\r\nHost: a\r\nContent-Length: 12\r\n\r\n{"token": 1}',
+        b"GET /v1/session HTTP/1.1\r\nHost: [::1]:8\r\nCookie: a; fleetlearn-session-8=x\r\n\r\n",
+        b"POST /v1/session/end HTTP/1.1\r\nHost: a\r\nX-CSRF-Token: \xe4\r\n\r\n",
+        b"GET /v1/live?topics=host,run/a HTTP/1.1\r\nHost: a\r\nSec-Fetch-Site: none\r\n\r\n",
     ]
     return [*lines, lines[0] + lines[1]]
 

@@ -1,5 +1,5 @@
-"""Target: bytes before the administrators' port: HTTP requests, and what is none. No socket, no
-database."""
+"""Target: bytes before the administrators' port and its page: HTTP requests, and what is none. No
+socket, no database."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any
 
+from fleetlearn_coordinator.dashboard.live_feed import Feed
+from fleetlearn_coordinator.dashboard.page_api import PageApi
+from fleetlearn_coordinator.dashboard.replay import OneToken
 from fleetlearn_coordinator.network.admin_listener import MOST_BODY, AdminListener, Request
 from fleetlearn_coordinator.network.http_port import RefusedError
 
@@ -38,9 +41,16 @@ def _loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
+def _identify(request: Request) -> object:
+    """Nobody may look: the pause before a refused token would be in the way."""
+    raise RefusedError(HTTPStatus.FORBIDDEN, "refused")
+
+
 @cache
 def _listener() -> AdminListener:
-    return AdminListener(_answer, None)
+    sessions = OneToken()
+    page = PageApi(_answer, _identify, lambda: sessions, Feed(), secure=True, about={})
+    return AdminListener(page.answer, None, browsers=True)
 
 
 def administration(data: bytes) -> None:
