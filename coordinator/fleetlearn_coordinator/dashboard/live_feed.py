@@ -112,6 +112,12 @@ class Topic:
         self._send(_event({"topic": self.name, "ended": True}))
         self._viewers.clear()
 
+    def drop_viewers(self) -> None:
+        """Send nothing more to anybody who looks."""
+        for viewer in self._viewers:
+            viewer.drop()
+        self._viewers.clear()
+
     def _send(self, message: bytes) -> None:
         for viewer in list(self._viewers):
             viewer.put(message)
@@ -154,6 +160,11 @@ class Feed:
         viewer.drop()
         for topic in self.topics.values():
             topic.leave(viewer)
+
+    def close(self) -> None:
+        """Drop all viewers. They are told nothing: what they saw is all that is known."""
+        for topic in self.topics.values():
+            topic.drop_viewers()
 
     def tell(self) -> None:
         """Tell all viewers what changed."""

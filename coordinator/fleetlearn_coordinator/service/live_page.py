@@ -106,8 +106,7 @@ class LivePage:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.wait({self._ticker})
-        for name in list(self.feed.topics):
-            self.feed.remove(name)
+        self.feed.close()
 
     async def _tick(self) -> None:
         try:

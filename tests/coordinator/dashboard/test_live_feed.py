@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from typing import Any
 
 from fleetlearn_coordinator.dashboard.growing_list import GrowingList
@@ -127,9 +128,12 @@ def test_a_topic_is_replaced_and_one_that_is_not_there_has_ended() -> None:
         feed.add(Topic("t", lambda: {"b": 2}, {}))
         await told.take()
         assert told.values == {"b": 2}
+        other = feed.join(["t"])
         feed.leave(told.viewer)
         feed.tell()
         assert await told.viewer.next() is None
+        feed.close()
+        assert (other.is_dropped, other._waiting) == (True, deque())
 
     asyncio.run(check())
 

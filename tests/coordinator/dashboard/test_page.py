@@ -218,6 +218,8 @@ def test_the_page_goes_on_by_itself_after_a_restart(make_plan: PlanMaker, tmp_pa
             expect(page.get_by_text("live", exact=True)).to_be_visible()
             first.__exit__()
             expect(page.get_by_text("no connection; trying again")).to_be_visible()
+            # What was known stays.
+            expect(page.get_by_role("img", name="Loss; newest: loss 0.7")).to_be_visible()
             with Watched(tmp_path, plan, admin={"port": port}) as second:
                 expect(page.get_by_text("live", exact=True)).to_be_visible()
                 expect(page.get_by_role("img", name="Loss; newest: loss 0.7")).to_be_visible()

@@ -180,6 +180,9 @@ def test_what_a_run_did_before_is_there_after_a_restart(
         with browser.look("run/test") as look:
             look.until(lambda: len(look.lists.get("run/test", {}).get("rounds", ())) == 1)
             before = look.lists["run/test"]["rounds"]
+            watched.__exit__()
+            look.until(lambda: look.is_over)
+            assert not look.ended, "the run is there; the coordinator is not"
     with Watched(tmp_path, plan) as watched:
         restarted = Browser(watched.address)
         # The port is another one now, and so is the cookie's name; its secret is still good.

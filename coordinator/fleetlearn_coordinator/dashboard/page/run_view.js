@@ -30,8 +30,8 @@ export function run(root, name) {
     evaluations(), said(),
   ];
   const replay = who().replay ? player() : null;
-  if (replay) root.append(replay.node);
-  for (const part of parts) root.append(part.node);
+  const body = el("div", {}, ...parts.map((part) => part.node));
+  root.append(...(replay ? [replay.node] : []), body);
 
   function update() {
     const found = topic(key);
@@ -39,10 +39,12 @@ export function run(root, name) {
     if (found.ended) {
       say(notice, `There is no run called ${name} any more.`);
       show(notice, true);
-      for (const part of parts) part.node.remove();
-      acts.node.remove();
+      show(body, false);
+      show(acts.node, false);
       return;
     }
+    show(body, true);
+    show(acts.node, !replay);
     const glance = topic("host")?.values[key] ?? {};
     const run = { ...found.values, wanted: glance.wanted, failed: glance.failed };
     const [word, kind] = stateOf(run);
@@ -210,7 +212,8 @@ function learning() {
     if (!lists) return;
     const [rows, found] = learned(lists.rounds.filter((row) => row.outcome === "committed"));
     const names = found.filter((name) => !KINDS.some(([prefix]) => name.startsWith(prefix)));
-    if (!names.length) names.push("loss");
+    if (!names.includes("loss")) names.push("loss");
+    names.sort((a, b) => (a === "loss" ? -1 : b === "loss" ? 1 : 0));
     for (const name of names) {
       const id = `${axis.value} ${name}`;
       if (charts.has(id)) continue;
