@@ -91,7 +91,7 @@ def plain_table(*columns: str, wraps: str = "", title: str | None = None) -> Tab
     ``wraps``, which a narrow terminal gives several."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
     for name in columns:
-        table.add_column(name, no_wrap=name != wraps)
+        table.add_column(name, no_wrap=name != wraps, overflow="fold")
     return table
 
 

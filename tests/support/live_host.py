@@ -43,10 +43,10 @@ class LiveHost:
         task = self.host.do(failing.task())
         self.host.do(failing.send(Failed(task.task, "bad-data", WRONG)))
         self.host.do(failing.connection.close())
-        peer = self.host.join("roof-7", ("roof",), runtime="onnx 1.31.1")
+        self.peer = self.host.join("roof-7", ("roof",), runtime="onnx 1.31.1")
         for _ in range(2):
-            self.host.do(peer.do_round(update_of(1.0, SIZE)))
-        self.host.do(peer.task())
+            self.host.do(self.peer.do_round(update_of(1.0, SIZE)))
+        self.task = self.host.do(self.peer.task())
         views = LocalViews(service=self.host.service, identities=None)
         wait_for(lambda: [row.done for row in views.devices()] == [2, 0], "the ledger")
         wait_for(lambda: views.run("digits").leases == 1, "the ledger")

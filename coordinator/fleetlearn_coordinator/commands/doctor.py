@@ -15,7 +15,7 @@ from fleetlearn_protocol.typer_app import show_table
 from fleetlearn_coordinator.commands.exits import ExitStatus, expected_errors
 from fleetlearn_coordinator.commands.local import LocalTarget, open_local
 from fleetlearn_coordinator.commands.options import AsJson, Service, Words
-from fleetlearn_coordinator.commands.show import checks_table
+from fleetlearn_coordinator.commands.show import checks_table, tell
 from fleetlearn_coordinator.commands.target import split
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
@@ -42,7 +42,7 @@ def doctor(words: Words = None, service: Service = None, as_json: AsJson = False
         show_table(checks_table(found))
         for check in found:
             if check.do:
-                print(f"{check.what}: {check.do}")
+                tell(f"{check.what}: {check.do}")
     if any(check.state == checks.BAD for check in found):
         sys.exit(ExitStatus.UNSOUND)
 

@@ -29,13 +29,17 @@ def show_live(looks: Iterator[HostView | RunView], last: int) -> None:
     console = Console(markup=False, highlight=False)
     with Live(console=console, auto_refresh=False) as live:
         for found in looks:
-            live.update(picture(found, last, time.time(), console.height), refresh=True)
+            live.update(
+                picture(found, last, time.time(), console.width, console.height), refresh=True
+            )
             if isinstance(found, RunView) and found.finished is not None:
                 return
 
 
-def picture(found: HostView | RunView, last: int, now: float, height: int) -> RenderableType:
-    """Return what is shown of a run or a host. ``height``: rows of the terminal."""
+def picture(
+    found: HostView | RunView, last: int, now: float, width: int, height: int
+) -> RenderableType:
+    """Return what is shown of a run or a host. ``width``, ``height``: of the terminal."""
     parts: list[RenderableType] = [Text(f"{date(now)}  (Ctrl-C ends this view)", "dim")]
     if isinstance(found, HostView):
         parts.append(runs_table(found.runs, now))
@@ -44,9 +48,14 @@ def picture(found: HostView | RunView, last: int, now: float, height: int) -> Re
     if found.opened is not None and found.goal:
         parts.append(_bars(found, now))
     parts += (Text(line, "cyan") for line in trend_lines(found, pictures=True))
-    room = max(1, min(last, height - len(parts) - 7))
-    if found.rounds:
-        parts.append(rounds_table(found.rounds[-room:], now))
+    room = max(1, min(last, height - len(parts) - 5))
+    console = Console(width=width, markup=False)
+    while found.rounds:
+        whole = Group(*parts, rounds_table(found.rounds[-room:], now, width))
+        # Causes may take several lines of a row.
+        if room == 1 or len(console.render_lines(whole)) < height:
+            return whole
+        room = room * 2 // 3
     return Group(*parts)
 
 

@@ -23,6 +23,7 @@ from fleetlearn_coordinator.commands.options import (
 from fleetlearn_coordinator.commands.show import (
     causes,
     clock,
+    columns_here,
     date,
     devices_table,
     host_lines,
@@ -30,6 +31,7 @@ from fleetlearn_coordinator.commands.show import (
     rounds_table,
     runs_table,
     size,
+    tell,
 )
 from fleetlearn_coordinator.commands.target import Access, reach, split
 from fleetlearn_coordinator.service.views.records import DeviceView, RoundView, TurnsView
@@ -48,7 +50,7 @@ def runs(words: Words = None, as_json: AsJson = False, token: Token = None, ca: 
         return
     show_table(runs_table(host.runs, time.time()))
     for line in host_lines(host):
-        print(line)
+        tell(line)
 
 
 @app.command()
@@ -90,7 +92,7 @@ def _print_rounds(rows: list[RoundView]) -> None:
     if not rows:
         print("no round is over yet")
         return
-    show_table(rounds_table(rows, time.time()))
+    show_table(rounds_table(rows, time.time(), columns_here()))
     lost: dict[str, int] = {}
     for row in rows:
         for cause, count in row.summary.get("dropped", {}).items():
@@ -156,7 +158,7 @@ def devices(
     elif device is not None:
         _print_device(found[0])
     else:
-        show_table(devices_table(found, time.time()))
+        show_table(devices_table(found, time.time(), columns_here()))
 
 
 def _print_device(row: DeviceView) -> None:

@@ -3,6 +3,9 @@ view."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -24,6 +27,23 @@ if TYPE_CHECKING:
 
 WHILE = "while they trained"
 BARS = "▁▂▃▄▅▆▇█"
+NARROW = 110
+"""Columns of a terminal in which tables leave out what can be done without."""
+PIPE = 200
+"""Columns of what is no terminal."""
+
+
+def columns_here() -> int:
+    """Return how wide the standard output is."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE
+
+
+def tell(line: str) -> None:
+    """Print a line; on a terminal it goes on below, a little to the right, where it is too long."""
+    if sys.stdout.isatty():
+        wraps = textwrap.TextWrapper(columns_here(), subsequent_indent="  ")
+        line = "\n".join(wraps.wrap(line))
+    print(line)
 
 
 def date(at: float | None) -> str:
@@ -181,18 +201,21 @@ def measured_line(rounds: Sequence[RoundView]) -> str | None:
     return f"{', '.join(names)}: {model}{whose}, {when}"
 
 
-def rounds_table(rounds: Sequence[RoundView], now: float) -> Table:
-    """Return rounds that are over, a row each. On a narrow terminal the causes take more lines,
-    and every number stays whole."""
+def rounds_table(rounds: Sequence[RoundView], now: float, width: int) -> Table:
+    """Return rounds that are over, a row each. ``width``: of the terminal; in a narrow one what can
+    be done without is left out, the causes take more lines, and every number stays whole."""
     metrics = _names(row.metrics for row in rounds)
-    columns = ("round", "ended", "outcome", "reports", "dropped", *metrics, "change", "seconds")
+    narrow = width < NARROW
+    told = not narrow or any(row.outcome != "committed" for row in rounds)
+    outcome, seconds = ["outcome"] * told, ["seconds"] * (not narrow)
+    columns = ("round", "ended", *outcome, "reports", "dropped", *metrics, "change", *seconds)
     table = plain_table(*columns, wraps="dropped")
     for row in rounds:
         values = (f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in metrics)
         table.add_row(
-            str(row.number), clock(row.closed, now), row.outcome, str(row.reports),
-            causes(row.summary.get("dropped", {})), *values,
-            f"{row.norm:.3g}", f"{row.seconds:.2f}",
+            str(row.number), clock(row.closed, now), *([row.outcome] * told), str(row.reports),
+            causes(row.summary.get("dropped", {})), *values, f"{row.norm:.3g}",
+            *([f"{row.seconds:.2f}"] * (not narrow)),
         )  # fmt: skip
     return table
 
@@ -242,9 +265,11 @@ def host_lines(host: HostView) -> list[str]:
     return lines
 
 
-def devices_table(devices: Sequence[DeviceView], now: float) -> Table:
-    """Return devices, a row each."""
-    columns = ("device", "connected", "last seen", "done", "failed", "lost", "tags", "enrolled")
+def devices_table(devices: Sequence[DeviceView], now: float, width: int) -> Table:
+    """Return devices, a row each. ``width``: as for ``rounds_table``."""
+    narrow = width < NARROW
+    more = [] if narrow else ["tags", "enrolled"]
+    columns = ("device", "connected", "last seen", "done", "failed", "lost", *more)
     table = plain_table(*columns, "last error", wraps="last error")
     for row in devices:
         enrolled = f"revoked {date(row.revoked)}" if row.revoked is not None else date(row.enrolled)
@@ -256,8 +281,7 @@ def devices_table(devices: Sequence[DeviceView], now: float) -> Table:
             str(row.done),
             str(row.failed),
             str(row.lost),
-            " ".join(row.tags),
-            enrolled,
+            *([] if narrow else [" ".join(row.tags), enrolled]),
             error,
         )
     return table

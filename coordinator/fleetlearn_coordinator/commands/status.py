@@ -14,6 +14,7 @@ from fleetlearn_protocol.typer_app import show_table
 from fleetlearn_coordinator.commands.exits import ExitStatus, expected_errors
 from fleetlearn_coordinator.commands.options import AsJson, Ca, Last, Token, WordsAndRun
 from fleetlearn_coordinator.commands.show import (
+    columns_here,
     evaluations_table,
     host_lines,
     listed,
@@ -22,6 +23,7 @@ from fleetlearn_coordinator.commands.show import (
     rounds_table,
     run_lines,
     runs_table,
+    tell,
     trend_lines,
 )
 from fleetlearn_coordinator.commands.target import Access, reach, split
@@ -77,15 +79,15 @@ def _print(found: HostView | RunView, last: int) -> None:
     if isinstance(found, HostView):
         show_table(runs_table(found.runs, now))
         for line in host_lines(found):
-            print(line)
+            tell(line)
         return
     pictures = sys.stdout.isatty()
     for line in (*run_lines(found, now), *trend_lines(found, pictures=pictures)):
-        print(line)
+        tell(line)
     if found.rounds:
         if text := measured_line(found.rounds):
-            print(text)
-        show_table(rounds_table(found.rounds[-last:], now))
+            tell(text)
+        show_table(rounds_table(found.rounds[-last:], now, columns_here()))
     if found.evaluations:
         show_table(evaluations_table(found.evaluations[-last:]))
     for version in [*found.held_out][-last:]:
