@@ -152,12 +152,8 @@ def test_a_table_in_a_narrow_terminal_keeps_every_cell_whole() -> None:
     ("module", "arguments", "text"),
     [
         ("coordinator", ["device-certificate", "--help"], "with `clients` in [tls] knows a device"),
-        ("coordinator", ["--help"], "with `clients` in [tls] knows a device"),
-        (
-            "coordinator",
-            ["--help"],
-            "Ask for an evaluation of the newest model on devices' own data",
-        ),
+        ("coordinator", ["--help"], "Make a certificate for a device"),
+        ("coordinator", ["--help"], "Measure the newest model on the devices' data"),
         (
             "simulator",
             ["--help"],

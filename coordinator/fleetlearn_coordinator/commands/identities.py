@@ -94,7 +94,7 @@ def revoke(
 def _qr_code() -> Callable[[str], None]:
     """Return what draws a text as a QR code in the terminal. Ends the program where the extra is
     missing."""
-    with needs("fleetlearn-coordinator token --qr", "qr"):
+    with needs("fleetlearn-coordinator enrol --qr", "qr"):
         import segno
     return lambda text: segno.make(text, error="l", micro=False).terminal(compact=True)
 

@@ -140,7 +140,7 @@ class Gate:
             raise RefusalError(
                 HTTPStatus.UNAUTHORIZED,
                 "this coordinator takes enrolled devices alone: start the device with a token "
-                "(--token), which its operator makes with `fleetlearn-coordinator token`, or with "
+                "(--token), which its operator makes with `fleetlearn-coordinator enrol`, or with "
                 "its certificate (--certificate) where it was given one",
             )
         try:

@@ -307,7 +307,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                 raise ValueError(
                     f'host = "{settings.host}" lets other machines connect, and without identities '
                     "whoever does is a device, under any name. Name a folder for identities, and "
-                    "enrol devices with tokens (`fleetlearn-coordinator token`), or say open = "
+                    "enrol devices with tokens (`fleetlearn-coordinator enrol`), or say open = "
                     "true where everybody who can connect is trusted"
                 )
             if settings.admin is not None:

@@ -128,7 +128,7 @@ def read_token(token: str) -> tuple[str, tuple[str, ...]]:
         raise ValueError(
             f"the token that was given cannot be one: it has {len(token)} characters. Expected 43 "
             "to 128 letters, digits, - and _, and keys behind dots if there are any, with no space "
-            "or line end, as `fleetlearn-coordinator token` prints it"
+            "or line end, as `fleetlearn-coordinator enrol` prints it"
         )
     return parts[1], tuple(parts[2].split(".")[1:])
 

@@ -71,7 +71,7 @@ class Operations:
         """Pause, resume, drain or stop a run. Raises StoreError."""
         run = self.find(name)
         if verb in ("paused", "drained") and run.wanted == "stopped":
-            text = f"the run {name} is stopped: `fleetlearn-coordinator run resume` lets it go on"
+            text = f"the run {name} is stopped: `fleetlearn-coordinator resume` lets it go on"
             raise StoreError(Code.OUT_OF_TURN, text)
         with self._logged(verb, name):
             self.runs.want(name, _STATES[verb])
