@@ -34,7 +34,7 @@ export function readToken(token: string): { secret: string; keys: readonly strin
   if (found === null) {
     throw new RangeError(
       `the token that was given cannot be one: it has ${token.length} characters. Expected 43 to 128 letters, digits, ` +
-        "- and _, and keys behind dots if there are any, with no space or line end, as `fleetlearn-coordinator token` " +
+        "- and _, and keys behind dots if there are any, with no space or line end, as `fleetlearn-coordinator enrol` " +
         "prints it",
     );
   }
