@@ -72,6 +72,30 @@ def test_monitoring(tmp_path: Path) -> None:
     assert found["ratio"]["rounds_per_second"]["min"] > 0
 
 
+def test_walk(tmp_path: Path) -> None:
+    """The way has the files that the architecture page names, and is the same each time."""
+    found = figures(tmp_path, "walk.py")
+    assert found == figures(tmp_path, "walk.py")
+    assert 40 < found["synchronous"]["files"] <= found["synchronous"]["functions"]
+    steps = run(tmp_path, "walk.py", "--calls").stdout
+    for file in ("conversation/uploads.py", "storage/sqlite_ledger.py", "aggregation/commit.py"):
+        assert file in steps
+
+
+def test_size(tmp_path: Path) -> None:
+    """By hand: a docstring of two lines, a comment, and a function of three lines of code."""
+    room = tmp_path / "tree" / "coordinator" / "fleetlearn_coordinator"
+    (room / "rounds").mkdir(parents=True)
+    text = '"""One\ntwo."""\n\n# why\ndef f():\n    """It."""\n    a = (1,\n         2)\n\n'
+    (room / "rounds" / "engine.py").write_text(text)
+    (room / "own.py").write_text("A = 1\n")
+    found = figures(tmp_path, "size.py", str(tmp_path / "tree"))
+    part = found["coordinator: rounds/"]
+    assert (part["files"], part["lines"], part["code"], part["functions"]) == (1, 6, 3, 1)
+    assert part["p50"] == part["p90"] == 3
+    assert (found["coordinator"]["lines"], found["coordinator"]["functions"]) == (7, 1)
+
+
 def test_rounds(tmp_path: Path) -> None:
     results = figures(
         tmp_path,
