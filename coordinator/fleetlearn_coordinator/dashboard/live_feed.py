@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from fleetlearn_coordinator.dashboard.growing_list import GrowingList
 
+LAST_WORDS = 0.5
+"""Seconds in which viewers take the last message, as the coordinator stops."""
 MOST_WAITING = 16
 """Messages that wait for a viewer; one who has more is dropped. That is 8 s of them."""
 
@@ -26,6 +29,8 @@ class Viewer:
     def __init__(self) -> None:
         self._waiting: deque[bytes] = deque()
         self._news = asyncio.Event()
+        self._is_last = False
+        """Nothing comes after what waits."""
         self.is_dropped = False
 
     def put(self, message: bytes) -> None:
@@ -42,10 +47,15 @@ class Viewer:
         self._waiting.clear()
         self._news.set()
 
+    def finish(self) -> None:
+        """Send nothing after what waits."""
+        self._is_last = True
+        self._news.set()
+
     async def next(self) -> bytes | None:
-        """Wait for the next message. None: the viewer is dropped."""
+        """Wait for the next message. None: the viewer is dropped, or has had the last one."""
         while not self._waiting:
-            if self.is_dropped:
+            if self.is_dropped or self._is_last:
                 return None
             self._news.clear()
             await self._news.wait()
@@ -112,11 +122,12 @@ class Topic:
         self._send(_event({"topic": self.name, "ended": True}))
         self._viewers.clear()
 
-    def drop_viewers(self) -> None:
-        """Send nothing more to anybody who looks."""
+    def finish(self) -> None:
+        """Tell all viewers what changed, and then nothing more."""
+        if self._viewers:
+            self.tell()
         for viewer in self._viewers:
-            viewer.drop()
-        self._viewers.clear()
+            viewer.finish()
 
     def _send(self, message: bytes) -> None:
         for viewer in list(self._viewers):
@@ -161,10 +172,15 @@ class Feed:
         for topic in self.topics.values():
             topic.leave(viewer)
 
-    def close(self) -> None:
-        """Drop all viewers. They are told nothing: what they saw is all that is known."""
+    async def close(self) -> None:
+        """Tell all viewers how it is now, as the last that they hear; wait LAST_WORDS seconds at
+        most for them to take it."""
         for topic in self.topics.values():
-            topic.drop_viewers()
+            topic.finish()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS):
+                while any(topic.is_watched for topic in self.topics.values()):
+                    await asyncio.sleep(0.01)
 
     def tell(self) -> None:
         """Tell all viewers what changed."""

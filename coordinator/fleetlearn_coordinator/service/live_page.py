@@ -106,7 +106,7 @@ class LivePage:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.wait({self._ticker})
-        self.feed.close()
+        await self.feed.close()
 
     async def _tick(self) -> None:
         try:

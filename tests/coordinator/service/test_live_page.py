@@ -277,3 +277,19 @@ def test_json_is_what_the_page_shows(watched: Watched, ada: Browser) -> None:
         status, answer = ada.ask("GET", f"/v1/{path}")
         assert status == 200
         assert json.dumps(answer)
+
+
+def test_the_last_that_is_told_is_that_a_run_is_finished(
+    make_plan: PlanMaker, tmp_path: Path
+) -> None:
+    """A coordinator that ends with its training tells how it ended."""
+    with Watched(tmp_path, make_plan(round__goal=1, stop__rounds=1)) as watched:
+        browser = Browser(watched.address)
+        browser.sign_in(watched.token("ada"))
+        with browser.look("run/test") as look:
+            look.until(lambda: "run/test" in look.values)
+            watched.do(watched.join("a").do_round(update_of(1.0)))
+            watched.__exit__()
+            look.until(lambda: look.is_over)
+            assert look.values["run/test"]["finished"] == "1 rounds done"
+            assert [row["number"] for row in look.lists["run/test"]["rounds"]] == [1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fleetlearn_coordinator.storage.administrators import Administrator, Administrators
+from fleetlearn_coordinator.storage.administrators import SESSION, Administrator, Administrators
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.identities import DATABASE, Identities
 
@@ -65,3 +65,37 @@ def test_each_change_is_a_row_of_the_audit_log(administrators: Administrators) -
     assert token not in str(rows)
     assert administrators.broken_at() is None
     assert administrators.last_events(2) == rows[1:]
+
+
+def test_a_session_stands_for_the_token_as_long_as_that_is_good(
+    administrators: Administrators, tmp_path: Path
+) -> None:
+    """It outlives the process, and ends after SESSION, with the token, and with its
+    administrator."""
+    ada = administrators.add("ada", "operate", None, 0.0)
+    bob = administrators.add("bob", "view", 50.0, 0.0)
+    assert administrators.begin_session("x" * 43, 1.0) is None
+    begun = administrators.begin_session(ada, 1.0)
+    assert begun is not None
+    secret, who = begun
+    assert (who.name, who.role) == ("ada", "operate")
+    assert secret not in (ada, "")
+    found = Administrators(tmp_path).find_session(secret, 1.0 + SESSION)
+    assert found == who
+    assert administrators.find_session(secret, 2.0 + SESSION) is None
+    assert administrators.find_session(ada, 2.0) is None, "a token is no session"
+    short = administrators.begin_session(bob, 10.0)
+    assert short is not None
+    assert administrators.find_session(short[0], 50.0) is not None
+    assert administrators.find_session(short[0], 51.0) is None
+    assert administrators.begin_session(bob, 51.0) is None
+    administrators.end_session(secret)
+    assert administrators.find_session(secret, 3.0) is None
+    again = administrators.begin_session(ada, 4.0)
+    assert again is not None
+    administrators.remove("ada", 5.0)
+    administrators.add("ada", "view", None, 6.0)
+    assert administrators.find_session(again[0], 7.0) is None, "that is somebody else"
+    rows = [row for row in administrators.events() if row.what == "signed in"]
+    assert [row.about for row in rows] == [{"who": "ada"}, {"who": "bob"}, {"who": "ada"}]
+    assert secret not in str(rows)

@@ -144,7 +144,7 @@ export function lines(title, options = {}) {
     const x = scale(ends[0], ends[1], LEFT, width - RIGHT);
     x.ticks = ticks(ends[0], ends[1], Math.max(2, Math.floor(width / 110)), how.wholeX);
     const y = scale(low, high, size.height - BOTTOM, TOP);
-    y.ticks = ticks(low, high, 4, how.whole);
+    y.ticks = ticks(low, high, 5, how.whole);
     parts.picture.setAttribute("viewBox", `0 0 ${width} ${size.height}`);
     parts.picture.setAttribute("height", size.height);
     parts.picture.replaceChildren();
