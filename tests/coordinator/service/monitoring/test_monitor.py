@@ -56,9 +56,7 @@ def test_no_round_is_told_once_over_restarts_and_once_when_it_is_over(
     fires, over = "NoRound test firing", "NoRound test resolved"
 
     async def test() -> None:
-        async with fleet(plan, alerts=own) as (_, join):
-            peer = await join("a")
-            await peer.do_round(update_of(1.0))
+        async with serving(plan, alerts=own):  # no device comes
             await until_told(file, [fires])
         async with fleet(plan, alerts=own) as (coordinator, join):
             looks = 0
