@@ -46,7 +46,7 @@ def operate(run: Processes, *arguments: str | Path) -> str:
 
 def states(run: Processes) -> dict[str, dict[str, Any]]:
     return {
-        row["run"]: row for row in json.loads(operate(run, "run", "list", "service.toml", "--json"))
+        row["name"]: row for row in json.loads(operate(run, "run", "list", "service.toml", "--json"))
     }
 
 
