@@ -45,9 +45,8 @@ def operate(run: Processes, *arguments: str | Path) -> str:
 
 
 def states(run: Processes) -> dict[str, dict[str, Any]]:
-    return {
-        row["name"]: row for row in json.loads(operate(run, "run", "list", "service.toml", "--json"))
-    }
+    rows = json.loads(operate(run, "run", "list", "service.toml", "--json"))
+    return {row["name"]: row for row in rows}
 
 
 def version(data: Path) -> int:

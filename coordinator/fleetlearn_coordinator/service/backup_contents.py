@@ -26,7 +26,8 @@ from fleetlearn_coordinator.storage.runs import Runs
 PLAN_PATHS = ("bundle", "data_dir", "evaluation.data")
 """The keys of a plan that are paths."""
 SERVICE_PATHS = (
-    "identities", "runs", "signing_keys", "tls.certificate", "tls.key", "tls.clients", "page.folder"
+    "identities", "runs", "signing_keys", "tls.certificate", "tls.key", "tls.clients",
+    "page.folder", "alerts.webhook_ca",
 )  # fmt: skip
 """The keys of a service file that are paths."""
 
@@ -131,6 +132,8 @@ def _add_service(found: BackupContents, settings: ServiceSettings, *, keys: bool
         private.append(settings.tls.key)
         if settings.tls.clients is not None:
             found.files.append(plain(settings.tls.clients))
+    if settings.alerts is not None and settings.alerts.webhook_ca is not None:
+        found.files.append(plain(settings.alerts.webhook_ca))
     (found.files if keys else found.left_out).extend(map(plain, private))
     found.secret.update(map(plain, private))
     if settings.identities is not None:

@@ -73,13 +73,16 @@ def test_all_files_of_a_plan_and_its_service_are_named(tmp_path: Path, bundle_pa
         'identities = "ids"\nsigning_keys = ["sign.pem"]\n'
         '[tls]\ncertificate = "tls/c.pem"\nkey = "tls/k.pem"\nclients = "tls/ca.pem"\n'
         '[page]\nfolder = "page"\n'
+        '[alerts]\nwebhook = "https://x"\nwebhook_ca = "hook.pem"\n'
     )
+    (tmp_path / "hook.pem").write_text("")
     found = find_contents(plan, service, keys=False)
     bundle = {path for path in bundle_path.rglob("*") if path.is_file()}
     assert len(bundle) > 3
     assert {*found.files} == bundle | {
         tmp_path / "plans" / "held.npz", tmp_path / "tls" / "c.pem",
         tmp_path / "tls" / "ca.pem", tmp_path / "page" / "index.html",
+        tmp_path / "hook.pem",
     }  # fmt: skip
     private = [tmp_path / "sign.pem", tmp_path / "tls" / "k.pem"]
     assert found.left_out == private
