@@ -59,7 +59,7 @@ help:
 	@echo 'make docs       the documentation site, in build/docs/; a warning is an error'
 	@echo 'make web        build, type check and lint of the SDK for browsers, and its page (with Node)'
 	@echo 'make test-web   its tests in Node alone; make test runs them too, and those with Python'
-	@echo 'make dist       the wheel and the source archive, in dist/'
+	@echo 'make dist       the wheel, the source archive, and the wheel of the device alone, in dist/'
 	@echo 'make release    the dry run of a release: builds, checks, installs; uploads nothing'
 	@echo 'make bench      the benchmarks'
 	@echo 'make soak       an hour of devices that come and go: does anything grow?   (ARGS="--minutes 15")'
@@ -144,6 +144,7 @@ release: .venv/release/.installed
 
 dist: .venv/.installed
 	@$(BIN)/python -m build --no-isolation --outdir dist .
+	@$(BIN)/python -m build --no-isolation --wheel --outdir dist device_sdk
 
 bench: $(INSTALLED)
 	@set -e; for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(ARGS); done

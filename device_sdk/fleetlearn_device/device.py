@@ -7,9 +7,8 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterable
-from importlib.metadata import version
 
-from fleetlearn_protocol.command_line import refuse_in_loop, stop_signals
+from fleetlearn_protocol.command_line import installed_version, refuse_in_loop, stop_signals
 from fleetlearn_protocol.paths import in_home
 
 from fleetlearn_device.driver.address import Enrolment, checked_address, read_token
@@ -185,7 +184,7 @@ class Device:
                 directory.device,
                 self.data.examples,
                 runtime=f"{self.runtime} {runtime_version}{where}",
-                software=f"fleetlearn {version('fleetlearn')}",
+                software=f"fleetlearn {installed_version()}",
                 algorithms=known_algorithms(self.runtime),
                 exchanges=(*ANSWERS,),
                 held=directory.outbox.load(),

@@ -31,7 +31,15 @@ from fleetlearn_protocol.manifest import (
 )
 from fleetlearn_protocol.manifest_file import read_manifest, write_manifest
 from fleetlearn_protocol.paths import in_home
-from fleetlearn_protocol.vector import TableRow, Vector, check_finite, digest, empty_vector, views
+from fleetlearn_protocol.vector import (
+    TableRow,
+    Vector,
+    check_finite,
+    digest,
+    empty_vector,
+    stream_digest,
+    views,
+)
 
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -58,7 +66,7 @@ class Bundle(NamedTuple):
         BundleError."""
         size, sha256 = self._entry(file)
         with _opened(self.path, file, size) as (stream, _):
-            found = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]  # any stream will do
+            found = stream_digest(stream)
         self._compare(file, found, sha256)
 
     def _entry(self, file: str) -> tuple[int | None, str]:
@@ -206,7 +214,7 @@ def _entry(content: bytes | Path) -> File:
     if isinstance(content, bytes):
         return File(digest(content), len(content))
     with content.open("rb") as stream:
-        return File(hashlib.file_digest(stream, "sha256").hexdigest(), content.stat().st_size)
+        return File(stream_digest(stream), content.stat().st_size)
 
 
 def pack_bundle(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:

@@ -17,11 +17,21 @@ STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 """What ends a process that runs for long. SIGHUP: its terminal was closed."""
 
 
+def installed_version() -> str:
+    """Return the version of the package, such as ``0.1.0``: of all rooms, or of the device
+    alone."""
+    # late: it takes longer than most commands
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("fleetlearn")
+    except PackageNotFoundError:
+        return version("fleetlearn-device")
+
+
 def version_of(command: str) -> str:
     """Return what ``--version`` prints, such as ``fleetlearn-device 0.1.0``."""
-    from importlib.metadata import version  # late: it takes longer than most commands
-
-    return f"{command} {version('fleetlearn')}"
+    return f"{command} {installed_version()}"
 
 
 class LogLine(logging.Formatter):

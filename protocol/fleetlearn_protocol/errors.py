@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import copyreg
-from enum import StrEnum
+from enum import Enum
 from typing import Any
 
 
-class Code(StrEnum):
+class Code(str, Enum):
     """Why something was refused. The words travel on the wire and never change their meaning."""
+
+    # As StrEnum has it, which Python 3.10 lacks: a code is printed as its word.
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __format__(self, form: str) -> str:
+        return format(self.value, form)
 
     # the message itself
     BAD_MESSAGE = "bad-message"

@@ -11,7 +11,7 @@ import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from math import isfinite, prod
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,6 +101,14 @@ def scatter(vector: NDArray[Any], places: Sequence[slice], values: NDArray[Any] 
 def digest(content: Buffer | Vector) -> str:
     """Return the SHA-256 of the bytes (an array's in C order), in lower-case hexadecimal."""
     return hashlib.sha256(_bytes(content)).hexdigest()
+
+
+def stream_digest(stream: IO[bytes]) -> str:
+    """Return the SHA-256 of what is left of a stream, in hexadecimal. Raises OSError."""
+    found = hashlib.sha256()  # hashlib.file_digest is not in Python 3.10
+    while block := stream.read(2**20):
+        found.update(block)
+    return found.hexdigest()
 
 
 def checksum(content: Buffer | Vector, before: int = 0) -> int:

@@ -9,12 +9,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fleetlearn_coordinator import read_status
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from last_release import LAST_RELEASE, unpack
+from line_bundle import write_line_bundle
 from peers import BUFFERED, plan_text
-from processes import free_port, processes, service_file
+from processes import free_port, processes, service_file, wait_for
 
 TOGETHER: dict[str, Any] = {"round__goal": 2, "round__minimum": 2, "round__gather": 30.0}
 PLANS: dict[str, dict[str, Any]] = {
@@ -80,3 +82,27 @@ def test_both_releases_train_together(
         assert recipe == "fedbuff" or accepted == {"a": 3, "b": 3}, "each round needs both"
         if recipe != "fedbuff":  # there one of them may come when the run is over
             assert [run.wait(name) for name in ("a", "b")] == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("older", ["devices", "coordinator"])
+def test_a_model_with_buffers_is_declined_in_words_and_not_trained_wrongly(
+    tmp_path: Path, last: dict[str, str], older: str
+) -> None:
+    """BatchNorm's statistics travel otherwise since then: the one exception."""
+    settings = {"local__lr": 0.05, "round__goal": 1, "stop__rounds": 1}
+    bundle, data, plan = (tmp_path / name for name in ("line.bundle", "data.npz", "plan.toml"))
+    write_line_bundle(bundle)
+    random = np.random.default_rng(1)
+    x, y = random.normal(size=(40, 3)).astype("f4"), random.normal(size=40).astype("f4")
+    np.savez(data, x=x, y=y)
+    plan.write_text(plan_text(bundle, tmp_path / "run", **settings))
+    port = free_port()
+    service_file(plan, port)
+    with processes(tmp_path) as run:
+        run.coordinator(plan, env=last if older == "coordinator" else None)
+        env = last if older == "devices" else None
+        run.device("a", f"ws://127.0.0.1:{port}", data, env=env)
+        wait_for(lambda: "unsupported" in run.log("coordinator"), "the device's refusal")
+        assert "buffers" in run.log("coordinator")
+        assert read_status(tmp_path / "run").version == 0

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import msgspec
 from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.vector import stream_digest
 
 from fleetlearn_coordinator.service.backup_contents import BackupError
 
 MANIFEST, FILES = "manifest.json", "files"
 FORMAT = 1
-BLOCK = 2**20
-"""Bytes of a file that are read at a time."""
 
 
 class BackedUpFile(msgspec.Struct, frozen=True):
@@ -139,11 +138,8 @@ def files_below(folder: Path) -> list[str]:
 
 def sha256_of(path: Path) -> str:
     """Return a file's SHA-256 in hexadecimal. Raises OSError."""
-    found = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            found.update(block)
-    return found.hexdigest()
+        return stream_digest(file)
 
 
 def make_safe(folder: Path) -> None:

@@ -19,6 +19,8 @@ from typing import NamedTuple
 from fleetlearn_protocol.addresses import is_loopback
 from fleetlearn_protocol.errors import in_words
 
+from fleetlearn_device.driver.timeouts import timeout
+
 NEXT_AFTER = 0.25
 """Seconds after which the next address is tried, if those before have not answered (RFC 8305,
 section 5)."""
@@ -53,7 +55,7 @@ async def find_places(host: str, port: int, seconds: float) -> list[Place]:
     """
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(seconds):
+        async with timeout(seconds):
             rows = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except TimeoutError:
         raise UnreachableError(

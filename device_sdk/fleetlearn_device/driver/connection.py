@@ -27,6 +27,7 @@ from fleetlearn_device.driver.dead_ends import (
     header,
     refusal,
 )
+from fleetlearn_device.driver.timeouts import timeout
 from fleetlearn_device.driver.timing import Timing, retry_after, seconds_to_wait
 from fleetlearn_device.driver.way import Way, explain, open_way
 from fleetlearn_device.session.commands import Commands
@@ -61,7 +62,7 @@ class Connection:
         keepalive ends a connection whose write buffer is full.
         """
         try:
-            async with asyncio.timeout(self._timing.send):
+            async with timeout(self._timing.send):
                 await self._socket.send(message)
         except TimeoutError:
             log.warning(
@@ -77,7 +78,7 @@ class Connection:
     async def close(self, code: int) -> None:
         """Close with this closing code; abort where the closing handshake takes too long."""
         try:
-            async with asyncio.timeout(self._timing.close):
+            async with timeout(self._timing.close):
                 await self._socket.close(code)
         except TimeoutError:
             self.abort()

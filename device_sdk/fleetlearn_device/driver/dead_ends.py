@@ -21,6 +21,7 @@ from websockets.uri import parse_uri
 
 from fleetlearn_device.driver.address import Address
 from fleetlearn_device.driver.addresses import Place
+from fleetlearn_device.driver.timeouts import timeout
 
 Kind = Literal["tls", "not-admitted", "version", "unreachable"]
 
@@ -167,7 +168,7 @@ async def _speaks_tls(at: Place) -> bool:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     with suppress(OSError, TimeoutError):
-        async with asyncio.timeout(PROBE):
+        async with timeout(PROBE):
             _, writer = await _open(at, context)
             writer.transport.abort()
             return True
@@ -178,7 +179,7 @@ async def _speaks_http(at: Place) -> bool:
     """Return whether a plain request for nothing in particular is answered at an address with
     TLS."""
     with suppress(OSError, TimeoutError):
-        async with asyncio.timeout(PROBE):
+        async with timeout(PROBE):
             reader, writer = await _open(at, None)
             try:
                 writer.write(b"GET / HTTP/1.1\r\nHost: coordinator\r\nConnection: close\r\n\r\n")
@@ -196,7 +197,7 @@ async def _refuses_certificate(address: Address, at: Place) -> bool:
     Some servers say so with an alert, others close.
     """
     try:
-        async with asyncio.timeout(PROBE):
+        async with timeout(PROBE):
             reader, writer = await _open(at, address.tls, parse_uri(address.url).host)
             try:
                 return await reader.read(1) == b""

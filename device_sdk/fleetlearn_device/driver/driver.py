@@ -21,6 +21,7 @@ from fleetlearn_device.driver.connection import Connection, Connector, Event, pr
 from fleetlearn_device.driver.describing import Description
 from fleetlearn_device.driver.failures import failure_of
 from fleetlearn_device.driver.status import StatusFile
+from fleetlearn_device.driver.timeouts import timeout
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.session.commands import (
     Close,
@@ -123,7 +124,7 @@ class Driver:
                     await self._carry_out(session.tick(now, self._trainer.batches))
                     continue
                 try:
-                    async with asyncio.timeout(None if due is None else due - now):
+                    async with timeout(None if due is None else due - now):
                         event, handled = await self._events.get()
                 except TimeoutError:
                     continue

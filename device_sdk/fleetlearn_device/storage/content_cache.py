@@ -14,7 +14,6 @@ it. Therefore none of these files is synced.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shutil
@@ -39,7 +38,7 @@ from fleetlearn_protocol.manifest import (
 )
 from fleetlearn_protocol.manifest_file import read_manifest
 from fleetlearn_protocol.messages import MAX_VECTORS, Delta, Question, Task
-from fleetlearn_protocol.vector import digest
+from fleetlearn_protocol.vector import digest, stream_digest
 
 from fleetlearn_device.session.commands import Wanted
 from fleetlearn_device.storage.errors import os_errors_as_state_errors
@@ -292,4 +291,4 @@ def bundles_by_use(path: Path) -> list[Path]:
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return stream_digest(file)

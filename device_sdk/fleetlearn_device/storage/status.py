@@ -7,7 +7,7 @@ counts go on from it.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
@@ -89,4 +89,4 @@ def in_lines(status: DeviceStatus, running: bool) -> list[tuple[str, str]]:
 
 
 def _at(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).astimezone().isoformat(" ", "seconds")
+    return datetime.fromtimestamp(seconds, timezone.utc).astimezone().isoformat(" ", "seconds")

@@ -1,0 +1,105 @@
+"""The wheel of the device alone: what is in it, and that it trains, also with Python 3.10."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator import read_status
+from line_bundle import write_line_bundle
+from peers import plan_text
+from processes import ROOT, free_port, processes, service_file
+
+ALONE = tomllib.loads((ROOT / "device_sdk" / "pyproject.toml").read_text())["project"]
+WHOLE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def plainly(requirements: list[str]) -> list[str]:
+    """Return the requirements of today's Pythons, without their markers."""
+    today = (each for each in requirements if "python_version <" not in each)
+    return sorted(each.split(";")[0].strip() for each in today)
+
+
+def test_it_needs_what_the_device_of_the_whole_needs() -> None:
+    extras: dict[str, Any] = WHOLE["optional-dependencies"]
+    assert plainly(ALONE["dependencies"]) == plainly(WHOLE["dependencies"] + extras["device"])
+    assert ALONE["optional-dependencies"]["signatures"] == extras["signatures"]
+    assert ALONE["scripts"].items() <= WHOLE["scripts"].items()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    words = ["-m", "build", "--no-isolation", "--wheel", "--outdir", folder, ROOT / "device_sdk"]
+    subprocess.run([sys.executable, *words], check=True, capture_output=True)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_it_has_two_rooms_and_the_version_of_the_whole(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
+        "fleetlearn_device",
+        "fleetlearn_protocol",
+    }
+    assert wheel.name == f"fleetlearn_device-{WHOLE['version']}-py3-none-any.whl"
+    assert "fleetlearn_device/LICENSE" in names
+    assert not [name for name in names if name.endswith(".pyc")]
+
+
+@functools.cache
+def oldest_python() -> str | None:
+    """Return a Python 3.10, if this machine has one that can make environments."""
+    places = [shutil.which("python3.10")]
+    places += map(str, Path.home().glob(".pyenv/versions/3.10.*/bin/python"))
+    for place in filter(None, places):
+        done = subprocess.run([place, "-c", "import ensurepip"], capture_output=True)
+        if done.returncode == 0:
+            return place
+    return None
+
+
+@pytest.mark.slow
+def test_a_device_with_python_3_10_trains(tmp_path: Path, wheel: Path) -> None:
+    """With what pip finds for that Python: older releases of NumPy, ONNX Runtime, websockets."""
+    python = oldest_python()
+    if python is None:
+        pytest.skip("there is no Python 3.10 here")
+    subprocess.run([python, "-m", "venv", tmp_path / "env"], check=True)
+    own = tmp_path / "env" / "bin" / "python"
+    install = [own, "-m", "pip", "install", "--quiet", wheel]
+    done = subprocess.run(install, capture_output=True, text=True)
+    if done.returncode and "Could not find a version" not in done.stderr:
+        pytest.skip(f"pip has no index here: {done.stderr[-300:]}")
+    assert done.returncode == 0, done.stderr
+    bundle, data = tmp_path / "line.bundle", tmp_path / "data.npz"
+    write_line_bundle(bundle)
+    random = np.random.default_rng(1)
+    np.savez(
+        data, x=random.normal(size=(40, 3)).astype("f4"), y=random.normal(size=40).astype("f4")
+    )
+    plan, port = tmp_path / "plan.toml", free_port()
+    settings = {"round__goal": 1, "stop__rounds": 3, "local__lr": 0.05}
+    plan.write_text(plan_text(bundle, tmp_path / "run", **settings))
+    service_file(plan, port)
+    with processes(tmp_path) as run:
+        run.coordinator(plan)
+        run.start(
+            "old", own, "-W", "error::DeprecationWarning:fleetlearn_device", "-m",
+            "fleetlearn_device", "run", "--coordinator", f"ws://127.0.0.1:{port}", "--data", data,
+            "--state", tmp_path / "state", "--until-finished", env={**os.environ, "PYTHONPATH": ""},
+        )  # fmt: skip
+        assert run.wait("coordinator", 120) == 0, run.log("coordinator")
+        assert run.wait("old") == 0, run.log("old")
+    losses = [row.summary["metrics"]["loss"] for row in read_status(tmp_path / "run").rounds]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
