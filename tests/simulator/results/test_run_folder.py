@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
+from fleetlearn_coordinator.rounds.round_state import EXCHANGE_POLICIES
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.results import run_folder
 from fleetlearn_simulator.results.run_folder import (
@@ -21,6 +23,7 @@ from fleetlearn_simulator.results.run_folder import (
     save_model,
     write_json,
 )
+from roll_call import ROLL_CALL, RollCall, roll_call
 from safetensors.numpy import load_file, save_file
 
 
@@ -66,6 +69,25 @@ def test_a_new_run_leaves_nothing_of_an_earlier_one(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == [EVENTS, ROUNDS]
     assert read_rows(tmp_path, EVENTS) == []
     assert read_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_each_kind_of_exchange_has_a_file_while_there_are_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    """A run that begins again, or goes on from before the first of them, has none."""
+    monkeypatch.setitem(EXCHANGE_POLICIES, ROLL_CALL, roll_call(RollCall()))
+    logs = RunLogs(tmp_path)
+    logs.write_checkpoint({"model": np.zeros(1, np.float32)}, {})
+    for kind in (EVALUATION, ROLL_CALL):
+        logs.write_exchange(kind, {kind: 1})
+    logs.close()
+    assert read_rows(tmp_path, "evaluations.jsonl") == [{"evaluation": 1}]
+    assert read_rows(tmp_path, "roll-calls.jsonl") == [{"roll-call": 1}]
+    found = read_checkpoint(tmp_path)
+    assert found is not None
+    RunLogs(tmp_path, at=found[1]["logs"] if resumed else None).close()
+    assert {file.name for file in tmp_path.glob("*.jsonl")} == {EVENTS, ROUNDS}
 
 
 def test_without_events_the_log_is_empty(tmp_path: Path) -> None:
