@@ -89,18 +89,14 @@ class EnginePort:
     def refused(self, device: str, error: FleetError) -> None:
         pass
 
-    def progress(
-        self,
-        device: str,
-        task: str | None,
-        what: str,
-        amount: int,
-        now: float,
-        *,
-        received: int = 0,
-        sent: int = 0,
-    ) -> None:
-        self.engine.progress(device, task, what, amount, now)
+    def steps_done(self, device: str, task: str | None, steps: int, now: float) -> None:
+        self.engine.progress(device, task, "steps", steps, now)
+
+    def received(self, device: str, task: str, end: int, size: int, now: float) -> None:
+        self.engine.progress(device, task, "upload", end, now)
+
+    def sent(self, device: str, sha256: str, end: int, size: int, now: float) -> None:
+        self.engine.progress(device, None, sha256, end, now)
 
     def wait(self, device: str, now: float) -> bool:
         self.engine.wait(device, now)

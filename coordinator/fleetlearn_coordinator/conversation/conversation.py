@@ -305,7 +305,7 @@ class Conversation:
         self._uploads.grant(self.seen)  # the place of an upload that the earlier connection left
 
     def _heartbeat(self, device: str, message: Heartbeat) -> None:
-        self.port.progress(device, message.task, "steps", message.steps, self.seen)
+        self.port.steps_done(device, message.task, message.steps, self.seen)
 
     def _reply(self, device: str, message: Reply) -> None:
         try:
@@ -400,14 +400,8 @@ class Conversation:
         except ProtocolError as error:
             self._bad_chunk(self.device, upload, error)
             return
-        self.port.progress(
-            self.device,
-            upload.report.task,
-            "upload",
-            upload.offset,
-            self.seen,
-            received=len(message),
-        )
+        task, end = upload.report.task, upload.offset
+        self.port.received(self.device, task, end, len(message), self.seen)
 
     def _bad_chunk(self, device: str, upload: Upload, error: ProtocolError) -> None:
         task = upload.report.task

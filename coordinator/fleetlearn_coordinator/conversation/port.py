@@ -95,23 +95,15 @@ class Port(Protocol):
 
     # What it does meanwhile
 
-    def progress(
-        self,
-        device: str,
-        task: str | None,
-        what: str,
-        amount: int,
-        now: float,
-        *,
-        received: int = 0,
-        sent: int = 0,
-    ) -> None:
-        """The device came as far as ``amount`` in ``what``: its steps, its upload, or a content (by
-        its SHA-256).
+    def steps_done(self, device: str, task: str | None, steps: int, now: float) -> None:
+        """The device has done so many steps of its task."""
 
-        ``received``, ``sent``: bytes that moved since the last call. What is sent is for the task
-        that the device has.
-        """
+    def received(self, device: str, task: str, end: int, size: int, now: float) -> None:
+        """A message of ``size`` bytes brought the upload of the task up to byte ``end``."""
+
+    def sent(self, device: str, sha256: str, end: int, size: int, now: float) -> None:
+        """A frame of ``size`` bytes brought the content with this hash up to about byte ``end``,
+        for the task that the device has."""
 
     def wait(self, device: str, now: float) -> bool:
         """From now on it is the coordinator's turn to act: to grant an upload, or to send what the

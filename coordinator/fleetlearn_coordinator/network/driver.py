@@ -386,7 +386,7 @@ class ConnectionDriver:
         self, download: Download, content: Served | StoredContent, start: StartDownload, port: Port
     ) -> None:
         connection, conversation, loop = self.connection, self.conversation, self._loop
-        progress, transport = port.progress, connection.transport
+        transport = connection.transport
         try:
             await self._wait_for_budget(download, start.size - start.offset)
             await self._take_turn(download, port)
@@ -404,14 +404,8 @@ class ConnectionDriver:
                     return
                 transport.write(frame)
                 download.sent += len(frame)
-                progress(
-                    download.device,
-                    None,
-                    start.sha256,
-                    start.offset + download.sent,
-                    now,
-                    sent=len(frame),
-                )
+                end = start.offset + download.sent
+                port.sent(download.device, start.sha256, end, len(frame), now)
                 connection.downloads.tokens -= len(frame)
         except OSError as error:  # its file
             self.log(f"a download is ended: {in_words(error, file=True)}", logging.WARNING)

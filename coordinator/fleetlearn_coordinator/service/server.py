@@ -248,22 +248,17 @@ class RunServer:
     def refused(self, device: str, error: FleetError) -> None:
         self.run.observers.tell([MessageRefused(device, error.code, error.text)])
 
-    def progress(
-        self,
-        device: str,
-        task: str | None,
-        what: str,
-        amount: int,
-        now: float,
-        *,
-        received: int = 0,
-        sent: int = 0,
-    ) -> None:
-        if sent:
-            task = self.engine.leases.get(device)
-        self.engine.progress(device, task, what, amount, self.clock.read(now))
-        self.run.bytes_up += received
-        self.run.bytes_down += sent
+    def steps_done(self, device: str, task: str | None, steps: int, now: float) -> None:
+        self.engine.progress(device, task, "steps", steps, self.clock.read(now))
+
+    def received(self, device: str, task: str, end: int, size: int, now: float) -> None:
+        self.engine.progress(device, task, "upload", end, self.clock.read(now))
+        self.run.bytes_up += size
+
+    def sent(self, device: str, sha256: str, end: int, size: int, now: float) -> None:
+        task = self.engine.leases.get(device)
+        self.engine.progress(device, task, sha256, end, self.clock.read(now))
+        self.run.bytes_down += size
 
     def wait(self, device: str, now: float) -> bool:
         self.engine.wait(device, self.clock.read(now))

@@ -168,19 +168,9 @@ class Room(EnginePort):
             self.measured[message.task] = content_of(message)
         return new
 
-    def progress(
-        self,
-        device: str,
-        task: str | None,
-        what: str,
-        amount: int,
-        now: float,
-        *,
-        received: int = 0,
-        sent: int = 0,
-    ) -> None:
-        super().progress(device, task, what, amount, now)
-        self.moved += received
+    def received(self, device: str, task: str, end: int, size: int, now: float) -> None:
+        super().received(device, task, end, size, now)
+        self.moved += size
 
 
 class Device:

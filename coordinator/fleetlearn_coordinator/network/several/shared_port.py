@@ -120,21 +120,17 @@ class SharedPort:
         if run is not None:
             run.port.refused(device, error)
 
-    def progress(
-        self,
-        device: str,
-        task: str | None,
-        what: str,
-        amount: int,
-        now: float,
-        *,
-        received: int = 0,
-        sent: int = 0,
-    ) -> None:
+    def steps_done(self, device: str, task: str | None, steps: int, now: float) -> None:
         if self._device.serves is not None:
-            self._device.serves.port.progress(
-                device, task, what, amount, now, received=received, sent=sent
-            )
+            self._device.serves.port.steps_done(device, task, steps, now)
+
+    def received(self, device: str, task: str, end: int, size: int, now: float) -> None:
+        if self._device.serves is not None:
+            self._device.serves.port.received(device, task, end, size, now)
+
+    def sent(self, device: str, sha256: str, end: int, size: int, now: float) -> None:
+        if self._device.serves is not None:
+            self._device.serves.port.sent(device, sha256, end, size, now)
 
     def wait(self, device: str, now: float) -> bool:
         return self._device.serves is not None and self._device.serves.port.wait(device, now)
