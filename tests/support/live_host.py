@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from fleetlearn_coordinator.service.views.local_views import LocalViews
 from fleetlearn_coordinator.storage.runs import Runs
@@ -28,14 +29,17 @@ class LiveHost:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         bundle = write_test_bundle(folder / "test.bundle", SIZE)
-        rules = {"round__goal": 1, "round__minimum": 1, "stop__rounds": 50, "round__grace": 0.05}
+        # Devices that say nothing more keep their tasks, however long the tests take.
+        rules: dict[str, Any] = {"round__deadline": 9000.0, "round__stall": 9000.0}
+        rules |= {"round__goal": 1, "round__minimum": 1, "stop__rounds": 50, "round__grace": 0.05}
         self.plan.write_text(plan_text(bundle, self.data, **rules).replace('"test"', '"digits"'))
         self.service.write_text(
-            f'port = 0\nidentities = "ids"\nruns = "runs"\n[admin]\nport = {port}\n'
+            'port = 0\nheartbeat = 3600.0\nidentities = "ids"\nruns = "runs"\n'
+            f"[admin]\nport = {port}\n"
         )
         with closing(Runs(folder / "runs")) as runs:
             runs.add("digits", self.plan)
-        self.host = Watched(folder, None, admin={"port": port})
+        self.host = Watched(folder, None, admin={"port": port}, heartbeat=3600.0)
 
     def work(self) -> None:
         """Let the devices do what they do, until the ledger has it."""
