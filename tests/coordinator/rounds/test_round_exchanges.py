@@ -1,5 +1,5 @@
-"""Exchanges before a round's tasks, and between its reports and its model: worked by hand, and
-restarted after each event."""
+"""Exchanges before a round's tasks, and between its reports and its model: worked by hand,
+restarted after each event, and then in any order of events."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from fleetlearn_coordinator.rounds.commands import (
     ExchangeOpened,
     Finish,
     Opened,
+    Revived,
     Unanswered,
 )
 from fleetlearn_coordinator.rounds.engine import Engine
@@ -29,7 +30,17 @@ from fleetlearn_coordinator.rounds.exchange import SavedExchange
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_coordinator.rounds.waiting_words import waits_for
-from roll_call import ROLL_CALL, RollCall, roll_call
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from roll_call import PHASES, ROLL_CALL, RollCall, roll_call
 
 RULES = Settings(
     goal=3, cohort=4, minimum=2, deadline=60.0, grace=5.0, gather=1.0, seed=7, rounds=9, metric=None
@@ -176,10 +187,12 @@ def test_only_those_that_answered_before_the_tasks_train(goes_with_rounds: Regis
 
 
 def test_a_round_whose_keys_are_missing_gives_no_task(goes_with_rounds: Register) -> None:
+    """The exchange may take longer than the round's own time, which begins with the tasks."""
     goes_with_rounds(1)
-    engine, commands = begin("abc")
+    engine, commands = begin("abc", RULES._replace(deadline=10.0))
     first = asked(commands)
     engine.count_answer("a", first["a"], 2.0)
+    assert engine.tick(12.0) == []
     commands = engine.tick(16.0)
     assert of_kind(commands, Assign) == []
     assert [row.round for row in of_kind(commands, Abandon, Opened)] == [1, 2]
@@ -255,6 +268,8 @@ class Disk:
                     self.tasks[task] = [device, "assigned"]
                 case Ended(_, task, _, cause):
                     self.tasks[task][1] = cause
+                case Revived(_, task):
+                    self.tasks[task][1] = "assigned"
                 case ExchangeOpened(number, version, _, phase, members):
                     self.exchange = {"number": number, "version": version, "is_open": True}
                     self.exchange |= {"phase": phase, "members": members, "is_valid": False}
@@ -399,3 +414,198 @@ def test_a_restart_after_each_event_changes_nothing(
             take(engine.tick(now))
     assert disk.version == 2
     assert disk.ends == [(number, phase, True) for number in (1, 2) for phase in (1, 2, 3)]
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Six devices that come, go, report, answer and fail, time, commits, roll backs and restarts in
+    any order, held against what is on the disk."""
+
+    training_after = 1
+    plan = RULES._replace(
+        rounds=None, cohort=4, goal=3, minimum=2, deadline=20.0, grace=3.0, stall=8.0
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk, self.now = Disk(self.plan), 0.0
+        self.engine, _ = self.disk.read(self.now)
+        self.connected: set[str] = set()
+        self.commit: Commit | None = None
+        self.reported: set[str] = set()
+        """The devices whose reports count in the open round."""
+        self.answered: dict[int, set[str]] = {}
+        """Phase of the newest series -> who answered."""
+        self.began = self.now
+
+    def do(self, commands: list[Command]) -> None:
+        for command in commands:
+            self.disk.write([command])
+            match command:
+                case Opened():
+                    self.reported, self.began = set(), self.now
+                case Assign(device, again=False):
+                    assert device in self.connected
+                    assert self.part() == "training"
+                    assert not self.training_after or device in self.answered[self.training_after]
+                case ExchangeOpened(number, version, _, phase, members):
+                    assert (number, version) == (self.disk.round, self.disk.version)
+                    if phase == 1:
+                        self.answered = {}
+                    assert self.answered.keys() == {*range(1, phase)}
+                    self.answered[phase] = set()
+                    before = self.answered.get(phase - 1)
+                    expected = self.reported if phase == self.training_after + 1 else before
+                    assert members == (None if expected is None else tuple(sorted(expected)))
+                case Ask(device):
+                    assert device in self.connected
+                case ExchangeClosed(valid=valid, phase=phase):
+                    assert valid <= (len(self.answered[phase]) >= CALL.minimum)
+                case Commit(number):
+                    assert number == self.disk.round
+                    assert len(self.reported) >= self.plan.minimum
+                    assert self.disk.ends[-1] == (number, PHASES, True)
+                    self.commit = command
+                case Abandon(number):
+                    assert number == self.disk.last
+                    self.commit = None
+
+    def part(self) -> str:
+        """Return what the open round is at, by the disk."""
+        series = self.disk.exchange
+        if not series or series["number"] != self.disk.round:
+            return "before" if self.training_after else "training"
+        if series["is_open"]:
+            return "exchange"
+        return "training" if series["phase"] == self.training_after else "after"
+
+    def is_open(self) -> bool:
+        return bool(self.disk.exchange and self.disk.exchange["is_open"])
+
+    @initialize()
+    def four_are_there(self) -> None:
+        for device in "abcd":
+            self.check_in(device)
+
+    @rule(device=st.sampled_from("abcdef"))
+    def check_in(self, device: str) -> None:
+        self.connected.add(device)
+        self.do(arrive(self.engine, device, self.now))
+
+    @rule(device=st.sampled_from("abcdef"))
+    def disconnect(self, device: str) -> None:
+        self.connected.discard(device)
+        self.do(self.engine.disconnect(device, self.now))
+
+    @rule(data=st.data(), fails=st.integers(0, 4))
+    @precondition(lambda self: self.connected & self.engine.leases.keys())
+    def end_task(self, data: st.DataObject, fails: int) -> None:
+        device = data.draw(st.sampled_from(sorted(self.connected & self.engine.leases.keys())))
+        task = self.engine.leases[device]
+        if not fails:
+            self.do(self.engine.end(device, task, "failed: diverged", self.now))
+            return
+        self.report(device)
+
+    def report(self, device: str) -> None:
+        task = self.engine.leases[device]
+        self.disk.tasks[task][1] = "accepted"
+        self.reported.add(device)
+        self.do(self.engine.count_report(device, task, self.now))
+
+    @rule(data=st.data(), fails=st.integers(0, 6))
+    @precondition(lambda self: self.connected & self.asked().keys())
+    def answer(self, data: st.DataObject, fails: int) -> None:
+        device = data.draw(st.sampled_from(sorted(self.connected & self.asked().keys())))
+        task = self.asked()[device]
+        if not fails:
+            self.do(self.engine.end(device, task, "failed: bad-data", self.now))
+            return
+        self.reply(device)
+
+    def reply(self, device: str) -> None:
+        task = self.asked()[device]
+        self.disk.turns[task][1] = "accepted"
+        self.answered[self.disk.exchange["phase"]].add(device)
+        self.do(self.engine.count_answer(device, task, self.now))
+
+    @rule(times=st.integers(1, 4))
+    def all_do_what_they_are_to_do(self, times: int) -> None:
+        for device in sorted(self.connected) * times:
+            if device in self.engine.leases:
+                self.report(device)
+            elif device in self.asked():
+                self.reply(device)
+
+    def asked(self) -> dict[str, str]:
+        return self.engine.exchanges[ROLL_CALL].book.tasks
+
+    @rule(seconds=st.floats(0.0, 12.0))
+    def time_passes(self, seconds: float) -> None:
+        until = self.now + seconds
+        for _ in range(200):
+            wake = self.engine.wake_at()
+            if wake is None or wake > until:
+                break
+            self.now = max(self.now, wake)
+            self.do(self.engine.tick(self.now))
+        else:
+            raise AssertionError("the engine wants to be woken again and again")
+        self.now = until
+
+    @rule()
+    @precondition(lambda self: self.commit is not None)
+    def make_the_model(self) -> None:
+        self.commit, self.disk.round = None, None
+        self.disk.version += 1
+        self.do(self.engine.committed(self.now, change=1.0, metrics={}))
+
+    @rule()
+    def roll_back(self) -> None:
+        self.do(self.engine.roll_back())
+        assert (self.disk.round, self.commit) == (None, None)
+        assert not self.is_open()
+        self.disk.version += 1
+        self.do(self.engine.go_on_from_model(self.now))
+
+    @rule()
+    def restart(self) -> None:
+        self.connected.clear()
+        self.commit, self.began = None, self.now
+        self.engine, commands = self.disk.read(self.now)
+        self.do(commands)
+
+    @invariant()
+    def the_disk_has_all(self) -> None:
+        engine = self.engine
+        asked = {row[0]: task for task, row in self.disk.turns.items() if row[1] == "assigned"}
+        assert self.asked() == asked
+        tasks = {row[0]: task for task, row in self.disk.tasks.items() if row[1] == "assigned"}
+        assert engine.leases == (tasks if self.disk.round is not None else {})
+        assert not asked.keys() & tasks.keys(), "a device with two leases"
+        assert engine.exchanges[ROLL_CALL].is_open == self.is_open()
+        assert engine.version == self.disk.version
+
+    @invariant()
+    def every_connected_device_is_in_one_place(self) -> None:
+        selection = self.engine.selection
+        waiting = {*selection.idle}.union(*selection.doubted.values())
+        leased = {name for name in self.connected if self.engine.has_task(name)}
+        assert not waiting & selection.resting
+        assert not leased & (waiting | selection.resting)
+        assert waiting | selection.resting | leased == self.connected
+
+    @invariant()
+    def a_round_ends(self) -> None:
+        """Its exchanges and its training have their times, whatever devices do."""
+        if self.disk.round is not None and self.commit is None:
+            most = self.plan.deadline + PHASES * CALL.deadline
+            assert self.now <= self.began + most + 1e-6
+            assert self.engine.wake_at() is not None
+
+
+@pytest.mark.parametrize("training_after", [0, 1, 2, 3])
+def test_any_order(goes_with_rounds: Register, training_after: int) -> None:
+    goes_with_rounds(training_after)
+    machine = type("Machine", (AnyOrder,), {"training_after": training_after})
+    usual = settings(max_examples=30, stateful_step_count=60, deadline=None)
+    run_state_machine_as_test(machine, settings=usual)
