@@ -124,7 +124,7 @@ def _demo(options: argparse.Namespace, paths: Paths) -> int:
                 f"the coordinator {'was' if strikes.coordinator else 'was not'} caught in "
                 f"mid-round, before the {options.rounds} rounds were over. Give it more rounds."
             )
-        last = [row for row in rounds if row.outcome == "committed"][-1]
+        last = [round_ for round_ in rounds if round_.outcome == "committed"][-1]
         if last.accuracy is None:
             raise DemoError("the last model was not measured")
         outcome.export_model(paths, last.accuracy)

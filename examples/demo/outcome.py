@@ -34,11 +34,14 @@ def summarize(
     rounds: list[Round], strikes: Strikes, exported: dict[str, Any], **more: Any
 ) -> dict[str, Any]:
     """The content of summary.json. ``rounds`` holds at least one that was committed."""
-    committed = [row for row in rounds if row.outcome == "committed"]
+    committed = [round_ for round_ in rounds if round_.outcome == "committed"]
     dropped: Counter[str] = Counter()
     for row in rounds:
         dropped.update(row.dropped)
-    up, down = sum(row.bytes_up for row in rounds), sum(row.bytes_down for row in rounds)
+    up, down = (
+        sum(round_.bytes_up for round_ in rounds),
+        sum(round_.bytes_down for round_ in rounds),
+    )
     return {
         "accuracy": committed[-1].accuracy,
         "loss": committed[-1].loss,
@@ -49,7 +52,7 @@ def summarize(
         "killed": len(strikes.kills),
         "resumed": sum(kill.returned_in_round is not None for kill in strikes.kills),
         "coordinator_killed": int(strikes.coordinator is not None),
-        "reports": sum(row.reports for row in rounds),
+        "reports": sum(round_.reports for round_ in rounds),
         "dropped": dict(dropped),
         "bytes": up + down,
         "bytes_up": up,
@@ -58,7 +61,7 @@ def summarize(
         "export": exported,
         "kills": [asdict(kill) for kill in strikes.kills],
         "coordinator_kill": strikes.coordinator and asdict(strikes.coordinator),
-        "history": [{**asdict(row), "cohort": row.cohort} for row in rounds],
+        "history": [{**asdict(round_), "cohort": round_.cohort} for round_ in rounds],
     }
 
 
@@ -141,7 +144,9 @@ def plot(rounds: list[Round], strikes: Strikes, path: Path, target: float) -> No
     from matplotlib import pyplot as plt
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-    measured = [row for row in rounds if row.accuracy is not None and row.loss is not None]
+    measured = [
+        round_ for round_ in rounds if round_.accuracy is not None and round_.loss is not None
+    ]
     numbers = [row.number for row in measured]
     figure, panels = plt.subplots(
         3,
@@ -167,18 +172,18 @@ def plot(rounds: list[Round], strikes: Strikes, path: Path, target: float) -> No
     losses.yaxis.set_minor_formatter(NullFormatter())
     losses.set_ylabel("held-out loss")
 
-    bottom = [row.reports for row in rounds]
-    tasks.bar([row.number for row in rounds], bottom, color=BLUE, width=0.7, label="reports")
+    bottom = [round_.reports for round_ in rounds]
+    tasks.bar([round_.number for round_ in rounds], bottom, color=BLUE, width=0.7, label="reports")
     causes = sorted(
-        {cause for row in rounds for cause in row.dropped},
+        {cause for round_ in rounds for cause in round_.dropped},
         key=lambda cause: (cause != "lost", cause),
     )
     for cause, colour in zip(
         causes, (RED, "#c9ccd1", "#e0b04b", "#7d5ba6", GREEN) * 9, strict=False
     ):
-        counts = [row.dropped.get(cause, 0) for row in rounds]
+        counts = [round_.dropped.get(cause, 0) for round_ in rounds]
         tasks.bar(
-            [row.number for row in rounds],
+            [round_.number for round_ in rounds],
             counts,
             bottom=bottom,
             color=colour,

@@ -138,8 +138,8 @@ class Screen:
             table.add_column(
                 heading, justify="left" if words else "right", min_width=width, no_wrap=not words
             )
-        for row in rounds:
-            table.add_row(*_cells(row), style="" if row.outcome == "committed" else "yellow")
+        for round_ in rounds:
+            table.add_row(*_cells(round_), style="" if round_.outcome == "committed" else "yellow")
         events = [Text(_event_line(event), style=_style(event[1])) for event in shown]
         return (
             Group(table, *events)

@@ -102,8 +102,8 @@ def read_model(path: str | PathLike[str]) -> tuple[bytes, list[str] | None]:
     if path.is_dir() or zipfile.is_zipfile(path):
         bundle = open_bundle(path)
         content = bundle.read(INFER)
-        inputs = {row.name for row in _model(content, str(path)).graph.input}
-        return content, [row.name for row in bundle.manifest.batch if row.name not in inputs]
+        inputs = {input_.name for input_ in _model(content, str(path)).graph.input}
+        return content, [array.name for array in bundle.manifest.batch if array.name not in inputs]
     try:
         return path.read_bytes(), None
     except OSError as error:
@@ -152,7 +152,11 @@ def quantize(content: bytes, data: Arrays, targets: Sequence[str] | None = None)
             Path(folder), prepared, {name: array[chosen] for name, array in inputs.items()}
         )
     weighed = _with_weights(made.graph)
-    floats = [row for row in prepared.graph.initializer if row.data_type == onnx.TensorProto.FLOAT]
+    floats = [
+        tensor
+        for tensor in prepared.graph.initializer
+        if tensor.data_type == onnx.TensorProto.FLOAT
+    ]
     after = made.SerializeToString(deterministic=True)
     outputs, changed = _run(content, inputs), _run(after, inputs)
     differences = [np.abs(outputs[name].astype(np.float64) - changed[name]) for name in outputs]
@@ -161,8 +165,8 @@ def quantize(content: bytes, data: Arrays, targets: Sequence[str] | None = None)
         size_before=len(content),
         operators=dict(Counter(node.op_type for node in weighed)),
         elements=(_elements(_quantized_constants(made.graph).values()), _elements(floats)),
-        largest=max(float(row.max(initial=0)) for row in differences),
-        mean=float(np.concatenate([row.ravel() for row in differences]).mean()),
+        largest=max(float(each.max(initial=0)) for each in differences),
+        mean=float(np.concatenate([each.ravel() for each in differences]).mean()),
         magnitude=max(float(np.abs(row).max(initial=0)) for row in outputs.values()),
         scores=_scores(outputs, changed, _targets(outputs, inputs, data, targets)),
         examples=examples,
@@ -181,7 +185,7 @@ def _model(content: bytes, what: str) -> onnx.ModelProto:
 def _inputs(model: onnx.ModelProto, data: Arrays) -> dict[str, Array]:
     """Return the arrays for the model's inputs. Raises ExportError if one is missing or does not
     fit."""
-    constant = {row.name for row in model.graph.initializer}
+    constant = {tensor.name for tensor in model.graph.initializer}
     arrays: dict[str, Array] = {}
     for row in model.graph.input:
         if row.name in constant:
@@ -259,7 +263,7 @@ def _quantized(
         )
     model = onnx.load(folder / "int8.onnx")
     used = {node.domain for node in model.graph.node}
-    kept = [row for row in model.opset_import if row.domain in used]
+    kept = [opset for opset in model.opset_import if opset.domain in used]
     del model.opset_import[:], model.metadata_props[:], model.graph.value_info[:]
     model.opset_import.extend(kept)
     return model
@@ -272,7 +276,7 @@ def _excluded(model: onnx.ModelProto) -> list[str]:
         node.name
         for node in model.graph.node
         if node.op_type == "ConvTranspose"
-        and any(row.name == "group" and row.i > 1 for row in node.attribute)
+        and any(attribute.name == "group" and attribute.i > 1 for attribute in node.attribute)
     ]
 
 
@@ -311,7 +315,7 @@ def _run(content: bytes, inputs: Arrays) -> dict[str, Array]:
     with as_export_error("ONNX Runtime cannot run the model on the set"):
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         parts = [session.run(None, batch) for batch in _batches(inputs)]
-    names = [row.name for row in session.get_outputs()]
+    names = [output.name for output in session.get_outputs()]
     return {
         name: np.concatenate(rows)
         for name, rows in zip(names, zip(*parts, strict=True), strict=True)
@@ -323,7 +327,9 @@ def _with_weights(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     once quantised."""
     stored = _quantized_constants(graph)
     weights = stored or {
-        row.name: row for row in graph.initializer if row.data_type == onnx.TensorProto.FLOAT
+        tensor.name: tensor
+        for tensor in graph.initializer
+        if tensor.data_type == onnx.TensorProto.FLOAT
     }
     return [
         node
@@ -336,9 +342,9 @@ def _with_weights(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 def _quantized_constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
     """Return the constant tensors of 8 bits, by the names of their dequantised values."""
     constants = {
-        row.name: row
-        for row in graph.initializer
-        if row.data_type in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
+        tensor.name: tensor
+        for tensor in graph.initializer
+        if tensor.data_type in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
     }
     return {
         node.output[0]: constants[node.input[0]]

@@ -252,10 +252,10 @@ def write_inference_model(bundle: Bundle, vector: Vector) -> bytes:
         )
     check_finite(vector)
     content = bytearray(bundle.read(INFER))
-    for row in manifest.parameters:
-        if row.infer_offset is not None and row.offset < vector.size:
-            raw = vector[row.offset : row.offset + prod(row.shape)].tobytes()
-            content[row.infer_offset : row.infer_offset + len(raw)] = raw
+    for parameter in manifest.parameters:
+        if parameter.infer_offset is not None and parameter.offset < vector.size:
+            raw = vector[parameter.offset : parameter.offset + prod(parameter.shape)].tobytes()
+            content[parameter.infer_offset : parameter.infer_offset + len(raw)] = raw
     return bytes(content)
 
 

@@ -254,28 +254,30 @@ class Manifest(msgspec.Struct, frozen=True):
     @property
     def size(self) -> int:
         """P, the elements of the flat vector that travels."""
-        return sum(prod(row.shape) for row in self.parameters if not row.personal)
+        return sum(prod(parameter.shape) for parameter in self.parameters if not parameter.personal)
 
     @property
     def local_size(self) -> int:
         """Elements of the flat vector on a device: what travels, then the personal parameters."""
-        return sum(prod(row.shape) for row in self.parameters)
+        return sum(prod(parameter.shape) for parameter in self.parameters)
 
     @property
     def state_size(self) -> int:
         """Elements of the flat state vector."""
-        return sum(prod(row.shape) for row in self.state)
+        return sum(prod(slot.shape) for slot in self.state)
 
     @property
     def travelling(self) -> tuple[Parameter, ...]:
         """The table's rows that travel."""
-        return tuple(row for row in self.parameters if not row.personal)
+        return tuple(parameter for parameter in self.parameters if not parameter.personal)
 
     @property
     def buffers(self) -> tuple[slice, ...]:
         """The places, in the flat vector, of the rows that travel and take no gradient."""
         return tuple(
-            slice(row.offset, row.offset + prod(row.shape)) for row in self.travelling if row.buffer
+            slice(parameter.offset, parameter.offset + prod(parameter.shape))
+            for parameter in self.travelling
+            if parameter.buffer
         )
 
     def elements_of(self, part: str) -> int:
@@ -289,11 +291,11 @@ class Manifest(msgspec.Struct, frozen=True):
     @property
     def computed_features(self) -> tuple[Input, ...]:
         """The outputs of features.onnx; empty if the bundle has none."""
-        names = {row.name for row in self.batch}
+        names = {array.name for array in self.batch}
         return (
             ()
             if self.features is msgspec.UNSET
-            else tuple(row for row in self.features if row.name not in names)
+            else tuple(feature for feature in self.features if feature.name not in names)
         )
 
     def with_features_as_batch(self) -> Manifest:

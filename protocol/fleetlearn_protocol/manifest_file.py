@@ -97,13 +97,13 @@ def _odd_path(manifest: Manifest) -> str | None:
 
 def _repeated_name(manifest: Manifest) -> str | None:
     for what, names in (
-        ("parameter", [row.name for row in manifest.parameters]),
+        ("parameter", [parameter.name for parameter in manifest.parameters]),
         ("batch array", [array.name for array in manifest.batch]),
         ("feature", [array.name for array in manifest.features or ()]),
         ("output", [array.name for array in manifest.outputs]),
         ("hyper-parameter", [hyper.name for hyper in manifest.hyper]),
         ("metric", list(manifest.metrics)),
-        ("state", [row.name for row in manifest.state]),
+        ("state", [slot.name for slot in manifest.state]),
         ("reference", list(manifest.references)),
         ("normalisation parameter", list(manifest.normalisation or ())),
         # Some file systems do not tell upper case from lower.
@@ -221,7 +221,9 @@ def _gap_in_table(manifest: Manifest) -> str | None:
 
 
 def _unknown_normalisation(manifest: Manifest) -> str | None:
-    unknown = set(manifest.normalisation or ()) - {row.name for row in manifest.parameters}
+    unknown = set(manifest.normalisation or ()) - {
+        parameter.name for parameter in manifest.parameters
+    }
     if unknown:
         return f"{min(unknown)} is of a normalisation layer, and no parameter has this name"
     return None
@@ -242,9 +244,9 @@ def _personal_before_travelling(manifest: Manifest) -> str | None:
 def _overlap_in_infer(manifest: Manifest) -> str | None:
     # A device writes a trained infer.onnx by replacing these bytes in place.
     rows = [
-        (row.infer_offset, prod(row.shape), row.name)
-        for row in manifest.parameters
-        if row.infer_offset is not None
+        (parameter.infer_offset, prod(parameter.shape), parameter.name)
+        for parameter in manifest.parameters
+        if parameter.infer_offset is not None
     ]
     free = 0
     for begin, elements, name in sorted(rows):

@@ -57,9 +57,11 @@ def _innermost(error: BaseException) -> tuple[FrameType, int] | None:
     """Return the innermost frame, with its line, of the user's code, or else of installed
     packages."""
     frames = [
-        row for row in traceback.walk_tb(error.__traceback__) if not _is_python_or_ours(row[0])
+        frame
+        for frame in traceback.walk_tb(error.__traceback__)
+        if not _is_python_or_ours(frame[0])
     ]
-    users = [row for row in frames if not _is_installed(row[0])]
+    users = [frame for frame in frames if not _is_installed(frame[0])]
     return users[-1] if users else frames[-1] if frames else None
 
 

@@ -39,7 +39,8 @@ def task_fields(bundle: Bundle, model: bytes) -> dict[str, Any]:
             ["update", "buffers"] if bundle.manifest.buffers else ["update"], "float32"
         ),
         "hyper": {
-            row.name: 0.01 if row.default is None else row.default for row in bundle.manifest.hyper
+            hyper.name: 0.01 if hyper.default is None else hyper.default
+            for hyper in bundle.manifest.hyper
         },
         "epochs": 2,
         "batch_size": 8,

@@ -412,7 +412,7 @@ def summary_of(fleet: Fleet) -> dict[str, Any]:
         "rounds": len(committed),
         "abandoned": len(rows) - len(committed),
         "time": fleet.now,
-        "reports": sum(row["reports"] for row in committed),
+        "reports": sum(round_["reports"] for round_ in committed),
         "lost": dict(sorted(causes.items())),
         "device_seconds": seconds,
         "bytes": {key: sum(row["bytes"][key] for row in rows) for key in ("down", "up")},

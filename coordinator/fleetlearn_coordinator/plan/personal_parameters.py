@@ -23,7 +23,7 @@ def personal_misfit(name: str, personal: Personal | None, manifest: Manifest) ->
 
 
 def _no_personal_parameters(name: str, manifest: Manifest) -> str | None:
-    if any(row.personal for row in manifest.parameters):
+    if any(parameter.personal for parameter in manifest.parameters):
         return None
     return (
         f"{name} needs personal parameters, which stay on the devices, and bundle {manifest.name} "
@@ -61,25 +61,30 @@ def _not_the_normalisation(name: str, manifest: Manifest) -> str | None:
             f"{manifest.name} names none: the model has none of PyTorch's, or an earlier version "
             f"exported it. {export}"
         )
-    for row in manifest.parameters:
-        if row.personal and row.name not in norms:
+    for parameter in manifest.parameters:
+        if parameter.personal and parameter.name not in norms:
             return (
                 f"{name} keeps normalisation layers alone on the devices, and in bundle "
-                f"{manifest.name} the parameter {row.name}, of another layer, is personal too. "
+                f"{manifest.name} the parameter {parameter.name}, of another layer, is personal "
+                "too. "
                 f'{export}, or set recipe = "fedper", which takes any personal parameters'
             )
-        if row.name in norms and not row.personal:
+        if parameter.name in norms and not parameter.personal:
             return (
                 f"{name} keeps all normalisation layers on the devices, and in bundle "
-                f"{manifest.name} the parameter {row.name} of such a layer travels. {export}"
+                f"{manifest.name} the parameter {parameter.name} of such a layer travels. {export}"
             )
     return None
 
 
 def _keeps_something(name: str, manifest: Manifest) -> str | None:
     kept = [
-        *(f"the personal parameter {row.name}" for row in manifest.parameters if row.personal),
-        *(f"the state {row.name}" for row in manifest.state if row.kept),
+        *(
+            f"the personal parameter {parameter.name}"
+            for parameter in manifest.parameters
+            if parameter.personal
+        ),
+        *(f"the state {slot.name}" for slot in manifest.state if slot.kept),
         *(["the previous model"] if "previous" in manifest.references else []),
     ]
     if not kept:

@@ -243,7 +243,7 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
             **self.local.hyper,
             **{key: value for key, value in named.items() if value is not None},
         }
-        declared = {row.name: row.default for row in manifest.hyper}
+        declared = {hyper.name: hyper.default for hyper in manifest.hyper}
         needs, what = RECIPES[self.recipe].needs + self.algorithm.needs, self._needing()
         terms = [term for term in TERMS if getattr(manifest.step, term)]
         for need in needs:
@@ -377,7 +377,7 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
     def _misfit(self, what: str, manifest: Manifest) -> PlanError:
         terms = [f"a {term} term" for term in TERMS if getattr(manifest.step, term)]
         step = " with ".join([manifest.step.optimizer, *([" and ".join(terms)] if terms else [])])
-        takes = ", ".join(row.name for row in manifest.hyper) or "nothing"
+        takes = ", ".join(hyper.name for hyper in manifest.hyper) or "nothing"
         return PlanError(
             Code.BAD_MESSAGE,
             f"{self.file}: {what} Bundle {manifest.name}: its step is {step} and takes {takes}; "

@@ -103,7 +103,11 @@ class OnnxRuntime:
             name: borrow(array) for name, array in self._scalars.items()
         }
         carried = list(self._now.values)
-        self._inputs = [*carried, *self._fixed, *(f"batch.{row.name}" for row in manifest.batch)]
+        self._inputs = [
+            *carried,
+            *self._fixed,
+            *(f"batch.{array.name}" for array in manifest.batch),
+        ]
         self._outputs = [*(f"next.{name}" for name in carried), *self._result_views]
         self._session = make_session(
             bundle, self._train, threads, self._inputs, self._outputs, provider
@@ -217,7 +221,7 @@ class OnnxRuntime:
         self.metrics: dict[str, float] = {}
 
     def _reset_state(self) -> None:
-        begun = [row for row in self.manifest.state if not row.kept]
+        begun = [slot for slot in self.manifest.state if not slot.kept]
         initial = {} if self._initial is None else views(self._initial, begun)
         for name, array in views(self._now.vector[self.manifest.local_size :], begun).items():
             array[...] = initial.get(name, 0)

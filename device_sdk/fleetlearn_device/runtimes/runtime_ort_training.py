@@ -98,7 +98,11 @@ class OrtTrainingRuntime:
                 ) from error
         self._outputs: list[str] = self._module.output_names()
         for what, actual, expected in (
-            ("inputs", self._module.input_names(), [f"batch.{row.name}" for row in manifest.batch]),
+            (
+                "inputs",
+                self._module.input_names(),
+                [f"batch.{array.name}" for array in manifest.batch],
+            ),
             (
                 "outputs",
                 sorted(self._outputs),

@@ -169,6 +169,6 @@ def load_npz(
             return arrays
         fitting: Arrays = check_batch(arrays, manifest.batch)
         check_ranges(fitting, manifest.batch)
-        return dict(zip((row.name for row in manifest.batch), fitting, strict=True))
+        return dict(zip((array.name for array in manifest.batch), fitting, strict=True))
     except DataError as error:
         raise DataError(f"{path}: {error}") from None

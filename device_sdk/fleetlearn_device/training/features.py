@@ -64,7 +64,7 @@ class FeatureCache:
         """
         manifest = self.bundle.manifest
         fitting = data.fit(manifest.batch)
-        columns = dict(zip((row.name for row in manifest.batch), fitting.columns, strict=True))
+        columns = dict(zip((array.name for array in manifest.batch), fitting.columns, strict=True))
         content = _digest(columns)
         if content != self._data:
             count = min(data.examples, self._limit // self._bytes_per_example)

@@ -21,7 +21,7 @@ from fleetlearn_device.runtimes.runtime import Runtime
 
 def kept_state_size(manifest: Manifest) -> int:
     """Return the elements of the kept state; 0 where a device keeps nothing for such a bundle."""
-    kept_rows = sum(prod(row.shape) for row in manifest.state if row.kept)
+    kept_rows = sum(prod(slot.shape) for slot in manifest.state if slot.kept)
     return manifest.local_size - manifest.size + kept_rows + _previous_size(manifest)
 
 
@@ -70,7 +70,9 @@ def load_model(
 
 
 def _kept_rows(manifest: Manifest) -> list[slice]:
-    return [slice(row.offset, row.offset + prod(row.shape)) for row in manifest.state if row.kept]
+    return [
+        slice(slot.offset, slot.offset + prod(slot.shape)) for slot in manifest.state if slot.kept
+    ]
 
 
 def _previous_size(manifest: Manifest) -> int:

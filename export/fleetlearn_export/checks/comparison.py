@@ -108,8 +108,8 @@ def open_session(
     first = None if before is None else open_session(before, constants=constants)
     return GraphSession(
         inner,
-        [row.name for row in inner.get_inputs()],
-        [row.name for row in inner.get_outputs()],
+        [input_.name for input_ in inner.get_inputs()],
+        [output.name for output in inner.get_outputs()],
         first,
     )
 
@@ -184,7 +184,7 @@ def call_in_pytorch(call: Callable[[], Result], batch: Tensors) -> Result | None
     leaves = pytree.tree_leaves(result)
     return (
         None
-        if one and any(isinstance(row, Tensor) and bool(row.isnan().any()) for row in leaves)
+        if one and any(isinstance(leaf, Tensor) and bool(leaf.isnan().any()) for leaf in leaves)
         else result
     )
 

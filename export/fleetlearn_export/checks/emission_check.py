@@ -77,10 +77,10 @@ def check_evaluation(
         _, some, _ = batches(user, seed)
         random = torch.Generator().manual_seed(seed)
         given = {
-            row.name: without_zeros(values[row.name.removeprefix("param.")], random)
-            if row.name.startswith("param.")
-            else some[row.name.removeprefix("batch.")]
-            for row in emission.model.graph.input
+            input_.name: without_zeros(values[input_.name.removeprefix("param.")], random)
+            if input_.name.startswith("param.")
+            else some[input_.name.removeprefix("batch.")]
+            for input_ in emission.model.graph.input
         }
         check_cases(module, cases, list(given.values()))
         return check_operators(module, emission, given)

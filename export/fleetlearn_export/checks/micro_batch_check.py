@@ -37,7 +37,9 @@ def check_micro_batches(
     # Of equal means, such as the gradients of two biases that are added, the Loop has one.
     made = {name for node in divided.graph.node for name in node.output}
     divided.graph.output.extend(
-        row for row in model.graph.output if row.name in made and row.name.startswith(MEAN)
+        output
+        for output in model.graph.output
+        if output.name in made and output.name.startswith(MEAN)
     )
     whole, looped = (open_session(serialised(row), constants=constants) for row in (model, divided))
 

@@ -113,7 +113,7 @@ def check_operators(
     """
     compared, skipped = compare_operators(module, emission, given, of_the_batch=of_the_batch)
     worst = max(compared, key=lambda row: row.excess)
-    bad = [row for row in compared if row.excess > 1]
+    bad = [operator for operator in compared if operator.excess > 1]
     if bad:
         node = worst.call.node
         place = location_of_node(node) or (

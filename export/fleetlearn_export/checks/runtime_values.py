@@ -73,7 +73,7 @@ def values_by_part(
     graph = emission.model.graph
     parts = list(_parts(_calls_with_nodes(emission), emission, numbers))
     last = {name: place for place, part in enumerate(parts) for name in part.reads(emission)}
-    constants = {row.name: row for row in graph.initializer}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     known = dict(given)
     known |= {
         emission.values[node]: getattr(module, str(node.target)).detach()
@@ -141,7 +141,7 @@ def _views(
     views: Tensors = {}
     for call in part.calls:
         operator, name = call.node.target, call.results[0] or ""
-        sources = {emission.values.get(row, "") for row in call.node.all_input_nodes}
+        sources = {emission.values.get(source, "") for source in call.node.all_input_nodes}
         assert isinstance(operator, torch._ops.OpOverload)
         if operator.is_view and name in values and sources <= shared | views.keys():
             args, kwargs = arguments(call, emission, {**values, **views}, numbers)
@@ -268,7 +268,8 @@ def _call_of_node(emission: Emission, name: str) -> Call | None:
             call
             for call in emission.calls
             if name in order
-            and max((makers.get(row or "", -1) for row in call.results), default=-1) >= order[name]
+            and max((makers.get(result or "", -1) for result in call.results), default=-1)
+            >= order[name]
         ),
         None,
     )

@@ -66,7 +66,7 @@ class Writer:
         self._source = node
         results = node.meta.get("val")
         if not _is_complex(results) and not any(
-            isinstance(self._now[row], Pair) for row in node.all_input_nodes
+            isinstance(self._now[source], Pair) for source in node.all_input_nodes
         ):
             self._now[node] = self.graph.node_copy(node, lambda row: self._now[row])
             return
@@ -114,7 +114,7 @@ class Writer:
             self.call(aten.reshape.default, moved, [-1, size]),
             self._matrices[name],
         )
-        sizes = [fixed_size(row) for row in sizes]
+        sizes = [fixed_size(size) for size in sizes]
         free = [place for place, row in enumerate(sizes) if not isinstance(row, int)]
         if len(free) > 1:
             raise EmissionError(
@@ -126,7 +126,9 @@ class Writer:
 
 
 def _is_complex(results: Any) -> bool:
-    return any(isinstance(row, Tensor) and row.is_complex() for row in pytree.tree_leaves(results))
+    return any(
+        isinstance(leaf, Tensor) and leaf.is_complex() for leaf in pytree.tree_leaves(results)
+    )
 
 
 def _pair(write: Writer, x: Pair | fx.Node) -> Pair:
@@ -151,7 +153,9 @@ def _each(operator: Any, write: Writer, *args: Any, **kwargs: Any) -> Pair:
     """Write an operator that does the same to real and imaginary parts."""
     if kwargs.get("dtype") in REAL:
         kwargs["dtype"] = REAL[kwargs["dtype"]]
-    pairs = [row for row in pytree.tree_leaves(args, is_leaf=_is_argument) if isinstance(row, Pair)]
+    pairs = [
+        leaf for leaf in pytree.tree_leaves(args, is_leaf=_is_argument) if isinstance(leaf, Pair)
+    ]
     real = pytree.tree_map(
         lambda row: row.real if isinstance(row, Pair) else row, args, is_leaf=_is_argument
     )

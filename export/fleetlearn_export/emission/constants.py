@@ -53,9 +53,9 @@ class Constants:
 
     def take(self, model: onnx.ModelProto) -> onnx.ModelProto:
         """Keep a graph's large constants apart too. Changes the graph in place, and returns it."""
-        for row in model.graph.initializer:
-            if len(row.raw_data) >= MIN_BYTES and row.data_type in DTYPES:
-                row.CopyFrom(self.reference(row.name, numpy_helper.to_array(row)))
+        for tensor in model.graph.initializer:
+            if len(tensor.raw_data) >= MIN_BYTES and tensor.data_type in DTYPES:
+                tensor.CopyFrom(self.reference(tensor.name, numpy_helper.to_array(tensor)))
         return model
 
     def array(self, row: TensorProto) -> Array:

@@ -313,14 +313,15 @@ class Emitter:
         kind = type(expression).__name__
         if expression.is_Add or expression.is_Mul:
             return self._folded(
-                "Mul" if expression.is_Mul else "Add", [self._size(row) for row in expression.args]
+                "Mul" if expression.is_Mul else "Add",
+                [self._size(term) for term in expression.args],
             )
         if kind in ("FloorDiv", "CleanDiv"):
-            return self.node("Div", *(self._size(row) for row in expression.args))
+            return self.node("Div", *(self._size(term) for term in expression.args))
         if kind in ("Mod", "PythonMod"):
-            return self.node("Mod", *(self._size(row) for row in expression.args))
+            return self.node("Mod", *(self._size(term) for term in expression.args))
         if kind in ("Max", "Min"):
-            return self._folded(kind, [self._size(row) for row in expression.args])
+            return self._folded(kind, [self._size(term) for term in expression.args])
         raise EmissionError(f"a size {expression} of the number of examples")
 
     def _float_size(self, expression: Any) -> str:
@@ -331,12 +332,12 @@ class Emitter:
         if kind == "ToFloat":
             return self._float_size(expression.args[0])
         if kind in ("IntTrueDiv", "FloatTrueDiv"):
-            return self.node("Div", *(self._float_size(row) for row in expression.args))
+            return self.node("Div", *(self._float_size(term) for term in expression.args))
         if expression.is_Add or expression.is_Mul:
-            parts = [self._float_size(row) for row in expression.args]
+            parts = [self._float_size(term) for term in expression.args]
             return self._folded("Mul" if expression.is_Mul else "Add", parts)
         if expression.is_Pow or kind in ("FloatPow", "PowByNatural"):
-            return self.node("Pow", *(self._float_size(row) for row in expression.args))
+            return self.node("Pow", *(self._float_size(term) for term in expression.args))
         if kind == "OpaqueUnaryFn_sqrt":
             return self.node("Sqrt", self._float_size(expression.args[0]))
         return self.node("Cast", self._size(expression), to=onnx.TensorProto.FLOAT)
@@ -358,7 +359,8 @@ def fixed_size(size: Size) -> Size:
 def same_size(one: Size, other: Size) -> bool:
     """Whether two sizes are equal for every number of examples."""
     first, second = (
-        row.node.expr if isinstance(row, torch.SymInt) else row for row in (one, other)
+        operand.node.expr if isinstance(operand, torch.SymInt) else operand
+        for operand in (one, other)
     )
     return bool(first == second)
 

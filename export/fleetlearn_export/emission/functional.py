@@ -88,9 +88,11 @@ class _Rewriting:
         return node
 
     def _write(self, node: fx.Node, operator: torch._ops.OpOverload) -> None:
-        names = [row.name for row in operator._schema.arguments]
+        names = [argument.name for argument in operator._schema.arguments]
         given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-        targets: list[Any] = [given[row.name] for row in operator._schema.arguments if row.is_write]
+        targets: list[Any] = [
+            given[argument.name] for argument in operator._schema.arguments if argument.is_write
+        ]
         made = self.graph.node_copy(node, self._present)
         made.target = _functional(operator)
         # Average pooling in channels-last order uses as_strided_ on a new tensor, and keeps its
@@ -210,7 +212,7 @@ def _viewed(node: fx.Node, operator: torch._ops.OpOverload | None) -> fx.Node | 
 
 def _has_views(operator: torch._ops.OpOverload) -> bool:
     """Whether the operator's results share memory with its arguments."""
-    return any(row.alias_info is not None for row in operator._schema.returns)
+    return any(result.alias_info is not None for result in operator._schema.returns)
 
 
 def _functional(operator: torch._ops.OpOverload) -> torch._ops.OpOverload:
@@ -230,7 +232,11 @@ def _functional(operator: torch._ops.OpOverload) -> torch._ops.OpOverload:
 
 def _inputs(operator: torch._ops.OpOverload) -> list[tuple[str, str]]:
     """Return name and type of each argument that the operator does not write into."""
-    return [(row.name, str(row.type)) for row in operator._schema.arguments if not row.is_write]
+    return [
+        (argument.name, str(argument.type))
+        for argument in operator._schema.arguments
+        if not argument.is_write
+    ]
 
 
 def _results(

@@ -23,12 +23,12 @@ def fold_batch_norms(model: onnx.ModelProto, apart: Constants | None = None) -> 
     """
     values_of = apart.array if apart else numpy_helper.to_array
     graph = model.graph
-    constants = {row.name: row for row in graph.initializer}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for name in reads(node):
             readers.setdefault(name, []).append(node)
-    outputs = {row.name for row in graph.output}
+    outputs = {output.name for output in graph.output}
     folded = set()
     for convolution in list(graph.node):
         if convolution.op_type != "Conv" or convolution.output[0] in outputs:
@@ -42,7 +42,9 @@ def fold_batch_norms(model: onnx.ModelProto, apart: Constants | None = None) -> 
             continue
         norm = after[0]
         needed = [*convolution.input[1:], *norm.input[1:]]
-        training = any(row.name == "training_mode" and row.i for row in norm.attribute)
+        training = any(
+            attribute.name == "training_mode" and attribute.i for attribute in norm.attribute
+        )
         if (
             training
             or len([name for name in norm.output if name]) > 1
@@ -53,7 +55,7 @@ def fold_batch_norms(model: onnx.ModelProto, apart: Constants | None = None) -> 
         graph.node.remove(norm)
         folded |= set(needed)
     used = {name for node in graph.node for name in reads(node)} | outputs
-    for row in [row for row in graph.initializer if row.name in folded - used]:
+    for row in [tensor for tensor in graph.initializer if tensor.name in folded - used]:
         graph.initializer.remove(row)
     return model
 
@@ -65,7 +67,9 @@ def _fold(
     values: dict[str, np.ndarray],
 ) -> None:
     """Make the convolution do the BatchNorm's work too, in the BatchNorm's name."""
-    epsilon = next((row.f for row in norm.attribute if row.name == "epsilon"), 1e-5)
+    epsilon = next(
+        (attribute.f for attribute in norm.attribute if attribute.name == "epsilon"), 1e-5
+    )
     scale, shift, mean, variance = (values[name].astype(np.float64) for name in norm.input[1:])
     factor = scale / np.sqrt(variance + epsilon)
     weights = values[convolution.input[1]]

@@ -41,33 +41,33 @@ def code_weights(
         return model
     graph = model.graph
     decoding: list[onnx.NodeProto] = []
-    for row in list(graph.initializer):
-        coded = _coded(row, stored, apart)
+    for tensor in list(graph.initializer):
+        coded = _coded(tensor, stored, apart)
         if coded is None:
             continue
-        graph.initializer.remove(row)
-        codes = numpy_helper.from_array(coded.codes, f"{row.name}.codes")
+        graph.initializer.remove(tensor)
+        codes = numpy_helper.from_array(coded.codes, f"{tensor.name}.codes")
         graph.initializer.append(codes)
         if not for_people:
             graph.input.append(
                 helper.make_tensor_value_info(codes.name, codes.data_type, codes.dims)
             )
-        gathers = [place for place, node in enumerate(graph.node) if row.name in reads(node)]
+        gathers = [place for place, node in enumerate(graph.node) if tensor.name in reads(node)]
         if (
             coded.axis == 0
             and gathers
-            and all(_takes_rows(graph.node[place], row.name) for place in gathers)
+            and all(_takes_rows(graph.node[place], tensor.name) for place in gathers)
         ):
             graph.initializer.append(
-                numpy_helper.from_array(coded.broadcast_scales, f"{row.name}.scales")
+                numpy_helper.from_array(coded.broadcast_scales, f"{tensor.name}.scales")
             )
             for place in reversed(gathers):
                 gather = graph.node[place]
                 graph.node.remove(gather)
-                for node in reversed(list(_rows_decoded(gather, row.name))):
+                for node in reversed(list(_rows_decoded(gather, tensor.name))):
                     graph.node.insert(place, node)
         else:
-            decoding += _decoded(graph, row.name, coded, for_people)
+            decoding += _decoded(graph, tensor.name, coded, for_people)
     kept = list(graph.node)
     del graph.node[:]
     graph.node.extend([*decoding, *kept])
@@ -98,7 +98,7 @@ def _decoded(
 
 def _takes_rows(node: onnx.NodeProto, name: str) -> bool:
     """Whether the node looks up rows of the table ``name``."""
-    axis = next((row.i for row in node.attribute if row.name == "axis"), 0)
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
     return node.op_type == "Gather" and node.input[0] == name and axis == 0
 
 

@@ -117,7 +117,7 @@ def _separate_outputs(body: onnx.GraphProto) -> None:
     """Copy outputs of a Scan's body that are also inputs, or outputs at another place.
 
     The cleaning makes one value of equal outputs. Runtimes refuse both."""
-    taken = {row.name for row in body.input}
+    taken = {input_.name for input_ in body.input}
     for place, row in enumerate(body.output):
         if row.name in taken:
             name = f"{row.name}/{place}"
@@ -138,11 +138,11 @@ def check_standard(model: onnx.ModelProto) -> None:
         raise ExportError(
             f"function {model.functions[0].domain}::{model.functions[0].name} was left in the graph"
         )
-    for row in model.opset_import:
-        if row.domain not in ("", "ai.onnx") or row.version > OPSET:
+    for opset in model.opset_import:
+        if opset.domain not in ("", "ai.onnx") or opset.version > OPSET:
             raise ExportError(
-                f"the graph needs opset {row.version} of {row.domain or 'ONNX'}; at most {OPSET} "
-                "is written"
+                f"the graph needs opset {opset.version} of {opset.domain or 'ONNX'}; at most "
+                f"{OPSET} is written"
             )
     if model.ir_version > IR_VERSION:
         raise ExportError(
@@ -202,7 +202,7 @@ def write_with_parameters(
     tensors += [_message(f"param.{name}", values[name].numpy()) for name in names]
     shell = copied(model)
     shell.graph.ClearField("initializer")
-    kept = [row for row in graph.input if not row.name.startswith("param.")]
+    kept = [input_ for input_ in graph.input if not input_.name.startswith("param.")]
     del shell.graph.input[:]
     shell.graph.input.extend(kept)
     before, after = _around(shell.graph, "initializer")

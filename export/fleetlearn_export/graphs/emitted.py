@@ -79,7 +79,7 @@ def part(emission: Emission, inputs: Mapping[str, str], outputs: Sequence[str]) 
     for rows in (needed.graph.node, needed.graph.output):
         del rows[:]
     needed.graph.node.extend(ancestors(whole.node, outputs))
-    described = {row.name: row for row in whole.output}
+    described = {output.name: output for output in whole.output}
     needed.graph.output.extend(described[name] for name in outputs)
     model = ir.from_proto(needed)
     graph = model.graph

@@ -40,11 +40,11 @@ def dependencies(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
     The number of examples is no dependency: any array that has the examples on its first axis tells
     it.
     """
-    constants = {row.name for row in model.graph.initializer}
+    constants = {tensor.name for tensor in model.graph.initializer}
     inputs_behind = {
-        row.name: frozenset([_kind(row.name)])
-        for row in model.graph.input
-        if row.name not in constants
+        input_.name: frozenset([_kind(input_.name)])
+        for input_ in model.graph.input
+        if input_.name not in constants
     }
     for node in model.graph.node:
         read = (
@@ -117,7 +117,7 @@ def features_part(
     """
     names = _new_names(values)
     described = {f"batch.{row.name}": _value_info(row) for row in table}
-    batch = [row for row in model.graph.input if _kind(row.name) == BATCH]
+    batch = [input_ for input_ in model.graph.input if _kind(input_.name) == BATCH]
     return _part(model, batch, [described[name] for name in names.values()], names, None)
 
 
@@ -128,7 +128,7 @@ def rest_of_step(
 
     values: as for ``features_part``; values of an evaluation's graph are given in the same way.
     """
-    inputs = [row for row in model.graph.input if _kind(row.name) != BATCH]
+    inputs = [input_ for input_ in model.graph.input if _kind(input_.name) != BATCH]
     described = [_value_info(row) for row in table]
     return _part(
         model, [*inputs, *described], model.graph.output, _new_names(values), described[0].name
@@ -147,13 +147,15 @@ def computed_from(model: onnx.ModelProto, values: Iterable[str]) -> set[str]:
 
 def values_part(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a graph of these values, which depend on the batch and on constants alone."""
-    batch = [row for row in model.graph.input if _kind(row.name) == BATCH]
+    batch = [input_ for input_ in model.graph.input if _kind(input_.name) == BATCH]
     return _part(model, batch, [onnx.ValueInfoProto(name=name) for name in names], {}, None)
 
 
 def arrays_read(model: onnx.ModelProto, given: Iterable[str]) -> set[str]:
     """Return the batch's arrays that the graph reads where it is given these values."""
-    needed = ancestors(model.graph.node, (row.name for row in model.graph.output), stop=set(given))
+    needed = ancestors(
+        model.graph.node, (output.name for output in model.graph.output), stop=set(given)
+    )
     nodes = [node for node in needed if not counts_examples(node)]
     read = {name for node in nodes for name in reads(node) if _kind(name) == BATCH}
     return {name.removeprefix("batch.") for name in read}
@@ -188,11 +190,15 @@ def _part(
         row.output[:] = ["" if name in given else name for name in row.output]
         rename(row, names)
     made = {name for node in part.graph.node for name in node.output} - {
-        row.name for row in part.graph.output
+        output.name for output in part.graph.output
     }
-    part.graph.value_info.extend(row for row in model.graph.value_info if row.name in made)
+    part.graph.value_info.extend(
+        described for described in model.graph.value_info if described.name in made
+    )
     read = {name for node in part.graph.node for name in reads(node)}
-    part.graph.initializer.extend(row for row in model.graph.initializer if row.name in read)
+    part.graph.initializer.extend(
+        tensor for tensor in model.graph.initializer if tensor.name in read
+    )
     return part
 
 
@@ -202,7 +208,7 @@ def _kind(name: str) -> str:
 
 def counts_examples(node: NodeProto) -> bool:
     """Whether the node's result is the number of examples, from an array of the batch."""
-    axes = {row.name: row.i for row in node.attribute}
+    axes = {attribute.name: attribute.i for attribute in node.attribute}
     whole = (axes.get("start", 0), axes.get("end")) == (0, 1)
     return node.op_type == "Shape" and whole and _kind(node.input[0]) == BATCH
 

@@ -68,12 +68,12 @@ def _shapes(model: onnx.ModelProto, examples: int) -> Described:
         row.type.tensor_type.ClearField("shape")
     inferred = onnx.shape_inference.infer_shapes(tried, data_prop=True)
     return {
-        row.name: (
-            row.type.tensor_type.elem_type,
-            [size.dim_value for size in row.type.tensor_type.shape.dim],
+        described.name: (
+            described.type.tensor_type.elem_type,
+            [size.dim_value for size in described.type.tensor_type.shape.dim],
         )
-        for row in inferred.graph.value_info
-        if row.type.tensor_type.HasField("shape")
+        for described in inferred.graph.value_info
+        if described.type.tensor_type.HasField("shape")
     }
 
 

@@ -36,7 +36,7 @@ def with_frozen_file(
     """
     paths = [path for path in (EVAL, TRAIN, TRAIN_MANY, *OF_FEATURES) if path in files]
     graphs = {path: onnx.load_model_from_string(files[path]) for path in paths}
-    rows = [row for model in graphs.values() for row in model.graph.initializer]
+    rows = [tensor for model in graphs.values() for tensor in model.graph.initializer]
     # not what was folded or coded
     used = {key: constants.arrays[key] for row in rows if (key := key_of(row))}
     if not used:
@@ -61,13 +61,13 @@ def with_frozen_file(
 def with_constants(model: onnx.ModelProto, content: bytes) -> onnx.ModelProto:
     """Put the constants back into a graph that ``with_frozen_file`` made, from the file's bytes.
     Returns the graph."""
-    for row in model.graph.initializer:
-        if row.data_location == TensorProto.EXTERNAL:
-            entries = {entry.key: entry.value for entry in row.external_data}
+    for tensor in model.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            entries = {entry.key: entry.value for entry in tensor.external_data}
             begin = int(entries["offset"])
-            row.raw_data = content[begin : begin + int(entries["length"])]
-            row.ClearField("external_data")
-            row.ClearField("data_location")
+            tensor.raw_data = content[begin : begin + int(entries["length"])]
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
     return model
 
 

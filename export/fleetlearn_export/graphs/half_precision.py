@@ -64,7 +64,10 @@ def with_half_products(model: onnx.ModelProto) -> onnx.ModelProto:
     changed.CopyFrom(model)
     del changed.graph.node[:]
     written = changed.graph.node
-    narrow, wide = set[str](), {row.name for row in (*model.graph.input, *model.graph.initializer)}
+    narrow, wide = (
+        set[str](),
+        {described.name for described in (*model.graph.input, *model.graph.initializer)},
+    )
     """The tensors that are there in float16, and in float32."""
     for place, node in enumerate(model.graph.node):
         given = _tensors(node)
@@ -85,7 +88,7 @@ def with_half_products(model: onnx.ModelProto) -> onnx.ModelProto:
         written.append(row)
     _widen(changed.graph, wide)
     made = {name for node in written for name in node.output}
-    described = [row for row in model.graph.value_info if row.name in made]
+    described = [value for value in model.graph.value_info if value.name in made]
     del changed.graph.value_info[:]
     changed.graph.value_info.extend(described)
     return changed
@@ -95,7 +98,7 @@ def _products_and_their_moves(model: onnx.ModelProto) -> set[int]:
     """Return the places of the products, and of the moves whose results nothing but a product
     reads: an operand is cast before it is moved."""
     kinds, sums = _types_and_sums(model)
-    outputs = {row.name for row in model.graph.output}
+    outputs = {output.name for output in model.graph.output}
     readers: dict[str, list[tuple[int, bool]]] = {}
     """Tensor -> places of the operators that read it, and whether they read its elements."""
     for place, node in enumerate(model.graph.node):
@@ -124,8 +127,8 @@ def _types_and_sums(model: onnx.ModelProto) -> tuple[dict[str, int], set[str]]:
         light.graph.input.append(helper.make_tensor_value_info(row.name, row.data_type, row.dims))
     inferred = onnx.shape_inference.infer_shapes(light).graph
     types = {
-        row.name: row.type.tensor_type
-        for row in (*inferred.input, *inferred.value_info, *inferred.output)
+        described.name: described.type.tensor_type
+        for described in (*inferred.input, *inferred.value_info, *inferred.output)
     }
     sums = {
         name
@@ -138,7 +141,7 @@ def _types_and_sums(model: onnx.ModelProto) -> tuple[dict[str, int], set[str]]:
 def _widen(graph: onnx.GraphProto, wide: set[str]) -> None:
     """Add a cast behind each float16 result that something reads as float32."""
     read = {name for node in graph.node for name in reads(node)} | {
-        row.name for row in graph.output
+        output.name for output in graph.output
     }
     nodes = list(graph.node)
     del graph.node[:]

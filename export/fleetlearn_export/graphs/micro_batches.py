@@ -40,9 +40,9 @@ def split_batch(model: onnx.ModelProto, size: int) -> onnx.ModelProto:
     outputs. Raises ExportError if the step computes something else of the whole batch.
     """
     graph = model.graph
-    means = {row.name: row for row in graph.output if row.name.startswith(MEAN)}
-    outputs = [row for row in graph.output if row.name not in means]
-    batch = [row.name for row in graph.input if row.name.startswith("batch.")]
+    means = {output.name: output for output in graph.output if output.name.startswith(MEAN)}
+    outputs = [output for output in graph.output if output.name not in means]
+    batch = [input_.name for input_ in graph.input if input_.name.startswith("batch.")]
     sources = _sources(graph.node, means)
     summed: dict[str, str] = {}
     """Result of the operators on the batch -> the Loop's output with its mean over the
@@ -60,9 +60,11 @@ def split_batch(model: onnx.ModelProto, size: int) -> onnx.ModelProto:
         del rows[:]
     split.graph.output.extend(outputs)
     made = {name for node in behind for name in node.output}
-    split.graph.value_info.extend(row for row in graph.value_info if row.name in made)
+    split.graph.value_info.extend(
+        described for described in graph.value_info if described.name in made
+    )
     split.graph.initializer.append(numpy_helper.from_array(np.array([size]), SIZE))
-    random = any(row.name == SEED for row in graph.input)
+    random = any(input_.name == SEED for input_ in graph.input)
     split.graph.node.extend(
         _loop(within, batch, {name: source for source, name in summed.items()}, random)
     )
@@ -94,8 +96,10 @@ def joined(model: onnx.ModelProto) -> Joined | None:
     whole.CopyFrom(model)
     for rows in (whole.graph.node, whole.graph.initializer):
         del rows[:]
-    sizes = [row for row in model.graph.initializer if row.name == SIZE]
-    whole.graph.initializer.extend(row for row in model.graph.initializer if row.name != SIZE)
+    sizes = [tensor for tensor in model.graph.initializer if tensor.name == SIZE]
+    whole.graph.initializer.extend(
+        tensor for tensor in model.graph.initializer if tensor.name != SIZE
+    )
     for node in body.node:
         if not any(name.startswith(LOOP) for name in (*node.input, *node.output)):
             row = whole.graph.node.add()
@@ -112,8 +116,8 @@ def joined(model: onnx.ModelProto) -> Joined | None:
     ]
     whole.graph.node.extend(node for node in behind if node.name != NAME)
     shapes = {
-        row.name: [axis.dim_value for axis in row.type.tensor_type.shape.dim]
-        for row in model.graph.input
+        input_.name: [axis.dim_value for axis in input_.type.tensor_type.shape.dim]
+        for input_ in model.graph.input
     }
     for name in loop.output:  # a gradient has its parameter's shape; losses and metrics are scalars
         shape = shapes.get(name.replace(f"{MEAN}gradient.", "param."), [])
@@ -124,7 +128,11 @@ def joined(model: onnx.ModelProto) -> Joined | None:
 def part_size(model: onnx.ModelProto) -> int | None:
     """Return the number of examples in a micro-batch. None: the step has none."""
     return next(
-        (int(numpy_helper.to_array(row)[0]) for row in model.graph.initializer if row.name == SIZE),
+        (
+            int(numpy_helper.to_array(tensor)[0])
+            for tensor in model.graph.initializer
+            if tensor.name == SIZE
+        ),
         None,
     )
 

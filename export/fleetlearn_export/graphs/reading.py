@@ -13,10 +13,10 @@ def reads(node: NodeProto) -> Iterator[str]:
     included."""
     yield from filter(None, node.input)
     for graph in subgraphs(node):
-        own = {row.name for row in (*graph.input, *graph.initializer)}
+        own = {described.name for described in (*graph.input, *graph.initializer)}
         own |= {name for inner in graph.node for name in inner.output}
         read = (
-            *(row.name for row in graph.output),
+            *(output.name for output in graph.output),
             *(name for inner in graph.node for name in reads(inner)),
         )
         yield from (name for name in read if name not in own)
@@ -51,8 +51,8 @@ def rename(node: NodeProto, names: Mapping[str, str]) -> None:
     for graph in subgraphs(node):
         for inner in graph.node:
             rename(inner, names)
-        for row in graph.output:
-            row.name = names.get(row.name, row.name)
+        for output in graph.output:
+            output.name = names.get(output.name, output.name)
 
 
 def subgraphs(node: NodeProto) -> Iterator[onnx.GraphProto]:

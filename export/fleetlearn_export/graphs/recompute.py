@@ -110,7 +110,7 @@ def recomputed(
     """
     order = in_order_of_execution(model)
     turn = _turn(order, sizes)
-    forward, outputs = order[: turn + 1], {row.name for row in model.graph.output}
+    forward, outputs = order[: turn + 1], {output.name for output in model.graph.output}
     maker = {name: node for node in forward for name in node.output if name and name not in outputs}
     # What runs twice is written before its first reader in the file, which keeps its order: ONNX
     # Runtime follows that.
@@ -130,7 +130,7 @@ def recomputed(
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     del changed.graph.node[:]
-    known = {row.name: row for row in changed.graph.value_info}
+    known = {described.name: described for described in changed.graph.value_info}
     for old, new in writer.clones.items():
         if old in known:
             changed.graph.value_info.add().CopyFrom(known[old])
@@ -232,7 +232,9 @@ def _second(node: NodeProto, sizes: Sizes, convolutions: bool) -> NodeProto | No
         return node if sizes.get(node.output[0], 0) > WIDENS * sizes.get(node.input[0], 0) else None
     if node.op_type not in CHEAP:
         return None
-    attributes = {row.name: helper.get_attribute_value(row) for row in node.attribute}
+    attributes = {
+        attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute
+    }
     if not attributes.get("training_mode"):
         return node
     if len(node.output) < 3 or attributes.get("momentum") != 0:

@@ -36,7 +36,7 @@ def scatter_into_sums(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     shapes = _shapes(model)
     uses = Counter(name for node in graph.node for name in reads(node)) + Counter(
-        row.name for row in graph.output
+        output.name for output in graph.output
     )
     rows = {name: _Rows([]) for name in zeros}
     nodes: list[NodeProto] = []
@@ -48,17 +48,19 @@ def scatter_into_sums(model: onnx.ModelProto) -> onnx.ModelProto:
         written = _sum(node, rows, shapes)
         nodes.extend([node] if written is None else written)
     del graph.node[:]
-    graph.node.extend(ancestors(nodes, [row.name for row in graph.output]))
+    graph.node.extend(ancestors(nodes, [output.name for output in graph.output]))
     return model
 
 
 def _zeros(graph: onnx.GraphProto) -> Iterator[str]:
     """Yield the names of tensors of zeros that the graph makes."""
-    constants = {row.name for row in graph.initializer if not row.dims and not row.external_data}
+    constants = {
+        tensor.name for tensor in graph.initializer if not tensor.dims and not tensor.external_data
+    }
     zero = {
-        row.name
-        for row in graph.initializer
-        if row.name in constants and not numpy_helper.to_array(row)
+        tensor.name
+        for tensor in graph.initializer
+        if tensor.name in constants and not numpy_helper.to_array(tensor)
     }
     for node in graph.node:
         if node.op_type == "Expand" and node.input[0] in zero:
@@ -66,12 +68,16 @@ def _zeros(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def _adds_rows(node: NodeProto) -> bool:
-    return node.op_type == "ScatterElements" and any(row.s == b"add" for row in node.attribute)
+    return node.op_type == "ScatterElements" and any(
+        attribute.s == b"add" for attribute in node.attribute
+    )
 
 
 def _shapes(model: onnx.ModelProto) -> Shapes:
     graph = onnx.shape_inference.infer_shapes(model).graph
-    shapes: dict[str, list[int | str]] = {row.name: list(row.dims) for row in graph.initializer}
+    shapes: dict[str, list[int | str]] = {
+        tensor.name: list(tensor.dims) for tensor in graph.initializer
+    }
     for row in (*graph.input, *graph.value_info, *graph.output):
         if row.type.tensor_type.HasField("shape"):
             shapes[row.name] = [

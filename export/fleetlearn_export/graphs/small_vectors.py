@@ -59,7 +59,7 @@ def put_vectors_together(model: onnx.ModelProto) -> onnx.ModelProto:
     at_turn, at_end = _movable(nodes, lengths, turn)
     writer = _Writer(lengths)
     uses = Counter(name for node in nodes for name in reads(node)) + Counter(
-        row.name for row in graph.output
+        output.name for output in graph.output
     )
     groups = [writer.written(_chains(rows, lengths, uses)) for rows in (at_turn, at_end)]
     kept = [
@@ -68,7 +68,9 @@ def put_vectors_together(model: onnx.ModelProto) -> onnx.ModelProto:
     ]
     del graph.node[:]
     graph.node.extend(
-        _read([*kept[0], *groups[0], *kept[1], *groups[1]], {row.name for row in graph.output})
+        _read(
+            [*kept[0], *groups[0], *kept[1], *groups[1]], {output.name for output in graph.output}
+        )
     )
     made = {name for node in graph.node for name in node.output}
     graph.value_info.extend(
@@ -84,12 +86,12 @@ def put_vectors_together(model: onnx.ModelProto) -> onnx.ModelProto:
 def _lengths(model: onnx.ModelProto) -> dict[str, int | None]:
     graph = onnx.shape_inference.infer_shapes(model).graph
     lengths: dict[str, int | None] = {}
-    for row in (*graph.input, *graph.value_info, *graph.output):
-        kind = row.type.tensor_type
+    for described in (*graph.input, *graph.value_info, *graph.output):
+        kind = described.type.tensor_type
         if kind.elem_type == TensorProto.FLOAT and kind.HasField("shape"):
             sizes = [size.dim_value for size in kind.shape.dim]
             if not sizes or (len(sizes) == 1 and 0 < sizes[0] <= LONGEST):
-                lengths[row.name] = sizes[0] if sizes else None
+                lengths[described.name] = sizes[0] if sizes else None
     for value in graph.initializer:
         if value.data_type == TensorProto.FLOAT and len(value.dims) < 2:
             lengths[value.name] = value.dims[0] if value.dims else None

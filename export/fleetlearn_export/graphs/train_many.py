@@ -284,15 +284,17 @@ def skip_selection_when_all_steps_done(model: onnx.ModelProto, many: TrainMany) 
     makers = {name: node for node in graph.node for name in node.output}
     most, least, all_do = (f"picked.{name}" for name in ("most", "least", "by_none"))
     branched = []
-    for row in graph.output:
-        pick = makers.get(row.name)
+    for output in graph.output:
+        pick = makers.get(output.name)
         versions = (
             makers.get(pick.input[0]) if pick is not None and pick.op_type == "Gather" else None
         )
         if pick is None or versions is None or versions.op_type != "Concat":
             continue
-        last, picked = (onnx.ValueInfoProto.FromString(row.SerializeToString()) for _ in range(2))
-        last.name, picked.name = f"{row.name}.last", f"{row.name}.picked"
+        last, picked = (
+            onnx.ValueInfoProto.FromString(output.SerializeToString()) for _ in range(2)
+        )
+        last.name, picked.name = f"{output.name}.last", f"{output.name}.picked"
         whole = helper.make_node("Identity", [versions.input[-1]], [last.name])
         parts = [onnx.NodeProto.FromString(node.SerializeToString()) for node in (versions, pick)]
         parts[1].output[:] = [picked.name]
@@ -302,7 +304,7 @@ def skip_selection_when_all_steps_done(model: onnx.ModelProto, many: TrainMany) 
         )
         pick.CopyFrom(
             helper.make_node(
-                "If", [all_do], [row.name], then_branch=branches[0], else_branch=branches[1]
+                "If", [all_do], [output.name], then_branch=branches[0], else_branch=branches[1]
             )
         )
         branched.append(versions)

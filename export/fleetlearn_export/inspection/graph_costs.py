@@ -121,8 +121,8 @@ def values(model: onnx.ModelProto, batch: int) -> dict[str, ShapeAndDtype]:
         )
         small, larger = (_run(session, names, _zeros(model, size)) for size in MEASURED_BATCHES)
     described = {
-        row.name: ShapeAndDtype(tuple(row.dims), _dtype(row.data_type))
-        for row in model.graph.initializer
+        tensor.name: ShapeAndDtype(tuple(tensor.dims), _dtype(tensor.data_type))
+        for tensor in model.graph.initializer
     }
     for name, (shape, dtype) in small.items():
         grown = zip(shape, larger[name].shape, strict=True)
@@ -133,17 +133,17 @@ def values(model: onnx.ModelProto, batch: int) -> dict[str, ShapeAndDtype]:
 
 
 def _zeros(model: onnx.ModelProto, size: int) -> dict[str, np.ndarray[Any, Any]]:
-    constant = {row.name for row in model.graph.initializer}
+    constant = {tensor.name for tensor in model.graph.initializer}
     return {
-        row.name: np.zeros(
+        input_.name: np.zeros(
             [
                 axis.dim_value if axis.HasField("dim_value") else size
-                for axis in row.type.tensor_type.shape.dim
+                for axis in input_.type.tensor_type.shape.dim
             ],
-            _dtype(row.type.tensor_type.elem_type),
+            _dtype(input_.type.tensor_type.elem_type),
         )
-        for row in model.graph.input
-        if row.name not in constant
+        for input_ in model.graph.input
+        if input_.name not in constant
     }
 
 
@@ -238,7 +238,12 @@ def _other_flops(node: NodeProto, values: Values) -> int:
 def attribute(node: NodeProto, name: str, default: Any) -> Any:
     """Return the attribute's value, or ``default`` if the operator has no such attribute."""
     return next(
-        (helper.get_attribute_value(row) for row in node.attribute if row.name == name), default
+        (
+            helper.get_attribute_value(attribute)
+            for attribute in node.attribute
+            if attribute.name == name
+        ),
+        default,
     )
 
 
@@ -248,7 +253,7 @@ def lowest_runtime(model: onnx.ModelProto, values: Values) -> tuple[str, str]:
 
     Raises ValueError on an opset or IR version that this package does not know.
     """
-    opset = max(row.version for row in model.opset_import if row.domain in ("", "ai.onnx"))
+    opset = max(opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx"))
     if opset > max(OPSETS_SINCE) or model.ir_version > max(IRS_SINCE):
         raise ValueError(
             f"opset {opset}, IR {model.ir_version}: up to opset {max(OPSETS_SINCE)} and IR "
@@ -283,8 +288,8 @@ def constants(model: onnx.ModelProto) -> tuple[int, int]:
     """Return elements and number of the constant floating-point tensors with axes: mostly frozen
     parameters."""
     sizes = [
-        prod(row.dims)
-        for row in model.graph.initializer
-        if row.dims and _dtype(row.data_type).kind == "f"
+        prod(tensor.dims)
+        for tensor in model.graph.initializer
+        if tensor.dims and _dtype(tensor.data_type).kind == "f"
     ]
     return sum(sizes), len(sizes)

@@ -86,9 +86,11 @@ def with_micro_batches(
     Besides, the device holds the whole batch, and the Loop two sets of sums: it reads one and makes
     the next.
     """
-    rows = [values[row.name] for row in model.graph.input if row.name.startswith("batch.")]
+    rows = [values[input_.name] for input_ in model.graph.input if input_.name.startswith("batch.")]
     example = sum(row.bytes // row.shape[0] for row in rows)
-    sums = sum(values[row.name].bytes for row in model.graph.output if row.name.startswith(MEAN))
+    sums = sum(
+        values[output.name].bytes for output in model.graph.output if output.name.startswith(MEAN)
+    )
     return memory._replace(
         vectors=memory.vectors + (batch - rows[0].shape[0]) * example,
         intermediates=memory.intermediates + 2 * sums,
@@ -102,13 +104,15 @@ def estimate_graph(model: onnx.ModelProto, values: Values, elements: int) -> Mem
     The tests hold the estimate within 10 % of a measurement on x86-64 Linux.
     """
     batch = sum(
-        values[row.name].bytes for row in model.graph.input if row.name.startswith("batch.")
+        values[input_.name].bytes
+        for input_ in model.graph.input
+        if input_.name.startswith("batch.")
     )
     return Memory(
         runtime=BASE + BYTES_OF_A_NODE * len(model.graph.node),
         vectors=4 * elements + batch,
         constants=COPIES_OF_CONSTANTS
-        * sum(values[row.name].bytes for row in model.graph.initializer),
+        * sum(values[tensor.name].bytes for tensor in model.graph.initializer),
         intermediates=arena_bytes(allocations(model, values)),
     )
 
@@ -138,7 +142,7 @@ def allocations(model: onnx.ModelProto, values: Values) -> Iterator[tuple[str, i
     for node in nodes:
         for name in reads(node):
             readers.setdefault(name, set()).add(node.op_type)
-    outputs = {row.name for row in model.graph.output}
+    outputs = {output.name for output in model.graph.output}
     owner: dict[str, str] = {}
     """Live tensor -> the tensor whose memory it uses."""
     sharing: dict[str, int] = {}

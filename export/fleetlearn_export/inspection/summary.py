@@ -155,8 +155,8 @@ def _step(manifest: Manifest) -> list[Line]:
     switches = [words for name, words in SWITCHES.items() if getattr(step, name)]
     rule = "the user's own" if step.optimizer == "custom" else step.optimizer
     hyper = [
-        f"{row.name} ({'the plan says' if row.default is None else row.default})"
-        for row in manifest.hyper
+        f"{hyper.name} ({'the plan says' if hyper.default is None else hyper.default})"
+        for hyper in manifest.hyper
     ]
     return [
         Line("step", rule + (f" with {_joined(switches)}" if switches else "")),

@@ -49,4 +49,4 @@ ADVICE: Sequence[Advice] = (
 def cause_of(text: str) -> str | None:
     """Return what an error with this text means, and what to write instead; None where nothing is
     known."""
-    return next((row.cause for row in ADVICE if re.search(row.pattern, text)), None)
+    return next((advice.cause for advice in ADVICE if re.search(advice.pattern, text)), None)

@@ -115,8 +115,8 @@ def _make_repeatable(file: Path) -> None:
     for node in model.graph.node:
         node.name = node.name.rsplit("::", 1)[0]
         node.output[:] = [name.rsplit("::", 1)[0] for name in node.output]
-    for row in model.graph.output:
-        row.name = row.name.rsplit("::", 1)[0]
+    for output in model.graph.output:
+        output.name = output.name.rsplit("::", 1)[0]
     onnx.save(model, file)
 
 

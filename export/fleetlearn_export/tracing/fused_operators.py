@@ -85,15 +85,22 @@ def _written_into(tensor: torch.fx.Node) -> bool:
         if not isinstance(operator, torch._ops.OpOverload):
             continue
         given = (
-            dict(zip((row.name for row in operator._schema.arguments), user.args, strict=False))
+            dict(
+                zip(
+                    (argument.name for argument in operator._schema.arguments),
+                    user.args,
+                    strict=False,
+                )
+            )
             | user.kwargs
         )
         if any(
-            row.is_write and given.get(row.name) is tensor for row in operator._schema.arguments
+            argument.is_write and given.get(argument.name) is tensor
+            for argument in operator._schema.arguments
         ):
             return True
-        if any(row.alias_info is not None for row in operator._schema.returns) and _written_into(
-            user
-        ):
+        if any(
+            result.alias_info is not None for result in operator._schema.returns
+        ) and _written_into(user):
             return True
     return False

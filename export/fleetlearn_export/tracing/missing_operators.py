@@ -213,7 +213,7 @@ def reason_without_gradient(node: torch.fx.Node) -> str | None:
     """Return why a call of an operator in the user's model can have no gradient in a bundle, or
     None."""
     operator: Any = node.target
-    names = [row.name for row in operator._schema.arguments]
+    names = [argument.name for argument in operator._schema.arguments]
     given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
     if given.get("sparse"):
         return "has sparse gradients: leave out sparse=True"

@@ -70,7 +70,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
         if hx is None:
             sizes = [size, self.hidden_size] if isinstance(self, nn.LSTM) else [size]
             states = [
-                data.new_zeros(self.num_layers * directions, data.shape[1], row) for row in sizes
+                data.new_zeros(self.num_layers * directions, data.shape[1], size) for size in sizes
             ]
         else:
             given = [hx] if isinstance(hx, Tensor) else list(hx)
@@ -93,7 +93,7 @@ def _layers(
         outputs = []
         for direction in range(directions):
             number = place * directions + direction
-            begin = [row[number] for row in states]
+            begin = [part[number] for part in states]
             turned = _turned(values, lengths) if direction else values
             made, *last = one_way(
                 KINDS[layer.mode],

@@ -55,7 +55,9 @@ class Recorded(NamedTuple):
     def covers(self, size: int) -> bool:
         """Whether tracing with this number of examples would record the same."""
         conditions = [guard.expr for guard in self.shapes.guards]
-        found = [row.subs(dict.fromkeys(row.free_symbols, size)) for row in conditions]
+        found = [
+            condition.subs(dict.fromkeys(condition.free_symbols, size)) for condition in conditions
+        ]
         return all(value == True for value in found)  # noqa: E712  # sympy's own True
 
 

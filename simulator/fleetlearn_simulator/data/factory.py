@@ -24,7 +24,7 @@ def source_of(scenario: Scenario, bundle: Bundle) -> CachedSource:
     made = make_source(
         scenario.data, scenario.data.seed, scenario.population.size, bundle.manifest, scenario.base
     )
-    if any(row.kind == "labels" for row in scenario.failures.corrupt):
+    if any(corruption.kind == "labels" for corruption in scenario.failures.corrupt):
         made = RelabelledSource(made, scenario)
     return CachedSource(made)
 

@@ -164,10 +164,10 @@ def _imported(code: ast.Module) -> Iterator[str]:
     do no harm."""
     for node in ast.walk(code):
         if isinstance(node, ast.Import):
-            yield from (row.name for row in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             yield node.module
-            yield from (f"{node.module}.{row.name}" for row in node.names)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _digest(file: Path) -> str:

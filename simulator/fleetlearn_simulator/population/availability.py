@@ -43,9 +43,9 @@ def online(scenario: Scenario, ids: Ids, t: float) -> Flags:
     """Return whether each device may get a task at the time ``t``, in seconds: whether it is
     online, its region has network, and it has the memory to train."""
     found = _online(scenario, ids, t) & enough_memory(scenario, ids)
-    for row in scenario.failures.outages:
-        if row.begin <= t < row.end:
-            found &= ids % scenario.failures.regions != row.region
+    for outage in scenario.failures.outages:
+        if outage.begin <= t < outage.end:
+            found &= ids % scenario.failures.regions != outage.region
     return found
 
 

@@ -237,7 +237,7 @@ def _training(
 def _by_tier(scenario: Scenario, key: str) -> list[Any]:
     """Return each tier's value of a key: its own, or that in [failures]."""
     usual = getattr(scenario.failures, key)
-    given = [getattr(row.failures, key) for row in scenario.tiers.values()]
+    given = [getattr(tier.failures, key) for tier in scenario.tiers.values()]
     return [usual if own is None else own for own in given]
 
 
@@ -260,9 +260,9 @@ def _hazard(rate: Floats, shape: Floats, luck: Floats) -> Floats:
 def _outage(scenario: Scenario, ids: Ids, now: float, length: Floats) -> Floats:
     """Return the seconds until a device loses its network for longer than its task waits for it."""
     begin = np.full(len(ids), inf)
-    for row in scenario.failures.outages:
-        if row.end > now and row.end - max(row.begin, now) > scenario.plan.round.grace:
-            after = max(row.begin - now, 0.0)
-            hit = (ids % scenario.failures.regions == row.region) & (after < length)
+    for outage in scenario.failures.outages:
+        if outage.end > now and outage.end - max(outage.begin, now) > scenario.plan.round.grace:
+            after = max(outage.begin - now, 0.0)
+            hit = (ids % scenario.failures.regions == outage.region) & (after < length)
             begin[hit] = np.minimum(begin[hit], after)
     return begin

@@ -44,14 +44,14 @@ def traits(scenario: Scenario, ids: Ids) -> Traits:
     table = np.array(
         [
             (
-                row.speed,
-                row.download,
-                row.upload,
-                row.latency,
-                inf if row.memory is None else row.memory,
-                row.spread,
+                tier.speed,
+                tier.download,
+                tier.upload,
+                tier.latency,
+                inf if tier.memory is None else tier.memory,
+                tier.spread,
             )
-            for row in tiers
+            for tier in tiers
         ]
     )
     values = table.T[:, tier]

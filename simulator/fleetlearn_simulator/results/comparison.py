@@ -168,12 +168,12 @@ def _until(groups: Sequence[Group], target: Target) -> tuple[list[str], list[lis
     rows = []
     for group in groups:
         reached_at = [reached(run, target, kinds[target.metric]) for run in group.runs]
-        there = sum(row is not None for row in reached_at)
+        there = sum(when is not None for when in reached_at)
         cells = [group.label, *([f"{there} of {len(reached_at)}"] if several else [])]
         for value, show in zip(
             Reached._fields, (_count, page.span, page.size, page.span, page.span), strict=True
         ):
-            middle = median([None if row is None else getattr(row, value) for row in reached_at])
+            middle = median([None if when is None else getattr(when, value) for when in reached_at])
             cells.append("never" if middle is None else show(middle))
         rows.append(cells)
     return headers, rows

@@ -82,17 +82,17 @@ class LoadedRun(NamedTuple):
 
     @property
     def committed(self) -> list[Round]:
-        return [row for row in self.rows if row.how == "committed"]
+        return [round_ for round_ in self.rows if round_.how == "committed"]
 
     def column(self, value: Callable[[Round], float]) -> Floats:
         """Return ``value`` of each round: shape (rounds,)."""
-        return np.array([value(row) for row in self.rows], np.float64)
+        return np.array([value(round_) for round_ in self.rows], np.float64)
 
     def total(self, value: Callable[[Round], Mapping[Any, float]]) -> Counter[Any]:
         """Return the sums of the rounds' counts."""
         sums: Counter[Any] = Counter()
-        for row in self.rows:
-            sums.update(value(row))
+        for round_ in self.rows:
+            sums.update(value(round_))
         return sums
 
 

@@ -163,7 +163,9 @@ def lost_in_all_chart(run: LoadedRun) -> Chart:
 
 
 def device_time_chart(run: LoadedRun) -> Chart:
-    unit, name = time_unit(max((sum(row.device_seconds.values()) for row in run.rows), default=0.0))
+    unit, name = time_unit(
+        max((sum(round_.device_seconds.values()) for round_ in run.rows), default=0.0)
+    )
     stacks = {
         "useful": run.column(lambda row: row.useful) / unit,
         "wasted": run.column(lambda row: row.wasted) / unit,

@@ -99,8 +99,8 @@ def _tiles(run: LoadedRun) -> Iterator[tuple[str, str, str]]:
         span(run.rows[-1].time),
         f"median round {span(float(np.median(run.column(lambda row: row.seconds))))}",
     )
-    reports = sum(row.reports for row in committed)
-    yield "reports", f"{reports:,}", f"{sum(row.partial for row in committed):,} partial"
+    reports = sum(round_.reports for round_ in committed)
+    yield "reports", f"{reports:,}", f"{sum(round_.partial for round_ in committed):,} partial"
     tasks, lost = (
         run.total(lambda row: row.assigned).total(),
         run.total(lambda row: row.causes).total(),
@@ -153,12 +153,24 @@ def _last(run: LoadedRun) -> PagePart:
     headers += [f"{name} ({kind})" for name, kind in columns]
     headers += ["change", "wasted", "lost"]
     rows = []
-    for row in run.rows[-LAST_ROUNDS:]:
-        cells = [str(row.round), row.how, span(row.time), span(row.seconds), f"{row.connected:,}"]
-        cells += [f"{sum(row.assigned.values()):,}", f"{row.reports:,}", f"{row.partial:,}"]
-        means = [getattr(row, kind).get(name) for name, kind in columns]
+    for round_ in run.rows[-LAST_ROUNDS:]:
+        cells = [
+            str(round_.round),
+            round_.how,
+            span(round_.time),
+            span(round_.seconds),
+            f"{round_.connected:,}",
+        ]
+        cells += [
+            f"{sum(round_.assigned.values()):,}",
+            f"{round_.reports:,}",
+            f"{round_.partial:,}",
+        ]
+        means = [getattr(round_, kind).get(name) for name, kind in columns]
         cells += [ABSENT if value is None else f"{value:.4g}" for value in means]
-        cells += [ABSENT if row.change is None or row.how != "committed" else f"{row.change:.3g}"]
-        cells += [share(row.wasted, row.wasted + row.useful), listed(row.causes)]
+        cells += [
+            ABSENT if round_.change is None or round_.how != "committed" else f"{round_.change:.3g}"
+        ]
+        cells += [share(round_.wasted, round_.wasted + round_.useful), listed(round_.causes)]
         rows.append(cells)
     return page.table(headers, rows)

@@ -347,7 +347,7 @@ def _failure_contradictions(failures: Failures) -> Iterator[str]:
                 f"{where}.region = {outage.region} is not a region; with failures.regions = "
                 f"{failures.regions} they are 0 to {failures.regions - 1}"
             )
-    if (total := sum(row.share for row in failures.corrupt)) > 1 + 1e-9:
+    if (total := sum(corruption.share for corruption in failures.corrupt)) > 1 + 1e-9:
         yield f"failures.corrupt: the shares add up to {total:.6g}; it takes at most 1"
 
 

@@ -101,7 +101,7 @@ class Vectorized(PerDevice):
         self.many = many
         self.carried = [
             *(f"param.{row.name}" for row in self.manifest.parameters),
-            *(f"state.{row.name}" for row in self.manifest.state),
+            *(f"state.{slot.name}" for slot in self.manifest.state),
         ]
         """The outputs of a call that are inputs of the next."""
         self.kept_rows = [
@@ -110,23 +110,32 @@ class Vectorized(PerDevice):
                 for row in self.manifest.parameters
                 if row.personal
             ),
-            *((f"state.{row.name}", prod(row.shape)) for row in self.manifest.state if row.kept),
+            *(
+                (f"state.{slot.name}", prod(slot.shape))
+                for slot in self.manifest.state
+                if slot.kept
+            ),
         ]
         """The parts of the kept state, in order (``fleetlearn_device.training.kept_state``): the
         input that begins with it, and its elements."""
         if "previous" in self.manifest.references:
             self.kept_rows += [
-                (f"previous.{row.name}", prod(row.shape)) for row in self.manifest.travelling
+                (f"previous.{parameter.name}", prod(parameter.shape))
+                for parameter in self.manifest.travelling
             ]
         self.measured = ["loss", *(f"metric.{name}" for name in self.manifest.metrics)]
         self.names = [*(f"next.{name}" for name in self.carried), *self.measured]
         self.fixed = [
-            f"{name}.{row.name}"
+            f"{name}.{parameter.name}"
             for name in self.manifest.references
-            for row in self.manifest.travelling
+            for parameter in self.manifest.travelling
         ]
-        self.fixed += [f"hyper.{row.name}" for row in self.manifest.hyper]
-        inputs = [*self.carried, *self.fixed, *(f"batch.{row.name}" for row in self.manifest.batch)]
+        self.fixed += [f"hyper.{hyper.name}" for hyper in self.manifest.hyper]
+        inputs = [
+            *self.carried,
+            *self.fixed,
+            *(f"batch.{array.name}" for array in self.manifest.batch),
+        ]
         inputs += ["seed"] if self.manifest.random else []
         self.session = make_session(bundle, TRAIN_MANY, 1, [*inputs, "steps"], self.names, provider)
         self.single = make_session(bundle, TRAIN, 1, inputs, self.names, provider)
@@ -243,11 +252,11 @@ class Block:
         feed |= {f"hyper.{name}": np.array(value, np.float32) for name, value in self.hyper.items()}
         if self.rule is not None:
             correction = self._without_buffers(self.rule.correction(self.own, self.inputs.vectors))
-            for row in self.manifest.travelling:
-                part = slice(row.offset, row.offset + prod(row.shape))
-                feed[f"correction.{row.name}"][: len(self.jobs)] = correction[:, part].reshape(
-                    -1, *row.shape
-                )
+            for parameter in self.manifest.travelling:
+                part = slice(parameter.offset, parameter.offset + prod(parameter.shape))
+                feed[f"correction.{parameter.name}"][: len(self.jobs)] = correction[
+                    :, part
+                ].reshape(-1, *parameter.shape)
         return feed
 
     def _feed_kept(self, feed: Mapping[str, NDArray[Any]], lane: int, kept_state: Vector) -> None:
@@ -347,7 +356,7 @@ class Block:
             np.subtract(tensor, self.model[part], out=updates[:, part])
         vectors: dict[str, NDArray[np.float32]] = {}
         if self.manifest.buffers:
-            rows = [row for row in self.manifest.travelling if row.buffer]
+            rows = [parameter for parameter in self.manifest.travelling if parameter.buffer]
             vectors[BUFFERS] = np.concatenate(
                 [self.feed[f"param.{row.name}"][:count].reshape(count, -1) for row in rows], axis=1
             )

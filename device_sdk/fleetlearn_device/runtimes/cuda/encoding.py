@@ -44,21 +44,21 @@ class Node:
 
     @cached_property
     def operator(self) -> str:
-        return next(row.value.decode() for row in self.rows if row.number == 4)
+        return next(field.value.decode() for field in self.rows if field.number == 4)
 
     @cached_property
     def inputs(self) -> list[str]:
-        return [row.value.decode() for row in self.rows if row.number == 1]
+        return [field.value.decode() for field in self.rows if field.number == 1]
 
     @cached_property
     def outputs(self) -> list[str]:
-        return [row.value.decode() for row in self.rows if row.number == 2]
+        return [field.value.decode() for field in self.rows if field.number == 2]
 
     @cached_property
     def attributes(self) -> dict[str, list[Field]]:
         """The fields of each attribute."""
         found = {}
-        for attribute in (row for row in self.rows if row.number == 5):
+        for attribute in (field for field in self.rows if field.number == 5):
             parts = list(fields(attribute.value))
             found[next(part.value.decode() for part in parts if part.number == 1)] = parts
         return found

@@ -15,7 +15,9 @@ aten = torch.ops.aten
 
 def common_dtype(a: Any, b: Any) -> torch.dtype:
     """Return the type in which PyTorch compares two operands."""
-    kinds = [row.traced if isinstance(row, Value) else _plain(row) for row in (a, b)]
+    kinds = [
+        operand.traced if isinstance(operand, Value) else _plain(operand) for operand in (a, b)
+    ]
     dtype = torch.result_type(*kinds)
     return COMPUTED_AS.get(dtype, dtype)
 
@@ -38,7 +40,7 @@ def comparison(operator: str, inverted: bool = False) -> Handler:
 
 def logical(operator: str) -> Handler:
     def handler(graph: Emitter, out: Tensor, *operands: Value) -> str:
-        return graph.node(operator, *(graph.cast(row, torch.bool) for row in operands))
+        return graph.node(operator, *(graph.cast(operand, torch.bool) for operand in operands))
 
     return handler
 
@@ -48,7 +50,7 @@ def bitwise(operator: str) -> Handler:
 
     def handler(graph: Emitter, out: Tensor, *operands: Any) -> str:
         whole = operator if out.dtype == torch.bool else f"Bitwise{operator}"
-        return graph.node(whole, *(graph.operand(row, out.dtype) for row in operands))
+        return graph.node(whole, *(graph.operand(operand, out.dtype) for operand in operands))
 
     return handler
 
@@ -110,8 +112,10 @@ def clamp(
     if out.dtype in COMPUTED_AS:
         raise EmissionError(f"limits of a tensor of {out.dtype}")
     value = graph.cast(x, out.dtype)
-    if not any(isinstance(row, Value) for row in (low, high)):
-        limits = [None if row is None else graph.number(row, out.dtype) for row in (low, high)]
+    if not any(isinstance(bound, Value) for bound in (low, high)):
+        limits = [
+            None if bound is None else graph.number(bound, out.dtype) for bound in (low, high)
+        ]
         return graph.node("Clip", value, *(limits if limits[1] else limits[:1]))
     value = value if low is None else graph.node("Max", value, graph.operand(low, out.dtype))
     return value if high is None else graph.node("Min", value, graph.operand(high, out.dtype))

@@ -30,7 +30,7 @@ def scan(
     backwards: bool,
 ) -> Sequence[str]:
     changing = (
-        *(_described(row.traced) for row in states),
+        *(_described(part.traced) for part in states),
         *(_described(row.traced[0]) for row in rows),
     )
     constant = tuple(_described(row.traced) for row in fixed)
@@ -88,9 +88,9 @@ def _body(
     body = write(
         function, arguments, {name: 0 for name, (_, free, _) in described.items() if free}, results
     )
-    inputs = [row for row in body.input if not row.name.startswith(f"{INSIDE}fixed")]
+    inputs = [input_ for input_ in body.input if not input_.name.startswith(f"{INSIDE}fixed")]
     own = {name for node in body.node for name in node.output} | {
-        row.name for row in body.initializer
+        tensor.name for tensor in body.initializer
     }
 
     def inside(name: str) -> str:

@@ -64,7 +64,7 @@ def layers(
     directions, count = 2 if bidirectional else 1, len(weights) // num_layers
     ends: list[list[Tensor]] = []
     for place in range(num_layers):
-        begin = [row.narrow(0, place * directions, directions) for row in states]
+        begin = [part.narrow(0, place * directions, directions) for part in states]
         own = weights[place * count : (place + 1) * count]
         values, *end = one_layer(kind, values, begin, own, has_biases, bidirectional)
         ends.append(end)
@@ -109,7 +109,7 @@ def scanned_layer(
     ends = []
     for direction in range(2 if both_ways else 1):
         begin, own = (
-            [row[direction] for row in state],
+            [part[direction] for part in state],
             weights[direction * count : (direction + 1) * count],
         )
         ends.append(one_way(kind, values, begin, own, biased, backwards=direction == 1))
