@@ -72,9 +72,9 @@ class Round:
     def _add(self, message: bytes) -> None:
         chunk = unpack_chunk(message)
         part = np.frombuffer(chunk.payload, np.float32)
-        place = slice(chunk.offset // 4, chunk.offset // 4 + len(part))
-        np.multiply(part, np.float32(1 / self.devices), out=self.product[place])
-        np.add(self.total[place], self.product[place], out=self.total[place])
+        elements = slice(chunk.offset // 4, chunk.offset // 4 + len(part))
+        np.multiply(part, np.float32(1 / self.devices), out=self.product[elements])
+        np.add(self.total[elements], self.product[elements], out=self.total[elements])
 
     def _answer(self, connection: ServerConnection, message: str) -> None:
         match decode_from_device(message):

@@ -108,7 +108,7 @@ def exported(
     """Write the bundles. Returns each with what can be said of it without running it."""
     found = {}
     for name, options in bundles.items():
-        given = {**options, "train": head} if "train" in options else options
+        arguments = {**options, "train": head} if "train" in options else options
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             path = folder / f"{name.replace(', ', '-')}.bundle"
@@ -118,7 +118,7 @@ def exported(
                 (x[:BATCH], y[:BATCH]),
                 path,
                 metrics={"accuracy": accuracy},
-                **given,
+                **arguments,
             )
         files = made.bundle.manifest.files
         step, *others = (
@@ -129,7 +129,7 @@ def exported(
         graph = onnx.load_model_from_string(made.bundle.read(step))
         if FROZEN in files:
             with_constants(graph, made.bundle.read(FROZEN))
-        kept = sum(
+        feature_bytes = sum(
             np.dtype(row.dtype).itemsize * prod(row.shape)
             for row in made.bundle.manifest.computed_features
         )
@@ -143,7 +143,7 @@ def exported(
                 )
                 / 1024,
                 "round_kib": 4 * made.bundle.manifest.size / 1024,
-                "kept_bytes": kept,
+                "kept_bytes": feature_bytes,
                 "effect_of_rounding": made.effect_of_rounding or 0.0,
             },
         )
@@ -246,14 +246,26 @@ def main() -> None:
         for name, result in found.items():
             keys = "first_cpu_ms_per_step", "cpu_ms_per_step", "ratio", "private_mib"
             early, ms, ratio, private = (measure.show(result[key]) for key in keys)
-            once, each, kept = (
+            once, each, feature_bytes = (
                 f"{result[key]:,.0f}" for key in ("once_kib", "round_kib", "kept_bytes")
             )
             correct = "" if title else f"{result['accuracy']['median']:.4f}"
             effect = f"{result['effect_of_rounding']:.2g}"
             step = f"{result['gflops_per_step']:.3g}"
             rows.append(
-                (title + name, step, early, ms, ratio, once, each, kept, private, correct, effect)
+                (
+                    title + name,
+                    step,
+                    early,
+                    ms,
+                    ratio,
+                    once,
+                    each,
+                    feature_bytes,
+                    private,
+                    correct,
+                    effect,
+                )
             )
     print(measure.table(rows))
     written = results | {f"mobilenet_v3_small {name}": result for name, result in images.items()}

@@ -121,11 +121,11 @@ def _trained(
         f"param.{name}": value for name, value in views(bundle.parameters(), parameters).items()
     }
     values |= {f"state.{name}": value for name, value in views(bundle.state(), state).items()}
-    given = {"hyper.lr": np.float32(LR), "hyper.momentum": np.float32(0.9)}
+    inputs = {"hyper.lr": np.float32(LR), "hyper.momentum": np.float32(0.9)}
     random, losses = np.random.default_rng(seed), []
     for _ in range(steps):
         rows = random.choice(len(data.x_train), BATCH, replace=False)
-        feed = {**values, **given, "batch.x": data.x_train[rows], "batch.y": data.y_train[rows]}
+        feed = {**values, **inputs, "batch.x": data.x_train[rows], "batch.y": data.y_train[rows]}
         outputs = session.run(names, {name: np.asarray(value) for name, value in feed.items()})
         results = dict(zip(names, outputs, strict=True))
         values = {name: results[f"next.{name}"] for name in values}

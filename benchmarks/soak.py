@@ -86,9 +86,9 @@ async def come_and_go(
     rows: dict[str, list[Row]] = {name: [] for name in servers}
     async with asyncio.TaskGroup() as group:
         lives = [
-            group.create_task(fleet.live(place))
+            group.create_task(fleet.live(number))
             for fleet in fleets.values()
-            for place in range(devices)
+            for number in range(devices)
         ]
         begin = shown = time.monotonic()
         while (now := time.monotonic()) < begin + seconds:

@@ -131,7 +131,7 @@ def plans(results: Any, target: Target) -> Figure:
         if (cell.recipe, cell.hazard) == ("fedavg", usual.hazard)
     }
     shares, selections, deadlines = (
-        sorted({cell[place] for cell in runs_of}) for place in (3, 4, 5)
+        sorted({cell[index] for cell in runs_of}) for index in (3, 4, 5)
     )
     figure = Figure(figsize=(2.6 * len(shares), 2.4 * len(rows)))
     axes = figure.subplots(len(rows), len(shares), squeeze=False, sharex=True, sharey="row")

@@ -174,7 +174,7 @@ def scenarios(
         if DATA[cell.data]["kind"] == "dirichlet"
         else {}
     )
-    given = {
+    tables = {
         "name": cell.recipe,
         "plan": plan,
         "population": {"size": DEVICES},
@@ -184,7 +184,7 @@ def scenarios(
         "failures": {"train": rate} if cell.hazard == "by time" else {"crash": cell.dropout},
         "sweep": {key: list(values) for key, values in sweep.items()},
     }
-    return expand(Scenario.read(given, bundle.parent))
+    return expand(Scenario.read(tables, bundle.parent))
 
 
 def folder_of(bundle: Path, cell: Cell) -> Path:

@@ -309,8 +309,8 @@ def main() -> None:
     )
     if chosen.figure:
         show.draw(runs, chosen.figure)
-    kept = {"keep", "figure", "json", "workers"}
-    settings = {key: value for key, value in vars(chosen).items() if key not in kept}
+    unstated = {"keep", "figure", "json", "workers"}
+    settings = {key: value for key, value in vars(chosen).items() if key not in unstated}
     results = {
         "levels": show.nested(levels),
         "paired": show.nested(paired),

@@ -101,7 +101,7 @@ def scenario(bundle: Path, method: Method, kind: str, rounds: int, seed: int) ->
     local = {"epochs": EPOCHS, "batch_size": BATCH, "lr": LR, "mu": method.mu, "evaluate": False}
     if method.recipe in ("ditto", "fedrep"):
         local["personal_epochs"] = EPOCHS
-    given = {
+    tables = {
         "name": method.recipe,
         "seed": seed,
         "plan": {
@@ -114,7 +114,7 @@ def scenario(bundle: Path, method: Method, kind: str, rounds: int, seed: int) ->
         "population": {"size": DEVICES},
         "data": {"kind": "function", "function": f"_personal_data:{kind}", "path": str(HERE)},
     }
-    return Scenario.read(given, bundle.parent)
+    return Scenario.read(tables, bundle.parent)
 
 
 class Used(NamedTuple):

@@ -60,7 +60,7 @@ class Cell(NamedTuple):
 def scenario(bundle: Path, cell: Cell, rounds: int, seed: int) -> Scenario:
     attack = [{"share": cell.share, **ATTACKS[cell.attack]}] if cell.attack else []
     hostile = {"hostile": HOSTILE[cell.recipe]} if cell.recipe in HOSTILE else {}
-    given = {
+    tables = {
         "name": cell.recipe.replace(", ", "-"),
         "seed": seed,
         "plan": {
@@ -75,7 +75,7 @@ def scenario(bundle: Path, cell: Cell, rounds: int, seed: int) -> Scenario:
         "data": {**DATA[cell.data], "arrays": str(bundle.with_name("digits.npz")), "examples": 20},
         "failures": {"corrupt": attack},
     }
-    return Scenario.read(given, bundle.parent)
+    return Scenario.read(tables, bundle.parent)
 
 
 def accuracy(bundle: Path, cell: Cell, rounds: int, seed: int) -> float:

@@ -124,7 +124,7 @@ def kind_of(cell: Cell) -> str:
 def scenario(bundle: Path, cell: Cell, committed: int, seed: int) -> Scenario:
     arrays = {"arrays": str(bundle.with_name("digits.npz"))} if kind_of(cell) == "digits" else {}
     devices, goal, lr = FLEETS[kind_of(cell)]
-    given = {
+    tables = {
         "name": "encodings",
         "seed": seed,
         "plan": {
@@ -137,7 +137,7 @@ def scenario(bundle: Path, cell: Cell, committed: int, seed: int) -> Scenario:
         "population": {"size": devices},
         "data": {**KINDS[cell.data], **arrays},
     }
-    return Scenario.read(given, bundle.parent)
+    return Scenario.read(tables, bundle.parent)
 
 
 def accuracy(bundle: Path, cell: Cell, committed: int, seed: int) -> float:

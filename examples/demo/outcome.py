@@ -198,15 +198,15 @@ def plot(rounds: list[Round], strikes: Strikes, path: Path, target: float) -> No
     tasks.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
 
     before, height = -float(len(rounds)), 0.62
-    for place, text, colour in sorted(_marks(strikes)):
-        close = place - before < len(rounds) / 8
+    for number, text, colour in sorted(_marks(strikes)):
+        close = number - before < len(rounds) / 8
         # a near one's text stands lower
-        before, height = place, 0.36 if close and height > 0.5 else 0.62
+        before, height = number, 0.36 if close and height > 0.5 else 0.62
         for panel in panels:
-            panel.axvline(place, color=colour, lw=1.1, ls=":", zorder=0.5)
+            panel.axvline(number, color=colour, lw=1.1, ls=":", zorder=0.5)
         above.annotate(
             text,
-            (place, height),
+            (number, height),
             color=colour,
             fontsize=9,
             va="top",

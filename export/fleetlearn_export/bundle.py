@@ -336,8 +336,8 @@ def _publish_checked(
         bundle = open_bundle(write_bundle(temporary, manifest, files))
         with_steps = shutil.copyfile(temporary / INFER, infer)
         with with_steps.open("r+b") as stream:
-            for row, place in infer_offsets.items():
-                stream.seek(place)
+            for row, offset in infer_offsets.items():
+                stream.seek(offset)
                 stream.write(after_steps[row].numpy().data)
         give_back_freed_memory()
         with evaluation_mode(user.model):
@@ -393,7 +393,7 @@ def _outputs(user: UserModel) -> tuple[list[Input], dict[str, str]]:
     there.
     """
     left_out: dict[str, str] = {}
-    kept: dict[str, Tensor] = {}
+    outputs_alone: dict[str, Tensor] = {}
     # for two numbers of examples: a state of 2 layers has 2 rows too
     for rows, outputs in user.evaluated.items():
         for name, value in outputs.items():
@@ -402,9 +402,9 @@ def _outputs(user: UserModel) -> tuple[list[Input], dict[str, str]]:
             elif not value.dim() or len(value) != rows:
                 left_out.setdefault(name, f"shape {tuple(value.shape)} for {rows} examples")
             else:
-                kept.setdefault(name, value)
-    kept = {name: value for name, value in kept.items() if name not in left_out}
-    if not kept:
+                outputs_alone.setdefault(name, value)
+    outputs_alone = {name: value for name, value in outputs_alone.items() if name not in left_out}
+    if not outputs_alone:
         what = (
             "; ".join(f"{name} has {text}" for name, text in left_out.items())
             or "it returns nothing"
@@ -415,7 +415,7 @@ def _outputs(user: UserModel) -> tuple[list[Input], dict[str, str]]:
             "loss reads, and leave means over the batch to the loss"
         )
     with as_export_error("the model's outputs do not fit a bundle"):
-        return [array_row(name, value) for name, value in kept.items()], left_out
+        return [array_row(name, value) for name, value in outputs_alone.items()], left_out
 
 
 def _parameter_table(step: TrainStep, offsets: Mapping[str, int]) -> tuple[Parameter, ...]:

@@ -321,12 +321,12 @@ def _evaluation_graphs(
             check_evaluation(
                 user, values, traced, emission, [without_writes(case) for case in cases.graphs]
             )
-        given = {f"param.{name}": f"param.{name}" for name in values}
+        parameters = {f"param.{name}": f"param.{name}" for name in values}
         batch = {f"batch.{name}": f"batch.{name}" for name in user.batch}
         inputs = {f"batch.{name}": name for name in user.inputs()}
         return {
-            EVAL: partial(part, emission, given | batch, user.sum_names()),
-            INFER: partial(part, emission, given | inputs, outputs),
+            EVAL: partial(part, emission, parameters | batch, user.sum_names()),
+            INFER: partial(part, emission, parameters | inputs, outputs),
         }, None
 
     def converted(found: Program) -> onnx.ModelProto:

@@ -139,14 +139,14 @@ def _check(
 ) -> None:
     """Raise ExportError unless all products of the frozen part are before the features."""
     kinds = dependencies(step)
-    kept = computed_from(step, values)
+    computed = computed_from(step, values)
     missed = [
         node.output[0]
         for node in step.graph.node
         if node.op_type in PRODUCTS
         and BATCH in kinds[node.output[0]]
         and TRAINED not in kinds[node.output[0]]
-        and node.output[0] not in kept
+        and node.output[0] not in computed
     ]
     if missed:
         before = computed_from(step, missed)
@@ -208,14 +208,14 @@ def _call(value: str, emission: Emission | None) -> Call | None:
     if emission is None:
         return None
     order = {
-        made: place for place, node in enumerate(emission.model.graph.node) for made in node.output
+        made: index for index, node in enumerate(emission.model.graph.node) for made in node.output
     }
-    place = order.get(value, len(order))
+    index = order.get(value, len(order))
     return next(
         (
             call
             for call in emission.calls
-            if max((order.get(name or "", -1) for name in call.results), default=-1) >= place
+            if max((order.get(name or "", -1) for name in call.results), default=-1) >= index
         ),
         None,
     )

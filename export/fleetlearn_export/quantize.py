@@ -263,9 +263,9 @@ def _quantized(
         )
     model = onnx.load(folder / "int8.onnx")
     used = {node.domain for node in model.graph.node}
-    kept = [opset for opset in model.opset_import if opset.domain in used]
+    imports = [opset for opset in model.opset_import if opset.domain in used]
     del model.opset_import[:], model.metadata_props[:], model.graph.value_info[:]
-    model.opset_import.extend(kept)
+    model.opset_import.extend(imports)
     return model
 
 

@@ -46,13 +46,13 @@ def silenced_process() -> Iterator[None]:
     """Suppress what C++ code writes directly to the process's standard output and error."""
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = [(number, os.dup(number)) for number in (1, 2)]
+    originals = [(number, os.dup(number)) for number in (1, 2)]
     with tempfile.TemporaryFile() as log:
-        for number, _ in kept:
+        for number, _ in originals:
             os.dup2(log.fileno(), number)
         try:
             yield
         finally:
-            for number, copy in kept:
+            for number, copy in originals:
                 os.dup2(copy, number)
                 os.close(copy)

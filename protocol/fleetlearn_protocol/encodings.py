@@ -58,12 +58,12 @@ class Encoding:
         if self.name == FLOAT32.name:
             return np.ascontiguousarray(vector, "<f4").data.cast("B")
         check_finite(vector)
-        content, fractions, place = np.empty(self.size(len(vector)), np.uint8), Fractions(seed), 0
+        content, fractions, end = np.empty(self.size(len(vector)), np.uint8), Fractions(seed), 0
         for start in range(0, len(vector), SLAB):
             for rows in self._rows(vector[start : start + SLAB]):
                 written = self.format.encode(rows, fractions).reshape(-1)
-                content[place : place + len(written)] = written
-                place += len(written)
+                content[end : end + len(written)] = written
+                end += len(written)
         return content.data
 
     def decode(self, content: Buffer, elements: int | None = None) -> Vector:

@@ -283,7 +283,7 @@ class Manifest(msgspec.Struct, frozen=True):
     def elements_of(self, part: str) -> int:
         """Return how many float32 elements a part of a report has."""
         return (
-            sum(place.stop - place.start for place in self.buffers)
+            sum(elements.stop - elements.start for elements in self.buffers)
             if part == BUFFERS
             else self.size
         )

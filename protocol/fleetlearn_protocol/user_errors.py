@@ -44,8 +44,8 @@ def in_one_line(error: BaseException) -> str:
     if at is None:
         return described
     frame, line = at
-    place = f"(in {frame.f_code.co_name}, {Path(frame.f_code.co_filename).name} line {line})"
-    return f"{described} {place}"[:MAX_TEXT]
+    where = f"(in {frame.f_code.co_name}, {Path(frame.f_code.co_filename).name} line {line})"
+    return f"{described} {where}"[:MAX_TEXT]
 
 
 def traceback_lines(error: BaseException) -> list[str]:

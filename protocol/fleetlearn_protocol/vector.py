@@ -85,16 +85,16 @@ def empty_vector(shapes: Mapping[str, tuple[int, ...]], table: Sequence[TableRow
 def gather(vector: NDArray[Any], places: Sequence[slice]) -> NDArray[Any]:
     """Return a copy of the elements in these places, one place after the other. ``vector`` may have
     axes before the last."""
-    return np.concatenate([vector[..., :0], *(vector[..., place] for place in places)], axis=-1)
+    return np.concatenate([vector[..., :0], *(vector[..., part] for part in places)], axis=-1)
 
 
 def scatter(vector: NDArray[Any], places: Sequence[slice], values: NDArray[Any] | float) -> None:
     """Undo ``gather``: write the values into these places of ``vector``. A number goes into all of
     them."""
     begin = 0
-    for place in places:
-        end = begin + place.stop - place.start
-        vector[..., place] = values[..., begin:end] if isinstance(values, np.ndarray) else values
+    for part in places:
+        end = begin + part.stop - part.start
+        vector[..., part] = values[..., begin:end] if isinstance(values, np.ndarray) else values
         begin = end
 
 
@@ -134,8 +134,8 @@ def check_finite(vector: Vector) -> float:
     # NaN passes through min and max both, so two passes without a temporary see everything.
     largest = max(-float(vector.min()), float(vector.max()))
     if not isfinite(largest):
-        place = int(np.flatnonzero(~np.isfinite(vector))[0])
+        index = int(np.flatnonzero(~np.isfinite(vector))[0])
         raise ProtocolError(
-            Code.NOT_FINITE, f"element {place} of the vector is {vector[place]}; it must be finite"
+            Code.NOT_FINITE, f"element {index} of the vector is {vector[index]}; it must be finite"
         )
     return largest

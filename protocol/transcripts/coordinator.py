@@ -318,9 +318,9 @@ class Coordinator:
         }
         await self._say(head)
         end = len(content) if size is None else min(len(content), start + size)
-        for place in range(start + skip, end, chunk):
+        for offset in range(start + skip, end, chunk):
             await self._open().send(
-                pack_chunk(transfer, place, content[place : min(place + chunk, end)])
+                pack_chunk(transfer, offset, content[offset : min(offset + chunk, end)])
             )
 
     async def _chunks(

@@ -61,8 +61,8 @@ def contradictions_of_aggregation(
 ) -> Iterable[str]:
     """Yield what does not fit together. ``mix``: server.mix; ``evaluate``: local.evaluate."""
     name, rule = aggregation.aggregator, RULES.get(aggregation.aggregator)
-    given = {"aggregation.q": aggregation.q is not None, NORMALISE: aggregation.normalise}
-    chosen = [key for key, there in given.items() if there]
+    rules_given = {"aggregation.q": aggregation.q is not None, NORMALISE: aggregation.normalise}
+    chosen = [key for key, there in rules_given.items() if there]
     if len(chosen) > 1:
         yield (
             " and ".join(chosen) + ": both say what updates are multiplied by; it takes one of them"

@@ -182,8 +182,8 @@ class Aggregation(Section, frozen=True, kw_only=True):
 
     @property
     def bounds(self) -> Bounds:
-        given = {key: getattr(self, key) for key in Bounds._fields}
-        return Bounds(**{key: value for key, value in given.items() if value is not None})
+        values = {key: getattr(self, key) for key in Bounds._fields}
+        return Bounds(**{key: value for key, value in values.items() if value is not None})
 
 
 class EncodingSection(Section, frozen=True, kw_only=True):

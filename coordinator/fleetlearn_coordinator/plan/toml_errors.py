@@ -117,10 +117,10 @@ def _mistake(
         msgspec.convert(value, kind, dec_hook=dec_hook)
         return None
     except msgspec.ValidationError as error:
-        for place, part, its_kind in _parts(value, kind, key):
+        for key_path, part, its_kind in _parts(value, kind, key):
             if part is MISSING:
-                return f"{place} is missing; a {what} must have it"
-            if inner := _mistake(part, its_kind, place, what, dec_hook):
+                return f"{key_path} is missing; a {what} must have it"
+            if inner := _mistake(part, its_kind, key_path, what, dec_hook):
                 return inner
         cause = error.__cause__
         why = (

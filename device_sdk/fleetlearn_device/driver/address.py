@@ -108,8 +108,8 @@ def checked_address(
         if certificate is not None and key is not None:
             _show(context, certificate, key)
         return Address(url, context)
-    for what, given in (("CA", ca), ("certificate", certificate)):
-        if given is not None:
+    for what, file in (("CA", ca), ("certificate", certificate)):
+        if file is not None:
             raise ValueError(f"a {what} was given for {url}, which has no TLS; expected wss://")
     if not insecure and not is_loopback(parsed.host):
         raise ValueError(

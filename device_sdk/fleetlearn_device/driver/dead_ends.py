@@ -132,8 +132,10 @@ def refusal(response: Response) -> str:
             "a web page" if title is None else f'the web page "{" ".join(title[1].split())[:80]}"'
         )
         said = f"{status}, with {page}: {_NOT_THE_COORDINATOR}"
-    elif place := header(response, "Location"):
-        said = f"{status}, which leads to {place[:200]} and is not followed: {_NOT_THE_COORDINATOR}"
+    elif location := header(response, "Location"):
+        said = (
+            f"{status}, which leads to {location[:200]} and is not followed: {_NOT_THE_COORDINATOR}"
+        )
     if _NOT_THE_COORDINATOR in said and (server := header(response, "Server")):
         said = f"{said} (it calls itself {server[:80]})"
     return said or status

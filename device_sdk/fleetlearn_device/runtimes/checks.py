@@ -114,12 +114,12 @@ def check_ranges(arrays: Arrays, inputs: Sequence[Input], where: str = "") -> No
             wrong &= array != row.ignored
         if not wrong.any():
             continue
-        place = np.unravel_index(int(wrong.argmax()), array.shape)
+        index = np.unravel_index(int(wrong.argmax()), array.shape)
         allowed = f"0 to {row.below - 1}" + (
             "" if row.ignored is None else f", or {row.ignored} for what is left out"
         )
         raise DataError(
-            f"array {row.name} has the value {array[place]} in {_example(place)}{where}; expected "
+            f"array {row.name} has the value {array[index]} in {_example(index)}{where}; expected "
             f"{allowed}. {np.count_nonzero(wrong)} of its {array.size} values are none of these"
         )
 
@@ -129,10 +129,10 @@ def find_nonfinite(arrays: Arrays, inputs: Sequence[Input], start: int = 0) -> s
     arrays' first example."""
     for array, row in zip(arrays, inputs, strict=True):
         if array.dtype.kind == "f" and not (finite := np.isfinite(array)).all():
-            place = np.unravel_index(int(finite.argmin()), array.shape)
-            where = _example((int(place[0]) + start, *place[1:]))
+            index = np.unravel_index(int(finite.argmin()), array.shape)
+            where = _example((int(index[0]) + start, *index[1:]))
             return (
-                f"array {row.name} has the value {array[place]} in {where}; expected finite numbers"
+                f"array {row.name} has the value {array[index]} in {where}; expected finite numbers"
             )
     return None
 

@@ -96,11 +96,11 @@ class ContentCache:
                         Wanted(entry.sha256, file, f"{folder}/{file}", entry.size, entry.size)
                     )
             for vector in task.vectors:
-                place = f"models/{vector.sha256}"
+                path = f"models/{vector.sha256}"
                 # two vectors may be the same, such as zeros
-                if all(place != other.place for other in wanted):
+                if all(path != other.place for other in wanted):
                     wanted.append(
-                        Wanted(vector.sha256, f"the {vector.name}", place, vector.size, vector.size)
+                        Wanted(vector.sha256, f"the {vector.name}", path, vector.size, vector.size)
                     )
             lacking = [
                 content for content in wanted if not (self._has(content) or self._link(content))
@@ -242,10 +242,10 @@ class ContentCache:
         os.utime(folder)
         for old in bundles_by_use(self._path)[MAX_BUNDLES:]:
             self.delete_bundle(old.name)
-        kept = {vector.sha256 for vector in task.vectors}
-        kept |= {vector.delta.base for vector in task.vectors if vector.delta is not None}
+        needed = {vector.sha256 for vector in task.vectors}
+        needed |= {vector.delta.base for vector in task.vectors if vector.delta is not None}
         for path in (self._path / "models").iterdir():
-            if path.name not in kept:
+            if path.name not in needed:
                 path.unlink()
                 self._intact.discard(path)
 

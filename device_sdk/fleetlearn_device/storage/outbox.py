@@ -100,16 +100,16 @@ class Outbox:
         kept state, the tied vectors and the personal model are all there, or none is. Raises
         StateError.
         """
-        kept: dict[str, tuple[Buffer, ...]] = {}
+        files: dict[str, tuple[Buffer, ...]] = {}
         if kept_state is not None and kept_state.size:
-            kept["kept"] = kept_states.file_contents(kept_state)
+            files["kept"] = kept_states.file_contents(kept_state)
         if tied:
-            kept["tied"] = tied_vectors.file_contents(tied)
+            files["tied"] = tied_vectors.file_contents(tied)
         if personal is not None:
-            kept["own"] = kept_states.file_contents(personal)
+            files["own"] = kept_states.file_contents(personal)
         with os_errors_as_state_errors(self._path):
             write_durably(self._update(report), *contents, into=self._reserved("update"))
-            for name, pieces in kept.items():
+            for name, pieces in files.items():
                 write_durably(
                     self._path / f"{name}-{report.task}.{bundle}",
                     *pieces,

@@ -130,5 +130,5 @@ def _read(content: bytes, size: int) -> dict[str, Vector] | None:
     if end - length != 4 * size * len(names):
         return None
     return {
-        name: np.frombuffer(view, "<f4", size, 4 * size * place) for place, name in enumerate(names)
+        name: np.frombuffer(view, "<f4", size, 4 * size * index) for index, name in enumerate(names)
     }

@@ -111,25 +111,25 @@ def check_step(name: str, manifest: Manifest) -> None:
     """Raise UnsupportedError unless the bundle's step is made for the algorithm. The text says what
     to export."""
     algorithm = ALGORITHMS[name]
-    given = manifest.step
+    step = manifest.step
     wrong = []
-    if algorithm.optimizer not in (None, given.optimizer):
+    if algorithm.optimizer not in (None, step.optimizer):
         wrong.append(
             f"the optimizer {algorithm.optimizer}, since it takes a model's change for a sum of "
             "gradients"
         )
-    wrong += [f"{switch}=True" for switch in algorithm.switches if not getattr(given, switch)]
-    wrong += [f"{switch}=False" for switch in algorithm.without if getattr(given, switch)]
+    wrong += [f"{switch}=True" for switch in algorithm.switches if not getattr(step, switch)]
+    wrong += [f"{switch}=False" for switch in algorithm.without if getattr(step, switch)]
     if wrong:
         export = ", ".join(
             [
-                repr(algorithm.optimizer or given.optimizer),
+                repr(algorithm.optimizer or step.optimizer),
                 *(f"{row}=True" for row in algorithm.switches),
             ]
         )
         raise UnsupportedError(
             f"the algorithm {name} needs a step with {' and '.join(wrong)}; the step of bundle "
-            f"{manifest.name} is {_described(given)}. Export the model again with "
+            f"{manifest.name} is {_described(step)}. Export the model again with "
             f"step=LocalStep({export})"
         )
     if algorithm.personal == "parameters" and manifest.local_size == manifest.size:

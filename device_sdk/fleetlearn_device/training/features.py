@@ -102,14 +102,14 @@ class FeatureCache:
 
         Raises StepError, MemoryError.
         """
-        kept = rows < self.kept
-        if kept.all():
+        in_memory = rows < self.kept
+        if in_memory.all():
             return {name: array[rows] for name, array in self._arrays.items()}
         found = {}
-        for name, values in self._compute(columns, rows[~kept]).items():
+        for name, values in self._compute(columns, rows[~in_memory]).items():
             found[name] = np.empty((len(rows), *values.shape[1:]), values.dtype)
-            found[name][~kept] = values
-            found[name][kept] = self._arrays[name][rows[kept]]
+            found[name][~in_memory] = values
+            found[name][in_memory] = self._arrays[name][rows[in_memory]]
         return found
 
     def _compute(
@@ -125,9 +125,9 @@ class FeatureCache:
         binding = self._session.io_binding()
         for name in names:
             binding.bind_output(f"batch.{name}")
-        given = {f"batch.{name}": borrow(array) for name, array in arrays.items()}
+        feed = {f"batch.{name}": borrow(array) for name, array in arrays.items()}
         wait = PROVIDERS[self._provider].memory is not None
-        run(self._session, binding, FEATURES, tuple(arrays.values()), given, wait)
+        run(self._session, binding, FEATURES, tuple(arrays.values()), feed, wait)
         return dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))
 
 

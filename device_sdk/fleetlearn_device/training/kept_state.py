@@ -30,7 +30,7 @@ def collect_kept_state(runtime: Runtime) -> Vector:
     manifest = runtime.manifest
     parts = [
         runtime.local[manifest.size :],
-        *(runtime.state[place] for place in _kept_rows(manifest)),
+        *(runtime.state[elements] for elements in _kept_rows(manifest)),
     ]
     return np.concatenate([*parts, runtime.parameters[: _previous_size(manifest)]])
 
@@ -51,19 +51,19 @@ def load_model(
     """
     manifest = runtime.manifest
     check_vector(model, manifest.size, what="the round's model")
-    place = manifest.local_size - manifest.size
+    begin = manifest.local_size - manifest.size
     rows = _kept_rows(manifest)
     state = bundle.state() if rows else model[:0]
     previous = None
     if kept_state is None:
-        personal = bundle.parameters()[manifest.size :] if place else model[:0]
+        personal = bundle.parameters()[manifest.size :] if begin else model[:0]
     else:
         check_vector(kept_state, kept_state_size(manifest), what="the kept state")
-        personal = kept_state[:place]
+        personal = kept_state[:begin]
         for row in rows:
-            state[row] = kept_state[place : place + row.stop - row.start]
-            place += row.stop - row.start
-        previous = kept_state[place:] if _previous_size(manifest) else None
+            state[row] = kept_state[begin : begin + row.stop - row.start]
+            begin += row.stop - row.start
+        previous = kept_state[begin:] if _previous_size(manifest) else None
     whole = np.concatenate([model, personal]) if personal.size else model
     # Without kept rows, ``load`` sets the state to the bundle's initial state by itself.
     runtime.load(whole, state=state if rows else None, previous=previous, correction=correction)

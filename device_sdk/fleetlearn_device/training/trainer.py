@@ -275,8 +275,8 @@ class Trainer:
             lost_tied=bool(algorithm.tied) and task.kept is not None and not tied,
         )
         encode(report)  # raises here what the coordinator would refuse
-        kept = result.kept_state, {**own_tied, **residual}, outcome.personal
-        return FinishedUpdate(report, tuple(contents.values()), task.bundle, *kept)
+        kept_by_device = result.kept_state, {**own_tied, **residual}, outcome.personal
+        return FinishedUpdate(report, tuple(contents.values()), task.bundle, *kept_by_device)
 
     def _read_vector(self, reference: VectorReference) -> Vector:
         """Raises ProtocolError on a vector that is not finite."""

@@ -47,7 +47,7 @@ def _check(
     user: UserModel, step: TrainStep, session: GraphSession, many: TrainMany, seed: int
 ) -> float:
     hyper = {name: 0.05 if default is None else default for name, default in step.hyper.items()}
-    given = first_inputs(step, hyper, seed)
+    inputs_of_step = first_inputs(step, hyper, seed)
     random = np.random.default_rng(seed)
     # Device -> its number of steps: all, some, one, none. Devices that are not compared do no step.
     compared = {
@@ -64,7 +64,7 @@ def _check(
     )
 
     feed: dict[str, NDArray[Any]] = {"steps": steps}
-    for name, value in given.items():
+    for name, value in inputs_of_step.items():
         if name.startswith("batch."):
             feed[name] = rows[name.removeprefix("batch.")].numpy()[order]
         elif name.startswith(SHARED):
@@ -81,11 +81,11 @@ def _check(
     worst = 0.0
     for device in compared:
         in_pytorch = partial(_in_pytorch, step, feed, device, int(steps[device]))
-        expected = in_pytorch(given)
+        expected = in_pytorch(inputs_of_step)
         pairs = {}
         for label, value in expected.items():
-            name, _, place = label.partition(" of step ")
-            pairs[label] = (got[name][device, int(place)] if place else got[name][device], value)
+            name, _, number = label.partition(" of step ")
+            pairs[label] = (got[name][device, int(number)] if number else got[name][device], value)
         last = {name: value for name, value in expected.items() if name.startswith("next.")}
         # it does all steps in both runs: alone in the first, as all devices do in the second
         if device == 0:
@@ -98,7 +98,7 @@ def _check(
             worst = max(worst, compare(pairs, what))
         except ExportError:  # PyTorch in float64 tells whether float32 can do better
             effect: dict[str, float] = {}
-            for inputs in inputs_to_widen(given):
+            for inputs in inputs_to_widen(inputs_of_step):
                 keep_larger(effect, difference_of_each(expected, in_pytorch(inputs, torch.float64)))
             effect |= {f"{name} where all do": effect[name] for name in last}
             worst = max(worst, compare(pairs, what, rounding=effect))
@@ -110,7 +110,7 @@ def _in_pytorch(
     feed: Mapping[str, NDArray[Any]],
     device: int,
     steps: int,
-    given: Tensors,
+    inputs: Tensors,
     dtype: torch.dtype = torch.float32,
 ) -> Tensors:
     """Do a device's steps on its batches in ``feed``.
@@ -118,7 +118,7 @@ def _in_pytorch(
     Returns the parameters and the state after the last one, by the names of the graph's outputs,
     and what each step measured, such as "loss of step 2".
     """
-    now = {name: value.clone() for name, value in given.items()}
+    now = {name: value.clone() for name, value in inputs.items()}
     measured: Tensors = {}
     for number in range(steps):
         now |= {

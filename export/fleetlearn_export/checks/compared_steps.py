@@ -145,14 +145,14 @@ def inputs_without_ties(
     that mean and applies a ReLU, rounding decides the sign, and so the gradient. The comparison in
     float64 does not allow for that.
     """
-    given = first_inputs(step, hyper, seed)
+    inputs = first_inputs(step, hyper, seed)
     if precision.dtype != torch.float64 or seed == SEEDS[0]:
-        return given
+        return inputs
     random = torch.Generator().manual_seed(seed)
     trained = {f"param.{name}" for name in step.objective.trained}
     return {
         name: without_zeros(value, random) if name in trained else value
-        for name, value in given.items()
+        for name, value in inputs.items()
     }
 
 
@@ -171,25 +171,25 @@ def examples(batch: Tensors) -> int:
 def gives_numbers(user: UserModel, step: TrainStep, values: Tensors) -> bool:
     """Whether the model with these parameters gives no NaN, on the example and in evaluation
     mode."""
-    given = {
+    tensors = {
         f"model.{name}": value.to(step.values[name].dtype, copy=user.writes or name in step.buffers)
         for name, value in values.items()
     }
     with evaluation_mode(user.model), torch.no_grad():
         outputs = functional_call(
-            InferModule(user), given, tuple(value.clone() for value in user.inputs().values())
+            InferModule(user), tensors, tuple(value.clone() for value in user.inputs().values())
         )
     return not any(bool(value.isnan().any()) for value in outputs)
 
 
-def inputs_to_widen(given: Tensors, nudge: float = NUDGE) -> Iterator[Tensors]:
+def inputs_to_widen(inputs: Tensors, nudge: float = NUDGE) -> Iterator[Tensors]:
     """Yield the inputs with which PyTorch in float64 shows the effect of rounding: those that are
     given, and the same with nudged parameters."""
-    yield given
+    yield inputs
     random = torch.Generator().manual_seed(0)
     yield {
         name: nudged(value, random, nudge) if name.startswith("param.") else value
-        for name, value in given.items()
+        for name, value in inputs.items()
     }
 
 

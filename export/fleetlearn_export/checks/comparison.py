@@ -68,9 +68,9 @@ class GraphSession(NamedTuple):
     def run(self, feed: Mapping[str, Any]) -> dict[str, Array]:
         if self.before is not None:
             feed = {**feed, **self.before.run(feed)}
-        given = {name: np.asarray(feed[name]) for name in self.inputs}
+        arrays = {name: np.asarray(feed[name]) for name in self.inputs}
         with as_export_error("ONNX Runtime cannot run the exported graph"):
-            return dict(zip(self.outputs, self.inner.run(self.outputs, given), strict=True))
+            return dict(zip(self.outputs, self.inner.run(self.outputs, arrays), strict=True))
 
 
 def open_session(
@@ -138,15 +138,15 @@ def first_inputs(step: TrainStep, hyper: Mapping[str, float], seed: int) -> Tens
     Nobody may write into the parameters: they are the step's own.
     """
     random = torch.Generator().manual_seed(seed)
-    given = step.inputs()
+    inputs = step.inputs()
     for reference in step.references:
         for name in step.travelling:
             noise = 0.05 * torch.randn(step.values[name].shape, generator=random)
             # Variances may not become negative.
-            given[f"{reference}.{name}"] = (
+            inputs[f"{reference}.{name}"] = (
                 noise if reference == "correction" else step.values[name] + noise.abs()
             )
-    return given | {f"hyper.{name}": torch.tensor(value) for name, value in hyper.items()}
+    return inputs | {f"hyper.{name}": torch.tensor(value) for name, value in hyper.items()}
 
 
 def without_zeros(value: Tensor, random: torch.Generator) -> Tensor:

@@ -20,22 +20,22 @@ def early_results(
     reads, makes: the values that each computation reads and makes, in an order that is possible. A
     computation that makes none is no result.
     """
-    maker = {value: place for place, values in enumerate(makes) for value in values}
+    maker = {value: index for index, values in enumerate(makes) for value in values}
     needed = [{maker[value] for value in values if value in maker} for values in reads]
     users = defaultdict(list)
-    for place, others in enumerate(needed):
+    for index, others in enumerate(needed):
         for other in others:
-            users[other].append(place)
+            users[other].append(index)
     # computation -> the only one without users to which it leads
     results: dict[int, int | None] = {}
-    for place in reversed(range(len(reads))):
-        earliest = {results[user] for user in users[place] if makes[user]} or {place}
-        results[place] = earliest.pop() if len(earliest) == 1 else None
+    for index in reversed(range(len(reads))):
+        earliest = {results[user] for user in users[index] if makes[user]} or {index}
+        results[index] = earliest.pop() if len(earliest) == 1 else None
 
     order: list[int] = []
     done: set[int] = set()
-    for place in range(len(reads)):
-        ready = [place]
+    for index in range(len(reads)):
+        ready = [index]
         while ready:
             last = ready.pop()
             if last in done:

@@ -76,14 +76,14 @@ def check_evaluation(
     def check(seed: int) -> OperatorsChecked:
         _, some, _ = batches(user, seed)
         random = torch.Generator().manual_seed(seed)
-        given = {
+        inputs = {
             input_.name: without_zeros(values[input_.name.removeprefix("param.")], random)
             if input_.name.startswith("param.")
             else some[input_.name.removeprefix("batch.")]
             for input_ in emission.model.graph.input
         }
-        check_cases(module, cases, list(given.values()))
-        return check_operators(module, emission, given)
+        check_cases(module, cases, list(inputs.values()))
+        return check_operators(module, emission, inputs)
 
     return first_passing(check)
 
@@ -96,11 +96,11 @@ def operator_inputs(step: TrainStep, batch: Tensors, seed: int) -> Tensors:
         name: USUAL.get(name, 0.5 if default is None else default)
         for name, default in step.hyper.items()
     }
-    given = first_inputs(step, hyper, seed) | {
+    inputs = first_inputs(step, hyper, seed) | {
         f"batch.{name}": value for name, value in batch.items()
     }
-    given |= {"seed": torch.tensor(seed)} if step.random else {}
+    inputs |= {"seed": torch.tensor(seed)} if step.random else {}
     return {
         name: without_zeros(value, random) if name.startswith(("param.", "state.")) else value
-        for name, value in given.items()
+        for name, value in inputs.items()
     }

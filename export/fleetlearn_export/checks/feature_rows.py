@@ -62,7 +62,7 @@ def try_rows(
     }
     mixing = set[str]()
     for left_out in range(EXAMPLES):
-        order = [place for place in reversed(range(EXAMPLES)) if place != left_out]
+        order = [index for index in reversed(range(EXAMPLES)) if index != left_out]
         some = session.run({name: value[order] for name, value in feed.items()})
         for name in list(fitting):
             if some[name].shape != (len(order), *fitting[name].shape):

@@ -84,8 +84,8 @@ def check_train_in_float16(
 
 
 def _runner(session: GraphSession) -> Run:
-    def run(given: Tensors, receive: ReceiveTensor) -> Tensors:
-        found = session.run({name: value.numpy() for name, value in given.items()})
+    def run(inputs: Tensors, receive: ReceiveTensor) -> Tensors:
+        found = session.run({name: value.numpy() for name, value in inputs.items()})
         return {name: torch.from_numpy(value) for name, value in found.items()}
 
     return run
@@ -141,15 +141,15 @@ def _check_outputs(
     def in_pytorch(
         some: Sequence[Tensors], double: bool = False
     ) -> list[tuple[Tensor, ...] | None]:
-        given = {
+        tensors = {
             f"model.{name}": value.clone() if user.writes else value
             for name, value in values.items()
         }
         with DoublePrecision() if double else nullcontext():
             rows = [as_double(batch) if double else batch for batch in some]
-            given = as_double(given) if double else given
+            tensors = as_double(tensors) if double else tensors
             return [
-                call_in_pytorch(partial(_in_pytorch, user, module, given, batch, inputs), batch)
+                call_in_pytorch(partial(_in_pytorch, user, module, tensors, batch, inputs), batch)
                 for batch in rows
             ]
 
@@ -191,10 +191,10 @@ def _with_examples_axis(value: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _in_pytorch(
-    user: UserModel, module: nn.Module, given: Tensors, batch: Tensors, inputs: list[str]
+    user: UserModel, module: nn.Module, tensors: Tensors, batch: Tensors, inputs: list[str]
 ) -> tuple[torch.Tensor, ...]:
     with torch.no_grad(), user.evaluation_draws():
         result: tuple[torch.Tensor, ...] = functional_call(
-            module, given, tuple(batch[name].clone() for name in inputs)
+            module, tensors, tuple(batch[name].clone() for name in inputs)
         )
         return result

@@ -33,7 +33,7 @@ class _ContiguousGradients(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def right_for_one_example(given: Tensors) -> AbstractContextManager[Any]:
+def right_for_one_example(inputs: Tensors) -> AbstractContextManager[Any]:
     """Return the context in which PyTorch's results for a graph's inputs are right."""
-    sizes = {len(value) for name, value in given.items() if name.startswith("batch.")}
+    sizes = {len(value) for name, value in inputs.items() if name.startswith("batch.")}
     return _ContiguousGradients() if sizes == {1} else nullcontext()  # type: ignore[no-untyped-call]

@@ -99,35 +99,35 @@ class OperatorsChecked(NamedTuple):
 def check_operators(
     module: fx.GraphModule,
     emission: Emission,
-    given: Tensors,
+    inputs: Tensors,
     located: Callable[[], fx.Graph] | None = None,
     *,
     of_the_batch: bool = False,
 ) -> OperatorsChecked:
-    """Compare each operator, with the graph's inputs ``given``.
+    """Compare each operator, with the graph's ``inputs``.
 
     module: the traced graph that was emitted. located: returns a graph of the user's loss, for the
     lines of the user's code of operators of the backward pass. of_the_batch: whether only operators
     are compared that have other arguments with another batch. Raises ExportError; the text names
     the operator with the largest excess.
     """
-    compared, skipped = compare_operators(module, emission, given, of_the_batch=of_the_batch)
+    compared, skipped = compare_operators(module, emission, inputs, of_the_batch=of_the_batch)
     worst = max(compared, key=lambda row: row.excess)
     bad = [operator for operator in compared if operator.excess > 1]
     if bad:
         node = worst.call.node
-        place = location_of_node(node) or (
+        where = location_of_node(node) or (
             location_of_operator(str(node.target), located()) if located else ""
         )
         raise ExportError(
-            f"operator {worst.name()}{place} was exported as something else: {worst.text}, "
+            f"operator {worst.name()}{where} was exported as something else: {worst.text}, "
             f"{worst.excess:.3g} times what is allowed (and {len(bad) - 1} more operators)"
         )
     return OperatorsChecked(worst, len(compared), skipped)
 
 
 def compare_operators(
-    module: fx.GraphModule, emission: Emission, given: Tensors, *, of_the_batch: bool = False
+    module: fx.GraphModule, emission: Emission, inputs: Tensors, *, of_the_batch: bool = False
 ) -> tuple[list[Compared], dict[str, str]]:
     """Return all operators that were compared, and those that were not with the reason.
 
@@ -135,10 +135,10 @@ def compare_operators(
     graph; the text names the operator.
     """
     left_out = _of_parameters_alone(module, emission) if of_the_batch else set()
-    numbers = Numbers(module, emission, given)
+    numbers = Numbers(module, emission, inputs)
     compared: list[Compared] = []
     skipped: dict[str, str] = {}
-    for calls, values in values_by_part(module, emission, given, numbers):
+    for calls, values in values_by_part(module, emission, inputs, numbers):
         for call in calls:
             if call.node in left_out:
                 continue
@@ -153,8 +153,10 @@ def _of_parameters_alone(module: fx.GraphModule, emission: Emission) -> set[fx.N
     """Return the nodes that read neither the batch nor the seed, such as a weight's transpose."""
     found: set[fx.Node] = set()
     for node in module.graph.nodes:
-        given = node.op == "placeholder" and emission.values[node].startswith(("batch.", "seed"))
-        if not given and found.issuperset(node.all_input_nodes):
+        of_the_data = node.op == "placeholder" and emission.values[node].startswith(
+            ("batch.", "seed")
+        )
+        if not of_the_data and found.issuperset(node.all_input_nodes):
             found.add(node)
     return found
 
@@ -181,22 +183,22 @@ def _compared(
         args, kwargs = args[:4], {name: value for name, value in kwargs.items() if name != "sorted"}
     computation = _Computation(node.target, args, kwargs)
     worst, text = 0.0, "the same"
-    for place, (name, own) in enumerate(zip(call.results, computation.own(), strict=False)):
+    for index, (name, own) in enumerate(zip(call.results, computation.own(), strict=False)):
         if name is None or not isinstance(own, Tensor):
             continue
         got = values[name]
-        what = f"result {place} of shape {tuple(own.shape)}"
+        what = f"result {index} of shape {tuple(own.shape)}"
         if got.shape != own.shape or got.dtype != own.dtype:
             return Compared(
                 call, np.inf, f"{what} and {own.dtype} has shape {tuple(got.shape)} and {got.dtype}"
             )
         if own.is_floating_point():
-            excess, difference = _excess(got, own, place, computation)
+            excess, difference = _excess(got, own, index, computation)
             now = f"{what} differs by {difference:.3g}"
         else:
             if node.target in POOLING:
                 got, own = (_at_indices(args[0], row % count, axes) for row in (got, own))
-            if node.target in ORDERING and place == 1:
+            if node.target in ORDERING and index == 1:
                 place_of_axis = ORDERING[node.target]
                 axis = args[place_of_axis] if len(args) > place_of_axis else kwargs.get("dim", -1)
                 got, own = (args[0].gather(axis, row) for row in (got, own))

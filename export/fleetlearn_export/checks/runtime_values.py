@@ -62,7 +62,7 @@ class Numbers:
 
 
 def values_by_part(
-    module: fx.GraphModule, emission: Emission, given: Tensors, numbers: Numbers
+    module: fx.GraphModule, emission: Emission, inputs: Tensors, numbers: Numbers
 ) -> Iterator[tuple[list[Call], Mapping[str, Tensor]]]:
     """Yield calls, one after the other, with the values that the runtime has for them.
 
@@ -72,9 +72,9 @@ def values_by_part(
     """
     graph = emission.model.graph
     parts = list(_parts(_calls_with_nodes(emission), emission, numbers))
-    last = {name: place for place, part in enumerate(parts) for name in part.reads(emission)}
+    last = {name: index for index, part in enumerate(parts) for name in part.reads(emission)}
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    known = dict(given)
+    known = dict(inputs)
     known |= {
         emission.values[node]: getattr(module, str(node.target)).detach()
         for node in module.graph.find_nodes(op="get_attr")
@@ -96,17 +96,17 @@ def values_by_part(
     # The graph's inputs and their views lie in memory as they did while tracing, so operators can
     # have them as views.
     shared = set(known)
-    for place, part in enumerate(parts):
-        made = sorted(name for name in part.made if last.get(name, -1) >= place)
+    for index, part in enumerate(parts):
+        made = sorted(name for name in part.made if last.get(name, -1) >= index)
         known |= _run(emission, part, made, known, constants)
         yield part.calls, known
         views = _views(part, emission, known, numbers, shared)
         shared |= views.keys()
         known = {
-            name: value for name, value in (known | views).items() if last.get(name, -1) > place
+            name: value for name, value in (known | views).items() if last.get(name, -1) > index
         }
         del views
-        if place % PARTS_BETWEEN == 0:
+        if index % PARTS_BETWEEN == 0:
             give_back_freed_memory()
 
 
@@ -180,7 +180,7 @@ def _calls_with_nodes(emission: Emission) -> list[_Part]:
     """Return each call with its nodes, in an order in which gradients need not all be in memory at
     once."""
     nodes = emission.model.graph.node
-    makers = {name: place for place, node in enumerate(nodes) for name in node.output}
+    makers = {name: index for index, node in enumerate(nodes) for name in node.output}
     parts = []
     begin = end = 0
     for call in emission.calls:
@@ -189,7 +189,7 @@ def _calls_with_nodes(emission: Emission) -> list[_Part]:
         begin = end
     made = [part.made for part in parts]
     reads = [part.reads(emission) - own for part, own in zip(parts, made, strict=True)]
-    return [parts[place] for place in early_results(reads, made)]
+    return [parts[index] for index in early_results(reads, made)]
 
 
 def _parts(calls: list[_Part], emission: Emission, numbers: Numbers) -> Iterator[_Part]:
@@ -247,9 +247,9 @@ def _run(
         )
         if failed is None:
             raise
-        place = location_of_node(failed.node)
+        where = location_of_node(failed.node)
         raise ExportError(
-            f"operator {failed.node.target} ({failed.node.name}){place}: {error}"
+            f"operator {failed.node.target} ({failed.node.name}){where}: {error}"
         ) from error
     return {name: torch.from_numpy(value) for name, value in found.items()}
 
@@ -257,10 +257,10 @@ def _run(
 def _call_of_node(emission: Emission, name: str) -> Call | None:
     """Return the call that wrote an ONNX node: the first whose results are made by this node or a
     later one."""
-    order = {node.name: place for place, node in enumerate(emission.model.graph.node)}
+    order = {node.name: index for index, node in enumerate(emission.model.graph.node)}
     makers = {
-        output: place
-        for place, node in enumerate(emission.model.graph.node)
+        output: index
+        for index, node in enumerate(emission.model.graph.node)
         for output in node.output
     }
     return next(

@@ -55,9 +55,9 @@ def _check(
     user: UserModel, step: TrainStep, module: fx.GraphModule, features: Function | None, seed: int
 ) -> CheckedStep:
     def compared(precision: Precision) -> CheckedStep:
-        def run(given: Tensors, receive: ReceiveTensor) -> Tensors:
+        def run(inputs: Tensors, receive: ReceiveTensor) -> Tensors:
             with as_export_error("the traced step fails in PyTorch"):
-                return run_traced(step, module, given, precision.dtype, receive)
+                return run_traced(step, module, inputs, precision.dtype, receive)
 
         return compare_training(user, step, run, features, seed, precision, "traced step")
 
@@ -77,7 +77,7 @@ def _check(
 def run_traced(
     step: TrainStep,
     module: fx.GraphModule,
-    given: Tensors,
+    inputs: Tensors,
     dtype: torch.dtype,
     receive: ReceiveTensor | None = None,
 ) -> Tensors:
@@ -87,34 +87,34 @@ def run_traced(
     receive: gets each output as soon as it is computed. What it takes is not returned, and so not
     kept.
     """
-    rows = [given[name] for name in step.inputs()]
+    rows = [inputs[name] for name in step.inputs()]
     double = dtype == torch.float64
     precision = DoublePrecision(views_stay=True) if double else nullcontext()
     interpreter = _Interpreter(module, step.outputs(), receive)
-    with torch.no_grad(), plain_kernels(), precision, right_for_one_example(given):
+    with torch.no_grad(), plain_kernels(), precision, right_for_one_example(inputs):
         results = interpreter.run(*rows)
     named = zip(step.outputs(), as_double(results) if double else results, strict=True)
     return {name: value for name, value in named if name not in interpreter.taken}
 
 
 def check_cases(
-    module: fx.GraphModule, cases: Sequence[fx.GraphModule], given: Sequence[Tensor]
+    module: fx.GraphModule, cases: Sequence[fx.GraphModule], inputs: Sequence[Tensor]
 ) -> None:
     """Compare a traced evaluation with what was traced for other numbers of examples, in float64.
 
-    module, cases: take ``given`` in order, and write into no tensor. Raises ExportError if a case
+    module, cases: take ``inputs`` in order, and write into no tensor. Raises ExportError if a case
     has other results.
     """
 
     def results(graph: fx.GraphModule) -> list[Tensor]:
         with torch.no_grad(), plain_kernels(), DoublePrecision(views_stay=True):
-            found: list[Tensor] = as_double(_AnyLayout(graph).run(*given))
+            found: list[Tensor] = as_double(_AnyLayout(graph).run(*inputs))
             return found
 
     for case in cases:
         named = {
-            f"result {place}": row
-            for place, row in enumerate(zip(results(case), results(module), strict=True))
+            f"result {index}": row
+            for index, row in enumerate(zip(results(case), results(module), strict=True))
         }
         compare(
             {name: (row.numpy(), first) for name, (row, first) in named.items()},
@@ -180,6 +180,6 @@ def _with_early_results(graph: fx.Graph) -> fx.Graph:
     order = early_results([node.all_input_nodes for node in inner], [[node] for node in inner])
     reordered, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     placeholders = list(graph.find_nodes(op="placeholder"))
-    for node in [*placeholders, *(inner[place] for place in order), graph.output_node()]:
+    for node in [*placeholders, *(inner[index] for index in order), graph.output_node()]:
         copies[node] = reordered.node_copy(node, copies.__getitem__)
     return reordered

@@ -84,13 +84,13 @@ class Writer:
     def call(self, operator: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Add a node for an operator on real tensors."""
         node = self.graph.call_function(operator, args, kwargs)
-        given = fx.map_arg((args, kwargs), lambda row: row.meta["val"])
+        values = fx.map_arg((args, kwargs), lambda row: row.meta["val"])
         node.meta = {
             key: value
             for key, value in self._source.meta.items()
             if key in ("stack_trace", "nn_module_stack")
         }
-        node.meta["val"] = operator(*given[0], **given[1])
+        node.meta["val"] = operator(*values[0], **values[1])
         return node
 
     def product(self, x: fx.Node, axis: int, name: str, matrix: Callable[[], Tensor]) -> fx.Node:
@@ -115,12 +115,12 @@ class Writer:
             self._matrices[name],
         )
         sizes = [fixed_size(size) for size in sizes]
-        free = [place for place, row in enumerate(sizes) if not isinstance(row, int)]
+        free = [index for index, row in enumerate(sizes) if not isinstance(row, int)]
         if len(free) > 1:
             raise EmissionError(
                 "a Fourier transform of a tensor with several sizes that depend on the examples"
             )
-        shape = [-1 if place in free else row for place, row in enumerate(sizes)]
+        shape = [-1 if index in free else row for index, row in enumerate(sizes)]
         found = self.call(aten.reshape.default, found, [*shape, found.meta["val"].shape[1]])
         return found if axis == last else self.call(aten.transpose.int, found, axis, last)
 
@@ -257,7 +257,7 @@ def _as_real(write: Writer, x: Pair) -> fx.Node:
 
 
 def _as_complex(write: Writer, x: fx.Node) -> Pair:
-    real, imaginary = (write.call(aten.select.int, x, -1, place) for place in (0, 1))
+    real, imaginary = (write.call(aten.select.int, x, -1, part) for part in (0, 1))
     return Pair(real, imaginary)
 
 

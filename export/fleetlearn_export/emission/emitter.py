@@ -225,13 +225,13 @@ class Emitter:
         sizes = [fixed_size(size) for size in sizes]
         if isinstance(x, Value) and len(sizes) == x.rank and all(map(same_size, sizes, x.shape)):
             return x.name
-        free = [place for place, size in enumerate(sizes) if not isinstance(size, int)]
+        free = [axis for axis, size in enumerate(sizes) if not isinstance(size, int)]
         if len(free) == 1 and 0 not in sizes:
             return self.node(
                 "Reshape",
                 x,
                 self.integers(
-                    [-1 if place in free else int(size) for place, size in enumerate(sizes)]
+                    [-1 if axis in free else int(size) for axis, size in enumerate(sizes)]
                 ),
             )
         empty = any(isinstance(size, int) and size == 0 for size in sizes)
@@ -245,14 +245,13 @@ class Emitter:
         # A 1 keeps the size of that axis, so that a free size need not be computed.
         own = x.shape if isinstance(x, Value) else []
         front = len(sizes) - len(own)
-        kept = [
-            place >= front and same_size(own[place - front], size)
-            for place, size in enumerate(sizes)
+        unchanged = [
+            axis >= front and same_size(own[axis - front], size) for axis, size in enumerate(sizes)
         ]
         return self.node(
             "Expand",
             x,
-            self.shape([1 if keep else size for keep, size in zip(kept, sizes, strict=True)]),
+            self.shape([1 if keep else size for keep, size in zip(unchanged, sizes, strict=True)]),
         )
 
     def transposed(self, x: Source, order: Sequence[int]) -> str:

@@ -89,9 +89,9 @@ class _Rewriting:
 
     def _write(self, node: fx.Node, operator: torch._ops.OpOverload) -> None:
         names = [argument.name for argument in operator._schema.arguments]
-        given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+        arguments = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
         targets: list[Any] = [
-            given[argument.name] for argument in operator._schema.arguments if argument.is_write
+            arguments[argument.name] for argument in operator._schema.arguments if argument.is_write
         ]
         made = self.graph.node_copy(node, self._present)
         made.target = _functional(operator)
@@ -100,8 +100,8 @@ class _Rewriting:
         if torch.Tag.inplace_view in operator.tags and operator is not aten.as_strided_.default:
             self._reshape(node, targets[0], made)
             return
-        kept = {name for name, _ in _inputs(made.target)}
-        made.kwargs = {name: value for name, value in made.kwargs.items() if name in kept}
+        accepted = {name for name, _ in _inputs(made.target)}
+        made.kwargs = {name: value for name, value in made.kwargs.items() if name in accepted}
         for target, result in zip(targets, _results(self.graph, made, node, targets), strict=True):
             self._set(target, result)
         self._now[node] = made
@@ -247,7 +247,7 @@ def _results(
     if _writes_into_first(node):
         return [made]
     count = len(node.meta["val"])
-    results = [graph.call_function(getitem, (made, count + place)) for place in range(len(targets))]
+    results = [graph.call_function(getitem, (made, count + index)) for index in range(len(targets))]
     for result, target in zip(results, targets, strict=True):
         result.meta["val"] = target.meta["val"]
     made.meta = dict(

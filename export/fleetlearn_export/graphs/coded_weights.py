@@ -52,25 +52,25 @@ def code_weights(
             graph.input.append(
                 helper.make_tensor_value_info(codes.name, codes.data_type, codes.dims)
             )
-        gathers = [place for place, node in enumerate(graph.node) if tensor.name in reads(node)]
+        gathers = [index for index, node in enumerate(graph.node) if tensor.name in reads(node)]
         if (
             coded.axis == 0
             and gathers
-            and all(_takes_rows(graph.node[place], tensor.name) for place in gathers)
+            and all(_takes_rows(graph.node[index], tensor.name) for index in gathers)
         ):
             graph.initializer.append(
                 numpy_helper.from_array(coded.broadcast_scales, f"{tensor.name}.scales")
             )
-            for place in reversed(gathers):
-                gather = graph.node[place]
+            for index in reversed(gathers):
+                gather = graph.node[index]
                 graph.node.remove(gather)
                 for node in reversed(list(_rows_decoded(gather, tensor.name))):
-                    graph.node.insert(place, node)
+                    graph.node.insert(index, node)
         else:
             decoding += _decoded(graph, tensor.name, coded, for_people)
-    kept = list(graph.node)
+    nodes = list(graph.node)
     del graph.node[:]
-    graph.node.extend([*decoding, *kept])
+    graph.node.extend([*decoding, *nodes])
     return model
 
 

@@ -67,10 +67,10 @@ def to_onnx(program: Program, table: Decompositions) -> onnx.ModelProto:
             raise ExportError(f"PyTorch's ONNX exporter failed: {error}") from error
         name = ".".join(operator.groups())
         graphs = [program.located, *([program.located_step] if program.located_step else [])]
-        place = next(filter(None, (location_of_operator(name, graph) for graph in graphs)), None)
-        place = place or ", which a step of decomposition or of the backward pass made"
+        where = next(filter(None, (location_of_operator(name, graph) for graph in graphs)), None)
+        where = where or ", which a step of decomposition or of the backward pass made"
         raise ExportError(
-            f"operator {name}{place} has no counterpart in ONNX. Write that part of the model with "
+            f"operator {name}{where} has no counterpart in ONNX. Write that part of the model with "
             "other operators"
         ) from error
     assert result is not None
@@ -118,9 +118,9 @@ def _separate_outputs(body: onnx.GraphProto) -> None:
 
     The cleaning makes one value of equal outputs. Runtimes refuse both."""
     taken = {input_.name for input_ in body.input}
-    for place, row in enumerate(body.output):
+    for index, row in enumerate(body.output):
         if row.name in taken:
-            name = f"{row.name}/{place}"
+            name = f"{row.name}/{index}"
             body.node.append(helper.make_node("Identity", [row.name], [name], name=name))
             row.name = name
         taken.add(row.name)
@@ -202,9 +202,9 @@ def write_with_parameters(
     tensors += [_message(f"param.{name}", values[name].numpy()) for name in names]
     shell = copied(model)
     shell.graph.ClearField("initializer")
-    kept = [input_ for input_ in graph.input if not input_.name.startswith("param.")]
+    inputs = [input_ for input_ in graph.input if not input_.name.startswith("param.")]
     del shell.graph.input[:]
-    shell.graph.input.extend(kept)
+    shell.graph.input.extend(inputs)
     before, after = _around(shell.graph, "initializer")
     sizes = [len(head) + array.nbytes for head, array in tensors]
     heads = [

@@ -69,11 +69,11 @@ def with_half_products(model: onnx.ModelProto) -> onnx.ModelProto:
         {described.name for described in (*model.graph.input, *model.graph.initializer)},
     )
     """The tensors that are there in float16, and in float32."""
-    for place, node in enumerate(model.graph.node):
+    for index, node in enumerate(model.graph.node):
         given = _tensors(node)
         row = NodeProto()
         row.CopyFrom(node)
-        if place in half or (
+        if index in half or (
             node.op_type in MOVES and all(name in narrow and name not in wide for name in given)
         ):
             for name in given:
@@ -101,11 +101,11 @@ def _products_and_their_moves(model: onnx.ModelProto) -> set[int]:
     outputs = {output.name for output in model.graph.output}
     readers: dict[str, list[tuple[int, bool]]] = {}
     """Tensor -> places of the operators that read it, and whether they read its elements."""
-    for place, node in enumerate(model.graph.node):
+    for index, node in enumerate(model.graph.node):
         for name in reads(node):
-            readers.setdefault(name, []).append((place, name in _tensors(node)))
+            readers.setdefault(name, []).append((index, name in _tensors(node)))
     chosen = set[int]()
-    for place, node in reversed(list(enumerate(model.graph.node))):
+    for index, node in reversed(list(enumerate(model.graph.node))):
         if any(kinds.get(name) != TensorProto.FLOAT for name in _tensors(node)):
             continue
         made = node.output[0]
@@ -113,7 +113,7 @@ def _products_and_their_moves(model: onnx.ModelProto) -> set[int]:
         moves = node.op_type in MOVES and made not in outputs and read
         product = node.op_type in PRODUCTS and made not in sums
         if product or (moves and all(row in chosen and elements for row, elements in read)):
-            chosen.add(place)
+            chosen.add(index)
     return chosen
 
 

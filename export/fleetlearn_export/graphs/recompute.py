@@ -117,11 +117,11 @@ def recomputed(
     nodes, behind = list(model.graph.node), {node.name for node in order[turn + 1 :]}
     late: dict[str, int] = {}
     """Result of the forward pass -> place in the file of its first reader behind the turn."""
-    for place, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         if node.name in behind:
             for name in reads(node):
                 if name in maker:
-                    late.setdefault(name, place)
+                    late.setdefault(name, index)
     second = partial(_second, sizes=sizes, convolutions=convolutions)
     kept = _kept(maker, late, sizes, smallest, second)
     writer = _Writer(nodes, behind, maker, kept, sizes, second)
@@ -135,8 +135,8 @@ def recomputed(
         if old in known:
             changed.graph.value_info.add().CopyFrom(known[old])
             changed.graph.value_info[-1].name = new
-    for place, node in enumerate(nodes):
-        changed.graph.node.extend(writer.before.get(place, ()))
+    for index, node in enumerate(nodes):
+        changed.graph.node.extend(writer.before.get(index, ()))
         row = changed.graph.node.add()
         row.CopyFrom(node)
         if node.name in behind:
@@ -151,38 +151,38 @@ def in_order_of_execution(model: onnx.ModelProto) -> list[NodeProto]:
     Of a node's inputs, the one that is last in the file is made first.
     """
     nodes = model.graph.node
-    maker = {name: place for place, node in enumerate(nodes) for name in node.output if name}
+    maker = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     read = {name for node in nodes for name in reads(node)}
     order, seen = [], set()
-    stack = [(place, False) for place, node in enumerate(nodes) if read.isdisjoint(node.output)]
+    stack = [(index, False) for index, node in enumerate(nodes) if read.isdisjoint(node.output)]
     while stack:
-        place, done = stack.pop()
+        index, done = stack.pop()
         if done:
-            order.append(nodes[place])
-        elif place not in seen:
-            seen.add(place)
-            stack.append((place, True))
+            order.append(nodes[index])
+        elif index not in seen:
+            seen.add(index)
+            stack.append((index, True))
             stack += (
                 (row, False)
-                for row in sorted({maker[name] for name in reads(nodes[place]) if name in maker})
+                for row in sorted({maker[name] for name in reads(nodes[index]) if name in maker})
             )
     return order
 
 
 def _turn(nodes: list[NodeProto], sizes: Sizes) -> int:
     """Return the place at which the most bytes are alive."""
-    last = {name: place for place, node in enumerate(nodes) for name in reads(node)}
+    last = {name: index for index, node in enumerate(nodes) for name in reads(node)}
     change = [0] * (len(nodes) + 1)
-    for place, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         for name in node.output:
             if name in last:
-                change[place] += sizes.get(name, 0)
+                change[index] += sizes.get(name, 0)
                 change[last[name] + 1] -= sizes.get(name, 0)
     now, most, turn = 0, 0, 0
-    for place in range(len(nodes)):
-        now += change[place]
+    for index in range(len(nodes)):
+        now += change[index]
         if now > most:
-            most, turn = now, place
+            most, turn = now, index
     return turn
 
 
@@ -262,7 +262,7 @@ class _Writer:
         self._nodes, self._maker, self._kept, self._all_sizes = nodes, maker, kept, sizes
         self._second = second
         self._gradients = [node.output[0] if node.name in behind else "" for node in nodes]
-        self._places = {name: place for place, name in enumerate(self._gradients) if name}
+        self._places = {name: index for index, name in enumerate(self._gradients) if name}
         self._readers: dict[str, list[NodeProto]] = {}
         for node in nodes:
             for name in node.input if node.name in behind else ():
@@ -274,7 +274,7 @@ class _Writer:
         self.sizes: dict[str, int] = {}
         """The bytes of what is computed again."""
 
-    def again(self, name: str, place: int, wanted: str) -> str:
+    def again(self, name: str, index: int, wanted: str) -> str:
         """Return the name of the result as computed again for the node at ``place``, or its own if
         it is kept.
 
@@ -288,12 +288,12 @@ class _Writer:
         if node is None:
             return name
         if name not in self.clones:
-            inputs = [self.again(source, place, wanted) if source else "" for source in node.input]
+            inputs = [self.again(source, index, wanted) if source else "" for source in node.input]
             if inputs == list(node.input):
                 largest = max(
                     node.input, key=lambda row: (row in self._maker, self._all_sizes.get(row, 0))
                 )
-                later = self._behind_gradient(name, largest, place, wanted)
+                later = self._behind_gradient(name, largest, index, wanted)
                 if not later:
                     return name
                 inputs[inputs.index(largest)] = later
@@ -303,22 +303,22 @@ class _Writer:
             made.name = self.clones[name]
             made.input[:] = inputs
             made.output[:] = [made.name]
-            self.before.setdefault(place, []).append(made)
+            self.before.setdefault(index, []).append(made)
             self.sizes[made.name] = self._all_sizes.get(name, 0)
         return self.clones[name]
 
-    def _behind_gradient(self, name: str, source: str, place: int, wanted: str) -> str:
+    def _behind_gradient(self, name: str, source: str, index: int, wanted: str) -> str:
         """Return ``source``, available only once the backward pass has come near ``place``; "" if
         no gradient is made shortly before it.
 
         Its shape gets a 0 that depends on a gradient. Without that ONNX Runtime would find both
         computations equal, and do one of them. A reshape to the same shape copies nothing.
         """
-        gradient = self._partner(wanted, place) or self._largest_before(place)
+        gradient = self._partner(wanted, index) or self._largest_before(index)
         if not gradient:
             return ""
         label = f"{name}{LATER}"
-        self.before.setdefault(place, []).extend(
+        self.before.setdefault(index, []).extend(
             [
                 helper.make_node(
                     "Shape", [gradient], [f"{label}/size"], name=f"{label}/size", start=0, end=1
@@ -341,13 +341,13 @@ class _Writer:
         )
         return label
 
-    def _largest_before(self, place: int) -> str:
+    def _largest_before(self, index: int) -> str:
         """Return the largest gradient that is made shortly before ``place``; "" if there is
         none."""
-        rows = self._gradients[max(0, place - NEAR) : place]
+        rows = self._gradients[max(0, index - NEAR) : index]
         return max((self._all_sizes.get(row, 0), number, row) for number, row in enumerate(rows))[2]
 
-    def _partner(self, name: str, place: int) -> str:
+    def _partner(self, name: str, index: int) -> str:
         """Return the first of the gradients that the result meets: then no gradient is made before
         it must be.
 
@@ -361,16 +361,16 @@ class _Writer:
                     for row in node.input
                     if row in self._places and row not in seen and self._wide(row, name)
                 ]
-                made_at += [self._made_before(row, place) for row in others]
+                made_at += [self._made_before(row, index) for row in others]
                 new = [row for row in node.output if row and row not in seen and not others]
                 seen |= set(new)
                 waiting += new
-        near = [row for row in made_at if place - NEAR <= row]
+        near = [row for row in made_at if index - NEAR <= row]
         return self._gradients[min(near)] if near else ""
 
-    def _made_before(self, gradient: str, place: int) -> int:
+    def _made_before(self, gradient: str, index: int) -> int:
         """Return the place of the gradient, or of what it is made from, before ``place``."""
-        while self._places.get(gradient, -1) >= place:
+        while self._places.get(gradient, -1) >= index:
             inputs = self._nodes[self._places[gradient]].input
             gradient = max(inputs, key=lambda row: self._all_sizes.get(row, 0), default="")
         return self._places.get(gradient, -1)

@@ -77,14 +77,14 @@ def _widen_numbers(graph: ir.Graph, node: ir.Node, inner: dict[ir.Value, Shape])
     if any(shape[-1] != 1 for shape in wide) or node.op_type not in BROADCASTING:
         return
     ones = np.ones(max(map(len, wide)), np.int64)
-    for place, (value, shape) in enumerate(zip(node.inputs, shapes, strict=True)):
+    for index, (value, shape) in enumerate(zip(node.inputs, shapes, strict=True)):
         if shape == [] and value is not None:
-            name = f"{result.name}/number{place}"
+            name = f"{result.name}/number{index}"
             if value.const_value is not None:
                 wider = _constant(graph, name, value.const_value.numpy().reshape(ones))
             else:
                 wider = _insert(graph, node, "Reshape", [value, _constant(graph, name, ones)], None)
-            node.replace_input_with(place, wider)
+            node.replace_input_with(index, wider)
 
 
 def _constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
@@ -106,9 +106,9 @@ def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
     if inner is None or outer is None or {*inner[2].tolist()} & {*outer[2].tolist()}:
         return
     node.replace_input_with(0, source.inputs[0])
-    for place, (first, second) in enumerate(zip(inner, outer, strict=True), 1):
+    for number, (first, second) in enumerate(zip(inner, outer, strict=True), 1):
         both = np.concatenate([first, second])
-        node.replace_input_with(place, _constant(graph, f"{node.outputs[0].name}/{place}", both))
+        node.replace_input_with(number, _constant(graph, f"{node.outputs[0].name}/{number}", both))
 
 
 def _bounds(node: ir.Node) -> list[NDArray[np.int64]] | None:
@@ -127,7 +127,7 @@ def _remove_transpose_back(graph: ir.Graph, node: ir.Node) -> None:
     if first is None or source is None or node.outputs[0].is_graph_output():
         return
     orders = [row.attributes.get_ints("perm", []) for row in (first, node)]
-    if not orders[0] or [orders[0][place] for place in orders[1]] != sorted(orders[0]):
+    if not orders[0] or [orders[0][axis] for axis in orders[1]] != sorted(orders[0]):
         return
     ir.convenience.replace_all_uses_with(node.outputs[0], source)
     for row in (node, first):
@@ -143,10 +143,10 @@ def _multiply_without_copies(node: ir.Node) -> None:
     GB in eval.onnx of torchvision's vit_b_16 with 17 tokens, all of them before the first layer
     runs.
     """
-    for place, value in enumerate(node.inputs):
+    for index, value in enumerate(node.inputs):
         expand = _producer(value, "Expand")
         shapes = (
-            [_shape(row) for row in (expand.inputs[0], value, node.inputs[1 - place])]
+            [_shape(row) for row in (expand.inputs[0], value, node.inputs[1 - index])]
             if expand
             else []
         )
@@ -155,7 +155,7 @@ def _multiply_without_copies(node: ir.Node) -> None:
         source, copies, other = (list[Any](shape or ()) for shape in shapes)
         known = all(isinstance(size, int) or size.value is not None for size in other[:-2])
         if known and source[-2:] == copies[-2:] and copies[:-2] == other[:-2]:
-            node.replace_input_with(place, expand.inputs[0])
+            node.replace_input_with(index, expand.inputs[0])
 
 
 def _update_within_product(graph: ir.Graph, node: ir.Node) -> None:
@@ -242,8 +242,8 @@ def _as_gemm(
 ) -> None:
     node.op_type = "Gemm"
     node.resize_inputs(3)
-    for place, factor in enumerate((*factors, weights)):
-        node.replace_input_with(place, factor)
+    for index, factor in enumerate((*factors, weights)):
+        node.replace_input_with(index, factor)
     node.attributes["transA"] = ir.AttrInt64("transA", transposed[0])
     node.attributes["transB"] = ir.AttrInt64("transB", transposed[1])
     node.attributes["alpha"] = ir.AttrFloat32("alpha", -1.0)

@@ -122,15 +122,15 @@ def _added(rows: _Rows, to: str, node: NodeProto) -> Iterator[NodeProto]:
     if factor and node.op_type == "Sub":
         yield helper.make_node("Neg", [factor], [f"{out}.factor"])
         factor = f"{out}.factor"
-    for place, scatter in enumerate(rows.scatters):
+    for index, scatter in enumerate(rows.scatters):
         _, indices, updates = scatter.input
         if factor:
-            yield helper.make_node("Mul", [updates, factor], [f"{out}.rows.{place}"])
-            updates = f"{out}.rows.{place}"
+            yield helper.make_node("Mul", [updates, factor], [f"{out}.rows.{index}"])
+            updates = f"{out}.rows.{index}"
         elif node.op_type == "Sub":
-            yield helper.make_node("Neg", [updates], [f"{out}.rows.{place}"])
-            updates = f"{out}.rows.{place}"
-        result = out if scatter is rows.scatters[-1] else f"{out}.sum.{place}"
+            yield helper.make_node("Neg", [updates], [f"{out}.rows.{index}"])
+            updates = f"{out}.rows.{index}"
+        result = out if scatter is rows.scatters[-1] else f"{out}.sum.{index}"
         copied = NodeProto()
         copied.CopyFrom(scatter)
         copied.input[:], copied.output[:] = [to, indices, updates], [result]

@@ -55,21 +55,22 @@ def put_vectors_together(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = model.graph
     lengths = _lengths(model)
     nodes = list(graph.node)
-    turn = next((place for place, node in enumerate(nodes) if "loss" in node.output), len(nodes))
+    turn = next((index for index, node in enumerate(nodes) if "loss" in node.output), len(nodes))
     at_turn, at_end = _movable(nodes, lengths, turn)
     writer = _Writer(lengths)
     uses = Counter(name for node in nodes for name in reads(node)) + Counter(
         output.name for output in graph.output
     )
     groups = [writer.written(_chains(rows, lengths, uses)) for rows in (at_turn, at_end)]
-    kept = [
+    unreplaced = [
         [node for node in rows if not writer.replaced & {*node.output}]
         for rows in (nodes[:turn], nodes[turn:])
     ]
     del graph.node[:]
     graph.node.extend(
         _read(
-            [*kept[0], *groups[0], *kept[1], *groups[1]], {output.name for output in graph.output}
+            [*unreplaced[0], *groups[0], *unreplaced[1], *groups[1]],
+            {output.name for output in graph.output},
         )
     )
     made = {name for node in graph.node for name in node.output}
@@ -103,7 +104,7 @@ def _movable(
 ) -> tuple[list[NodeProto], list[NodeProto]]:
     """Return the operators on vectors that can wait for the operator at place ``turn``, and those
     that can wait for the end."""
-    place = {name: at for at, node in enumerate(nodes) for name in node.output}
+    position_of = {name: at for at, node in enumerate(nodes) for name in node.output}
     readers: dict[str, list[int]] = defaultdict(list)
     for at, node in enumerate(nodes):
         for name in reads(node):
@@ -124,7 +125,7 @@ def _movable(
             return all(
                 reader >= turn or reader in waiting or reader in last for reader in read_by(at)
             )
-        made = [place[name] for name in nodes[at].input if name in place]
+        made = [position_of[name] for name in nodes[at].input if name in position_of]
         return all(maker < turn or maker in waiting for maker in made)
 
     while wrong := {at for at in waiting if not can_wait(at)}:

@@ -117,7 +117,7 @@ def split(
     """
     *nodes, last = graph.nodes
     outputs: list[Any] = list(last.args[0])
-    given = {node: set(node.all_input_nodes) for node in nodes}
+    inputs_of = {node: set(node.all_input_nodes) for node in nodes}
     inputs = {node for node in nodes if node.op == "placeholder"}
     rows = {node for node in inputs if node.name in batch}
     same, early, core, reserve = (
@@ -129,12 +129,12 @@ def split(
     for node in nodes:
         if node in inputs:
             (same if node.name in shared else rows if node in rows else core).add(node)
-        elif given[node] <= same or (
-            _depends_on_sizes_only(node) and given[node] <= same | rows | early
+        elif inputs_of[node] <= same or (
+            _depends_on_sizes_only(node) and inputs_of[node] <= same | rows | early
         ):
             same.add(node)
-        elif given[node].isdisjoint(core) and (
-            node.target in VIEWS or reserve({node} | given[node] - same)
+        elif inputs_of[node].isdisjoint(core) and (
+            node.target in VIEWS or reserve({node} | inputs_of[node] - same)
         ):
             early.add(node)
         else:
@@ -145,7 +145,7 @@ def split(
         _ByteBudget(size, room).reserve,
     )
     for node in nodes:
-        taken = given[node] - late - same
+        taken = inputs_of[node] - late - same
         if node in late and not (taken <= size.keys() and reserve({node} | taken)):
             late -= _with_ancestors([node])
     core -= late

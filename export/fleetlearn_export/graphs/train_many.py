@@ -129,9 +129,9 @@ class _Block(NamedTuple):
         block = vmap(Vectorizable(self.step, graph=part.graph).run, in_dims=over)
         return list(block(*(values[node] for node in part.inputs)))
 
-    def train(self, given: Tensors) -> Tensors:
+    def train(self, inputs: Tensors) -> Tensors:
         """Return the results of all steps of all devices. This is what is traced."""
-        now = {node: given[name] for name, node in self.inputs.items()}
+        now = {node: inputs[name] for name, node in self.inputs.items()}
         versions = {node: [now[node]] for node in self.carried.values()}
         before, core, after = self.parts
         # Batches of all steps on one axis: the first step of all devices, then the second, and so
@@ -145,12 +145,12 @@ class _Block(NamedTuple):
             now |= {node: values[number] for node, values in slices.items()}
             results = self.run(core, now)
             crossing.append(results[len(self.carried) :])
-            self._carry(now, versions, results, given["steps"] > number)
+            self._carry(now, versions, results, inputs["steps"] > number)
         joined = [torch.cat(values) for values in zip(*crossing, strict=True)]
         read = dict(zip(core.outputs[len(self.carried) :], joined, strict=True))
-        measured = self._measured(self.run(after, whole | made | read), given["steps"])
+        measured = self._measured(self.run(after, whole | made | read), inputs["steps"])
         last = {
-            name: _version_after(versions[node], given["steps"])
+            name: _version_after(versions[node], inputs["steps"])
             if self.keeps_versions
             else now[node]
             for name, node in self.carried.items()

@@ -74,10 +74,10 @@ class _FreePieces:
 
     def take(self, size: int) -> tuple[Piece, int] | None:
         """Remove the smallest piece of at least ``size`` bytes, and return it with its bytes."""
-        place = bisect_left(self._by_size, (size,))
-        if place == len(self._by_size):
+        smallest_fit = bisect_left(self._by_size, (size,))
+        if smallest_fit == len(self._by_size):
             return None
-        length, piece = self._by_size[place]
+        length, piece = self._by_size[smallest_fit]
         self._remove(piece)
         return piece, length
 

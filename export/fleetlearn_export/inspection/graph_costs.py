@@ -150,8 +150,8 @@ def _zeros(model: onnx.ModelProto, size: int) -> dict[str, np.ndarray[Any, Any]]
 def _run(
     session: Any, names: list[str], feed: Mapping[str, np.ndarray[Any, Any]]
 ) -> dict[str, ShapeAndDtype]:
-    given = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in feed.items()}
-    outputs = session.run_with_ort_values(names, given)
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in feed.items()}
+    outputs = session.run_with_ort_values(names, values)
     return {name: ShapeAndDtype(array.shape, array.dtype) for name, array in feed.items()} | {
         name: ShapeAndDtype(tuple(value.shape()), _dtype(value.element_type()))
         for name, value in zip(names, outputs, strict=True)

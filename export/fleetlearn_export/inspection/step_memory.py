@@ -137,7 +137,7 @@ def allocations(model: onnx.ModelProto, values: Values) -> Iterator[tuple[str, i
     counts, under the name "".
     """
     nodes = in_order_of_execution(model)
-    last = {name: place for place, node in enumerate(nodes) for name in reads(node)}
+    last = {name: index for index, node in enumerate(nodes) for name in reads(node)}
     readers: dict[str, set[str]] = {}
     for node in nodes:
         for name in reads(node):
@@ -147,9 +147,9 @@ def allocations(model: onnx.ModelProto, values: Values) -> Iterator[tuple[str, i
     """Live tensor -> the tensor whose memory it uses."""
     sharing: dict[str, int] = {}
     """Tensor that owns memory -> how many live tensors use it."""
-    for place, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         dying = [
-            name for name in dict.fromkeys(reads(node)) if name in owner and last[name] == place
+            name for name in dict.fromkeys(reads(node)) if name in owner and last[name] == index
         ]
         made = [name for name in node.output if name in values and name not in outputs]
         if node.op_type == "Constant" or (_is_view(node, readers) and node.input[0] not in owner):

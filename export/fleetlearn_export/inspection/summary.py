@@ -285,7 +285,7 @@ def _lines_if(shown: object, label: str, text: str) -> list[Line]:
 
 
 def _lines(label: str, texts: list[str]) -> list[Line]:
-    return [Line("" if place else label, text) for place, text in enumerate(texts)]
+    return [Line("" if number else label, text) for number, text in enumerate(texts)]
 
 
 def _elements(rows: Iterable[Parameter]) -> str:

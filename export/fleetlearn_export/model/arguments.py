@@ -216,8 +216,10 @@ def _refuse_shared_memory(model: nn.Module) -> None:
                 )
                 + 1
             )
-            place = value.data_ptr()
-            begins.append((place, place + span * value.element_size(), name, value.requires_grad))
+            address = value.data_ptr()
+            begins.append(
+                (address, address + span * value.element_size(), name, value.requires_grad)
+            )
     begins.sort()
     for (_, end, one, trained), (begin, _, other, also) in pairwise(begins):
         if begin < end and (trained or also):

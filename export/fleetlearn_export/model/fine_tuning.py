@@ -35,18 +35,18 @@ def fine_tuning(model: nn.Module, train: Trained | None) -> Iterator[None]:
         return
     chosen = _chosen(model, train)
     before = [(value, value.requires_grad) for value in model.parameters()]
-    kept = []
+    flags_before = []
     try:
         for value, _ in before:
             value.requires_grad_(id(value) in chosen)
         for module in model.modules():
             own = list(module.parameters())
             if own and not any(value.requires_grad for value in own):
-                kept.append((module, vars(module).get("train")))
+                flags_before.append((module, vars(module).get("train")))
                 vars(module)["train"] = MethodType(_stay_in_evaluation_mode, module)
         yield
     finally:
-        for module, own_train in kept:
+        for module, own_train in flags_before:
             del vars(module)["train"]
             if own_train is not None:
                 vars(module)["train"] = own_train

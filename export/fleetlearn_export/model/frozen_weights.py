@@ -106,8 +106,8 @@ def rounded(model: nn.Module, stored: Stored) -> Iterator[dict[str, Tensor]]:
                 value.data = torch.from_numpy(encode(value.data.numpy(), stored).decode())
         yield before
     finally:
-        for name, kept in before.items():
-            frozen[name].data = kept
+        for name, value_before in before.items():
+            frozen[name].data = value_before
 
 
 def names_of_constants(model: nn.Module, stored: Stored) -> dict[str, str]:

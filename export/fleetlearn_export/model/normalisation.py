@@ -17,9 +17,10 @@ def normalisation_names(model: nn.Module) -> set[str]:
     ``named_parameters`` and ``named_buffers`` have them."""
     return {
         name
-        for place, layer in model.named_modules()
+        for layer_name, layer in model.named_modules()
         if isinstance(layer, LAYERS)
         for name, _ in chain(
-            layer.named_parameters(place, recurse=False), layer.named_buffers(place, recurse=False)
+            layer.named_parameters(layer_name, recurse=False),
+            layer.named_buffers(layer_name, recurse=False),
         )
     }

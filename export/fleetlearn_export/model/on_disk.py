@@ -31,11 +31,11 @@ class OnDisk(Mapping[str, Tensor]):
         array.tofile(self._file)
 
     def __getitem__(self, name: str) -> Tensor:
-        place, dtype, shape = self._kept[name]
+        offset, dtype, shape = self._kept[name]
         if 0 in shape:
             return torch.from_numpy(np.empty(shape, dtype))
         # what writes into it gets a copy
-        return torch.from_numpy(np.memmap(self._file, dtype, "c", place, shape))
+        return torch.from_numpy(np.memmap(self._file, dtype, "c", offset, shape))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._kept)

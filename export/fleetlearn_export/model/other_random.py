@@ -66,12 +66,12 @@ def _drawing_line(run: Callable[[], object]) -> str:
         last[:] = states, _user_line(frame) or last[1]
         return watch
 
-    kept = sys.gettrace()
+    tracer_before = sys.gettrace()
     sys.settrace(watch)
     try:
         run()
     finally:
-        sys.settrace(kept)
+        sys.settrace(tracer_before)
     return lines[0] if lines else ""
 
 

@@ -36,16 +36,18 @@ class DropoutRefused(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        given, name = kwargs or {}, getattr(func, "__name__", "")
+        keywords, name = kwargs or {}, getattr(func, "__name__", "")
         # torch.dropout(input, p, train); torch.nn.functional.dropout(input, p=, training=, ...)
         if "dropout" in name:
-            share, on = args[1:] if len(args) == 3 else (given.get("p"), given.get("training"))
+            share, on = (
+                args[1:] if len(args) == 3 else (keywords.get("p"), keywords.get("training"))
+            )
         else:
-            share, on = given.get("dropout_p"), name == "scaled_dot_product_attention"
+            share, on = keywords.get("dropout_p"), name == "scaled_dot_product_attention"
         if share and on:
             raise ExportError(
                 "in evaluation mode the model drops elements by "
                 f"chance{location_of_running_line()}. Let it do so in training only: nn.Dropout, "
                 "or functional.dropout(x, p, self.training)"
             )
-        return func(*args, **given)
+        return func(*args, **keywords)

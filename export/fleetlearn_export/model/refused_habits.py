@@ -88,9 +88,9 @@ def refuse_missing_values(batch: Mapping[str, Tensor], loss: Tensor) -> None:
     for name, array in batch.items():
         wrong = (~array.isfinite()).nonzero()
         if len(wrong):
-            place = tuple(wrong[0].tolist())
+            index = tuple(wrong[0].tolist())
             raise ExportError(
-                f"example array {name} holds {float(array[place])} at {list(place)} ({len(wrong)} "
+                f"example array {name} holds {float(array[index])} at {list(index)} ({len(wrong)} "
                 f"such elements in the rows that are used), and the loss is {value}: fill missing "
                 "values before, or let the model do so (torch.nan_to_num), here and in the data of "
                 "every device"

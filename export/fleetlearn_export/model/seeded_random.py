@@ -134,11 +134,11 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         count: Any = 1
         for length in size:
             count = count * length
-        place = 4 * self.draws + 2 * part
+        counter = 4 * self.draws + 2 * part
         index = torch.arange(count, dtype=torch.int64, device=self.device)
-        word = (index * _GOLDEN + (self._before ^ _mix_number(place))) & _WORD
+        word = (index * _GOLDEN + (self._before ^ _mix_number(counter))) & _WORD
         word = word ^ _shift_right(word, 16)
-        word = (word * _FIRST + (self._between ^ _mix_number(place + 1))) & _WORD
+        word = (word * _FIRST + (self._between ^ _mix_number(counter + 1))) & _WORD
         word = word ^ _shift_right(word, 15)
         return (word * _SECOND).reshape(tuple(size))
 
@@ -214,9 +214,9 @@ def _mix_number(number: int) -> int:
 def _draws_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the operator draws: attention and recurrent layers do so only if their dropout is
     above 0."""
-    for place, row in enumerate(func._schema.arguments):
+    for index, row in enumerate(func._schema.arguments):
         if row.name in ("dropout_p", "dropout"):
-            value = kwargs.get(row.name, args[place] if place < len(args) else row.default_value)
+            value = kwargs.get(row.name, args[index] if index < len(args) else row.default_value)
             return bool(value)
     return True
 
@@ -241,13 +241,13 @@ def _recurrent_layers(
     values = values.transpose(0, 1) if batch_first else values
     last: list[Any] = []
     directions = 2 if bidirectional else 1
-    for place in range(num_layers):
-        own = slice(place * directions, (place + 1) * directions)
+    for number in range(num_layers):
+        own = slice(number * directions, (number + 1) * directions)
         values, ends = _ONE_LAYER(
             values, hidden[own], params[own], has_biases, 1, 0.0, train, bidirectional, False, layer
         )
         last += ends
-        if dropout and train and place < num_layers - 1:
+        if dropout and train and number < num_layers - 1:
             values = torch.dropout(values, dropout, train)
     return values.transpose(0, 1) if batch_first else values, last
 

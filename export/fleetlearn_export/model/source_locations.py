@@ -224,7 +224,7 @@ def user_frames_recorded() -> Iterator[None]:
 
     _conditions_in_vmap.clear()
     proxies: Any = torch.fx.proxy
-    kept = TracerBase._filter_traceback_frames, proxies.CapturedTraceback
+    originals = TracerBase._filter_traceback_frames, proxies.CapturedTraceback
     frame_of_shapes = ShapeEnv._get_user_frame
     TracerBase._filter_traceback_frames = frames_of_interest  # type: ignore[assignment, method-assign]
     proxies.CapturedTraceback = _OwnFrames
@@ -232,7 +232,7 @@ def user_frames_recorded() -> Iterator[None]:
     try:
         yield
     finally:
-        TracerBase._filter_traceback_frames, proxies.CapturedTraceback = kept  # type: ignore[method-assign]
+        TracerBase._filter_traceback_frames, proxies.CapturedTraceback = originals  # type: ignore[method-assign]
         ShapeEnv._get_user_frame = frame_of_shapes  # type: ignore[method-assign]
 
 
@@ -302,11 +302,11 @@ def as_export_error(what: str, *but: type[Exception]) -> Iterator[None]:
     except passed:
         raise
     except GuardOnDataDependentSymNode as error:
-        place = location_of_error(error)
+        where = location_of_error(error)
         raise ExportError(
-            f"{what}: control flow depends on the values of tensors{place}. A graph takes one way "
+            f"{what}: control flow depends on the values of tensors{where}. A graph takes one way "
             "for all data: choose between values with torch.where instead, and compute with "
-            f"tensors, not with float(...){hint_of_library(place)}"
+            f"tensors, not with float(...){hint_of_library(where)}"
         ) from error
     except Exception as error:
         fixed = location_of_fixed_size(error)
@@ -314,18 +314,18 @@ def as_export_error(what: str, *but: type[Exception]) -> Iterator[None]:
             raise fixed_size_error(what, fixed) from error
         case = case_of_sizes(error)
         if case is not None:
-            condition, place = case
+            condition, where = case
             raise ExportError(
-                f"{what}: the number n of examples decides what is computed{place}; on the example "
+                f"{what}: the number n of examples decides what is computed{where}; on the example "
                 f"{condition}. A graph computes the same for any number: take this condition "
-                f"out{hint_of_library(place)}"
+                f"out{hint_of_library(where)}"
             ) from error
-        line, place, cause = first_line(error), location_of_error(error), cause_of(str(error))
+        line, where, cause = first_line(error), location_of_error(error), cause_of(str(error))
         if cause is not None:
             raise ExportError(
-                f"the model or its loss cannot be exported{place}: {cause}. PyTorch says: {line}"
+                f"the model or its loss cannot be exported{where}: {cause}. PyTorch says: {line}"
             ) from error
-        raise ExportError(f"{what}: {line}{place}") from error
+        raise ExportError(f"{what}: {line}{where}") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -40,9 +40,9 @@ def call_with(
     these tensors, and so does a backward pass inside ``function`` that computes a part of the model
     again. If the model replaces a buffer, ``tensors`` holds the new one afterwards.
     """
-    given = {f"{_Caller.PREFIX}{name}": value for name, value in tensors.items()}
-    result: Result = functional_call(_Caller(model), given, (function,))
-    tensors |= {name: given[f"{_Caller.PREFIX}{name}"] for name in tensors}
+    prefixed = {f"{_Caller.PREFIX}{name}": value for name, value in tensors.items()}
+    result: Result = functional_call(_Caller(model), prefixed, (function,))
+    tensors |= {name: prefixed[f"{_Caller.PREFIX}{name}"] for name in tensors}
     return result
 
 
@@ -110,10 +110,10 @@ def attributes_restored(model: nn.Module) -> Iterator[None]:
     says so: both go together.
     """
     own = [vars(module) for module in model.modules()]
-    kept = [
+    containers = [
         value for row in own for value in row.values() if type(value) in (dict, OrderedDict, list)
     ]
-    before = [(value, copy(value)) for value in (*own, *kept)]
+    before = [(value, copy(value)) for value in (*own, *containers)]
     try:
         yield
     finally:

@@ -100,7 +100,7 @@ class Objective:
         """
         leaves = {name: params[name].detach().requires_grad_() for name in self.trained}
         # Copies: training changes buffers in place, and a model may change its inputs in place.
-        given = {
+        tensors = {
             **{name: detached(value).clone() for name, value in self._buffers(params).items()},
             **leaves,
         }
@@ -137,9 +137,9 @@ class Objective:
 
         # The loss and the backward pass may read the model too: they see these tensors, not the
         # model's own.
-        loss, metrics, gradients = call_with(self.model, given, evaluate)
+        loss, metrics, gradients = call_with(self.model, tensors, evaluate)
         return BatchEvaluation(
-            loss, metrics, gradients, {name: detached(given[name]) for name in self.buffers}
+            loss, metrics, gradients, {name: detached(tensors[name]) for name in self.buffers}
         )
 
     def outputs(
@@ -162,10 +162,10 @@ class Objective:
 
         try:
             with torch.no_grad():
-                given = {
+                tensors = {
                     name: params[name].detach().clone() for name in (*self.trained, *self.buffers)
                 }
-                return call_with(self.model, given, evaluate)
+                return call_with(self.model, tensors, evaluate)
         finally:
             for module, training in modes.items():
                 module.training = training
@@ -260,8 +260,8 @@ def adamw(
     """
     decayed = params
     if "weight_decay" in hyper:
-        kept = 1 - hyper["lr"] * hyper["weight_decay"]
-        decayed = params | {name: kept * params[name] for name in gradients}
+        shrink = 1 - hyper["lr"] * hyper["weight_decay"]
+        decayed = params | {name: shrink * params[name] for name in gradients}
     return adam(decayed, gradients, state, hyper)
 
 

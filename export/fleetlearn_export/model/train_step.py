@@ -302,8 +302,8 @@ def make_train_step(
     )
     with as_export_error("on the example the step fails in PyTorch itself"):
         if rule.optimizer == "custom" or rule.contrastive:
-            given = made.inputs() | {"seed": torch.tensor(0)}
-            _, draws = without_other_random(partial(made.run_counting_draws, given), "the step")
+            inputs = made.inputs() | {"seed": torch.tensor(0)}
+            _, draws = without_other_random(partial(made.run_counting_draws, inputs), "the step")
         else:  # only the model, the loss and the metrics may draw
             draws = _draws(user)
     return made._replace(random=draws > 0)
@@ -347,14 +347,13 @@ def _check_result(name: str, value: object, shape: torch.Size, dtype: torch.dtyp
     if value is None:
         raise ExportError(f"the step did not return {what}")
     if not isinstance(value, Tensor) or value.shape != shape or value.dtype != dtype:
-        given = (
+        got = (
             f"{value.dtype} {tuple(value.shape)}"
             if isinstance(value, Tensor)
             else f"a {type(value).__name__}"
         )
         raise ExportError(
-            f"the step returned {what} as {given}; expected a float32 tensor of shape "
-            f"{tuple(shape)}"
+            f"the step returned {what} as {got}; expected a float32 tensor of shape {tuple(shape)}"
         )
 
 
@@ -524,22 +523,22 @@ def changed_buffers(user: UserModel) -> set[str]:
         before = {name: value.detach().clone() for name, value in model.named_buffers()}
         for name in shifted:
             before[name] += 7
-        given = {name: value.clone() for name, value in before.items()}
-        tensors = given | user.written()
-        fresh = {name: (value, value._version) for name, value in given.items()}
+        own_tensors = {name: value.clone() for name, value in before.items()}
+        tensors = own_tensors | user.written()
+        fresh = {name: (value, value._version) for name, value in own_tensors.items()}
         with torch.no_grad(), plain_kernels(), Seeded(torch.tensor(0)):
             outputs = functional_call(model, tensors, tuple(value.clone() for value in inputs))
-        given = {name: tensors[name] for name in given}
+        own_tensors = {name: tensors[name] for name in own_tensors}
         # Batch norm's write does not raise the version; another write may leave the values as they
         # were.
         changed = {
             name
-            for name, value in given.items()
+            for name, value in own_tensors.items()
             if value is not fresh[name][0]
             or value._version != fresh[name][1]
             or not torch.equal(value, before[name])
         }
-        return outputs, given, changed
+        return outputs, own_tensors, changed
 
     with as_export_error("the model fails in PyTorch itself"):
         outputs, after, changed = forward_pass(set())

@@ -181,6 +181,6 @@ def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
         finally:
             for module, was in modes.items():
                 module.training = was
-            for buffer, kept in buffers:
-                if not torch.equal(buffer, kept):
-                    buffer.copy_(kept)
+            for buffer, copy in buffers:
+                if not torch.equal(buffer, copy):
+                    buffer.copy_(copy)

@@ -128,21 +128,21 @@ def _check(user: UserModel, step: TrainStep, folder: Path, seed: int) -> None:
     optimizer = api.Optimizer(str(folder / "optimizer_model.onnx"), module)
     optimizer.set_learning_rate(LEARNING_RATE)
     reference = PyTorchTraining(user, step, None)
-    given = first_inputs(
+    inputs = first_inputs(
         step, {"lr": LEARNING_RATE} | ({"mu": 0.0} if step.rule.proximal else {}), seed
     )
     for batch in batches(user, seed):
-        given |= {f"batch.{name}": value for name, value in batch.items()}
-        expected = call_in_pytorch(partial(reference, given), batch)
+        inputs |= {f"batch.{name}": value for name, value in batch.items()}
+        expected = call_in_pytorch(partial(reference, inputs), batch)
         if expected is None:
             continue
         outputs: Any = module(*(value.numpy() for value in batch.values()))
         optimizer.step()
         module.lazy_reset_grad()
         loss = outputs[0] if isinstance(outputs, tuple) else outputs
-        given = expected.given
+        inputs = expected.given
         rows = {
-            f"parameter {name}": (state.parameters[name].data, given[f"param.{name}"])
+            f"parameter {name}": (state.parameters[name].data, inputs[f"param.{name}"])
             for name in step.values
         }
         compare(

@@ -309,13 +309,13 @@ def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in _nodes(model.graph):
         if node.op_type in used:
             node.domain = EXPANDED
-            given = {attribute.name for attribute in node.attribute}
+            stated = {attribute.name for attribute in node.attribute}
             schema = onnx.defs.get_schema(node.op_type, OPSET, "")
             # Inlining does not apply the schema's defaults.
             node.attribute.extend(
                 row.default_value
                 for name, row in schema.attributes.items()
-                if row.default_value.name and name not in given
+                if row.default_value.name and name not in stated
             )
     model.functions.extend(onnx.parser.parse_function(functions[name]) for name in sorted(used))
     model.opset_import.add(domain=EXPANDED, version=1)

@@ -44,15 +44,15 @@ def model_told(exporting: bool) -> Iterator[None]:
         if exporting
         else ("is_exporting", "is_compiling")
     )
-    kept = [getattr(compiler, name) for name in names]
+    flags_before = [getattr(compiler, name) for name in names]
 
     def answer(truth: Callable[[], bool]) -> Callable[[], bool]:
         return lambda: not is_user_code(sys._getframe(1).f_code.co_filename) and truth()
 
-    for name, before in zip(names, kept, strict=True):
+    for name, before in zip(names, flags_before, strict=True):
         setattr(compiler, name, True if exporting else answer(before))
     try:
         yield
     finally:
-        for name, before in zip(names, kept, strict=True):
+        for name, before in zip(names, flags_before, strict=True):
             setattr(compiler, name, before)

@@ -17,13 +17,13 @@ def lengths_free() -> Iterator[None]:
 
     Where a plain number is needed, as in ``range(len(x))``, the size is fixed all the same.
     """
-    kept = builtins.len
+    original = builtins.len
 
     def length(value: Any, /) -> Any:
-        return value.shape[0] if isinstance(value, Tensor) and value.dim() else kept(value)
+        return value.shape[0] if isinstance(value, Tensor) and value.dim() else original(value)
 
     builtins.len = length
     try:
         yield
     finally:
-        builtins.len = kept
+        builtins.len = original

@@ -84,7 +84,7 @@ def _written_into(tensor: torch.fx.Node) -> bool:
             return True
         if not isinstance(operator, torch._ops.OpOverload):
             continue
-        given = (
+        arguments = (
             dict(
                 zip(
                     (argument.name for argument in operator._schema.arguments),
@@ -95,7 +95,7 @@ def _written_into(tensor: torch.fx.Node) -> bool:
             | user.kwargs
         )
         if any(
-            argument.is_write and given.get(argument.name) is tensor
+            argument.is_write and arguments.get(argument.name) is tensor
             for argument in operator._schema.arguments
         ):
             return True

@@ -28,8 +28,8 @@ REPLICATION = (
 def replication_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
     """Add the gradients of the repeated edges to the edges. ``padding`` begins with the last
     axis."""
-    for place in range(len(padding) // 2):
-        axis, before, after = -1 - place, padding[2 * place], padding[2 * place + 1]
+    for index in range(len(padding) // 2):
+        axis, before, after = -1 - index, padding[2 * index], padding[2 * index + 1]
         size = int(x.shape[axis])
         whole, grad = grad, grad.narrow(axis, before, size)
         for begin, count, beside in (
@@ -38,7 +38,7 @@ def replication_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) ->
         ):
             if count:
                 edge = whole.narrow(axis, begin, count).sum(axis, keepdim=True)
-                grad = grad + torch.constant_pad_nd(edge, [0, 0] * place + list(beside))
+                grad = grad + torch.constant_pad_nd(edge, [0, 0] * index + list(beside))
     return grad
 
 
@@ -142,24 +142,26 @@ def index_put(
 ) -> Any:
     """Add rows at indices (``accumulate``, the gradient of ``x[indices]``). Leaves other calls to
     the exporter."""
-    given = [axis for axis, places in enumerate(indices) if places is not None]
-    places = [indices[axis] for axis in given]
+    indexed_axes = [axis for axis, places in enumerate(indices) if places is not None]
+    places = [indices[axis] for axis in indexed_axes]
     if not accumulate or any(row is not None and row.dtype == torch.bool for row in places):
         return NotImplemented
-    others = [axis for axis in range(x.dim()) if axis not in given]
+    others = [axis for axis in range(x.dim()) if axis not in indexed_axes]
     flat = torch.zeros([], dtype=torch.int64)
-    for axis, row in zip(given, (row for row in places if row is not None), strict=True):
+    for axis, row in zip(indexed_axes, (row for row in places if row is not None), strict=True):
         flat = flat * x.shape[axis] + torch.where(row < 0, row + x.shape[axis], row)
     # The indices' axes are where the first indexed axis was, or in front if the indexed axes were
     # not adjacent.
-    front = given[0] if given == list(range(given[0], given[-1] + 1)) else 0
+    front = (
+        indexed_axes[0] if indexed_axes == list(range(indexed_axes[0], indexed_axes[-1] + 1)) else 0
+    )
     rest = [x.shape[axis] for axis in others]
     values = values.expand([*rest[:front], *flat.shape, *rest[front:]])
     values = values.permute(
         [*range(front, front + flat.dim()), *range(front), *range(front + flat.dim(), values.dim())]
     )
     rows = values.reshape([-1, prod(rest)])
-    order = [*given, *others]
+    order = [*indexed_axes, *others]
     moved = x.permute(order)
     sums = moved.reshape([-1, prod(rest)]).scatter_add(
         0, flat.reshape(-1, 1).expand(rows.shape), rows
@@ -214,16 +216,16 @@ def reason_without_gradient(node: torch.fx.Node) -> str | None:
     None."""
     operator: Any = node.target
     names = [argument.name for argument in operator._schema.arguments]
-    given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    if given.get("sparse"):
+    arguments: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    if arguments.get("sparse"):
         return "has sparse gradients: leave out sparse=True"
     if operator in (aten.embedding_bag.default, aten.embedding_bag.padding_idx):
-        if given.get("mode") == MAX:
+        if arguments.get("mode") == MAX:
             return "takes each bag's largest: use nn.Embedding, and amax over the words"
-        if given.get("scale_grad_by_freq"):
+        if arguments.get("scale_grad_by_freq"):
             return (
                 "scales its gradients by how often words occur: leave out scale_grad_by_freq=True"
             )
-    if operator in REPLICATION and min(given["padding"]) < 0:
+    if operator in REPLICATION and min(arguments["padding"]) < 0:
         return "has a negative padding: cut with a slice instead"
     return None

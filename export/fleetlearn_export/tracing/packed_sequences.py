@@ -73,8 +73,12 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
                 data.new_zeros(self.num_layers * directions, data.shape[1], size) for size in sizes
             ]
         else:
-            given = [hx] if isinstance(hx, Tensor) else list(hx)
-            states = given if order is None else [row.index_select(1, order) for row in given]
+            states_given = [hx] if isinstance(hx, Tensor) else list(hx)
+            states = (
+                states_given
+                if order is None
+                else [row.index_select(1, order) for row in states_given]
+            )
         outputs, last = _layers(self, data, inside, states)
         last = last if order_back is None else [row.index_select(1, order_back) for row in last]
         return PackedSequence(outputs, inside, order, order_back), last[0] if len(

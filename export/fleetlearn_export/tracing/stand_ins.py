@@ -61,18 +61,18 @@ def kernels_chosen_freely() -> Iterator[None]:
     The kernel is chosen by that number, and decides how a stand-in's elements lie in memory, but no
     result.
     """
-    kept = torch._C._select_conv_backend
+    original = torch._C._select_conv_backend
 
     def select(*args: Any, **options: Any) -> Any:
         x = args[0] if args else options["input"]  # by name in PyTorch 2.11
         with x.fake_mode.shape_env.suppress_guards():
-            return kept(*args, **options)
+            return original(*args, **options)
 
     torch._C._select_conv_backend = select
     try:
         yield
     finally:
-        torch._C._select_conv_backend = kept
+        torch._C._select_conv_backend = original
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def _conversions_skipped() -> Iterator[None]:
 
     PyTorch would give the layer new parameters, which stand-ins do not allow.
     """
-    kept: Any = nn.Module._apply
+    original: Any = nn.Module._apply
 
     def convert(
         module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True
@@ -63,13 +63,13 @@ def _conversions_skipped() -> Iterator[None]:
             (converted := function(value)).dtype == value.dtype and converted.device == value.device
             for value in values
         )
-        return module if same else kept(module, function, recurse)
+        return module if same else original(module, function, recurse)
 
     nn.Module._apply = convert  # type: ignore[method-assign]
     try:
         yield
     finally:
-        nn.Module._apply = kept  # type: ignore[method-assign]
+        nn.Module._apply = original  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -78,9 +78,9 @@ def _sizes_hashable() -> Iterator[None]:
 
     A size that stays free is never found again in such a cache: equal sizes have different hashes.
     """
-    kept = torch.SymInt.__hash__
+    original = torch.SymInt.__hash__
     torch.SymInt.__hash__ = object.__hash__  # type: ignore[method-assign]
     try:
         yield
     finally:
-        torch.SymInt.__hash__ = kept  # type: ignore[method-assign]
+        torch.SymInt.__hash__ = original  # type: ignore[method-assign]

@@ -92,10 +92,10 @@ class ParametersAsArguments(nn.Module):
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         count = len(self.names)
-        given = {
+        tensors = {
             f"model.{name}": value for name, value in zip(self.names, values[:count], strict=True)
         }
-        result: tuple[Tensor, ...] = functional_call(self.inner, given, values[count:])
+        result: tuple[Tensor, ...] = functional_call(self.inner, tensors, values[count:])
         return result
 
 
@@ -360,7 +360,7 @@ def _exported(
         become operators of the program that check them. Otherwise PyTorch refuses what it cannot
         prove for all numbers.
     """
-    shapes = [{0: FREE_BATCH_SIZE} if place >= fixed else None for place in range(len(arguments))]
+    shapes = [{0: FREE_BATCH_SIZE} if index >= fixed else None for index in range(len(arguments))]
     name = "batch" if isinstance(module, LossModule) else "values"
     with (
         as_export_error("the model cannot be exported"),

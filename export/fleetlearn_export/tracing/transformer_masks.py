@@ -24,7 +24,7 @@ from torch.nn.modules import transformer
 @contextmanager
 def masks_unread() -> Iterator[None]:
     """While active, encoders and decoders do the same whatever their masks' values are."""
-    kept: Any = nn.TransformerEncoder.forward
+    original: Any = nn.TransformerEncoder.forward
     detect = transformer._detect_is_causal_mask
     fast = torch.backends.mha.get_fastpath_enabled()
 
@@ -36,7 +36,7 @@ def masks_unread() -> Iterator[None]:
         is_causal: bool | None = None,
     ) -> Tensor:
         if src_key_padding_mask is None or mask is not None or not (fast and _nests(encoder, src)):
-            encoded: Tensor = kept(encoder, src, mask, src_key_padding_mask, is_causal)
+            encoded: Tensor = original(encoder, src, mask, src_key_padding_mask, is_causal)
             return encoded
         output = src
         for layer in encoder.layers:
@@ -54,7 +54,7 @@ def masks_unread() -> Iterator[None]:
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         transformer._detect_is_causal_mask = detect
-        nn.TransformerEncoder.forward = kept  # type: ignore[method-assign]
+        nn.TransformerEncoder.forward = original  # type: ignore[method-assign]
 
 
 def _nests(encoder: nn.TransformerEncoder, src: Tensor) -> bool:

@@ -71,10 +71,10 @@ def _check_halves(infinity: int, decode: Any, content: Bytes, elements: int) -> 
     magnitudes = content.view("<u2") & np.uint16(0x7FFF)
     largest = magnitudes.max(initial=0)
     if largest >= infinity:
-        place = int(np.flatnonzero(magnitudes.reshape(-1) >= infinity)[0])
-        what = "infinite" if magnitudes.reshape(-1)[place] == infinity else "NaN"
+        index = int(np.flatnonzero(magnitudes.reshape(-1) >= infinity)[0])
+        what = "infinite" if magnitudes.reshape(-1)[index] == infinity else "NaN"
         raise ProtocolError(
-            Code.NOT_FINITE, f"element {place} of the vector is {what}; it must be finite"
+            Code.NOT_FINITE, f"element {index} of the vector is {what}; it must be finite"
         )
     return float(decode(np.array([largest], "<u2").view(np.uint8), 1)[0])
 

@@ -164,10 +164,10 @@ def _pool(settings: DataSection, seed: int, inputs: Sequence[Input], base: Path)
     groups = partitions.group(
         values[mixed] if settings.kind == "column" else np.zeros(total, np.int64)
     )
-    kept = groups.sizes - np.floor(groups.sizes * settings.test + 1e-9).astype(np.int64)
+    training_sizes = groups.sizes - np.floor(groups.sizes * settings.test + 1e-9).astype(np.int64)
     out = np.empty(total, bool)
     rank = np.arange(total) - np.repeat(groups.starts[:-1], groups.sizes)
-    out[groups.order] = rank >= np.repeat(kept, groups.sizes)
+    out[groups.order] = rank >= np.repeat(training_sizes, groups.sizes)
     held = mixed[out]
     return Pool(
         path,

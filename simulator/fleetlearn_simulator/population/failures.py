@@ -237,15 +237,15 @@ def _training(
 def _by_tier(scenario: Scenario, key: str) -> list[Any]:
     """Return each tier's value of a key: its own, or that in [failures]."""
     usual = getattr(scenario.failures, key)
-    given = [getattr(tier.failures, key) for tier in scenario.tiers.values()]
-    return [usual if own is None else own for own in given]
+    values = [getattr(tier.failures, key) for tier in scenario.tiers.values()]
+    return [usual if own is None else own for own in values]
 
 
 def _rates(scenario: Scenario, phase: str) -> tuple[list[float], list[float]]:
     """Return the rates and the shapes of a phase's hazard, by tier."""
-    given = _by_tier(scenario, phase)
-    rates = [row.rate if isinstance(row, Weibull) else float(row) for row in given]
-    return rates, [row.shape if isinstance(row, Weibull) else 1.0 for row in given]
+    rows = _by_tier(scenario, phase)
+    rates = [row.rate if isinstance(row, Weibull) else float(row) for row in rows]
+    return rates, [row.shape if isinstance(row, Weibull) else 1.0 for row in rows]
 
 
 def _hazard(rate: Floats, shape: Floats, luck: Floats) -> Floats:

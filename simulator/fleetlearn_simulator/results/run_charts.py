@@ -75,14 +75,14 @@ def metric_charts(run: LoadedRun) -> list[Chart]:
         curves: dict[str, tuple[Any, Floats]], words: dict[str, tuple[str, str, str]]
     ) -> Iterator[dict[str, Any]]:
         for kind, (indices, values) in curves.items():
-            kept = thinned(values)
-            at = indices[kept]
+            chosen = thinned(values)
+            at = indices[chosen]
             name, colour, dash = words[kind]
             yield {
                 "type": "scatter",
-                "mode": "lines" if len(kept) > 1 else "markers",
+                "mode": "lines" if len(chosen) > 1 else "markers",
                 "name": name,
-                "y": numbers(values[kept]),
+                "y": numbers(values[chosen]),
                 "line": {"color": colour, "dash": dash, "width": 2},
                 "meta": {
                     "rounds": numbers(rounds[at]),
@@ -213,8 +213,8 @@ def connected_chart(run: LoadedRun) -> Chart:
     the availability."""
     times, connected = run.column(lambda row: row.time), run.column(lambda row: row.connected)
     unit, name = time_unit(times[-1])
-    kept = thinned(connected)
-    data = [_line("connected", times[kept] / unit, connected[kept], COLOURS[0])]
+    chosen = thinned(connected)
+    data = [_line("connected", times[chosen] / unit, connected[chosen], COLOURS[0])]
     note = ""
     try:
         scenario = Scenario.load_of_run(run.folder / SCENARIO)
@@ -258,9 +258,11 @@ def reports_chart(run: LoadedRun) -> Chart:
 def lengths_chart(run: LoadedRun) -> Chart:
     lengths = run.column(lambda row: row.seconds)
     unit, name = time_unit(float(lengths.max()))
-    kept = thinned(lengths)
+    chosen = thinned(lengths)
     data = [
-        _line("length", run.column(lambda row: row.round)[kept], lengths[kept] / unit, COLOURS[8])
+        _line(
+            "length", run.column(lambda row: row.round)[chosen], lengths[chosen] / unit, COLOURS[8]
+        )
     ]
     return chart("Length of a round", data, "round", name, yaxis={"rangemode": "tozero"})
 

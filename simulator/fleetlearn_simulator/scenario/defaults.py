@@ -37,37 +37,37 @@ TIER_TABLES: Mapping[str, type[Section]] = {"failures": TierFailures} | {
 
 def read_plan(raw: dict[str, Any], base: Path, label: str) -> Plan:
     """Read the plan from its file and from the keys in [plan]. Raises ValueError and PlanError."""
-    given = {"file": raw["plan"]} if isinstance(raw.get("plan"), str) else raw.get("plan")
+    plan = {"file": raw["plan"]} if isinstance(raw.get("plan"), str) else raw.get("plan")
     takes = (
         "the path of a plan file, or a table [plan] with a plan's keys, where `file` may name one "
         "to start from"
     )
-    if not isinstance(given, dict):
+    if not isinstance(plan, dict):
         raise ValueError(
-            f"plan = {given!r} is refused: it takes {takes}"
+            f"plan = {plan!r} is refused: it takes {takes}"
             if "plan" in raw
             else f"plan is missing; it takes {takes}"
         )
-    own = {key: value for key, value in given.items() if key != "file"}
+    own = {key: value for key, value in plan.items() if key != "file"}
     if {"seed"} <= raw.keys() & own.keys() and own["seed"] != raw["seed"]:
         raise ValueError(
             f"plan.seed = {own['seed']!r} and seed = {raw['seed']!r}: both seeds are one; leave "
             "one out"
         )
-    if "file" not in given:
+    if "file" not in plan:
         own.setdefault("name", raw["name"])
         return Plan.read(own, base, file=f"{label}, plan")
-    if not isinstance(given["file"], str) or not given["file"]:
+    if not isinstance(plan["file"], str) or not plan["file"]:
         raise ValueError(
-            f"plan.file = {given['file']!r} is refused: it takes the path of a plan file"
+            f"plan.file = {plan['file']!r} is refused: it takes the path of a plan file"
         )
-    path = (base / in_home(given["file"])).absolute()
+    path = (base / in_home(plan["file"])).absolute()
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"plan = {given['file']!r} cannot be read: {in_words(error)}") from None
+        raise ValueError(f"plan = {plan['file']!r} cannot be read: {in_words(error)}") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ValueError(f"plan = {given['file']!r} is not TOML: {error}") from None
+        raise ValueError(f"plan = {plan['file']!r} is not TOML: {error}") from None
     if isinstance(own.get("bundle"), str) and own["bundle"]:
         own["bundle"] = str((base / in_home(own["bundle"])).absolute())
     return Plan.read(_merge(tables, own), path.parent, file=f"{label}, plan {path}")
@@ -84,13 +84,13 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def read_service(raw: Mapping[str, Any], base: Path, label: str) -> ServiceSettings:
     """Read the settings of the coordinator's process, from their file or from [service]. Raises
     ValueError and ServiceError."""
-    given = raw.get("service", {})
-    if isinstance(given, str) and given:
-        return ServiceSettings.load(base / in_home(given))
-    if not isinstance(given, dict):
+    service = raw.get("service", {})
+    if isinstance(service, str) and service:
+        return ServiceSettings.load(base / in_home(service))
+    if not isinstance(service, dict):
         takes = "the path of a service file, or a table [service] with its keys"
-        raise ValueError(f"service = {given!r} is refused: it takes {takes}")
-    return ServiceSettings.read(given, file=f"{label}, service")
+        raise ValueError(f"service = {service!r} is refused: it takes {takes}")
+    return ServiceSettings.read(service, file=f"{label}, service")
 
 
 def fill_defaults(raw: dict[str, Any], plan: Plan, service: ServiceSettings) -> None:

@@ -16,10 +16,10 @@ def dump(tables: Mapping[str, Any]) -> str:
 
 def _without_empty(value: Any) -> Any:
     if isinstance(value, Mapping):
-        kept = {key: _without_empty(item) for key, item in value.items()}
+        items = {key: _without_empty(item) for key, item in value.items()}
         return {
             key: item
-            for key, item in kept.items()
+            for key, item in items.items()
             if item is not None and item != [] and item != {}
         }
     return [_without_empty(item) for item in value] if isinstance(value, list | tuple) else value

@@ -219,10 +219,10 @@ class PerDevice:
             personal_epochs=self.task.personal_epochs,
         )
         kept_state, personal = self._split(self.kept_state(job))
-        given = Inputs(inputs.model, kept_state, inputs.vectors, self.tied(job), personal)
+        inputs_of_job = Inputs(inputs.model, kept_state, inputs.vectors, self.tied(job), personal)
         try:
             outcome = run_algorithm(
-                self.task.algorithm, self.runtime, self.bundle, data, given, settings
+                self.task.algorithm, self.runtime, self.bundle, data, inputs_of_job, settings
             )
         except DivergedError:
             return TrainedDevice(

@@ -55,11 +55,11 @@ class RowFile:
 
     def write(self, row: int, values: Vector) -> None:
         """Write a row. Raises SimulatorError: the disk is full."""
-        left, place = np.ascontiguousarray(values, np.float32).data.cast("B"), 4 * self.size * row
+        left, offset = np.ascontiguousarray(values, np.float32).data.cast("B"), 4 * self.size * row
         try:
             while left:
-                written = os.pwrite(self._open(), left, place)
-                left, place = left[written:], place + written
+                written = os.pwrite(self._open(), left, offset)
+                left, offset = left[written:], offset + written
         except OSError as error:
             raise SimulatorError(
                 f"{self.path}: what the devices keep, {4 * self.size} bytes for each, cannot be "

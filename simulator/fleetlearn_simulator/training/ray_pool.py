@@ -179,11 +179,13 @@ class RayPool(WorkerPool[_Part, _WorkerHandle]):
     def _give(self, worker: _WorkerHandle, work: _Part) -> None:
         jobs = [job for block in work.blocks for job in block]
         states, tied = self.kept
-        kept = KeptRows(
+        kept_rows = KeptRows(
             _copies(states, (job.kept for job in jobs)), _copies(tied, (job.tied for job in jobs))
         )
         self._add_task(
-            worker, getattr(worker.actor, work.method).remote(work.inputs, work.blocks, kept), work
+            worker,
+            getattr(worker.actor, work.method).remote(work.inputs, work.blocks, kept_rows),
+            work,
         )
 
     def collect(self) -> None:

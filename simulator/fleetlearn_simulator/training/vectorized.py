@@ -261,11 +261,11 @@ class Block:
 
     def _feed_kept(self, feed: Mapping[str, NDArray[Any]], lane: int, kept_state: Vector) -> None:
         """Let a lane begin with what its device has kept."""
-        place = 0
+        begin = 0
         for name, count in self.backend.kept_rows:
             lane_of = feed[name][lane : lane + 1]  # a view, also of a scalar
-            lane_of[...] = kept_state[place : place + count].reshape(lane_of.shape)
-            place += count
+            lane_of[...] = kept_state[begin : begin + count].reshape(lane_of.shape)
+            begin += count
 
     def _own_vectors(self) -> NDArray[np.float32]:
         own = np.zeros((len(self.jobs) if self.rule else 0, len(self.model)), np.float32)

@@ -106,36 +106,36 @@ def tensor(message: bytes) -> tuple[str, NDArray[Any] | None]:
 
 def fields(message: bytes) -> Iterator[Field]:
     """Yield the fields of a message. Raises ValueError if it is none."""
-    place = 0
-    while place < len(message):
-        start = place
-        key, place = varint(message, place)
-        kind, value = key & 7, place
+    cursor = 0
+    while cursor < len(message):
+        start = cursor
+        key, cursor = varint(message, cursor)
+        kind, value = key & 7, cursor
         if kind == VARINT:
-            _, place = varint(message, place)
+            _, cursor = varint(message, cursor)
         elif kind == BYTES:
-            size, value = varint(message, place)
-            place = value + size
+            size, value = varint(message, cursor)
+            cursor = value + size
         elif kind in (EIGHT_BYTES, FOUR_BYTES):
-            place += 8 if kind == EIGHT_BYTES else 4
+            cursor += 8 if kind == EIGHT_BYTES else 4
         else:
             raise ValueError(f"a field of the unknown kind {kind}: this is no encoded message")
-        if place > len(message):
+        if cursor > len(message):
             raise ValueError(
-                f"a field ends at byte {place} of {len(message)}: this is no encoded message"
+                f"a field ends at byte {cursor} of {len(message)}: this is no encoded message"
             )
-        yield Field(key >> 3, message[value:place], message[start:place])
+        yield Field(key >> 3, message[value:cursor], message[start:cursor])
 
 
-def varint(message: bytes, place: int) -> tuple[int, int]:
-    """Return the number at ``place``, and where it ends."""
+def varint(message: bytes, cursor: int) -> tuple[int, int]:
+    """Return the number at ``cursor``, and where it ends."""
     number = shift = 0
-    while place < len(message):
-        byte = message[place]
+    while cursor < len(message):
+        byte = message[cursor]
         number |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
+        cursor, shift = cursor + 1, shift + 7
         if byte < 128:
-            return number, place
+            return number, cursor
     raise ValueError("a number has no end: this is no encoded message")
 
 
@@ -148,9 +148,9 @@ def packed(row: Field) -> list[int]:
     """Return the integers of a repeated field, whether they share one field or each has one."""
     if row.whole[0] & 7 == VARINT:
         return [signed(varint(row.value, 0)[0])]
-    place, numbers = 0, []
-    while place < len(row.value):
-        number, place = varint(row.value, place)
+    cursor, numbers = 0, []
+    while cursor < len(row.value):
+        number, cursor = varint(row.value, cursor)
         numbers.append(signed(number))
     return numbers
 

@@ -138,8 +138,10 @@ def batch_norm_functional(
     unbiased = graph.node("Div", count, graph.node("Sub", count, graph.number(1, x.dtype)))
 
     def moved(running: Value, batch: str) -> str:
-        kept = graph.node("Mul", running, graph.number(1 - momentum, x.dtype))
-        return graph.node("Add", kept, graph.node("Mul", batch, graph.number(momentum, x.dtype)))
+        old_part = graph.node("Mul", running, graph.number(1 - momentum, x.dtype))
+        return graph.node(
+            "Add", old_part, graph.node("Mul", batch, graph.number(momentum, x.dtype))
+        )
 
     return [
         result,

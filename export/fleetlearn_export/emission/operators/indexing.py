@@ -186,18 +186,18 @@ class Chosen:
     """The axes that several index tensors index together, and those tensors in one shape."""
 
     def __init__(self, graph: Emitter, x: Value, indices: Sequence[Value | None]) -> None:
-        given = [(axis, row) for axis, row in enumerate(indices) if row is not None]
-        if any(row.dtype in (torch.bool, torch.uint8) for _, row in given):
+        indexed = [(axis, row) for axis, row in enumerate(indices) if row is not None]
+        if any(row.dtype in (torch.bool, torch.uint8) for _, row in indexed):
             raise EmissionError(
                 "a mask as index, whose result has as many elements as the mask has ones"
             )
-        self.axes = [axis for axis, _ in given]
-        self.shape: list[Size] = _broadcast([row.shape for _, row in given])
+        self.axes = [axis for axis, _ in indexed]
+        self.shape: list[Size] = _broadcast([row.shape for _, row in indexed])
         self.indices = [
             graph.cast_node(graph.expanded(row, self.shape), torch.int64)
             if row.dtype != torch.int64
             else graph.expanded(row, self.shape)
-            for _, row in given
+            for _, row in indexed
         ]
         adjacent = self.axes == list(range(self.axes[0], self.axes[-1] + 1))
         self.front = self.axes[0] if adjacent else 0
@@ -287,9 +287,9 @@ def _broadcast(shapes: Sequence[Sequence[Size]]) -> list[Size]:
     """Return the shape to which these shapes broadcast."""
     result: list[Size] = [1] * max(map(len, shapes))
     for shape in shapes:
-        for place, size in enumerate(shape, len(result) - len(shape)):
-            if same_size(result[place], 1):
-                result[place] = size
+        for axis, size in enumerate(shape, len(result) - len(shape)):
+            if same_size(result[axis], 1):
+                result[axis] = size
     return result
 
 

@@ -239,13 +239,13 @@ def _axis_by_axis(graph: Emitter, grad: Value, x: Value, pool: PoolingGeometry) 
 def _taps(graph: Emitter, image: str, pool: PoolingGeometry, axis: int, x: Value) -> list[str]:
     """Return what each element along one axis of the kernel sees in the windows of an image with
     the channels last."""
-    place = x.rank - 1 - len(pool.kernel) + axis
+    image_axis = x.rank - 1 - len(pool.kernel) + axis
     step, gap, windows = pool.stride[axis], pool.dilation[axis], pool.windows[axis]
     ends = pool.padding[axis], pool.end_padding[axis]
-    whole = graph.padded(image, x.rank, {place: ends}, value=graph.number(-inf, x.dtype))
+    whole = graph.padded(image, x.rank, {image_axis: ends}, value=graph.number(-inf, x.dtype))
     begins = [tap * gap for tap in range(pool.kernel[axis])]
     return [
-        sliced(graph, whole, [place], [begin], [begin + (windows - 1) * step + 1], [step])
+        sliced(graph, whole, [image_axis], [begin], [begin + (windows - 1) * step + 1], [step])
         for begin in begins
     ]
 
@@ -254,7 +254,7 @@ def _spread(
     graph: Emitter, shares: Sequence[str], pool: PoolingGeometry, axis: int, x: Value
 ) -> str:
     """Undo ``_taps``: add up, for each element of the image, the shares of the taps that see it."""
-    place = x.rank - 1 - len(pool.kernel) + axis
+    image_axis = x.rank - 1 - len(pool.kernel) + axis
     kernel, step, pad, gap, size, windows = (row[axis] for row in pool)
     places = -(-max(pad + size, (windows - 1) * step + gap * (kernel - 1) + 1) // step)
     phases = []
@@ -264,17 +264,19 @@ def _spread(
             if tap * gap % step == phase:
                 before = tap * gap // step
                 parts.append(
-                    graph.padded(shares[tap], x.rank, {place: (before, places - windows - before)})
+                    graph.padded(
+                        shares[tap], x.rank, {image_axis: (before, places - windows - before)}
+                    )
                 )
         phases.append(reduce(partial(graph.node, "Add"), parts))
     whole = phases[0]
     if step > 1:
-        rows = [graph.node("Unsqueeze", row, graph.integers([place + 1])) for row in phases]
-        whole = graph.node("Concat", *rows, axis=place + 1)
-        whole = graph.padded(whole, x.rank + 1, {place + 1: (0, step - len(phases))})
-        sizes = [0] * place + [places * step] + pool.windows[axis + 1 :] + [-1]
+        rows = [graph.node("Unsqueeze", row, graph.integers([image_axis + 1])) for row in phases]
+        whole = graph.node("Concat", *rows, axis=image_axis + 1)
+        whole = graph.padded(whole, x.rank + 1, {image_axis + 1: (0, step - len(phases))})
+        sizes = [0] * image_axis + [places * step] + pool.windows[axis + 1 :] + [-1]
         whole = graph.node("Reshape", whole, graph.integers(sizes))
-    return graph.padded(whole, x.rank, {place: (-pad, pad + size - places * step)})
+    return graph.padded(whole, x.rank, {image_axis: (-pad, pad + size - places * step)})
 
 
 OPERATORS: dict[torch._ops.OpOverload, Handler] = {

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 def _by_axis(rank: int, padding: Sequence[Any]) -> dict[int, tuple[Size, Size]]:
     """Return axis -> elements before and after. ``padding`` begins with the last axis."""
     pairs = zip(padding[::2], padding[1::2], strict=True)
-    return {rank - 1 - place: pair for place, pair in enumerate(pairs)}
+    return {rank - 1 - index: pair for index, pair in enumerate(pairs)}
 
 
 def constant_pad(
@@ -61,16 +61,18 @@ def edges_added(mirrored: bool) -> Handler:
                     whole, x.rank, {axis: (-begin, begin + count - size - before - after)}
                 )
                 if mirrored:
-                    shown, width, place = (
+                    shown, width, position = (
                         graph.flipped(edge, [axis]),
                         count,
                         size - 1 - count if at_end else 1,
                     )
                 else:
                     shown = graph.node("ReduceSum", edge, graph.integers([axis]), keepdims=1)
-                    width, place = 1, size - 1 if at_end else 0
+                    width, position = 1, size - 1 if at_end else 0
                 name = graph.node(
-                    "Add", name, graph.padded(shown, x.rank, {axis: (place, size - place - width)})
+                    "Add",
+                    name,
+                    graph.padded(shown, x.rank, {axis: (position, size - position - width)}),
                 )
         return name
 

@@ -66,7 +66,7 @@ def _gates(graph: Emitter, kind: str, weights: Value) -> str:
     parts = graph.nodes_outputs(
         "Split", len(GATES[kind]), weights, axis=0, num_outputs=len(GATES[kind])
     )
-    return graph.node("Concat", *(parts[place] for place in GATES[kind]), axis=0)
+    return graph.node("Concat", *(parts[gate] for gate in GATES[kind]), axis=0)
 
 
 def _stacked(graph: Emitter, rows: Sequence[str]) -> str:

@@ -39,8 +39,10 @@ def reduce(
         and x.dtype.is_floating_point
     ):
         return sum_or_mean(graph, operator, x, x.shape, reduced, keepdims)
-    given = graph.integers(reduced) if len(reduced) < rank else None
-    return graph.node(operator, *([x] if given is None else [x, given]), keepdims=int(keepdims))
+    axes_input = graph.integers(reduced) if len(reduced) < rank else None
+    return graph.node(
+        operator, *([x] if axes_input is None else [x, axes_input]), keepdims=int(keepdims)
+    )
 
 
 def reduction(operator: str) -> Handler:
@@ -188,11 +190,11 @@ def place_of_extremum(largest: bool) -> Handler:
         value = graph.cast(x, COMPUTED_AS.get(x.dtype, x.dtype))
         if axis is None:
             value = graph.reshaped(value, [-1])
-        place = 0 if axis is None else axis_of(axis, x.rank)
+        along = 0 if axis is None else axis_of(axis, x.rank)
         if x.dtype == torch.int64:  # ONNX Runtime's ArgMax and ArgMin do not take it
-            index = _top(graph, value, graph.integers([1]), place, largest)[1]
+            index = _top(graph, value, graph.integers([1]), along, largest)[1]
         else:
-            index = graph.node("ArgMax" if largest else "ArgMin", value, axis=place, keepdims=1)
+            index = graph.node("ArgMax" if largest else "ArgMin", value, axis=along, keepdims=1)
         return graph.reshaped(index, list(out.shape))
 
     return handler

@@ -36,7 +36,7 @@ def scan(
     constant = tuple(_described(row.traced) for row in fixed)
     body = onnx.GraphProto()
     body.CopyFrom(_body(graph.write, step, changing, len(states), constant, len(out)))
-    outside = {f"{INSIDE}fixed{place}": row.name for place, row in enumerate(fixed)}
+    outside = {f"{INSIDE}fixed{index}": row.name for index, row in enumerate(fixed)}
     for node in body.node:
         node.input[:] = [outside.get(name, name) for name in node.input]
     outputs = len(out) - len(states)
@@ -72,16 +72,16 @@ def _body(
     outputs: int,
 ) -> onnx.GraphProto:
     """Return the graph of one step. changing: states and rows. It reads ``fixed`` from outside."""
-    names = [f"{INSIDE}given{place}" for place in range(len(changing))]
-    names += [f"{INSIDE}fixed{place}" for place in range(len(fixed))]
-    results = [f"{INSIDE}out{place}" for place in range(outputs)]
+    names = [f"{INSIDE}given{index}" for index in range(len(changing))]
+    names += [f"{INSIDE}fixed{index}" for index in range(len(fixed))]
+    results = [f"{INSIDE}out{index}" for index in range(outputs)]
     described = dict(zip(names, (*changing, *fixed), strict=True))
     arguments = {
         name: torch.zeros(shape, dtype=dtype) for name, (shape, _, dtype) in described.items()
     }
 
-    def function(given: Tensors) -> Tensors:
-        values, count = list(given.values()), len(changing)
+    def function(tensors: Tensors) -> Tensors:
+        values, count = list(tensors.values()), len(changing)
         last, made = STEPS[step](values[:states], values[states:count], values[count:])
         return dict(zip(results, [*last, *made], strict=True))
 
@@ -105,8 +105,8 @@ def _body(
     for row in body.initializer:
         row.name = inside(row.name)
     # The number of examples has no name within a body that would be the same outside.
-    for given in (*inputs, *body.output):
-        for size in given.type.tensor_type.shape.dim:
+    for value in (*inputs, *body.output):
+        for size in value.type.tensor_type.shape.dim:
             size.ClearField("dim_param")
     return onnx.helper.make_graph(body.node, "step", inputs, body.output, body.initializer)
 

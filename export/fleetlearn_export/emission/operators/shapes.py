@@ -131,7 +131,7 @@ def windows(graph: Emitter, out: Tensor, x: Value, dimension: int, size: int, st
     pieces = graph.node("Gather", x, graph.array((begins + torch.arange(size)).numpy()), axis=axis)
     rank = x.rank + 1
     return graph.transposed(
-        pieces, [place for place in range(rank) if place != axis + 1] + [axis + 1]
+        pieces, [other_axis for other_axis in range(rank) if other_axis != axis + 1] + [axis + 1]
     )
 
 

@@ -67,7 +67,7 @@ def split(graph: Emitter, out: Sequence[Tensor], x: Value, sizes: Any, dim: int 
 
 
 def unbound(graph: Emitter, out: Sequence[Tensor], x: Value, dim: int = 0) -> list[str]:
-    return [selected(graph, part, x, dim, place) for place, part in enumerate(out)]
+    return [selected(graph, part, x, dim, index) for index, part in enumerate(out)]
 
 
 def _bounds(size: Size, start: Any, end: Any, count: Size, step: int) -> tuple[Size, Size]:

@@ -118,10 +118,10 @@ def _columns(graph: Emitter, x: Value, windows: Windows) -> str:
 def _columns_side_by_side(graph: Emitter, x: Value, windows: Windows) -> str:
     """Return the same for windows side by side, where no element is in two windows."""
     image: Source = x
-    kept = [size * count for size, count in zip(windows.kernel, windows.places, strict=True)]
-    if kept != fixed_sizes(x, slice(2, None)):
+    covered = [size * count for size, count in zip(windows.kernel, windows.places, strict=True)]
+    if covered != fixed_sizes(x, slice(2, None)):
         axes = range(2, x.rank)
-        image = sliced(graph, x, axes, [0] * len(kept), kept, [1] * len(kept))
+        image = sliced(graph, x, axes, [0] * len(covered), covered, [1] * len(covered))
     pairs = [size for pair in zip(windows.places, windows.kernel, strict=True) for size in pair]
     split = graph.node("Reshape", image, graph.integers([-1, fixed_sizes(x, [1])[0], *pairs]))
     kernel_axes = list(range(3, 2 + len(pairs), 2))

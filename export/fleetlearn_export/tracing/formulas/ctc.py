@@ -122,8 +122,8 @@ def losses(
 ) -> Tensor:
     states = _states(logp, targets, target_lengths, blank)
     ways = _from_the_front(_of_states(logp, states), states, target_lengths)
-    place = (input_lengths - 1).reshape(1, -1, 1).expand(1, -1, ways.shape[2])
-    final = torch.where(_last(states, target_lengths), ways.gather(0, place).squeeze(0), NEVER)
+    last = (input_lengths - 1).reshape(1, -1, 1).expand(1, -1, ways.shape[2])
+    final = torch.where(_last(states, target_lengths), ways.gather(0, last).squeeze(0), NEVER)
     return -final.logsumexp(1)
 
 

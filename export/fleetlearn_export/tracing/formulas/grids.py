@@ -32,12 +32,16 @@ def grid_sampler(
     sizes = [int(size) for size in x.shape[2:]]
     lines = []
     for axis, size in enumerate(sizes):
-        place = grid[..., len(sizes) - 1 - axis]
-        place = (place + 1) / 2 * (size - 1) if align_corners else ((place + 1) * size - 1) / 2
+        coordinate = grid[..., len(sizes) - 1 - axis]
+        coordinate = (
+            (coordinate + 1) / 2 * (size - 1)
+            if align_corners
+            else ((coordinate + 1) * size - 1) / 2
+        )
         if interpolation in (BILINEAR, NEAREST):
-            place = _inside(place, size, outside, align_corners)
+            coordinate = _inside(coordinate, size, outside, align_corners)
         lines.append(
-            [_tap(*tap, size, outside, align_corners) for tap in _taps(place, interpolation)]
+            [_tap(*tap, size, outside, align_corners) for tap in _taps(coordinate, interpolation)]
         )
     flat, channels = x.flatten(2), x.shape[1]
     result: Any = 0
@@ -50,31 +54,31 @@ def grid_sampler(
     return result.reshape([x.shape[0], channels, *grid.shape[1:-1]])  # type: ignore[no-any-return]
 
 
-def _inside(place: Tensor, size: int, outside: int, align_corners: bool) -> Tensor:
+def _inside(coordinate: Tensor, size: int, outside: int, align_corners: bool) -> Tensor:
     """Move coordinates into the image. At its border, and beyond it, they have no gradient, as in
     PyTorch."""
     if outside == ZEROS:
-        return place
+        return coordinate
     if outside != BORDER:
         low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
         if low == high:
-            place = place * 0
+            coordinate = coordinate * 0
         else:
             # A wave of triangles: what is left of the distance from one end in two spans, or the
             # rest of the way back.
-            rest = torch.remainder(place - low, 2 * (high - low))
-            place = low + torch.minimum(rest, 2 * (high - low) - rest)
-    kept = (place > 0) & (place < size - 1)
-    return torch.where(kept, place, place.detach().clamp(0, size - 1))
+            rest = torch.remainder(coordinate - low, 2 * (high - low))
+            coordinate = low + torch.minimum(rest, 2 * (high - low) - rest)
+    inside = (coordinate > 0) & (coordinate < size - 1)
+    return torch.where(inside, coordinate, coordinate.detach().clamp(0, size - 1))
 
 
-def _taps(place: Tensor, interpolation: int) -> list[tuple[Tensor, Tensor]]:
+def _taps(coordinate: Tensor, interpolation: int) -> list[tuple[Tensor, Tensor]]:
     """Return the places that are read along an axis, whole numbers as floats, and their weights."""
     if interpolation == NEAREST:
-        nearest = place.detach().round()
+        nearest = coordinate.detach().round()
         return [(nearest, torch.ones_like(nearest))]
-    first = place.detach().floor()
-    rest = place - first
+    first = coordinate.detach().floor()
+    rest = coordinate - first
     if interpolation == BILINEAR:
         return [(first, 1 - rest), (first + 1, rest)]
     weights = []
@@ -89,14 +93,14 @@ def _taps(place: Tensor, interpolation: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def _tap(
-    place: Tensor, weight: Tensor, size: int, outside: int, align_corners: bool
+    coordinate: Tensor, weight: Tensor, size: int, outside: int, align_corners: bool
 ) -> tuple[Tensor, Tensor]:
     """Return a tap's index in the image, and its weight: 0 outside of the image."""
     if outside == ZEROS:
-        weight = weight * ((place >= 0) & (place < size)).to(weight.dtype)
+        weight = weight * ((coordinate >= 0) & (coordinate < size)).to(weight.dtype)
     else:
-        place = _inside(place, size, outside, align_corners)
-    return place.clamp(0, size - 1).to(torch.int64), weight
+        coordinate = _inside(coordinate, size, outside, align_corners)
+    return coordinate.clamp(0, size - 1).to(torch.int64), weight
 
 
 def affine_grid_generator(theta: Tensor, size: Any, align_corners: bool) -> Tensor:

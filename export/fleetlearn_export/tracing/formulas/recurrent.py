@@ -63,12 +63,12 @@ def layers(
     values = values.transpose(0, 1) if batch_first else values
     directions, count = 2 if bidirectional else 1, len(weights) // num_layers
     ends: list[list[Tensor]] = []
-    for place in range(num_layers):
-        begin = [part.narrow(0, place * directions, directions) for part in states]
-        own = weights[place * count : (place + 1) * count]
+    for number in range(num_layers):
+        begin = [part.narrow(0, number * directions, directions) for part in states]
+        own = weights[number * count : (number + 1) * count]
         values, *end = one_layer(kind, values, begin, own, has_biases, bidirectional)
         ends.append(end)
-        if dropout and train and place < num_layers - 1:
+        if dropout and train and number < num_layers - 1:
             values = torch.dropout(values, dropout, train)
     last = [torch.cat(rows) for rows in zip(*ends, strict=True)]
     return values.transpose(0, 1) if batch_first else values, *last
@@ -82,8 +82,10 @@ def layer(
     biased: bool,
     both_ways: bool,
 ) -> list[Tensor]:
-    given = state if kind == "LSTM" else state[0]
-    return list(OPERATORS[kind](values, given, weights, biased, 1, 0.0, False, both_ways, False))
+    first_state = state if kind == "LSTM" else state[0]
+    return list(
+        OPERATORS[kind](values, first_state, weights, biased, 1, 0.0, False, both_ways, False)
+    )
 
 
 def _shapes(kind: str, values: Tensor, state: list[Tensor], *_: Any) -> list[Tensor]:
