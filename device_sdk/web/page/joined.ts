@@ -167,12 +167,12 @@ export class Joined {
   }
 
   async #remove(drawing: Drawing): Promise<void> {
-    const place = this.#drawings.length - 1 - this.#drawings.findIndex(({ id }) => id === drawing.id);
+    const index = this.#drawings.length - 1 - this.#drawings.findIndex(({ id }) => id === drawing.id);
     this.#kept = null;
     await this.#choose({ discard: true });
     await this.#records.remove(drawing.id);
     await this.#drawingsChanged();
-    focusAfter(place);
+    focusAfter(index);
     announce(`Deleted. ${this.#drawings.length} drawings.`);
   }
 
@@ -206,9 +206,9 @@ export class Joined {
     const answer = await ask({ store: STORE, pixels: pixelsOf(this.#pad.strokes) });
     this.#asking = false;
     if (answer.is === "losses") {
-      const found = probabilities(answer.losses);
-      showGuesses(found);
-      const [first] = likeliest(found);
+      const shares = probabilities(answer.losses);
+      showGuesses(shares);
+      const [first] = likeliest(shares);
       const text = `The shared model says: ${first!.label}.`;
       write("hint", text);
       announce(text);

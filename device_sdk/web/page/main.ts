@@ -119,10 +119,10 @@ async function main(): Promise<void> {
     the("joined").hidden = false;
     notice("page", null);
     // A new link for somebody who joined before: perhaps the first invitation was withdrawn.
-    const given = invited;
+    const token = invited;
     invited = null;
-    if (given !== null && isToken(given)) await records.choose((now) => ({ ...now, token: given }));
-    else if (given !== null) {
+    if (token !== null && isToken(token)) await records.choose((now) => ({ ...now, token }));
+    else if (token !== null) {
       notice("invitation", {
         what: "The link that you opened is cut off: its token is not whole.",
         advice: "This device goes on as before. For a new invitation open the whole link.",

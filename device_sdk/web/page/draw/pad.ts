@@ -156,11 +156,11 @@ export class Pad {
     context.strokeStyle = guide;
     context.lineWidth = 1 / side;
     context.beginPath();
-    for (const place of [0.25, 0.5, 0.75]) {
-      context.moveTo(place, 0);
-      context.lineTo(place, 1);
-      context.moveTo(0, place);
-      context.lineTo(1, place);
+    for (const part of [0.25, 0.5, 0.75]) {
+      context.moveTo(part, 0);
+      context.lineTo(part, 1);
+      context.moveTo(0, part);
+      context.lineTo(1, part);
     }
     context.stroke();
     context.strokeStyle = ink;

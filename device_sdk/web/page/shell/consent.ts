@@ -28,8 +28,8 @@ export function askConsent(settings: PageSettings, invited: string | null, join:
   };
   the<HTMLFormElement>("join").onsubmit = (event) => {
     event.preventDefault();
-    const given = typedToken(input.value);
-    const wrong = tokenProblem(given);
+    const token = typedToken(input.value);
+    const wrong = tokenProblem(token);
     say(wrong);
     if (wrong !== null) {
       show(true);
@@ -37,6 +37,6 @@ export function askConsent(settings: PageSettings, invited: string | null, join:
       return;
     }
     input.value = "";
-    join(given === "" ? null : given);
+    join(token === "" ? null : token);
   };
 }

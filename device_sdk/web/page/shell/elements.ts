@@ -34,8 +34,8 @@ export function makeSvg(
 
 /** Write a text where it differs: a screen reader reads a live region again at each change. */
 export function write(id: string, text: string): void {
-  const place = the(id);
-  if (place.textContent !== text) place.textContent = text;
+  const element = the(id);
+  if (element.textContent !== text) element.textContent = text;
 }
 
 /** Say something to people who hear the page; what they see says it too. */

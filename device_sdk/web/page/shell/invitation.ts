@@ -43,8 +43,8 @@ export function linkedToken(hash: string, entry: unknown): string | null {
 
 /** Return the token in what a person typed or pasted: the token itself, or the whole link. */
 export function typedToken(text: string): string {
-  const place = text.indexOf("#");
-  return (place < 0 ? null : tokenOf(text.slice(place))) ?? text.trim();
+  const hash = text.indexOf("#");
+  return (hash < 0 ? null : tokenOf(text.slice(hash))) ?? text.trim();
 }
 
 /** Return what is wrong with a token, in words; null where it can be one, or there is none. */

@@ -76,8 +76,8 @@ worker.addEventListener("fetch", (event) => {
 /** Return the copy; what has none, such as the runtime at its first use, is fetched and copied. */
 async function copy(path: string, request: Request): Promise<Response> {
   const cache = await caches.open(NAME);
-  const found = await cache.match(path);
-  if (found !== undefined) return found;
+  const stored = await cache.match(path);
+  if (stored !== undefined) return stored;
   const answer = await fetch(request);
   if (answer.ok) await cache.put(path, answer.clone());
   return answer;
@@ -87,15 +87,15 @@ async function copy(path: string, request: Request): Promise<Response> {
  * and a host that is being mended with an error: neither takes the copy's place. */
 async function newest(request: Request): Promise<Response> {
   const cache = await caches.open(SETTINGS);
-  const found = await cache.match(request.url);
+  const stored = await cache.match(request.url);
   let answer: Response;
   try {
     answer = await fetch(request, { signal: AbortSignal.timeout(PATIENCE) });
   } catch (error) {
-    if (found !== undefined) return found;
+    if (stored !== undefined) return stored;
     throw error;
   }
   const good = answer.ok && (answer.headers.get("Content-Type") ?? "").includes("json");
   if (good) await cache.put(request.url, answer.clone());
-  return good ? answer : (found ?? answer);
+  return good ? answer : (stored ?? answer);
 }

@@ -114,10 +114,10 @@ function sentence(why: string): string {
 
 /** Return the words beside the pad: what was kept last, and how many drawings there are. */
 export function keptWords(label: number | null, drawings: number, started = true): string {
-  const kept = label === null ? "" : `Kept as ${label}. `;
-  if (drawings < FEWEST) return `${kept}${drawings} of ${FEWEST} drawings.`;
+  const keptAs = label === null ? "" : `Kept as ${label}. `;
+  if (drawings < FEWEST) return `${keptAs}${drawings} of ${FEWEST} drawings.`;
   const next = started ? "" : " Enough to start training.";
-  return `${kept}${plural(drawings, "drawing")}.${next}`;
+  return `${keptAs}${plural(drawings, "drawing")}.${next}`;
 }
 
 /** Return what the browser cannot tell of the person's conditions, in words; empty where it tells all of it. */

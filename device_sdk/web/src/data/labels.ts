@@ -21,7 +21,7 @@ export function classOf(label: Label, classes: readonly string[] | undefined, wh
       `${what} has the label ${label}; expected a number, or classes: the names in the model's order`,
     );
   }
-  const place = classes.indexOf(label);
-  if (place < 0) throw new DataError(`${what} has the label ${label}; expected one of ${classes.join(", ")}`);
-  return place;
+  const index = classes.indexOf(label);
+  if (index < 0) throw new DataError(`${what} has the label ${label}; expected one of ${classes.join(", ")}`);
+  return index;
 }

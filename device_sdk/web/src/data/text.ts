@@ -31,18 +31,18 @@ export function* textTokens(texts: Iterable<Text>, options: TextOptions): Genera
   if (!Number.isInteger(length) || length < 1) throw new DataError(`length is ${length}; expected 1 or more tokens`);
   const tokenize = tokenizer(options);
   let number = 0;
-  for (const given of texts) {
-    const { text, label } = typeof given === "string" ? { text: given, label: undefined } : given;
+  for (const item of texts) {
+    const { text, label } = typeof item === "string" ? { text: item, label: undefined } : item;
     const what = `text ${number} (the first is 0)`;
-    const found = [...tokenize(text, what)].slice(0, length);
-    if (found.length === 0) throw new DataError(`${what} has no tokens; expected at least one`);
-    const wrong = found.find((token) => token !== (token | 0));
+    const numbers = [...tokenize(text, what)].slice(0, length);
+    if (numbers.length === 0) throw new DataError(`${what} has no tokens; expected at least one`);
+    const wrong = numbers.find((token) => token !== (token | 0));
     if (wrong !== undefined) throw new DataError(`${what} has the token ${wrong}; expected integers of 32 bits`);
     const values = new Int32Array(length).fill(padding);
-    values.set(found);
+    values.set(numbers);
     yield {
       [input]: values,
-      ...(maskName !== undefined && { [maskName]: new Uint8Array(length).fill(1, 0, found.length) }),
+      ...(maskName !== undefined && { [maskName]: new Uint8Array(length).fill(1, 0, numbers.length) }),
       ...(label !== undefined && { [labelName]: classOf(label, options.classes, what) }),
     };
     number += 1;
@@ -55,8 +55,8 @@ function tokenizer({ tokens, unknown }: TextOptions): (text: string, what: strin
   const places = new Map(tokens.map((word, place) => [word, place]));
   return (text, what) =>
     (text.match(WORDS) ?? []).map((word) => {
-      const place = places.get(word) ?? unknown;
-      if (place !== undefined) return place;
+      const index = places.get(word) ?? unknown;
+      if (index !== undefined) return index;
       throw new DataError(
         `${what} has the word ${word}, which the vocabulary does not; unknown: the number of such words`,
       );

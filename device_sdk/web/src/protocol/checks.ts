@@ -92,13 +92,14 @@ export function record<T>(key: Check<string>, check: Check<T>, most: number, lea
 export function object<F extends Fields>(fields: F): Check<Shape<F>> {
   return (value, place) => {
     if (!isObject(value)) return expected("an object", place);
-    const found: [string, unknown][] = [];
+    const entries: [string, unknown][] = [];
     for (const [name, check] of Object.entries(fields)) {
-      if (Object.hasOwn(value, name)) found.push([name, check(value[name], place === "" ? name : `${place}.${name}`)]);
+      if (Object.hasOwn(value, name))
+        entries.push([name, check(value[name], place === "" ? name : `${place}.${name}`)]);
       else if (check.fallback === undefined) return expected(`the field ${name}`, place || "the message");
-      else found.push([name, check.fallback()]);
+      else entries.push([name, check.fallback()]);
     }
-    return Object.fromEntries(found) as Shape<F>;
+    return Object.fromEntries(entries) as Shape<F>;
   };
 }
 

@@ -9,6 +9,6 @@ const TABLE = new Uint32Array(256).map((_, byte) => {
 /** Return the CRC-32 of the bytes, an unsigned integer. `before`: the CRC-32 of the bytes before them. */
 export function crc32(content: Uint8Array, before = 0): number {
   let crc = ~before;
-  for (let place = 0; place < content.length; place++) crc = TABLE[(crc ^ content[place]!) & 0xff]! ^ (crc >>> 8);
+  for (let index = 0; index < content.length; index++) crc = TABLE[(crc ^ content[index]!) & 0xff]! ^ (crc >>> 8);
   return ~crc >>> 0;
 }

@@ -44,10 +44,10 @@ async function inflate(content: Uint8Array, most: number): Promise<Uint8Array> {
 /** Return the pieces as one array. */
 export function joined(pieces: readonly Uint8Array[]): Uint8Array<ArrayBuffer> {
   const whole = new Uint8Array(pieces.reduce((size, piece) => size + piece.length, 0));
-  let place = 0;
+  let begin = 0;
   for (const piece of pieces) {
-    whole.set(piece, place);
-    place += piece.length;
+    whole.set(piece, begin);
+    begin += piece.length;
   }
   return whole;
 }

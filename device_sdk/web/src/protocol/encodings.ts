@@ -108,14 +108,14 @@ export const RESIDUAL = "residual";
 /** Return the encoding of this name. Throws ProtocolError (bad-encoding). */
 export function findEncoding(name: string): Encoding {
   if (Object.hasOwn(ENCODINGS, name)) return ENCODINGS[name]!;
-  const found = TOP_K_NAME.exec(name);
-  if (found === null) {
+  const parts = TOP_K_NAME.exec(name);
+  if (parts === null) {
     const known = Object.keys(ENCODINGS).join(", ");
     const text = `there is no encoding ${name}; expected ${known}, or top-k: topk-0.01, topk-0.01-float16 or topk-0.01-int8`;
     throw new ProtocolError("bad-encoding", text);
   }
-  const share = [Number(found[1]), 10 ** found[1]!.length] as const;
-  return new Encoding(name, TOP_K_BLOCK, topK(share, VALUES[found[2] ?? "float32"]!));
+  const share = [Number(parts[1]), 10 ** parts[1]!.length] as const;
+  return new Encoding(name, TOP_K_BLOCK, topK(share, VALUES[parts[2] ?? "float32"]!));
 }
 
 /** Return whether there is an encoding of this name, and its family is one of `families`. */

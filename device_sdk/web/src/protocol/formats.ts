@@ -25,9 +25,9 @@ function notFinite(what: string): ProtocolError {
 /** Return the greatest magnitude (0 of nothing). Throws ProtocolError (not-finite), naming the first place. */
 export function checkFinite(vector: Float32Array): number {
   let largest = 0;
-  for (let place = 0; place < vector.length; place++) {
-    const magnitude = Math.abs(vector[place]!);
-    if (!(magnitude < Number.POSITIVE_INFINITY)) throw notFinite(`element ${place} of the vector is ${vector[place]}`);
+  for (let index = 0; index < vector.length; index++) {
+    const magnitude = Math.abs(vector[index]!);
+    if (!(magnitude < Number.POSITIVE_INFINITY)) throw notFinite(`element ${index} of the vector is ${vector[index]}`);
     if (magnitude > largest) largest = magnitude;
   }
   return largest;
@@ -72,28 +72,28 @@ function halves(
     size: (elements) => 2 * elements,
     encode(block, into) {
       const bytes = view(into);
-      for (let place = 0; place < block.length; place++) {
-        const half = round(bitsOf(block[place]!));
+      for (let index = 0; index < block.length; index++) {
+        const half = round(bitsOf(block[index]!));
         if ((half & 0x7fff) >= infinity) {
           const text =
-            `the vector has the element ${block[place]}; ${name} holds up to ${widen(infinity - 1)}. Training has ` +
+            `the vector has the element ${block[index]}; ${name} holds up to ${widen(infinity - 1)}. Training has ` +
             "probably diverged: lower the learning rate, or use the encoding float32";
           throw new ProtocolError("out-of-range", text);
         }
-        bytes.setUint16(2 * place, half, true);
+        bytes.setUint16(2 * index, half, true);
       }
     },
     decode(content, into) {
       const bytes = view(content);
-      for (let place = 0; place < into.length; place++) into[place] = widen(bytes.getUint16(2 * place, true));
+      for (let index = 0; index < into.length; index++) into[index] = widen(bytes.getUint16(2 * index, true));
     },
     check(content, elements) {
       const bytes = view(content);
       let largest = 0;
-      for (let place = 0; place < elements; place++) {
-        const magnitude = bytes.getUint16(2 * place, true) & 0x7fff;
+      for (let index = 0; index < elements; index++) {
+        const magnitude = bytes.getUint16(2 * index, true) & 0x7fff;
         if (magnitude >= infinity) {
-          throw notFinite(`element ${place} of the vector is ${magnitude === infinity ? "infinite" : "NaN"}`);
+          throw notFinite(`element ${index} of the vector is ${magnitude === infinity ? "infinite" : "NaN"}`);
         }
         if (magnitude > largest) largest = magnitude;
       }
@@ -144,13 +144,13 @@ function quantise(
   write: (place: number, integer: number) => void,
 ): number {
   let largest = 0;
-  for (let place = 0; place < block.length; place++) largest = Math.max(largest, Math.abs(block[place]!));
+  for (let index = 0; index < block.length; index++) largest = Math.max(largest, Math.abs(block[index]!));
   // The scale is the smallest float32 that is not below largest / levels: no integer is beyond the levels.
   let scale = Math.fround(largest / levels);
   if (scale * levels < largest) scale = ofBits(bitsOf(scale) + 1);
   const divisor = scale === 0 ? 1 : scale;
-  for (let place = 0; place < block.length; place++) {
-    write(place, Math.floor(block[place]! / divisor + fractions.next()));
+  for (let index = 0; index < block.length; index++) {
+    write(index, Math.floor(block[index]! / divisor + fractions.next()));
   }
   return scale;
 }
@@ -173,13 +173,13 @@ function integers(
     decode(content, into) {
       const scale = view(content).getFloat32(0, true);
       const body = content.subarray(SCALE);
-      for (let place = 0; place < into.length; place++) into[place] = integer(body, place) * scale;
+      for (let index = 0; index < into.length; index++) into[index] = integer(body, index) * scale;
     },
     check(content, elements) {
       const scale = view(content).getFloat32(0, true);
       const body = content.subarray(SCALE);
       let greatest = 0;
-      for (let place = 0; place < elements; place++) greatest = Math.max(greatest, Math.abs(integer(body, place)));
+      for (let index = 0; index < elements; index++) greatest = Math.max(greatest, Math.abs(integer(body, index)));
       const largest = Math.fround(Math.abs(scale) * greatest);
       if (!Number.isFinite(largest)) throw notFinite(`the scale of a block is ${scale}, or one of its elements is not`);
       return largest;
@@ -209,20 +209,20 @@ const PLACE = 2;
 
 /** Return the format that keeps this share of each block, rounded up, and writes it as `values`. Share: a fraction. */
 export function topK([numerator, denominator]: readonly [number, number], values: Format): Format {
-  const kept = (elements: number): number => Math.floor((elements * numerator + denominator - 1) / denominator);
+  const keptOf = (elements: number): number => Math.floor((elements * numerator + denominator - 1) / denominator);
   const places = (content: Uint8Array, count: number): number[] =>
     Array.from({ length: count }, (_, index) => view(content).getUint16(PLACE * index, true));
   return {
-    size: (elements) => PLACE * kept(elements) + values.size(kept(elements)),
+    size: (elements) => PLACE * keptOf(elements) + values.size(keptOf(elements)),
     encode(block, into, fractions) {
-      const chosen = greatest(block, kept(block.length));
+      const chosen = greatest(block, keptOf(block.length));
       const places = view(into);
       for (const [index, place] of chosen.entries()) places.setUint16(PLACE * index, place, true);
       const elements = Float32Array.from(chosen, (place) => block[place]!);
       values.encode(elements, into.subarray(PLACE * chosen.length), fractions);
     },
     decode(content, into) {
-      const count = kept(into.length);
+      const count = keptOf(into.length);
       const elements = new Float32Array(count);
       values.decode(content.subarray(PLACE * count), elements);
       places(content, count).forEach((place, index) => {
@@ -230,9 +230,9 @@ export function topK([numerator, denominator]: readonly [number, number], values
       });
     },
     check(content, elements) {
-      const count = kept(elements);
-      const found = places(content, count);
-      if (found.some((place, index) => place >= elements || (index > 0 && place <= found[index - 1]!))) {
+      const count = keptOf(elements);
+      const indices = places(content, count);
+      if (indices.some((place, index) => place >= elements || (index > 0 && place <= indices[index - 1]!))) {
         throw new ProtocolError("bad-encoding", `the places in a block must ascend and be below ${elements}`);
       }
       return values.check(content.subarray(PLACE * count), count);

@@ -129,10 +129,10 @@ export function bufferRows(parameters: readonly Parameter[]): Parameter[] {
 export function gatherBuffers(vector: Float32Array, parameters: readonly Parameter[]): Float32Array {
   const rows = bufferRows(parameters);
   const values = new Float32Array(rows.reduce((total, row) => total + elementsOf(row), 0));
-  let place = 0;
+  let offset = 0;
   for (const row of rows) {
-    values.set(vector.subarray(row.offset, row.offset + elementsOf(row)), place);
-    place += elementsOf(row);
+    values.set(vector.subarray(row.offset, row.offset + elementsOf(row)), offset);
+    offset += elementsOf(row);
   }
   return values;
 }
@@ -148,13 +148,13 @@ export function readManifest(content: Uint8Array): Manifest {
   if (content.length > MAX_MANIFEST_BYTES) {
     throw new BundleError("too-large", `a manifest of ${content.length} bytes; the limit is ${MAX_MANIFEST_BYTES}`);
   }
-  let found: unknown;
+  let parsed: unknown;
   try {
-    found = JSON.parse(new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(content));
+    parsed = JSON.parse(new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(content));
   } catch (error) {
     throw new BundleError("bad-message", `manifest.json is not a bundle's manifest: ${(error as Error).message}`);
   }
-  const { format, version } = (found ?? {}) as Record<string, unknown>;
+  const { format, version } = (parsed ?? {}) as Record<string, unknown>;
   if (format !== FORMAT) {
     throw new BundleError("bad-message", `manifest.json is of format ${JSON.stringify(format)}; expected "${FORMAT}"`);
   }
@@ -163,7 +163,7 @@ export function readManifest(content: Uint8Array): Manifest {
   }
   let fields: Fields;
   try {
-    fields = checked(manifest, found, "manifest.json");
+    fields = checked(manifest, parsed, "manifest.json");
   } catch (error) {
     throw error instanceof ProtocolError ? new BundleError(error.code, error.text) : error;
   }

@@ -83,8 +83,8 @@ export async function chooseRuntime(
   open: (engine: Engine) => Promise<Trial>,
   { runtimeFiles }: RuntimeOptions = {},
 ): Promise<Finding> {
-  const found = await remembered(store);
-  const before = found.find((finding) => finding.bundle === bundle && finding.browser === browser());
+  const findings = await remembered(store);
+  const before = findings.find((finding) => finding.bundle === bundle && finding.browser === browser());
   if (before !== undefined) return before;
   const { engines, without } = await candidates();
   if (engines.length === 1) return { engine: "wasm", why: `there is no other here (${without.join("; ")})` };
@@ -95,7 +95,7 @@ export async function chooseRuntime(
     await rememberRuntime(bundle, store, finding);
     return finding;
   } catch (error) {
-    await writeFindings(store, found); // it is measured again at the next task
+    await writeFindings(store, findings); // it is measured again at the next task
     throw error;
   }
 }
@@ -120,8 +120,8 @@ type Remembered = Finding & { readonly bundle: string; readonly browser: string 
 async function remembered(store: Store): Promise<Remembered[]> {
   const content = await store.read(KEY);
   try {
-    const found: unknown = JSON.parse(new TextDecoder().decode(content));
-    return Array.isArray(found) ? found.filter((one) => isEngineName(one?.engine)) : [];
+    const parsed: unknown = JSON.parse(new TextDecoder().decode(content));
+    return Array.isArray(parsed) ? parsed.filter((one) => isEngineName(one?.engine)) : [];
   } catch {
     return []; // it is measured again
   }

@@ -279,9 +279,9 @@ class WasmGraph implements Graph {
     const stack = exports.stackSave();
     try {
       const places = arrays.map((words) => {
-        const place = exports.stackAlloc(POINTER * Math.max(words.length, 1));
-        this.#memory.writeWords(place, words);
-        return place as number;
+        const pointer = exports.stackAlloc(POINTER * Math.max(words.length, 1));
+        this.#memory.writeWords(pointer, words);
+        return pointer as number;
       }) as [number, number, number, number];
       const [inputNames, inputTensors, outputNames, outputTensors] = places;
       const count = arrays[0]!.length;
@@ -322,11 +322,11 @@ class WasmGraph implements Graph {
       return { type: this.#memory.pointer(place), data: this.#memory.pointer(second), shape };
     });
     try {
-      const found = Object.values(TYPES).find(([number]) => number === type);
-      if (found === undefined) throw new Error(`an output has ONNX's element type ${type}; expected one of a bundle's`);
+      const known = Object.values(TYPES).find(([number]) => number === type);
+      if (known === undefined) throw new Error(`an output has ONNX's element type ${type}; expected one of a bundle's`);
       const length = shape.reduce((product, size) => product * size, 1);
-      const bytes = this.#memory.bytes(data, length * found[1].BYTES_PER_ELEMENT).slice();
-      return { values: new found[1](bytes.buffer as ArrayBuffer), shape };
+      const bytes = this.#memory.bytes(data, length * known[1].BYTES_PER_ELEMENT).slice();
+      return { values: new known[1](bytes.buffer as ArrayBuffer), shape };
     } finally {
       exports._OrtReleaseTensor(tensor);
     }

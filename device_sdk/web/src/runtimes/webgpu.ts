@@ -92,17 +92,17 @@ class WebgpuGraph implements Graph {
     const feeds = Object.fromEntries(
       Object.entries(inputs).map(([name, value]) => [name, (value as WebgpuValue).tensor!]),
     );
-    const found = await this.#session.run(feeds, [...Object.keys(outputs), ...scalars]);
-    for (const [name, value] of Object.entries(outputs)) (value as WebgpuValue).replace(found[name]!);
-    return Promise.all(scalars.map(async (name) => Number((await found[name]!.getData())[0])));
+    const results = await this.#session.run(feeds, [...Object.keys(outputs), ...scalars]);
+    for (const [name, value] of Object.entries(outputs)) (value as WebgpuValue).replace(results[name]!);
+    return Promise.all(scalars.map(async (name) => Number((await results[name]!.getData())[0])));
   }
 
   async compute(inputs: Values): Promise<Record<string, Column>> {
     const feeds = Object.fromEntries(
       Object.entries(inputs).map(([name, value]) => [name, (value as WebgpuValue).tensor!]),
     );
-    const found = Object.entries(await this.#session.run(feeds));
-    const columns = found.map(async ([name, tensor]): Promise<[string, Column]> => {
+    const results = Object.entries(await this.#session.run(feeds));
+    const columns = results.map(async ([name, tensor]): Promise<[string, Column]> => {
       return [name, { values: (await tensor.getData()) as Float32Array, shape: tensor.dims }];
     });
     return Object.fromEntries(await Promise.all(columns));

@@ -70,8 +70,8 @@ export class Contents {
   /** Return the manifest of the bundle that was used last, if it is here. */
   async lastManifest(): Promise<{ sha256: string; size: number } | null> {
     const [sha256] = ((await readJson(this.#store, "bundles")) ?? []) as string[];
-    const found = sha256 === undefined ? undefined : await this.#store.read(`file/${sha256}`);
-    return sha256 === undefined || found === undefined ? null : { sha256, size: found.length };
+    const manifest = sha256 === undefined ? undefined : await this.#store.read(`file/${sha256}`);
+    return sha256 === undefined || manifest === undefined ? null : { sha256, size: manifest.length };
   }
 
   /**
@@ -138,16 +138,16 @@ export class Contents {
   }
 
   async #read(key: string): Promise<Uint8Array> {
-    const found = await this.#store.read(key);
-    if (found !== undefined) return found;
+    const bytes = await this.#store.read(key);
+    if (bytes !== undefined) return bytes;
     this.#intact.delete(key);
     throw new ProtocolError("unknown-content", `${key} is no longer in the store`);
   }
 
   async #has({ place, sha256: hash }: Wanted): Promise<boolean> {
     if (this.#intact.has(place)) return (await this.#store.keys(place)).includes(place); // a browser may evict it
-    const found = await this.#store.read(place);
-    if (found === undefined || sha256(found) !== hash) return false;
+    const bytes = await this.#store.read(place);
+    if (bytes === undefined || sha256(bytes) !== hash) return false;
     this.#intact.add(place);
     return true;
   }
@@ -192,17 +192,17 @@ export class Contents {
   async #makeRoom(bundle: string, vectors: readonly VectorReference[]): Promise<void> {
     const before = ((await readJson(this.#store, "bundles")) ?? []) as string[];
     const bundles = [bundle, ...before.filter((hash) => hash !== bundle)].slice(0, MAX_BUNDLES);
-    const kept = new Set(bundles.map((hash) => `file/${hash}`));
+    const needed = new Set(bundles.map((hash) => `file/${hash}`));
     for (const hash of bundles) {
       const manifest = await this.#store.read(`file/${hash}`);
-      for (const entry of manifest ? filesOf(manifest) : []) kept.add(`file/${entry}`);
+      for (const entry of manifest ? filesOf(manifest) : []) needed.add(`file/${entry}`);
     }
     for (const { sha256: hash, delta } of vectors) {
-      kept.add(`model/${hash}`);
-      if (delta !== null) kept.add(`model/${delta.base}`);
+      needed.add(`model/${hash}`);
+      if (delta !== null) needed.add(`model/${delta.base}`);
     }
     const present = [...(await this.#store.keys("file/")), ...(await this.#store.keys("model/"))];
-    const useless = present.filter((key) => !kept.has(key));
+    const useless = present.filter((key) => !needed.has(key));
     if (useless.length === 0 && before[0] === bundle) return;
     await this.#store.write({ ...deleted(useless), bundles: json(bundles) }, false);
     for (const key of useless) this.#intact.delete(key);

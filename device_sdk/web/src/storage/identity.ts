@@ -12,13 +12,13 @@ const CREDENTIAL = object({ secret: text(128, 43), next: optional(nullable(text(
 
 /** Return the device's name; make it `name`, or a random one, where the store has none. */
 export async function readOrMakeName(store: Store, name?: string): Promise<string> {
-  const found = await readJson(store, "identity");
-  if (found === undefined) {
+  const stored = await readJson(store, "identity");
+  if (stored === undefined) {
     const device = checked(identifier, name ?? randomText(16), "a device's name");
     await store.write({ identity: json({ device }) });
     return device;
   }
-  const { device } = checked(IDENTITY, found, "the store's identity");
+  const { device } = checked(IDENTITY, stored, "the store's identity");
   if (name !== undefined && name !== device) {
     throw new StoreError(
       `the store says that this device is ${device}, not ${name}: leave the name out, or give ${name} a store of its own`,
@@ -30,15 +30,15 @@ export async function readOrMakeName(store: Store, name?: string): Promise<strin
 /** Return a token's secret, and the public keys that come with it. Throws RangeError if this cannot be a token; the text
  * does not have it: it is a secret. */
 export function readToken(token: string): { secret: string; keys: readonly string[] } {
-  const found = TOKEN.exec(token);
-  if (found === null) {
+  const parts = TOKEN.exec(token);
+  if (parts === null) {
     throw new RangeError(
       `the token that was given cannot be one: it has ${token.length} characters. Expected 43 to 128 letters, digits, ` +
         "- and _, and keys behind dots if there are any, with no space or line end, as `fleetlearn-coordinator enrol` " +
         "prints it",
     );
   }
-  return { secret: found[1]!, keys: found[2]!.split(".").slice(1) };
+  return { secret: parts[1]!, keys: parts[2]!.split(".").slice(1) };
 }
 
 /** What the device shows of itself when it connects, as subprotocols: a browser can set no headers (PROTOCOL.md, 1). */
@@ -57,18 +57,18 @@ export class Enrolment {
 
   /** Return the subprotocols of the next handshake beside the protocol's; none where the device has no credential. */
   async subprotocols(): Promise<string[]> {
-    let found = await this.#read();
-    if (found === undefined) {
+    let credential = await this.#read();
+    if (credential === undefined) {
       if (this.#token === undefined) return [];
-      found = { secret: randomText(32), next: null };
-      await this.#store.write({ credential: json(found) });
+      credential = { secret: randomText(32), next: null };
+      await this.#store.write({ credential: json(credential) });
     }
-    this.#announced = found.next;
+    this.#announced = credential.next;
     return [
-      `fleetlearn.credential.${found.secret}`,
+      `fleetlearn.credential.${credential.secret}`,
       `fleetlearn.device.${this.#device}`,
       ...(this.#token === undefined ? [] : [`fleetlearn.token.${this.#token}`]),
-      ...(found.next === null ? [] : [`fleetlearn.next.${found.next}`]),
+      ...(credential.next === null ? [] : [`fleetlearn.next.${credential.next}`]),
     ];
   }
 
@@ -82,14 +82,16 @@ export class Enrolment {
 
   /** Make the credential that the device changes to at its next connection. */
   async rotate(): Promise<void> {
-    const found = await this.#read();
-    if (found === undefined) throw new StoreError("the store has no credential: the device is not enrolled");
-    await this.#store.write({ credential: json({ secret: found.secret, next: found.next ?? randomText(32) }) });
+    const credential = await this.#read();
+    if (credential === undefined) throw new StoreError("the store has no credential: the device is not enrolled");
+    await this.#store.write({
+      credential: json({ secret: credential.secret, next: credential.next ?? randomText(32) }),
+    });
   }
 
   async #read(): Promise<{ secret: string; next: string | null } | undefined> {
-    const found = await readJson(this.#store, "credential");
-    return found === undefined ? undefined : checked(CREDENTIAL, found, "the store's credential");
+    const stored = await readJson(this.#store, "credential");
+    return stored === undefined ? undefined : checked(CREDENTIAL, stored, "the store's credential");
   }
 }
 

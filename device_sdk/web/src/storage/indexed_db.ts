@@ -45,8 +45,8 @@ class IndexedDbStore implements Store {
   }
 
   async read(key: string): Promise<Uint8Array | undefined> {
-    const found = await result(this.#begin("readonly", true).get(key));
-    return found === undefined ? undefined : new Uint8Array(found as ArrayBuffer);
+    const content = await result(this.#begin("readonly", true).get(key));
+    return content === undefined ? undefined : new Uint8Array(content as ArrayBuffer);
   }
 
   async write(changes: Readonly<Record<string, Uint8Array | null>>, durable = true): Promise<void> {

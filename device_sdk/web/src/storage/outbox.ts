@@ -63,7 +63,7 @@ export class Outbox {
   async tryRoom(bytes: number): Promise<void> {
     const piece = noise(Math.min(bytes, PIECE));
     const room: Record<string, Uint8Array> = {};
-    for (let place = 0; place < bytes; place += PIECE) room[`pending/room/${place}`] = piece.subarray(0, bytes - place);
+    for (let begin = 0; begin < bytes; begin += PIECE) room[`pending/room/${begin}`] = piece.subarray(0, bytes - begin);
     try {
       await this.#store.write(room, false);
     } catch (error) {
@@ -103,8 +103,8 @@ export class Outbox {
 
   /** Delete the update if it is this task's. */
   async drop(task: string): Promise<void> {
-    const found = (await readJson(this.#store, "pending/report")) as { task?: string } | undefined;
-    if (found?.task === task) await this.discard();
+    const stored = (await readJson(this.#store, "pending/report")) as { task?: string } | undefined;
+    if (stored?.task === task) await this.discard();
   }
 
   /** Return the update's frames from `offset` on, each with whole blocks of one part. Rejects with StoreError. */
@@ -121,10 +121,10 @@ export class Outbox {
 
   async #isIntact(report: Report): Promise<boolean> {
     const content = (await this.#store.read("pending/parts")) ?? new Uint8Array(0);
-    let place = 0;
+    let begin = 0;
     return report.parts.every((part) => {
-      const bytes = content.subarray(place, place + part.size);
-      place += part.size;
+      const bytes = content.subarray(begin, begin + part.size);
+      begin += part.size;
       return bytes.length === part.size && crc32(bytes) === part.crc32;
     });
   }
@@ -136,22 +136,22 @@ export class Outbox {
 
   /** Return the tied vectors that this task made, by name. Deletes the bundle's other sets. */
   async beginTied(bundle: string, task: string | null, size: number): Promise<Record<string, Float32Array>> {
-    const found: Record<string, Float32Array> = {};
+    const vectors: Record<string, Float32Array> = {};
     const useless: Record<string, null> = {};
     for (const key of await this.#store.keys(`tied/${bundle}/`)) {
       const [, , owner, name] = key.split("/") as [string, string, string, string];
       const vector = owner === task ? vectorOf(await this.#store.read(key), size) : null;
       if (vector === null) useless[key] = null;
-      else found[name] = vector;
+      else vectors[name] = vector;
     }
     if (Object.keys(useless).length > 0) await this.#store.write(useless);
-    return found;
+    return vectors;
   }
 
   /** Return how often the training of this task was begun by processes that died during it. */
   async starts(task: string): Promise<number> {
-    const found = (await readJson(this.#store, "training")) as { task?: string; starts?: number } | undefined;
-    return found?.task === task ? (found.starts ?? 0) : 0;
+    const stored = (await readJson(this.#store, "training")) as { task?: string; starts?: number } | undefined;
+    return stored?.task === task ? (stored.starts ?? 0) : 0;
   }
 
   /** Count a start of this task's training durably, before it begins. null: it ended, well or not. */
@@ -163,7 +163,7 @@ export class Outbox {
 /** Return bytes that a database cannot compress. */
 function noise(bytes: number): Uint8Array {
   const made = new Uint8Array(bytes);
-  for (let place = 0; place < bytes; place += RANDOM) crypto.getRandomValues(made.subarray(place, place + RANDOM));
+  for (let begin = 0; begin < bytes; begin += RANDOM) crypto.getRandomValues(made.subarray(begin, begin + RANDOM));
   return made;
 }
 
@@ -175,15 +175,15 @@ function* chunksOf(
   chunkBytes: number,
 ): Generator<Uint8Array<ArrayBuffer>> {
   let end = 0;
-  let place = offset;
+  let begin = offset;
   for (const part of report.parts) {
     end += part.size;
     const block = findEncoding(part.encoding).blockBytes;
     const most = Math.max(1, Math.floor(chunkBytes / block)) * block;
-    while (place < end) {
-      const payload = content.subarray(place, Math.min(place + most, end));
-      yield packChunk(transfer, place, payload);
-      place += payload.length;
+    while (begin < end) {
+      const payload = content.subarray(begin, Math.min(begin + most, end));
+      yield packChunk(transfer, begin, payload);
+      begin += payload.length;
     }
   }
 }

@@ -206,8 +206,8 @@ async function gradientOf(work: Work): Promise<Float32Array> {
     const { anchor } = bundle.runtime;
     const parameters = await bundle.runtime.parameters();
     const weight = Math.fround(batch.examples / GRADIENT_LR);
-    for (let place = 0; place < total.length; place++) {
-      total[place]! += Math.fround(weight * Math.fround(anchor[place]! - parameters[place]!));
+    for (let index = 0; index < total.length; index++) {
+      total[index]! += Math.fround(weight * Math.fround(anchor[index]! - parameters[index]!));
     }
     await settings.onBatch();
   }

@@ -50,9 +50,9 @@ export function readSafetensors(
   try {
     const length = Number(new DataView(content.buffer, content.byteOffset, 8).getBigUint64(0, true));
     const { __metadata__: _, ...header } = JSON.parse(new TextDecoder().decode(content.subarray(8, 8 + length)));
-    const found = entries(header, path);
+    const tensors = entries(header, path);
     for (const row of table) {
-      const [begin, end] = found[row.name]!.data_offsets as [number, number];
+      const [begin, end] = tensors[row.name]!.data_offsets as [number, number];
       if (end - begin !== 4 * elementsOf(row)) throw new RangeError(`${row.name} has ${end - begin} bytes`);
       const bytes = content.slice(8 + length + begin, 8 + length + end);
       into.set(new Float32Array(bytes.buffer), row.offset);

@@ -34,9 +34,9 @@ export function examplesOf(columns: Columns): number {
   const lengths = new Set(Object.values(columns).map((column) => column.shape[0] ?? 0));
   const [examples = 0] = lengths;
   if (lengths.size !== 1 || examples < 1) {
-    const given = Object.entries(columns).map(([name, { shape }]) => `'${name}': ${shape[0] ?? "None"}`);
+    const shapes = Object.entries(columns).map(([name, { shape }]) => `'${name}': ${shape[0] ?? "None"}`);
     throw new DataError(
-      `arrays with these numbers of examples were given: {${given.join(", ")}}; expected at least one array, all with ` +
+      `arrays with these numbers of examples were given: {${shapes.join(", ")}}; expected at least one array, all with ` +
         "the same number of examples along their first axes, at least 1",
     );
   }
@@ -51,9 +51,9 @@ export class FittedData {
 
   /** Throws DataError where the arrays do not fit. */
   constructor(columns: Columns, inputs: readonly Input[]) {
-    const given = shownNames(Object.keys(columns));
-    if (given !== shownNames(inputs.map((row) => row.name))) {
-      throw new DataError(`arrays ${given} were given; expected ${describe(inputs)}`);
+    const names = shownNames(Object.keys(columns));
+    if (names !== shownNames(inputs.map((row) => row.name))) {
+      throw new DataError(`arrays ${names} were given; expected ${describe(inputs)}`);
     }
     this.inputs = inputs;
     this.examples = examplesOf(columns);
@@ -83,10 +83,10 @@ export class FittedData {
     for (const [place, row] of this.inputs.entries()) {
       const values = this.#arrays[place]!;
       if (!(values instanceof Float32Array || values instanceof Float64Array)) continue;
-      const found = (values as Float64Array).findIndex((value) => !Number.isFinite(value));
-      if (found >= 0) {
-        const value = String(values[found]).toLowerCase().replace("infinity", "inf");
-        return `array ${row.name} has the value ${value} in ${example(found, row)}; expected finite numbers`;
+      const index = (values as Float64Array).findIndex((value) => !Number.isFinite(value));
+      if (index >= 0) {
+        const value = String(values[index]).toLowerCase().replace("infinity", "inf");
+        return `array ${row.name} has the value ${value} in ${example(index, row)}; expected finite numbers`;
       }
     }
     return null;

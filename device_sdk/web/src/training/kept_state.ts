@@ -60,10 +60,10 @@ function previousSize(manifest: Manifest): number {
 
 function concatenated(parts: readonly Float32Array[]): Float32Array {
   const whole = new Float32Array(parts.reduce((size, part) => size + part.length, 0));
-  let place = 0;
+  let begin = 0;
   for (const part of parts) {
-    whole.set(part, place);
-    place += part.length;
+    whole.set(part, begin);
+    begin += part.length;
   }
   return whole;
 }

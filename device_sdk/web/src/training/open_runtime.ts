@@ -34,8 +34,8 @@ export async function openRuntime(bundle: string | URL | ReadFile, options: Open
   const manifest = readManifest(content);
   const checked: ReadFile = async (path) => {
     const entry = manifest.files[path]!;
-    const found = await read(path);
-    if (found.length === entry.size && sha256(found) === entry.sha256) return found;
+    const content = await read(path);
+    if (content.length === entry.size && sha256(content) === entry.sha256) return content;
     throw new BundleError("wrong-hash", `${path} is not the file that the manifest names: its SHA-256 is another`);
   };
   const { runtime = "wasm", runtimeFiles, model } = options;

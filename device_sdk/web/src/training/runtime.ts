@@ -182,8 +182,8 @@ export class Runtime {
   async evaluate(batch: Batch): Promise<Evaluation> {
     const { metrics } = this.manifest;
     const scalars = ["examples", "loss_sum", ...metrics.map((name) => `metric_sum.${name}`)];
-    const found = await this.#run(this.#eval, EVAL, batch, this.#now.params.values, {}, scalars);
-    const [examples, lossSum, ...sums] = found as [number, number, ...number[]];
+    const results = await this.#run(this.#eval, EVAL, batch, this.#now.params.values, {}, scalars);
+    const [examples, lossSum, ...sums] = results as [number, number, ...number[]];
     const metricSums = Object.fromEntries(metrics.map((name, place) => [name, sums[place]!]));
     return { examples, loss_sum: lossSum, metric_sums: metricSums };
   }

@@ -105,7 +105,7 @@ export async function train(
   const update = local.subarray(0, runtime.manifest.size);
   const { parameters } = runtime.manifest;
   const buffers = gatherBuffers(update, parameters);
-  for (let place = 0; place < update.length; place++) update[place]! -= runtime.anchor[place]!;
+  for (let index = 0; index < update.length; index++) update[index]! -= runtime.anchor[index]!;
   withoutBuffers(update, parameters);
   for (const [what, vector] of [
     ["update", update],
@@ -175,10 +175,10 @@ export function checkHyper(given: Readonly<Record<string, number>>, rows: readon
 
 /** Return the error of a training that diverged: the data's fault where they hold a value that is not finite. */
 function diverged(data: FittedData, text: string): TrainingError {
-  const found = data.firstNonfinite();
-  return found === null
+  const nonfinite = data.firstNonfinite();
+  return nonfinite === null
     ? new TrainingError("diverged", text)
-    : new TrainingError("bad-data", `${found}. With it, ${text}`);
+    : new TrainingError("bad-data", `${nonfinite}. With it, ${text}`);
 }
 
 /** Return the metrics without those that these data do not define (0/0), which must not fail the training. */

@@ -157,9 +157,11 @@ export class Trainer {
     const algorithm = ALGORITHMS[task.algorithm]!;
     const { size } = bundle.manifest;
     const residual = leavesResidual(task.parts.update!);
-    const kept = keptStateSize(bundle.manifest);
+    const keptElements = keptStateSize(bundle.manifest);
     const tiedVectors = (algorithm.tied ?? []).length + (residual ? 1 : 0) + (algorithm.personal === "model" ? 1 : 0);
-    await this.#outbox.tryRoom(4 * (size * (Object.keys(task.parts).length + tiedVectors) + kept) + REPORT_BYTES);
+    await this.#outbox.tryRoom(
+      4 * (size * (Object.keys(task.parts).length + tiedVectors) + keptElements) + REPORT_BYTES,
+    );
     const hasTied = residual || (algorithm.tied ?? []).length > 0;
     const tied = hasTied ? await this.#outbox.beginTied(task.bundle, task.kept, size) : {};
     const lostTied = (algorithm.tied ?? []).some((name) => task.kept !== null && tied[name] === undefined);
