@@ -1,4 +1,4 @@
-"""One bundle of fine_tuning.py, in a process of its own: trains it, and prints what that cost as
+"""One bundle of fine_tuning.py, in a separate process: trains it, and prints what that cost as
 JSON.
 
 _fine_tuning_contender.py BUNDLE DATA.npz EPOCHS SEEDS HEAD whole|features

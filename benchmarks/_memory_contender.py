@@ -1,4 +1,4 @@
-"""One contender of memory.py, in a process of its own: trains, and prints what that cost as JSON.
+"""One contender of memory.py, in a separate process: trains, and prints what that cost as JSON.
 
 _memory_contender.py eager MODEL SIDE BATCH STEPS
 _memory_contender.py onnx BUNDLE SIDE BATCH STEPS

@@ -1,4 +1,4 @@
-"""Runs one attack in a process of its own, until the process is ended:
+"""Runs one attack in a separate process, until the process is ended:
 ``_run_attack.py MODULE NAME ADDRESS SOURCES``.
 
 The attackers come from SOURCES addresses of this machine, 127.0.1.1 and the next ones (Linux only).

@@ -1,4 +1,4 @@
-"""One contender of simulator.py in a process of its own: does its device-rounds, and prints what
+"""One contender of simulator.py in a separate process: does its device-rounds, and prints what
 they cost as JSON.
 
     _simulator_contender.py simulator|kernel|pytorch|pfl|flower SETTINGS.json LAUNCHED

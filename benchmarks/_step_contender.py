@@ -1,4 +1,4 @@
-"""One contender of step.py, in a process of its own: trains, and prints what that cost as JSON.
+"""One contender of step.py, in a separate process: trains, and prints what that cost as JSON.
 
     _step_contender.py eager|compile|executorch MODEL BATCHES.npz STEPS LR THREADS [PROVIDER]
     _step_contender.py onnx|ort-training BUNDLE BATCHES.npz STEPS LR THREADS [PROVIDER]

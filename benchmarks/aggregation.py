@@ -1,7 +1,7 @@
 """Robust aggregation of a round: seconds and memory of each aggregator, beside NumPy's median of
 all updates in memory.
 
-Each contender runs in a process of its own, on one thread. The updates are random, written to a
+Each contender runs in a separate process, on one thread. The updates are random, written to a
 temporary file first; reading them is part of what is timed. The two medians must agree.
 """
 

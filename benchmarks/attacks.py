@@ -2,7 +2,7 @@
 turns.
 
 The coordinator, the honest devices and the attackers are one process each, on this machine. The
-attackers come from an address of their own (``--addresses``: from several), which has the usual
+attackers come from another address (``--addresses``: from several), which has the usual
 limits; the honest devices' address has none. With few cores the attackers' own work slows the
 others down too. ``--nice 19`` gives the attackers only the CPU that nobody else uses, and the table
 says how much that was; nothing else bounds them. On a busy machine the coordinator's CPU for each

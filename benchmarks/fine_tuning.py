@@ -4,7 +4,7 @@ memory and the accuracy.
 A convolutional network learns the digits 0 to 4 in PyTorch. Then its bundles learn the digits 5 to
 9, from a new head. All of it is trained, or the head alone, on a frozen backbone in float32,
 float16 or int8, or from features that are computed once for each example. The bundles run in turns,
-each in a process of its own, with the same heads and the same order of examples. The same for a
+each in a separate process, with the same heads and the same order of examples. The same for a
 MobileNetV3-small on random images, where the extra ``zoo`` is installed.
 """
 
@@ -105,7 +105,7 @@ def exported(
     bundles: dict[str, dict[str, Any]],
     folder: Path,
 ) -> dict[str, tuple[Bundle, dict[str, Any]]]:
-    """Write the bundles. Returns each with what can be said of it without running it."""
+    """Write the bundles. Returns each with what can be said without running the bundle."""
     found = {}
     for name, options in bundles.items():
         arguments = {**options, "train": head} if "train" in options else options

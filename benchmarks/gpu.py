@@ -2,7 +2,7 @@
 compiled.
 
 Each contender trains the same models from the same weights on the same batches in float32 (no
-TensorFloat-32), in a process of its own, one model after another; their losses after ten steps must
+TensorFloat-32), in a separate process, one model after another; their losses after ten steps must
 agree. All contenders run once before any runs again. A step takes its batch from the host's memory
 and brings its loss back; the first ten do not count, and take PyTorch's compiler some time. It
 needs onnxruntime-gpu and a PyTorch with CUDA in one environment; --provider cpu tries the benchmark

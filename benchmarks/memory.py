@@ -1,7 +1,7 @@
 """The memory of a training step at the size that people use, beside PyTorch eager: by default, and
 within a budget.
 
-Each contender trains in a process of its own on one thread; its peak is the whole process's. The
+Each contender trains in a separate process on one thread; its peak is the whole process's. The
 estimate is the one of ``fleetlearn-export inspect``. Needs the extra ``zoo``, which
 ``make test-zoo`` installs.
 """

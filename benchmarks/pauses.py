@@ -1,7 +1,7 @@
 """How long a coordinator leaves a ping unanswered while it takes in updates of a large model.
 
 A few devices take and send a model of 400 MB (10^8 float32), as those of ``rounds.py`` do. Beside
-them, a process of its own (_pings.py) sends WebSocket pings on a connection that does nothing else,
+them, a separate process (_pings.py) sends WebSocket pings on a connection that does nothing else,
 each 10 ms after the answer to the last. The longest wait for an answer is the longest pause of the
 coordinator's event loop. In each round the coordinator also saves its sum, if there are more
 devices than ``--held``.

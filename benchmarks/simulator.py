@@ -10,7 +10,7 @@ asynchronous: the same devices with different speeds, 10,000 tasks at a time: sy
 10,000 reports beside a model with every 1,000.
 curve: the same CPU with 100 reports a round, for populations of 10^3 to 10^7.
 
-All contenders of a part run once before any runs again, each in processes of its own. The simulator
+All contenders of a part run once before any runs again, each in separate processes. The simulator
 trains on the ONNX Runtime of --python; --peers names an environment that has pfl-research, Flower
 or both. With --provider cuda, for small and cnn, the simulator, train_many.onnx and the loop in
 PyTorch train on a GPU.

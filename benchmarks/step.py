@@ -28,8 +28,8 @@ from fleetlearn_protocol import open_bundle
 
 HERE = Path(__file__).parent
 TRAINING_PYTHON = HERE.parent / ".venv/ort-training/bin/python"
-"""Where it is, bundles are exported by it, so that they have ONNX Runtime's own training
-artifacts."""
+"""The environment that exports the bundles, if there is one: its bundles have ONNX Runtime's own
+training artifacts."""
 LR = 0.05
 TOLERANCE = 1e-4
 """Relative difference of the losses above which the contenders did not do the same work."""

@@ -3,7 +3,7 @@ and TensorFlow.js.
 
 Each contender trains the same model from the same weights on the same batches of 20 in a worker of
 headless Chromium; the losses after ten steps must agree with the Python device's, which runs in the
-same turn. Each has a profile of its own, and two visits: the first downloads and compiles
+same turn. Each has its own profile, and two visits: the first downloads and compiles
 everything, the second has the browser's caches, and is timed. All contenders run once before any
 runs again. TensorFlow.js is installed by npm into a folder that is removed afterwards. It needs
 Node, npm and Chromium, and what the tests need.

@@ -1,5 +1,6 @@
-"""Digits, where devices of each tenth by speed have a digit of their own: the data function of
-asynchronous.py."""
+"""Digits, where devices of each tenth by speed have a digit that no others have.
+
+The data function of asynchronous.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Digits, where each tier of devices has classes of its own: the data function of dropout.py's arm
-"tiers"."""
+"""Digits, where each tier of devices has classes that no other has.
+
+The data function of dropout.py's arm "tiers"."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 lost now and then.
 
 Every run is the simulator's, with the real engine and a softmax regression for scikit-learn's
-digits that trains for real. First each method's learning rates are chosen on a seed of their own
+digits that trains for real. First each method's learning rates are chosen on a separate seed
 without dropout; then they stay. Runs are kept in --keep: started again, the command goes on with
 those that are missing. docs/studies/asynchronous.md says more.
 """

@@ -2,7 +2,7 @@
 fleet of four tiers.
 
 Every run is the simulator's, with the real engine and a small network for scikit-learn's digits
-that trains for real. First each recipe's learning rates and mu are chosen on a seed of their own
+that trains for real. First each recipe's learning rates and mu are chosen on a separate seed
 without dropout; then they stay. Runs are kept in --keep: started again, the command goes on with
 those that are missing. docs/studies/dropout.md says more.
 """

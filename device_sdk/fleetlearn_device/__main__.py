@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--ca",
         metavar="FILE",
-        help="PEM of the only CA that TLS trusts; default: those of the system",
+        help="PEM of the only CA that TLS trusts; default: the system's CAs",
     )
     run.add_argument(
         "--certificate",

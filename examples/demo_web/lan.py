@@ -29,7 +29,7 @@ def find_address() -> str:
 
 
 def certificate_for(folder: Path, address: str) -> Path:
-    """Return the folder of a certificate for the address, made with a CA of its own, whose key is
+    """Return the folder of a certificate for the address, made with a new CA, whose key is
     deleted: a phone that trusts the CA trusts this certificate, and no other can ever be made. It
     is used again while it is valid."""
     folder = folder / address.replace(":", "-")

@@ -165,9 +165,7 @@ def _read_tensors(
         hashed(content)
         place = row.data_offsets[1]
     if place != length - start:
-        raise ValueError(
-            f"its {length - start} bytes behind the header are not those of its tensors"
-        )
+        raise ValueError(f"its {length - start} bytes behind the header are not its tensors' bytes")
     return vector
 
 

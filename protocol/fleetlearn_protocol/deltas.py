@@ -27,7 +27,8 @@ def encode_delta(base: Vector, vector: Vector) -> bytes:
 
 
 def apply_delta(base: Buffer, delta: Buffer) -> bytes:
-    """Return the vector's bytes, made of those of ``base``. Raises ProtocolError (bad-encoding)."""
+    """Return the vector's bytes, made of the bytes of ``base``. Raises ProtocolError
+    (bad-encoding)."""
     size = memoryview(base).nbytes
     reader = zlib.decompressobj()
     try:

@@ -41,7 +41,7 @@ _ALIASES = {
         "Count",
     )
 }
-"""Types that the tables call by a name of their own."""
+"""Types that have a name in the tables."""
 _LIMITS = {
     "PROTOCOL_VERSION": messages,
     "MAX_CONTROL_BYTES": messages,

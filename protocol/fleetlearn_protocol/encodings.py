@@ -112,7 +112,7 @@ class Encoding:
             yield vector[None, whole:]
 
     def _read(self, content: Buffer, elements: int | None) -> Iterator[tuple[Bytes, int]]:
-        """Yield the bytes of the whole blocks, as rows, and then those of the rest as one, each
+        """Yield the bytes of the whole blocks, as rows, and then the rest's bytes as one row, each
         with the number of elements of a row. Raises ProtocolError (wrong-length)."""
         given, elements = self._given(content, elements)
         blocks, rest = divmod(elements, self.block)

@@ -192,7 +192,7 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     """What its owner calls it by, such as a region or a kind of camera. A plan may choose devices
     by them."""
     tier: Identifier | None = None
-    """The kind of device that it is. A plan may choose devices by it."""
+    """The kind of device, such as a phone. A plan may choose devices by tier."""
     charging: bool | None = None
     """Whether it is charging, or has mains power, now."""
     network: Literal["metered", "unmetered"] | None = None

@@ -1,9 +1,9 @@
 """What is signed where a coordinator signs its tasks.
 
-Ed25519 (RFC 8032), one signature for each message. The bytes begin with words of their own, so that
-a signature of anything else that the key may ever sign is none of a message. They have the device's
-name and what it drew at random for this connection: a message that was signed for another device,
-or earlier, is of no use.
+Ed25519 (RFC 8032), one signature for each message. The signed bytes begin with fixed words, so that
+a signature of anything else that the key may ever sign is no signature of a message. They hold the
+device's name and what the device drew at random for this connection: a message that was signed for
+another device, or earlier, is of no use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A bundle's manifest, and what a reader refuses of it."""
+"""A bundle's manifest, and manifests that a reader refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signatures: those of RFC 8032, and those of messages, made with the key of its first test."""
+"""Signatures: RFC 8032's, and messages' signatures, made with the key of the RFC's first test."""
 
 from __future__ import annotations
 

@@ -362,7 +362,7 @@ def _sweep(runs: list[Scenario], folder: Path, options: Options) -> None:
 
 
 def _side_by_side(runs: list[Scenario], folder: Path, options: Options, processes: int) -> None:
-    """Do each run in a process of its own."""
+    """Do each run in a separate process."""
     console, context = Console(stderr=True), get_context("spawn")
     # Its end here is closed to stop all of them: a signal may have reached this process alone.
     their_end, own_end = context.Pipe(duplex=False)

@@ -380,7 +380,7 @@ def prepare_sweep(runs: Sequence[Scenario], folder: Path, options: Options) -> N
 
 
 def summary_alone(scenario: Scenario, folder: Path, options: Options) -> dict[str, Any] | None:
-    """Run or resume a prepared folder, in a process of its own that heeds Ctrl-C. Returns the
+    """Run or resume a prepared folder, in a separate process that heeds Ctrl-C. Returns the
     summary; None if the run was stopped, or did not begin."""
     stop = STOP_REQUESTED.is_set
     outcome = None if stop() else simulate(scenario, folder, options, resume=True, should_stop=stop)

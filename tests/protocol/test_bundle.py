@@ -379,7 +379,7 @@ def test_packing_onto_itself_and_over_a_failure(folder: Path, tmp_path: Path) ->
         (b"", Code.BAD_MESSAGE, "does not fit"),
         (b"\xff" * 100, Code.BAD_MESSAGE, "does not fit"),
         (save(TENSORS)[:-1], Code.BAD_MESSAGE, "does not fit"),
-        (save(TENSORS) + bytes(4), Code.BAD_MESSAGE, "not those of its tensors"),
+        (save(TENSORS) + bytes(4), Code.BAD_MESSAGE, "not its tensors' bytes"),
         (
             save(TENSORS).replace(b"[2]", b"[3]"),
             Code.BAD_MESSAGE,

@@ -16,7 +16,7 @@ Need = Literal["proximal", "contrastive", "correction"]
 Personal = Literal["some", "normalisation", "in turns", "nothing"]
 """What of a bundle must stay on the devices: some parameters; those of all normalisation layers,
 and no others; some, with a step that can train them in turns with the others; nothing, since each
-device has a whole model of its own."""
+device has its own whole model."""
 
 
 class LocalAlgorithm(NamedTuple):
@@ -27,7 +27,7 @@ class LocalAlgorithm(NamedTuple):
     plain_sgd: bool = False
     """Whether the bundle's step must be plain gradient descent: its equations hold for no other."""
     tied: tuple[str, ...] = ()
-    """What devices keep from those of their tasks whose updates counted."""
+    """What devices keep from tasks whose updates counted."""
     counts_devices: bool = False
     """Whether the coordinator must know how many devices there are (``server.devices``)."""
     whole_updates: bool = False

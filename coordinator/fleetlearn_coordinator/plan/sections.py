@@ -273,7 +273,7 @@ class Stop(Section, frozen=True, kw_only=True):
     that is to be reached from below, no less than 0 for one of at least 0 that is to be reached
     from above; else the plan must say."""
     measured_by: Literal["round", "evaluation", "held-out"] = "round"
-    """Where the metric comes from: the devices of each round, before they train; those of an
+    """Where the metric comes from: the devices of each round, before they train; the devices of an
     evaluation; or held-out data."""
     epsilon: Annotated[float, Meta(gt=0, le=1e30)] | None = None
     """Stop when a round changes the model by less than this (L2 norm)."""
@@ -312,7 +312,7 @@ class Models(Section, frozen=True, kw_only=True):
     metric: Name | None = None
     """A metric of the bundle, or "loss". Default: stop.metric."""
     direction: Literal["above", "below"] = "above"
-    """Whether more of it is better, or less. Default: as for ``stop``."""
+    """Whether a larger value is better, or a smaller one. Default: as for ``stop``."""
     measured_by: Literal["round", "evaluation", "held-out"]
     """Where the metric comes from, as for ``stop``: the devices of the round that begins from the
     version, an evaluation of it, or held-out data. Default: stop.measured_by."""

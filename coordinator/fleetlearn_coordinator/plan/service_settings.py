@@ -79,7 +79,7 @@ class Limits(Section, frozen=True, kw_only=True):
     device_check_ins: Rate = 1.0
     """Check-ins of one device, per second."""
     exempt: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
-    """Networks whose addresses have no limits of their own: this machine, unless others are
+    """Networks whose addresses are not limited one by one: this machine, unless others are
     named."""
 
 
@@ -243,7 +243,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
 
     @property
     def own_origins(self) -> list[str]:
-        """The web pages that may connect: those of ``origins``, and the page's ``address``."""
+        """The web pages that may connect: ``origins``, and the page's ``address``."""
         own = self.page.address if self.page is not None else None
         return [*self.origins, *([own] if own is not None else [])]
 

@@ -74,7 +74,7 @@ def _check(name: str, value: object, kind: object) -> None:
 def _ask(function: Callable[[], Value | None]) -> Value | None:
     try:
         return function()
-    except Exception as error:  # the user's code: training must not end by it
+    except Exception as error:  # the user's code may raise anything, and training must go on
         log.warning(
             "what %s says is not stated: %s",
             getattr(function, "__name__", function),

@@ -1,4 +1,4 @@
-"""Keeps status.json up to date: what the owner of a device wants to know of it while it runs."""
+"""Keeps status.json up to date: what a device's owner wants to know while the device runs."""
 
 from __future__ import annotations
 

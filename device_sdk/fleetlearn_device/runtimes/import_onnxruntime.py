@@ -1,4 +1,4 @@
-"""Imports ONNX Runtime: only one distribution of it, and without PyTorch."""
+"""Imports ONNX Runtime: only one of its distributions, and without PyTorch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RuntimeUnavailableError(RuntimeError):
 
 
 def installed() -> list[str]:
-    """Return those of ``DISTRIBUTIONS`` that are installed in this environment."""
+    """Return which of ``DISTRIBUTIONS`` are installed in this environment."""
     distributions = []
     for name in DISTRIBUTIONS:
         try:

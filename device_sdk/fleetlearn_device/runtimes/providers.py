@@ -144,7 +144,7 @@ def borrow(array: NDArray[Any]) -> Any:
 
 
 def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], memory: str) -> Any:
-    """Return an OrtValue in memory of its own, whose values are not set."""
+    """Return an OrtValue in new memory, whose values are not set."""
     return import_onnxruntime().OrtValue.ortvalue_from_shape_and_type(
         list(shape), dtype.type, memory
     )
@@ -155,7 +155,7 @@ class Tensors:
     computes in.
 
     In the host's memory (``memory`` is None) they are the vector's own memory, and nothing is ever
-    copied. Elsewhere each has memory of its own: ``send`` copies the vector there, ``fetch`` copies
+    copied. Elsewhere each has its own memory: ``send`` copies the vector there, ``fetch`` copies
     the tensors back into the vector.
     """
 

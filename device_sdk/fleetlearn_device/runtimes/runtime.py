@@ -65,7 +65,7 @@ class Runtime(Protocol):
     ) -> None:
         """Copy a model in, for training to begin from. All are float32. Do not write to the anchor
         (``vector``, unless given) before the next ``load``: a runtime whose step does not read the
-        anchor keeps no copy of it.
+        anchor keeps no copy of the model.
 
         vector: shape (P,): the travelling parameters; the personal ones stay as they are. Or shape
         (local_size,): all. anchor: shape (P,). The travelling part of ``vector`` unless given.

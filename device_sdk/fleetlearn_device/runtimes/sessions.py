@@ -161,7 +161,7 @@ def _read_frozen_in_place(options: Any, file: str) -> None:
 def _graph_source(bundle: Bundle, file: str, provider: Provider) -> Iterator[str | bytes]:
     """Yield the graph's path, or its bytes; as the provider can run it.
 
-    Given a path, ONNX Runtime reads the file itself, so that no copy of it stays in memory. It maps
+    Given a path, ONNX Runtime reads the file itself, so that no copy stays in memory. It maps
     the file of frozen constants beside it, so that all sessions, and all processes, have one copy
     of these.
     """

@@ -661,7 +661,7 @@ class Session:
             note = Note(f"{wanted.name} is fetched from its beginning: {said}", True)
             return [note, *self._fetch(work, (replace(wanted, have=0), *others), now)]
         if wanted.instead is not None:
-            note = Note(f"{wanted.name} cannot be had, so all of it is fetched: {said}")
+            note = Note(f"{wanted.name} cannot be had, so the whole content is fetched: {said}")
             return [note, *self._fetch(work, (wanted.instead, *others), now)]
         return self._fail_task(work, "bad-bundle", f"fetching {wanted.name} was refused: {said}")
 

@@ -84,8 +84,8 @@ def note_let_in(folder: Path) -> None:
 
 def _write(folder: Path, credential: Credential) -> None:
     with os_errors_as_state_errors(folder):
-        # Readable by its owner alone from its first byte on, and of a name of its own: the command
-        # ``rotate`` may write at the same moment as the device.
+        # Readable by its owner alone from its first byte on, and under a name that no other
+        # process uses: the command ``rotate`` may write at the same moment as the device.
         descriptor, draft = mkstemp(prefix=f"{FILE}.", dir=folder)
         os.close(descriptor)
         write_durably(folder / FILE, msgspec.json.encode(credential), into=Path(draft))

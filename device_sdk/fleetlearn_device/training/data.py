@@ -59,7 +59,7 @@ class ArrayData:
     def rows(
         self, batch_size: int, seed: int | None, epoch: int = 0
     ) -> Iterator[slice | NDArray[np.int64]]:
-        """Yield which examples are in each batch of a pass. The arguments are those of
+        """Yield which examples are in each batch of a pass. The arguments are as for
         ``batches``."""
         if batch_size < 0:
             raise ValueError(

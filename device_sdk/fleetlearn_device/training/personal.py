@@ -2,7 +2,7 @@
 
 Steps, epochs and loss of the result are those of the passes that make the update. A time budget is
 shared in proportion to the passes; each of the two parts does at least one step. The personal
-passes draw from a seed of their own, so that Ditto's update is plain training's, bit for bit.
+passes draw from another seed, so that Ditto's update is plain training's, bit for bit.
 """
 
 from __future__ import annotations

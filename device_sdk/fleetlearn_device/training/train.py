@@ -76,9 +76,9 @@ class TrainingResult(NamedTuple):
     """What the device keeps for its next task (kept_state.py): float32, shape
     (kept_state_size,)."""
     examples: int
-    """n_k: the examples that the device has, as its passes gave them: the mean of the complete
-    passes, rounded; else those of the evaluation; else, where no pass was completed, as many as an
-    earlier pass gave, or as the data are said to have."""
+    """n_k, the examples that the device has: the mean of the complete passes, rounded. Where no
+    pass was completed: the evaluation's examples, or as many as an earlier pass gave, or as the
+    data are said to have."""
     steps: int
     epochs: float
     """Passes that were done; a fraction where the last one was cut short."""

@@ -1,4 +1,4 @@
-"""Carries out a task's training in a thread of its own, from the files in the state directory to a
+"""Carries out a task's training in a separate thread, from the files in the state directory to a
 report."""
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ export class Device {
   pause(): void {
     this.#paused = true;
     this.#interrupt();
-    this.#show(); // no run ends by it while another tab has the store
+    this.#show(); // no run ends here while another tab has the store
   }
 
   resume(): void {

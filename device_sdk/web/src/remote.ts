@@ -60,7 +60,7 @@ export function startDevice(worker: Worker, options: RemoteOptions): RemoteDevic
   return new RemoteDevice(worker, options);
 }
 
-/** A device in a worker. Its promises reject as those of `Device` do, and with Error where the worker itself failed. */
+/** A device in a worker. Its promises reject as `Device`'s promises do, and with Error where the worker itself failed. */
 export class RemoteDevice {
   readonly #worker: Worker;
   readonly #options: RemoteOptions;

@@ -124,8 +124,8 @@ def compare_results(
     expected: Tensors,
     effect: Mapping[str, float],
 ) -> float:
-    """Compare the graph's results with PyTorch's. effect: of rounding in PyTorch, which is allowed
-    besides.
+    """Compare the graph's results with PyTorch's. effect: what rounding changes in
+    PyTorch, which is allowed in addition.
 
     Returns the largest difference. Raises ExportError."""
     precision = compared.precision

@@ -57,7 +57,8 @@ class Doubled(Tensor):
     """A tensor that is float64 for autograd. Each operator gets a float64 copy of it, which is
     freed afterwards.
 
-    So a model in float64 takes no memory besides the float32 one. Views of it are such tensors too.
+    So a model in float64 takes no more memory than in float32. Views of such a tensor are
+    such tensors too.
     """
 
     def __new__(cls, inner: Tensor) -> Doubled:

@@ -9,7 +9,7 @@ _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linu
 
 
 LARGE = 2**27
-"""The system maps memory of its own for a result of at least this many bytes. Before one is made,
+"""The system maps separate memory for a result of at least this many bytes. Before one is made,
 freed memory goes back: it would stay beside the result."""
 
 

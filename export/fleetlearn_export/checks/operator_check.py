@@ -32,7 +32,7 @@ from fleetlearn_export.model.steps import Tensors
 RELATIVE = 1e-4
 """Difference that is always allowed, relative to the result's largest element."""
 TIMES_OWN_ERROR = 16
-"""The operator's own error times this is allowed in addition. Its own error is that of PyTorch in
+"""The operator's own error times this is allowed in addition. Its own error is PyTorch's error in
 float32, or the effect of nudged inputs: they show how large the error of a sum is that is
 mathematically 0."""
 SMALL = 0.1

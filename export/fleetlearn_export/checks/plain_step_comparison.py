@@ -50,10 +50,10 @@ def is_plain(step: TrainStep) -> bool:
 
 
 def compare_plain_steps(compared: ComparedSteps) -> CheckedStep:
-    """Compare a few plain steps. Each begins with the step's own parameters: in an export those of
-    the module trained in place, not the first ones.
+    """Compare a few plain steps. Each begins with the step's own parameters: in an export the
+    parameters of the module trained in place, not the first ones.
 
-    In float64 a step shows gradients so exactly that they need no runs of their own. Raises
+    In float64 a step shows gradients so exactly that they need no separate runs. Raises
     ExportError.
     """
     user, step, seed, precision = compared.user, compared.step, compared.seed, compared.precision
@@ -141,8 +141,8 @@ def _step_in_pytorch(
 def _effect_of_rounding(
     compared: ComparedSteps, inputs: Tensors, expected: _PlainResults
 ) -> dict[str, float]:
-    """Return how much rounding changes each result in PyTorch; nothing unless the precision is
-    widened by it."""
+    """Return how much rounding changes each result in PyTorch. Empty unless that widens the
+    precision."""
     effect: dict[str, float] = {}
     if not compared.precision.widened:
         return effect

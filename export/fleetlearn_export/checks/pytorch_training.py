@@ -36,7 +36,7 @@ class PyTorchStep(NamedTuple):
     """What one step in PyTorch gave."""
 
     given: Tensors
-    """The inputs of the next step: those of this one, with the new parameters and state."""
+    """The inputs of the next step: this step's inputs, with the new parameters and state."""
     results: Tensors
     """Named as the graph's outputs."""
 
@@ -205,7 +205,7 @@ class PyTorchTraining:
                 leaf.data = torch.empty(0, dtype=self.dtype)
 
     def _constant(self, value: Tensor) -> Tensor:
-        """Return the values as a tensor of the dtype, without memory of its own unless the model
+        """Return the values as a tensor of the dtype, without new memory unless the model
         writes into it."""
         if self.source.writes or not value.is_floating_point():
             return value.detach().to(

@@ -34,7 +34,7 @@ def trained_in_place(
     step with the module's new values; when the block ends, the module has its own again.
 
     A graph that holds a copy of what training changes is right at the initial values, and at no
-    others. So no graph is compared with PyTorch there. Each parameter has a rate of its own, so
+    others. So no graph is compared with PyTorch there. Each parameter has another rate, so
     that all of them move by percents. If no rate leads to finite numbers, the module stays as it
     is. The model is in training mode.
     """

@@ -2,7 +2,7 @@
 
 A weight is decoded in each step, by DequantizeLinear (int8), or by Cast and Mul (float16). ONNX
 Runtime must not do so once for all when it loads the graph, which would take the memory that the
-codes save. Nor may it merge the decoding into a product of its own (MatMulNBits), which rounds
+codes save. Nor may it merge the decoding into its own kind of product (MatMulNBits), which rounds
 activations too. It does either with constants alone; so codes are inputs of the graph with a
 default value, which no caller gives.
 

@@ -65,7 +65,7 @@ def frozen_values(model: onnx.ModelProto) -> list[str]:
 
 
 def candidates(model: onnx.ModelProto) -> list[str]:
-    """Return those of the frozen values that may become features: no product lies between them and
+    """Return the frozen values that may become features: no product lies between them and
     the step."""
     frozen, read = frozen_values(model), set[str]()
     inside = set(frozen)

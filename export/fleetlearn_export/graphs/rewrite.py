@@ -61,7 +61,8 @@ def _widen_numbers(graph: ir.Graph, node: ir.Node, inner: dict[ir.Value, Shape])
     There ONNX Runtime 1.31 would call its kernel for each element: a product of (1280, 320, 1, 1)
     and a number takes 3.0 ms, with the number as (1, 1, 1, 1) 0.08.
 
-    inner: shapes of values that the graph does not tell; those of this node's results are added.
+    inner: shapes of values that the graph does not tell; the shapes of this node's results are
+        added.
     """
     shapes = [
         inner.get(value) if value in inner else _shape(value)
@@ -136,7 +137,7 @@ def _remove_transpose_back(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _multiply_without_copies(node: ir.Node) -> None:
-    """Multiply with a matrix itself where PyTorch multiplies with a copy of it for each matrix of
+    """Multiply with a matrix itself where PyTorch multiplies with a copy for each matrix of
     the other operand.
 
     In evaluation a linear layer on a transposed sequence would copy its weights for each token: 1.4

@@ -196,7 +196,7 @@ class _Writer:
     def written(self, chains: Iterable[Chain]) -> list[NodeProto]:
         alike: dict[Form, list[Chain]] = defaultdict(list)
         for row in chains:
-            # with fewer operators a step takes longer: those of SGD are two for three
+            # With fewer operators (SGD has two for three parameters) a step takes longer.
             if len(row.nodes) >= row.copied:
                 alike[row.form].append(row)
         groups = (

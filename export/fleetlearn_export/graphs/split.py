@@ -107,7 +107,7 @@ def split(
     """Return the parts of a step's graph.
 
     shared: inputs that are the same in all steps.
-    batch: inputs that each step has of its own. All other inputs come from the step before.
+    batch: inputs that are others in each step. All other inputs come from the step before.
     carried: how many of the outputs, the first ones, are the next step's inputs.
     size: the bytes of each result.
     room: bytes that ``before`` and ``after`` may each read and make in a step. More stays in the

@@ -109,7 +109,7 @@ class _Block(NamedTuple):
     shared: list[str]
     """Nodes of the inputs that are the same for all devices."""
     batch: list[str]
-    """Nodes of the inputs that each step of each device has of its own."""
+    """Nodes of the inputs that are others in each step of each device."""
     outputs: list[str]
     """Names of the step's outputs: first those that the next step takes, then what is measured."""
     carried: dict[str, str]
@@ -140,7 +140,7 @@ class _Block(NamedTuple):
         made = dict(zip(before.outputs, self.run(before, whole), strict=True))
         slices = {node: torch.split(value, self.many.devices) for node, value in made.items()}
         slices |= {node: now[node].unbind(1) for node in self.batch}
-        crossing = []  # for each step, what ``after`` reads of it
+        crossing = []  # for each step, the values that ``after`` reads
         for number in range(self.many.steps):
             now |= {node: values[number] for node, values in slices.items()}
             results = self.run(core, now)

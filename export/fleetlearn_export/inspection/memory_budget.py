@@ -124,7 +124,7 @@ def within_budget(
 
 
 def _with_recomputed(graph: onnx.ModelProto, values: Values) -> Values:
-    """Return the values with those of what is computed again, which are like the first ones."""
+    """Return the values, and again the ones that are computed twice, which are like the first."""
     names = [name for node in graph.graph.node for name in node.output if name.endswith(AGAIN)]
     found = {**values, **{name: values[name.removesuffix(AGAIN)] for name in names}}
     later = [node for node in graph.graph.node if node.output[0].endswith(LATER)]

@@ -88,7 +88,7 @@ def check_name(what: str, name: object, kind: Any = Name) -> None:
 def named_batch(
     example: Sequence[Any], names: Sequence[str] | None, targets: int
 ) -> dict[str, Tensor]:
-    """Return the rows of the example that are used, by name, as tensors of their own. Raises
+    """Return the rows of the example that are used, by name, as new tensors. Raises
     ExportError."""
     if isinstance(example, Tensor) or not isinstance(example, Sequence):
         raise ExportError(

@@ -194,7 +194,7 @@ def skipped_by_chance(different: Set[str]) -> ExportError:
     return ExportError(
         f"parameter {first_of(different)} gets a gradient in one run and none in another, though "
         "PyTorch draws the same random numbers: a graph computes the same in each step. Where the "
-        "model chooses with random numbers of its own, such as layers to skip, switch that off "
+        "model chooses with its own random numbers, such as layers to skip, switch that off "
         "(layerdrop=0)"
     )
 

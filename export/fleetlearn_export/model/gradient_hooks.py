@@ -50,6 +50,6 @@ def refuse_accumulation_hooks(model: nn.Module) -> None:
                 f"parameter {name} has a hook of register_post_accumulate_grad_hook, which no "
                 "graph can call: there is no .grad in it. A hook that changes the gradient can be "
                 "exported as register_hook(...), whose function returns the new gradient. A hook "
-                "that does an optimizer's step: remove it, since the bundle has a step of its own "
+                "that does an optimizer's step: remove it, since the bundle has its own step "
                 "(step=LocalStep(...))"
             )

@@ -47,9 +47,9 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is active, all random numbers that PyTorch makes come from ``seed`` and the number
     of the draw.
 
-    That includes those of the backward pass. ``seed`` is an int64 scalar tensor, real or fake; 0 <=
-    seed < 2**53 (a graph cannot check it). The first random operator is draw 0, the next draw 1;
-    PyTorch's own generators, also those given as ``generator=``, are neither read nor advanced.
+    That includes the backward pass's numbers. ``seed`` is an int64 scalar tensor, real or fake;
+    0 <= seed < 2**53 (a graph cannot check it). The first random operator is draw 0, the next draw
+    1; PyTorch's own generators, also those given as ``generator=``, are neither read nor advanced.
     Uniform numbers are multiples of 2**-24 in [0, 1); Bernoulli probabilities are rounded up to a
     multiple of 2**-32. A tensor may have up to 2**31 elements. vmap batches the seed of a traced
     graph; when the code itself runs under vmap, PyTorch refuses random operators.

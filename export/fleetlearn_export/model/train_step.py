@@ -145,7 +145,7 @@ class TrainStep(NamedTuple):
         ExportError.
 
         dtype: what parameters, state and metrics must have. copies: whether the step gets copies of
-        its inputs, into which it may write, and each output is a tensor of its own.
+        its inputs, into which it may write, and each output is a new tensor.
         """
         return self.run_counting_draws(given, dtype, copies=copies)[0]
 

@@ -1,4 +1,4 @@
-"""The user's model with its loss, metrics and example, and the modules that are traced of it."""
+"""The user's model with its loss, metrics and example, and the modules that are traced."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class UserModel(NamedTuple):
         return {name: value[:SMALL_BATCH].clone() for name, value in self.batch.items()}
 
     def evaluation_draws(self) -> AbstractContextManager[object]:
-        """Return a context for one evaluation, in which the random numbers are those of eval.onnx
+        """Return a context for one evaluation, in which the random numbers are eval.onnx's
         and infer.onnx."""
         return drawn_from_fixed_seed() if self.random_evaluation else nullcontext()
 

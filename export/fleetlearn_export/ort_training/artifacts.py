@@ -58,7 +58,7 @@ def make_artifacts(user: UserModel, step: TrainStep) -> Artifacts:
     if step.random:
         return Artifacts(
             {},
-            "the step is random, and ONNX Runtime's training steps draw from a state of their own",
+            "the step is random, and ONNX Runtime's training steps draw from another state",
         )
     if step.personal:
         return Artifacts({}, "personal parameters are kept apart in the bundle's graph alone")

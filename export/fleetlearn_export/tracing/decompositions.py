@@ -178,7 +178,7 @@ def _indices_only_for_backward(graph: torch.fx.Graph) -> bool:
     """Whether only pooling's backward pass reads max-pooling's indices, so that they may be
     numbered in ONNX's way.
 
-    PyTorch numbers the elements of one image's channel, ONNX those of the whole array. Converting
+    PyTorch numbers the elements of one image's channel, ONNX the whole array's. Converting
     would cost a second pooling.
     """
     for node in graph.nodes:

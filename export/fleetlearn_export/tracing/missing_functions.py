@@ -1,4 +1,4 @@
-"""Functions that PyTorch computes with operators of their own, and ONNX does not have: running
+"""Functions that PyTorch computes with special operators, which ONNX does not have: running
 extrema and sums of exponentials, medians, histograms, the gamma function's logarithm."""
 
 from __future__ import annotations

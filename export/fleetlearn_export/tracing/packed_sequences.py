@@ -26,7 +26,7 @@ KINDS = {"LSTM": "LSTM", "GRU": "GRU", "RNN_TANH": "Tanh", "RNN_RELU": "Relu"}
 
 @contextmanager
 def packed_sequences_padded() -> Iterator[None]:
-    """While active, packing keeps the padding, and recurrent layers take what comes of it."""
+    """While active, packing keeps the padding, and recurrent layers take the padded sequences."""
     with ExitStack() as replaced:
         # PyTorch's functions look these two up at each call.
         for name, function in (("_pack_padded_sequence", pack), ("_pad_packed_sequence", unpack)):

@@ -128,7 +128,7 @@ def shards(random: Random, labels: NDArray[np.int64], devices: int, pieces: int)
 def drawn_dirichlet(
     random: Random, classes: Groups, concentration: NDArray[np.float64], size: int
 ) -> Indices:
-    """Draw the examples of one device: labels by shares of its own, as in ``dirichlet``; of each
+    """Draw the examples of one device: labels by its own shares, as in ``dirichlet``; of each
     label any examples."""
     counts = random.multinomial(size, random.dirichlet(concentration))
     inside = random.random(size) * np.repeat(classes.sizes, counts)

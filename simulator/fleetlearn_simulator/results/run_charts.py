@@ -34,7 +34,7 @@ from fleetlearn_simulator.results.run_folder import SCENARIO
 from fleetlearn_simulator.scenario.scenario import Scenario
 
 COLOURED_CAUSES = 9
-"""Causes that have a colour of their own. The others are shown as one."""
+"""Causes that have their own colour. The others are shown as one."""
 SAMPLE = 2000
 """Devices from which the availability of the population is estimated."""
 WINDOW = 14 * 86400.0

@@ -172,7 +172,7 @@ def expand(scenario: Scenario) -> list[Scenario]:
     """Return the runs of a sweep; the values of the last key change fastest. Without a sweep,
     return the scenario.
 
-    Each run has a name of its own, and its values in ``setting``. Raises SimulatorError if a
+    Each run has its own name, and its values in ``setting``. Raises SimulatorError if a
     combination is not a valid scenario.
     """
     if not scenario.sweep:

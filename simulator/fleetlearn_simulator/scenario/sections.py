@@ -173,7 +173,7 @@ class Availability(Section, frozen=True, kw_only=True):
     """bernoulli, diurnal: mean share of the devices that are online."""
     slot: Annotated[float, Meta(ge=1, le=86400)] | None = None
     """bernoulli, diurnal: seconds for which a device stays online or offline. Each device's slots
-    have a phase of their own."""
+    have their own phase."""
     swing: Annotated[float, Meta(ge=1, le=1e6)] | None = None
     """diurnal: the largest share of a day divided by the smallest."""
     peak: Annotated[float, Meta(ge=0, le=24)] | None = None

@@ -77,7 +77,7 @@ def make_backend(
     local = local_settings(scenario.plan, bundle)
     kept = NOTHING_KEPT if folder is None else row_files(folder, bundle.manifest, local.algorithm)
     backend = BACKENDS[kind](bundle, local, source_of(scenario, bundle), provider, kept)
-    threadpool_limits(1)  # now that all libraries are loaded, also those of the user's module
+    threadpool_limits(1)  # now that all libraries are loaded, the user's module's too
     return backend
 
 
@@ -193,7 +193,7 @@ def start_backend(
             make, divide, bundle.parameters()[: bundle.manifest.size], workers, ray_address, kept
         )
     # If a round is one block, one process trains it: to hand it to another would only cost time.
-    # Processes share a GPU by turns, and each takes memory of it for CUDA itself.
+    # Processes share a GPU by turns, and each takes some of its memory for CUDA itself.
     alone = provider != "cpu" or (
         kind == "vectorized" and not workers and _in_one_block(scenario, bundle, source)
     )

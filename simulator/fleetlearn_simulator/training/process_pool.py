@@ -1,4 +1,4 @@
-"""Training in several processes of this machine. Each has a back end of its own."""
+"""Training in several processes of this machine. Each has its own back end."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ def _send(pipe: Connection, results: Any, new_array: NewArray | None = None) -> 
         list[NDArray[np.float32]](),
     )
     left = np.empty(0, np.float32) if new_array is None else new_array()
-    for vector in vectors:  # before anything is sent: then all of it is there when it is read
+    for vector in vectors:  # before anything is sent, so that a reader finds the whole vector
         if vector.size <= left.size:
             left[: vector.size] = vector.ravel()
             left = left[vector.size :]

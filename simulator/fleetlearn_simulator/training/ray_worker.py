@@ -73,7 +73,8 @@ class Worker:
 
 
 def answer(function: Callable[[], Any]) -> Answer:
-    """Return what the function returns or raises. SystemExit is raised: Ray ends a worker by it."""
+    """Return what the function returns or raises. SystemExit is raised: by it Ray ends a
+    worker."""
     import ray
 
     node = ray.util.get_node_ip_address()

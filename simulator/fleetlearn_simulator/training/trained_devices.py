@@ -89,7 +89,7 @@ class TrainedDevices:
         )
 
     def copy(self) -> TrainedDevices:
-        """Return a copy in memory of its own."""
+        """Return a copy in new memory."""
         return _map(np.copy, [self])
 
     def table(self) -> NDArray[np.float64]:

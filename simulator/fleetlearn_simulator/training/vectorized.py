@@ -193,7 +193,7 @@ class Vectorized(PerDevice):
 
 
 class Block:
-    """Devices that are trained together, each in a lane of its own. Free lanes do no steps."""
+    """Devices that are trained together, each in its own lane. Free lanes do no steps."""
 
     def __init__(
         self, backend: Vectorized, inputs: RoundInputs, jobs: Sequence[Job], loads: Workloads

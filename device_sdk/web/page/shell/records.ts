@@ -1,4 +1,4 @@
-/** What the page itself keeps on this device: the drawings, and what the person chose. The SDK has a database of its own. */
+/** What the page itself keeps on this device: the drawings, and what the person chose. The SDK has another database. */
 
 import type { Stroke } from "../draw/preprocess.ts";
 
@@ -56,7 +56,7 @@ export interface Records {
   choose(change: (now: Choices) => Choices): Promise<Choices>;
   /** Delete all drawings and choices. */
   clear(): Promise<void>;
-  /** Delete all of it. The records are of no use afterwards. */
+  /** Delete the database. The records are of no use afterwards. */
   erase(): Promise<void>;
   /** Call this when another tab, or the browser, deleted the records. */
   onGone(gone: () => void): void;

@@ -30,7 +30,7 @@ interface Scope {
   addEventListener(name: "message", listener: (event: MessageEvent) => void): void;
 }
 const worker = globalThis as unknown as Scope;
-/** Pages of other folders of the same host have copies of their own. */
+/** Pages of other folders of the same host have their own copies. */
 const PREFIX = `fleetlearn-page ${worker.registration.scope} `;
 const NAME = PREFIX + VERSION;
 /** Has page.json. */
@@ -83,7 +83,7 @@ async function copy(path: string, request: Request): Promise<Response> {
   return answer;
 }
 
-/** Return what the network has, or the last copy of it. A network that asks for a login answers with a page of its own,
+/** Return what the network has, or the last copy of it. A network that asks for a login answers with its own page,
  * and a host that is being mended with an error: neither takes the copy's place. */
 async function newest(request: Request): Promise<Response> {
   const cache = await caches.open(SETTINGS);

@@ -120,7 +120,7 @@ export function keptWords(label: number | null, drawings: number, started = true
   return `${keptAs}${plural(drawings, "drawing")}.${next}`;
 }
 
-/** Return what the browser cannot tell of the person's conditions, in words; empty where it tells all of it. */
+/** Return what the browser cannot tell of the person's conditions, in words; empty where it tells everything. */
 export function cannotTellWords(cannotTell: DeviceState["cannotTell"] = []): string {
   const what = { charging: "whether this device charges", network: "what the network costs" };
   const unknown = cannotTell.map((one) => what[one]).join(" and ");

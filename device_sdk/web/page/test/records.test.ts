@@ -24,7 +24,7 @@ describe.each(["in the browser's database", "in memory"])("records %s", (where) 
     return openRecords();
   };
 
-  test("drawings are kept in order, each with a number of its own", async () => {
+  test("drawings are kept in order, each with its own number", async () => {
     const records = await open();
     expect(records.lasting).toBe(where !== "in memory");
     for (const label of [7, 1, 7]) await records.add(drawing(label));

@@ -2,7 +2,7 @@
 
 import { ProtocolError } from "./errors.ts";
 
-/** Return the vector's bytes, made of those of `base`. Rejects with ProtocolError (bad-encoding). */
+/** Return the vector's bytes, made of the bytes of `base`. Rejects with ProtocolError (bad-encoding). */
 export async function applyDelta(base: Uint8Array, delta: Uint8Array): Promise<Uint8Array> {
   const difference = await inflate(delta, base.length);
   if (difference.length !== base.length || base.length % 4 !== 0) {

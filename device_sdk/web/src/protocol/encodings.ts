@@ -62,7 +62,7 @@ export class Encoding {
     return largest;
   }
 
-  /** Call `visit` with the range of the elements of each block, and that of its bytes. Elements that stand alone are
+  /** Call `visit` with the range of the elements of each block, and the range of its bytes. Elements that stand alone are
    * one block: the fewer calls, the quicker. */
   #blocks(elements: number, visit: (elements: [number, number], bytes: [number, number]) => void): void {
     const step = this.block === 1 ? Math.max(elements, 1) : this.block;

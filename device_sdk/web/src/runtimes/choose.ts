@@ -1,4 +1,4 @@
-/** Which engine trains a bundle on this device: measured once with real steps of it, and remembered. */
+/** Which engine trains a bundle on this device: measured once with real steps of the bundle, and remembered. */
 
 import type { Store } from "../storage/store.ts";
 import { type Engine, type EngineName, isEngineName } from "./engine.ts";

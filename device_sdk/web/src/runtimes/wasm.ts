@@ -1,7 +1,7 @@
 /**
  * onnxruntime-web's WebAssembly on the processor, driven by the functions that it exports.
  *
- * The package's own `InferenceSession` copies each input into WebAssembly's memory and each output out of it at each run.
+ * The package's own `InferenceSession` copies each input into WebAssembly's memory, and each output out again, at each run.
  * Here tensors stay in that memory: a step moves its batch and its loss alone.
  */
 
@@ -121,7 +121,7 @@ class Memory {
 
   /** Return the bytes of a place. What is written to them is written to the memory, until it grows. */
   bytes(pointer: number, length: number): Uint8Array {
-    this.exports.getValue(0, "i32"); // makes HEAPU8 anew after another thread made the memory larger
+    this.exports.getValue(0, "i32"); // makes HEAPU8 again after another thread made the memory larger
     return this.exports.HEAPU8.subarray(pointer, pointer + length);
   }
 
@@ -265,7 +265,7 @@ class WasmGraph implements Graph {
     return Object.fromEntries(made.map((tensor, place) => [names[place]!, this.#taken(tensor)]));
   }
 
-  /** Run the graph once. Returns the tensors of the outputs that have no place of their own (`others`). */
+  /** Run the graph once. Returns the tensors of the outputs that no place was prepared for (`others`). */
   async #run(inputs: Values, outputs: Values, others: readonly string[]): Promise<number[]> {
     const { exports } = this.#memory;
     const names = [...Object.keys(outputs), ...others];

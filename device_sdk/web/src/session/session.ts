@@ -576,7 +576,7 @@ export class Session {
       return [note(text, true), ...this.#fetch(work, [{ ...wanted, have: 0 }, ...others], now)];
     }
     if (wanted.instead !== undefined) {
-      const text = `${wanted.name} cannot be had, so all of it is fetched: ${said}`;
+      const text = `${wanted.name} cannot be had, so the whole content is fetched: ${said}`;
       return [note(text), ...this.#fetch(work, [wanted.instead, ...others], now)];
     }
     return this.#failTask("bad-bundle", `fetching ${wanted.name} was refused: ${said}`);

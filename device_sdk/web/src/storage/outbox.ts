@@ -46,7 +46,7 @@ export class Outbox {
     this.#store = store;
   }
 
-  /** Make an update durable, and with it what the device keeps: all of it, or nothing. Rejects with StoreError. */
+  /** Make an update durable, and with it what the device keeps: everything, or nothing. Rejects with StoreError. */
   async save({ report, contents, bundle, keptState, tied, personal }: FinishedUpdate): Promise<void> {
     const changes: Record<string, Uint8Array> = { "pending/report": json(report), "pending/parts": joined(contents) };
     if (keptState.length > 0) changes[`kept/${bundle}`] = bytesOf(keptState);

@@ -1,4 +1,4 @@
-/** The order in which a device takes its examples: that of the Python SDK, so that both train the same steps. */
+/** The order in which a device takes its examples: the Python SDK's order, so that both train the same steps. */
 
 import { SplitMix64 } from "../protocol/splitmix64.ts";
 

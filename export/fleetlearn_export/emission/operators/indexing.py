@@ -32,7 +32,7 @@ REDUCTIONS = {
     "amax": "max",
     "amin": "min",
 }
-"""PyTorch's names -> those of ScatterElements."""
+"""PyTorch's names of reductions -> the names that ScatterElements has."""
 
 
 def embedding(
@@ -258,7 +258,7 @@ def index_put(
 
 
 def _added_rows(graph: Emitter, x: Value, chosen: Chosen, moved: str, rows: str) -> str:
-    """Add rows to those of ``moved``, whose first axes are the indexed ones, at the indices."""
+    """Add rows to the rows of ``moved``, whose first axes are the indexed ones, at the indices."""
     sizes = [x.shape[axis] for axis in chosen.axes]
     flat = ""
     for size, row in zip(sizes, chosen.indices, strict=True):
