@@ -138,6 +138,8 @@ def _read_tensors(
         hashed(content)
         return content
 
+    # safetensors: the header's length as a little-endian u64, the header as JSON, the tensors'
+    # bytes.
     start = 8 + int.from_bytes(read(8), "little")
     if length < start:
         raise ValueError(f"it has {length} bytes, and its header alone {start}")
@@ -155,6 +157,7 @@ def _read_tensors(
             )
     vector = empty_vector({name: row.shape for name, row in tensors.items()}, table)
     places, place = views(vector, table), 0
+    # The format allows no gaps and no overlaps: there is one file for the same tensors.
     for name, row in sorted(tensors.items(), key=lambda pair: pair[1].data_offsets):
         if row.data_offsets[0] != place:
             raise ValueError(
@@ -225,6 +228,7 @@ def pack_bundle(path: str | os.PathLike[str], target: str | os.PathLike[str]) ->
         packed = Path(folder, "packed")
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
             for file in (MANIFEST, *sorted(bundle.manifest.files)):
+                # Its date is 1980 unless another is given: the same bundle makes the same bytes.
                 entry = zipfile.ZipInfo(file)
                 # on every system as on Unix
                 entry.create_system, entry.external_attr = 3, 0o100644 << 16
@@ -282,6 +286,7 @@ def _opened(path: Path, file: str, size: int | None) -> Iterator[tuple[IO[bytes]
             raise FileNotFoundError
         with zipfile.ZipFile(path) as archive:
             entry = archive.getinfo(file)
+            # A compressed member could become any size when it is read.
             if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
                 raise BundleError(
                     Code.BAD_MESSAGE,

@@ -38,6 +38,7 @@ def apply_delta(base: Buffer, delta: Buffer) -> bytes:
         raise ProtocolError(
             Code.BAD_ENCODING, f"the difference cannot be decompressed: {error}"
         ) from None
+    # Without `eof` a stream that is cut off, or goes on beyond the size, would pass.
     if len(difference) != size or size % 4 or not reader.eof:
         text = f"the difference is of {len(difference)} bytes or more; the base has {size}"
         raise ProtocolError(Code.BAD_ENCODING, text)

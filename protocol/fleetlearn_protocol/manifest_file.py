@@ -51,12 +51,15 @@ def write_manifest(manifest: Manifest) -> bytes:
 def read_manifest(content: bytes) -> Manifest:
     """Read and check manifest.json. Raises BundleError, naming what is wrong and what was
     expected."""
+    # Before anything is decoded: the bytes come from somebody else.
     if len(content) > MAX_MANIFEST_BYTES:
         raise BundleError(
             Code.TOO_LARGE, f"a manifest of {len(content)} bytes; the limit is {MAX_MANIFEST_BYTES}"
         )
     try:
         content.decode()
+        # First format and version alone: a later version may have other fields, and its error must
+        # say so.
         envelope = msgspec.json.decode(content, type=_Envelope)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(

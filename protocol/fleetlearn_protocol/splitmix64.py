@@ -22,6 +22,7 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 def mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return SplitMix64's output for each state. Each bit depends on all bits of the state; no two
     are equal."""
+    # The paper's mix64variant13: these shifts and multipliers are David Stafford's.
     mixed = numbers ^ (numbers >> np.uint64(30))
     mixed *= _FIRST
     mixed ^= mixed >> np.uint64(27)
@@ -42,6 +43,7 @@ class Fractions:
         """Return the next fractions: float64, shape (count,)."""
         begin, self._drawn = self._drawn, self._drawn + count
         places = np.arange(begin // 2 + 1, (self._drawn + 1) // 2 + 1, dtype=np.uint64)
+        # Little-endian on every processor, so that the lower half is the first one everywhere.
         halves = mix(self._state + places * GAMMA).astype("<u8", copy=False).view("<u4")
         fractions: NDArray[np.float64] = halves[begin % 2 : begin % 2 + count] * 2.0**-32
         return fractions

@@ -67,6 +67,7 @@ def follow_parent(stop: Connection | None = None) -> None:
         watched: list[Any] = [parent.sentinel, *([] if stop is None else [stop])]
         while True:
             if parent.sentinel in wait(watched):
+                # sys.exit would end this thread alone.
                 os._exit(1)
             STOP_REQUESTED.set()
             watched = [parent.sentinel]

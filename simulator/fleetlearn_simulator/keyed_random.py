@@ -37,6 +37,7 @@ def normal(seed: int, purpose: str, *keys: Key) -> Floats:
     """Return standard normal numbers (Box and Muller, A Note on the Generation of Random Normal
     Deviates, 1958). The keys are broadcast."""
     hashed = _hash(seed, purpose, keys)
+    # log1p of the negative: the number may be 0 and is never 1, so the logarithm is always finite.
     radius = np.sqrt(-2 * np.log1p(-_unit(_more(hashed, 0))))
     return np.asarray(radius * np.cos(2 * np.pi * _unit(_more(hashed, 1))))
 
@@ -71,9 +72,11 @@ def _more(hashed: NDArray[np.uint64], key: Key) -> NDArray[np.uint64]:
     """The hash with one more key."""
     with np.errstate(over="ignore"):  # numpy would warn that scalars wrap around
         return np.asarray(
+            # One more, so that the key 0 changes the hash too.
             mix(hashed + (np.asarray(key, np.int64).view(np.uint64) + np.uint64(1)) * GAMMA)
         )
 
 
 def _unit(hashed: NDArray[np.uint64]) -> Floats:
+    # The upper 53 bits, which a float64 holds exactly.
     return np.asarray((hashed >> np.uint64(11)) * 2.0**-53)

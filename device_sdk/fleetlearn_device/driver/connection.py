@@ -147,6 +147,8 @@ class Connector:
             if self._session.stopping:
                 return
             self._failures = 0 if welcomed else self._failures + 1
+            # A coordinator whose messages make the device close each connection must not be asked
+            # again at once either.
             failures, timing = self._failures + self._session.faults, self._timing
             if self._dead_end is not None:
                 timing = timing._replace(cap=timing.slow_cap)
@@ -214,6 +216,8 @@ class Connector:
                 self._failing_since = None
                 self._enrolment.accepted()
                 await self._handle(lambda: session.connected(time.monotonic(), self._state()))
+                # One frame after the other: the next is read when the session's commands are
+                # carried out.
                 async for frame in socket:
                     await self._handle(partial(_received, session, frame))
                     welcomed = welcomed or isinstance(session.link, Online)

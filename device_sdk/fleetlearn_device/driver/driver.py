@@ -138,6 +138,7 @@ class Driver:
                 self._connector.connection.abort()
             connections.cancel()
             # A thread cannot be cancelled; the directory stays locked until the last one ended.
+            # Their errors were events, or come from being cancelled: here only the end matters.
             await asyncio.gather(connections, *self._jobs, return_exceptions=True)
             self._status.update("not connected", end=self._why_ended())
         if session.error is not None:

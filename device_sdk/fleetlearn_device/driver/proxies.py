@@ -86,6 +86,7 @@ async def find_proxy(uri: WebSocketURI) -> Proxy | None:
 def configured_proxy(uri: WebSocketURI) -> tuple[str, str] | None:
     """Return what names a proxy for this address, and the proxy's address as it is there. None:
     nothing does."""
+    # With the port, since NO_PROXY may name one.
     if proxy_bypass(f"{uri.host}:{uri.port}"):
         return None
     proxies = getproxies()

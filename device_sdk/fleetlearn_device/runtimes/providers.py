@@ -98,6 +98,8 @@ def open_provider(name: str) -> Provider:
     if provider.memory is not None:
         _load_libraries(onnxruntime)
         try:
+            # The first tensor there loads CUDA and opens the GPU: a session would fall back to the
+            # CPU, and only log it.
             allocate((), np.dtype(np.float32), provider.memory)
         except Exception as error:
             # ONNX Runtime's exceptions derive from Exception, or from RuntimeError.

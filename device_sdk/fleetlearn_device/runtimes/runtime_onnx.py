@@ -240,6 +240,7 @@ class OnnxRuntime:
                 # What is where it is read stays there.
                 inputs |= self._fixed | self._now.values
             run(self._session, self._binding, self._train, arrays, inputs, wait=self._copied)
+        # The graph cannot write where it reads. Two buffers take turns, and nothing is copied.
         self._now, self._next = self._next, self._now
         self._binding, self._next_binding = self._next_binding, self._binding
         self._fetched = not self._copied
@@ -258,6 +259,8 @@ class OnnxRuntime:
         examples, last = len(arrays[0]), self._last_examples
         self._last_examples = examples
         try:
+            # Recording costs a second session. A first batch of its size may be the only one, as
+            # the last of a pass is.
             if self._may_record and examples == last:
                 self._may_record = False
                 self._recorded = self._record(arrays)
@@ -297,6 +300,7 @@ class OnnxRuntime:
 
     def evaluate(self, batch: Batch) -> Evaluation:
         if self._evaluator is None:
+            # Late: a device that never evaluates needs no second session.
             self._evaluator = Evaluator(self._bundle, self._threads, self._provider, self._eval)
         return self._evaluator.evaluate(self._now.values, batch)
 

@@ -106,6 +106,7 @@ def make_session(
             Code.BAD_MESSAGE,
             f"{bundle.path}: ONNX Runtime {onnxruntime.__version__} cannot load {file}: {error}",
         ) from error
+    # ONNX Runtime falls back to the CPU without an error.
     if session.get_providers()[0] != chosen.name:
         raise unusable(provider, f"ONNX Runtime gave a session on {session.get_providers()[0]}")
     for what, actual, expected in (

@@ -239,6 +239,7 @@ class ContentCache:
 
     def _make_room(self, task: Task | Question, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
+        # The folder's time says when the bundle was last used: `bundles_by_use`.
         os.utime(folder)
         for old in bundles_by_use(self._path)[MAX_BUNDLES:]:
             self.delete_bundle(old.name)

@@ -20,6 +20,7 @@ def write_durably(path: Path, *contents: Buffer, into: Path | None = None) -> No
         file.truncate()
         file.flush()
         os.fsync(file.fileno())
+    # The name must not be durable before the bytes: a power cut would leave an empty file.
     aside.replace(path)
     sync_folder(path.parent)
 
@@ -44,6 +45,7 @@ def allocate(path: Path, size: int) -> None:
             except OSError as error:
                 if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
                     raise
+        # Zeros that are written take room everywhere, unless the file system compresses.
         block = bytes(2**20)
         for start in range(0, size, len(block)):
             file.write(block[: size - start])

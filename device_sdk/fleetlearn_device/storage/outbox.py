@@ -108,6 +108,8 @@ class Outbox:
         if personal is not None:
             files["own"] = kept_states.file_contents(personal)
         with os_errors_as_state_errors(self._path):
+            # The report comes last: it makes the files before it count. A process that dies earlier
+            # leaves files that no report names, and `_settle` deletes these.
             write_durably(self._update(report), *contents, into=self._reserved("update"))
             for name, pieces in files.items():
                 write_durably(

@@ -158,6 +158,7 @@ def is_running(directory: Path) -> bool:
 
 def _lock(directory: Path) -> BinaryIO:
     """Return the lock file, locked until it is closed or the process ends, however that happens."""
+    # "a" makes the file and never empties one that another process has locked.
     file = (directory / "lock").open("ab")
     try:
         for _ in range(LOCK_TRIES):
@@ -182,6 +183,7 @@ def _try_lock(file: BinaryIO, shared: bool = False) -> bool:
         else:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
+        # Systems differ in which of these says that another process holds the lock.
         if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EWOULDBLOCK, errno.EDEADLK):
             raise
         return False

@@ -92,6 +92,7 @@ def encode_parts(
             if name == UPDATE and leaves_residual(encoding.name):
                 part = part + tied.get(RESIDUAL, np.float32(0))
                 contents[name] = encoding.encode(part, seed)
+                # What the bytes mean, not what was chosen: the values may be rounded too.
                 left[RESIDUAL] = part - encoding.decode(contents[name], len(part))
             else:
                 contents[name] = encoding.encode(part, seed)

@@ -42,6 +42,7 @@ def permutations(
         numbers.sort(axis=1)
     else:
         there = np.arange(most) < examples[:, None]
+        # Rows have unlike lengths: what is not there sorts behind everything, and is 0 at last.
         numbers[~there] = np.uint64(2**64 - 1)
         numbers.sort(axis=1)
         numbers[~there] = 0

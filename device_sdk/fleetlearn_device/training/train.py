@@ -289,6 +289,7 @@ def evaluate_data(
     data = as_data(data).fit(runtime.manifest.batch)
     examples, loss_sum = 0, 0.0
     metric_sums = dict.fromkeys(runtime.manifest.metrics, 0.0)
+    # Without a seed: in the data's own order, since sums do not depend on it.
     for batch in data.batches(min(batch_size or EVALUATION_BATCH, EVALUATION_BATCH), None):
         if should_stop():
             raise StoppedError("evaluation was stopped")
@@ -335,6 +336,7 @@ def _passes(
     for epoch in range(epochs):
         seen = 0
         for batch in data.batches(batch_size, seed, epoch):
+            # Here and not at the beginning: data of the user's own are known only as they come.
             arrays = check_batch(batch, runtime.manifest.batch)
             seen += len(arrays[0])
             if seen > data.examples:

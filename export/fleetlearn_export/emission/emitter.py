@@ -123,6 +123,7 @@ class Emitter:
             # ONNX Runtime 1.31 crashes where LayerNormalization has "" as its last input
             names.pop()
         attributes = {name: value for name, value in attributes.items() if value is not None}
+        # repr, since attributes may be lists and graphs, which have no hash.
         key = (operator, *names, outputs, repr(sorted(attributes.items())))
         if key not in self._made:
             made = [self._new_name() for _ in range(outputs)]
@@ -148,6 +149,7 @@ class Emitter:
 
     def array(self, value: Array) -> str:
         """Return the name of a constant that holds the array. Equal arrays are one constant."""
+        # ascontiguousarray would give a scalar an axis.
         value = np.ascontiguousarray(value) if value.ndim else value
         key = (value.dtype.str, value.shape, sha256(value.data).digest())
         if key not in self._constant_names:

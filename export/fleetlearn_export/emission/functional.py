@@ -63,6 +63,8 @@ class _Rewriting:
         if operator is not None and operator._schema.is_mutable:
             self._write(node, operator)
             return
+        # A view keeps its place in the graph; it is taken again only where it is read after a
+        # write.
         self._now[node] = self.graph.node_copy(node, self._present)
         source = _viewed(node, operator)
         if source is not None:

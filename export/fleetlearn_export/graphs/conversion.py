@@ -82,6 +82,7 @@ def clean(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
     """Return the graph without what is double or not used, and rewritten for speed. Raises
     ExportError."""
     model.ir_version = IR_VERSION
+    # PyTorch's exporter writes functions; what follows, and runtimes, know operators alone.
     passes.InlinePass()(model)
     rewrite(model.graph)
     for cleaning in (
@@ -205,6 +206,8 @@ def write_with_parameters(
     inputs = [input_ for input_ in graph.input if not input_.name.startswith("param.")]
     del shell.graph.input[:]
     shell.graph.input.extend(inputs)
+    # protobuf writes fields in the order of their numbers. So what is serialised without the
+    # initializers falls into a part before them and one behind them.
     before, after = _around(shell.graph, "initializer")
     sizes = [len(head) + array.nbytes for head, array in tensors]
     heads = [
@@ -230,6 +233,7 @@ def write_with_parameters(
 
 def _message(name: str, array: Array) -> tuple[bytes, Array]:
     """Return an initializer's message up to its raw bytes, and the array in C order."""
+    # ascontiguousarray gives a scalar an axis.
     array = np.ascontiguousarray(array).reshape(array.shape)
     row = TensorProto(
         name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape
@@ -255,6 +259,7 @@ def _key(message: Any, field: str, size: int) -> bytes:
     """Return protobuf's key of a field, and the length of what follows: numbers of seven bits a
     byte, lowest first."""
     varint = bytearray()
+    # The lowest three bits are the wire type: 2, a length and then bytes.
     for number in (message.DESCRIPTOR.fields_by_name[field].number << 3 | 2, size):
         while number > 127:
             varint.append(number & 127 | 128)

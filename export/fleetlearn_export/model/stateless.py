@@ -79,6 +79,7 @@ def holding(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         finally:
             for row, values, gradient in own:
                 row.grad = None
+                # In this order: PyTorch checks a gradient against the data that it belongs to.
                 row.data = values
                 row.grad = gradient
 
@@ -113,6 +114,7 @@ def attributes_restored(model: nn.Module) -> Iterator[None]:
     containers = [
         value for row in own for value in row.values() if type(value) in (dict, OrderedDict, list)
     ]
+    # The same objects get their contents back, since others may refer to them.
     before = [(value, copy(value)) for value in (*own, *containers)]
     try:
         yield

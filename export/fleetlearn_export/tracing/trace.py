@@ -179,6 +179,7 @@ def _recorded(
     formulas: Formulas,
 ) -> Recorded:
     shapes = ShapeEnv()
+    # Real tensors may meet stand-ins: the user's own constants, and frozen parameters.
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
     stand_ins = []
     for name, value in arguments.items():
@@ -188,6 +189,7 @@ def _recorded(
             )
             continue
         axes = [
+            # Equal sizes get one symbol: all arrays of a batch have as many examples.
             DimDynamic.DUCK if rows[name] == axis else DimDynamic.STATIC
             for axis in range(value.dim())
         ]
@@ -253,6 +255,7 @@ def trace_step(
     """
     # Nobody reads the values, so parameters and all that is like them take no memory: empty
     # tensors, not written into.
+    # Index arrays and sizes in a batch may be read while it is traced.
     real = ("batch.", "hyper.", "seed")
     arguments = {
         name: value.clone() if name.startswith(real) else torch.empty_like(value)

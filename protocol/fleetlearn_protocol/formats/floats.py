@@ -55,6 +55,8 @@ def _decode_float16(content: Bytes, elements: int) -> Vector:
 
 def _encode_bfloat16(rows: Vector, fractions: Fractions) -> Bytes:
     bits = np.ascontiguousarray(rows, "<f4").view("<u4")
+    # Round to nearest, ties to even: half of the dropped bits' range is added, less one unless the
+    # last bit that is kept is odd.
     rounded = bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
     halves: NDArray[np.uint16] = (rounded >> np.uint32(16)).astype("<u2")
     _refuse_infinity("bfloat16", rows, halves, 0x7F80)
@@ -69,6 +71,8 @@ def _decode_bfloat16(content: Bytes, elements: int) -> Vector:
 
 def _check_halves(infinity: int, decode: Any, content: Bytes, elements: int) -> float:
     magnitudes = content.view("<u2") & np.uint16(0x7FFF)
+    # Without their signs, the bits of halves are in the order of their magnitudes, and infinity and
+    # NaN come last.
     largest = magnitudes.max(initial=0)
     if largest >= infinity:
         index = int(np.flatnonzero(magnitudes.reshape(-1) >= infinity)[0])

@@ -36,6 +36,7 @@ def quantise(rows: Vector, levels: int, fractions: Fractions) -> tuple[Vector, N
     scales = np.where(
         scales * np.float64(levels) < largest, np.nextafter(scales, np.float32(np.inf)), scales
     )
+    # In float64: a quotient that float32 had rounded would no longer be right on average.
     ratios = rows / np.where(scales == 0, 1.0, scales.astype(np.float64))
     ratios += fractions.next(rows.size).reshape(rows.shape)
     return scales, np.floor(ratios, out=ratios).astype(np.int8)
@@ -76,6 +77,7 @@ def _decode_int8(content: Bytes, elements: int) -> Vector:
 
 def _check_int8(content: Bytes, elements: int) -> float:
     integers = content[:, SCALE:].view(np.int8)
+    # As int16, since 128 is no int8: an encoder of somebody else may send -128.
     greatest = np.maximum(
         integers.max(axis=1).astype(np.int16), -integers.min(axis=1).astype(np.int16)
     )

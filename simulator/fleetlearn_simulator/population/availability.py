@@ -148,6 +148,7 @@ class _Slots:
         """Return whether the devices, along the last axis, are online in these slots."""
         share: float | Floats = self.share
         if self.amplitude:
+            # The middle of a slot decides for all of it.
             hours = (self.begin(slots + 0.5) + self.offset) / 3600
             share = self.share * (1 + self.amplitude * np.cos(2 * np.pi / 24 * (hours - self.peak)))
         return np.asarray(
@@ -169,6 +170,7 @@ def _slots_change(scenario: Scenario, ids: Ids, t: float, *, online: bool) -> Fl
         changes = changed.any(axis=0)
         begin = np.take_along_axis(slots.begin(numbers), changed.argmax(axis=0)[None], axis=0)[0]
         end[todo[changes]] = begin[changes]
+        # Most devices change within a few slots. The rest look twice as far each time.
         todo, ahead, block = todo[~changes], ahead + block, min(2 * block, 1024)
     return np.asarray(np.clip(end, t, t + HORIZON))
 

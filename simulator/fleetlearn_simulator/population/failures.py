@@ -93,6 +93,7 @@ def sample_task_fates(
     crash = _by_tier(scenario, "crash")
     chance = failures.stragglers or any(crash) or any(any(rates) for rates, _ in hazards)
     luck = (
+        # Always seven, so that one more kind of failure changes none of the others' numbers.
         keyed_random.uniform(scenario.seed, "fate", ids, round, keyed_random.COLUMN[:7])
         if chance
         else np.zeros((7, count))
@@ -225,6 +226,7 @@ def _training(
         before = before + EVALUATION_COST * batches * step
     if local.algorithm == "scaffold-gradient":  # the gradient of all data takes a pass by itself
         before = before + batches * step
+    # The device's session leaves this time for the upload (its UPLOAD_MARGIN).
     part, most = UPLOAD_MARGIN
     left = deadline - download - min(part * deadline, most)
     if local.time_budget is not None:

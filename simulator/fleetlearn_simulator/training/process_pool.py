@@ -151,6 +151,7 @@ class _Worker:
         self._start()
 
     def _start(self) -> None:
+        # A forked process would lack ONNX Runtime's threads, and could inherit their locks.
         context = multiprocessing.get_context("spawn")
         self.pipe, end = context.Pipe()
         self.memory = make_shared_arrays(1 + UPDATE_ARRAYS)
@@ -223,6 +224,7 @@ class _Worker:
     def end(self) -> None:
         self.pipe.close()
         if self.blocks:
+            # Its results are of no use, and a block may take minutes.
             self.process.terminate()
         self.process.join()
         self.process.close()
@@ -403,6 +405,7 @@ def _read(pipe: Connection, array: NDArray[Any]) -> None:
 
 def _portable(error: Exception) -> Exception:
     try:
+        # An exception whose __init__ takes more than its args is pickled, and cannot be read again.
         pickle.loads(pickle.dumps(error))
     except Exception:
         portable = SimulatorError(f"{type(error).__name__}: {error}")

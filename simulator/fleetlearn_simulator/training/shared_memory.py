@@ -29,6 +29,7 @@ class SharedArrays:
         """``file``: a descriptor of the memory, which this object closes. Default: new memory.
         Raises OSError."""
         self.count = count
+        # Memory with a name in /dev/shm would stay behind where the process is killed.
         self._file = os.memfd_create("fleetlearn") if file is None else file
         finalize(self, os.close, self._file)
         os.ftruncate(self._file, count * ARRAY_BYTES)
@@ -47,6 +48,7 @@ class SharedArrays:
         """Return the array with this index. Calls ``give_back`` with the index when nobody holds
         the array or a part of it any more."""
         flat = self._flat(index, shape)
+        # At the end of the process nobody is there to be given it back.
         finalize(flat, give_back, index).atexit = False
         return flat.reshape(shape)
 

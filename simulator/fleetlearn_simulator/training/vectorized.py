@@ -304,6 +304,8 @@ class Block:
         call, batch)."""
         missing = self.backend.many.steps - rows.shape[1]
         if missing:
+            # The graph takes a fixed number of steps. What these rows hold is computed and counts
+            # nowhere.
             rows = np.concatenate([rows, np.repeat(rows[:, :1], missing, axis=1)], axis=1)
         feed = self.feed | {"steps": steps}
         for row, array in zip(
@@ -311,6 +313,7 @@ class Block:
         ):
             feed[f"batch.{row.name}"] = array
         if self.manifest.random:
+            # As `train` draws: step k from seed + k.
             feed["seed"] = (self.seeds + self.done) % SEEDS
         outputs = self.backend.session.run(self.backend.names, feed)
         self.feed |= zip(self.backend.carried, outputs, strict=False)

@@ -99,6 +99,8 @@ export class Enrolment {
 function randomText(bytes: number): string {
   const random = crypto.getRandomValues(new Uint8Array(bytes));
   const coded = btoa(String.fromCharCode(...random))
+    // base64url (RFC 4648, section 5) without padding: a subprotocol's name takes no "=" and no
+    // "/".
     .replaceAll("+", "-")
     .replaceAll("/", "_")
     .replace(/=+$/, "");

@@ -65,6 +65,7 @@ export class Outbox {
     const room: Record<string, Uint8Array> = {};
     for (let begin = 0; begin < bytes; begin += PIECE) room[`pending/room/${begin}`] = piece.subarray(0, bytes - begin);
     try {
+      // Without durability: this only asks whether there is room.
       await this.#store.write(room, false);
     } catch (error) {
       if (!(error instanceof StoreError) || error.reason !== "full") throw error;
@@ -162,6 +163,7 @@ export class Outbox {
 
 /** Return bytes that a database cannot compress. */
 function noise(bytes: number): Uint8Array {
+  // getRandomValues gives 65,536 bytes at most.
   const made = new Uint8Array(bytes);
   for (let begin = 0; begin < bytes; begin += RANDOM) crypto.getRandomValues(made.subarray(begin, begin + RANDOM));
   return made;
