@@ -18,6 +18,8 @@ from fleetlearn_coordinator.plan.toml_errors import near
 
 RELATED = ("local", "round", "staleness", "aggregation", "server", "stop", "evaluation", "models")
 """The sections whose defaults depend on the recipe or on each other."""
+# Bonawitz et al., "Towards Federated Learning at Scale" (arXiv 1902.01046), typically select 130 %
+# of the devices that they want to hear from.
 SYNCHRONOUS: Mapping[str, Any] = {"over_selection": 1.3, "gather": 5.0, "late": "discard"}
 """Defaults of what only synchronous rounds have."""
 

@@ -203,7 +203,9 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         has too. ``buffers``: as for ``aggregator``."""
         parts = EXCHANGES[self.local.algorithm].parts
         return {
-            part: self.aggregator(buffers) if part == UPDATE else aggregators.MEAN for part in parts
+            # SCAFFOLD's c and its kin are means by definition, whatever the aggregator of updates.
+            part: self.aggregator(buffers) if part == UPDATE else aggregators.MEAN
+            for part in parts
         }
 
     def round_rules(self, manifest: Manifest) -> RoundRules:
@@ -266,6 +268,8 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
             raise self._misfit(
                 f"local.adaptive_mu = true needs a step with {SWITCHES['proximal']}.", manifest
             )
+        # The bundle has a term that the recipe does not use: its weight is 0, and `remarks` says
+        # so.
         if terms and not set(terms) & set(needs):
             given.setdefault("mu", 0.0)
         values = {key: given.get(key, default) for key, default in declared.items()}
@@ -353,6 +357,7 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
                 f"cohort of {self.round.cohort} (round.goal * round.over_selection); no round "
                 "could be full"
             )
+        # A device that checks in is connected before another one leaves for it.
         elif self.pace.connected is not None and self.pace.connected >= service.max_connections:
             text = (
                 f"max_connections = {service.max_connections} of the service is not more than "

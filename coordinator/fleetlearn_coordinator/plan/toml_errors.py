@@ -117,6 +117,7 @@ def _mistake(
         msgspec.convert(value, kind, dec_hook=dec_hook)
         return None
     except msgspec.ValidationError as error:
+        # The innermost value is what the author wrote wrong; a table is refused for its parts.
         for key_path, part, its_kind in _parts(value, kind, key):
             if part is MISSING:
                 return f"{key_path} is missing; a {what} must have it"
@@ -137,6 +138,7 @@ def _parts(value: Any, kind: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
     if get_origin(kind) is Annotated:
         yield from _parts(value, get_args(kind)[0], key)
     elif get_origin(kind) in (Union, UnionType):
+        # The first alternative with a mistake in a part names it; one that fits has none.
         for alternative in get_args(kind):
             yield from _parts(value, alternative, key)
     elif isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):

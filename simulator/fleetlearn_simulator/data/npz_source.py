@@ -134,6 +134,7 @@ def _drawn(settings: DataSection, seed: int, size: int, pool: Pool) -> Source:
             return partitions.drawn_dirichlet(random, groups, prior, count)
         if kind == "shards":
             return partitions.drawn_shards(random, groups.order, pieces, count)
+        # With more devices than values in the column, several devices share one.
         own = groups.of(device % len(groups.sizes)) if kind == "column" else groups.order
         return own[random.integers(len(own), size=count)]
 
@@ -164,6 +165,7 @@ def _pool(settings: DataSection, seed: int, inputs: Sequence[Input], base: Path)
     groups = partitions.group(
         values[mixed] if settings.kind == "column" else np.zeros(total, np.int64)
     )
+    # 1e-9: a tenth of ten is one, and not 0.9999999999.
     training_sizes = groups.sizes - np.floor(groups.sizes * settings.test + 1e-9).astype(np.int64)
     out = np.empty(total, bool)
     rank = np.arange(total) - np.repeat(groups.starts[:-1], groups.sizes)

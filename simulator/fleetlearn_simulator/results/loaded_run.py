@@ -172,11 +172,13 @@ def thinned(values: Floats, most: int = 1000) -> NDArray[np.int64]:
     count = len(values)
     if count <= most:
         return np.arange(count)
+    # Each stretch gives two points.
     edges = np.linspace(0, count, most // 2, dtype=np.int64)
     pairs = [
         (begin + int(np.argmin(values[begin:end])), begin + int(np.argmax(values[begin:end])))
         for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
     ]
+    # The line must begin and end where the run does.
     return np.unique([0, count - 1, *(index for pair in pairs for index in pair)])
 
 
@@ -217,6 +219,7 @@ def swept_keys(runs: Iterable[LoadedRun]) -> list[str]:
     for key in varied:
         known = set(zip(*(columns[name] for name in kept), strict=True)) if kept else set()
         joint = set(zip(*(columns[name] for name in (*kept, key)), strict=True))
+        # A key that follows from those before makes no new combination of values.
         if not kept or len(joint) > len(known):
             kept.append(key)
     return kept

@@ -134,6 +134,7 @@ def participation(run: LoadedRun) -> Participation:
         np.array([counts[number] for number in range(len(tiers))], np.float64)
         for counts in (tasks, reports)
     )
+    # A tier without tasks, or a run without reports, is NaN: shown as absent.
     with np.errstate(invalid="ignore", divide="ignore"):
         return Participation(
             list(tiers), accepted / assigned, accepted / accepted.sum() / (shares / shares.sum())
