@@ -48,11 +48,11 @@ def main() -> None:
     for seed in range(int(seeds)):
         # A head of one's own for each seed; what else is trained begins as it was pretrained.
         vector, random = first.copy(), np.random.default_rng(seed)
-        for row in runtime.manifest.parameters:
-            if row.name == f"{head}.weight":
-                size = int(np.prod(row.shape))
-                vector[row.offset : row.offset + size] = (
-                    random.uniform(-1, 1, size) / row.shape[1] ** 0.5
+        for parameter in runtime.manifest.parameters:
+            if parameter.name == f"{head}.weight":
+                size = int(np.prod(parameter.shape))
+                vector[parameter.offset : parameter.offset + size] = (
+                    random.uniform(-1, 1, size) / parameter.shape[1] ** 0.5
                 )
         runtime.load(vector)
         for epoch in range(int(epochs)):

@@ -253,7 +253,7 @@ def flower(settings: Settings, launched: float) -> Figures:
         "device_rounds_per_s": done / (clock[-1] - clock[warm - 1]),
         "cpu_us_per_device_round": 1e6 * cpu_between(*used) / done,
         "first_round_s": clock[0] - launched,
-        "peak_rss_mib": sum(row.peak_rss for row in used[1].values()),
+        "peak_rss_mib": sum(usage.peak_rss for usage in used[1].values()),
         "loss": mean_loss(model, data),
     }
 

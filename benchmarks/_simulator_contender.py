@@ -64,7 +64,7 @@ def simulator(settings: Settings, launched: float) -> Figures:
         "parent_cpu_us_each": 1e6 * (end_cpu - begin_cpu) / reports,
         "clock_ms_per_round": 1e3 * (end - begin) / rounds,
         "parent_peak_rss_mib": used[1][os.getpid()].peak_rss,
-        "peak_rss_mib": sum(row.peak_rss for row in used[1].values()),
+        "peak_rss_mib": sum(usage.peak_rss for usage in used[1].values()),
         "reports": reports / rounds,
         "lost": sum(done.summary["lost"].values()) / len(marks),
         "loss": done.summary["metrics"]["loss"],

@@ -237,7 +237,7 @@ def main() -> None:
             ) as server:
                 runs.append(asyncio.run(beside(server, name, chosen)))
             print(".", end="", flush=True, file=sys.stderr)
-        results[name] = {key: measure.middle([row[key] for row in runs]) for key in runs[0]} | {
+        results[name] = {key: measure.middle([run[key] for run in runs]) for key in runs[0]} | {
             "runs": runs
         }
     print(file=sys.stderr)
@@ -253,7 +253,9 @@ def main() -> None:
         "idle_rss_mib": "before",
         "log_kib_per_second": "log, KiB/s",
     }
-    rows = [(name, *(measure.show(row[key]) for key in columns)) for name, row in results.items()]
+    rows = [
+        (name, *(measure.show(value[key]) for key in columns)) for name, value in results.items()
+    ]
     print(measure.table([("attack", *columns.values()), *rows]))
     ratios = [row["ratio"]["median"] for row in results.values()]
     print(f"\nleast ratio {min(ratios):.2f}, median {statistics.median(ratios):.2f}")

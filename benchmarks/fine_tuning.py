@@ -130,8 +130,8 @@ def exported(
         if FROZEN in files:
             with_constants(graph, made.bundle.read(FROZEN))
         feature_bytes = sum(
-            np.dtype(row.dtype).itemsize * prod(row.shape)
-            for row in made.bundle.manifest.computed_features
+            np.dtype(feature.dtype).itemsize * prod(feature.shape)
+            for feature in made.bundle.manifest.computed_features
         )
         found[name] = (
             made.bundle,

@@ -115,7 +115,7 @@ def _trained(
     options.intra_op_num_threads = 1
     graph = with_every_rounding(onnx.load(bundle.path / TRAIN)).SerializeToString()
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    names = [row.name for row in session.get_outputs()]
+    names = [output.name for output in session.get_outputs()]
     parameters, state = bundle.manifest.parameters, bundle.manifest.state
     values = {
         f"param.{name}": value for name, value in views(bundle.parameters(), parameters).items()
@@ -131,7 +131,8 @@ def _trained(
         values = {name: results[f"next.{name}"] for name in values}
         losses.append(float(results["loss"]))
     trained = {
-        row.name: torch.from_numpy(np.array(values[f"param.{row.name}"])) for row in parameters
+        parameter.name: torch.from_numpy(np.array(values[f"param.{parameter.name}"]))
+        for parameter in parameters
     }
     return float(np.mean(losses[-LAST:])), trained
 

@@ -131,7 +131,7 @@ def compare(turns: list[dict[str, dict[str, Any]]], name: str, tolerance: float)
     for kind in turns[0]:
         runs = [turn[kind][name] for turn in turns]
         eager = [turn["eager"][name] for turn in turns]
-        failed = [row["failed"] for row in runs if "failed" in row]
+        failed = [run["failed"] for run in runs if "failed" in run]
         failed += [f"eager failed: {row['failed']}" for row in eager if "failed" in row]
         pairs = (
             []
@@ -148,7 +148,7 @@ def compare(turns: list[dict[str, dict[str, Any]]], name: str, tolerance: float)
             continue
         for row, other in zip(runs, eager, strict=True):
             row["ratio"] = row["clock_ms_per_step"] / other["clock_ms_per_step"]
-        figures[kind] = {key: measure.middle([row[key] for row in runs]) for key in runs[0]} | {
+        figures[kind] = {key: measure.middle([run[key] for run in runs]) for key in runs[0]} | {
             "runs": runs
         }
     return figures

@@ -151,7 +151,7 @@ def main() -> None:
         )
         for _ in range(chosen.repeats)
     ]
-    results = {key: measure.middle([row[key] for row in runs]) for key in runs[0]}
+    results = {key: measure.middle([run[key] for run in runs]) for key in runs[0]}
     print(
         measure.table(
             [

@@ -163,7 +163,7 @@ class Contest:
                 process.kill()
                 process.communicate()
         print(".", end="", flush=True, file=sys.stderr)
-        rate = sum(row["device_rounds_per_s"] for row in results)
+        rate = sum(result["device_rounds_per_s"] for result in results)
         return results[0] | {"device_rounds_per_s": rate}
 
 
@@ -315,7 +315,7 @@ def asynchronous(contest: Contest, bundle: Path, repeats: int, scale: float) -> 
     results = in_turns(contenders, repeats)
     first = next(iter(results.values()))["runs"]
     for figures in results.values():
-        rows = [row["parent_cpu_us_each"] for row in figures["runs"]]
+        rows = [run["parent_cpu_us_each"] for run in figures["runs"]]
         ratios = [own / other["parent_cpu_us_each"] for own, other in zip(rows, first, strict=True)]
         figures["cpu_ratio"] = measure.middle(ratios)
     return results

@@ -67,7 +67,7 @@ def ends(results: Results) -> Iterator[Sequence[str]]:
         *tenths,
     )
     for cell, runs in results.items():
-        own = [[row["by_tenth"][index] for row in runs] for index in (0, 1, 4, 8, 9)]
+        own = [[run["by_tenth"][index] for run in runs] for index in (0, 1, 4, 8, 9)]
         yield (
             *(f"{cell.concurrency:,}", f"{percent(cell.dropout)} %", cell.method),
             of(runs, "staleness", show=digits),

@@ -40,7 +40,7 @@ def device_hours(row: Any) -> float | None:
 
 def middle(runs: Sequence[Any], value: Value) -> tuple[float, tuple[float, float]] | None:
     """The median, and how far below and above it the others are, as far as they got there."""
-    numbers = np.array(sorted(np.inf if (found := value(row)) is None else found for row in runs))
+    numbers = np.array(sorted(np.inf if (found := value(run)) is None else found for run in runs))
     at = float(np.median(numbers))
     if not np.isfinite(at):
         return None
@@ -154,7 +154,7 @@ def plans(results: Any, target: Target) -> Figure:
     axes[0, 0].set_xscale("log")
     for row in axes[:-1]:
         row[0].set_yscale("log")
-    for axis in (axes[0, 0].xaxis, *(row[0].yaxis for row in axes[:-1])):
+    for axis in (axes[0, 0].xaxis, *(panels[0].yaxis for panels in axes[:-1])):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter(NullFormatter())

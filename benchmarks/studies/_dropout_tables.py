@@ -45,7 +45,7 @@ def ratio(value: float) -> str:
 
 def worst_tier(runs: Sequence[Figures]) -> str:
     """The accuracy of the final model for the tier for which it is worst."""
-    return spread([min(row["tier_accuracy"].values()) for row in runs], percent)
+    return spread([min(run["tier_accuracy"].values()) for run in runs], percent)
 
 
 def spread(values: Sequence[float | None], show: Show) -> str:
@@ -71,7 +71,7 @@ def of(runs: Sequence[Figures], *path: str, show: Show) -> str:
             row = None if row is None else row[name]
         return row
 
-    return spread([value(row) for row in runs], show)
+    return spread([value(run) for run in runs], show)
 
 
 def text(
@@ -152,12 +152,12 @@ def recipes(results: Results) -> Iterator[Sequence[str]]:
                 results[_usual(results)._replace(data=data, recipe=recipe, dropout=share)]
                 for recipe in recipes_shown
             ]
-            rounds = [of(row, "to_target", "rounds", show=digits) for row in runs]
+            rounds = [of(run, "to_target", "rounds", show=digits) for run in runs]
             yield (
                 data,
                 f"{percent(share)} %",
                 *rounds,
-                *(of(row, "to_target", "time", show=minutes) for row in runs),
+                *(of(run, "to_target", "time", show=minutes) for run in runs),
             )
 
 

@@ -39,7 +39,11 @@ def seeds_of(seed: int, number: int) -> dict[int, int]:
         for device in range(DEVICES)
         for command in engine.check_in(name_of(device), None, 0.0)
     ]
-    return {device_of(row.device): row.seed for row in commands if isinstance(row, Assign)}
+    return {
+        device_of(command.device): command.seed
+        for command in commands
+        if isinstance(command, Assign)
+    }
 
 
 def logs(model: Model, x: Floats) -> Floats:

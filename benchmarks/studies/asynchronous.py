@@ -155,14 +155,16 @@ def carry_out(job: Job) -> dict[str, Any]:
     """The figures of a run, which is simulated unless its folder has it already."""
     run = kept_run(job.scenario, job.folder, OPTIONS._replace(test=job.test))
     indices, values = series(run)["accuracy"]["test"]
-    trips = np.cumsum([sum(row.assigned.values()) for row in run.rows])
+    trips = np.cumsum([sum(round_.assigned.values()) for round_ in run.rows])
     there = reached(run, job.target)
     first = next(
         (index for index, value in zip(indices, values, strict=True) if value >= job.target.value),
         0,
     )
     stale = [
-        row["staleness"]["mean"] for row in read_rows(job.folder, ROUNDS) if "staleness" in row
+        round_["staleness"]["mean"]
+        for round_ in read_rows(job.folder, ROUNDS)
+        if "staleness" in round_
     ]
     return {
         "to_target": there and {**there._asdict(), "trips": int(trips[first])},
@@ -184,12 +186,16 @@ def accuracy_by_tenth(job: Job) -> list[float]:
     tensors = load_file(job.folder / MODEL)
     source = source_of(scenario, bundle)
     runtime = PerDevice(bundle, local_settings(scenario.plan, bundle), source).runtime
-    runtime.load(np.concatenate([tensors[row.name].ravel() for row in bundle.manifest.travelling]))
+    runtime.load(
+        np.concatenate(
+            [tensors[parameter.name].ravel() for parameter in bundle.manifest.travelling]
+        )
+    )
     test = source.test()
     assert test is not None
     x, y = test
     evaluations = [evaluate_data(runtime, (x[y == digit], y[y == digit])) for digit in range(10)]
-    return [row.metric_sums["accuracy"] / row.examples for row in evaluations]
+    return [evaluation.metric_sums["accuracy"] / evaluation.examples for evaluation in evaluations]
 
 
 def tune(bundle: Path, chosen: Any) -> dict[str, dict[str, float]]:

@@ -249,8 +249,8 @@ def carry_out(job: Job) -> dict[str, Any]:
         ),
         "committed": len(run.committed),
         "abandoned": len(run.rows) - len(run.committed),
-        "partial_share": sum(row.partial for row in run.committed)
-        / max(1, sum(row.reports for row in run.committed)),
+        "partial_share": sum(round_.partial for round_ in run.committed)
+        / max(1, sum(round_.reports for round_ in run.committed)),
         "time": run.rows[-1].time,
         "evenness": part.evenness,
         "heard": dict(zip(part.tiers, part.heard.tolist(), strict=True)),
@@ -264,7 +264,7 @@ def wasted_bytes(run: LoadedRun, model: int) -> float:
     and reports that were refused or whose round was abandoned. The graphs of a device's first task
     are kept, and so are not wasted."""
     sent = run.total(lambda row: row.bytes)
-    reports = sum(row.reports for row in run.committed)
+    reports = sum(round_.reports for round_ in run.committed)
     lost = run.total(lambda row: row.assigned).total() - reports
     return float((lost * model + sent["up"] - reports * model) / sent.total())
 
@@ -275,7 +275,9 @@ def own_accuracy(scenario: Scenario, folder: Path) -> dict[str, Any]:
     the device's own data."""
     bundle = open_bundle(scenario.plan.bundle)
     tensors = load_file(folder / MODEL)
-    model = np.concatenate([tensors[row.name].ravel() for row in bundle.manifest.travelling])
+    model = np.concatenate(
+        [tensors[parameter.name].ravel() for parameter in bundle.manifest.travelling]
+    )
     source = source_of(scenario, bundle)
     runtime = PerDevice(bundle, local_settings(scenario.plan, bundle), source).runtime
     runtime.load(model)

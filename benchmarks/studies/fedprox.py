@@ -179,29 +179,33 @@ def run(
     )
     took = read_rounds(folder)
     sizes = source.examples(np.arange(DEVICES))
-    slow = [check_round(cell, row, EPOCHS * -(-sizes // BATCH)) for row in took]
+    slow = [check_round(cell, round_, EPOCHS * -(-sizes // BATCH)) for round_ in took]
     exact, difference = (np.zeros((CLASSES, FEATURES)), np.zeros(CLASSES)), 0.0
     for number, (row, model, mu) in enumerate(zip(took, models, mus, strict=False), 1):
         seeds = reference.seeds_of(cell.seed, number)
         exact = reference.one_round(source, exact, row.reported, seeds, mu)
         difference = max(difference, reference.apart(model, exact))
     curves |= {"mu": mus} if cell.method == ADAPTIVE else {}
-    return curves | {"drawn": [row.drawn for row in took], "slow": slow, "difference": difference}
+    return curves | {
+        "drawn": [round_.drawn for round_ in took],
+        "slow": slow,
+        "difference": difference,
+    }
 
 
 def read_rounds(folder: Path) -> list[Took]:
     """Read from the event log who took part in each round."""
     rounds: list[Took] = []
-    for row in read_rows(folder, EVENTS):
-        match row["event"]:
+    for event in read_rows(folder, EVENTS):
+        match event["event"]:
             case "opened":
                 rounds.append(Took([], {}, []))
             case "assigned" if len(rounds[-1].drawn) < COHORT:
-                rounds[-1].drawn.append(row["device"])
+                rounds[-1].drawn.append(event["device"])
             case "accepted":
-                rounds[-1].reported[row["device"]] = row["steps"]
-            case "lost" if row["cause"] == "straggler" and row["device"] in rounds[-1].drawn:
-                rounds[-1].discarded.append(row["device"])
+                rounds[-1].reported[event["device"]] = event["steps"]
+            case "lost" if event["cause"] == "straggler" and event["device"] in rounds[-1].drawn:
+                rounds[-1].discarded.append(event["device"])
     return rounds
 
 

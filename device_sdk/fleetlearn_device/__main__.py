@@ -275,10 +275,10 @@ def _info(options: argparse.Namespace) -> int:
             f"own      {bundle[:12]}  {size} bytes that never leave the "
             f"device{kind and f' ({kind})'}"
         )
-    for row in summary.tied_sets:
+    for tied in summary.tied_sets:
         print(
-            f"tied     {row.bundle[:12]}  {row.size} bytes that never leave the device, of task "
-            f"{row.task}"
+            f"tied     {tied.bundle[:12]}  {tied.size} bytes that never leave the device, of task "
+            f"{tied.task}"
         )
     if summary.pending is None:
         print("update   none waits for its acknowledgement")

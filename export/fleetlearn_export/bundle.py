@@ -307,7 +307,7 @@ def _files(
     for row in made:
         files |= row.files if row is not None else {}
     if any(bool(value.any()) for value in step.state.values()):
-        files[STATE] = save_safetensors({row: value.numpy() for row, value in step.state.items()})
+        files[STATE] = save_safetensors({name: value.numpy() for name, value in step.state.items()})
     written: dict[str, bytes | Path] = {**files}
     if settings.constants is not None:
         known = names_of_constants(user.model, settings.frozen)
@@ -336,9 +336,9 @@ def _publish_checked(
         bundle = open_bundle(write_bundle(temporary, manifest, files))
         with_steps = shutil.copyfile(temporary / INFER, infer)
         with with_steps.open("r+b") as stream:
-            for row, offset in infer_offsets.items():
+            for name, offset in infer_offsets.items():
                 stream.seek(offset)
-                stream.write(after_steps[row].numpy().data)
+                stream.write(after_steps[name].numpy().data)
         give_back_freed_memory()
         with evaluation_mode(user.model):
             difference = check_infer(user, with_steps, after_steps)
@@ -367,7 +367,7 @@ def _manifest(
         parameters=_parameter_table(step, infer_offsets),
         batch=batch,
         outputs=tuple(outputs),
-        hyper=tuple(Hyper(row, value) for row, value in step.hyper.items()),
+        hyper=tuple(Hyper(name, default) for name, default in step.hyper.items()),
         step=step.rule,
         metrics=tuple(user.metrics),
         files={},  # write_bundle fills it in

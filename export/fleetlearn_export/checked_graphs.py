@@ -279,7 +279,9 @@ def evaluation_graphs(
     """
     constants, progress = settings.constants, settings.progress
     progress("converting evaluation and inference")
-    graphs, reason = _evaluation_graphs(user, step.values, [row.name for row in outputs], constants)
+    graphs, reason = _evaluation_graphs(
+        user, step.values, [output.name for output in outputs], constants
+    )
     files: dict[str, bytes] = {}
     offsets: dict[str, int] = {}
     uncoded = None

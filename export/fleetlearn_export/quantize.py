@@ -354,7 +354,7 @@ def _quantized_constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
 
 
 def _elements(tensors: Iterable[onnx.TensorProto]) -> int:
-    return sum(prod(row.dims) for row in tensors if row.dims)
+    return sum(prod(tensor.dims) for tensor in tensors if tensor.dims)
 
 
 def _targets(
@@ -385,9 +385,13 @@ def _scores(before: Arrays, after: Arrays, targets: Arrays) -> dict[str, Score]:
     for name, target in targets.items():
         shape = before[name].shape
         if target.dtype.kind in "iu" and len(shape) > 1 and target.shape == (shape[0], *shape[2:]):
-            measured = [float((row[name].argmax(1) == target).mean()) for row in (before, after)]
+            measured = [
+                float((scores_of[name].argmax(1) == target).mean()) for scores_of in (before, after)
+            ]
             scores[name] = Score("accuracy", *measured)
         elif target.dtype.kind == "f" and target.shape == shape:
-            measured = [float(((row[name] - target) ** 2).mean()) for row in (before, after)]
+            measured = [
+                float(((scores_of[name] - target) ** 2).mean()) for scores_of in (before, after)
+            ]
             scores[name] = Score("mean squared error", *measured)
     return scores

@@ -155,7 +155,7 @@ def _read_tensors(
             raise ValueError(
                 f"tensor {name} of shape {row.shape} is said to be at bytes {begin} to {end}"
             )
-    vector = empty_vector({name: row.shape for name, row in tensors.items()}, table)
+    vector = empty_vector({name: tensor.shape for name, tensor in tensors.items()}, table)
     places, place = views(vector, table), 0
     # The format allows no gaps and no overlaps: there is one file for the same tensors.
     for name, row in sorted(tensors.items(), key=lambda pair: pair[1].data_offsets):

@@ -209,16 +209,17 @@ def _gap_in_table(manifest: Manifest) -> str | None:
     )
     for what, table in tables:
         end = 0
-        for row in table:
-            if row.offset != end:
+        for entry in table:
+            if entry.offset != end:
                 return (
-                    f"{what} {row.name} begins at element {row.offset}; the ones before it end at "
-                    f"{end}"
+                    f"{what} {entry.name} begins at element {entry.offset}; the ones before it "
+                    f"end at {end}"
                 )
-            end += prod(row.shape)
+            end += prod(entry.shape)
             if end > MAX_ELEMENTS:
                 return (
-                    f"up to {what} {row.name} there are {end} elements; the limit is {MAX_ELEMENTS}"
+                    f"up to {what} {entry.name} there are {end} elements; the limit is "
+                    f"{MAX_ELEMENTS}"
                 )
     return None
 

@@ -45,14 +45,14 @@ def views(vector: Vector, table: Sequence[TableRow]) -> dict[str, Vector]:
     ``table`` may be a part of the manifest's. Raises ValueError on a vector too short for it, or
     not flat.
     """
-    end = max((row.offset + prod(row.shape) for row in table), default=0)
+    end = max((entry.offset + prod(entry.shape) for entry in table), default=0)
     if vector.ndim != 1 or vector.size < end:
         raise ValueError(
             f"a vector of shape {vector.shape} was given; the table needs {end} elements"
         )
     return {
-        row.name: vector[row.offset : row.offset + prod(row.shape)].reshape(row.shape)
-        for row in table
+        entry.name: vector[entry.offset : entry.offset + prod(entry.shape)].reshape(entry.shape)
+        for entry in table
     }
 
 
@@ -68,8 +68,8 @@ def flatten(tensors: Mapping[str, NDArray[np.generic]], table: Sequence[TableRow
 def empty_vector(shapes: Mapping[str, tuple[int, ...]], table: Sequence[TableRow]) -> Vector:
     """Return a vector for tensors of these shapes, with any values. Raises ValueError as
     ``flatten`` does."""
-    missing = [row.name for row in table if row.name not in shapes]
-    surplus = sorted(set(shapes) - {row.name for row in table})
+    missing = [entry.name for entry in table if entry.name not in shapes]
+    surplus = sorted(set(shapes) - {entry.name for entry in table})
     if missing or surplus:
         raise ValueError(
             f"the tensors do not fit the table: missing {missing}, not in it {surplus}"
@@ -79,7 +79,7 @@ def empty_vector(shapes: Mapping[str, tuple[int, ...]], table: Sequence[TableRow
             raise ValueError(
                 f"tensor {row.name} has shape {shapes[row.name]}; the table says {row.shape}"
             )
-    return np.empty(sum(prod(row.shape) for row in table), np.float32)
+    return np.empty(sum(prod(entry.shape) for entry in table), np.float32)
 
 
 def gather(vector: NDArray[Any], places: Sequence[slice]) -> NDArray[Any]:

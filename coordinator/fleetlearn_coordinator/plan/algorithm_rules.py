@@ -13,7 +13,9 @@ def _clips(plan: PlanKeys) -> bool:
 
 
 def _with_passes() -> str:
-    return " and ".join(f'"{name}"' for name, row in ALGORITHMS.items() if row.personal_passes)
+    return " and ".join(
+        f'"{name}"' for name, algorithm in ALGORITHMS.items() if algorithm.personal_passes
+    )
 
 
 def _stale(plan: PlanKeys) -> str:

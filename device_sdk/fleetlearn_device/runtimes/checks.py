@@ -25,7 +25,7 @@ class DataError(ValueError):
 
 def describe(inputs: Sequence[Input]) -> str:
     """Return the batch's arrays for people: ``x float32 (n, 1, 8, 8), y int64 (n,)``."""
-    return ", ".join(f"{row.name} {row.dtype} {_shape(row)}" for row in inputs)
+    return ", ".join(f"{input_.name} {input_.dtype} {_shape(input_)}" for input_ in inputs)
 
 
 def check_batch(batch: Batch, inputs: Sequence[Input]) -> Arrays:
@@ -37,9 +37,9 @@ def check_batch(batch: Batch, inputs: Sequence[Input]) -> Arrays:
     Raises DataError.
     """
     if isinstance(batch, Mapping):
-        if set(batch) != {row.name for row in inputs}:
+        if set(batch) != {input_.name for input_ in inputs}:
             raise DataError(f"arrays {sorted(batch)} were given; expected {describe(inputs)}")
-        batch = [batch[row.name] for row in inputs]
+        batch = [batch[input_.name] for input_ in inputs]
     elif isinstance(batch, str | bytes | np.ndarray) or not isinstance(batch, Sequence):
         raise DataError(
             f"a {type(batch).__name__} was given; expected a tuple of arrays: {describe(inputs)}"
@@ -48,8 +48,8 @@ def check_batch(batch: Batch, inputs: Sequence[Input]) -> Arrays:
         raise DataError(
             f"{len(batch)} arrays were given; expected {len(inputs)}: {describe(inputs)}"
         )
-    arrays = tuple(_check_array(array, row) for array, row in zip(batch, inputs, strict=True))
-    lengths = {row.name: len(array) for row, array in zip(inputs, arrays, strict=True)}
+    arrays = tuple(_check_array(array, input_) for array, input_ in zip(batch, inputs, strict=True))
+    lengths = {input_.name: len(array) for input_, array in zip(inputs, arrays, strict=True)}
     if len(set(lengths.values())) > 1:
         raise DataError(
             f"the arrays have different numbers of examples: {lengths}; their first axes must agree"
@@ -102,37 +102,39 @@ def check_ranges(arrays: Arrays, inputs: Sequence[Input], where: str = "") -> No
     One pass over the arrays of integers that have a range: 0.3 ns for each int64 of a large one, 4
     us for a small one.
     """
-    for array, row in zip(arrays, inputs, strict=True):
-        if row.below is None or array.dtype.kind not in "iu" or not array.size:
+    for array, input_ in zip(arrays, inputs, strict=True):
+        if input_.below is None or array.dtype.kind not in "iu" or not array.size:
             continue
         # As unsigned integers, negative values are the largest: one maximum finds values below and
         # above the range.
-        if array.view(f"u{array.itemsize}").max() < row.below:
+        if array.view(f"u{array.itemsize}").max() < input_.below:
             continue
-        wrong = (array < 0) | (array >= row.below)
-        if row.ignored is not None:
-            wrong &= array != row.ignored
+        wrong = (array < 0) | (array >= input_.below)
+        if input_.ignored is not None:
+            wrong &= array != input_.ignored
         if not wrong.any():
             continue
         index = np.unravel_index(int(wrong.argmax()), array.shape)
-        allowed = f"0 to {row.below - 1}" + (
-            "" if row.ignored is None else f", or {row.ignored} for what is left out"
+        allowed = f"0 to {input_.below - 1}" + (
+            "" if input_.ignored is None else f", or {input_.ignored} for what is left out"
         )
         raise DataError(
-            f"array {row.name} has the value {array[index]} in {_example(index)}{where}; expected "
-            f"{allowed}. {np.count_nonzero(wrong)} of its {array.size} values are none of these"
+            f"array {input_.name} has the value {array[index]} in {_example(index)}{where}; "
+            f"expected {allowed}. {np.count_nonzero(wrong)} of its {array.size} values are none "
+            "of these"
         )
 
 
 def find_nonfinite(arrays: Arrays, inputs: Sequence[Input], start: int = 0) -> str | None:
     """Return what to say of the first NaN or infinity, or None. ``start``: the number of the
     arrays' first example."""
-    for array, row in zip(arrays, inputs, strict=True):
+    for array, input_ in zip(arrays, inputs, strict=True):
         if array.dtype.kind == "f" and not (finite := np.isfinite(array)).all():
             index = np.unravel_index(int(finite.argmin()), array.shape)
             where = _example((int(index[0]) + start, *index[1:]))
             return (
-                f"array {row.name} has the value {array[index]} in {where}; expected finite numbers"
+                f"array {input_.name} has the value {array[index]} in {where}; expected finite "
+                "numbers"
             )
     return None
 

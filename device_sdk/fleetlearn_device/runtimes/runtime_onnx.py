@@ -277,8 +277,8 @@ class OnnxRuntime:
     def _record(self, arrays: Arrays) -> RecordedStep:
         """Return a step for batches of as many examples. Raises what ONNX Runtime raises."""
         batch = {
-            f"batch.{row.name}": array
-            for row, array in zip(self.manifest.batch, arrays, strict=True)
+            f"batch.{input_.name}": array
+            for input_, array in zip(self.manifest.batch, arrays, strict=True)
         }
         symbols = {value.shape[0] for value in self._session.get_inputs() if value.name in batch}
         sizes = {symbol: len(arrays[0]) for symbol in symbols if isinstance(symbol, str)}

@@ -54,7 +54,7 @@ class FeatureCache:
 
     @property
     def _bytes_per_example(self) -> int:
-        return sum(prod(row.shape) * np.dtype(row.dtype).itemsize for row in self._rows)
+        return sum(prod(array.shape) * np.dtype(array.dtype).itemsize for array in self._rows)
 
     def of(self, data: ArrayData) -> FeatureData:
         """Return the features as data to train on. Forgets them if the data are not the same as
@@ -69,7 +69,7 @@ class FeatureCache:
         if content != self._data:
             count = min(data.examples, self._limit // self._bytes_per_example)
             self._arrays = {
-                row.name: np.empty((count, *row.shape), row.dtype) for row in self._rows
+                array.name: np.empty((count, *array.shape), array.dtype) for array in self._rows
             }
             self._data, self.kept, self.examples = content, 0, data.examples
         return FeatureData(self, fitting, columns, manifest)
@@ -115,7 +115,7 @@ class FeatureCache:
     def _compute(
         self, columns: Columns, rows: slice | NDArray[np.int64]
     ) -> dict[str, NDArray[Any]]:
-        names = [row.name for row in self._rows]
+        names = [array.name for array in self._rows]
         if self._session is None:
             inputs, outputs = ([f"batch.{name}" for name in group] for group in (columns, names))
             self._session = make_session(

@@ -250,7 +250,11 @@ def refuse_larger(differences: Mapping[str, Difference], what: str) -> float:
     """Return the largest difference. Raises ExportError if one is larger than allowed; the text
     names the tensor."""
     # NaN is neither above nor below: `not value <= ...` finds it too.
-    bad = {name: row for name, row in differences.items() if not row.found <= row.allowed}
+    bad = {
+        name: difference
+        for name, difference in differences.items()
+        if not difference.found <= difference.allowed
+    }
     if bad:
         name = max(
             bad, key=lambda row: np.nan_to_num(bad[row].found / bad[row].allowed, nan=np.inf)
@@ -259,7 +263,7 @@ def refuse_larger(differences: Mapping[str, Difference], what: str) -> float:
             f"{what} differs from PyTorch in {name} by {bad[name].found:.3g} (and in "
             f"{len(bad) - 1} more), where {bad[name].allowed:.0e} is allowed"
         )
-    return max(row.found for row in differences.values())
+    return max(difference.found for difference in differences.values())
 
 
 def difference_of_each(tensors: Tensors, others: Tensors) -> dict[str, float]:

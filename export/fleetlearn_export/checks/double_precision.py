@@ -80,7 +80,9 @@ class Doubled(Tensor):
             )
             return pytree.tree_map_only(Tensor, Doubled, func(*args, **kwargs))
         changed = [
-            value for value, row in zip(args, func._schema.arguments, strict=False) if row.is_write
+            value
+            for value, argument in zip(args, func._schema.arguments, strict=False)
+            if argument.is_write
         ]
         if any(isinstance(value, Doubled) for value in pytree.tree_leaves(changed)):
             raise TypeError(f"{func} writes into a tensor that nobody may write into")

@@ -70,7 +70,10 @@ def try_rows(
             elif not _close(together[name][order], some[name]):
                 mixing.add(name)
     return Tried(
-        feed, together, {name: row for name, row in fitting.items() if name not in mixing}, mixing
+        feed,
+        together,
+        {name: array for name, array in fitting.items() if name not in mixing},
+        mixing,
     )
 
 

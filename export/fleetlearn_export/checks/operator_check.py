@@ -197,11 +197,11 @@ def _compared(
             now = f"{what} differs by {difference:.3g}"
         else:
             if node.target in POOLING:
-                got, own = (_at_indices(args[0], row % count, axes) for row in (got, own))
+                got, own = (_at_indices(args[0], side % count, axes) for side in (got, own))
             if node.target in ORDERING and index == 1:
                 place_of_axis = ORDERING[node.target]
                 axis = args[place_of_axis] if len(args) > place_of_axis else kwargs.get("dim", -1)
-                got, own = (args[0].gather(axis, row) for row in (got, own))
+                got, own = (args[0].gather(axis, side) for side in (got, own))
             different = int((got != own).sum())
             excess, now = np.inf if different else 0.0, f"{what} has {different} other elements"
         if excess > worst:
@@ -277,7 +277,7 @@ def _excess(got: Tensor, own: Tensor, place: int, computation: _Computation) -> 
     noisy = computation.noisy()[place]
     scale = _scale(own, precise)
     differences = [
-        [_difference(row, exact, scale) for row in (first, second, third)]
+        [_difference(value, exact, scale) for value in (first, second, third)]
         for first, second, third, exact in _with_infinities(got, own, noisy, precise)
     ]
     difference, *rounding = np.max(differences, axis=0)

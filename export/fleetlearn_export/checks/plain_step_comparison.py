@@ -201,5 +201,7 @@ def _compare_results(
     if double:
         what = where if count == 1 else f"the {compared.what}"
         refuse_other_gradients(what, of_gradients, expected.sizes, precision, {})
-    worst = refuse_larger({described(name): row for name, row in differences.items()}, where)
+    worst = refuse_larger(
+        {described(name): difference for name, difference in differences.items()}, where
+    )
     return worst, {name: values[name] for name in step.values} if values else {}

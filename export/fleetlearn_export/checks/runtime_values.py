@@ -81,11 +81,11 @@ def values_by_part(
         if emission.values.get(node) in last
     }
     known |= {
-        name: torch.from_numpy(np.array(numpy_helper.to_array(row)))
-        for name, row in constants.items()
+        name: torch.from_numpy(np.array(numpy_helper.to_array(tensor)))
+        for name, tensor in constants.items()
         if name in last
         and name not in known
-        and not key_of(row)
+        and not key_of(tensor)
         and any(name in part.results for part in parts)
     }
     if emission.constants is not None:
@@ -201,7 +201,7 @@ def _parts(calls: list[_Part], emission: Emission, numbers: Numbers) -> Iterator
         made = call.node.meta["val"]
         made = made if isinstance(made, list | tuple) else [made]
         needed = sum(
-            numbers.bytes_of(row) for name, row in zip(call.results, made, strict=False) if name
+            numbers.bytes_of(value) for name, value in zip(call.results, made, strict=False) if name
         )
         if joined.calls and needed > room:
             yield joined

@@ -113,11 +113,11 @@ def check_cases(
 
     for case in cases:
         named = {
-            f"result {index}": row
-            for index, row in enumerate(zip(results(case), results(module), strict=True))
+            f"result {index}": pair
+            for index, pair in enumerate(zip(results(case), results(module), strict=True))
         }
         compare(
-            {name: (row.numpy(), first) for name, (row, first) in named.items()},
+            {name: (pair.numpy(), first) for name, (pair, first) in named.items()},
             "another number of examples",
         )
 

@@ -115,12 +115,12 @@ class Writer:
             self._matrices[name],
         )
         sizes = [fixed_size(size) for size in sizes]
-        free = [index for index, row in enumerate(sizes) if not isinstance(row, int)]
+        free = [index for index, size in enumerate(sizes) if not isinstance(size, int)]
         if len(free) > 1:
             raise EmissionError(
                 "a Fourier transform of a tensor with several sizes that depend on the examples"
             )
-        shape = [-1 if index in free else row for index, row in enumerate(sizes)]
+        shape = [-1 if index in free else size for index, size in enumerate(sizes)]
         found = self.call(aten.reshape.default, found, [*shape, found.meta["val"].shape[1]])
         return found if axis == last else self.call(aten.transpose.int, found, axis, last)
 

@@ -118,7 +118,7 @@ class Emitter:
         self, operator: str, outputs: int, *inputs: Source | None, **attributes: Any
     ) -> list[str]:
         """Add a node with several outputs. Returns their names."""
-        names = [row.name if isinstance(row, Value) else row or "" for row in inputs]
+        names = [input_.name if isinstance(input_, Value) else input_ or "" for input_ in inputs]
         while names and not names[-1]:
             # ONNX Runtime 1.31 crashes where LayerNormalization has "" as its last input
             names.pop()

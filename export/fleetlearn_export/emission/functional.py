@@ -122,7 +122,7 @@ class _Rewriting:
             if row is not node:
                 # views are taken again while what they are a view of has the shape for that
                 self._present(row)
-        itself = [row for row in family if self._tensor(row) is self._tensor(target)]
+        itself = [view for view in family if self._tensor(view) is self._tensor(target)]
         self._now |= dict.fromkeys(itself, made)
         self._reshaped.update(family)
 

@@ -119,12 +119,12 @@ def _separate_outputs(body: onnx.GraphProto) -> None:
 
     The cleaning makes one value of equal outputs. Runtimes refuse both."""
     taken = {input_.name for input_ in body.input}
-    for index, row in enumerate(body.output):
-        if row.name in taken:
-            name = f"{row.name}/{index}"
-            body.node.append(helper.make_node("Identity", [row.name], [name], name=name))
-            row.name = name
-        taken.add(row.name)
+    for index, output in enumerate(body.output):
+        if output.name in taken:
+            name = f"{output.name}/{index}"
+            body.node.append(helper.make_node("Identity", [output.name], [name], name=name))
+            output.name = name
+        taken.add(output.name)
 
 
 def check_standard(model: onnx.ModelProto) -> None:

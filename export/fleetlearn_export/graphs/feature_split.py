@@ -116,7 +116,7 @@ def features_part(
     name.
     """
     names = _new_names(values)
-    described = {f"batch.{row.name}": _value_info(row) for row in table}
+    described = {f"batch.{entry.name}": _value_info(entry) for entry in table}
     batch = [input_ for input_ in model.graph.input if _kind(input_.name) == BATCH]
     return _part(model, batch, [described[name] for name in names.values()], names, None)
 
@@ -129,7 +129,7 @@ def rest_of_step(
     values: as for ``features_part``; values of an evaluation's graph are given in the same way.
     """
     inputs = [input_ for input_ in model.graph.input if _kind(input_.name) != BATCH]
-    described = [_value_info(row) for row in table]
+    described = [_value_info(entry) for entry in table]
     return _part(
         model, [*inputs, *described], model.graph.output, _new_names(values), described[0].name
     )

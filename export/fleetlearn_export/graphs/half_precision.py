@@ -132,10 +132,10 @@ def _types_and_sums(model: onnx.ModelProto) -> tuple[dict[str, int], set[str]]:
     }
     sums = {
         name
-        for name, row in types.items()
-        if [size.dim_value for size in row.shape.dim[-2:]] == [1, 1]
+        for name, kind in types.items()
+        if [size.dim_value for size in kind.shape.dim[-2:]] == [1, 1]
     }
-    return {name: row.elem_type for name, row in types.items()}, sums
+    return {name: kind.elem_type for name, kind in types.items()}, sums
 
 
 def _widen(graph: onnx.GraphProto, wide: set[str]) -> None:

@@ -51,7 +51,7 @@ def split_batch(model: onnx.ModelProto, size: int) -> onnx.ModelProto:
         summed.setdefault(source, name)
     renamed = summed | {name: summed[source] for name, source in sources.items()}
     within = ancestors(graph.node, summed)
-    behind = ancestors(graph.node, [row.name for row in outputs], stop=renamed)
+    behind = ancestors(graph.node, [output.name for output in outputs], stop=renamed)
     _refuse_other_results(behind, batch)
 
     split = onnx.ModelProto()

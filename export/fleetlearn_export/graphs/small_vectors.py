@@ -195,10 +195,11 @@ class _Writer:
 
     def written(self, chains: Iterable[Chain]) -> list[NodeProto]:
         alike: dict[Form, list[Chain]] = defaultdict(list)
-        for row in chains:
-            # With fewer operators (SGD has two for three parameters) a step takes longer.
-            if len(row.nodes) >= row.copied:
-                alike[row.form].append(row)
+        for one in chains:
+            # With fewer operators than copied vectors, as SGD's two for three, a step would take
+            # longer.
+            if len(one.nodes) >= one.copied:
+                alike[one.form].append(one)
         groups = (
             rows[at : at + TOGETHER]
             for rows in alike.values()

@@ -158,9 +158,9 @@ def allocations(model: onnx.ModelProto, values: Values) -> Iterator[tuple[str, i
             shared = node.input[0] if _is_view(node, readers) else None
             if node.op_type in IN_PLACE:
                 free = (
-                    row
-                    for row in dying
-                    if sharing[owner[row]] == 1 and values[row].bytes == values[name].bytes
+                    value
+                    for value in dying
+                    if sharing[owner[value]] == 1 and values[value].bytes == values[name].bytes
                 )
                 shared = next(free, None)
             owner[name] = owner[shared] if shared else name
@@ -170,7 +170,7 @@ def allocations(model: onnx.ModelProto, values: Values) -> Iterator[tuple[str, i
         if workspace := _workspace(node, values):
             yield "", workspace
             yield "", 0
-        for name in (*dying, *(row for row in made if row not in last)):
+        for name in (*dying, *(value for value in made if value not in last)):
             place_of = owner.pop(name)
             sharing[place_of] -= 1
             if not sharing[place_of]:

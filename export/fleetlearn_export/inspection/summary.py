@@ -178,7 +178,7 @@ def _state(rows: tuple[State, ...]) -> list[str]:
     """Return a line for each state; its name is the first word of its tensors' names."""
     lines = []
     for slot, tensors in groupby(rows, key=lambda row: (row.name.split(".")[0], row.kept)):
-        elements = sum(prod(row.shape) for row in tensors)
+        elements = sum(prod(tensor.shape) for tensor in tensors)
         lines.append(
             f"{slot[0]}: {4 * elements:,} bytes on the device"
             + (", kept between tasks" if slot[1] else "")

@@ -40,7 +40,7 @@ class IndexRange(NamedTuple):
 def check_kinds(model: object, loss: object, metrics: Mapping[str, object]) -> None:
     """Raise ExportError if the model is not a module that can be recorded, or a function is
     none."""
-    functions = {"the loss": loss, **{f"metric {name}": row for name, row in metrics.items()}}
+    functions = {"the loss": loss, **{f"metric {name}": metric for name, metric in metrics.items()}}
     for what, value in {"the model": model, **functions}.items():
         refuse_class(what, value)
     if not isinstance(model, nn.Module):

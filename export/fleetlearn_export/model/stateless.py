@@ -68,7 +68,7 @@ def holding(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     the beginning, and the user's own afterwards.
     """
     rows = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    own = [(row, row.data, row.grad) for row in rows.values()]
+    own = [(tensor, tensor.data, tensor.grad) for tensor in rows.values()]
     with own_tensors_restored(model):
         try:
             for row, _, _ in own:

@@ -117,7 +117,12 @@ class Objective:
                     allow_unused=True,
                 )
                 unused = next(
-                    (name for name, row in zip(leaves, gradients, strict=True) if row is None), None
+                    (
+                        name
+                        for name, gradient in zip(leaves, gradients, strict=True)
+                        if gradient is None
+                    ),
+                    None,
                 )
                 if unused is not None:  # it takes a gradient where the model has its own parameters
                     raise read_past_the_model(unused)
@@ -429,14 +434,24 @@ def keyword_needs(step: Function) -> tuple[str, ...]:
         parameters = list(inspect.signature(step).parameters.values())
     except (TypeError, ValueError) as error:
         raise ExportError(f"the step's parameters cannot be read: {error}") from None
-    extra = [row for row in parameters if row.kind is row.KEYWORD_ONLY]
+    extra = [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     plain = [
-        row for row in parameters if row.kind in (row.POSITIONAL_ONLY, row.POSITIONAL_OR_KEYWORD)
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
-    wrong = [row.name for row in extra if row.name not in known and row.default is row.empty]
-    if len([row for row in plain if row.default is row.empty]) > 4 or len(plain) < 4 or wrong:
+    wrong = [
+        parameter.name
+        for parameter in extra
+        if parameter.name not in known and parameter.default is parameter.empty
+    ]
+    if (
+        len([parameter for parameter in plain if parameter.default is parameter.empty]) > 4
+        or len(plain) < 4
+        or wrong
+    ):
         raise ExportError(
-            f"the step takes ({', '.join(str(row) for row in parameters)}); expected (params, "
-            f"state, batch, hyper), and behind a * any of {', '.join(known)}"
+            f"the step takes ({', '.join(map(str, parameters))}); expected (params, state, batch, "
+            f"hyper), and behind a * any of {', '.join(known)}"
         )
-    return tuple(name for name in known if name in {row.name for row in extra})
+    return tuple(name for name in known if name in {parameter.name for parameter in extra})

@@ -313,9 +313,9 @@ def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
             schema = onnx.defs.get_schema(node.op_type, OPSET, "")
             # Inlining does not apply the schema's defaults.
             node.attribute.extend(
-                row.default_value
-                for name, row in schema.attributes.items()
-                if row.default_value.name and name not in stated
+                attribute.default_value
+                for name, attribute in schema.attributes.items()
+                if attribute.default_value.name and name not in stated
             )
     model.functions.extend(onnx.parser.parse_function(functions[name]) for name in sorted(used))
     model.opset_import.add(domain=EXPANDED, version=1)

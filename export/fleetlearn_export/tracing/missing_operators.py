@@ -144,11 +144,15 @@ def index_put(
     the exporter."""
     indexed_axes = [axis for axis, places in enumerate(indices) if places is not None]
     places = [indices[axis] for axis in indexed_axes]
-    if not accumulate or any(row is not None and row.dtype == torch.bool for row in places):
+    if not accumulate or any(
+        indices is not None and indices.dtype == torch.bool for indices in places
+    ):
         return NotImplemented
     others = [axis for axis in range(x.dim()) if axis not in indexed_axes]
     flat = torch.zeros([], dtype=torch.int64)
-    for axis, row in zip(indexed_axes, (row for row in places if row is not None), strict=True):
+    for axis, row in zip(
+        indexed_axes, (indices for indices in places if indices is not None), strict=True
+    ):
         flat = flat * x.shape[axis] + torch.where(row < 0, row + x.shape[axis], row)
     # The indices' axes are where the first indexed axis was, or in front if the indexed axes were
     # not adjacent.

@@ -105,7 +105,7 @@ def other_cases(
     ]
     sizes = [size for size in SIZES if size * max(arrays, default=0) <= MOST_ELEMENTS]
     while size := next(
-        (size for size in sizes if not any(row.covers(size) for row in known)), None
+        (size for size in sizes if not any(recorded.covers(size) for recorded in known)), None
     ):
         if len(known) == MOST_CASES:
             return None
@@ -115,7 +115,7 @@ def other_cases(
             return None
         if not known[-1].covers(size):
             return None
-    return [row.graph for row in known[1:]]
+    return [recorded.graph for recorded in known[1:]]
 
 
 def _resized(arguments: Tensors, rows: Mapping[str, int], size: int) -> Tensors:

@@ -147,7 +147,7 @@ def _pool(settings: DataSection, seed: int, inputs: Sequence[Input], base: Path)
     by: str | None = None
     if settings.kind != "iid":
         by = required(settings, "column") if settings.kind == "column" else label
-    names = [row.name for row in inputs]
+    names = [input_.name for input_ in inputs]
     content = _load(path, names, by)
     arrays = _fitting(path, content, inputs)
     total = len(arrays[0])
@@ -202,7 +202,7 @@ def _load(path: Path, names: Sequence[str], by: str | None) -> dict[str, NDArray
 
 def _fitting(path: Path, content: Mapping[str, NDArray[Any]], inputs: Sequence[Input]) -> Arrays:
     try:
-        arrays = check_batch({row.name: content[row.name] for row in inputs}, inputs)
+        arrays = check_batch({input_.name: content[input_.name] for input_ in inputs}, inputs)
         check_ranges(arrays, inputs)
         return arrays
     except DataError as error:

@@ -63,8 +63,8 @@ class GeneratedSource(Source):
 
     def _fit(self, made: Arrays) -> Arrays:
         shaped = [
-            array.reshape(len(array), *row.shape)
-            for array, row in zip(made, self._inputs, strict=True)
+            array.reshape(len(array), *input_.shape)
+            for array, input_ in zip(made, self._inputs, strict=True)
         ]
         return check_batch(shaped, self._inputs)
 

@@ -107,10 +107,10 @@ def sample_task_fates(
         else steps
     )
     vanishes = [
-        _hazard(np.array(rates)[known.tier], np.array(shapes)[known.tier], luck[2 + row])
+        _hazard(np.array(rates)[known.tier], np.array(shapes)[known.tier], luck[2 + phase])
         if any(rates)
         else None
-        for row, (rates, shapes) in enumerate(hazards)
+        for phase, (rates, shapes) in enumerate(hazards)
     ]
     wait = queue(download if vanishes[0] is None else np.minimum(download, vanishes[0]))
     fetched = wait + download

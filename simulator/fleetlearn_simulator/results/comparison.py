@@ -114,7 +114,9 @@ def _table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
         cells.append(f"{_spread([100 * wasted_share(run) for run in group.runs], 3)} %")
         cells.append(
             page.size(
-                float(np.mean([run.total(lambda row: row.bytes).total() for run in group.runs]))
+                float(
+                    np.mean([run.total(lambda round_: round_.bytes).total() for run in group.runs])
+                )
             )
         )
         cells.append(", ".join(dict.fromkeys(run.state for run in group.runs)))
@@ -186,7 +188,7 @@ def _participation(groups: Sequence[Group]) -> tuple[list[str], list[list[Partic
 
 
 def _heard(parts: Sequence[Participation], name: str) -> list[float]:
-    return [float(row.heard[row.tiers.index(name)]) for row in parts if name in row.tiers]
+    return [float(part.heard[part.tiers.index(name)]) for part in parts if name in part.tiers]
 
 
 def _tiers(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
@@ -195,10 +197,10 @@ def _tiers(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
     rows = [
         [
             group.label,
-            *(_spread(_heard(row, name), 3) for name in names),
-            _spread([each.evenness for each in row], 3),
+            *(_spread(_heard(part, name), 3) for name in names),
+            _spread([each.evenness for each in part], 3),
         ]
-        for group, row in zip(groups, parts, strict=True)
+        for group, part in zip(groups, parts, strict=True)
     ]
     return ["run", *names, "least / most"], rows
 
@@ -207,7 +209,7 @@ def _tier_bars(groups: Sequence[Group]) -> Chart:
     names, parts = _participation(groups)
     data = []
     for number, name in enumerate(names):
-        values = [_heard(row, name) for row in parts]
+        values = [_heard(part, name) for part in parts]
         bars = {
             "type": "bar",
             "orientation": "h",
@@ -282,8 +284,8 @@ def _metrics(groups: Sequence[Group], target: Target | None) -> list[Chart]:
                 if kind in metrics.get(name, {}):
                     indices, values = metrics[name][kind]
                     rounds, times = (
-                        run.column(lambda row: row.round),
-                        run.column(lambda row: row.time),
+                        run.column(lambda round_: round_.round),
+                        run.column(lambda round_: round_.time),
                     )
                     axes = (rounds, times / time_unit, traffic(run) / byte_unit)
                     lines.append(np.stack([values, *(axis[indices] for axis in axes)]))
@@ -347,12 +349,15 @@ def _times(groups: Sequence[Group]) -> Iterator[Chart]:
         groups, "Virtual time", lambda run: run.rows[-1].time / unit if run.rows else 0.0, name
     )
     most = max(
-        (run.total(lambda row: row.bytes).total() for group in groups for run in group.runs),
+        (run.total(lambda round_: round_.bytes).total() for group in groups for run in group.runs),
         default=0,
     )
     scale, word = page.byte_unit(most)
     yield _bars(
-        groups, "Bytes sent", lambda run: run.total(lambda row: row.bytes).total() / scale, word
+        groups,
+        "Bytes sent",
+        lambda run: run.total(lambda round_: round_.bytes).total() / scale,
+        word,
     )
 
 

@@ -92,8 +92,8 @@ def write_page(file: Path, title: str, parts: Iterable[PagePart]) -> Path:
         if part.kind == "charts":
             names = [f"chart{len(charts) + number}" for number in range(len(part.content))]
             charts |= {
-                name: {"data": row.data, "layout": row.layout}
-                for name, row in zip(names, part.content, strict=True)
+                name: {"data": cells.data, "layout": cells.layout}
+                for name, cells in zip(names, part.content, strict=True)
             }
             part = PagePart("charts", list(zip(names, part.content, strict=True)))
         numbered.append(part)

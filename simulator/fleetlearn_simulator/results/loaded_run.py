@@ -163,7 +163,7 @@ def series(run: LoadedRun) -> Metrics:
 
 def traffic(run: LoadedRun) -> Floats:
     """Return the bytes sent in both directions up to the end of each round."""
-    return np.cumsum(run.column(lambda row: sum(row.bytes.values())))
+    return np.cumsum(run.column(lambda round_: sum(round_.bytes.values())))
 
 
 def thinned(values: Floats, most: int = 1000) -> NDArray[np.int64]:

@@ -61,10 +61,10 @@ MEANINGS = {
 def metric_charts(run: LoadedRun) -> list[Chart]:
     """Show each metric, and how much each round changed the model, over the axis that the reader
     chooses."""
-    times, sent = run.column(lambda row: row.time), traffic(run)
+    times, sent = run.column(lambda round_: round_.time), traffic(run)
     hours, time_name = time_unit(times[-1])
     unit, byte_name = byte_unit(sent[-1])
-    rounds = run.column(lambda row: row.round)
+    rounds = run.column(lambda round_: round_.round)
     titles = {
         "rounds": "round",
         "time": f"virtual time ({time_name})",
@@ -115,7 +115,7 @@ def _causes(run: LoadedRun) -> list[str]:
     return [
         cause
         for cause, _ in sorted(
-            run.total(lambda row: row.causes).items(), key=lambda item: (-item[1], item[0])
+            run.total(lambda round_: round_.causes).items(), key=lambda item: (-item[1], item[0])
         )
     ]
 
@@ -138,7 +138,10 @@ def _tasks_lost(row: Round, causes: Iterable[str]) -> int:
 
 
 def lost_in_all_chart(run: LoadedRun) -> Chart:
-    lost, tasks = run.total(lambda row: row.causes), run.total(lambda row: row.assigned).total()
+    lost, tasks = (
+        run.total(lambda round_: round_.causes),
+        run.total(lambda round_: round_.assigned).total(),
+    )
     causes = _causes(run)
     bars = {
         "type": "bar",
@@ -167,8 +170,8 @@ def device_time_chart(run: LoadedRun) -> Chart:
         max((sum(round_.device_seconds.values()) for round_ in run.rows), default=0.0)
     )
     stacks = {
-        "useful": run.column(lambda row: row.useful) / unit,
-        "wasted": run.column(lambda row: row.wasted) / unit,
+        "useful": run.column(lambda round_: round_.useful) / unit,
+        "wasted": run.column(lambda round_: round_.wasted) / unit,
     }
     return _stacked(
         run,
@@ -182,7 +185,10 @@ def device_time_chart(run: LoadedRun) -> Chart:
 def participation_chart(run: LoadedRun) -> Chart:
     """Show the tiers' shares of the population, of the tasks and of the accepted reports."""
     tiers: dict[str, Any] = run.scenario.get("tiers", {})
-    assigned, accepted = run.total(lambda row: row.assigned), run.total(lambda row: row.accepted)
+    assigned, accepted = (
+        run.total(lambda round_: round_.assigned),
+        run.total(lambda round_: round_.accepted),
+    )
     count = max([len(tiers), *(number + 1 for number in (*assigned, *accepted))])
     names = [*tiers, *(f"tier {number}" for number in range(len(tiers), count))]
     weights = [float(tiers[name].get("share", 1.0)) if name in tiers else 0.0 for name in names]
@@ -211,7 +217,10 @@ def participation_chart(run: LoadedRun) -> Chart:
 def connected_chart(run: LoadedRun) -> Chart:
     """Show the devices connected at the end of each round, and the devices online, computed from
     the availability."""
-    times, connected = run.column(lambda row: row.time), run.column(lambda row: row.connected)
+    times, connected = (
+        run.column(lambda round_: round_.time),
+        run.column(lambda round_: round_.connected),
+    )
     unit, name = time_unit(times[-1])
     chosen = thinned(connected)
     data = [_line("connected", times[chosen] / unit, connected[chosen], COLOURS[0])]
@@ -249,19 +258,22 @@ def reports_chart(run: LoadedRun) -> Chart:
         "complete": run.column(lambda row: counted(row, False)),
         "partial": run.column(lambda row: counted(row, True)),
         "of an abandoned round": run.column(
-            lambda row: row.reports if row.how != "committed" else 0
+            lambda round_: round_.reports if round_.how != "committed" else 0
         ),
     }
     return _stacked(run, "Reports", stacks, "reports a round", (COLOURS[0], COLOURS[1], COLOURS[7]))
 
 
 def lengths_chart(run: LoadedRun) -> Chart:
-    lengths = run.column(lambda row: row.seconds)
+    lengths = run.column(lambda round_: round_.seconds)
     unit, name = time_unit(float(lengths.max()))
     chosen = thinned(lengths)
     data = [
         _line(
-            "length", run.column(lambda row: row.round)[chosen], lengths[chosen] / unit, COLOURS[8]
+            "length",
+            run.column(lambda round_: round_.round)[chosen],
+            lengths[chosen] / unit,
+            COLOURS[8],
         )
     ]
     return chart("Length of a round", data, "round", name, yaxis={"rangemode": "tozero"})
@@ -284,7 +296,7 @@ def _stacked(
 ) -> Chart:
     """Show stacked bars for each round. If there are many rounds, each bar is a mean over
     several."""
-    rounds, width = binned(run.column(lambda row: row.round))
+    rounds, width = binned(run.column(lambda round_: round_.round))
     data = [
         {
             "type": "bar",

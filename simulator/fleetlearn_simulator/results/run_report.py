@@ -97,22 +97,22 @@ def _tiles(run: LoadedRun) -> Iterator[tuple[str, str, str]]:
     yield (
         "virtual time",
         span(run.rows[-1].time),
-        f"median round {span(float(np.median(run.column(lambda row: row.seconds))))}",
+        f"median round {span(float(np.median(run.column(lambda round_: round_.seconds))))}",
     )
     reports = sum(round_.reports for round_ in committed)
     yield "reports", f"{reports:,}", f"{sum(round_.partial for round_ in committed):,} partial"
     tasks, lost = (
-        run.total(lambda row: row.assigned).total(),
-        run.total(lambda row: row.causes).total(),
+        run.total(lambda round_: round_.assigned).total(),
+        run.total(lambda round_: round_.causes).total(),
     )
     yield "tasks lost", share(lost, tasks), f"{lost:,} of {tasks:,}"
-    seconds = run.total(lambda row: row.device_seconds).total()
+    seconds = run.total(lambda round_: round_.device_seconds).total()
     yield (
         "device time wasted",
         f"{100 * wasted_share(run):.3g} %" if seconds else ABSENT,
         f"of {span(seconds)}",
     )
-    sent = run.total(lambda row: row.bytes)
+    sent = run.total(lambda round_: round_.bytes)
     yield "bytes sent", size(sent.total()), f"{size(sent['down'])} down, {size(sent['up'])} up"
     if "devices" in run.summary:
         population = run.scenario.get("population", {}).get("size", 0)

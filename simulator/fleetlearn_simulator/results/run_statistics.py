@@ -92,15 +92,15 @@ def median(values: Sequence[float | None]) -> float | None:
 
 def lost_share(run: LoadedRun) -> float:
     """Return the share of the tasks that were lost."""
-    tasks = run.total(lambda row: row.assigned).total()
-    return run.total(lambda row: row.causes).total() / tasks if tasks else 0.0
+    tasks = run.total(lambda round_: round_.assigned).total()
+    return run.total(lambda round_: round_.causes).total() / tasks if tasks else 0.0
 
 
 def wasted_share(run: LoadedRun) -> float:
     """Return the share of the devices' time on tasks that is not in the model. Of an abandoned
     round that is all."""
-    seconds = run.total(lambda row: row.device_seconds).total()
-    return float(run.column(lambda row: row.wasted).sum() / seconds) if seconds else 0.0
+    seconds = run.total(lambda round_: round_.device_seconds).total()
+    return float(run.column(lambda round_: round_.wasted).sum() / seconds) if seconds else 0.0
 
 
 class Participation(NamedTuple):
@@ -128,8 +128,8 @@ def participation(run: LoadedRun) -> Participation:
     scenario has no tiers."""
     tiers: dict[str, dict[str, float]] = run.scenario.get("tiers", {})
     shares = np.array([float(tier.get("share", 1.0)) for tier in tiers.values()])
-    tasks = run.total(lambda row: row.assigned)
-    reports = run.total(lambda row: row.accepted if row.how == "committed" else {})
+    tasks = run.total(lambda round_: round_.assigned)
+    reports = run.total(lambda round_: round_.accepted if round_.how == "committed" else {})
     assigned, accepted = (
         np.array([counts[number] for number in range(len(tiers))], np.float64)
         for counts in (tasks, reports)

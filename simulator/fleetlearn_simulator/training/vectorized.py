@@ -308,10 +308,10 @@ class Block:
             # nowhere.
             rows = np.concatenate([rows, np.repeat(rows[:, :1], missing, axis=1)], axis=1)
         feed = self.feed | {"steps": steps}
-        for row, array in zip(
+        for input_, array in zip(
             self.manifest.batch, self.backend.source.examples_at(self.devices, rows), strict=True
         ):
-            feed[f"batch.{row.name}"] = array
+            feed[f"batch.{input_.name}"] = array
         if self.manifest.random:
             # As `train` draws: step k from seed + k.
             feed["seed"] = (self.seeds + self.done) % SEEDS
@@ -336,8 +336,8 @@ class Block:
             shared = name.startswith(("anchor.", "hyper."))
             feed[name] = self.feed[name] if shared else self.feed[name][lane, ...]
         arrays = self.backend.source.arrays(self.devices[lane])
-        for row, array in zip(self.manifest.batch, arrays, strict=True):
-            feed[f"batch.{row.name}"] = array[rows]
+        for input_, array in zip(self.manifest.batch, arrays, strict=True):
+            feed[f"batch.{input_.name}"] = array[rows]
         if self.manifest.random:
             feed["seed"] = np.array((self.seeds[lane] + self.done[lane]) % SEEDS)
         outputs = self.backend.single.run(self.backend.names, feed)

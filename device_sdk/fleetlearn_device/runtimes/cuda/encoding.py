@@ -87,16 +87,16 @@ def tensor(message: bytes) -> tuple[str, NDArray[Any] | None]:
     """Return the name and the values of a TensorProto; no values if they have another dtype, lie in
     a file, or are float32 that is not in ``raw_data``."""
     parts = list(fields(message))
-    name = next((row.value.decode() for row in parts if row.number == 8), "")
-    shape = [number for row in parts if row.number == 1 for number in packed(row)]
-    dtype = DTYPES.get(next(varint(row.value, 0)[0] for row in parts if row.number == 2))
-    raw = next((row.value for row in parts if row.number == 9), None)
+    name = next((part.value.decode() for part in parts if part.number == 8), "")
+    shape = [number for part in parts if part.number == 1 for number in packed(part)]
+    dtype = DTYPES.get(next(varint(part.value, 0)[0] for part in parts if part.number == 2))
+    raw = next((part.value for part in parts if part.number == 9), None)
     if dtype is None:
         return name, None
     if raw is not None:
         return name, np.frombuffer(raw, dtype).reshape(shape)
-    integers = [number for row in parts if row.number in (5, 7) for number in packed(row)]
-    doubles = b"".join(row.value for row in parts if row.number == 10)
+    integers = [number for part in parts if part.number in (5, 7) for number in packed(part)]
+    doubles = b"".join(part.value for part in parts if part.number == 10)
     if dtype in (np.int32, np.int64) and integers:
         return name, np.array(integers, dtype).reshape(shape)
     return name, np.frombuffer(doubles, dtype).reshape(

@@ -186,7 +186,7 @@ class Chosen:
     """The axes that several index tensors index together, and those tensors in one shape."""
 
     def __init__(self, graph: Emitter, x: Value, indices: Sequence[Value | None]) -> None:
-        indexed = [(axis, row) for axis, row in enumerate(indices) if row is not None]
+        indexed = [(axis, index) for axis, index in enumerate(indices) if index is not None]
         if any(row.dtype in (torch.bool, torch.uint8) for _, row in indexed):
             raise EmissionError(
                 "a mask as index, whose result has as many elements as the mask has ones"

@@ -255,7 +255,7 @@ def _spread(
 ) -> str:
     """Undo ``_taps``: add up, for each element of the image, the shares of the taps that see it."""
     image_axis = x.rank - 1 - len(pool.kernel) + axis
-    kernel, step, pad, gap, size, windows = (row[axis] for row in pool)
+    kernel, step, pad, gap, size, windows = (value[axis] for value in pool)
     places = -(-max(pad + size, (windows - 1) * step + gap * (kernel - 1) + 1) // step)
     phases = []
     for phase in range(min(step, kernel)):  # the elements at ``step * place + phase``

@@ -33,10 +33,10 @@ def scan(
         *(_described(part.traced) for part in states),
         *(_described(row.traced[0]) for row in rows),
     )
-    constant = tuple(_described(row.traced) for row in fixed)
+    constant = tuple(_described(value.traced) for value in fixed)
     body = onnx.GraphProto()
     body.CopyFrom(_body(graph.write, step, changing, len(states), constant, len(out)))
-    outside = {f"{INSIDE}fixed{index}": row.name for index, row in enumerate(fixed)}
+    outside = {f"{INSIDE}fixed{index}": value.name for index, value in enumerate(fixed)}
     for node in body.node:
         node.input[:] = [outside.get(name, name) for name in node.input]
     outputs = len(out) - len(states)

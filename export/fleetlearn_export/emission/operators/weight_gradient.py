@@ -110,7 +110,7 @@ def _columns(graph: Emitter, x: Value, windows: Windows) -> str:
     for done, axis in enumerate(reversed(range(x.rank - 2))):
         along = Windows(*([values[axis]] for values in windows))
         seen = [shifted(graph, columns, along, 2 + done + axis, tap) for tap in along.taps]
-        rows = [graph.node("Unsqueeze", row, graph.integers([2])) for row in seen]
+        rows = [graph.node("Unsqueeze", piece, graph.integers([2])) for piece in seen]
         columns = rows[0] if len(rows) == 1 else graph.node("Concat", *rows, axis=2)
     return columns
 

@@ -194,7 +194,7 @@ class _LSTM(torch.autograd.Function):
         backwards: bool,
     ) -> Any:
         fixed = [weight] if projection is None else [weight, projection]
-        rows, transposed = [gates], [row.t() for row in fixed]
+        rows, transposed = [gates], [value.t() for value in fixed]
         *last, outputs, cells, activated = SCAN("lstm", [hidden, cell], rows, transposed, backwards)
         ctx.save_for_backward(hidden, cell, outputs, cells, activated, *fixed)
         ctx.backwards = backwards

@@ -46,7 +46,7 @@ def _shapes(
     step: str, states: list[Tensor], rows: list[Tensor], fixed: list[Tensor], _: bool
 ) -> list[Tensor]:
     last, outputs = STEPS[step](states, [row[0] for row in rows], fixed)
-    return [*last, *(row.new_empty(rows[0].shape[0], *row.shape) for row in outputs)]
+    return [*last, *(output.new_empty(rows[0].shape[0], *output.shape) for output in outputs)]
 
 
 torch.library.impl("fleetlearn::scan", "CPU")(scan)
