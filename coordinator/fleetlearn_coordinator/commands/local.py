@@ -119,9 +119,8 @@ class LocalTarget(LocalViews):
     def evaluate(self, name: str | None) -> OperationView:
         """Ask for an evaluation of the newest model. Raises FleetError."""
         place = self.place(name)
-        when = self._when(place.name)
         find_storage(place.data).requests.ask_for_evaluation()
-        return OperationView("evaluation", place.name, when)
+        return OperationView("evaluation", place.name, self._when(place.name))
 
     def enrol(
         self, uses: int, hours: float, tags: tuple[str, ...], runs: tuple[str, ...]

@@ -20,7 +20,7 @@ from fleetlearn_coordinator.commands import schemas
 from fleetlearn_coordinator.commands.exits import MEANINGS, ExitStatus
 from fleetlearn_coordinator.commands.table import ALIASES, GROUPS, find_command
 from live_host import WRONG, LiveHost, live_host
-from peers import PlanMaker
+from peers import PlanMaker, plan_text
 from processes import processes, wait_for
 from typer.testing import CliRunner
 
@@ -223,6 +223,18 @@ def test_who_looks_waits_for_no_library_that_trains(command: str, make_plan: Pla
     assert "sqlite3" in modules
     heavy = {"numpy", "asyncio", "websockets", "cryptography", "safetensors", "http.client"}
     assert not heavy & modules
+
+
+def test_nothing_is_asked_of_a_run_that_has_not_begun(tmp_path: Path, bundle_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(plan_text(bundle_path, tmp_path / "run"))
+    for words, said in (
+        (["evaluate", plan], "serve the plan first"),
+        (["rollback", plan, 1], "is not a coordinator's data directory"),
+    ):
+        done = CliRunner().invoke(app, [str(word) for word in words])
+        assert done.exit_code == ExitStatus.ERROR
+        assert said in done.stderr
 
 
 # What holds pages, table, schema and code together
