@@ -68,6 +68,25 @@ def oldest_python() -> str | None:
     return None
 
 
+def lacking(*what: str | Path) -> list[str]:
+    """Return what mypy, with the standard library of Python 3.10, does not find there."""
+    options = ["--python-version", "3.10", "--disable-error-code", "no-any-return"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, *what], cwd=ROOT, capture_output=True, text=True
+    )
+    return [line for line in done.stdout.splitlines() if ": error: " in line]
+
+
+@pytest.mark.slow
+def test_it_uses_nothing_that_python_3_10_lacks(tmp_path: Path) -> None:
+    assert not lacking("-p", "fleetlearn_device", "-p", "fleetlearn_protocol")
+    planted = tmp_path / "planted.py"
+    planted.write_text(
+        "import asyncio\nfrom enum import StrEnum\n\nprint(asyncio.timeout, StrEnum)\n"
+    )
+    assert len(lacking(planted)) == 2, "asyncio.timeout and StrEnum"
+
+
 @pytest.mark.slow
 def test_a_device_with_python_3_10_trains(tmp_path: Path, wheel: Path) -> None:
     """With what pip finds for that Python: older releases of NumPy, ONNX Runtime, websockets."""
