@@ -3,6 +3,18 @@
 import { el, moment, table } from "./dom.js";
 import { ask } from "./live.js";
 
+function described(about) {
+  const words = (key, value) => {
+    if (key === "until") return moment(value);
+    if (Array.isArray(value)) return value.join(" ");
+    return typeof value === "object" ? JSON.stringify(value) : value;
+  };
+  return Object.entries(about)
+    .filter(([, value]) => value !== null && value.length !== 0)
+    .map(([key, value]) => `${key} ${words(key, value)}`)
+    .join(", ");
+}
+
 export function audit(root) {
   const rows = table(
     "What people and devices did, the newest first",
@@ -26,8 +38,7 @@ export function audit(root) {
       rows.draw(
         found.reverse().map((row) => {
           const { who = "", ...about } = row.about;
-          const words = Object.entries(about).map(([key, value]) => `${key} ${typeof value === "object" ? JSON.stringify(value) : value}`);
-          return { key: row.number, cells: [moment(row.at), row.what, String(who), words.join(", ")] };
+          return { key: row.number, cells: [moment(row.at), row.what, String(who), described(about)] };
         }),
       );
       error.textContent = "";

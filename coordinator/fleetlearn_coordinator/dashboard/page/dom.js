@@ -35,21 +35,22 @@ export function show(node, visible) {
 
 // Rows of a table that are replaced only where something of them changed.
 export function table(caption, headings, options = {}) {
-  const body = el("tbody");
+  // Roles are said, since a narrow page lays a table out as cards (style.css).
+  const body = el("tbody", { role: "rowgroup" });
   const head = headings.map((heading) =>
-    el("th", { scope: "col", class: heading.number ? "number" : null }, heading.name),
+    el("th", { scope: "col", role: "columnheader", class: heading.number ? "number" : null }, heading.name),
   );
   const node = el(
     "table",
-    {},
+    { role: "table" },
     el("caption", { class: options.quiet ? "unseen" : null }, caption),
-    el("thead", {}, el("tr", {}, head)),
+    el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, head)),
     body,
   );
   const empty = el("p", { class: "empty" }, options.empty ?? "Nothing yet.");
   const frame = el(
     "div",
-    { class: "scrolls", tabindex: "0", role: "group", "aria-label": caption },
+    { class: "scrolls cardlike", tabindex: "0", role: "group", "aria-label": caption },
     node,
   );
   let before = null;
@@ -63,13 +64,15 @@ export function table(caption, headings, options = {}) {
       ...rows.map((row) =>
         el(
           "tr",
-          {},
+          { role: "row" },
           row.cells.map((cell, place) =>
             el(
               place === 0 ? "th" : "td",
               {
                 class: headings[place].number ? "number" : headings[place].wide ? "wide" : null,
                 scope: place === 0 ? "row" : null,
+                role: place === 0 ? "rowheader" : "cell",
+                "data-name": headings[place].name,
               },
               cell ?? "",
             ),
