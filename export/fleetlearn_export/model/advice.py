@@ -4,6 +4,7 @@ say it."""
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,9 @@ class Advice(NamedTuple):
     """A regular expression that is found in the error's text."""
     cause: str
     """What the error means, and what to write instead."""
+    through: str = ""
+    """A regular expression of PyTorch's files: an error that passed through one of them means the
+    same, whatever its text. Empty: there is none."""
 
 
 ADVICE: Sequence[Advice] = (
@@ -23,6 +27,8 @@ ADVICE: Sequence[Advice] = (
         "torch.cond and its relatives choose what is computed by the values of tensors, and a "
         "graph takes one way for all data: compute both ways, and choose between the results with "
         "torch.where",
+        # PyTorch compiles both ways before it runs one, and fails there in many words.
+        r"torch._higher_order_ops.(cond|while_loop|scan|associative_scan|map)\.py$",
     ),
     Advice(
         r"got Double and Float|got Float and Double|but found Double|expected scalar type "
@@ -46,7 +52,12 @@ ADVICE: Sequence[Advice] = (
 )
 
 
-def cause_of(text: str) -> str | None:
-    """Return what an error with this text means, and what to write instead; None where nothing is
-    known."""
-    return next((advice.cause for advice in ADVICE if re.search(advice.pattern, text)), None)
+def cause_of(error: BaseException) -> str | None:
+    """Return what an error means, and what to write instead; None where nothing is known."""
+    text = str(error)
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    for advice in ADVICE:
+        passed = advice.through and any(re.search(advice.through, file) for file in files)
+        if passed or re.search(advice.pattern, text):
+            return advice.cause
+    return None

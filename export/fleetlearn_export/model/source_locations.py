@@ -320,7 +320,7 @@ def as_export_error(what: str, *but: type[Exception]) -> Iterator[None]:
                 f"{condition}. A graph computes the same for any number: take this condition "
                 f"out{hint_of_library(where)}"
             ) from error
-        line, where, cause = first_line(error), location_of_error(error), cause_of(str(error))
+        line, where, cause = first_line(error), location_of_error(error), cause_of(error)
         if cause is not None:
             raise ExportError(
                 f"the model or its loss cannot be exported{where}: {cause}. PyTorch says: {line}"

@@ -81,6 +81,18 @@ def indexed_loss_of_rows(outputs: Tensor, y: Tensor) -> Tensor:
     return rows.mean()
 
 
+def two_kinds(self: Any, x: Tensor) -> Tensor:
+    result: Tensor = torch.cond(x.mean() > 0, self.one, lambda x: [x, "text"], (x,))
+    return result
+
+
+def test_a_torch_cond_that_pytorch_itself_does_not_take(tmp_path: Path) -> None:
+    with pytest.raises(
+        ExportError, match=rf"exported at {__file__}:\d+ in two_kinds: torch\.cond .*where.*says: "
+    ):
+        export(Of(two_kinds, one=nn.Linear(6, 3)), tmp_path)
+
+
 def test_torch_cond(tmp_path: Path) -> None:
     with pytest.raises(
         ExportError, match=rf"cannot be exported at {__file__}:\d+ in two_ways: torch\.cond .*where"
