@@ -109,8 +109,9 @@ SMALL = {point for point in POINTS if point.startswith("a small ")}
 
 
 if __name__ == "__main__":
-    # so that sums are written in a small fleet too, and before its last report
-    store.SPOOL_FILES_HELD = 2
+    # so that sums are written in a small fleet too, and before its last report; after each update
+    # where the point is in a sum, as none is written while the next update is there already
+    store.SPOOL_FILES_HELD = 1 if sys.argv[1].startswith("a sum ") else 2
     if sys.argv[1] not in SMALL:
         server.LARGE_MODEL = 0
     signal_at(POINTS[sys.argv[1]], int(sys.argv[2]))
