@@ -235,6 +235,13 @@ class DeviceConnection(asyncio.Protocol):
             self._closing = True
             self.loop.call_later(CLOSE_TIMEOUT, self.transport.abort)
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait to be sent. There are none before ``connection_made``: asyncio calls it
+        one turn of the event loop after the connection is known."""
+        transport: asyncio.Transport | None = getattr(self, "transport", None)
+        return 0 if transport is None else transport.get_write_buffer_size()
+
     # What asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

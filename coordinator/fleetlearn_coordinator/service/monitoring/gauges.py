@@ -62,7 +62,7 @@ def waits(server: RunServer) -> bool:
 
 def host_gauges(host: Host) -> Iterator[tuple[str, Sample]]:
     """Yield the name and series of each metric of the process's connections."""
-    queues = [driver.connection.transport.get_write_buffer_size() for driver in host.connections]
+    queues = [driver.connection.unsent for driver in host.connections]
     yield "fleetlearn_connections", Sample((), float(len(queues)))
     yield "fleetlearn_send_queue_bytes", Sample((), float(sum(queues)))
     yield "fleetlearn_send_queue_longest_bytes", Sample((), float(max(queues, default=0)))

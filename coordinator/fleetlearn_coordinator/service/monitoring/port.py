@@ -120,7 +120,14 @@ class MonitoringPort:
         if answer is None:
             known = ", ".join("/" + "/".join(each) for each in self._answers)
             raise RefusedError(HTTPStatus.NOT_FOUND, f"this port has {known}")
-        return await answer(dict(head.headers).get(b"accept", b"").decode("latin-1"))
+        try:
+            return await answer(dict(head.headers).get(b"accept", b"").decode("latin-1"))
+        except Exception:
+            # Without an answer a scraper learns only that the connection was closed.
+            logger.exception("a monitor's request for /%s could not be answered", "/".join(path))
+            raise RefusedError(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "this could not be told: the log says why"
+            ) from None
 
     async def _answer_metrics(self, accept: str) -> MonitoringAnswer:
         body, content_type = await self._metrics[OPENMETRICS if OPENMETRICS in accept else ""].get()

@@ -13,11 +13,14 @@ import urllib.error
 import urllib.request
 from math import isfinite
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fleetlearn_coordinator.network.connection import DeviceConnection
 from fleetlearn_coordinator.plan.service_settings import MetricsPort, ServiceError, ServiceSettings
 from fleetlearn_coordinator.service.monitoring.catalogue import CATALOGUE, PROCESS_METRICS, SPECS
+from fleetlearn_coordinator.service.monitoring.gauges import host_gauges
 from fleetlearn_coordinator.service.private_ca import make_certificate
 from fleetlearn_coordinator.service.several_runs import hosting
 from fleetlearn_coordinator.storage.runs import Runs
@@ -245,6 +248,41 @@ def test_health_and_readiness(make_plan: PlanMaker, monkeypatch: pytest.MonkeyPa
 
 def _full(**_: Any) -> Any:
     raise OSError(28, "No space left on device")
+
+
+def test_a_connection_that_has_not_begun_has_nothing_to_send() -> None:
+    """asyncio makes the connection known a turn of the event loop before its transport."""
+    new = DeviceConnection.__new__(DeviceConnection)
+    host: Any = SimpleNamespace(
+        connections=[SimpleNamespace(connection=new)], certificate_ends=None
+    )
+    found = {name: sample.value for name, sample in host_gauges(host)}
+    assert found == {
+        "fleetlearn_connections": 1.0,
+        "fleetlearn_send_queue_bytes": 0.0,
+        "fleetlearn_send_queue_longest_bytes": 0.0,
+    }
+
+
+def test_what_cannot_be_told_is_an_answer_too(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(host: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("fleetlearn_coordinator.service.monitoring.monitor.host_gauges", fail)
+
+    async def test() -> None:
+        port = free_port()
+        address = f"http://127.0.0.1:{port}"
+        async with fleet(make_plan(), metrics={"port": port}):
+            status, text, _ = await get(address, "/metrics")
+            assert (status, text) == (500, "this could not be told: the log says why\n")
+            assert (await get(address, "/healthz"))[0] == 200
+
+    asyncio.run(test())
+    assert "a monitor's request for /metrics could not be answered" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_runs_of_a_host_are_labels_of_one_endpoint(tmp_path: Path, bundle_path: Path) -> None:
