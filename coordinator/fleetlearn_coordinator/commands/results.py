@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
 from fleetlearn_coordinator.commands.exits import expected_errors
-from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.commands.local import open_local
+from fleetlearn_coordinator.commands.options import WordsAndRun
+from fleetlearn_coordinator.commands.target import refuse_url, split
 from fleetlearn_coordinator.results.run_results import coordinator_results
 from fleetlearn_coordinator.results.send_results import (
     EvaluationsFiles,
@@ -21,16 +20,13 @@ from fleetlearn_coordinator.results.send_results import (
     send,
     targets,
 )
-from fleetlearn_coordinator.service.views.run_views import RunPlace
 
 app = typer.Typer()
 
 
 @app.command()
 def results(
-    run: Annotated[
-        Path, typer.Argument(metavar="PLAN.toml|DATA", help="A plan, or a run's data directory.")
-    ],
+    words: WordsAndRun = None,
     rounds: RoundsFiles = None,
     evaluations: EvaluationsFiles = None,
     tensorboard: TensorBoardFolder = None,
@@ -41,15 +37,11 @@ def results(
 ) -> None:
     """Write what a run measured for other tools: tables, TensorBoard, MLflow. The coordinator may
     run meanwhile, or not; it does not notice."""
+    where, names = split(words, 0, 1, "RUN")
     with expected_errors():
-        place = _place(run)
+        refuse_url(where, "Type it where the coordinator's files are")
+        with open_local(where, None, make=False) as local:
+            place = local.place(names[0] if names else None)
         key = str(place.data.resolve())
         to = targets(key, rounds, evaluations, tensorboard, mlflow, experiment, history)
         send(lambda: coordinator_results(place), to, follow)
-
-
-def _place(run: Path) -> RunPlace:
-    if run.is_dir():
-        return RunPlace(run.name, run)
-    plan = Plan.load(run)
-    return RunPlace(plan.name, plan.data_dir, str(plan.file))

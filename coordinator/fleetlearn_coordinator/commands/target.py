@@ -70,6 +70,17 @@ def _has_runs(path: Path) -> bool:
     return False
 
 
+def refuse_url(where: str, otherwise: str) -> None:
+    """Refuse a URL where a command reads files. ``otherwise``: a sentence on what to do. Raises
+    FleetError."""
+    if "://" in where:
+        text = (
+            f"{where}: this command reads files, and takes PLAN.toml, SERVICE.toml or a data "
+            f"directory. {otherwise}"
+        )
+        raise FleetError(Code.BAD_MESSAGE, text)
+
+
 @contextmanager
 def reach(where: str, access: Access) -> Iterator[LocalTarget | RemoteTarget]:
     """Reach the coordinator that is meant, until the block is left: over the administrators' port

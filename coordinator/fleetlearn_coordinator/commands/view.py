@@ -14,7 +14,7 @@ from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_coordinator.commands.exits import expected_errors
 from fleetlearn_coordinator.commands.local import LocalTarget, open_local
 from fleetlearn_coordinator.commands.options import Service, Words
-from fleetlearn_coordinator.commands.target import split
+from fleetlearn_coordinator.commands.target import refuse_url, split
 from fleetlearn_coordinator.dashboard.replay import serve_replay
 from fleetlearn_coordinator.service.admin_api import refusals
 from fleetlearn_coordinator.service.recorded_runs import read_records, recorded_runs
@@ -34,12 +34,7 @@ def view(
     machine alone. Nothing is changed. While a coordinator runs, its own page has more."""
     where, _ = split(words, 0, 0, "")
     with expected_errors():
-        if "://" in where:
-            text = (
-                f"{where}: this command reads files, and takes PLAN.toml, SERVICE.toml or a data "
-                "directory. A coordinator that runs shows its own page at its administrators' port"
-            )
-            raise FleetError(Code.BAD_MESSAGE, text)
+        refuse_url(where, "A coordinator that runs shows its own page at its administrators' port")
         with suppress(KeyboardInterrupt):
             _show(where, service, port)
 

@@ -11,7 +11,9 @@ import pytest
 from fleetlearn_coordinator.commands.results import app
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import Metadata
+from fleetlearn_coordinator.storage.runs import Runs
 from hand_written_run import add_round, write_hand_written_run
+from peers import plan_text
 from runs_folder import row, write_rows
 from typer.testing import CliRunner
 
@@ -48,6 +50,30 @@ def test_a_plan_names_its_data(tmp_path: Path) -> None:
     ended = typed("fleetlearn_coordinator", tmp_path / "none.toml", "--history", tmp_path / "h")
     assert ended.returncode == 1
     assert "none.toml" in ended.stderr
+
+
+def test_one_of_several_runs_by_its_name(tmp_path: Path, bundle_path: Path) -> None:
+    service = tmp_path / "service.toml"
+    service.write_text('runs = "runs"\n', "utf-8")
+    runs = Runs(tmp_path / "runs")
+    for name in ("first", "second"):
+        plan = tmp_path / f"{name}.toml"
+        plan.write_text(plan_text(bundle_path, write_hand_written_run(tmp_path / name)), "utf-8")
+        runs.add(name, plan)
+    runs.close()
+    file = tmp_path / "rounds.jsonl"
+    ended = CliRunner().invoke(app, [str(service), "second", "--rounds", str(file)])
+    assert ended.exit_code == 0, ended.output
+    assert len(lines_of(file)) == 3
+    ended = CliRunner().invoke(app, [str(service), "third", "--rounds", str(file)])
+    assert ended.exit_code == 1
+    assert "there is no run called third; there are: first, second" in ended.stderr
+
+
+def test_a_url_is_refused() -> None:
+    ended = CliRunner().invoke(app, ["http://127.0.0.1:1", "--history", "history.jsonl"])
+    assert ended.exit_code == 1
+    assert "this command reads files, and takes PLAN.toml" in ended.stderr
 
 
 def test_nowhere_to_go_is_refused(tmp_path: Path) -> None:
