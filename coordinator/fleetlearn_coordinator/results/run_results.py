@@ -35,7 +35,7 @@ from fleetlearn_coordinator.service.views.run_views import RunPlace, causes_of, 
 from fleetlearn_coordinator.storage.find_storage import find_storage
 
 COUNTED = ("lost/", "refused/", "cause/")
-"""Columns of which a row that lacks one has none, which is 0."""
+"""Columns of counts: a row without such a column counted 0."""
 
 
 class RunResults(NamedTuple):
@@ -86,6 +86,16 @@ def coordinator_results(place: RunPlace) -> RunResults:
     return RunResults(place.name, plan, with_zeros(rows), evaluations, shown.finished is not None)
 
 
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested tables by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        found |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        )
+    return found
+
+
 def prefixed(prefix: str, values: Mapping[str, Any]) -> ResultRow:
     """Return the values as columns ``prefix/NAME``."""
     return {f"{prefix}/{name}": value for name, value in values.items()}
@@ -107,8 +117,8 @@ def dropped_columns(dropped: Mapping[str, int]) -> ResultRow:
 def with_zeros(rows: list[ResultRow]) -> list[ResultRow]:
     """Return the rows with 0 for each cause that another round had: nothing was lost by it there,
     where a metric that is missing was not measured."""
-    counted = {name: 0 for row in rows for name in row if name.startswith(COUNTED)}
-    return [{**row, **(counted | {k: row[k] for k in row if k in counted})} for row in rows]
+    counted = dict.fromkeys(name for row in rows for name in row if name.startswith(COUNTED))
+    return [row | {name: row.get(name, 0) for name in counted} for row in rows]
 
 
 def _round_row(view: RoundView, version: int) -> ResultRow:

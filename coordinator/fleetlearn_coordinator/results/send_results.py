@@ -52,7 +52,7 @@ Follow = Annotated[
         "--follow",
         metavar="SECONDS",
         min=0.1,
-        help="Go on until the run is finished: look again after so many seconds.",
+        help="Go on until the run is finished: look again every SECONDS.",
     ),
 ]
 

@@ -8,7 +8,6 @@ value.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +22,7 @@ from fleetlearn_coordinator.results.points import (
     rows_after,
 )
 from fleetlearn_coordinator.results.result_table import ResultRow, tool
-from fleetlearn_coordinator.results.run_results import RunResults
+from fleetlearn_coordinator.results.run_results import RunResults, flat
 
 REFUSED_BY_MLFLOW = re.compile(r"[^\w\-. /]")
 """Characters that a name in MLflow cannot have, whatever the version."""
@@ -146,20 +145,11 @@ class MLflow:
             else experiment.experiment_id
         )
         run = client.create_run(number, run_name=results.name, tags={"fleetlearn.key": self._key})
-        for name, value in flat(results.settings):
+        for name, value in flat(results.settings).items():
             client.log_param(
                 run.info.run_id, REFUSED_BY_MLFLOW.sub("_", name), str(value)[:PARAMETER_LENGTH]
             )
         return run
-
-
-def flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested tables by dotted key."""
-    for key, value in tables.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 class HistoryFile:

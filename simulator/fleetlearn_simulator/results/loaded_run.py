@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
+from fleetlearn_coordinator.results.run_results import flat
 from fleetlearn_protocol.errors import in_words
 from numpy.typing import NDArray
 
@@ -190,16 +191,6 @@ def binned(values: Floats, most: int = 120) -> tuple[Floats, int]:
     if not len(begins):
         return values, width
     return np.add.reduceat(values, begins) / np.diff(np.append(begins, len(values))), width
-
-
-def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested tables by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in tables.items():
-        found |= (
-            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-        )
-    return found
 
 
 def swept_keys(runs: Iterable[LoadedRun]) -> list[str]:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fleetlearn_coordinator.results.run_results import flat
+
 from fleetlearn_simulator.results.html_page import ABSENT
 from fleetlearn_simulator.results.loaded_run import (
     KINDS,
     LoadedRun,
     Metrics,
     find_runs,
-    flat,
     read_run,
     series,
     swept_keys,
