@@ -32,7 +32,7 @@ class LazyCommands(TyperGroup):
         with needs("fleetlearn-coordinator", "coordinator"):
             app = import_module(f"{PACKAGE}.{listed.module}").app
         app.rich_markup_mode = None  # else [tls] in a help text would be taken for markup
-        if app.info.name == listed.name:  # a group of its own
+        if app.info.name == listed.name:  # a command with commands below it, such as run
             return typer.main.get_group(app)
         return typer.main.get_group(app).commands[listed.name]
 

@@ -59,7 +59,7 @@ a line."""
 
 
 def schema() -> dict[str, Any]:
-    """Return the schema: ``#/$defs/COMMAND`` is of what the command prints."""
+    """Return the schema: ``#/$defs/COMMAND`` describes what the command prints."""
     kinds = [kind for each in OUTPUTS.values() for kind in each]
     found, components = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     for component in components.values():

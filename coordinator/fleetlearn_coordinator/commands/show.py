@@ -30,7 +30,7 @@ BARS = "▁▂▃▄▅▆▇█"
 NARROW = 110
 """Columns of a terminal in which tables leave out what can be done without."""
 PIPE = 200
-"""Columns of what is no terminal."""
+"""Columns where the output goes to a file or a pipe."""
 
 
 def columns_here() -> int:
@@ -188,8 +188,8 @@ def trend_lines(run: RunView, *, pictures: bool) -> list[str]:
 
 
 def measured_line(rounds: Sequence[RoundView]) -> str | None:
-    """Return of which model, and on whose examples, the rounds' metrics are; None: they have
-    none."""
+    """Return a sentence on what the rounds' metrics measure: which model, on whose examples.
+    None: the rounds have no metrics."""
     names = _names(row.metrics for row in rounds)
     if not names:
         return None

@@ -96,7 +96,7 @@ class Port(Protocol):
     # What it does meanwhile
 
     def steps_done(self, device: str, task: str | None, steps: int, now: float) -> None:
-        """The device has done so many steps of its task."""
+        """The device has trained ``steps`` steps of its task."""
 
     def received(self, device: str, task: str, end: int, size: int, now: float) -> None:
         """A message of ``size`` bytes brought the upload of the task up to byte ``end``."""

@@ -19,7 +19,7 @@ ROUNDS = 1000
 """Rounds that are kept."""
 EVALUATIONS = 200
 NOTES = 200
-"""Lines that are kept of what devices said and what was refused."""
+"""Lines of text that are kept: what devices said, and which messages were refused."""
 MOST_STALENESS = 50
 """Updates that are this stale, or staler, are counted together."""
 MOST_NAMES = 64

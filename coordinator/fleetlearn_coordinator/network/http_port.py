@@ -110,8 +110,8 @@ class HttpPort:
         return len(self._open) - len(self._apart)
 
     def set_apart(self, seconds: float) -> None:
-        """Let the connection that is being served by this task live for so many seconds from now
-        on, and not count among the port's connections. The caller bounds how many do not."""
+        """Let the connection that this task serves live for ``seconds`` from now on, and not
+        count among the port's connections. The caller bounds how many do not."""
         task = asyncio.current_task()
         assert task is not None
         self._open[task].reschedule(self._loop.time() + seconds)

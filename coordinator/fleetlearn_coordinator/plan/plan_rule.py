@@ -13,7 +13,7 @@ class PlanRule(NamedTuple):
     """Something that makes no sense in a plan."""
 
     breaks: Callable[[PlanKeys], object]
-    """Whether the plan is so, by Python's truth of what this returns."""
+    """Says whether the plan breaks the rule: whatever Python takes for true."""
     text: Callable[[PlanKeys], str]
     """The keys, what they say, and what is allowed."""
 

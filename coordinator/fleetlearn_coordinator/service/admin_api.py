@@ -201,7 +201,7 @@ class AdminApi:
             return route.do(asked)
 
     def _watch(self, route: Route, asked: Asked) -> Stream:
-        """Return a stream of what is answered, a line of JSON whenever that is something else."""
+        """Return a stream of the route's answer: a line of JSON each time it changes."""
         if route.do == self._events:
             events = RunEvents(self._views(asked).place(*asked.names))
             return Stream(lambda: self._lines(asked, lambda _: events.look() or None), NDJSON)

@@ -13,7 +13,7 @@ else:
 
     @asynccontextmanager
     async def timeout(seconds: float | None) -> AsyncIterator[None]:
-        """Cancel what the block waits for after so many seconds, and raise TimeoutError then. None:
+        """Cancel what the block waits for after ``seconds``, and raise TimeoutError then. None:
         never."""
         if seconds is None:
             yield

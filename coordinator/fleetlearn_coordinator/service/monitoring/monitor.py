@@ -67,7 +67,7 @@ class Health(NamedTuple):
 
 class Monitor:
     """Watches within a running event loop, until ``close``. What may take long, a disk's answer and
-    the text of all metrics, is left to a thread of its own: whoever asks, and however slow a disk
+    the text of all metrics, is left to a separate thread: whoever asks, and however slow a disk
     is, the event loop goes on."""
 
     def __init__(

@@ -67,7 +67,7 @@ class Notifier:
 
 
 class _Way:
-    """One way to tell notices, in their order, in a thread of its own."""
+    """One way to tell notices, in their order, in a separate thread."""
 
     def __init__(self, name: str, deliver: Deliver) -> None:
         self._name, self._deliver = name, deliver
