@@ -1,7 +1,7 @@
 """What the live page shows of one run, kept in memory: counts for each second, the last rounds, and
 what devices said. Bounded in every way. No clock, no I/O, and nothing of the run itself.
 
-The server's observer fills it with what happens (service/live_page.py); ``view`` and the simulator
+The run's observer fills it with what happens (service/live_run.py); ``view`` and the simulator
 fill it with what a folder says.
 """
 
@@ -118,7 +118,7 @@ class RunHistory:
         self.notes.add([round(time, 1), device, cause, text[:MOST_TEXT]])
 
     def moved(self, up: int, down: int) -> None:
-        """So many bytes were received and sent since the last call."""
+        """``up`` bytes were received and ``down`` bytes sent since the last call."""
         self.bytes_up += up
         self.bytes_down += down
 

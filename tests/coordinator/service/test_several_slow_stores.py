@@ -4,8 +4,10 @@ others notice of it, which is nothing."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fleetlearn_coordinator import read_status
@@ -52,13 +54,10 @@ async def send_update(peer: Peer, task: Task) -> None:
     await peer.send_update(await peer.expect(Grant), UPDATE)
 
 
-async def work(peer: Peer) -> None:
-    while True:
-        await peer.do_round(UPDATE)
-
-
-@run_async
-async def test_a_store_that_stands_still_keeps_its_own_devices_waiting_alone(folder: Path) -> None:
+@asynccontextmanager
+async def one_stands_still(folder: Path) -> AsyncIterator[tuple[Any, MemoryStorage, Peer, Peer]]:
+    """A host, the store that stands still, and devices ``a`` and ``b``. The run ``still`` has just
+    made a model that its store does not write; ``a`` serves it, and ``b`` the run ``goes``."""
     async with several(folder) as host:
         storage = slow_storage(place_of("still"))
         still = await host.add("still", only("a"), place=place_of("still"))
@@ -69,6 +68,17 @@ async def test_a_store_that_stands_still_keeps_its_own_devices_waiting_alone(fol
         storage.may_write.clear()
         await send_update(a, task)
         await until(lambda: still.engine.version == 1)
+        yield host, storage, a, b
+
+
+async def work(peer: Peer) -> None:
+    while True:
+        await peer.do_round(UPDATE)
+
+
+@run_async
+async def test_a_store_that_stands_still_keeps_its_own_devices_waiting_alone(folder: Path) -> None:
+    async with one_stands_still(folder) as (host, storage, a, b):
         for _ in range(ROUNDS):
             await b.do_round(UPDATE)
         newcomer = await host.join("c", tier="b")
@@ -174,16 +184,7 @@ async def test_a_store_that_fails_ends_its_run_alone(folder: Path) -> None:
 @run_async
 async def test_a_run_is_stopped_while_its_store_stands_still(folder: Path) -> None:
     """The others are looked at meanwhile, and it can be started once it is closed."""
-    async with several(folder) as host:
-        storage = slow_storage(place_of("still"))
-        still = await host.add("still", only("a"), place=place_of("still"))
-        await host.add("goes", only("b"))
-        a, b = await host.join("a", tier="a"), await host.join("b", tier="b")
-        task = await a.task()
-        await until(lambda: still.run.store.is_safe)
-        storage.may_write.clear()
-        await send_update(a, task)
-        await until(lambda: still.engine.version == 1)
+    async with one_stands_still(folder) as (host, storage, a, b):
         await host.want("still", "stopped")
         await host.want("still", "running")  # not before it is closed
         assert [name for name, _ in host.hosted.servers()] == ["goes"]
