@@ -10,7 +10,10 @@ LOST, LATE, SURPLUS, STALLED, STALE = "lost", "late", "surplus", "stalled", "sta
 """The engine's own causes: the device vanished; the deadline passed; the goal was reached without
 it; the device made no step and moved no byte for ``Settings.stall`` seconds; its update would be
 too stale."""
-STOPPED = "failed: stopping"
+FAILED, REJECTED = "failed: ", "rejected: "
+"""What the other causes begin with: the device could not do its task; its update was refused. The
+code that says why comes next."""
+STOPPED = f"{FAILED}stopping"
 """The cause where a device gives its task back because it stops. It may have another turn if it
 returns in this round."""
 

@@ -11,7 +11,16 @@ from collections.abc import Callable, Sequence
 
 from fleetlearn_protocol.messages import CheckIn
 
-from fleetlearn_coordinator.rounds.commands import LATE, LOST, STALLED, STOPPED, Ended, Revived
+from fleetlearn_coordinator.rounds.commands import (
+    FAILED,
+    LATE,
+    LOST,
+    REJECTED,
+    STALLED,
+    STOPPED,
+    Ended,
+    Revived,
+)
 from fleetlearn_coordinator.service.observers import (
     AnswerSaved,
     DeviceJoined,
@@ -58,7 +67,7 @@ class DeviceHistory:
                         self._change(device, seen=self._now())
                 case TaskFailed(device, _, cause, text):
                     if cause != STOPPED:
-                        self._say(device, cause.removeprefix("failed: "), text)
+                        self._say(device, cause.removeprefix(FAILED), text)
                 case MessageRefused(device, _, text):
                     self._refused[device] = text
 
@@ -88,10 +97,10 @@ class DeviceHistory:
         elif cause == STALLED:
             self._change(device, failed=1)
             self._say(device, cause, "no step and no byte for too long")
-        elif cause.startswith("rejected: "):
+        elif cause.startswith(REJECTED):
             self._change(device, seen=self._now(), failed=1)
             self._say(device, cause, self._refused.get(device, ""))
-        elif cause.startswith("failed: ") and cause != STOPPED:
+        elif cause.startswith(FAILED) and cause != STOPPED:
             self._change(device, seen=self._now(), failed=1)
 
     def _say(self, device: str, cause: str, text: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf, isfinite
 from typing import Any, Literal, NamedTuple
 
-from fleetlearn_coordinator.rounds.commands import Assign, Ended
+from fleetlearn_coordinator.rounds.commands import FAILED, REJECTED, Assign, Ended
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.service.monitoring.catalogue import (
     SPECS,
@@ -26,9 +26,7 @@ from fleetlearn_coordinator.service.observers import (
     UpdateSaved,
 )
 
-REFUSED, FAILED = "rejected: ", "failed: "
-"""How the causes begin of tasks whose report was refused, and whose device failed."""
-NOT_FINITE = ("rejected: not-finite", "failed: diverged")
+NOT_FINITE = (f"{REJECTED}not-finite", f"{FAILED}diverged")
 RECENT, LOOKS = 600.0, 10.0
 """Seconds over which shares are told, and between two looks at the counts."""
 PEAK = 3600.0
@@ -121,8 +119,8 @@ class RunMetrics:
 
     def _end(self, event: Ended) -> None:
         self._given.pop(event.task, None)
-        if event.cause.startswith(REFUSED):
-            self._add("reports_refused", event.cause.removeprefix(REFUSED))
+        if event.cause.startswith(REJECTED):
+            self._add("reports_refused", event.cause.removeprefix(REJECTED))
         else:
             self._add("tasks_ended", event.cause)
 
@@ -193,7 +191,7 @@ class RunMetrics:
         for (name, labels), value in self._counts.items():
             if name == "fleetlearn_reports_refused_total":
                 refused += value
-                not_finite += value * (REFUSED + labels[1] in NOT_FINITE)
+                not_finite += value * (REJECTED + labels[1] in NOT_FINITE)
             elif name == "fleetlearn_tasks_ended_total" and labels[1].startswith(FAILED):
                 failed += value
                 not_finite += value * (labels[1] in NOT_FINITE)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from fleetlearn_protocol.exchanges import EVALUATION
 
+from fleetlearn_coordinator.rounds.commands import REJECTED, SURPLUS
 from fleetlearn_coordinator.service.views.records import (
     EvaluationView,
     RoundView,
@@ -25,8 +26,6 @@ from fleetlearn_coordinator.storage.run_storage import RunStorage
 
 RECENT = 20
 """Rounds by which the trend and the rate are told."""
-REJECTED = "rejected: "
-UNWANTED = "surplus"
 Found = tuple[int, str, float, float, dict[str, Any]]
 """A round as the ledger's reader returns it."""
 
@@ -194,9 +193,9 @@ def causes_of(dropped: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int
     lost = {
         cause: count
         for cause, count in found
-        if cause != UNWANTED and not cause.startswith(REJECTED)
+        if cause != SURPLUS and not cause.startswith(REJECTED)
     }
-    return lost, refused, dropped.get(UNWANTED, 0)
+    return lost, refused, dropped.get(SURPLUS, 0)
 
 
 def _recent(closed: Sequence[Found]) -> list[Found]:
