@@ -1,0 +1,1 @@
+"""The commands of fleetlearn-device: a file for each."""

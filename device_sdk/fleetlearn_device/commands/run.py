@@ -1,0 +1,99 @@
+"""``fleetlearn-device run``: serve a coordinator."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+from typing import TYPE_CHECKING, Any
+
+from fleetlearn_device.commands.exits import EXIT, fail
+from fleetlearn_device.settings.sources import Values, add_flags, read_settings, required
+
+if TYPE_CHECKING:
+    from fleetlearn_device.device import Device
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add every setting's flag."""
+    parser.description = (
+        "Serve a coordinator: train its tasks on this device's data. The data do not leave the "
+        "device.\n\n"
+        "A setting's flag counts before its variable (--log-level: FLEETLEARN_LOG_LEVEL), and that "
+        "before\nits key in the file of --config (level in the table [log]). `fleetlearn-device "
+        "config` shows\nwhat counts, and from where."
+    )
+    parser.epilog = EXIT
+    add_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal comes, or the training is finished. Returns the exit status."""
+    values = read_settings(options)
+    for key in ("coordinator", "state", "data.source"):
+        required(values, key)
+
+    from fleetlearn_protocol.command_line import log_on_stderr, needs
+
+    with needs("fleetlearn-device", "device"):
+        from fleetlearn_device.device import Device
+    from fleetlearn_device.runtimes.checks import DataError
+
+    logging.basicConfig(handlers=[log_on_stderr()])
+    logging.getLogger("fleetlearn").setLevel(values["log.level"].value.upper())
+    try:
+        device = Device(**device_arguments(values))
+    except (DataError, ValueError) as error:
+        return fail(2, str(error))
+    return _served(device, values)
+
+
+def device_arguments(values: Values) -> dict[str, Any]:
+    """Return the arguments of ``Device`` that the settings make."""
+    value = {key: each.value for key, each in values.items()}
+    return {
+        "url": value["coordinator"],
+        "data": value["data.source"],
+        "state_dir": value["state"],
+        "runtime": value["training.runtime"],
+        "threads": value["limits.threads"],
+        "provider": value["training.provider"],
+        "name": value["name"],
+        "ca": value["connection.ca"],
+        "certificate": value["connection.certificate"],
+        "key": value["connection.key"],
+        "insecure": value["connection.insecure"],
+        "token": value["connection.token"],
+        "trust": value["connection.trust"],
+        "own_model": value["training.own_model"],
+        "feature_cache": value["limits.feature_cache"],
+        "tags": value["states.tags"],
+        "tier": value["states.tier"],
+        "charging": value["states.charging"],
+        "network": value["states.network"],
+        "until_finished": value["until_finished"],
+    }
+
+
+def _served(device: Device, values: Values) -> int:
+    from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
+
+    from fleetlearn_device.driver.dead_ends import NoConnectionError
+    from fleetlearn_device.runtimes.checks import DataError
+    from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
+
+    try:
+        device.run()
+    except DataError as error:
+        return fail(2, f"{values['data.source'].value}: {error}")
+    except ProtocolError as error:
+        return fail({Code.REPLACED: 3, Code.BAD_VERSION: 6}.get(error.code, 1), error.text)
+    except FleetError as error:
+        return fail(1, error.text)
+    except NoConnectionError as error:
+        return fail({"not-admitted": 4, "tls": 5, "unreachable": 7}[error.kind], str(error))
+    except RuntimeUnavailableError as error:
+        return fail(1, str(error))
+    except KeyboardInterrupt:
+        return 130
+    return 130 if device.stopped_by is signal.SIGINT else 0

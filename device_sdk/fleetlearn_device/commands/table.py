@@ -1,0 +1,31 @@
+"""Every command of fleetlearn-device. Its module is imported when it is used.
+
+A module has ``add_arguments(parser)`` and ``run(options)``, which returns the exit status.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+PACKAGE = "fleetlearn_device.commands"
+
+
+class DeviceCommand(NamedTuple):
+    """A command."""
+
+    module: str
+    """Below ``PACKAGE``."""
+    help: str
+    """What it does, short enough for one line of 80 columns."""
+
+
+COMMANDS: dict[str, DeviceCommand] = {
+    "run": DeviceCommand("run", "serve a coordinator"),
+    "config": DeviceCommand("config", "show what each setting is, and who said so"),
+    "info": DeviceCommand("info", "show how a device is, and what its state directory holds"),
+    "rotate": DeviceCommand("rotate", "change the device's credential at its next connection"),
+    "trust": DeviceCommand(
+        "trust", "change the public keys that the device trusts, from its next start on"
+    ),
+}
+"""In the order of the help."""

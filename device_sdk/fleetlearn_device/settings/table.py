@@ -1,0 +1,176 @@
+"""Every setting of a device, once: its flag, its variable, its key in a settings file and its help
+all come from its row here.
+
+To add a setting: a row here, and its use in ``commands/run.py``. Nothing heavy may be imported:
+``--help`` reads this table.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fleetlearn_device.settings.kinds import (
+    SWITCH,
+    YES_OR_NO,
+    SettingKind,
+    choice,
+    path,
+    text,
+    texts,
+    whole,
+)
+
+
+class Setting(NamedTuple):
+    """A setting."""
+
+    key: str
+    """In a settings file: ``name``, or ``group.name`` for a name in the table ``[group]``."""
+    kind: SettingKind
+    default: Any
+    """What counts where nobody says anything. None: nothing is set."""
+    help: str
+    name: str = ""
+    """Its flag without the dashes, such as ``log-level``. Empty: the key with dashes."""
+    unset: str = ""
+    """What the help says of the default. Empty: the default itself."""
+    secret: bool = False
+    """Its value is never shown."""
+
+    @property
+    def flag(self) -> str:
+        """The flag, such as ``--log-level``."""
+        return f"--{self.name or self.key.replace('.', '-').replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        """The environment's variable, such as ``FLEETLEARN_LOG_LEVEL``."""
+        return f"FLEETLEARN_{self.flag[2:].replace('-', '_').upper()}"
+
+
+GROUPS: dict[str, str] = {
+    "": "the device",
+    "connection": "the connection to the coordinator",
+    "states": "what the device states of itself, for a coordinator that chooses by it",
+    "data": "data",
+    "training": "training",
+    "limits": "limits",
+    "log": "log",
+}
+"""The tables of a settings file, "" being its top -> what each is about. The help's order."""
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("coordinator", text("URL"), None, "ws://HOST:PORT or wss://HOST:PORT"),
+    Setting("state", path("DIR"), None, "directory for what outlives the process"),
+    Setting(
+        "name", text("ID"), None, "the device's name at its first start", unset="a random name"
+    ),
+    Setting("until_finished", SWITCH, False, "end when the training is finished"),
+    Setting(
+        "connection.ca",
+        path(),
+        None,
+        "PEM of the only CA that TLS trusts",
+        name="ca",
+        unset="the system's CAs",
+    ),
+    Setting(
+        "connection.certificate",
+        path(),
+        None,
+        "PEM by which the coordinator knows this device; with --key",
+        name="certificate",
+    ),
+    Setting(
+        "connection.key",
+        path(),
+        None,
+        "PEM of the certificate's key, without a password",
+        name="key",
+    ),
+    Setting(
+        "connection.insecure",
+        SWITCH,
+        False,
+        "let another machine's address be ws://, without TLS",
+        name="insecure",
+    ),
+    Setting(
+        "connection.token",
+        text("TOKEN"),
+        None,
+        "enrols the device, once",
+        name="token",
+        secret=True,
+    ),
+    Setting(
+        "connection.trust",
+        texts("KEY", "a list of public keys"),
+        (),
+        "do only tasks that this public key signed, at later starts too; may be given again",
+        name="trust",
+        unset="what the token brings",
+    ),
+    Setting(
+        "states.tags",
+        texts("TAG", "a list of tags"),
+        (),
+        "to be chosen by; may be given again",
+        name="tag",
+    ),
+    Setting("states.tier", text("TIER"), None, "the kind of device that this is", name="tier"),
+    Setting(
+        "states.charging",
+        YES_OR_NO,
+        None,
+        "whether a charger is connected",
+        name="charging",
+        unset="as Linux says at each check-in",
+    ),
+    Setting(
+        "states.network",
+        choice("metered", "unmetered"),
+        None,
+        "what the network costs",
+        name="network",
+        unset="not stated",
+    ),
+    Setting(
+        "data.source",
+        path(),
+        None,
+        ".npz with the bundle's batch arrays, by name",
+        name="data",
+    ),
+    Setting(
+        "training.runtime",
+        choice("auto", "onnx", "ort-training"),
+        "auto",
+        "what computes a step",
+        name="runtime",
+        unset="auto (onnx)",
+    ),
+    Setting(
+        "training.provider",
+        choice("cpu", "cuda"),
+        "cpu",
+        "where onnx computes",
+        name="provider",
+    ),
+    Setting(
+        "training.own_model",
+        path(),
+        None,
+        "ONNX file of this device's own model, written after each task",
+        name="own-model",
+    ),
+    Setting("limits.threads", whole(1, 1024), 1, "threads inside an operator", name="threads"),
+    Setting(
+        "limits.feature_cache",
+        whole(0, 2**20, "MIB", "MiB"),
+        128,
+        "memory for a frozen model's features; 0: none are kept",
+        name="feature-cache",
+    ),
+    Setting("log.level", choice("debug", "info", "warning", "error"), "info", "what is logged"),
+)
