@@ -44,6 +44,7 @@ _ALIASES = {
 """Types that have a name in the tables."""
 _LIMITS = {
     "PROTOCOL_VERSION": messages,
+    "OLDEST_PROTOCOL_VERSION": messages,
     "MAX_CONTROL_BYTES": messages,
     "MAX_VECTOR_BYTES": messages,
     "MAX_VECTORS": messages,

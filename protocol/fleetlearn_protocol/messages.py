@@ -17,8 +17,10 @@ from msgspec import Meta
 from fleetlearn_protocol.errors import MAX_TEXT, Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES
 
-PROTOCOL_VERSION = 1
-"""What a device says in its check-in."""
+PROTOCOL_VERSION = 2
+"""The newest version of the protocol that both sides speak (section 10)."""
+OLDEST_PROTOCOL_VERSION = 1
+"""The oldest version that they speak too."""
 PROTOCOL_NAME = "fleetlearn.v1"
 """The WebSocket subprotocol (Sec-WebSocket-Protocol) that both sides name in the handshake."""
 MAX_CONTROL_BYTES = 64 * 1024
@@ -87,6 +89,7 @@ Numbers = Annotated[dict[Name, Number], Meta(max_length=64)]
 Fields = Annotated[dict[Name, Any], Meta(max_length=64)]
 """An object whose fields are those of a kind of exchange (section 4, "Exchanges")."""
 Tags = Annotated[tuple[Identifier, ...], Meta(max_length=16)]
+Version = Annotated[int, Meta(ge=0, le=10**6)]
 FailureCode = Literal[
     "diverged",
     "out-of-time",
@@ -174,8 +177,9 @@ class Evaluation(msgspec.Struct, frozen=True):
 class CheckIn(Message, frozen=True, tag="check-in"):
     """The first message on every connection."""
 
-    protocol: Annotated[int, Meta(ge=0, le=10**6)]
-    """Version of the protocol that the device speaks: 1."""
+    protocol: Version
+    """The oldest version of the protocol that the device speaks. Coordinators of version 1 read
+    this field alone, and expect 1."""
     device: Identifier
     """The device's name; the same on every connection."""
     examples: Annotated[int, Meta(ge=1, le=MAX_EXAMPLES)]
@@ -213,6 +217,8 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     them signed, and no others. Empty: any task."""
     challenge: Bytes32 | None = None
     """Random, another one on each connection: what is signed for the device has it."""
+    newest_protocol: Version | None = None
+    """The newest version of the protocol that the device speaks. null: `protocol` and no other."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
@@ -323,6 +329,9 @@ class Welcome(Message, frozen=True, tag="welcome"):
     ineligible: Text = ""
     """For people: why the device gets no task while it is as its check-in says. Empty: it may get
     one."""
+    protocol: Version = 1
+    """The version of the protocol that both sides speak on this connection: the newest that both
+    know."""
 
 
 class Task(Message, frozen=True, tag="task"):

@@ -37,6 +37,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         models=(A, B),
         trusts=(KEY,),
         challenge="5eed" * 16,
+        newest_protocol=2,
     ),
     "heartbeat": m.Heartbeat("t4-11", 250),
     "fetch": m.Fetch(A, 131072),
@@ -61,7 +62,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
     "reply": m.Reply("t-e2-7", "evaluation", fields_of(MEASURED), 1.5),
     "failed": m.Failed("t4-11", "diverged", "step 7's loss is nan: a smaller lr may help"),
     "welcome": m.Welcome(
-        "fleetlearn 0.1.0", 15.0, 131072, "120 examples; selection.least_examples is 500"
+        "fleetlearn 0.1.0", 15.0, 131072, "120 examples; selection.least_examples is 500", 2
     ),
     "task": m.Task(
         task="t4-11",
@@ -185,6 +186,7 @@ def by_hand_valid() -> list[dict[str, Any]]:
         "heartbeat": 15.0,
         "chunk_bytes": 4,
         "ineligible": "",
+        "protocol": 1,
     }
     return [
         entry("heartbeat", "white space", ' \n\t{ "type" : "heartbeat" }\r\n', fields=beat),

@@ -89,7 +89,8 @@ def test_both_releases_train_together(
 def test_a_model_with_buffers_is_declined_in_words_and_not_trained_wrongly(
     tmp_path: Path, last: dict[str, str], older: str
 ) -> None:
-    """BatchNorm's statistics travel otherwise since then: the one exception."""
+    """BatchNorm's statistics travel otherwise since then: the one exception. This coordinator tells
+    the older device at once; the older coordinator gives this device a task, which it declines."""
     settings = {"local__lr": 0.05, "round__goal": 1, "stop__rounds": 1}
     bundle, data, plan = (tmp_path / name for name in ("line.bundle", "data.npz", "plan.toml"))
     write_line_bundle(bundle)
@@ -103,6 +104,11 @@ def test_a_model_with_buffers_is_declined_in_words_and_not_trained_wrongly(
         run.coordinator(plan, env=last if older == "coordinator" else None)
         env = last if older == "devices" else None
         run.device("a", f"ws://127.0.0.1:{port}", data, env=env)
-        wait_for(lambda: "unsupported" in run.log("coordinator"), "the device's refusal")
-        assert "buffers" in run.log("coordinator")
+        if older == "devices":
+            wait_for(lambda: "there will be no task" in run.log("a"), "the coordinator's word")
+            assert "the device speaks version 1. Update its fleetlearn" in run.log("a")
+            assert "unsupported" not in run.log("coordinator")
+        else:
+            wait_for(lambda: "unsupported" in run.log("coordinator"), "the device's refusal")
+            assert "buffers" in run.log("coordinator")
         assert read_status(tmp_path / "run").version == 0

@@ -32,7 +32,9 @@ from fleetlearn_protocol.manifest import (
     Parameter,
 )
 from fleetlearn_protocol.messages import (
+    OLDEST_PROTOCOL_VERSION,
     PROTOCOL_NAME,
+    PROTOCOL_VERSION,
     Accepted,
     CheckIn,
     Content,
@@ -58,6 +60,7 @@ from websockets.typing import Subprotocol
 SIZE = 70_000
 """Elements of the model: 280,000 bytes, two full chunks and a part of one."""
 PERSONAL = 1000
+BUFFERED_ELEMENTS = 1000
 """Elements of the model that are personal in ``write_personal_bundle``."""
 
 
@@ -101,6 +104,20 @@ def write_personal_bundle(folder: Path) -> Path:
     )
     contents = {file: bundle.read(file) for file in bundle.manifest.files}
     contents[PARAMETERS] = save({"w": vector[:begin], "head": vector[begin:]})
+    return write_bundle(folder, manifest, contents)
+
+
+def write_buffered_bundle(folder: Path) -> Path:
+    """The same with its last BUFFERED_ELEMENTS elements a buffer."""
+    bundle = open_bundle(write_test_bundle(folder))
+    vector, begin = bundle.parameters(), SIZE - BUFFERED_ELEMENTS
+    rows = (
+        Parameter("w", (begin,), 0, infer_offset=4),
+        Parameter("seen", (BUFFERED_ELEMENTS,), begin, buffer=True, infer_offset=4 + 4 * begin),
+    )
+    manifest = msgspec.structs.replace(bundle.manifest, parameters=rows)
+    contents = {file: bundle.read(file) for file in bundle.manifest.files}
+    contents[PARAMETERS] = save({"w": vector[:begin], "seen": vector[begin:]})
     return write_bundle(folder, manifest, contents)
 
 
@@ -178,7 +195,8 @@ class Peer:
         return self.connection.close_code
 
     async def check_in(self, held: Held | None = None, **stated: Any) -> None:
-        await self.send(CheckIn(1, self.name, 10, held=held, **stated))
+        stated = {"newest_protocol": PROTOCOL_VERSION} | stated
+        await self.send(CheckIn(OLDEST_PROTOCOL_VERSION, self.name, 10, held=held, **stated))
         await self.expect(Welcome)
 
     async def task(self) -> Task:

@@ -21,7 +21,6 @@ from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.frames import unpack_chunk
 from fleetlearn_protocol.messages import (
     MAX_REFUSALS,
-    PROTOCOL_VERSION,
     UPDATE,
     Accepted,
     Cancel,
@@ -41,6 +40,7 @@ from fleetlearn_protocol.messages import (
     Waiting,
     decode_from_device,
 )
+from fleetlearn_protocol.versions import agreed_version
 
 from fleetlearn_coordinator.conversation.effects import (
     Allow,
@@ -279,17 +279,14 @@ class Conversation:
             raise ProtocolError(
                 Code.DUPLICATE, f"this connection checked in as {self.device} already"
             )
-        if message.protocol != PROTOCOL_VERSION:
-            text = (
-                f"version {message.protocol} of the protocol; this coordinator speaks version "
-                f"{PROTOCOL_VERSION}"
-            )
-            older = "the device" if message.protocol < PROTOCOL_VERSION else "the coordinator"
-            note = (
-                f"{message.device} was refused: it speaks {text}. Update the fleetlearn of {older}"
-            )
+        try:
+            agreed_version(message)
+        except ProtocolError as error:
+            if error.code is not Code.BAD_VERSION:
+                raise
+            note = f"{message.device} was refused: {error.text}"
             self._owner.perform(LogNote(note, warning=True, seldom=True))
-            self._owner.perform(SendMessage(Refused(Code.BAD_VERSION, text)))
+            self._owner.perform(SendMessage(Refused(error.code, error.text)))
             self._close(1008, "protocol version")
             return
         message = self._owner.confirm(message)

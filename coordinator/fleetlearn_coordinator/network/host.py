@@ -23,6 +23,7 @@ from fleetlearn_protocol.messages import (
     FromCoordinator,
     Welcome,
 )
+from fleetlearn_protocol.versions import agreed_version
 
 from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT, TLS_NEWCOMERS
 from fleetlearn_coordinator.conversation.places import Places, Proven
@@ -166,7 +167,8 @@ class Host:
         )
         device = SharedDevice(driver, msgspec.structs.replace(check_in, held=None), fits)
         port = SharedPort(turns, device)
-        return Admitted(port, welcome(self.heartbeat, "" if fits else why[:MAX_TEXT]), 0, 0)
+        ineligible = "" if fits else why[:MAX_TEXT]
+        return Admitted(port, welcome(check_in, self.heartbeat, ineligible), 0, 0)
 
     def can_sign_for(self, check_in: CheckIn) -> bool:
         """Return whether the device, if it trusts keys, trusts one of the service's."""
@@ -260,10 +262,10 @@ class Host:
             await asyncio.sleep(0.05)
 
 
-def welcome(heartbeat: float, ineligible: str = "") -> Welcome:
+def welcome(check_in: CheckIn, heartbeat: float, ineligible: str = "") -> Welcome:
     """Return the welcome for a device that may stay. ``ineligible``: why it gets no task, for its
     owner."""
-    return Welcome(SOFTWARE, heartbeat, CHUNK_BYTES, ineligible)
+    return Welcome(SOFTWARE, heartbeat, CHUNK_BYTES, ineligible, agreed_version(check_in))
 
 
 def _signer(files: Sequence[Path]) -> Signer | None:

@@ -22,6 +22,7 @@ from fleetlearn_protocol.messages import (
     Report,
     Task,
 )
+from fleetlearn_protocol.versions import SEPARATE_BUFFERS, agreed_version
 
 from fleetlearn_coordinator.conversation.port import Admitted, Spool
 from fleetlearn_coordinator.conversation.uploads import check_parts, check_work
@@ -134,9 +135,8 @@ class RunServer:
             return self._finished()
         if self.done.done():
             return self._stopping()
-        return Admitted(
-            self, welcome(self.host.heartbeat, self.unfit(check_in)), self.download, self.upload
-        )
+        welcomed = welcome(check_in, self.host.heartbeat, self.unfit(check_in))
+        return Admitted(self, welcomed, self.download, self.upload)
 
     def unfit(self, check_in: CheckIn) -> str:
         """Return why the device can have no task of this run, for its owner; empty if it can."""
@@ -149,6 +149,13 @@ class RunServer:
             return (
                 f"the device does only tasks signed with {' or '.join(check_in.trusts)}, and this "
                 "coordinator cannot"
+            )
+        version = agreed_version(check_in)
+        if self.run.bundle.manifest.buffers and version < SEPARATE_BUFFERS:
+            return (
+                "this run's model has buffers, such as BatchNorm's statistics, which version "
+                f"{SEPARATE_BUFFERS} of the protocol carries; the device speaks version {version}. "
+                "Update its fleetlearn"
             )
         algorithm, knows = self.run.plan.local.algorithm, (PLAIN, *check_in.algorithms)
         if algorithm in knows:

@@ -24,6 +24,7 @@ from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, content_of
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, unpack_chunk
 from fleetlearn_protocol.messages import (
     BUFFERS,
+    OLDEST_PROTOCOL_VERSION,
     PLAIN,
     PROTOCOL_VERSION,
     Accepted,
@@ -51,6 +52,7 @@ from fleetlearn_protocol.messages import (
     Welcome,
     decode_from_coordinator,
 )
+from fleetlearn_protocol.versions import check_chosen
 
 from fleetlearn_device.session.commands import (
     Close,
@@ -200,7 +202,7 @@ class Session:
             held = Held(self.work.report.task, self.work.report.round)
         known = self.device, self.examples, self.runtime, self.software
         check_in = CheckIn(
-            PROTOCOL_VERSION,
+            OLDEST_PROTOCOL_VERSION,
             *known,
             held,
             **stated._asdict(),
@@ -208,6 +210,7 @@ class Session:
             algorithms=self.algorithms,
             encodings=FAMILIES,
             trusts=() if self.trusted is None else self.trusted.keys,
+            newest_protocol=PROTOCOL_VERSION,
         )
         self._challenge = stated.challenge or ""
         return [Send(check_in)]
@@ -459,6 +462,7 @@ class Session:
     def _welcome(self, message: Welcome, now: float) -> Commands:
         if isinstance(self.link, Online):
             return [Note("a second welcome is ignored")]
+        check_chosen(message.protocol)
         interval = max(BEAT * message.heartbeat, 0.01)
         self.link = Online(interval, now + interval, min(message.chunk_bytes, CHUNK_BYTES))
         self._ineligible, self._quiet = message.ineligible, (now, now + QUIET)

@@ -310,7 +310,7 @@ def test_a_second_check_in_is_refused() -> None:
 
 def test_another_version_is_refused_and_closed() -> None:
     a = Device(Room())
-    a.conversation.received(encode(CheckIn(2, "a", 10)), 0.0)
+    a.conversation.received(encode(CheckIn(9, "a", 10, newest_protocol=11)), 0.0)
     refused, close = a.did()
     assert isinstance(refused, SendMessage)
     assert isinstance(refused.message, Refused)

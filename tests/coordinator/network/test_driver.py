@@ -140,7 +140,7 @@ def test_a_device_that_connects_again_is_not_taken_for_two(
     assert "two processes" not in caplog.text
 
 
-@pytest.mark.parametrize(("version", "who"), [(0, "the device"), (7, "the coordinator")])
+@pytest.mark.parametrize(("version", "who"), [(0, "device"), (7, "coordinator")])
 def test_another_version_of_the_protocol_is_named_once(
     make_plan: PlanMaker, caplog: pytest.LogCaptureFixture, version: int, who: str
 ) -> None:
@@ -158,8 +158,8 @@ def test_another_version_of_the_protocol_is_named_once(
     asyncio.run(asyncio.wait_for(test(), 30))
     (line,) = (text for text in caplog.messages if "of the protocol" in text)
     assert line == (
-        f"device (not checked in, at 127.0.0.1): roof-7 was refused: it speaks version {version} "
-        f"of the protocol; this coordinator speaks version 1. Update the fleetlearn of {who}"
+        "device (not checked in, at 127.0.0.1): roof-7 was refused: the device speaks version "
+        f"{version} of the protocol, the coordinator versions 1 to 2; update the {who}'s fleetlearn"
     )
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model, read_status
@@ -20,6 +21,7 @@ from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk, pack_chunks, unp
 from fleetlearn_protocol.manifest import TRAIN, File
 from fleetlearn_protocol.messages import (
     MAX_REFUSALS,
+    PROTOCOL_VERSION,
     Accepted,
     Cancel,
     CheckIn,
@@ -38,7 +40,7 @@ from fleetlearn_protocol.messages import (
     encode,
 )
 from fleetlearn_protocol.vector import digest
-from peers import SIZE, Peer, PlanMaker, fleet, report_of, update_of
+from peers import SIZE, Peer, PlanMaker, fleet, report_of, update_of, write_buffered_bundle
 
 
 def run_async(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -273,9 +275,40 @@ async def test_a_device_that_loses_the_race_of_every_round_stays(make_plan: Plan
 async def test_another_version_is_refused_and_closed(make_plan: PlanMaker) -> None:
     async with fleet(make_plan()) as (_, join):
         a = await join("a", check_in=False)
-        await a.send(CheckIn(2, "a", 10))
+        await a.send(CheckIn(PROTOCOL_VERSION + 1, "a", 10))
         assert (await a.expect(Refused)).code is Code.BAD_VERSION
         assert await a.closed() == 1008
+
+
+@run_async
+async def test_a_device_of_version_1_trains_and_is_told_so(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan(round__goal=1, stop__rounds=2)) as (_, join):
+        a = await join("a", check_in=False)
+        await a.send(CheckIn(1, "a", 10))
+        welcome = await a.expect(Welcome)
+        assert (welcome.protocol, welcome.ineligible) == (1, "")
+        await a.do_round(update_of(1.0))
+
+
+@run_async
+async def test_a_model_with_buffers_is_for_devices_of_version_2(make_plan: PlanMaker) -> None:
+    """The last release's devices decline such a task: they are told at once, and get none."""
+    plan = make_plan(round__goal=1)
+    bundle = write_buffered_bundle(plan.data_dir.parent / "buffered.bundle")
+    plan = msgspec.structs.replace(plan, bundle=bundle)
+    async with fleet(plan) as (coordinator, join):
+        old, new = await join("old", check_in=False), await join("new", check_in=False)
+        await old.send(CheckIn(1, "old", 10))
+        welcome = await old.expect(Welcome)
+        assert (welcome.protocol, welcome.ineligible) == (
+            1,
+            "this run's model has buffers, such as BatchNorm's statistics, which version 2 of the "
+            "protocol carries; the device speaks version 1. Update its fleetlearn",
+        )
+        await new.send(CheckIn(1, "new", 10, newest_protocol=3))
+        assert (await new.expect(Welcome)).protocol == 2
+        assert "buffers" in (await new.task()).parts
+        assert [*coordinator.engine.leases] == ["new"]
 
 
 @run_async

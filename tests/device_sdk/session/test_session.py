@@ -365,6 +365,7 @@ def test_a_check_in_states_what_the_device_is_and_the_welcome_says_why_it_waits(
         network="metered",
         exchanges=("evaluation",),
         encodings=FAMILIES,
+        newest_protocol=2,
     )
     notes = tell(session, Welcome("test", 10.0, 8, "not charging (the plan's selection.charging)"))
     (note,) = [row for row in notes if isinstance(row, Note) and row.warning]
@@ -407,6 +408,7 @@ def test_a_round_from_the_check_in_to_the_acknowledgement() -> None:
                 None,
                 exchanges=("evaluation",),
                 encodings=FAMILIES,
+                newest_protocol=2,
             )
         )
     ]
@@ -459,7 +461,13 @@ def test_a_held_update_is_checked_in_and_reported_again() -> None:
     assert check_in == [
         Send(
             CheckIn(
-                1, "dev", 7, "", "", Held("A", 1), exchanges=("evaluation",), encodings=FAMILIES
+                1,
+                "dev",
+                7,
+                held=Held("A", 1),
+                exchanges=("evaluation",),
+                encodings=FAMILIES,
+                newest_protocol=2,
             )
         )
     ]
@@ -476,7 +484,13 @@ def test_a_broken_upload_begins_again_at_its_report(state: str) -> None:
     assert session.connected(1.0) == [
         Send(
             CheckIn(
-                1, "dev", 7, "", "", Held("A", 1), exchanges=("evaluation",), encodings=FAMILIES
+                1,
+                "dev",
+                7,
+                held=Held("A", 1),
+                exchanges=("evaluation",),
+                encodings=FAMILIES,
+                newest_protocol=2,
             )
         )
     ]
@@ -876,6 +890,26 @@ def test_a_refused_check_in_ends_the_device(code: Code, until_finished: bool) ->
     assert "version 9" in str(session.error)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_coordinator_chooses_one_of_the_devices_versions(version: int) -> None:
+    session = Session("dev", 7, exchanges=("evaluation",))
+    session.connected(0.0)
+    tell(session, Welcome("test", 10.0, CHUNK_BYTES, protocol=version))
+    assert acts(tell(session, task())) == [Locate(task())]
+
+
+@pytest.mark.parametrize("version", [0, 3])
+def test_a_device_leaves_a_coordinator_that_chose_another_version(version: int) -> None:
+    session = Session("dev", 7, exchanges=("evaluation",), held=report())
+    session.connected(0.0)
+    (close,) = tell(session, Welcome("test", 10.0, CHUNK_BYTES, protocol=version))
+    assert isinstance(close, Close)
+    said = f"chose version {version} of the protocol; this device speaks versions 1 to 2"
+    assert (said in close.reason, close.code) == (True, 1002)
+    session.disconnected()
+    assert (session.over, session.error, session.task_id) == (False, None, "A")
+
+
 def test_an_unattended_device_waits_for_a_coordinator_of_its_version() -> None:
     session = Session("dev", 7, exchanges=("evaluation",), held=report())
     session.connected(0.0)
@@ -1032,7 +1066,7 @@ def test_a_measurement_is_sent_again_on_the_next_connection() -> None:
     session.disconnected()
     assert session.answered(EVALUATED) == []
     assert session.connected(3.0) == [
-        Send(CheckIn(1, "dev", 7, "", "", None, exchanges=("evaluation",), encodings=FAMILIES))
+        Send(CheckIn(1, "dev", 7, exchanges=("evaluation",), encodings=FAMILIES, newest_protocol=2))
     ]
     assert acts(tell(session, WELCOME)) == [Send(EVALUATED)]
     assert acts(tell(session, Refused(Code.UNKNOWN_TASK, "over", "E"))) == []

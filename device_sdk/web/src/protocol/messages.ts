@@ -26,7 +26,9 @@ import {
 import { CODES, MAX_TEXT, ProtocolError } from "./errors.ts";
 import { CHUNK_BYTES } from "./frames.ts";
 
-export const PROTOCOL_VERSION = 1;
+/** The newest and the oldest version of the protocol that this SDK speaks (PROTOCOL.md, section 10). */
+export const PROTOCOL_VERSION = 2;
+export const OLDEST_PROTOCOL_VERSION = 1;
 /** The WebSocket subprotocol that both sides name in the handshake. */
 export const PROTOCOL_NAME = "fleetlearn.v1";
 /** Largest control message, in bytes of UTF-8. */
@@ -56,6 +58,7 @@ const transfer = integer(1, 2 ** 32 - 1);
 const identifiers = list(identifier, 16);
 /** An object whose fields are those of a kind of exchange (exchanges.ts). */
 const fields = record(name, anything, 64);
+const version = integer(0, 10 ** 6);
 const code = oneOf(CODES);
 
 const held = object({ task: identifier, round: roundNumber });
@@ -93,7 +96,7 @@ export type FailureCode = (typeof FAILURES)[number];
 const FROM_DEVICE = {
   "check-in": object({
     type: literal("check-in"),
-    protocol: integer(0, 10 ** 6),
+    protocol: version,
     device: identifier,
     examples,
     runtime: optional(label, ""),
@@ -110,6 +113,7 @@ const FROM_DEVICE = {
     models: optional(list(digest, MAX_VECTORS), []),
     trusts: optional(list(bytes32, MAX_KEYS), []),
     challenge: optional(nullable(bytes32), null),
+    newest_protocol: optional(nullable(version), null),
   }),
   heartbeat: object({
     type: literal("heartbeat"),
@@ -156,6 +160,7 @@ const FROM_COORDINATOR = {
     heartbeat: number(0.01, 86400),
     chunk_bytes: integer(4, CHUNK_BYTES, 4),
     ineligible: optional(forPeople, ""),
+    protocol: optional(version, 1),
   }),
   task: object({
     type: literal("task"),

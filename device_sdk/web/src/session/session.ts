@@ -23,6 +23,7 @@ import {
   type FromCoordinator,
   type FromDevice,
   type Grant,
+  OLDEST_PROTOCOL_VERSION,
   PROTOCOL_VERSION,
   type Question,
   type Refused,
@@ -155,7 +156,8 @@ export class Session {
     return [
       send({
         type: "check-in",
-        protocol: PROTOCOL_VERSION,
+        protocol: OLDEST_PROTOCOL_VERSION,
+        newest_protocol: PROTOCOL_VERSION,
         device: this.device,
         examples: this.examples,
         runtime: "",
@@ -420,6 +422,11 @@ export class Session {
 
   #welcome(message: Welcome, now: number): Command[] {
     if (this.link.is === "online") return [note("a second welcome is ignored")];
+    if (message.protocol < OLDEST_PROTOCOL_VERSION || message.protocol > PROTOCOL_VERSION) {
+      const spoken = `versions ${OLDEST_PROTOCOL_VERSION} to ${PROTOCOL_VERSION}`;
+      const text = `the coordinator chose version ${message.protocol} of the protocol; this device speaks ${spoken}`;
+      throw new ProtocolError("bad-version", text);
+    }
     const heartbeatInterval = Math.max(BEAT * message.heartbeat, 0.01);
     const chunkBytes = Math.min(message.chunk_bytes, CHUNK_BYTES);
     this.link = { is: "online", heartbeatInterval, nextHeartbeat: now + heartbeatInterval, chunkBytes };
