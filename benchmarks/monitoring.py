@@ -12,8 +12,8 @@ import re
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
 import _measure as measure
 import _servers
@@ -23,6 +23,7 @@ EVERY = 1.0
 """Seconds between two scrapes."""
 MONITORED = {"metrics": "{port = 0}", "alerts": '{command = ["true"], off = ["DiskLow"]}'}
 """Settings of the service, as TOML."""
+AS_IT_IS = "as it is"
 
 
 @contextmanager
@@ -56,8 +57,24 @@ def scraped(server: _servers.Server) -> Iterator[None]:
         raise RuntimeError(f"no metrics were scraped: {last!r}")
 
 
-def main() -> None:
-    options = measure.parser(__doc__)
+def compare(
+    description: str | None,
+    name: str,
+    beside: Callable[[_servers.Server], AbstractContextManager[None]],
+    service: Mapping[str, str],
+    *,
+    enrolled: bool = False,
+) -> None:
+    """Compare a coordinator that is watched with one as it is, in turns, as the command line says.
+
+    Args:
+        description: Of the benchmark.
+        name: Of the coordinator that is watched, in the results.
+        beside: What watches it, while devices do rounds.
+        service: The watched coordinator's settings, as TOML.
+        enrolled: Whether the devices of both have credentials.
+    """
+    options = measure.parser(description)
     options.add_argument("--devices", type=int, default=20)
     options.add_argument(
         "--size", type=int, default=10_000, help="parameters of the model, float32"
@@ -69,13 +86,12 @@ def main() -> None:
     )
     chosen = options.parse_args()
     sizes = chosen.devices, chosen.size, chosen.rounds, chosen.limit
-    runs: dict[str, list[dict[str, float]]] = {"monitored": [], "as it is": []}
+    runs: dict[str, list[dict[str, float]]] = {name: [], AS_IT_IS: []}
     for repeat in range(chosen.repeats):
-        for name in sorted(runs, reverse=bool(repeat % 2)):
-            monitored = name == "monitored"
-            service = MONITORED if monitored else {}
-            figures, _ = fleetlearn(*sizes, beside=scraped if monitored else None, service=service)
-            runs[name].append(figures)
+        for one in sorted(runs, reverse=bool(repeat % 2)):
+            watched = {"beside": beside, "service": service} if one == name else {}
+            figures, _ = fleetlearn(*sizes, enrolled=enrolled, **watched)
+            runs[one].append(figures)
         print(".", end="", flush=True, file=sys.stderr)
     print(file=sys.stderr)
     results = measure.summary(runs)
@@ -85,4 +101,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    compare(__doc__, "monitored", scraped, MONITORED)

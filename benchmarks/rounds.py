@@ -87,14 +87,22 @@ def fleetlearn(
     *,
     asynchronous: bool = False,
     encoding: str = "float32",
+    enrolled: bool = False,
     beside: Callable[[_servers.Server], AbstractContextManager[None]] | None = None,
     service: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, float], Gaps]:
-    """Figures of the coordinator, and how long it took between rounds. ``beside``: a context that
-    is open meanwhile. ``service``: further settings of its process, as TOML."""
+    """Figures of the coordinator, and how long it took between rounds. ``enrolled``: whether the
+    devices have credentials. ``beside``: a context that is open meanwhile. ``service``: further
+    settings of its process, as TOML."""
     update = _websocket_device.make_update(size, encoding=find_encoding(encoding))
     log = _websocket_device.Log()
     total = WARM + rounds + 1
+
+    def take_part(name: str) -> Awaitable[None]:
+        credential = f"Bearer {_servers.credential_of(name)}"
+        headers = {"Authorization": credential} if enrolled else {}
+        return _websocket_device.take_part(server.url, name, update, log, watch, **headers)
+
     with _servers.coordinator(
         size=size,
         devices=devices,
@@ -103,19 +111,12 @@ def fleetlearn(
         durable=durable,
         asynchronous=asynchronous,
         encoding=encoding,
+        enrolled=devices if enrolled else 0,
         **(service or {}),
     ) as server:
         watch = Watch(server.pid, rounds)
         with nullcontext() if beside is None else beside(server):
-            asyncio.run(
-                together(
-                    (
-                        _websocket_device.take_part(server.url, f"d{i}", update, log, watch)
-                        for i in range(devices)
-                    ),
-                    limit,
-                )
-            )
+            asyncio.run(together((take_part(f"d{i}") for i in range(devices)), limit))
     # an update may count for the round after its task's, and some are under way at the end
     if asynchronous:
         if (accepted := sum(moments.accepted for moments in log.values())) < total * devices:

@@ -72,6 +72,13 @@ def test_monitoring(tmp_path: Path) -> None:
     assert found["ratio"]["rounds_per_second"]["min"] > 0
 
 
+def test_live_page(tmp_path: Path) -> None:
+    sizes = ("--devices", "3", "--size", "100", "--rounds", "3", "--repeats", "2")
+    found = figures(tmp_path, "live_page.py", *sizes)
+    assert found["watched"]["cpu_ms_per_update"]["min"] > 0
+    assert found["ratio"]["rounds_per_second"]["min"] > 0
+
+
 def test_walk(tmp_path: Path) -> None:
     """The way has the files that the architecture page names, and is the same each time."""
     found = figures(tmp_path, "walk.py")
