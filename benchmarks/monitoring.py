@@ -89,8 +89,10 @@ def compare(
     runs: dict[str, list[dict[str, float]]] = {name: [], AS_IT_IS: []}
     for repeat in range(chosen.repeats):
         for one in sorted(runs, reverse=bool(repeat % 2)):
-            watched = {"beside": beside, "service": service} if one == name else {}
-            figures, _ = fleetlearn(*sizes, enrolled=enrolled, **watched)
+            watched = (beside, service) if one == name else (None, None)
+            figures, _ = fleetlearn(
+                *sizes, enrolled=enrolled, beside=watched[0], service=watched[1]
+            )
             runs[one].append(figures)
         print(".", end="", flush=True, file=sys.stderr)
     print(file=sys.stderr)

@@ -44,15 +44,21 @@ class FleetNow(NamedTuple):
 class RunHistory:
     """The history of one run. Times are Unix times, in seconds."""
 
-    def __init__(self) -> None:
-        self.samples, self.minutes = GrowingList(SECONDS), GrowingList(MINUTES)
+    def __init__(self, minutes: GrowingList | None = None) -> None:
+        """``minutes``: what somebody else fills; None: nobody has such rows."""
+        self.samples = GrowingList(SECONDS)
         """Rows [time, connected, training, uploading, silent, reports that counted, bytes up,
-        bytes down, {cause: tasks}]. Counts are of the second (the minute) before the time; the
-        devices of a minute are those of its last second."""
+        bytes down, {cause: tasks}]. Counts are of the second before the time."""
+        self.minutes = GrowingList(MINUTES) if minutes is None else minutes
+        """The same for minutes: the devices of a minute are those of its last second. Last comes
+        the most devices that were present in it (service/fleet_minutes.py)."""
         self.rounds = GrowingList(ROUNDS)
         """Rows as ``round_row`` returns."""
         self.evaluations = GrowingList(EVALUATIONS)
         """Rows as ``evaluation_row`` returns."""
+        self.held_out = GrowingList(ROUNDS)
+        """Rows [version, {metric: value}]: what models measure on the coordinator's own data, in
+        the order in which they were measured."""
         self.notes = GrowingList(NOTES)
         """Rows [time, device, cause, text]: failed tasks and refused messages."""
         self.causes: Counter[str] = Counter()
@@ -68,7 +74,6 @@ class RunHistory:
         self._counted = 0
         self._ended: Counter[str] = Counter()
         self._sampled_up = self._sampled_down = 0
-        self._minute: list[Any] | None = None
 
     @property
     def lists(self) -> dict[str, GrowingList]:
@@ -78,6 +83,7 @@ class RunHistory:
             "minutes": self.minutes,
             "rounds": self.rounds,
             "evaluations": self.evaluations,
+            "held_out": self.held_out,
             "notes": self.notes,
         }
 
@@ -97,12 +103,12 @@ class RunHistory:
         """A device's update counts."""
         self._counted += 1
         self.staleness[min(staleness, MOST_STALENESS)] += 1
-        _count(self.tiers, tier)
+        count_name(self.tiers, tier)
 
     def ended(self, cause: str) -> None:
         """A task ended without a report that counts."""
-        _count(self._ended, cause)
-        _count(self.causes, cause)
+        count_name(self._ended, cause)
+        count_name(self.causes, cause)
 
     def revived(self) -> None:
         """A device that was lost came back in time: its task goes on."""
@@ -110,7 +116,7 @@ class RunHistory:
 
     def refused(self, time: float, device: str, code: str, text: str) -> None:
         """A device's message was refused."""
-        _count(self.refusals, code)
+        count_name(self.refusals, code)
         self.notes.add([round(time, 1), device, f"refused: {code}", text[:MOST_TEXT]])
 
     def failed(self, time: float, device: str, cause: str, text: str) -> None:
@@ -130,23 +136,10 @@ class RunHistory:
         self._counted = 0
         self._ended.clear()
         self.samples.add(row)
-        self._add_to_minute(row)
-
-    def _add_to_minute(self, row: list[Any]) -> None:
-        minute = self._minute
-        if minute is not None and row[0] // 60 > (minute[0] - 1) // 60:
-            self.minutes.add(minute)
-            minute = None
-        if minute is None:
-            self._minute = [row[0] - row[0] % 60 + 60, *row[1:8], dict(row[8])]
-            return
-        minute[1:5] = row[1:5]
-        minute[5:8] = [old + new for old, new in zip(minute[5:8], row[5:8], strict=True)]
-        for cause, count in row[8].items():
-            minute[8][cause] = minute[8].get(cause, 0) + count
 
 
-def _count(counts: Counter[str], name: str) -> None:
+def count_name(counts: Counter[str], name: str) -> None:
+    """Count a name that a device may have chosen: MOST_NAMES of them, then OTHERS."""
     counts[name if name in counts or len(counts) < MOST_NAMES else OTHERS] += 1
 
 
@@ -157,12 +150,15 @@ def round_row(
     closed: float,
     summary: Mapping[str, Any],
     why: str = "",
+    version: int | None = None,
 ) -> dict[str, Any]:
     """Return what the page shows of a round that is over. ``summary``: as ``rounds`` of the status
-    has it; rounds of earlier versions lack some of it. ``why``: why the round was abandoned."""
+    has it; rounds of earlier versions lack some of it. ``why``: why the round was abandoned.
+    ``version``: of the model that the round made, where that is known."""
     return {
         "number": number,
         "outcome": outcome,
+        "version": version,
         "opened": round(opened, 3),
         "closed": round(closed, 3),
         "seconds": summary.get("seconds", 0.0),

@@ -141,6 +141,7 @@ class HostedRun:
         failed = self.server.done.done() and self.server.done.exception() is not None
         # the first error says why: such as a full disk
         with suppress(FleetError) if failed else nullcontext():
+            self.server.add_second()
             self.record(ended=True)
             if not self._store.is_safe:
                 await asyncio.to_thread(self._store.wait_until_safe)
@@ -160,6 +161,7 @@ class HostedRun:
         second."""
         self.server.look_for_request()
         self._waiting.look(self.server, self.server.loop.time())
+        self.server.add_second()
         self.record()
 
     def record(self, *, ended: bool = False) -> None:
@@ -167,7 +169,7 @@ class HostedRun:
         devices did, for ``status`` and the next process."""
         server = self.server
         if rows := server.live_state.take_rows(ended=ended):
-            rows += server.history.take_rows()
+            rows += server.history.take_rows() + server.minutes.take_rows(ended=ended)
             self._store.write(rows + server.run.pace_rows(server.now()))
 
     @property

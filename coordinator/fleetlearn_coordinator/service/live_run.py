@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fleetlearn_coordinator.dashboard.growing_list import GrowingList
 from fleetlearn_coordinator.dashboard.run_history import (
     EVALUATIONS,
     ROUNDS,
-    FleetNow,
     RunHistory,
     evaluation_row,
     round_row,
@@ -20,10 +20,12 @@ from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import Ended, Revived, Unanswered
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.settings import Phase
+from fleetlearn_coordinator.service.fleet_minutes import KEYS, read_minutes
 from fleetlearn_coordinator.service.observers import (
     DeviceJoined,
     DeviceLeft,
     ExchangeSummarised,
+    HeldOutMeasured,
     MessageRefused,
     RoundEnded,
     RunEvent,
@@ -43,12 +45,10 @@ class LiveRun:
     def __init__(self, name: str, server: RunServer, now: Callable[[], float] = time.time) -> None:
         """``now``: returns the Unix time. Raises FleetError where the ledger cannot be read."""
         self.name, self.server, self._now = name, server, now
-        self.history = read_history(server.run.plan.data_dir)
+        self.history = read_history(server.run.plan.data_dir, server.minutes.rows)
         self.is_served = True
         self._tiers: dict[str, str] = {}
         """Connected device -> the tier that it names, of those that name one."""
-        self._closed = [0, 0]
-        """Bytes received and sent in the rounds that are over."""
         self._last: dict[str, Any] = {}
         self._ends: tuple[object, float | None] = (None, None)
 
@@ -72,37 +72,28 @@ class LiveRun:
                     history.failed(self._now(), device, cause, text)
                 case MessageRefused(device, code, text):
                     history.refused(self._now(), device, code.value, text)
-                case RoundEnded(number, outcome, _, summary, why):
-                    self._close_round(number, outcome, summary, why)
+                case RoundEnded():
+                    self._close_round(event)
+                case HeldOutMeasured(version, metrics):
+                    history.held_out.add([version, dict(metrics)])
                 case ExchangeSummarised(kind, number, _, version, valid, summary) if (
                     kind == EVALUATION
                 ):
                     row = evaluation_row(number, version, valid, self._now(), summary)
                     history.evaluations.add(row)
 
-    def _close_round(self, number: int, outcome: str, summary: Any, why: str) -> None:
+    def _close_round(self, event: RoundEnded) -> None:
+        number, outcome, version, summary, why = event
         now = self._now()
         opened = now - summary["seconds"]
-        self.history.rounds.add(round_row(number, outcome, opened, now, summary, why))
-        self._closed[0] += summary["bytes_up"]
-        self._closed[1] += summary["bytes_down"]
+        made = version if outcome == "committed" else None
+        self.history.rounds.add(round_row(number, outcome, opened, now, summary, why, made))
 
     def sample(self) -> None:
         """Close a second of the history."""
-        run, history = self.server.run, self.history
-        # A round's bytes begin at 0 when it closes, and are told when its model is made.
-        up = max(history.bytes_up, self._closed[0] + run.bytes_up)
-        down = max(history.bytes_down, self._closed[1] + run.bytes_down)
-        history.moved(up - history.bytes_up, down - history.bytes_down)
-        history.sample(int(self._now()), self._fleet())
-
-    def _fleet(self) -> FleetNow:
-        server = self.server
-        places, book = server.host.uploads.places, server.engine.book
-        uploading = sum(upload.spool is server.spool for upload in places.held)
-        silent = len(book.absent)
-        training = max(0, len(book.tasks) - silent - uploading)
-        return FleetNow(server.connected, training, uploading, silent)
+        minutes, history = self.server.minutes, self.history
+        history.moved(minutes.received - history.bytes_up, minutes.sent - history.bytes_down)
+        history.sample(int(self._now()), self.server.fleet())
 
     def end(self) -> None:
         """The run is served no more: what was told last stays."""
@@ -122,7 +113,7 @@ class LiveRun:
             "served": True,
             "about": about_plan(server.run.plan),
             **live,
-            **self._fleet()._asdict(),
+            **server.fleet()._asdict(),
             "paused": engine.paused,
             "draining": engine.draining,
             "finished": server.run.finished,
@@ -173,19 +164,26 @@ def about_plan(plan: Plan) -> dict[str, Any]:
     }
 
 
-def read_history(data: Path) -> RunHistory:
-    """Return a history with what the ledger in a data directory has. Raises FleetError."""
-    history = RunHistory()
-    with find_storage(data).read_ledger() as ledger:
+def read_history(data: Path, minutes: GrowingList | None = None) -> RunHistory:
+    """Return a history with what a data directory has. ``minutes``: what the run's devices did in
+    each minute, where a coordinator knows that. Raises FleetError."""
+    history, storage = RunHistory(minutes), find_storage(data)
+    with storage.read_ledger() as ledger:
         rounds = ledger.closed_rounds(max(0, ledger.last_round() - ROUNDS + 1))
         evaluations = ledger.exchanges(EVALUATION)[-EVALUATIONS:]
-    history.rounds.extend(round_row(*row) for row in rounds)
+        versions = {made.round: made.version for made in ledger.known_models() if made.round}
+        meta = ledger.metadata()
+    history.rounds.extend(round_row(*row, version=versions.get(row[0])) for row in rounds)
     for each in evaluations:
         is_valid = each.outcome == "valid"
         row = evaluation_row(each.number, each.version, is_valid, each.closed, each.summary)
         history.evaluations.add(row)
+    for version, result in storage.held_out.read_all().items():
+        history.held_out.add([version, result["metrics"]])
     for row in history.rounds.rows:
         history.causes.update(row["dropped"])
+    if minutes is None:
+        history.minutes.extend(read_minutes(map(meta.get, KEYS)))
     return history
 
 

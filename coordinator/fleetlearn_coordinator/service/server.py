@@ -26,6 +26,7 @@ from fleetlearn_protocol.versions import SEPARATE_BUFFERS, agreed_version
 
 from fleetlearn_coordinator.conversation.port import Admitted, Spool
 from fleetlearn_coordinator.conversation.uploads import check_parts, check_work
+from fleetlearn_coordinator.dashboard.run_history import FleetNow
 from fleetlearn_coordinator.network.host import Host, spread, welcome
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
@@ -43,6 +44,7 @@ from fleetlearn_coordinator.rounds.selection_rules import stated_in
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.waiting_words import waits_for
 from fleetlearn_coordinator.service.device_history import DeviceHistory
+from fleetlearn_coordinator.service.fleet_minutes import KEYS, FleetMinutes, read_minutes
 from fleetlearn_coordinator.service.live_state import LiveState
 from fleetlearn_coordinator.service.observers import (
     DeviceJoined,
@@ -81,6 +83,10 @@ class RunServer:
         self.live_state = LiveState(self.live)
         """What ``status`` shows, for the ledger."""
         run.observers.add(self.live_state)
+        known = read_minutes(map(run.store.ledger.get, KEYS), time.time())
+        self.minutes = FleetMinutes(known)
+        """What devices did in each minute, for the ledger and for whoever shows it."""
+        run.observers.add(self.minutes)
         files = run.bundle.manifest.files.values()
         model = run.models.newest.model.nbytes
         self.download = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files) + model
@@ -430,6 +436,25 @@ class RunServer:
         if counts and self.run.finished is None and not self.done.done():
             now = self.clock.now()
             self._carry_out(self.engine.measured(metrics, version, now), now)
+
+    def add_second(self) -> None:
+        """Add what devices do now to the minute. Called each second."""
+        run = self.run
+        self.minutes.sample(self.fleet(), self.present(), run.bytes_up, run.bytes_down)
+
+    def fleet(self) -> FleetNow:
+        """Return what the run's devices do now."""
+        book = self.engine.book
+        uploading = sum(upload.spool is self.spool for upload in self.host.uploads.places.held)
+        silent = len(book.absent)
+        training = max(0, len(book.tasks) - silent - uploading)
+        return FleetNow(self.connected, training, uploading, silent)
+
+    def present(self) -> int:
+        """Return how many devices are connected, or away because they were told to be."""
+        pace = self.engine.pace
+        away = 0 if pace is None else pace.bookings.away(self.clock.now())
+        return self.connected + away
 
     def look_for_request(self) -> None:
         """Open an exchange, or roll back, if somebody asked for it. For a finished run its next

@@ -12,18 +12,21 @@ import pytest
 from answering import Fleet, leases
 from browser import browsing
 from fleetlearn_coordinator import Plan
+from fleetlearn_coordinator.dashboard.run_history import FleetNow
+from fleetlearn_coordinator.service.fleet_minutes import FleetMinutes
 from page_person import watched as problems_of
 from peers import plan_text, update_of
 from playwright.sync_api import expect
 from processes import processes, wait_for
 from watched import Browser
 
+NOON = 43_200
 COMMAND = str(Path(sys.executable).with_name("fleetlearn-coordinator"))
 
 
 @pytest.fixture
 def plan(tmp_path: Path, bundle_path: Path) -> Plan:
-    """A run that stopped at version 2, after a round with a device that failed."""
+    """A run that stopped at version 2, of which one was measured on held-out data."""
     (tmp_path / "plan.toml").write_text(plan_text(bundle_path, tmp_path / "run", round__goal=1))
     plan = Plan.load(tmp_path / "plan.toml")
     fleet = Fleet(plan)
@@ -31,6 +34,10 @@ def plan(tmp_path: Path, bundle_path: Path) -> Plan:
     for _ in range(2):
         (lease,) = leases(commands)
         commands = fleet.report(lease, update_of(1.0))
+    minutes = FleetMinutes(now=lambda: NOON)
+    minutes.sample(FleetNow(2, 1, 0, 0), 2, 0, 0)
+    fleet.store.write(minutes.take_rows(ended=True))
+    fleet.store.storage.held_out.write(1, {"examples": 8, "metrics": {"loss": 0.4, "error": 0.1}})
     fleet.store.close()
     return plan
 
@@ -55,9 +62,15 @@ def test_the_records_are_read_and_not_changed(plan: Plan, tmp_path: Path) -> Non
         with somebody.look("host", "run/run") as look:
             look.until(lambda: "run/run" in look.values)
             assert [row["number"] for row in look.lists["run/run"]["rounds"]] == [1, 2]
+            assert [row["version"] for row in look.lists["run/run"]["rounds"]] == [1, 2]
+            assert look.lists["run/run"]["held_out"] == [[1, {"loss": 0.4, "error": 0.1}]]
+            minute = [NOON + 60, 2, 1, 0, 0, 0, 0, 0, {}, 2]
+            assert look.lists["run/run"]["minutes"] == [minute]
             assert look.values["run/run"]["version"] == 2
             assert look.values["host"]["run/run"]["recorded"] is True
         assert somebody.ask("GET", "/v1/runs/run/rounds?last=1")[1][0]["number"] == 2
+        held_out = somebody.ask("GET", "/v1/runs/run")[1]["held_out"]
+        assert held_out == {"1": {"examples": 8, "metrics": {"loss": 0.4, "error": 0.1}}}
         assert somebody.ask("GET", "/v1/nothing")[0] == 404
         for path in ("runs/run/evaluate", "runs/run/roll-back", "devices/a/revoke"):
             assert somebody.ask("POST", f"/v1/{path}", {})[0] == 405
@@ -86,7 +99,10 @@ def test_the_page_over_records(plan: Plan, tmp_path: Path) -> None:
         page.goto(link)
         expect(page.get_by_text(f"the records of {plan.file}")).to_be_visible()
         page.get_by_role("link", name="test").click()
-        expect(page.get_by_role("img", name="Loss; newest: loss 0.7")).to_be_visible()
+        loss = "Loss; newest: loss 0.7, on held-out data 0.4"
+        expect(page.get_by_role("img", name=loss)).to_be_visible()
+        expect(page.get_by_role("img", name="Error; newest: on held-out data 0.1")).to_be_visible()
+        expect(page.get_by_role("img", name="Devices; newest: connected 2")).to_be_visible()
         expect(page.get_by_role("rowheader", name="2", exact=True)).to_be_visible()
         for name in ("Roll back", "Stop", "Evaluate", "Sign out"):
             expect(page.get_by_role("button", name=name)).to_have_count(0)

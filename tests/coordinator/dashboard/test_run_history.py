@@ -39,20 +39,6 @@ def test_a_second_has_what_happened_in_it() -> None:
     }
 
 
-def test_seconds_add_up_to_minutes() -> None:
-    """The samples at 1021 to 1080 are of the minute that ends at 1080."""
-    history = RunHistory()
-    for second in range(1015, 1083):
-        history.counted(0, "")
-        history.moved(3, 1)
-        if second % 30 == 0:
-            history.ended("lost")
-        history.sample(second, FleetNow(second, 0, 0, 0))
-    first, second = history.minutes.rows
-    assert first == [1020, 1019, 0, 0, 0, 5, 15, 5, {}]
-    assert second == [1080, 1079, 0, 0, 0, 60, 180, 60, {"lost": 2}]
-
-
 def test_a_revived_task_is_lost_no_more() -> None:
     history = RunHistory()
     history.ended("lost")

@@ -180,6 +180,8 @@ def test_what_a_run_did_before_is_there_after_a_restart(
         with browser.look("run/test") as look:
             look.until(lambda: len(look.lists.get("run/test", {}).get("rounds", ())) == 1)
             before = look.lists["run/test"]["rounds"]
+            watched.do(measured(watched, 1, {"loss": 0.5}))
+            look.until(lambda: look.lists["run/test"]["held_out"] == [[1, {"loss": 0.5}]])
             watched.__exit__()
             look.until(lambda: look.is_over)
             assert not look.ended, "the run is there; the coordinator is not"
@@ -194,6 +196,17 @@ def test_what_a_run_did_before_is_there_after_a_restart(
             (row,) = look.lists["run/test"]["rounds"]
             assert {**row, "opened": 0, "closed": 0} == {**before[0], "opened": 0, "closed": 0}
             assert look.values["run/test"]["version"] == 1
+            assert look.lists["run/test"]["held_out"] == [[1, {"loss": 0.5}]]
+            minutes = look.lists["run/test"]["minutes"]
+            assert sum(minute[5] for minute in minutes) == 1, "the report that counted"
+            assert max(minute[9] for minute in minutes) == 1, "devices that were present"
+
+
+async def measured(watched: Watched, version: int, metrics: dict[str, float]) -> None:
+    """The process for held-out data has measured a version, and its result is stored."""
+    run = watched.server.run
+    run.store.storage.held_out.write(version, {"examples": 3, "metrics": metrics})
+    watched.server.held_out_measured(version, metrics)
 
 
 def test_a_topic_that_is_not_there(ada: Browser) -> None:

@@ -40,6 +40,17 @@ function thin(points, most) {
   return found;
 }
 
+// Return the pieces of a line: where two points are more than `gap` apart, none joins them.
+function joined(points, gap) {
+  if (!gap || !points.length) return [points];
+  const pieces = [[points[0]]];
+  for (let place = 1; place < points.length; place += 1) {
+    if (points[place][0] - points[place - 1][0] > gap) pieces.push([]);
+    pieces.at(-1).push(points[place]);
+  }
+  return pieces;
+}
+
 function frame(title, options) {
   const picture = svg("svg", { role: "img", class: "chart" });
   const legend = el("ul", { class: "legend" });
@@ -114,7 +125,8 @@ function drawLegend(legend, series) {
   show(legend, series.length > 1 || series.some((one) => one.title));
 }
 
-// Return a chart of lines. options: x, y: how values are written; whole: whether y's are counts.
+// Return a chart of lines. options: x, y: how values are written; whole: whether y's are counts;
+// gap: how far apart on the x axis two points are that no line joins (0, or left out: all are joined).
 export function lines(title, options = {}) {
   const parts = frame(title, options);
   const how = { x: figure, y: figure, height: 190, ...options };
@@ -150,9 +162,12 @@ export function lines(title, options = {}) {
     parts.picture.replaceChildren();
     axes(parts.picture, size, x, y, how);
     for (const one of series) {
-      const line = thin(one.points, width);
-      const path = line.map(([a, b], place) => `${place ? "L" : "M"}${x.at(a).toFixed(1)} ${y.at(b).toFixed(1)}`);
+      const pieces = joined(one.points, how.gap).map((piece) => thin(piece, width));
+      const path = pieces.flatMap((piece) =>
+        piece.map(([a, b], place) => `${place ? "L" : "M"}${x.at(a).toFixed(1)} ${y.at(b).toFixed(1)}`),
+      );
       parts.picture.append(svg("path", { class: `line c${one.colour} d${one.colour}`, d: path.join("") }));
+      const line = pieces.flat();
       if (line.length <= 40) {
         for (const [a, b] of line) {
           parts.picture.append(svg("circle", { class: `fill c${one.colour}`, cx: x.at(a), cy: y.at(b), r: 2.5 }));

@@ -13,6 +13,9 @@ const COLOURS = 8;
 const BARS = 40;
 // What the names of metrics begin with that are drawn beside others -> in words.
 const KINDS = [["personal.", "of personal models"], ["test.", "on the test data"]];
+const HELD_OUT = "on held-out data";
+// Seconds between two minutes' rows beyond which nobody counted devices in between.
+const GAP = 130;
 
 export function run(root, name) {
   const path = `v1/runs/${encodeURIComponent(name)}`;
@@ -188,6 +191,20 @@ function learned(rows) {
   return [found, [...names]];
 }
 
+// Return the last round whose model is a version or an earlier one. A roll back makes versions that
+// no round made.
+function roundOf(version, rows) {
+  return rows.findLast((row) => row.version !== null && row.version <= version);
+}
+
+// Return {round, metrics} for each model that was measured on held-out data, the oldest first.
+function heldOut(lists, rows) {
+  return lists.held_out
+    .map(([version, metrics]) => ({ version, metrics, round: roundOf(version, rows) }))
+    .filter((each) => each.round !== undefined)
+    .sort((a, b) => a.version - b.version);
+}
+
 function learning() {
   const axis = el(
     "select",
@@ -212,7 +229,10 @@ function learning() {
     if (!lists) return;
     const [rows, found] = learned(lists.rounds.filter((row) => row.outcome === "committed"));
     const names = found.filter((name) => !KINDS.some(([prefix]) => name.startsWith(prefix)));
-    if (!names.includes("loss")) names.push("loss");
+    const measured = heldOut(lists, rows);
+    for (const name of ["loss", ...measured.flatMap((each) => Object.keys(each.metrics))]) {
+      if (!names.includes(name)) names.push(name);
+    }
     names.sort((a, b) => (a === "loss" ? -1 : b === "loss" ? 1 : 0));
     for (const name of names) {
       const id = `${axis.value} ${name}`;
@@ -237,6 +257,11 @@ function learning() {
         if (!found.includes(prefix + name)) return;
         series.push({ name: words, colour: place + 1, points: points(prefix + name) });
       });
+      const own = measured.filter((each) => each.metrics[name] !== undefined);
+      if (own.length) {
+        const points = own.map((each) => [each.round[axis.value], each.metrics[name]]);
+        series.push({ name: HELD_OUT, colour: 3, points });
+      }
       const about = run.about ?? {};
       if (about.metric === name && about.target !== null && series[0].points.length) {
         const ends = [series[0].points[0][0], series[0].points.at(-1)[0]];
@@ -244,22 +269,35 @@ function learning() {
       }
       chart.draw(series);
     }
-    const when = rows.at(-1)?.evaluated;
-    say(note, rows.length ? `On the training examples of each round's own devices, ${when ? "before they trained" : "while they trained"}.` : "");
+    const when = rows.at(-1)?.evaluated ? "before they trained" : "while they trained";
+    const words = rows.length ? [`Measured on the training examples of each round's own devices, ${when}.`] : [];
+    if (measured.length) words.push(`“${HELD_OUT}”: the coordinator measures the round's new model on its own data.`);
+    say(note, words.join(" "));
   }
   return { node, draw };
+}
+
+// Return rows of the last `seconds`: of each second where those are known, before that of minutes.
+function spanned(lists, seconds) {
+  const { samples, minutes } = lists;
+  const until = samples.at(-1)?.[0] ?? minutes.at(-1)?.[0] ?? 0;
+  const first = samples[0]?.[0] ?? Infinity;
+  const rows = [...minutes.filter((row) => row[0] < first), ...samples];
+  return rows.filter((row) => row[0] > until - seconds);
 }
 
 function fleet() {
   const span = el(
     "select",
     { onchange: () => draw(...last) },
-    el("option", { value: "samples" }, "the last 15 minutes"),
-    el("option", { value: "minutes" }, "the last day"),
+    el("option", { value: 900 }, "the last 15 minutes"),
+    el("option", { value: 3600 }, "the last hour"),
+    el("option", { value: 86400 }, "the last day"),
   );
-  const chart = lines("Devices", { x: clock, y: count, xName: "at", wholeX: true, zero: true, whole: true, height: 220, empty: "No second has passed yet." });
+  const chart = lines("Devices", { x: clock, y: count, xName: "at", wholeX: true, zero: true, whole: true, height: 220, gap: who().virtual ? 0 : GAP, empty: "No second has passed yet." });
   const fields = el("div", { class: "fields" }, el("label", {}, "Over", span));
-  show(fields, !who().replay);
+  show(fields, !who().virtual);
+  if (who().replay) span.value = 86400;
   const node = section("Devices", fields, chart.node);
   const names = ["connected", "training", "uploading", "silent"];
   let last = [null, null];
@@ -267,7 +305,7 @@ function fleet() {
   function draw(run, lists) {
     last = [run, lists];
     if (!lists) return;
-    const rows = lists[span.value];
+    const rows = who().virtual ? lists.samples : spanned(lists, Number(span.value));
     show(node, !who().replay || rows.length > 0);
     chart.draw(
       names.map((name, place) => ({
@@ -513,8 +551,10 @@ function player() {
     const until = ends[0] + ((ends[1] - ends[0]) * Number(range.value)) / 1000;
     say(words, `${duration(until - ends[0])} of ${duration(ends[1] - ends[0])}`);
     if (Number(range.value) >= 1000) return lists;
+    const versions = heldOut(lists, rows).filter((each) => each.round.closed <= until);
     return {
       ...lists,
+      held_out: versions.map((each) => [each.version, each.metrics]),
       rounds: rows.filter((row) => row.closed <= until),
       evaluations: lists.evaluations.filter((row) => row.closed <= until),
       samples: lists.samples.filter((row) => row[0] <= until),

@@ -42,11 +42,8 @@ def run_gauges(run: str, server: RunServer, live: dict[str, Any]) -> Iterator[tu
     }
     for state, count in states.items():
         yield "fleetlearn_devices", Sample((run, state), float(count))
-
-
-def present(live: dict[str, Any]) -> int:
-    """Return how many devices are connected, or away because they were told to be."""
-    return int(live["connected"] + live.get("away", 0))
+    present, most = server.present(), server.minutes.most_present()
+    yield "fleetlearn_devices_present_ratio", Sample((run,), present / most if most else 1.0)
 
 
 def waits(server: RunServer) -> bool:

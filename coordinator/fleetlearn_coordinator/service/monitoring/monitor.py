@@ -27,7 +27,7 @@ from fleetlearn_coordinator.service.monitoring.catalogue import (
     Samples,
     add_to,
 )
-from fleetlearn_coordinator.service.monitoring.gauges import host_gauges, present, run_gauges, waits
+from fleetlearn_coordinator.service.monitoring.gauges import host_gauges, run_gauges, waits
 from fleetlearn_coordinator.service.monitoring.loop_lag import LoopLag
 from fleetlearn_coordinator.service.monitoring.run_metrics import LOSSES, RunMetrics
 from fleetlearn_coordinator.service.observers import Observer
@@ -115,7 +115,7 @@ class Monitor:
         be -> whether an error stopped it; None: the one that is served."""
         self._failed = self._find_failed() if failed is None else failed
         for server, metrics in self._runs.values():
-            metrics.look(present=present(server.live()), waits=waits(server))
+            metrics.look(waits=waits(server))
         due = self._loop.time() - self._evaluated >= EVALUATION_PAUSE
         if due and self.loaded and (self._evaluating is None or self._evaluating.done()):
             self._evaluating = self._loop.create_task(self._evaluate())
@@ -158,10 +158,7 @@ class Monitor:
         for name, (server, metrics) in self._runs.items():
             live, run = server.live(), server.run
             add_to(found, run_gauges(name, server, live))
-            counted = metrics.samples(
-                present=present(live), received=run.bytes_up, sent=run.bytes_down
-            )
-            add_to(found, counted)
+            add_to(found, metrics.samples(received=run.bytes_up, sent=run.bytes_down))
         for name, failed in self._failed.items():
             add_to(found, [("fleetlearn_run_failed", Sample((name,), float(failed)))])
         lag = HistogramValue(self._lag.cumulative(), self._lag.total)

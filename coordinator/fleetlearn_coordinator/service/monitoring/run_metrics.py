@@ -29,8 +29,6 @@ from fleetlearn_coordinator.service.observers import (
 NOT_FINITE = (f"{REJECTED}not-finite", f"{FAILED}diverged")
 RECENT, LOOKS = 600.0, 10.0
 """Seconds over which shares are told, and between two looks at the counts."""
-PEAK = 3600.0
-"""Seconds in which the most devices were present that there are compared with."""
 FEWEST = 10
 """Reports below which there is no share to tell."""
 WRITES = {"rows": "fleetlearn_ledger_write_seconds", "update": "fleetlearn_update_sync_seconds"}
@@ -78,8 +76,6 @@ class RunMetrics:
         self._active_since = clock() if round_ended is None else round_ended
         """Since when the run has waited for a round to be committed."""
         self._looks: deque[_Look] = deque([_Look(-inf, 0, 0, 0, 0)])
-        self._present: deque[tuple[float, int]] = deque()
-        """The most devices of each minute: when it began, and how many there were."""
         self._bytes = {"received": 0.0, "sent": 0.0}
         """Of the rounds that are over."""
         self._most_bytes = {"received": 0.0, "sent": 0.0}
@@ -169,9 +165,9 @@ class RunMetrics:
 
     # What is told of time that passes
 
-    def look(self, *, present: int, waits: bool) -> None:
-        """Look at the counts. Called each second. ``present``: devices connected or away.
-        ``waits``: whether the run waits for rounds; False: it is paused or finished."""
+    def look(self, *, waits: bool) -> None:
+        """Look at the counts. Called each second. ``waits``: whether the run waits for rounds;
+        False: it is paused or finished."""
         now = self._clock()
         if not waits:
             self._active_since = now
@@ -179,12 +175,6 @@ class RunMetrics:
             self._looks.append(self._look_now(now))
             while len(self._looks) > 2 and self._looks[1].at <= now - RECENT:
                 self._looks.popleft()
-        if not self._present or now - self._present[-1][0] >= 60:
-            self._present.append((now, present))
-            while self._present[0][0] < now - PEAK:
-                self._present.popleft()
-        elif present > self._present[-1][1]:
-            self._present[-1] = self._present[-1][0], present
 
     def _look_now(self, now: float) -> _Look:
         refused = failed = not_finite = 0.0
@@ -198,9 +188,7 @@ class RunMetrics:
         accepted = self._counts["fleetlearn_reports_accepted_total", (self._run,)]
         return _Look(now, accepted, refused, failed, not_finite)
 
-    def samples(
-        self, *, present: int, received: float, sent: float
-    ) -> Iterator[tuple[str, Sample]]:
+    def samples(self, *, received: float, sent: float) -> Iterator[tuple[str, Sample]]:
         """Yield the name and series of each metric that is counted here. ``received``, ``sent``:
         bytes since the last round closed."""
         now, run = self._clock(), (self._run,)
@@ -223,8 +211,6 @@ class RunMetrics:
         yield "fleetlearn_not_finite_ratio", Sample(run, ratio)
         yield "fleetlearn_loss_ratio", Sample(run, self._loss_ratio())
         yield "fleetlearn_round_age_seconds", Sample(run, max(0.0, now - self._active_since))
-        most = max((count for _, count in self._present), default=0)
-        yield "fleetlearn_devices_present_ratio", Sample(run, present / most if most else 1.0)
         for what, new in (("received", received), ("sent", sent)):
             yield f"fleetlearn_{what}_bytes_total", Sample(run, self._all_bytes(what, new))
 

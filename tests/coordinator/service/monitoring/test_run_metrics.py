@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fleetlearn_coordinator.rounds.commands import Assign, Ended
 from fleetlearn_coordinator.service.monitoring.catalogue import SPECS, Buckets, HistogramValue
-from fleetlearn_coordinator.service.monitoring.run_metrics import PEAK, RECENT, RunMetrics
+from fleetlearn_coordinator.service.monitoring.run_metrics import RECENT, RunMetrics
 from fleetlearn_coordinator.service.observers import (
     ExchangeSummarised,
     HeldOutMeasured,
@@ -31,9 +31,9 @@ class Watched:
     def happen(self, *events: RunEvent) -> None:
         self.metrics(events)
 
-    def read(self, *, present: int = 0, received: float = 0, sent: float = 0) -> dict[Any, Any]:
+    def read(self, *, received: float = 0, sent: float = 0) -> dict[Any, Any]:
         """Metric and labels after the run's -> value."""
-        samples = self.metrics.samples(present=present, received=received, sent=sent)
+        samples = self.metrics.samples(received=received, sent=sent)
         found: dict[Any, Any] = {}
         for name, (labels, value) in samples:
             assert labels[0] == "digits"
@@ -152,14 +152,14 @@ def test_bytes_never_fall_between_a_rounds_close_and_its_end() -> None:
 def test_the_age_of_the_last_round_stands_still_while_the_run_does_not_wait() -> None:
     run = Watched()
     run.now += 50
-    run.metrics.look(present=1, waits=True)
+    run.metrics.look(waits=True)
     assert run.read()["round_age_seconds",] == 50
     run.happen(round_ended("abandoned"))
     assert run.read()["round_age_seconds",] == 50
     run.happen(round_ended())
     assert run.read()["round_age_seconds",] == 0
     run.now += 500
-    run.metrics.look(present=1, waits=False)
+    run.metrics.look(waits=False)
     assert run.read()["round_age_seconds",] == 0
     run.now += 5
     assert run.read()["round_age_seconds",] == 5
@@ -175,7 +175,7 @@ def test_shares_are_of_the_last_minutes_and_of_enough_reports() -> None:
     assert found["not_finite_ratio",] == pytest.approx(14 / 20)
     for _ in range(int(RECENT // 10) + 2):
         run.now += 10
-        run.metrics.look(present=0, waits=True)
+        run.metrics.look(waits=True)
     assert run.read()["refused_ratio",] == 0, "ten minutes later"
     run.happen(*[saved()] * 30, *[ended("rejected: wrong-hash")] * 10)
     assert run.read()["refused_ratio",] == 0.25
@@ -191,16 +191,3 @@ def test_a_loss_that_rises_or_is_not_finite() -> None:
     assert (found["loss_ratio",], found["not_finite_ratio",]) == (1, 1)
     assert Watched().read()["loss_ratio",] == 1
     assert Watched(0.0, 1.0).read()["loss_ratio",] == 1, "a loss of 0 has no multiples"
-
-
-def test_devices_present_are_compared_with_the_most_of_an_hour() -> None:
-    run = Watched()
-    assert run.read(present=0)["devices_present_ratio",] == 1, "nobody has come yet"
-    run.metrics.look(present=30, waits=True)
-    run.metrics.look(present=40, waits=True)
-    run.now += 600
-    run.metrics.look(present=10, waits=True)
-    assert run.read(present=10)["devices_present_ratio",] == 0.25
-    run.now += PEAK - 60
-    run.metrics.look(present=10, waits=True)
-    assert run.read(present=10)["devices_present_ratio",] == 1
