@@ -98,6 +98,10 @@ class Driver:
         """Let the session know; call in the event loop's thread."""
         self._events.put_nowait((event, None))
 
+    def stop(self) -> None:
+        """End the device soon; call in the event loop's thread."""
+        self.post(lambda: self._session.stop(keep=self._trainer.worth_keeping))
+
     async def _handle(self, event: Event) -> None:
         """Let the session know, and wait until its commands were carried out."""
         handled = asyncio.get_running_loop().create_future()
@@ -186,7 +190,8 @@ class Driver:
             case StartAnswer(task=task, seconds=seconds):
                 self._trainer.halt.clear()
                 self._start(self._answer(task, seconds))
-            case StopTraining():
+            case StopTraining(keep=keep):
+                self._trainer.keep_when_stopped = keep
                 self._trainer.halt.set()
             case SaveTrusted(keys=keys):
                 write_trusted_keys(self._folder, keys)
@@ -343,6 +348,7 @@ class Driver:
         assert finished.report.task == task_id
         try:
             await asyncio.to_thread(self._outbox.save, *finished)
+            self._trainer.forget_checkpoint()
         except StateError as error:
             self._abandon(error, task_id)
         else:

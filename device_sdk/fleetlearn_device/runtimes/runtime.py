@@ -78,6 +78,10 @@ class Runtime(Protocol):
         nothing has changed.
         """
 
+    def resume(self, local: Vector, state: Vector) -> None:
+        """Set the whole model, float32, shape (local_size,), and the state, shape (state_size,),
+        kept rows included, and leave the references as they are: training goes on from there."""
+
     def step(self, batch: Batch, /, *, seed: int = 0, **hyper: float) -> float:
         """One optimizer step. Returns the batch's mean loss, before the update and without the
         proximal penalty.

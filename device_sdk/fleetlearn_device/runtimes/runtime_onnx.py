@@ -220,6 +220,13 @@ class OnnxRuntime:
             tensors.send()
         self.metrics: dict[str, float] = {}
 
+    def resume(self, local: Vector, state: Vector) -> None:
+        size = self.manifest.local_size
+        copy_all([(local, self._now.vector[:size]), (state, self._now.vector[size:])])
+        self._now.send()
+        self._fetched = True
+        self.metrics = {}
+
     def _reset_state(self) -> None:
         begun = [slot for slot in self.manifest.state if not slot.kept]
         initial = {} if self._initial is None else views(self._initial, begun)

@@ -202,6 +202,10 @@ class OrtTrainingRuntime:
         copy_all([(vector, self._vector), (vector if anchor is None else anchor, self._anchor)])
         self._write()
 
+    def resume(self, local: Vector, state: Vector) -> None:
+        copy_all([(local, self._vector)])
+        self._write()
+
     def step(self, batch: Batch, /, *, seed: int = 0, **hyper: float) -> float:
         arrays = check_batch(batch, self.manifest.batch)
         values = check_hyper(hyper, self.manifest.hyper)

@@ -83,6 +83,8 @@ class StopTraining:
     ``ended``."""
 
     task_id: str
+    keep: bool = False
+    """Save how far it is: a later process is to go on with it."""
 
 
 @dataclass(frozen=True, slots=True)

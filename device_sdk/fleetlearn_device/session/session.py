@@ -383,12 +383,19 @@ class Session:
             return self._say_quiet(now)
         return []
 
-    def stop(self) -> Commands:
-        """The owner wants to end. An unfinished task is given back; a finished update stays
-        saved."""
+    def stop(self, keep: bool = False) -> Commands:
+        """The owner wants to end. An unfinished task is given back; a finished update stays saved.
+
+        ``keep``: a task in training is kept, and a later process goes on with it if the coordinator
+        still wants it then.
+        """
         self.stopping = True
         commands: Commands = []
-        if isinstance(self.work, UnfinishedTask):
+        if keep and isinstance(self.work, Training) and isinstance(self.work.assignment.task, Task):
+            text = f"task {self.work.task_id} is kept: the next start goes on with its training"
+            commands = [Note(text), StopTraining(self.work.task_id, keep=True)]
+            self.work = Locating(self.work.assignment)
+        elif isinstance(self.work, UnfinishedTask):
             failed = Failed(self.work.task_id, "stopping", "the device is stopping")
             commands = [
                 *self._send_if_online(failed),
@@ -728,7 +735,9 @@ class Session:
 
     def _locate(self) -> Commands:
         """Look up what is lacking, if that is the task's next step."""
-        return [Locate(self.work.assignment.task)] if isinstance(self.work, Locating) else []
+        if self.stopping or not isinstance(self.work, Locating):
+            return []
+        return [Locate(self.work.assignment.task)]
 
     def _fetch(self, work: UnfinishedTask, wanted: tuple[Wanted, ...], now: float) -> Commands:
         """Ask for the first wanted content."""

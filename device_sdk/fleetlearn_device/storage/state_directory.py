@@ -9,6 +9,7 @@ training it was in.
     trusted.json                the public keys that it trusts, if any         (trusted_keys.py)
     bundles/ models/ partial/   what was downloaded                            (content_cache.py)
     training.json               which task is in training                      (training_starts.py)
+    checkpoint                  how far that training is                       (training_checkpoint.py)
     pending/                    the update that nobody acknowledged yet        (outbox.py)
     kept/                       kept state and personal model, for each bundle (kept_states.py)
     tied/                       the tied vectors of the last tasks             (tied_vectors.py)
@@ -40,6 +41,7 @@ from fleetlearn_device.storage.kept_states import KeptStates
 from fleetlearn_device.storage.outbox import Outbox, read_report
 from fleetlearn_device.storage.status import DeviceStatus, read_status
 from fleetlearn_device.storage.tied_vectors import TiedSet, TiedVectors, sets_in
+from fleetlearn_device.storage.training_checkpoint import TrainingCheckpoint
 from fleetlearn_device.storage.training_starts import TrainingStarts
 from fleetlearn_device.storage.trusted_keys import read_trusted_keys
 
@@ -80,6 +82,7 @@ class StateDirectory:
                 self.device = read_or_make_name(self.path / "identity.json", name)
                 self.contents = ContentCache(self.path)
                 self.training_starts = TrainingStarts(self.path / "training.json")
+                self.checkpoint = TrainingCheckpoint(self.path / "checkpoint")
                 self.kept_states = KeptStates(self.path / "kept")
                 self.tied_vectors = TiedVectors(self.path / "tied")
                 self.outbox = Outbox(self.path / "pending", self.kept_states, self.tied_vectors)

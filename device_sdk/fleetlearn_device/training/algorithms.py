@@ -29,6 +29,7 @@ from fleetlearn_device.runtimes.runtime import Kind, Runtime
 from fleetlearn_device.training.data import Data
 from fleetlearn_device.training.kept_state import kept_state_size
 from fleetlearn_device.training.personal import ditto, fedrep
+from fleetlearn_device.training.progress import Progress
 from fleetlearn_device.training.train import (
     EVALUATION_BATCH,
     SEEDS,
@@ -92,7 +93,9 @@ def run_algorithm(
     for what, vector in (*inputs.vectors.items(), *inputs.tied.items(), *own.items()):
         check_vector(vector, bundle.manifest.size, what=f"the {what}")
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
-        outcome = ALGORITHMS[name].function(TaskWork(runtime, bundle, data, inputs, settings))
+        progress = settings.progress or Progress()
+        work = TaskWork(runtime, bundle, data, inputs, settings, progress)
+        outcome = ALGORITHMS[name].function(work)
     if bundle.manifest.buffers:
         outcome = outcome._replace(parts={**outcome.parts, BUFFERS: outcome.result.buffers})
     for what, vector in (*outcome.parts.items(), *outcome.tied.items()):
@@ -180,15 +183,15 @@ def scaffold_gradient(work: TaskWork) -> TaskOutcome:
     model (option I)."""
     server, own = work.inputs.vectors[CONTROL], work.tied(CONTROL)
     correction = _without_buffers(server - own, work)
-    gradient = np.zeros_like(own)
 
     def measure(data: Data) -> None:
-        gradient[:] = _gradient(work, data)
+        # Kept with checkpoints: a training that goes on does not measure again.
+        work.progress.kept["gradient"] = _gradient(work, data)
         work.load(correction)
 
     work.load(correction)
     result = work.train(before_steps=measure)
-    return _with_control(work, result, gradient - own)
+    return _with_control(work, result, work.progress.kept["gradient"] - own)
 
 
 def feddyn(work: TaskWork) -> TaskOutcome:

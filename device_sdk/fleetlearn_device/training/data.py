@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -71,10 +72,12 @@ class ArrayData:
         for start in range(0, self.examples, size):
             yield slice(start, start + size) if order is None else order[start : start + size]
 
-    def batches(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[Batch]:
-        """Yield one pass, in the order of (seed, epoch). The last batch may be smaller; batch_size
-        0: one batch."""
-        for part in self.rows(batch_size, seed, epoch):
+    def batches(
+        self, batch_size: int, seed: int | None, epoch: int = 0, skip: int = 0
+    ) -> Iterator[Batch]:
+        """Yield one pass, in the order of (seed, epoch), without its first ``skip`` batches. The
+        last batch may be smaller; batch_size 0: one batch."""
+        for part in islice(self.rows(batch_size, seed, epoch), skip, None):
             if isinstance(self._arrays, Mapping):
                 yield {name: np.asarray(array)[part] for name, array in self._arrays.items()}
             else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -153,11 +154,13 @@ class FeatureData:
         """Compute and keep features before they are needed; see ``FeatureCache.fill``."""
         self._cache.fill(self._columns, batch_size, enough, on_batch)
 
-    def batches(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[Batch]:
-        """Yield one pass, in the order in which the source's batches would come. Raises StepError,
-        MemoryError."""
+    def batches(
+        self, batch_size: int, seed: int | None, epoch: int = 0, skip: int = 0
+    ) -> Iterator[Batch]:
+        """Yield one pass, in the order in which the source's batches would come, without its first
+        ``skip``. Raises StepError, MemoryError."""
         numbers = np.arange(self.examples)
-        for rows in self.source.rows(batch_size, seed, epoch):
+        for rows in islice(self.source.rows(batch_size, seed, epoch), skip, None):
             features = self._cache.features(self._columns, numbers[rows])
             yield tuple(
                 features[name] if name in features else self._columns[name][rows]

@@ -71,7 +71,8 @@ def fedrep(work: TaskWork) -> TaskOutcome:
             time_budget=_share_of_time(work, _personal_epochs(work)),
             on_step=_after_step(work, put_back=_keeping(work, body)),
         )
-    runtime.load(runtime.local)
+    # What travels is as it was, except where an earlier process had begun the second part already.
+    runtime.load(runtime.local, anchor=work.inputs.model)
     result = work.train(
         evaluate=False,
         time_budget=_time_left(work, own),

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from fleetlearn_protocol.errors import ProtocolError
@@ -21,9 +22,10 @@ from fleetlearn_device.runtimes.checks import (
     find_nonfinite,
 )
 from fleetlearn_device.runtimes.runtime import Runtime
-from fleetlearn_device.training.data import Data, as_data
+from fleetlearn_device.training.data import ArrayData, Data, as_data
 from fleetlearn_device.training.features import FeatureData
 from fleetlearn_device.training.kept_state import collect_kept_state
+from fleetlearn_device.training.progress import DoneSteps, PartInProgress, Progress
 
 SEEDS = 2**53
 """Seeds of a random step: 0 to 2^53 - 1."""
@@ -112,6 +114,7 @@ def train(
     on_step: Callable[[int, float], None] | None = None,
     on_evaluated: Callable[[], None] = lambda: None,
     before_steps: Callable[[Data], None] = lambda data: None,
+    progress: Progress | None = None,
 ) -> TrainingResult:
     """Train from the runtime's loaded model for ``epochs`` passes over ``data``, or until the time
     is over.
@@ -135,6 +138,9 @@ def train(
             first.
         before_steps: Called with the data before the first step, within the time budget. It may use
             the runtime, and leaves it loaded with the model to train.
+        progress: The task's, which this is a part of. Where an earlier process began the part, it
+            goes on: with the examples that were not seen yet, in the same order, and without
+            ``before_steps`` and a second evaluation.
 
     Data are searched for NaN and infinity only where training diverges, since a model may use them
     for missing values.
@@ -143,7 +149,15 @@ def train(
     training diverged because the data hold a value that is not finite), ValueError on a
     hyper-parameter or argument, StepError, MemoryError.
     """
-    start = clock()
+    progress = progress or Progress()
+    found = progress.begin_part(runtime)
+    if isinstance(found, dict):  # an earlier process did this part
+        result = TrainingResult(**found)
+        progress.end_part(found)
+        return result
+    spent = 0.0 if found is None else found.seconds
+    begun = clock()
+    start = begun - spent
     manifest = runtime.manifest
     if epochs < 1:
         raise ValueError(f"epochs is {epochs}; expected at least 1")
@@ -155,23 +169,31 @@ def train(
     diverged = partial(_diverged, data, manifest.batch, should_stop)
 
     if isinstance(data, FeatureData):
-        half = start + limit / 2
+        half = begun + (limit - spent) / 2
         data.compute(batch_size, lambda: should_stop() or clock() > half, on_evaluated)
-    evaluation = None
-    if evaluate:
+    evaluation = None if found is None else found.evaluation
+    if evaluate and found is None:
         try:
             evaluation = evaluate_data(
                 runtime, data, batch_size=batch_size, should_stop=should_stop, on_batch=on_evaluated
             )
         except DivergedError as error:
             raise diverged(str(error)) from None
-    before_steps(data)
+    if found is None:
+        before_steps(data)
 
-    done = _DoneSteps()
+    done = DoneSteps() if found is None else found.done
     complete = True
-    now = began = clock()
-    for epoch, batch, count in _passes(data, epochs, batch_size, seed, runtime):
+    now = clock()
+    began = now - (0.0 if found is None else found.step_seconds)
+
+    def so_far() -> PartInProgress:
+        return PartInProgress(done, now - start, now - began, evaluation)
+
+    for epoch, batch, count in _passes(data, epochs, batch_size, seed, runtime, done):
         if should_stop():
+            if done.steps:
+                progress.stopped(so_far(), runtime)
             raise StoppedError(f"training was stopped after step {done.steps}")
         # The first step always begins: a device that is slow for its budget still gives an update.
         if done.steps and now - start + (now - began) / done.steps > limit:
@@ -184,7 +206,9 @@ def train(
             raise diverged(f"step {done.steps}'s loss is {loss}: a smaller lr may help")
         if on_step is not None:
             on_step(done.steps, loss)
-        now = clock()
+        before, now = now, clock()
+        if progress.after_step(now - before, so_far, runtime):
+            now = clock()
 
     update: Vector = runtime.parameters - runtime.anchor
     buffers: Vector = gather(runtime.parameters, manifest.buffers)
@@ -212,7 +236,7 @@ def train(
         known = known if evaluation is None else evaluation.examples
         examples = max(known, done.seen_in_pass)
     part = 0.0 if complete else min(1.0, done.seen_in_pass / examples)
-    return TrainingResult(
+    result = TrainingResult(
         update=update,
         buffers=buffers,
         largest=largest,
@@ -227,36 +251,8 @@ def train(
         seconds=clock() - start,
         evaluation=evaluation,
     )
-
-
-class _DoneSteps:
-    """What the steps so far add up to."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.seen = 0
-        """Examples in all steps."""
-        self.passes = 0
-        """Passes before the one of the last step."""
-        self.seen_in_pass = 0
-        """Examples of the last step's pass."""
-        self.loss_sum = 0.0
-        self.metric_sums: dict[str, float] = {}
-
-    def add(self, epoch: int, examples: int, loss: float, metrics: Mapping[str, float]) -> None:
-        if epoch > self.passes:
-            self.passes, self.seen_in_pass = epoch, 0
-        self.steps += 1
-        self.seen += examples
-        self.seen_in_pass += examples
-        self.loss_sum += loss * examples
-        for name, value in metrics.items():
-            self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value * examples
-
-    def examples_of_a_pass(self, passes: int, complete: bool) -> int:
-        """Return the mean of the complete passes: a pass of the user's own may vary in length."""
-        unfinished = 0 if complete else self.seen_in_pass
-        return round((self.seen - unfinished) / passes)
+    progress.end_part(result._asdict())
+    return result
 
 
 def _diverged(
@@ -329,13 +325,19 @@ def _measured(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _passes(
-    data: Data, epochs: int, batch_size: int, seed: int, runtime: Runtime
+    data: Data,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    runtime: Runtime,
+    done: DoneSteps,
 ) -> Iterator[tuple[int, Batch, int]]:
-    """Yield (epoch from 0, batch, its examples) for each step. Raises NoExamplesError on a pass
-    without batches, DataError on one with more examples than the data are said to have."""
-    for epoch in range(epochs):
-        seen = 0
-        for batch in data.batches(batch_size, seed, epoch):
+    """Yield (epoch from 0, batch, its examples) for each step after those that are ``done``. Raises
+    NoExamplesError on a pass without batches, DataError on one with more examples than the data are
+    said to have."""
+    seen, skip = done.seen_in_pass, done.batches_in_pass
+    for epoch in range(done.passes, epochs):
+        for batch in _batches_from(data, skip, batch_size, seed, epoch):
             # Here and not at the beginning: data of the user's own are known only as they come.
             arrays = check_batch(batch, runtime.manifest.batch)
             seen += len(arrays[0])
@@ -347,3 +349,13 @@ def _passes(
             yield epoch, arrays, len(arrays[0])
         if not seen:
             raise NoExamplesError(NO_BATCH)
+        seen = skip = 0
+
+
+def _batches_from(
+    data: Data, skip: int, batch_size: int, seed: int, epoch: int
+) -> Iterator[Batch]:
+    """Return the batches of a pass after its first ``skip``."""
+    if skip and isinstance(data, ArrayData | FeatureData):  # which need not make what is skipped
+        return data.batches(batch_size, seed, epoch, skip)
+    return islice(data.batches(batch_size, seed, epoch), skip, None)

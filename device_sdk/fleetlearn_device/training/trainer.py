@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from fleetlearn_protocol.bundle import Bundle, open_bundle
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.exchanges import EVALUATION, content_of, fields_of
+from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import (
     MODEL,
     Evaluation,
@@ -26,13 +28,14 @@ from fleetlearn_protocol.messages import (
     VectorReference,
     encode,
 )
-from fleetlearn_protocol.vector import Vector
+from fleetlearn_protocol.vector import Vector, digest
 
 from fleetlearn_device.runtimes.checks import check_hyper
 from fleetlearn_device.runtimes.import_onnxruntime import ran_out_of_memory
 from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.runtimes.runtime import Kind, Runtime
+from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.kept_states import personal_name
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.tied_vectors import file_size
@@ -41,6 +44,7 @@ from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.own_model import write_own_model
+from fleetlearn_device.training.progress import Checkpoint, Progress, read_checkpoint
 from fleetlearn_device.training.sent_parts import (
     check_parts,
     encode_parts,
@@ -96,9 +100,11 @@ class Trainer:
         provider: ProviderName = "cpu",
         feature_cache: int = 0,
         own_model: Path | None = None,
+        checkpoint_every: float = 0.0,
     ) -> None:
         """feature_cache: most bytes of features that are kept; 0: whole models are trained.
-        own_model: the file that each training replaces by the device's own model."""
+        own_model: the file that each training replaces by the device's own model.
+        checkpoint_every: least seconds of training between two checkpoints; 0: there are none."""
         self.kind: Kind = kind
         self.own_model = own_model
         self.from_features = (
@@ -115,6 +121,11 @@ class Trainer:
         """Batches that are done: those of features, the evaluation's, and one for each step."""
         self.halt = threading.Event()
         """While it is set, training ends before its next step."""
+        self.keep_when_stopped = False
+        """Whether a training that ``halt`` ends is to go on in a later process."""
+        self._checkpoint, self._checkpoint_every = directory.checkpoint, checkpoint_every
+        self._progress: Progress | None = None
+        """Of the task that is in training."""
         self._contents, self._outbox = directory.contents, directory.outbox
         self._kept_states, self._tied_vectors = directory.kept_states, directory.tied_vectors
         self._starts = directory.training_starts
@@ -139,8 +150,24 @@ class Trainer:
         MemoryError, StateError.
         """
         end = time.monotonic() + seconds
-        with self._counted_start(task.task):
-            return self._train(task, end)
+        self.keep_when_stopped = False
+        found = self._find_checkpoint(task)
+        with self._counted_start(task.task, 0 if found is None else found.starts):
+            try:
+                return self._train(task, end, found)
+            finally:
+                self._progress = None
+
+    @property
+    def worth_keeping(self) -> bool:
+        """Whether so much of the training is done that a device that stops had better go on with
+        the task later."""
+        progress = self._progress
+        return self._checkpoint_every > 0 and progress is not None and progress.worth_keeping
+
+    def forget_checkpoint(self) -> None:
+        """Delete the checkpoint: its task is over. Raises StateError."""
+        self._checkpoint.clear()
 
     def answer(self, task: Question, seconds: float) -> Reply:
         """Work out what is asked (``ANSWERS``), for at most ``seconds``.
@@ -183,12 +210,13 @@ class Trainer:
         return evaluation
 
     @contextmanager
-    def _counted_start(self, task_id: str) -> Iterator[None]:
+    def _counted_start(self, task_id: str, counted: int = 0) -> Iterator[None]:
         """Count the task's start durably while the block runs: it may kill the process. Raises
-        KilledError."""
+        KilledError. ``counted``: starts before the last checkpoint, and its own; what a process
+        did before it died then was not for nothing."""
         self.steps = self.batches = 0
         starts = self._starts.count(task_id)
-        if starts >= MAX_STARTS:
+        if starts - max(counted - 1, 0) >= MAX_STARTS:
             raise KilledError(
                 f"the task killed the process {starts} times, most likely for lack of memory; it "
                 "is not begun again"
@@ -207,7 +235,57 @@ class Trainer:
         finally:
             self._starts.clear()
 
-    def _train(self, task: Task, end: float) -> FinishedUpdate:
+    def _find_checkpoint(self, task: Task) -> Checkpoint | None:
+        """Return what an earlier process did of this task. Raises StateError."""
+        stored = self._checkpoint.load(_fingerprint(task))
+        if stored is None or not self._checkpoint_every:
+            return None
+        found = read_checkpoint(*stored)
+        if found is None or found.examples != self._data.examples:
+            log.warning(
+                "task %s: the checkpoint of its training is of %s; the training begins again",
+                task.task,
+                "another version" if found is None else "other data",
+            )
+            return None
+        return found
+
+    def _begin_progress(self, task: Task, found: Checkpoint | None, manifest: Manifest) -> Progress:
+        """Return the task's progress, from which its training goes on."""
+        if found is not None and (found.local.size, found.state.size) != (
+            manifest.local_size,
+            manifest.state_size,
+        ):
+            found = None
+        if found is not None:
+            self.batches = found.batches
+            log.info(
+                "task %s: training goes on after step %d, where an earlier process left it",
+                task.task,
+                found.part.done.steps,
+            )
+        save = partial(self._save_checkpoint, _fingerprint(task))
+        self._progress = Progress(
+            found,
+            save if self._checkpoint_every else None,
+            every=self._checkpoint_every,
+            examples=self._data.examples,
+            starts=self._starts.count(task.task),
+            batches=lambda: self.batches,
+            keep_when_stopped=lambda: self.keep_when_stopped,
+        )
+        return self._progress
+
+    def _save_checkpoint(self, task: str, content: bytes, vectors: Mapping[str, Vector]) -> int:
+        """Save a checkpoint and return its bytes. Where that fails, warn: the training must not be
+        lost for it."""
+        try:
+            return self._checkpoint.save(task, content, vectors)
+        except StateError as error:
+            log.warning("no checkpoint of the training could be saved: %s", error)
+            return 4 * sum(vector.size for vector in vectors.values())  # so that it waits as long
+
+    def _train(self, task: Task, end: float, found: Checkpoint | None) -> FinishedUpdate:
         encodings = {name: find_encoding(encoding) for name, encoding in task.parts.items()}
         algorithm = ALGORITHMS[task.algorithm]
         names = (*algorithm.tied, *residual_of(task.parts))
@@ -229,18 +307,24 @@ class Trainer:
                 file_size(names, size),
                 4 * personal_size,
             )
+            spent = 0.0 if found is None else found.seconds
+            left = end - time.monotonic()
+            if task.time_budget is not None:
+                left = min(left, task.time_budget - spent)
+            progress = self._begin_progress(task, found, bundle.manifest)
             settings = TaskSettings(
                 hyper=task.hyper,
                 epochs=task.epochs,
                 batch_size=task.batch_size,
                 seed=task.seed,
-                time_budget=end - time.monotonic(),
+                time_budget=spent + left,
                 evaluate=task.evaluate,
                 counted=self.counted,
                 should_stop=self.halt.is_set,
                 on_step=self._count,
                 on_evaluated=self._count_batch,
                 personal_epochs=task.personal_epochs,
+                progress=progress,
             )
             personal = self._kept_states.load(personal_name(task.bundle), personal_size)
             inputs = Inputs(model, self._kept_state(bundle), vectors, tied, personal)
@@ -354,6 +438,14 @@ class Trainer:
 
     def _count_batch(self) -> None:
         self.batches += 1
+
+
+def _fingerprint(task: Task) -> str:
+    """Return what decides the task's training, as a hash: without what another assignment of the
+    same task may have otherwise (its time, and what its vectors may come as)."""
+    vectors = tuple(msgspec.structs.replace(vector, delta=None) for vector in task.vectors)
+    plain = msgspec.structs.replace(task, deadline=0.0, time_budget=None, vectors=vectors)
+    return digest(encode(plain).encode())
 
 
 ANSWERS: dict[str, Callable[[Trainer, Question, float], msgspec.Struct]] = {

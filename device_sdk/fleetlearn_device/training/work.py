@@ -15,6 +15,7 @@ from fleetlearn_device.runtimes.checks import Batch, check_hyper
 from fleetlearn_device.runtimes.runtime import Runtime
 from fleetlearn_device.training.data import Data
 from fleetlearn_device.training.kept_state import load_model
+from fleetlearn_device.training.progress import Progress
 from fleetlearn_device.training.train import TrainingResult, train
 
 
@@ -53,6 +54,8 @@ class TaskSettings(NamedTuple):
     personal_epochs: int | None = None
     """Passes in which the personal model or parameters are trained by themselves. None: as many as
     ``epochs``."""
+    progress: Progress | None = None
+    """The task's, which the parts of its training go on from."""
 
 
 class TaskOutcome(NamedTuple):
@@ -78,6 +81,7 @@ class TaskWork(NamedTuple):
     data: Data | Batch | Iterable[Batch]
     inputs: Inputs
     settings: TaskSettings
+    progress: Progress
 
     def load(self, correction: Vector | None = None) -> None:
         """Load the round's model and the kept state. correction: shape (P,), added to each step's
@@ -87,7 +91,7 @@ class TaskWork(NamedTuple):
     def train(self, **changes: Any) -> TrainingResult:
         """Train the loaded model with the task's settings. changes: arguments of ``train`` that
         differ from these."""
-        arguments = self.settings._asdict() | changes
+        arguments = self.settings._asdict() | {"progress": self.progress} | changes
         del arguments["personal_epochs"]
         return train(self.runtime, self.data, **arguments)
 
