@@ -32,6 +32,8 @@ from fleetlearn_device.training.trainer import ANSWERS, Trainer
 FEATURE_CACHE = 128
 """MiB of memory for features, unless the user says otherwise: 58,000 examples of a
 MobileNetV3-small's 576 numbers."""
+CHECKPOINT_EVERY = 60.0
+"""Seconds of training, at least, between two checkpoints, unless the user says otherwise."""
 
 _WHY = {
     "SIGTERM": "SIGTERM came",
@@ -80,6 +82,9 @@ class Device:
         own_model: A file, such as ``mine.onnx``, that each training replaces by the device's own
             model, for any ONNX Runtime: the model as training left it, with its personal
             parameters, or Ditto's personal model. None: none is written.
+        checkpoint_every: Least seconds of training between two checkpoints, from which a later
+            process goes on with the task. Writing them takes at most 2 % of the training's time.
+            0: none are written, and a training that is interrupted begins again.
         until_finished: Return when the coordinator says that the training is finished.
         timing: Time limits of the connection.
 
@@ -110,6 +115,7 @@ class Device:
         charging: Charging = None,
         network: NetworkNow = None,
         own_model: str | os.PathLike[str] | None = None,
+        checkpoint_every: float = CHECKPOINT_EVERY,
         until_finished: bool = False,
         timing: Timing | None = None,
     ) -> None:
@@ -129,6 +135,11 @@ class Device:
         self.threads, self.until_finished, self.timing = threads, until_finished, timing or Timing()
         self.provider: ProviderName = provider
         self.feature_cache = feature_cache
+        if not checkpoint_every >= 0:
+            raise ValueError(
+                f"checkpoint_every is {checkpoint_every}; expected seconds, or 0 for no checkpoints"
+            )
+        self.checkpoint_every = checkpoint_every
         self.own_model = None if own_model is None else in_home(own_model)
         self.description = Description(tags, tier, charging, network)
         self.data = as_data(
@@ -195,13 +206,20 @@ class Device:
             enrolment = Enrolment(directory.path, directory.device, self.token)
             kind, threads, provider = self.runtime, self.threads, self.provider
             trainer = Trainer(
-                directory, self.data, kind, threads, provider, features, self.own_model
+                directory,
+                self.data,
+                kind,
+                threads,
+                provider,
+                features,
+                self.own_model,
+                self.checkpoint_every,
             )
             driver = Driver(
                 self.address, enrolment, self.timing, directory, trainer, session, self.description
             )
             loop = asyncio.get_running_loop()
-            self._stop = lambda: loop.call_soon_threadsafe(driver.post, session.stop)
+            self._stop = lambda: loop.call_soon_threadsafe(driver.stop)
             if self._stopped:  # while the directory was opened
                 self._stop()
             await driver.run()

@@ -66,6 +66,7 @@ def device_arguments(values: Values) -> dict[str, Any]:
         "token": value["connection.token"],
         "trust": value["connection.trust"],
         "own_model": value["training.own_model"],
+        "checkpoint_every": value["training.checkpoint_every"],
         "feature_cache": value["limits.feature_cache"],
         "tags": value["states.tags"],
         "tier": value["states.tier"],

@@ -312,7 +312,9 @@ class Session:
 
     def trained(self, report: Report) -> Commands:
         """Training ended well; ``report`` describes its update."""
-        if not isinstance(self.work, Training) or self.work.task_id != report.task:
+        # A task that was to be kept by a device that stops may have ended in that moment.
+        kept = self.stopping and isinstance(self.work, Locating)
+        if not (kept or isinstance(self.work, Training)) or self.work.task_id != report.task:
             return self.ended(report.task)
         # what the passes gave may be another number than what was stated
         self.examples = report.examples

@@ -164,6 +164,14 @@ SETTINGS: tuple[Setting, ...] = (
         "ONNX file of this device's own model, written after each task",
         name="own-model",
     ),
+    Setting(
+        "training.checkpoint_every",
+        whole(0, 86400, "SECONDS", "seconds"),
+        60,
+        "training between two checkpoints, at least; 0: a training that is interrupted begins "
+        "again",
+        name="checkpoint-every",
+    ),
     Setting("limits.threads", whole(1, 1024), 1, "threads inside an operator", name="threads"),
     Setting(
         "limits.feature_cache",

@@ -103,7 +103,7 @@ class Checkpoint(NamedTuple):
     @property
     def seconds(self) -> float:
         """Seconds that the training took so far, all parts together."""
-        return self.part.seconds + sum(result["seconds"] for result in self.results)
+        return self.part.seconds + sum(float(result["seconds"]) for result in self.results)
 
 
 def read_checkpoint(content: bytes, vectors: Mapping[str, Vector]) -> Checkpoint | None:

@@ -352,9 +352,7 @@ def _passes(
         seen = skip = 0
 
 
-def _batches_from(
-    data: Data, skip: int, batch_size: int, seed: int, epoch: int
-) -> Iterator[Batch]:
+def _batches_from(data: Data, skip: int, batch_size: int, seed: int, epoch: int) -> Iterator[Batch]:
     """Return the batches of a pass after its first ``skip``."""
     if skip and isinstance(data, ArrayData | FeatureData):  # which need not make what is skipped
         return data.batches(batch_size, seed, epoch, skip)

@@ -215,10 +215,10 @@ class Trainer:
         KilledError. ``counted``: starts before the last checkpoint, and its own; what a process
         did before it died then was not for nothing."""
         self.steps = self.batches = 0
-        starts = self._starts.count(task_id)
-        if starts - max(counted - 1, 0) >= MAX_STARTS:
+        deaths = self._starts.count(task_id) - max(counted - 1, 0)
+        if deaths >= MAX_STARTS:
             raise KilledError(
-                f"the task killed the process {starts} times, most likely for lack of memory; it "
+                f"the task killed the process {deaths} times, most likely for lack of memory; it "
                 "is not begun again"
             )
         self._starts.add(task_id)

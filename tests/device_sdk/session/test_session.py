@@ -951,6 +951,32 @@ def test_stopping_gives_unfinished_work_back_and_keeps_finished(state: str) -> N
     assert session.over
 
 
+@pytest.mark.parametrize("state", STATES)
+def test_stopping_with_a_task_that_is_worth_keeping(state: str) -> None:
+    """A task in training is kept for the next start; whatever else is done as ever."""
+    kept, other = brought_to(state), brought_to(state)
+    commands = kept.stop(keep=True)
+    if state != "training":
+        assert commands == other.stop()
+        return
+    stop, close = acts(commands)
+    assert (stop, close) == (StopTraining("A", keep=True), Close("stopping"))
+    kept.disconnected()
+    assert not kept.over
+    assert kept.ended("A") == [], "nothing of the task is looked up again"
+    assert kept.over
+    assert (kept.history.failed, kept.history.uncounted, kept.history.end) == (0, 0, "")
+
+
+def test_a_training_that_ends_as_its_task_is_kept_is_saved() -> None:
+    session = brought_to("training")
+    session.stop(keep=True)
+    assert session.trained(report()) == [SavePending(report())]
+    session.disconnected()
+    assert session.saved("A") == []
+    assert session.over
+
+
 def test_a_connection_that_opens_while_stopping_is_closed() -> None:
     session = Session("dev", 7, exchanges=("evaluation",))
     session.stop()

@@ -1,0 +1,499 @@
+"""A training that is interrupted anywhere, by a process that dies or stops, and goes on in another
+one: what it leaves is, bit for bit, what it leaves undisturbed."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from fleetlearn_device.runtimes.checks import DataError
+from fleetlearn_device.storage.errors import DiskFullError
+from fleetlearn_device.storage.state_directory import StateDirectory
+from fleetlearn_device.storage.training_checkpoint import TrainingCheckpoint
+from fleetlearn_device.storage.training_starts import TrainingStarts
+from fleetlearn_device.training import progress as progress_module
+from fleetlearn_device.training import trainer as trainer_module
+from fleetlearn_device.training.data import BatchData, Data, as_data
+from fleetlearn_device.training.progress import (
+    FLASH_RATE,
+    WORTH_KEEPING,
+    DoneSteps,
+    PartInProgress,
+    Progress,
+)
+from fleetlearn_device.training.train import StoppedError
+from fleetlearn_device.training.trainer import MAX_STARTS, FinishedUpdate, KilledError, Trainer
+from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.messages import CONTROL, MODEL, Task
+from fleetlearn_protocol.vector import Vector, digest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from line_bundle import line_data, write_line_bundle
+
+DATA = as_data(line_data(12))
+CONTROL_VARIATE = np.array([0.1, -0.2, 0.3, 0, 0.05], np.float32)
+BUNDLES: dict[str, dict[str, Any]] = {
+    "everything": {
+        "personal": True,
+        "state": True,
+        "references": ("anchor", "previous"),
+        "random": True,
+    },
+    "correction": {"references": ("anchor", "correction"), "optimizer": "sgd", "random": True},
+    "heads": {"personal": True, "state": True, "references": ("anchor",), "random": True},
+}
+ALGORITHMS = {
+    "plain": "everything",
+    "scaffold": "correction",
+    "scaffold-gradient": "correction",
+    "feddyn": "correction",
+    "ditto": "correction",
+    "fedrep": "heads",
+}
+
+
+class Killed(BaseException):
+    """The process dies here."""
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    folder = tmp_path_factory.mktemp("lines")
+    return {name: write_line_bundle(folder / name, **made) for name, made in BUNDLES.items()}
+
+
+@pytest.fixture
+def each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a checkpoint after each step: neither time nor bytes bound them."""
+    monkeypatch.setattr(progress_module, "WRITE_SHARE", np.inf)
+    monkeypatch.setattr(progress_module, "FLASH_RATE", np.inf)
+
+
+def task_of(bundle: Bundle, algorithm: str, number: int, kept: str | None = None) -> Task:
+    model = np.linspace(-1, 1, bundle.manifest.size, dtype=np.float32)
+    model[3] = 2
+    vectors = [FLOAT32.reference(MODEL, model)]
+    parts = {"update": "topk-0.5", "buffers": "float32"}
+    if algorithm.startswith("scaffold"):
+        vectors.append(FLOAT32.reference(CONTROL, CONTROL_VARIATE))
+        parts[CONTROL] = "float32"
+    return Task(
+        f"t{number}",
+        number,
+        bundle.sha256,
+        tuple(vectors),
+        parts,
+        {"lr": 0.05, "mu": 0.3},
+        epochs=2,
+        batch_size=5,
+        seed=100 + number,
+        deadline=100.0,
+        evaluate=True,
+        algorithm=algorithm,
+        kept=kept,
+        personal_epochs=1 if algorithm in ("ditto", "fedrep") else None,
+    )
+
+
+def bring(state: StateDirectory, bundle: Bundle, task: Task) -> None:
+    """Put what the task needs into the cache."""
+    contents = {entry.sha256: bundle.read(path) for path, entry in bundle.manifest.files.items()}
+    contents[bundle.sha256] = bundle.read("manifest.json")
+    model = np.linspace(-1, 1, bundle.manifest.size, dtype=np.float32)
+    model[3] = 2
+    contents |= {digest(vector): vector.tobytes() for vector in (model, CONTROL_VARIATE)}
+    while lacking := state.contents.lacking(task, "onnx"):
+        for wanted in lacking:
+            state.contents.append(wanted, 0, contents[wanted.sha256])
+            assert state.contents.finish(wanted)
+
+
+def train_once(
+    folder: Path, bundle: Bundle, task: Task, die: int | None = None, data: Data = DATA
+) -> FinishedUpdate:
+    """Train in a process of its own, as far as the state directory can tell. ``die``: the step
+    before which it dies."""
+    state = StateDirectory(folder)
+    try:
+        bring(state, bundle, task)
+        trainer = Trainer(state, data, "onnx", 1, checkpoint_every=1e-9)
+        if die is not None:
+            count = trainer._count
+
+            def count_or_die(steps: int, loss: float) -> None:
+                if steps > die:
+                    raise Killed
+                count(steps, loss)
+
+            trainer._count = count_or_die  # type: ignore[method-assign]
+        finished = trainer.train(task, 100.0)
+        state.outbox.save(*finished)
+        trainer.forget_checkpoint()
+        return finished
+    finally:
+        state.close()
+
+
+def left(finished: FinishedUpdate) -> dict[str, Any]:
+    """What a task leaves, without the time that it took."""
+    report = finished.report
+    return {
+        "contents": [bytes(content) for content in finished.contents],
+        "kept": finished.kept_state.tobytes(),
+        "tied": {name: vector.tobytes() for name, vector in finished.tied.items()},
+        "personal": None if finished.personal is None else finished.personal.tobytes(),
+        "report": (report.examples, report.steps, report.epochs, report.loss, report.metrics),
+        "evaluations": (report.evaluation, report.personal, report.complete),
+    }
+
+
+def two_tasks(
+    folder: Path, bundle: Bundle, algorithm: str, kills: list[int], data: Data = DATA
+) -> list[dict[str, Any]]:
+    """Do two tasks, the second of which goes on from what the first one left. In each, processes
+    die before these steps, one after the other, and the last one lives."""
+    found = []
+    for number, kept in ((1, None), (2, "t1")):
+        task = task_of(bundle, algorithm, number, kept)
+        for die in (*kills, None):
+            try:
+                found.append(left(train_once(folder, bundle, task, die, data)))
+                break
+            except Killed:
+                pass
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.usefixtures("each_step")
+def test_killed_after_each_step(bundles: dict[str, Bundle], tmp_path: Path, algorithm: str) -> None:
+    bundle = bundles[ALGORITHMS[algorithm]]
+    undisturbed = two_tasks(tmp_path / "undisturbed", bundle, algorithm, [])
+    steps = undisturbed[0]["report"][1] + (3 if algorithm in ("ditto", "fedrep") else 0)
+    assert steps >= 6
+    found = two_tasks(tmp_path / "killed", bundle, algorithm, [*range(1, steps)])
+    assert found == undisturbed
+
+
+@pytest.mark.parametrize(
+    "mistake", ["model", "state", "seen", "loss", "batches", "passes", "steps", "kept", "result"]
+)
+@pytest.mark.usefixtures("each_step")
+def test_whatever_is_not_restored_shows(
+    bundles: dict[str, Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str
+) -> None:
+    """The comparison of the test above can fail: each thing that a checkpoint holds is needed."""
+    algorithm = {"kept": "scaffold-gradient", "result": "ditto"}.get(mistake, "plain")
+    bundle = bundles[ALGORITHMS[algorithm]]
+    die = 8 if mistake == "result" else 4
+    undisturbed = two_tasks(tmp_path / "undisturbed", bundle, algorithm, [])
+    original = trainer_module.read_checkpoint
+
+    def wrong(*stored: Any) -> Any:
+        found = original(*stored)
+        assert found is not None
+        done = found.part.done
+        match mistake:
+            case "model":
+                return found._replace(local=found.local + np.float32(1))
+            case "state":
+                return found._replace(state=np.zeros_like(found.state))
+            case "seen":
+                done.seen += 1
+            case "loss":
+                done.loss_sum *= 2
+            case "batches":
+                done.batches_in_pass -= 1
+            case "passes":
+                done.passes = 0
+            case "steps":
+                done.steps += 1
+            case "kept":
+                found.kept["gradient"] = found.kept["gradient"] * 2
+            case _:
+                found.results[0]["update"] = found.results[0]["update"] * 2
+        return found
+
+    monkeypatch.setattr(trainer_module, "read_checkpoint", wrong)
+    try:
+        found = two_tasks(tmp_path / "killed", bundle, algorithm, [die])
+    except DataError:  # a pass that gives more examples than there are
+        return
+    assert found != undisturbed
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(
+    algorithm=st.sampled_from(sorted(ALGORITHMS)),
+    kills=st.lists(st.integers(0, 9), max_size=4),
+    every=st.integers(1, 4),
+    torn=st.booleans(),
+)
+def test_killed_anywhere(
+    bundles: dict[str, Bundle], algorithm: str, kills: list[int], every: int, torn: bool
+) -> None:
+    """Only each ``every``-th checkpoint is written; ``torn``: the process dies while it writes the
+    next one."""
+    bundle = bundles[ALGORITHMS[algorithm]]
+    original, calls = TrainingCheckpoint.save, 0
+
+    def save(self: TrainingCheckpoint, *arguments: Any) -> int:
+        nonlocal calls
+        calls += 1
+        if calls % every:
+            if torn:
+                self._path.with_name("checkpoint.tmp").write_bytes(b"half of it")
+            return 0
+        return original(self, *arguments)
+
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress_module, "WRITE_SHARE", np.inf)
+        patch.setattr(progress_module, "FLASH_RATE", np.inf)
+        undisturbed = two_tasks(Path(folder, "undisturbed"), bundle, algorithm, [])
+        patch.setattr(TrainingCheckpoint, "save", save)
+        assert two_tasks(Path(folder, "killed"), bundle, algorithm, kills) == undisturbed
+
+
+@pytest.mark.usefixtures("each_step")
+def test_batches_of_the_user_s_own(bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    """Those that were seen are passed over."""
+    batches = list(DATA.batches(5, 3))
+    data = BatchData(batches, 12)
+    bundle = bundles["everything"]
+    undisturbed = two_tasks(tmp_path / "undisturbed", bundle, "plain", [], data)
+    assert two_tasks(tmp_path / "killed", bundle, "plain", [1, 2, 4, 5], data) == undisturbed
+
+
+class Counted:
+    """Counts the steps that are done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps = 0
+        original = DoneSteps.add
+
+        def add(done: DoneSteps, *arguments: Any) -> None:
+            self.steps += 1
+            original(done, *arguments)
+
+        monkeypatch.setattr(DoneSteps, "add", add)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+@pytest.mark.usefixtures("each_step")
+def test_what_was_saved_is_not_done_again(
+    bundles: dict[str, Bundle], tmp_path: Path, counted: Counted
+) -> None:
+    bundle = bundles["everything"]
+    task = task_of(bundle, "plain", 1)
+    with pytest.raises(Killed):
+        train_once(tmp_path, bundle, task, die=4)
+    assert counted.steps == 5, "the process dies after its fifth step, before it is saved"
+    train_once(tmp_path, bundle, task)
+    assert counted.steps == 5 + 2, "of six steps, four were saved"
+    assert not (tmp_path / "checkpoint").exists(), "the update is saved: nothing goes on"
+
+
+@pytest.mark.usefixtures("each_step")
+@pytest.mark.parametrize("why", ["damaged", "cut", "another format", "other data", "another task"])
+def test_a_checkpoint_of_no_use(
+    bundles: dict[str, Bundle],
+    tmp_path: Path,
+    counted: Counted,
+    caplog: pytest.LogCaptureFixture,
+    why: str,
+) -> None:
+    bundle = bundles["everything"]
+    task = task_of(bundle, "plain", 1)
+    with pytest.raises(Killed):
+        train_once(tmp_path, bundle, task, die=4)
+    path, data = tmp_path / "checkpoint", DATA
+    content = bytearray(path.read_bytes())
+    match why:
+        case "damaged":
+            content[40] ^= 1
+        case "cut":
+            del content[-1]
+        case "another format":
+            content[:8] = b"fleetck2"
+        case "other data":
+            data = as_data(line_data(11))
+        case _:
+            task = task_of(bundle, "plain", 2)
+    path.write_bytes(content)
+    counted.steps = 0
+    with caplog.at_level(logging.WARNING):
+        train_once(tmp_path, bundle, task, data=data)
+    assert counted.steps == 6
+    if why == "another task":
+        assert caplog.messages == []
+    elif why == "other data":
+        assert caplog.messages == [
+            "task t1: the checkpoint of its training is of other data; the training begins again"
+        ]
+    else:
+        assert caplog.messages == [
+            f"{path} is damaged, or of another version; it is deleted, and the training that it "
+            "was of begins again"
+        ]
+
+
+@pytest.mark.usefixtures("each_step")
+def test_a_full_disk_costs_no_training(
+    bundles: dict[str, Bundle],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def full(*_: Any) -> int:
+        raise DiskFullError("the disk is full")
+
+    bundle = bundles["everything"]
+    undisturbed = two_tasks(tmp_path / "undisturbed", bundle, "plain", [])
+    monkeypatch.setattr(TrainingCheckpoint, "save", full)
+    with caplog.at_level(logging.WARNING):
+        assert two_tasks(tmp_path / "full", bundle, "plain", []) == undisturbed
+    text = "no checkpoint of the training could be saved: the disk is full"
+    assert set(caplog.messages) == {text}
+
+
+@pytest.mark.usefixtures("each_step")
+def test_deaths_after_progress_do_not_add_up(
+    bundles: dict[str, Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long task survives any number of restarts, as long as each process gets on with it; one
+    that kills each process at once is given back."""
+    bundle = bundles["everything"]
+    task = task_of(bundle, "plain", 1)
+
+    def die(step: int) -> None:
+        with pytest.raises(Killed):
+            train_once(tmp_path, bundle, task, step)
+
+    # A process that is killed does not come to this.
+    monkeypatch.setattr(TrainingStarts, "clear", lambda self: None)
+    for step in range(1, 6):
+        die(step)
+    for _ in range(MAX_STARTS - 1):
+        die(5)
+    with pytest.raises(KilledError, match=f"killed the process {MAX_STARTS} times"):
+        train_once(tmp_path, bundle, task)
+
+
+def stop_in_training(folder: Path, bundle: Bundle, task: Task, keep: bool) -> None:
+    """Stop the training after its third step."""
+    state = StateDirectory(folder)
+    try:
+        bring(state, bundle, task)
+        trainer = Trainer(state, DATA, "onnx", 1, checkpoint_every=3600.0)
+        count = trainer._count
+
+        def count_and_stop(steps: int, loss: float) -> None:
+            count(steps, loss)
+            if steps == 3:
+                trainer.keep_when_stopped = keep
+                trainer.halt.set()
+
+        trainer._count = count_and_stop  # type: ignore[method-assign]
+        with pytest.raises(StoppedError):
+            trainer.train(task, 100.0)
+    finally:
+        state.close()
+
+
+def test_stopped_in_order(bundles: dict[str, Bundle], tmp_path: Path, counted: Counted) -> None:
+    """A device that stops, and keeps its task, saves its last step, whatever the time."""
+    bundle = bundles["everything"]
+    undisturbed = two_tasks(tmp_path / "undisturbed", bundle, "plain", [])
+    task, counted.steps = task_of(bundle, "plain", 1), 0
+    stop_in_training(tmp_path / "stopped", bundle, task, keep=True)
+    assert left(train_once(tmp_path / "stopped", bundle, task)) == undisturbed[0]
+    assert counted.steps == 6
+
+
+def test_a_cancelled_task_leaves_nothing(bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    bundle = bundles["everything"]
+    stop_in_training(tmp_path, bundle, task_of(bundle, "plain", 1), keep=False)
+    assert not (tmp_path / "checkpoint").exists()
+
+
+class Fake:
+    """A runtime as a checkpoint sees it."""
+
+    local: Vector = np.zeros(1000, np.float32)
+    state: Vector = np.zeros(0, np.float32)
+
+
+PART = PartInProgress(DoneSteps(), 0.0, 0.0, None)
+
+
+def written_at(every: float, took: float, size: int, seconds: int) -> list[int]:
+    """Return after which seconds of training checkpoints are written that take so long, and have
+    so many bytes."""
+    now = 0.0
+
+    def write(content: bytes, vectors: Any) -> int:
+        nonlocal now
+        now += took
+        return size
+
+    progress = Progress(None, write, every=every, clock=lambda: now)
+    runtime: Any = Fake()
+    return [
+        second
+        for second in range(1, seconds + 1)
+        if progress.after_step(1.0, lambda: PART, runtime)
+    ]
+
+
+def test_how_often_checkpoints_are_written() -> None:
+    assert written_at(60.0, took=0.01, size=1000, seconds=200) == [60, 120, 180]
+    slow = written_at(60.0, took=2.0, size=1000, seconds=400)
+    assert slow == [60, 160, 260, 360], "2 s each 100 s: at most 2 % of the time"
+    large = written_at(60.0, took=0.0, size=int(150 * FLASH_RATE), seconds=400)
+    assert large == [60, 210, 360], "bytes to flash are bounded, however fast it is"
+
+
+def test_when_a_task_is_worth_keeping() -> None:
+    progress = Progress()
+    runtime: Any = Fake()
+    progress.after_step(WORTH_KEEPING - 1, lambda: PART, runtime)
+    assert not progress.worth_keeping
+    progress.after_step(1.0, lambda: PART, runtime)
+    assert progress.worth_keeping
+
+
+@pytest.mark.usefixtures("each_step")
+def test_the_time_that_was_spent_counts(bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    """``time_budget`` is of the whole training: what an earlier process trained is part of it."""
+    bundle = bundles["everything"]
+    task = msgspec.structs.replace(task_of(bundle, "plain", 1), time_budget=1000.0)
+    with pytest.raises(Killed):
+        train_once(tmp_path, bundle, task, die=4)
+    used_up = msgspec.structs.replace(task, time_budget=1e-6)
+    report = train_once(tmp_path, bundle, used_up).report
+    assert (report.steps, report.complete) == (4, False)
+
+
+def test_without_checkpoints_nothing_is_written(
+    bundles: dict[str, Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> int:
+        raise AssertionError
+
+    monkeypatch.setattr(TrainingCheckpoint, "save", refuse)
+    state = StateDirectory(tmp_path)
+    bundle = bundles["everything"]
+    bring(state, bundle, task_of(bundle, "plain", 1))
+    Trainer(state, DATA, "onnx", 1).train(task_of(bundle, "plain", 1), 100.0)
+    state.close()
