@@ -9,7 +9,7 @@ training it was in.
     trusted.json                the public keys that it trusts, if any         (trusted_keys.py)
     bundles/ models/ partial/   what was downloaded                            (content_cache.py)
     training.json               which task is in training                      (training_starts.py)
-    checkpoint                  how far that training is                       (training_checkpoint.py)
+    checkpoint                  how far that training is                   (training_checkpoint.py)
     pending/                    the update that nobody acknowledged yet        (outbox.py)
     kept/                       kept state and personal model, for each bundle (kept_states.py)
     tied/                       the tied vectors of the last tasks             (tied_vectors.py)
