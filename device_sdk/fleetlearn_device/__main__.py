@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from fleetlearn_device.commands.exits import fail
-from fleetlearn_device.commands.table import COMMANDS, PACKAGE
+from fleetlearn_device.commands.table import COMMANDS, FORMERLY, PACKAGE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns its exit status."""
     words = sys.argv[1:] if arguments is None else [*arguments]
     # The other commands' modules are not imported: their flags and help are not asked for.
+    if words and words[0] in FORMERLY:
+        words[0] = FORMERLY[words[0]]
     used = next((word for word in words if word in COMMANDS), None)
     options = _parser(used).parse_args(words)
     # Imported late: --help and a wrong option need none of it.
@@ -23,7 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         status: int = import_module(f"{PACKAGE}.{COMMANDS[options.command].module}").run(options)
+        sys.stdout.flush()
         return status
+    except BrokenPipeError:  # whoever read the output, such as `head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except SettingError as error:
         return fail(2, str(error))
     except StateError as error:

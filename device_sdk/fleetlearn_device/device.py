@@ -9,11 +9,13 @@ import signal
 from collections.abc import Callable, Iterable
 
 from fleetlearn_protocol.command_line import installed_version, refuse_in_loop, stop_signals
+from fleetlearn_protocol.json_log import said
 from fleetlearn_protocol.paths import in_home
 
 from fleetlearn_device.driver.address import Enrolment, checked_address, read_token
 from fleetlearn_device.driver.describing import Charging, Description, NetworkNow
 from fleetlearn_device.driver.driver import Driver
+from fleetlearn_device.driver.metrics_file import MetricsFile
 from fleetlearn_device.driver.signatures import find_verifier
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.runtimes.checks import Batch
@@ -85,6 +87,9 @@ class Device:
         checkpoint_every: Least seconds of training between two checkpoints, from which a later
             process goes on with the task. Writing them takes at most 2 % of the training's time.
             0: none are written, and a training that is interrupted begins again.
+        metrics_file: A file, such as ``fleetlearn.prom``, that is replaced when the device's
+            numbers change, at most once a minute: for Prometheus' textfile collector. None: none is
+            written.
         until_finished: Return when the coordinator says that the training is finished.
         timing: Time limits of the connection.
 
@@ -116,6 +121,7 @@ class Device:
         network: NetworkNow = None,
         own_model: str | os.PathLike[str] | None = None,
         checkpoint_every: float = CHECKPOINT_EVERY,
+        metrics_file: str | os.PathLike[str] | None = None,
         until_finished: bool = False,
         timing: Timing | None = None,
     ) -> None:
@@ -141,6 +147,7 @@ class Device:
             )
         self.checkpoint_every = checkpoint_every
         self.own_model = None if own_model is None else in_home(own_model)
+        self.metrics_file = None if metrics_file is None else in_home(metrics_file)
         self.description = Description(tags, tier, charging, network)
         self.data = as_data(
             load_npz(data) if isinstance(data, str | os.PathLike) else data, examples
@@ -215,8 +222,16 @@ class Device:
                 self.own_model,
                 self.checkpoint_every,
             )
+            metrics = self.metrics_file and MetricsFile(self.metrics_file, directory.device)
             driver = Driver(
-                self.address, enrolment, self.timing, directory, trainer, session, self.description
+                self.address,
+                enrolment,
+                self.timing,
+                directory,
+                trainer,
+                session,
+                self.description,
+                on_change=metrics.update if metrics else None,
             )
             loop = asyncio.get_running_loop()
             self._stop = lambda: loop.call_soon_threadsafe(driver.stop)
@@ -237,7 +252,7 @@ class Device:
         loop = asyncio.get_running_loop()
 
         def caught(number: signal.Signals) -> None:
-            log.info("stopping: %s", _WHY[number.name])
+            log.info("stopping: %s", _WHY[number.name], extra=said("stopping"))
             self.stopped_by = number
             loop.remove_signal_handler(number)  # so that a second one ends the process
             self.stop()

@@ -992,11 +992,11 @@ def test_what_cannot_be_is_refused_before_anything_is_opened(
     assert not (tmp_path / "s").exists()
 
 
-def test_info_shows_a_live_device_while_it_works(
+def test_status_shows_a_live_device_while_it_works(
     served: Served, data: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def info() -> dict[str, str]:
-        assert main(["info", "--state", str(tmp_path)]) == 0
+    def status() -> dict[str, str]:
+        main(["status", "--state", str(tmp_path)])
         rows = (line.partition(" ") for line in capsys.readouterr().out.splitlines())
         return {about: text.strip() for about, _, text in rows}
 
@@ -1007,42 +1007,42 @@ def test_info_shows_a_live_device_while_it_works(
             async with serving(device):
                 line = await coordinator.line()
                 await line.check_in()
-                await until(lambda: "waiting for a task" in info().get("link", ""))
-                assert info()["link"].startswith(
+                await until(lambda: "waiting: " in status().get("now", ""))
+                assert status()["link"].startswith(
                     f"connected to {coordinator.url} ({place}), since 20"
                 )
-                assert info()["process"].startswith("runs since 20")
-                assert info()["task"] == "none was given to this device yet"
+                assert status()["process"].startswith("runs since 20")
+                assert status()["task"] == "none was given to this device yet"
 
                 await line.say(served.task("t1", round=4))
                 report = await line.answer_fetches(Report)
                 await until(
-                    lambda: info()["task"].startswith(
+                    lambda: status()["task"].startswith(
                         "t1 (round 4) is trained, and its update waits to be "
                     )
                 )
-                assert "waiting for a task" not in info()["link"]
+                assert status()["now"].startswith("working: task t1 (round 4) ")
                 await line.accept(report)
-                await until(lambda: "its update was accepted" in info()["task"])
-                assert info()["tasks"].startswith("1 accepted, ")
-                assert "reason" not in info()
+                await until(lambda: "its update was accepted" in status()["task"])
+                assert status()["tasks"].startswith("1 accepted, ")
+                assert "reason" not in status()
 
                 await line.say(served.task("t2", round=5, hyper={"lr": 1e30}, epochs=50))
                 await line.expect(Failed)
-                await until(lambda: "1 failed" in info()["tasks"])
-                assert "task t2 failed: " in info()["reason"]
+                await until(lambda: "1 failed" in status()["tasks"])
+                assert "task t2 failed: " in status()["reason"]
 
                 line = await coordinator.line()
                 await line.check_in()
                 await line.say(ComeBack(3600.0, "no-task"))
                 assert await line.closed() == 1000
-                await until(lambda: "it connects again at 20" in info()["link"])
-                assert info()["link"].startswith(
+                await until(lambda: "it connects again at 20" in status()["link"])
+                assert status()["link"].startswith(
                     "not connected (the coordinator has no task for this device now; the "
                 )
-        assert info()["process"].startswith("ended at 20")
-        assert info()["process"].endswith(": it was stopped")
-        assert "link" not in info()
+        assert status()["process"].startswith("ended at 20")
+        assert status()["process"].endswith(": it was stopped")
+        assert "link" not in status()
 
     asyncio.run(test())
 
@@ -1108,7 +1108,7 @@ def test_an_update_survives_sigkill_and_is_sent_without_training_again(
     asyncio.run(test())
 
 
-def test_info_says_that_a_device_was_killed(
+def test_status_says_that_a_device_was_killed(
     served: Served, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def test() -> None:
@@ -1121,7 +1121,7 @@ def test_info_says_that_a_device_was_killed(
             await running.wait()
 
     asyncio.run(test())
-    assert main(["info", "--state", str(folder / "state")]) == 0
+    assert main(["status", "--state", str(folder / "state")]) == 3
     shown = capsys.readouterr().out
     assert (
         "process  does not run, and did not end in order: it was killed, or the power failed, "

@@ -295,11 +295,11 @@ def test_without_a_coordinator_the_command_waits_and_sigterm_ends_it(
             process.kill()
 
 
-def test_info_shows_what_a_directory_holds(
+def test_status_shows_what_a_directory_holds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = StateDirectory(tmp_path, "sensor-7")
-    assert main(["info", "--state", str(tmp_path)]) == 0
+    assert main(["status", "--state", str(tmp_path)]) == 4
     shown = capsys.readouterr().out
     assert "sensor-7" in shown
     assert "none waits" in shown
@@ -308,16 +308,16 @@ def test_info_shows_what_a_directory_holds(
     )
     kept = np.zeros(3, np.float32), {"c": np.zeros(1, np.float32)}, np.zeros(2, np.float32)
     state.outbox.save(report, (b"12345678",), "ab" * 32, *kept)
-    assert main(["info", "--state", str(tmp_path)]) == 0
+    assert main(["status", "--state", str(tmp_path)]) == 4
     shown = capsys.readouterr().out
     assert "task t3-1 of round 3, 8 bytes" in shown
-    assert "own      abababababab  16 bytes that never leave the device\n" in shown
+    assert "own      abababababab  16 bytes that never leave the device (kept state)\n" in shown
     assert "own      abababababab  12 bytes that never leave the device (personal)\n" in shown
-    assert "tied     abababababab  17 bytes that never leave the device, of task t3-1" in shown
+    assert "own      abababababab  17 bytes that never leave the device (of task t3-1)" in shown
     state.close()
 
 
-@pytest.mark.parametrize("command", [("info",), ("rotate",), ("trust", "0f" * 32)])
+@pytest.mark.parametrize("command", [("status",), ("rotate",), ("trust", "0f" * 32)])
 def test_a_home_folder_that_is_not_known_is_said(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -326,10 +326,10 @@ def test_a_home_folder_that_is_not_known_is_said(
     assert "no home folder is known for it; write the whole path" in capsys.readouterr().err
 
 
-def test_info_of_another_directory_ends_with_1(
+def test_status_of_another_directory_ends_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["info", "--state", str(tmp_path)]) == 1
+    assert main(["status", "--state", str(tmp_path)]) == 1
     assert "is not a state directory" in capsys.readouterr().err
 
 
@@ -343,7 +343,7 @@ def test_the_keys_that_are_trusted_are_changed_by_hand(
     assert main(["trust", "--state", state, "0f"]) == 2
     assert main(["trust", "--state", state, key]) == 0
     capsys.readouterr()
-    main(["info", "--state", state])
+    main(["info", "--state", state])  # as it was called before
     assert f"trusts   {key}\n" in capsys.readouterr().out
 
 

@@ -9,7 +9,7 @@ import typer
 from fleetlearn_protocol.command_line import log_on_stderr
 
 from fleetlearn_coordinator.plan.service_settings import LogFormat
-from fleetlearn_coordinator.service.json_log import JsonLines
+from fleetlearn_coordinator.service.json_log import json_lines
 
 
 def log_at(level: str, form: str = "text") -> None:
@@ -28,6 +28,6 @@ def log_at(level: str, form: str = "text") -> None:
     logger = logging.getLogger("fleetlearn")
     handler = log_on_stderr()
     if form == "json":
-        handler.setFormatter(JsonLines())
+        handler.setFormatter(json_lines())
     logger.addHandler(handler)
     logger.setLevel(level.upper())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +32,15 @@ def run(options: argparse.Namespace) -> int:
     for key in ("coordinator", "state", "data.source"):
         required(values, key)
 
-    from fleetlearn_protocol.command_line import log_on_stderr, needs
+    from fleetlearn_protocol.command_line import needs
+
+    from fleetlearn_device.commands.logs import begin_log
 
     with needs("fleetlearn-device", "device"):
         from fleetlearn_device.device import Device
     from fleetlearn_device.runtimes.checks import DataError
 
-    logging.basicConfig(handlers=[log_on_stderr()])
-    logging.getLogger("fleetlearn").setLevel(values["log.level"].value.upper())
+    begin_log(values)
     try:
         device = Device(**device_arguments(values))
     except (DataError, ValueError) as error:
@@ -72,6 +72,7 @@ def device_arguments(values: Values) -> dict[str, Any]:
         "tier": value["states.tier"],
         "charging": value["states.charging"],
         "network": value["states.network"],
+        "metrics_file": value["log.metrics_file"],
         "until_finished": value["until_finished"],
     }
 

@@ -22,10 +22,13 @@ class DeviceCommand(NamedTuple):
 COMMANDS: dict[str, DeviceCommand] = {
     "run": DeviceCommand("run", "serve a coordinator"),
     "config": DeviceCommand("config", "show what each setting is, and who said so"),
-    "info": DeviceCommand("info", "show how a device is, and what its state directory holds"),
+    "status": DeviceCommand("status", "show how a device is, and why nothing happens"),
     "rotate": DeviceCommand("rotate", "change the device's credential at its next connection"),
     "trust": DeviceCommand(
         "trust", "change the public keys that the device trusts, from its next start on"
     ),
 }
 """In the order of the help."""
+
+FORMERLY = {"info": "status"}
+"""Names that commands had -> what they are called now. They are still understood."""

@@ -13,6 +13,7 @@ from functools import partial
 
 from fleetlearn_protocol.errors import clip
 from fleetlearn_protocol.frames import MAX_FRAME_BYTES
+from fleetlearn_protocol.json_log import said
 from fleetlearn_protocol.messages import PROTOCOL_NAME
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
@@ -27,6 +28,7 @@ from fleetlearn_device.driver.dead_ends import (
     header,
     refusal,
 )
+from fleetlearn_device.driver.status import StatusFile, Traffic
 from fleetlearn_device.driver.timeouts import timeout
 from fleetlearn_device.driver.timing import Timing, retry_after, seconds_to_wait
 from fleetlearn_device.driver.way import Way, explain, open_way
@@ -52,8 +54,8 @@ class _DirectConnect(connect):
 class Connection:
     """One open WebSocket."""
 
-    def __init__(self, socket: ClientConnection, timing: Timing) -> None:
-        self._socket, self._timing = socket, timing
+    def __init__(self, socket: ClientConnection, timing: Timing, traffic: Traffic) -> None:
+        self._socket, self._timing, self._traffic = socket, timing, traffic
 
     async def send(self, message: str | bytes) -> bool:
         """Send within the time limit. Returns False where the connection is gone.
@@ -73,6 +75,7 @@ class Connection:
             return False
         except ConnectionClosed:
             return False
+        self._traffic.sent += len(message)
         return True
 
     async def close(self, code: int) -> None:
@@ -99,8 +102,7 @@ class Connector:
         state: Returns what the device states at a check-in.
         handle: Passes an event to the session, and returns when its commands were carried out.
         on_end: Called when a connection has ended, before the session is told.
-        report: Called with whether there is a connection, as a sentence without its subject, and
-            when the device connects again, in seconds since 1970, where that is known.
+        status: Is told whether there is a connection, what goes wrong, and how much is sent.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Connector:
         state: Callable[[], Statement],
         handle: Callable[[Event], Awaitable[None]],
         on_end: Callable[[], None],
-        report: Callable[[str, float | None], None],
+        status: StatusFile,
     ) -> None:
         self.connection: Connection | None = None
         """The open connection."""
@@ -132,7 +134,7 @@ class Connector:
         self._trouble = RepeatedLine()
         self._address, self._enrolment, self._timing = address, enrolment, timing
         self._session, self._state = session, state
-        self._handle, self._on_end, self._report = handle, on_end, report
+        self._handle, self._on_end, self._status = handle, on_end, status
         self._dice = random.SystemRandom()
 
     async def run(self) -> None:
@@ -155,7 +157,7 @@ class Connector:
             delay = seconds_to_wait(timing, failures, self.come_back_after, self._dice)
             delay += self._retry_after
             at = datetime.now().astimezone() + timedelta(seconds=delay)
-            self._report(f"not connected ({self.why_not})", at.timestamp())
+            self._status.update(f"not connected ({self.why_not})", at.timestamp())
             when = f", at {at:%H:%M:%S}" if delay >= 60.0 else ""
             log.log(self._trouble.level(logging.INFO), "connecting again in %.1f s%s", delay, when)
             await asyncio.sleep(delay)
@@ -209,33 +211,35 @@ class Connector:
                 ping_timeout=timing.ping,
                 **way.options(),
             ) as socket:
-                self.connection = Connection(socket, timing)
+                self.connection = Connection(socket, timing, self._status.traffic)
                 self._trouble.clear()
-                log.info("connected to %s (%s)", url, way)
-                self._report(f"connected to {url} ({way})", None)
+                log.info("connected to %s (%s)", url, way, extra=said("connected", url=url))
+                self._status.update(f"connected to {url} ({way})")
                 self._failing_since = None
                 self._enrolment.accepted()
                 await self._handle(lambda: session.connected(time.monotonic(), self._state()))
                 # One frame after the other: the next is read when the session's commands are
                 # carried out.
                 async for frame in socket:
+                    self._status.traffic.received += len(frame)
                     await self._handle(partial(_received, session, frame))
                     welcomed = welcomed or isinstance(session.link, Online)
             if not isinstance(session.link, Closing):
                 self.why_not = f"the coordinator closed the connection: {_close_reason(socket)}"
-                log.info("%s", self.why_not)
+                log.info("%s", self.why_not, extra=said("disconnected"))
         except ConnectionClosed as error:
             if not isinstance(session.link, Closing):
                 self.why_not = f"the connection is lost: {printable(str(error))}"
-                log.warning("%s", self.why_not)
+                log.warning("%s", self.why_not, extra=said("disconnected"))
         except InvalidStatus as error:
             self._retry_after = retry_after(header(error.response, "Retry-After"))
-            said = refusal(error.response)
-            self._dead_end = dead_end_of_refusal(error.response.status_code, said)
-            why = said if self._dead_end is None else self._dead_end.text
+            answer = refusal(error.response)
+            self._dead_end = dead_end_of_refusal(error.response.status_code, answer)
+            why = answer if self._dead_end is None else self._dead_end.text
             through = "" if way is None or way.proxy is None else f" ({way})"
             self.why_not = f"{url}{through} refuses the connection: {printable(clip(why))}"
             self._trouble.warn(self.why_not)
+            self._status.fail(self.why_not)
         except (OSError, WebSocketException, EOFError) as error:  # TimeoutError is an OSError
             if way is not None:
                 self._dead_end = await dead_end_of(error, self._address, way.place)
@@ -243,6 +247,7 @@ class Connector:
             through = "" if way is None else f" ({way})"
             self.why_not = f"cannot connect to {url}{through}: {printable(why)}"
             self._trouble.warn(self.why_not)
+            self._status.fail(self.why_not)
         finally:
             if way is not None:
                 way.close()
@@ -280,7 +285,8 @@ class RepeatedLine:
         if not self._repeats:
             self._text, self._written = text, now
         often = f" ({self._times} times in a row)" if self._times > 1 else ""
-        log.log(self.level(logging.WARNING), "%s%s", text, often)
+        event = said("not-connected", times=self._times)
+        log.log(self.level(logging.WARNING), "%s%s", text, often, extra=event)
         if self._times == 2 and self._repeats:
             log.info(
                 "the device goes on trying; this is written again in %g min, if it lasts",

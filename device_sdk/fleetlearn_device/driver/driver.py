@@ -7,12 +7,13 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from secrets import token_hex
 from typing import Any
 
 from fleetlearn_protocol.errors import BundleError
+from fleetlearn_protocol.json_log import said
 from fleetlearn_protocol.messages import Question, Task, encode
 from fleetlearn_protocol.user_errors import in_one_line, is_expected, traceback_lines
 
@@ -45,6 +46,7 @@ from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.statement import Statement
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.state_directory import StateDirectory
+from fleetlearn_device.storage.status import DeviceStatus
 from fleetlearn_device.storage.trusted_keys import write_trusted_keys
 from fleetlearn_device.training.train import StoppedError
 from fleetlearn_device.training.trainer import FinishedUpdate, Trainer
@@ -66,14 +68,18 @@ class Driver:
         trainer: Trainer,
         session: Session,
         description: Description,
+        on_change: Callable[[DeviceStatus], None] | None = None,
     ) -> None:
+        """``on_change``: called with each new status."""
         self._contents, self._outbox, self._folder = (
             directory.contents,
             directory.outbox,
             directory.path,
         )
         self._trainer, self._session, self._description = trainer, session, description
-        self._status = StatusFile(directory.path, session)
+        self._status = StatusFile(
+            directory.path, session, coordinator=address.url, on_change=on_change
+        )
         self._connector = Connector(
             address,
             enrolment,
@@ -82,7 +88,7 @@ class Driver:
             self._state,
             self._handle,
             self._stop_upload,
-            self._status.update,
+            self._status,
         )
         self._finished: FinishedUpdate | None = None
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
@@ -144,7 +150,11 @@ class Driver:
             # A thread cannot be cancelled; the directory stays locked until the last one ended.
             # Their errors were events, or come from being cancelled: here only the end matters.
             await asyncio.gather(connections, *self._jobs, return_exceptions=True)
-            self._status.update("not connected", end=self._why_ended())
+            end = self._why_ended()
+            if session.error is not None:
+                self._status.fail(end)
+            log.info("ended: %s", end, extra=said("ended"))
+            self._status.update("not connected", end=end)
         if session.error is not None:
             raise session.error
 
@@ -173,8 +183,9 @@ class Driver:
         """Do what the command says; what takes long is started as a job."""
         connection = self._connector.connection
         match command:
-            case Note(text=text, warning=warning):
-                log.log(logging.WARNING if warning else logging.INFO, "%s", printable(text))
+            case Note(text=text, warning=warning, event=event):
+                level = logging.WARNING if warning else logging.INFO
+                log.log(level, "%s", printable(text), extra=self._about_task(event))
             case Send(message=message):
                 if connection is not None:
                     await connection.send(encode(message))
@@ -209,11 +220,17 @@ class Driver:
             case Close():
                 self._close(command)
 
+    def _about_task(self, event: str) -> dict[str, Any]:
+        """Return what a program reads in the log beside the event's name."""
+        history = self._session.history
+        return {"event": event, "fields": {"task": history.task, "round": history.round}}
+
     def _close(self, command: Close) -> None:
         reason = printable(command.reason)
         # Who was told when to come back, or asked to stop, has nothing to worry about.
         calm = command.after is not None or self._session.stopping
-        log.log(logging.INFO if calm else logging.WARNING, "closing the connection: %s", reason)
+        level = logging.INFO if calm else logging.WARNING
+        log.log(level, "closing the connection: %s", reason, extra=said("closing"))
         self._connector.why_not = reason
         self._connector.come_back_after = command.after
         self._stop_upload()
@@ -321,7 +338,8 @@ class Driver:
 
     async def _train(self, task: Task, seconds: float) -> None:
         session = self._session
-        log.info("task %s: training", task.task)
+        known = said("training", task=task.task, round=task.round)
+        log.info("task %s: training", task.task, extra=known)
         try:
             finished = await asyncio.to_thread(self._trainer.train, task, seconds)
         except Exception as error:
@@ -338,6 +356,16 @@ class Driver:
                 report.loss,
                 report.seconds,
                 f"; {self._trainer.features}" if self._trainer.features else "",
+                extra=said(
+                    "trained",
+                    task=report.task,
+                    round=report.round,
+                    steps=report.steps,
+                    examples=report.examples,
+                    complete=report.complete,
+                    loss=report.loss,
+                    seconds=report.seconds,
+                ),
             )
             self._finished = finished
             self.post(lambda: session.trained(report))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -36,23 +38,69 @@ _DOES: dict[type, str] = {
 what it needs."""
 
 
+@dataclass
+class Traffic:
+    """Bytes of messages and chunks, without what TLS and the frames add."""
+
+    sent: int = 0
+    received: int = 0
+
+
 class StatusFile:
     """The status of the device that this process is. The history goes on from the file, if there is
     one.
 
-    ``clock``: seconds since 1970.
+    ``coordinator``: its address. ``on_change``: called with each status that is written. ``clock``:
+    seconds since 1970.
     """
 
     def __init__(
-        self, folder: Path, session: Session, clock: Callable[[], float] = time.time
+        self,
+        folder: Path,
+        session: Session,
+        clock: Callable[[], float] = time.time,
+        *,
+        coordinator: str = "",
+        on_change: Callable[[DeviceStatus], None] | None = None,
     ) -> None:
         self._folder, self._session, self._clock = folder, session, clock
+        self._on_change = on_change
+        self.traffic = Traffic()
+        """What this process sent and received."""
         now, earlier = clock(), read_status(folder)
-        if earlier is not None:
+        if earlier is None:
+            earlier = DeviceStatus(now, "", now, None, False, "", now, session.history, now)
+        else:
             session.history = earlier.history
-        reason = now if earlier is None else earlier.reason_since
-        self._status = DeviceStatus(now, "", now, None, False, "", now, session.history, reason)
+        self._before = Traffic(earlier.bytes_sent, earlier.bytes_received)
+        self._status = msgspec.structs.replace(
+            earlier,
+            started=now,
+            connection="",
+            connection_since=now,
+            again_at=None,
+            ready=False,
+            task="",
+            task_since=now,
+            end="",
+            coordinator=coordinator,
+            ineligible="",
+            paused_by="",
+            paused="",
+        )
         self._warned = False
+
+    def hold(self, paused_by: str = "", paused: str = "") -> None:
+        """Say what keeps the device from training, or that nothing does. ``paused_by``: one of
+        ``PAUSES``; ``paused``: the same for people."""
+        if (paused_by, paused) != (self._status.paused_by, self._status.paused):
+            self._write(msgspec.structs.replace(self._status, paused_by=paused_by, paused=paused))
+
+    def fail(self, error: str) -> None:
+        """Keep the last error. It is written with the next update."""
+        self._status = msgspec.structs.replace(
+            self._status, error=error, error_at=self._clock(), written=0.0
+        )
 
     def update(
         self, connection: str | None = None, again_at: float | None = None, end: str = ""
@@ -70,24 +118,38 @@ class StatusFile:
             ready=idle and isinstance(session.link, Online),
             task=history.end if idle else _DOES.get(type(session.work), "is being fetched"),
             history=history,
+            ineligible=session.ineligible,
             end=end,
         )
         if connection is not None:
             status = msgspec.structs.replace(status, connection=connection, again_at=again_at)
-        if status == before:
+        if status == before and before.written:
             return
         now = self._clock()
-        changes = {"written": now}
+        changes: dict[str, Any] = {}
         if status.connection != before.connection:
             changes["connection_since"] = now
         if (status.task, history.task) != (before.task, before.history.task):
             changes["task_since"] = now
         if history.reason != before.history.reason:
             changes["reason_since"] = now
-        self._status = msgspec.structs.replace(status, **changes)
+            if history.failed > before.history.failed:
+                changes |= {"error": history.reason, "error_at": now}
+        self._write(msgspec.structs.replace(status, **changes), now)
+
+    def _write(self, status: DeviceStatus, now: float | None = None) -> None:
+        self._status = msgspec.structs.replace(
+            status,
+            written=self._clock() if now is None else now,
+            bytes_sent=self._before.sent + self.traffic.sent,
+            bytes_received=self._before.received + self.traffic.received,
+        )
         try:
             write_status(self._folder, self._status)
         except OSError as error:  # what needs the directory more says so itself
             if not self._warned:
-                log.warning("the status for `fleetlearn-device info` cannot be written: %s", error)
+                text = "the status for `fleetlearn-device status` cannot be written: %s"
+                log.warning(text, error)
             self._warned = True
+        if self._on_change is not None:
+            self._on_change(self._status)

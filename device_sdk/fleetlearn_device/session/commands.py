@@ -141,6 +141,8 @@ class Note:
 
     text: str
     warning: bool = False
+    event: str = "note"
+    """A stable name for programs (driver/log_events.py)."""
 
 
 Command = (

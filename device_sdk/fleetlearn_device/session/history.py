@@ -27,6 +27,8 @@ class History(msgspec.Struct, frozen=True):
     """The last task. Empty: there was none."""
     what: str = ""
     """What the task was: ``round 3``, or a kind of exchange, such as ``evaluation``."""
+    round: int | None = None
+    """The last round of which a task was to train. None: there was none."""
     end: str = ""
     """How the task ended, as a sentence without its subject. Empty: it goes on."""
     reason: str = ""
@@ -34,8 +36,10 @@ class History(msgspec.Struct, frozen=True):
 
     def begun(self, task: Task | Question) -> History:
         """Return the history after the device has taken a task."""
-        what = f"round {task.round}" if isinstance(task, Task) else task.kind
-        return msgspec.structs.replace(self, task=task.task, what=what, end="")
+        begun = msgspec.structs.replace(self, task=task.task, end="")
+        if isinstance(task, Task):
+            return msgspec.structs.replace(begun, what=f"round {task.round}", round=task.round)
+        return msgspec.structs.replace(begun, what=task.kind)
 
     def ended(self, task_id: str, outcome: Outcome, why: str) -> History:
         """Return the history after the task has ended. ``why``: for tasks that failed or do not

@@ -173,8 +173,9 @@ class Session:
         again."""
         self._unsent_failure: Failed | None = None
         """It is sent with the next welcome."""
-        self._ineligible = ""
-        """Why the coordinator gives this device no task, as it said at the last check-in."""
+        self.ineligible = ""
+        """Why the coordinator gives this device no task, as it said at the last check-in. Empty: it
+        may get one."""
         self._quiet = 0.0, 0.0
         """Since when the device has waited for a task, and when that is to be said next."""
         self._challenge = ""
@@ -454,16 +455,19 @@ class Session:
                     return self._ignore(message, task_id)
                 self.faults = 0
                 if isinstance(self.work, AnswerReady):
-                    note = Note(f"task {task_id}: answer accepted ({self.work.message.kind})")
+                    text = f"task {task_id}: answer accepted ({self.work.message.kind})"
+                    note = Note(text, event="answer-accepted")
                     return [note, *self._drop_task("answered")]
                 dropped = self._drop_task("accepted")
                 text = f"task {task_id}: update accepted; the coordinator has it for the next model"
-                return [Note(f"{text} ({self.history.accepted} accepted so far)"), *dropped]
+                text = f"{text} ({self.history.accepted} accepted so far)"
+                return [Note(text, event="update-accepted"), *dropped]
             case Cancel(task=task_id, code=code, text=text):
                 if task_id != self.task_id:
                     return self._ignore(message, task_id)
                 why = text or code.value
-                note = Note(f"task {task_id} is cancelled, and its work does not count: {why}")
+                text = f"task {task_id} is cancelled, and its work does not count: {why}"
+                note = Note(text, event="task-uncounted")
                 return [note, *self._drop_task("uncounted", why)]
             case _:  # refused
                 return self._refused(message, now)
@@ -474,16 +478,16 @@ class Session:
         check_chosen(message.protocol)
         interval = max(BEAT * message.heartbeat, 0.01)
         self.link = Online(interval, now + interval, min(message.chunk_bytes, CHUNK_BYTES))
-        self._ineligible, self._quiet = message.ineligible, (now, now + QUIET)
+        self.ineligible, self._quiet = message.ineligible, (now, now + QUIET)
         goes_on = (
             "waiting for a task" if self.task_id is None else f"going on with task {self.task_id}"
         )
         coordinator = message.coordinator or "the coordinator"
-        commands: Commands = [Note(f"checked in with {coordinator} as {self.device}; {goes_on}")]
+        text = f"checked in with {coordinator} as {self.device}; {goes_on}"
+        commands: Commands = [Note(text, event="checked-in")]
         if message.ineligible:
-            commands.append(
-                Note(f"there will be no task for this device: {message.ineligible}", warning=True)
-            )
+            text = f"there will be no task for this device: {message.ineligible}"
+            commands.append(Note(text, warning=True, event="not-eligible"))
         if self._unsent_failure is not None:
             commands.append(Send(self._unsent_failure))
             self._unsent_failure = None
@@ -547,9 +551,10 @@ class Session:
         what = f"round {task.round}, {task.epochs} epochs" if isinstance(task, Task) else task.kind
         text = f"task {task.task}: {what}, {task.deadline:.4g} s to the deadline"
         unsupported = self._unsupported(task)
+        note = Note(text, event="task-given")
         if unsupported is not None:
-            return [*commands, Note(text), *self._fail_task(self.work, "unsupported", unsupported)]
-        return [*commands, Note(text), *self._locate()]
+            return [*commands, note, *self._fail_task(self.work, "unsupported", unsupported)]
+        return [*commands, note, *self._locate()]
 
     def _unsupported(self, task: Task | Question) -> str | None:
         """Return what of the task this device cannot do, for people. Raises ProtocolError
@@ -621,7 +626,7 @@ class Session:
         rest = f", from byte {grant.offset} on" if grant.offset else ""
         text = f"task {grant.task}: uploading the update of {size} bytes{rest}"
         return [
-            Note(text),
+            Note(text, event="uploading"),
             SendUpdate(work.task_id, grant.transfer, grant.offset, self.link.chunk_bytes),
         ]
 
@@ -691,7 +696,8 @@ class Session:
             if refused.code in (Code.WRONG_HASH, Code.WRONG_LENGTH) and not work.reported_again:
                 self.work = Holding(work.report, reported_again=True)
                 return [Note(f"task {task_id} is reported again: {said}", True), Send(work.report)]
-        note = Note(f"task {task_id} is forgotten, and its work does not count: {said}", True)
+        text = f"task {task_id} is forgotten, and its work does not count: {said}"
+        note = Note(text, True, "task-uncounted")
         return [note, *self._drop_task("uncounted", said)]
 
     def _end_replaced(self, said: str) -> Commands:
@@ -730,10 +736,9 @@ class Session:
         since, _ = self._quiet
         waited = now - since
         self._quiet = since, now + min(max(waited, QUIET), QUIET_AT_MOST)
-        why = self._ineligible or "the coordinator has not chosen it for a round since then"
-        return [
-            Note(f"no task for {waited / 60:.0f} min; the device is connected and ready: {why}")
-        ]
+        why = self.ineligible or "the coordinator has not chosen it for a round since then"
+        text = f"no task for {waited / 60:.0f} min; the device is connected and ready: {why}"
+        return [Note(text, event="no-task")]
 
     def _locate(self) -> Commands:
         """Look up what is lacking, if that is the task's next step."""
@@ -754,8 +759,9 @@ class Session:
             return []
         self.work, self._last_progress = Fetching(work.assignment, wanted), now
         size = "" if first.size is None else f" of {first.size}"
+        text = f"fetching {first.name} ({first.sha256[:12]}) from byte {first.have}{size}"
         return [
-            Note(f"fetching {first.name} ({first.sha256[:12]}) from byte {first.have}{size}"),
+            Note(text, event="fetching"),
             Send(Fetch(first.sha256, first.have)),
         ]
 
@@ -788,7 +794,7 @@ class Session:
         failed = Failed(work.task_id, code, clip(text))
         sent = self._send_if_online(failed)
         self._unsent_failure = None if sent else failed
-        note = Note(f"task {work.task_id} failed: {failed.text or code}", True)
+        note = Note(f"task {work.task_id} failed: {failed.text or code}", True, "task-failed")
         dropped = self._drop_task("failed", failed.text or code)
         return [note, *sent, *dropped, *self._close_for_fault(f"task {work.task_id} failed")]
 

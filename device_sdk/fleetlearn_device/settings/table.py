@@ -55,7 +55,7 @@ GROUPS: dict[str, str] = {
     "data": "data",
     "training": "training",
     "limits": "limits",
-    "log": "log",
+    "log": "log and numbers",
 }
 """The tables of a settings file, "" being its top -> what each is about. The help's order."""
 
@@ -181,4 +181,28 @@ SETTINGS: tuple[Setting, ...] = (
         name="feature-cache",
     ),
     Setting("log.level", choice("debug", "info", "warning", "error"), "info", "what is logged"),
+    Setting(
+        "log.format", choice("text", "json"), "text", "how each line is written; json: for programs"
+    ),
+    Setting(
+        "log.file",
+        path(),
+        None,
+        "file that the log is written to as well",
+    ),
+    Setting(
+        "log.size",
+        whole(1, 2**20, "MIB", "MiB"),
+        5,
+        "size at which the log file is put aside and a new one begins",
+    ),
+    Setting("log.files", whole(1, 1000), 3, "log files that are kept, the newest included"),
+    Setting(
+        "log.metrics_file",
+        path(),
+        None,
+        "file of numbers for Prometheus' textfile collector, such as "
+        "/var/lib/prometheus/node-exporter/fleetlearn.prom",
+        name="metrics-file",
+    ),
 )

@@ -1,4 +1,4 @@
-"""status.json: how the device is, for ``fleetlearn-device info``. Written by the running device
+"""status.json: how the device is, for ``fleetlearn-device status``. Written by the running device
 whenever that changes.
 
 It is not synced: after a power cut it may be old, or gone. Nothing but people reads it, and the
@@ -7,7 +7,6 @@ counts go on from it.
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
@@ -16,6 +15,18 @@ from fleetlearn_protocol.stored_report import read_json
 from fleetlearn_device.session.history import History
 
 FILE = "status.json"
+PAUSES = (
+    "battery",
+    "network",
+    "load",
+    "temperature",
+    "hours",
+    "disk",
+    "memory",
+    "check",
+    "owner",
+)
+"""What can keep a device from training: few words, for programs."""
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
@@ -41,6 +52,26 @@ class DeviceStatus(msgspec.Struct, frozen=True):
     """Why the process ended. Empty: it runs, or was killed."""
     written: float = 0.0
     """When the file was written."""
+    coordinator: str = ""
+    """Its address, as the device was given it."""
+    ineligible: str = ""
+    """Why the coordinator gives this device no task, as it said at the last check-in."""
+    paused_by: str = ""
+    """What keeps the device from training, one of ``PAUSES``. Empty: nothing does."""
+    paused: str = ""
+    """The same for people, such as ``on battery``."""
+    error: str = ""
+    """The last error: of a task, of the connection, or that ended a process."""
+    error_at: float = 0.0
+    bytes_sent: int = 0
+    """By all processes that used the state directory, as of when the file was written; messages
+    and chunks, without what TLS and the frames add."""
+    bytes_received: int = 0
+
+    @property
+    def is_connected(self) -> bool:
+        """There was a connection when the file was written."""
+        return self.connection.startswith("connected")
 
 
 def read_status(folder: Path) -> DeviceStatus | None:
@@ -56,37 +87,3 @@ def write_status(folder: Path, status: DeviceStatus) -> None:
     draft = folder / f"{FILE}.tmp"
     draft.write_bytes(msgspec.json.encode(status))
     draft.replace(folder / FILE)
-
-
-def in_lines(status: DeviceStatus, running: bool) -> list[tuple[str, str]]:
-    """Return the status for people: a word for what each line is about, and the line. ``running``:
-    a process holds the state directory."""
-    history, lines = status.history, []
-    if running:
-        lines.append(("process", f"runs since {_at(status.started)}"))
-        again = "" if status.again_at is None else f"; it connects again at {_at(status.again_at)}"
-        waits = ", waiting for a task" if status.ready else ""
-        lines.append(
-            ("link", f"{status.connection}, since {_at(status.connection_since)}{waits}{again}")
-        )
-    elif status.end:
-        lines.append(("process", f"ended at {_at(status.written)}: {status.end}"))
-    else:
-        text = "does not run, and did not end in order: it was killed, or the power failed, after"
-        lines.append(("process", f"{text} {_at(status.written)}"))
-    if history.task:
-        was = "" if running or history.end else "when the process ended: "
-        what = f"{history.task} ({history.what})" if history.what else history.task
-        lines.append(("task", f"{what} {was}{status.task}, since {_at(status.task_since)}"))
-    else:
-        lines.append(("task", "none was given to this device yet"))
-    counts = [(history.accepted, "accepted"), (history.answered, "questions answered")]
-    counts += [(history.uncounted, "not counted"), (history.failed, "failed")]
-    lines.append(("tasks", ", ".join(f"{number} {what}" for number, what in counts)))
-    if history.reason:
-        lines.append(("reason", f"{history.reason} ({_at(status.reason_since)})"))
-    return lines
-
-
-def _at(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).astimezone().isoformat(" ", "seconds")

@@ -13,7 +13,7 @@ from pathlib import Path
 import fleetlearn_coordinator
 import pytest
 from fleetlearn_coordinator.service.event_log import SHOWN, EventLog
-from fleetlearn_coordinator.service.json_log import NOTE, PEER, PEERS, JsonLines, said
+from fleetlearn_coordinator.service.json_log import NOTE, PEER, PEERS, json_lines, said
 from fleetlearn_coordinator.service.observers import RoundEnded
 from fleetlearn_coordinator.service.run_log import RunLog
 from peers import PlanMaker, plan_text
@@ -52,7 +52,7 @@ def test_the_page_lists_every_event_with_its_fields() -> None:
 
 
 def line_of(record: logging.LogRecord) -> dict[str, object]:
-    text = JsonLines().format(record)
+    text = json_lines().format(record)
     assert "\n" not in text
     return dict(json.loads(text))
 

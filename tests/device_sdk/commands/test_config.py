@@ -46,11 +46,11 @@ def test_the_state_directory_of_every_command_may_be_in_the_file(
     StateDirectory(tmp_path / "s", "sensor-7").close()
     file = tmp_path / "device.toml"
     file.write_text('state = "s"\n')
-    assert main(["info", "--config", str(file)]) == 0
+    assert main(["status", "--config", str(file)]) == 3
     assert "sensor-7" in capsys.readouterr().out
     assert main(["trust", "0f" * 32, "--config", str(file)]) == 0
     monkeypatch.setenv("FLEETLEARN_STATE", str(tmp_path / "s"))
-    assert main(["info"]) == 0
+    assert main(["status"]) == 3
     file.write_text('sate = "s"\n')
-    assert main(["info", "--config", str(file)]) == 2
+    assert main(["status", "--config", str(file)]) == 2
     assert "sate is not a setting; did you mean state?" in capsys.readouterr().err

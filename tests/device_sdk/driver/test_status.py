@@ -1,4 +1,4 @@
-"""What ``fleetlearn-device info`` says of a device, and when the file is written."""
+"""What ``fleetlearn-device status`` says of a device, and when the file is written."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fleetlearn_device.commands.status_view import StatusView, lines_of, view_of
 from fleetlearn_device.driver.status import StatusFile
 from fleetlearn_device.session.history import History
 from fleetlearn_device.session.session import Session
-from fleetlearn_device.session.states import Idle
-from fleetlearn_device.storage.status import FILE, in_lines, read_status
+from fleetlearn_device.session.states import Holding, Idle
+from fleetlearn_device.storage.state_directory import Summary
+from fleetlearn_device.storage.status import FILE, PAUSES, read_status
 from fleetlearn_protocol.messages import Part, Report, Welcome, encode
 
 REPORT = Report("t1", 3, (Part("update", "float32", 8, 12),), 7, 3, 2.0, True, 0.5)
@@ -28,13 +30,18 @@ class Clock:
 
 
 def lines(folder: Path, running: bool = True) -> dict[str, str]:
-    status = read_status(folder)
-    assert status is not None
-    return dict(in_lines(status, running))
+    about = "process", "link", "task", "tasks", "reason"
+    rows = dict(lines_of(view(folder, running), 1e9 + 60.0))
+    return {name: rows[name] for name in about if name in rows}
+
+
+def view(folder: Path, running: bool = True) -> StatusView:
+    """What ``status --json`` prints of a state directory."""
+    return view_of(Summary("dev", [], None, [], [], (), running, read_status(folder)))
 
 
 def at(second: int) -> str:
-    """A time as ``info`` shows it; in UTC, which ``utc`` sets."""
+    """A time as ``status`` shows it; in UTC, which ``utc`` sets."""
     return f"2001-09-09 01:46:{40 + second}+00:00"
 
 
@@ -52,7 +59,7 @@ def test_the_file_says_what_the_device_does(tmp_path: Path) -> None:
     status = StatusFile(tmp_path, session, Clock())
     status.update("not connected (no network)", 1e9 + 9.0)
     assert lines(tmp_path) == {
-        "process": f"runs since {at(1)}",
+        "process": f"runs since {at(1)} (59 s)",
         "link": f"not connected (no network), since {at(2)}; it connects again at {at(9)}",
         "task": "none was given to this device yet",
         "tasks": "0 accepted, 0 questions answered, 0 not counted, 0 failed",
@@ -71,10 +78,7 @@ def test_the_file_says_what_the_device_does(tmp_path: Path) -> None:
     )
     status.update()
     shown = lines(tmp_path)
-    assert (
-        shown["link"]
-        == f"connected to ws://x (127.0.0.1 port 1), since {at(3)}, waiting for a task"
-    )
+    assert shown["link"] == f"connected to ws://x (127.0.0.1 port 1), since {at(3)}"
     assert shown["task"] == f"t2 (round 4) failed: KeyError: 3, since {at(4)}"
     assert shown["tasks"] == "2 accepted, 0 questions answered, 0 not counted, 1 failed"
     assert shown["reason"] == f"task t2 failed: KeyError: 3 ({at(4)})"
@@ -135,4 +139,91 @@ def test_a_file_that_cannot_be_written_is_said_once_and_ends_nothing(
         status.update("not connected yet")
         status.update("connected to ws://x (127.0.0.1 port 1)")
     assert len(caplog.messages) == 1
-    assert "the status for `fleetlearn-device info` cannot be written" in caplog.text
+    assert "the status for `fleetlearn-device status` cannot be written" in caplog.text
+
+
+def test_it_says_why_nothing_happens_in_a_sentence(tmp_path: Path) -> None:
+    def now(running: bool = True) -> tuple[str, str]:
+        found = view(tmp_path, running)
+        return found.does, found.why
+
+    assert now(running=False) == (
+        "stopped", "it does not run, and never ran with this state directory"
+    )  # fmt: skip
+    assert now() == ("offline", "it has just begun")
+    session = Session("dev", 7)
+    status = StatusFile(tmp_path, session, Clock(), coordinator="ws://x")
+    status.update("not connected (no network)", 1e9 + 9.0)
+    assert now() == ("offline", "not connected (no network)")
+    session.connected(0.0)
+    status.update("connected to ws://x")
+    assert now() == ("waiting", "waiting: the coordinator has not answered the check-in yet")
+    session.received(encode(Welcome("c", 10.0, 8, "tags [roof]; this device has none")), 0.0)
+    status.update()
+    assert now() == ("ineligible", "not eligible: tags [roof]; this device has none")
+    session.ineligible = ""
+    status.update()
+    text = f"waiting: the coordinator has not chosen it for a round since {at(3)}"
+    assert now() == ("waiting", text)
+    status.hold("battery", "on battery")
+    assert now() == ("paused", "paused: on battery")
+    assert view(tmp_path).paused_by in PAUSES
+    session.history = History(task="t2", what="round 4", round=4)
+    session.work = Holding(REPORT, reported_again=False)
+    status.update()
+    text = "working: task t2 (round 4) is trained, and its update waits to be sent"
+    assert now() == ("working", text)
+    assert view(tmp_path).round == 4
+    assert now(running=False) == (
+        "stopped", "it does not run: it was killed, or the power failed"
+    )  # fmt: skip
+    status.update("not connected", end="it was stopped")
+    assert now(running=False) == ("stopped", "it does not run: it was stopped")
+    assert view(tmp_path, running=False).coordinator == "ws://x"
+
+
+def test_bytes_and_the_last_error_go_on_after_a_restart(tmp_path: Path) -> None:
+    status = StatusFile(tmp_path, Session("dev", 7), Clock())
+    status.traffic.sent += 30
+    status.traffic.received += 4
+    status.fail("cannot connect to ws://x: no network")
+    status.update("not connected (no network)")
+    found = view(tmp_path)
+    assert (found.bytes_sent, found.bytes_received) == (30, 4)
+    assert (found.error, found.error_at) == ("cannot connect to ws://x: no network", 1e9 + 2.0)
+    again = StatusFile(tmp_path, Session("dev", 7), Clock())
+    again.traffic.sent += 5
+    again.update("not connected yet")
+    found = view(tmp_path)
+    assert (found.bytes_sent, found.bytes_received) == (35, 4)
+    assert found.error == "cannot connect to ws://x: no network"
+
+
+def test_bytes_alone_write_nothing(tmp_path: Path) -> None:
+    """A chunk is no reason to write: flash would wear out."""
+    status = StatusFile(tmp_path, Session("dev", 7), Clock())
+    status.update("not connected yet")
+    (tmp_path / FILE).unlink()
+    status.traffic.received += 131072
+    status.update()
+    assert not (tmp_path / FILE).exists()
+
+
+def test_an_error_that_repeats_is_written_again(tmp_path: Path) -> None:
+    status = StatusFile(tmp_path, Session("dev", 7), Clock())
+    status.update("not connected yet")
+    first = view(tmp_path)
+    status.fail("no network")
+    status.update()
+    assert (first.error, view(tmp_path).error) == ("", "no network")
+
+
+def test_a_status_of_the_last_release_is_read(tmp_path: Path) -> None:
+    """Written by 0.1.0: no bytes, no error, no address."""
+    (tmp_path / FILE).write_text(
+        '{"started":1e9,"connection":"connected to ws://x","connection_since":1e9,"again_at":null,'
+        '"ready":true,"task":"its update was accepted","task_since":1e9,"history":{"accepted":3,'
+        '"task":"t1","what":"round 3","end":"its update was accepted"},"reason_since":1e9}'
+    )
+    found = view(tmp_path)
+    assert (found.accepted, found.connected, found.error) == (3, True, "")

@@ -83,12 +83,12 @@ def test_each_end_of_a_task_is_counted_and_said() -> None:
     session = online()
     assert session.history == History()
     holding(session, "A")
-    assert session.history == History(task="A", what="round 7")
+    assert session.history == History(task="A", what="round 7", round=7)
     assert tell(session, Accepted("A")) == [
         "task A: update accepted; the coordinator has it for the next model (1 accepted so far)"
     ]
     assert session.history == History(
-        accepted=1, task="A", what="round 7", end="its update was accepted"
+        accepted=1, task="A", what="round 7", round=7, end="its update was accepted"
     )
 
     tell(session, task("B"))

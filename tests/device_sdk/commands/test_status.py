@@ -1,0 +1,105 @@
+"""``fleetlearn-device status``: its exit statuses, its JSON by the schema, and --watch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from fleetlearn_device.__main__ import main
+from fleetlearn_device.commands import status as command
+from fleetlearn_device.commands.status_view import schema_text
+from fleetlearn_device.driver.status import StatusFile
+from fleetlearn_device.session.history import History
+from fleetlearn_device.session.session import Session
+from fleetlearn_device.storage.state_directory import StateDirectory
+
+SCHEMA = Path(__file__).parents[3] / "docs" / "start" / "device-status.schema.json"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    StateDirectory(tmp_path / "s", "sensor-7").close()
+    return tmp_path / "s"
+
+
+def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    """The exit status, and the JSON, which the schema describes."""
+    status = main(["status", "--state", str(folder), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, json.loads(SCHEMA.read_text()))
+    return status, found
+
+
+def test_the_schema_is_made_of_the_code() -> None:
+    text = schema_text()
+    hint = "python -m fleetlearn_device.commands.status_view docs/start/device-status.schema.json"
+    assert text == SCHEMA.read_text(), hint
+    schema = json.loads(text)
+    (kind,) = [each for name, each in schema["$defs"].items() if name == "StatusView"]
+    assert {"does", "why", "error", "paused_by"} <= {*kind["required"]}
+
+
+def test_the_schema_refuses_what_is_not_a_status(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, found = shown(folder, capsys)
+    for wrong in ({**found, "does": "sleeps"}, {**found, "running": 1}, {"device": "x"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, json.loads(SCHEMA.read_text()))
+
+
+def test_the_exit_status_says_whether_it_runs_and_is_connected(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, found = shown(folder, capsys)
+    assert (status, found["does"], found["device"]) == (3, "stopped", "sensor-7")
+    open_directory = StateDirectory(folder)
+    file = StatusFile(folder, Session("sensor-7", 7), coordinator="wss://fleet.example")
+    file.update("not connected (no network)")
+    status, found = shown(folder, capsys)
+    assert (status, found["does"], found["running"]) == (4, "offline", True)
+    file.update("connected to wss://fleet.example")
+    status, found = shown(folder, capsys)
+    assert (status, found["connected"]) == (0, True)
+    open_directory.close()
+    status, found = shown(folder, capsys)
+    assert (status, found["connected"]) == (3, False)
+    assert main(["status", "--state", str(folder / "none")]) == 1
+
+
+def test_watch_shows_what_changes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = Session("sensor-7", 7)
+    file = StatusFile(folder, session)
+
+    def change() -> None:
+        session.history = History(accepted=1)
+        file.update("connected to ws://x")
+
+    def ctrl_c() -> None:
+        raise KeyboardInterrupt
+
+    def nothing() -> None:
+        pass
+
+    steps: list[Callable[[], None]] = [nothing, change, nothing, ctrl_c]
+    monkeypatch.setattr(command.time, "sleep", lambda _: steps.pop(0)())
+    assert main(["status", "--state", str(folder), "--watch", "--json"]) == 3
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["accepted"] for line in lines] == [0, 1]
+
+
+def test_a_pipe_that_is_closed_is_no_traceback(folder: Path) -> None:
+    words = [sys.executable, "-m", "fleetlearn_device", "status", "--state", str(folder)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read()
