@@ -110,7 +110,8 @@ def test_each_end_of_a_task_is_counted_and_said() -> None:
     said = notes(session.ended("E", "diverged", "the loss is nan"))
     assert said == ["task E failed: the loss is nan"]
     assert msgspec.structs.asdict(session.history) == {
-        "accepted": 1, "answered": 0, "uncounted": 3, "failed": 1, "task": "E", "what": "round 7",
+        "accepted": 1, "answered": 0, "uncounted": 3, "failed": 1, "task": "E",
+        "what": "round 7", "round": 7,
         "end": "failed: the loss is nan", "reason": "task E failed: the loss is nan",
     }  # fmt: skip
 
