@@ -58,6 +58,10 @@ class ConnectionOwner(Protocol):
         """The peer begins a TLS handshake, and this port has no TLS. The connection is ended
         now."""
 
+    def is_no_request(self) -> None:
+        """The peer sent what is no request of HTTP, or too long a one. The connection is ended
+        now."""
+
     def lost(self, connection: DeviceConnection) -> None:
         """The connection is closed."""
 
@@ -373,6 +377,7 @@ class DeviceConnection(asyncio.Protocol):
             self.transport.write(NO_TLS)
             self.transport.close()
         elif end > HANDSHAKE_BYTES:
+            self._owner.is_no_request()
             self.transport.abort()
         elif found < 0:
             self._request, self._unread = request, b""
@@ -385,8 +390,10 @@ class DeviceConnection(asyncio.Protocol):
     def _answer(self, request: bytes) -> None:
         """Answer the request that opens the connection."""
         self.protocol.receive_data(request)
-        # one, or none if websockets has refused what is no request
-        for event in self.protocol.events_received():
+        events = self.protocol.events_received()
+        if not events:  # websockets has refused what is no request
+            self._owner.is_no_request()
+        for event in events:
             assert isinstance(event, Request)
             self.protocol.send_response(self._owner.respond(self, event))
         self._write()

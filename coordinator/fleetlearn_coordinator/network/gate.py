@@ -29,12 +29,26 @@ beside the real one, which is the only one that is ever answered."""
 MOST_TAGS = 16
 
 
+CAUSE_OF = {
+    HTTPStatus.BAD_REQUEST: "bad-request",
+    HTTPStatus.UNAUTHORIZED: "credentials",
+    HTTPStatus.FORBIDDEN: "credentials",
+    HTTPStatus.TOO_MANY_REQUESTS: "too-many",
+    HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
+}
+"""Why a request that opens a connection is refused, by the status that it is answered."""
+CAUSES = ("tls", "web-page", *dict.fromkeys(CAUSE_OF.values()))
+"""All causes for which a connection is refused before it is open."""
+
+
 class RefusalError(Exception):
     """The connection is not accepted."""
 
-    def __init__(self, status: HTTPStatus, text: str) -> None:
+    def __init__(self, status: HTTPStatus, text: str, cause: str = "") -> None:
+        """``cause``: for who counts, one of CAUSES; empty: what the status stands for."""
         super().__init__(text)
         self.status, self.text = status, text
+        self.cause = cause or CAUSE_OF[status]
 
 
 class Offered(NamedTuple):

@@ -33,6 +33,7 @@ from fleetlearn_coordinator.network import process_settings
 from fleetlearn_coordinator.network.driver import ConnectionDriver, ServedRun, Shared
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.listener import Listener
+from fleetlearn_coordinator.network.loop_lag import LoopLag
 from fleetlearn_coordinator.network.output_gate import OutputGate
 from fleetlearn_coordinator.network.several.shared_port import SharedPort
 from fleetlearn_coordinator.network.several.turns import SharedDevice, Turns
@@ -110,6 +111,8 @@ class Host:
         self._places = places.devices
         self._run: ServedRun
         self._loop = asyncio.get_running_loop()
+        self.lag = LoopLag()
+        """How late the process's event loop is."""
         self._swept = self._loop.time()
         """When ``sweep`` looked last."""
 
@@ -182,6 +185,11 @@ class Host:
             self._run.failed(error)
         elif not self.failure.done():
             self.failure.set_exception(error)
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Cause of CAUSES (gate.py) -> connections that were refused before they were open."""
+        return self._listener.refused
 
     @property
     def certificate_ends(self) -> float | None:

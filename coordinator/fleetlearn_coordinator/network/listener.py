@@ -44,7 +44,7 @@ from fleetlearn_coordinator.network.addresses import (
 from fleetlearn_coordinator.network.connection import DeviceConnection, Handler
 from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
 from fleetlearn_coordinator.network.forwarded import origin_of
-from fleetlearn_coordinator.network.gate import Gate, RefusalError
+from fleetlearn_coordinator.network.gate import CAUSES, Gate, RefusalError
 from fleetlearn_coordinator.network.peer_log import logger, say_seldom, websockets_logger
 from fleetlearn_coordinator.network.tls import HANDSHAKE_TIMEOUT, Certificates
 from fleetlearn_coordinator.network.tls_failures import HELLO, Hello, explain
@@ -93,6 +93,8 @@ class Listener:
         self._retry: asyncio.TimerHandle | None = None
         self._beginning: set[asyncio.Task[None]] = set()
         """One task for each connection that has no transport yet."""
+        self.refused = dict.fromkeys(CAUSES, 0)
+        """Cause -> connections that were refused before they were open."""
         self.connections: set[DeviceConnection] = set()
         """All whose sockets are accepted and not closed."""
         self._all_lost = asyncio.Event()
@@ -212,6 +214,7 @@ class Listener:
 
     def _close_unread(self, accepted: socket.socket, use: AddressUse) -> None:
         accepted.close()
+        self.refused["too-many"] += 1
         self._end_short_life(REFUSED_LIFE)
         say_seldom(
             f"a connection of {use.key} was closed unread",
@@ -238,6 +241,7 @@ class Listener:
             if self._certificates is not None and (
                 why := explain(error, hello, self._certificates.own, time.time())
             ):
+                self.refused["tls"] += 1
                 say_seldom(f"a connection of {connection.address} failed in its TLS handshake", why)
             accepted.close()
             self.lost(connection)
@@ -248,11 +252,16 @@ class Listener:
 
     def speaks_tls(self, connection: DeviceConnection) -> None:
         """Called by a connection without TLS whose peer begins a TLS handshake."""
+        self.refused["tls"] += 1
         say_seldom(
             f"a connection of {connection.address} was refused",
             "it speaks TLS, and this port has none: it must connect to ws:// instead of wss://, or "
             "the service file must have [tls]",
         )
+
+    def is_no_request(self) -> None:
+        """Called by a connection whose peer sends what is no request of HTTP, or too long a one."""
+        self.refused["bad-request"] += 1
 
     def lost(self, connection: DeviceConnection) -> None:
         """Called by a connection when it is closed."""
@@ -289,6 +298,7 @@ class Listener:
             if self._gate is not None:
                 self._check_credential(connection, self._gate, request)
         except RefusalError as refusal:
+            self.refused[refusal.cause] += 1
             say_seldom(
                 f"a connection of {connection.address} was refused", refusal.text, logging.INFO
             )
@@ -301,6 +311,7 @@ class Listener:
             return response
         response = connection.protocol.accept(request)
         if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            self.refused["bad-request"] += 1
             offered = ", ".join(request.headers.get_all("Sec-WebSocket-Protocol"))[:200] or "none"
             say_seldom(
                 f"a connection of {connection.address} was refused",
@@ -342,6 +353,7 @@ class Listener:
                     HTTPStatus.FORBIDDEN,
                     f"the origin {origin[:200]} may not connect: web pages must be named in "
                     "origins, in the coordinator's service file",
+                    "web-page",
                 )
 
     def _is_own_page(self, origin: str, request: Request) -> bool:

@@ -99,21 +99,24 @@ class LivePage:
 
     def begin(self) -> None:
         """Look from now on, at all that happens."""
+        self._host.lag.watch(self._note_lag)
         self._ticker = self._loop.create_task(self._tick())
 
     async def end(self) -> None:
         """Look no more, and send all viewers away."""
+        self._host.lag.leave(self._note_lag)
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.wait({self._ticker})
         await self.feed.close()
 
+    def _note_lag(self, late: float) -> None:
+        self._lag = max(self._lag, late)
+
     async def _tick(self) -> None:
         try:
             while True:
-                due = self._loop.time() + TICK
                 await asyncio.sleep(TICK)
-                self._lag = max(self._lag, self._loop.time() - due)
                 if int(time.time()) != self._sampled:
                     self._sample()
                 self.feed.tell()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from secrets import token_hex
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from fleetlearn_protocol.errors import Code
@@ -45,6 +45,8 @@ from fleetlearn_coordinator.storage.ledger import (
 from fleetlearn_coordinator.storage.run_storage import RunStorage
 
 T = TypeVar("T")
+Written: TypeAlias = Literal["rows", "update", "sum", "model"]
+"""What is written: a batch of rows, an update's bytes, the sum of a round's updates, a model."""
 
 SPOOL_FILES_HELD = 32
 """Accepted updates kept in spool files before the aggregator's state is written and their files are
@@ -78,9 +80,9 @@ class Store:
         """Accepted task of a round that is not open yet -> that round, and its spool file."""
         self._turn: int | None = ledger.get("sum")
         """Which of the two saved sums of the open round counts. None: neither."""
-        self.timed: Callable[[Literal["rows", "update"], float], object] | None = None
-        """Called with the seconds that each batch of rows, and each update's bytes, took to be
-        durable, in the thread that wrote them."""
+        self.timed: Callable[[Written, float], object] | None = None
+        """Called with what was written, and with the seconds until it was durable, in the thread
+        that wrote it."""
 
     def close(self) -> None:
         if self._writer is not None:
@@ -174,14 +176,15 @@ class Store:
                 self._bytes_changed = number
 
     def _write_now(self, rows: Sequence[Row]) -> None:
-        self._time("rows", self._ledger.write, rows)
+        self._time("rows", partial(self._ledger.write, rows))
 
-    def _time(self, what: Literal["rows", "update"], make: Callable[[T], None], it: T) -> None:
-        """Make something durable, and tell how long that took."""
+    def _time(self, what: Written, make: Callable[[], T]) -> T:
+        """Make something durable, and tell how long that took. Returns what ``make`` does."""
         began = time.perf_counter()
-        make(it)
+        made = make()
         if self.timed is not None:
             self.timed(what, time.perf_counter() - began)
+        return made
 
     def write(self, rows: Sequence[Row]) -> None:
         """Write one batch of rows: all of them count, or none. They are safe when this returns, or
@@ -207,7 +210,7 @@ class Store:
         """Make the report and its update durable: once it is safe they survive this process.
         ``early``: the round that it counts for, if that is not open yet. ``also``: rows that count
         with it."""
-        self._time("update", self.blobs.settle_spool_file, accepted.spool_file)
+        self._time("update", partial(self.blobs.settle_spool_file, accepted.spool_file))
         self._write([accepted, *also])
         self._hold(accepted.report.task, accepted.spool_file, early)
 
@@ -237,8 +240,8 @@ class Store:
         """
         turn, tasks = 1 - (self._turn or 0), list(self._held)
         layout = json.dumps([[name, each.dtype.str, each.size] for name, each in tensors.items()])
-        save = self.blobs.save_aggregator
-        return lambda: AggregatorSaved(turn, save(turn, tensors), tasks, layout)
+        save = partial(self.blobs.save_aggregator, turn, tensors)
+        return lambda: AggregatorSaved(turn, self._time("sum", save), tasks, layout)
 
     def end_save(self, saved: AggregatorSaved) -> None:
         """Record that the aggregator's state was written, and free the spool files of the updates
@@ -386,7 +389,7 @@ class Store:
             PARAMETERS: vector,
             **{OPTIMIZER_STATE + name: tensor for name, tensor in state.items()},
         }
-        self.blobs.save_model(made.version, tensors)
+        self._time("model", partial(self.blobs.save_model, made.version, tensors))
         self.blobs.drop_models(dropped)
         crc32 = checksum_of(state)
         return [Metadata("state_crc32", crc32), made._replace(state_crc32=crc32)]

@@ -144,6 +144,7 @@ async def test_short_lives_of_one_address_are_closed_unread(
             peer.abort()
         most = limits.SHORT_LIFE_BURST * limits.ADDRESS_SHORT_LIVES
         assert most <= served <= most + 5  # an end is seen a moment after the next connection
+        assert coordinator.host.refused["too-many"] == 300 - served
         await (await join("honest")).do_round(update_of(1.0))
 
 

@@ -207,6 +207,23 @@ def test_power_safety_syncs_before_it_counts(
     assert len(synced) == len(paths)
 
 
+def test_what_is_written_is_told_to_who_measures(place: Path) -> None:
+    """Rows, updates, sums and models, each as often as it was written."""
+    kept, total = open_store(place, BUNDLE), exact_mean.init(SIZE)
+    told: list[str] = []
+    kept.timed = lambda what, seconds: told.append(what) if seconds >= 0 else None
+    kept.write([RoundOpened(1, 0.0)])
+    tasks = [f"t1-{number}" for number in range(SPOOL_FILES_HELD)]
+    kept.write([TaskGiven(task, 1, task, 0) for task in tasks])
+    for task in tasks:
+        add(kept, task, updates(1)[0], 1, total)
+    assert told == ["rows", "rows", *["update", "rows"] * SPOOL_FILES_HELD, "sum", "rows"]
+    told.clear()
+    kept.write(kept.write_model(ModelMade(1, "0" * 64, 1, 0.0), updates(1)[0], {}))
+    assert told == ["model", "rows"]
+    kept.close()
+
+
 def test_half_a_sum_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     """The disk becomes full while the sum is written: what was accepted is still there."""
     kept, total = open_store(tmp_path, BUNDLE), exact_mean.init(SIZE)

@@ -149,6 +149,15 @@ CATALOGUE: tuple[MetricSpec, ...] = (
         "Time until an update's bytes are durable; with durable = \"power\" their fsync.", SECONDS,
     ),
     MetricSpec(
+        "fleetlearn_sum_write_seconds", "histogram", RUN,
+        "Time to write the sum of a round's updates; with durable = \"power\" it holds the fsync.",
+        SECONDS,
+    ),
+    MetricSpec(
+        "fleetlearn_model_write_seconds", "histogram", RUN,
+        "Time to write a model's file; with durable = \"power\" it holds the fsyncs.", SECONDS,
+    ),
+    MetricSpec(
         "fleetlearn_spool_files", "gauge", RUN, "Files that hold updates which are not saved yet."
     ),
     MetricSpec("fleetlearn_disk_free_bytes", "gauge", RUN, "Free on the data directory's disk."),
@@ -156,6 +165,13 @@ CATALOGUE: tuple[MetricSpec, ...] = (
     MetricSpec("fleetlearn_build_info", "gauge", ("version",), "1, with fleetlearn's version."),
     MetricSpec("fleetlearn_ready", "gauge", (), "1 where /readyz says so, else 0."),
     MetricSpec("fleetlearn_connections", "gauge", (), "Connections to the devices' port."),
+    MetricSpec(
+        "fleetlearn_handshakes_refused_total", "counter", ("cause",),
+        "Connections to the devices' port that were refused before they were open: tls (the TLS "
+        "handshake failed, or one side has no TLS), credentials (none, or not known here), "
+        "web-page (not named in origins), too-many (more than [limits] allows), bad-request (no "
+        "request of this protocol), unavailable (credentials could not be looked up).",
+    ),
     MetricSpec(
         "fleetlearn_send_queue_bytes", "gauge", (),
         "Bytes that wait to be sent, on all connections."

@@ -61,6 +61,8 @@ def host_gauges(host: Host) -> Iterator[tuple[str, Sample]]:
     """Yield the name and series of each metric of the process's connections."""
     queues = [driver.connection.unsent for driver in host.connections]
     yield "fleetlearn_connections", Sample((), float(len(queues)))
+    for cause, count in host.refused.items():
+        yield "fleetlearn_handshakes_refused_total", Sample((cause,), float(count))
     yield "fleetlearn_send_queue_bytes", Sample((), float(sum(queues)))
     yield "fleetlearn_send_queue_longest_bytes", Sample((), float(max(queues, default=0)))
     if (ends := host.certificate_ends) is not None:

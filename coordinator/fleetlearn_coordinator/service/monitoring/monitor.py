@@ -28,7 +28,6 @@ from fleetlearn_coordinator.service.monitoring.catalogue import (
     add_to,
 )
 from fleetlearn_coordinator.service.monitoring.gauges import host_gauges, run_gauges, waits
-from fleetlearn_coordinator.service.monitoring.loop_lag import LoopLag
 from fleetlearn_coordinator.service.monitoring.run_metrics import LOSSES, RunMetrics
 from fleetlearn_coordinator.service.observers import Observer
 from fleetlearn_coordinator.service.server import RunServer
@@ -84,7 +83,7 @@ class Monitor:
         self._runs: dict[str, WatchedRun] = {}
         self._failed: Mapping[str, bool] = {}
         self._lag = Buckets(SPECS[LAG].buckets)
-        self._looking = LoopLag(self._lag)
+        host.lag.watch(self._lag.count)
         self._pool = ThreadPoolExecutor(1, "monitor")
         self._health = Kept(self._look_at_health)
         self._loop = asyncio.get_running_loop()
@@ -146,7 +145,7 @@ class Monitor:
         self._close()
 
     def _close(self) -> None:
-        self._looking.stop()
+        self._host.lag.leave(self._lag.count)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # What is told

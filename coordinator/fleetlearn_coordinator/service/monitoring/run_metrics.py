@@ -7,7 +7,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf, isfinite
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from fleetlearn_coordinator.rounds.commands import FAILED, REJECTED, Assign, Ended
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
@@ -25,13 +25,19 @@ from fleetlearn_coordinator.service.observers import (
     RunEvent,
     UpdateSaved,
 )
+from fleetlearn_coordinator.storage.store import Written
 
 NOT_FINITE = (f"{REJECTED}not-finite", f"{FAILED}diverged")
 RECENT, LOOKS = 600.0, 10.0
 """Seconds over which shares are told, and between two looks at the counts."""
 FEWEST = 10
 """Reports below which there is no share to tell."""
-WRITES = {"rows": "fleetlearn_ledger_write_seconds", "update": "fleetlearn_update_sync_seconds"}
+WRITES: Mapping[Written, str] = {
+    "rows": "fleetlearn_ledger_write_seconds",
+    "update": "fleetlearn_update_sync_seconds",
+    "sum": "fleetlearn_sum_write_seconds",
+    "model": "fleetlearn_model_write_seconds",
+}
 LOSSES = 20
 """Rounds whose lowest loss is what the last one's is compared with."""
 
@@ -101,8 +107,8 @@ class RunMetrics:
             if count is not None:
                 count(event)
 
-    def count_write(self, what: Literal["rows", "update"], seconds: float) -> None:
-        """Count a batch of rows, or the bytes of an update, that was made durable."""
+    def count_write(self, what: Written, seconds: float) -> None:
+        """Count something that was made durable. Called in the thread that wrote it."""
         self._buckets[WRITES[what]].count(seconds)
 
     def _add(self, name: str, *labels: str, by: float = 1.0) -> None:

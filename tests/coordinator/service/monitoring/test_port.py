@@ -254,7 +254,7 @@ def test_a_connection_that_has_not_begun_has_nothing_to_send() -> None:
     """asyncio makes the connection known a turn of the event loop before its transport."""
     new = DeviceConnection.__new__(DeviceConnection)
     host: Any = SimpleNamespace(
-        connections=[SimpleNamespace(connection=new)], certificate_ends=None
+        connections=[SimpleNamespace(connection=new)], certificate_ends=None, refused={}
     )
     found = {name: sample.value for name, sample in host_gauges(host)}
     assert found == {

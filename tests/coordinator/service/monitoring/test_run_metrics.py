@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fleetlearn_coordinator.rounds.commands import Assign, Ended
 from fleetlearn_coordinator.service.monitoring.catalogue import SPECS, Buckets, HistogramValue
-from fleetlearn_coordinator.service.monitoring.run_metrics import RECENT, RunMetrics
+from fleetlearn_coordinator.service.monitoring.run_metrics import RECENT, WRITES, RunMetrics
 from fleetlearn_coordinator.service.observers import (
     ExchangeSummarised,
     HeldOutMeasured,
@@ -191,3 +191,12 @@ def test_a_loss_that_rises_or_is_not_finite() -> None:
     assert (found["loss_ratio",], found["not_finite_ratio",]) == (1, 1)
     assert Watched().read()["loss_ratio",] == 1
     assert Watched(0.0, 1.0).read()["loss_ratio",] == 1, "a loss of 0 has no multiples"
+
+
+def test_each_kind_of_write_has_a_histogram() -> None:
+    run = Watched()
+    for number, what in enumerate(WRITES, 1):
+        run.metrics.count_write(what, float(number))
+    found = run.read()
+    totals = [found[name.removeprefix("fleetlearn_"),].total for name in WRITES.values()]
+    assert totals == [1, 2, 3, 4]
