@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fleetlearn_device.device import Device
     from fleetlearn_device.runtimes.open_runtime import open_runtime
+    from fleetlearn_device.training.open_data import open_data
 
 # ONNX Runtime reads this when it is imported. Without it, wheels from 1.29 on report to their
 # vendor: while a device trains, it looks up the vendor's host again and again, and keeps an
 # identifier of the machine below ~/.cache.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-__all__ = ["Device", "open_runtime"]
+__all__ = ["Device", "open_data", "open_runtime"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +24,10 @@ def __getattr__(name: str) -> Any:
         from fleetlearn_device.device import Device
 
         return Device
+    if name == "open_data":
+        from fleetlearn_device.training.open_data import open_data
+
+        return open_data
     if name == "open_runtime":
         from fleetlearn_device.runtimes.open_runtime import open_runtime
 

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from fleetlearn_protocol.command_line import installed_version, refuse_in_loop, stop_signals
 from fleetlearn_protocol.json_log import said
@@ -28,7 +29,8 @@ from fleetlearn_device.session.trust import Trusted
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.trusted_keys import checked_keys, trust_first
 from fleetlearn_device.training.algorithms import known_algorithms
-from fleetlearn_device.training.data import Data, as_data, load_npz
+from fleetlearn_device.training.data import Data
+from fleetlearn_device.training.open_data import open_data
 from fleetlearn_device.training.trainer import ANSWERS, Trainer
 
 FEATURE_CACHE = 128
@@ -54,14 +56,16 @@ class Device:
 
     Args:
         url: ``ws://`` or ``wss://`` address of the coordinator.
-        data: Arrays ((x, y) or {"x": x, "y": y}), the path of an .npz file of them, or an iterable
-            of batches, which needs ``examples``.
+        data: What ``open_data`` takes: a path, such as ``"mine.npz"`` or
+            ``"mine.csv?x=ax,ay&y=label"``; arrays ((x, y) or {"x": x, "y": y}); a frame; an
+            iterable of batches, which needs ``examples``.
         state_dir: Directory for what outlives the process. One device, one directory.
         runtime: ``onnx``, ``ort-training`` or ``auto`` (``onnx``).
         threads: Threads inside an operator.
         provider: Where ``onnx`` computes: ``cpu``, or ``cuda`` (an NVIDIA GPU, with
             onnxruntime-gpu).
-        examples: How many examples one pass over an iterable of batches yields.
+        examples: How many examples one pass over an iterable of batches yields, or a function that
+            says so where the data grow.
         name: The device's name at its first start. None: a random name.
         ca: PEM file of the only CAs that TLS trusts. None: those that the system trusts.
         certificate, key: PEM files by which a coordinator knows the device that asks for
@@ -100,13 +104,13 @@ class Device:
     def __init__(
         self,
         url: str,
-        data: Data | Batch | Iterable[Batch] | str | os.PathLike[str],
+        data: Data | Batch | Iterable[Batch] | str | os.PathLike[str] | Any,
         state_dir: str | os.PathLike[str],
         *,
         runtime: Kind = "auto",
         threads: int = 1,
         provider: ProviderName = "cpu",
-        examples: int | None = None,
+        examples: int | Callable[[], int] | None = None,
         name: str | None = None,
         ca: str | os.PathLike[str] | None = None,
         certificate: str | os.PathLike[str] | None = None,
@@ -149,9 +153,7 @@ class Device:
         self.own_model = None if own_model is None else in_home(own_model)
         self.metrics_file = None if metrics_file is None else in_home(metrics_file)
         self.description = Description(tags, tier, charging, network)
-        self.data = as_data(
-            load_npz(data) if isinstance(data, str | os.PathLike) else data, examples
-        )
+        self.data = open_data(data, examples)
         self.stopped_by: signal.Signals | None = None
         """The signal that ended ``run``."""
         self._stopped = False

@@ -1227,7 +1227,7 @@ def test_the_command_ends_with_2_where_the_data_do_not_fit(
             await line.closed()
             _, log = await running.communicate()
             assert running.returncode == 2
-            assert b"data.npz: arrays" in log
+            assert b"data.npz: there is no array x, y; expected x float32" in log
             assert b"Traceback" not in log
 
     asyncio.run(test())

@@ -177,7 +177,7 @@ def test_wrong_usage_ends_with_2(
     [
         ("http://127.0.0.1:9", None, "expected ws://HOST:PORT or wss://HOST:PORT"),
         (NOWHERE, "missing.npz", "missing.npz does not exist"),
-        (NOWHERE, __file__, "is a text file, such as CSV; expected an .npz file"),
+        (NOWHERE, __file__, "its ending does not say of what kind the data are"),
     ],
 )
 def test_what_cannot_work_ends_with_2(

@@ -87,7 +87,7 @@ def _served(device: Device, values: Values) -> int:
     try:
         device.run()
     except DataError as error:
-        return fail(2, f"{values['data.source'].value}: {error}")
+        return fail(2, str(error))
     except ProtocolError as error:
         return fail({Code.REPLACED: 3, Code.BAD_VERSION: 6}.get(error.code, 1), error.text)
     except FleetError as error:

@@ -4,6 +4,7 @@ from a TOML value."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ class SettingKind(NamedTuple):
     file has a list."""
     path: bool = False
     """A file or folder. A relative path in a settings file begins at that file's folder."""
+    before_path: re.Pattern[str] | None = None
+    """What may stand before the path. A text that does not match is no path."""
 
 
 def text(metavar: str = "TEXT", expected: str = "a text that is not empty") -> SettingKind:
@@ -34,6 +37,19 @@ def text(metavar: str = "TEXT", expected: str = "a text that is not empty") -> S
 def path(metavar: str = "FILE") -> SettingKind:
     """Return the kind of a path."""
     return SettingKind("a path", _text, metavar, path=True)
+
+
+DATA_KINDS = ("npz", "npy", "npy-folder", "csv", "parquet", "sqlite", "images", "sounds")
+"""The keys of ``data.sources.SOURCES``, which imports more than a help text may."""
+
+
+def data() -> SettingKind:
+    """Return the kind of a device's data: ``PATH``, ``KIND:PATH`` or ``MODULE:FUNCTION``."""
+    kinds = "|".join(DATA_KINDS)
+    before = re.compile(rf"((?:{kinds}):)?(?![A-Za-z_][\w.]*:[A-Za-z_]\w*$)")
+    return SettingKind(
+        "a path, KIND:PATH or MODULE:FUNCTION", _text, "DATA", path=True, before_path=before
+    )
 
 
 def texts(metavar: str = "TEXT", expected: str = "a list of texts") -> SettingKind:

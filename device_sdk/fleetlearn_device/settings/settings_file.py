@@ -59,9 +59,17 @@ class SettingsFile:
         line = _line_of(self._text, key)
         return str(self.path) if line is None else f"{self.path}, line {line}"
 
-    def beside(self, value: str) -> str:
-        """Return a path of the file: a relative one begins at the file's folder."""
-        return value if value.startswith("~") else str(self.path.absolute().parent / value)
+    def beside(self, value: str, before: re.Pattern[str] | None = None) -> str:
+        """Return a path of the file: a relative one begins at the file's folder. ``before``: what
+        may stand before the path; a value that does not match is no path."""
+        mark = ""
+        if before is not None:
+            found = before.match(value)
+            if found is None:
+                return value
+            mark, value = found[0], value[found.end() :]
+        whole = value if value.startswith("~") else str(self.path.absolute().parent / value)
+        return mark + whole
 
 
 def _flat(raw: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

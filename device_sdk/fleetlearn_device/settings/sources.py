@@ -106,7 +106,9 @@ def _value(
     if file is not None and row.key in file.values:
         where = file.where(row.key)
         value = _read(row.kind, file.values[row.key], f"{where}: {row.key}", secret=row.secret)
-        return SettingValue(file.beside(value) if row.kind.path else value, where)
+        return SettingValue(
+            file.beside(value, row.kind.before_path) if row.kind.path else value, where
+        )
     return SettingValue(row.default, "default")
 
 

@@ -14,6 +14,7 @@ from fleetlearn_device.settings.kinds import (
     YES_OR_NO,
     SettingKind,
     choice,
+    data,
     path,
     text,
     texts,
@@ -137,9 +138,9 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "data.source",
-        path(),
+        data(),
         None,
-        ".npz with the bundle's batch arrays, by name",
+        "[KIND:]PATH[?OPTIONS] of .npz, CSV and other data, or MODULE:FUNCTION",
         name="data",
     ),
     Setting(

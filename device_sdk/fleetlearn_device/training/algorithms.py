@@ -24,9 +24,9 @@ from fleetlearn_protocol.manifest import LocalStep, Manifest
 from fleetlearn_protocol.messages import BUFFERS, CONTROL, PLAIN, UPDATE
 from fleetlearn_protocol.vector import Vector, check_finite, scatter
 
-from fleetlearn_device.runtimes.checks import Batch, check_batch, check_vector
+from fleetlearn_device.runtimes.checks import Batch, check_vector
 from fleetlearn_device.runtimes.runtime import Kind, Runtime
-from fleetlearn_device.training.data import Data
+from fleetlearn_device.training.data import Data, one_pass
 from fleetlearn_device.training.kept_state import kept_state_size
 from fleetlearn_device.training.personal import ditto, fedrep
 from fleetlearn_device.training.progress import Progress
@@ -259,11 +259,11 @@ def _gradient(work: TaskWork, data: Data) -> Vector:
     runtime, settings = work.runtime, work.settings
     total, seen = np.zeros_like(work.inputs.model), 0
     size = min(settings.batch_size or EVALUATION_BATCH, EVALUATION_BATCH)
-    for number, batch in enumerate(data.batches(size, None)):
+    passed = one_pass(data, data.batches(size, None), runtime.manifest.batch)
+    for number, arrays in enumerate(passed):
         if settings.should_stop():
             raise StoppedError("training was stopped before its first step")
         work.load()
-        arrays = check_batch(batch, runtime.manifest.batch)
         runtime.step(
             arrays, seed=(settings.seed + number) % SEEDS, **(work.hyper | {"lr": GRADIENT_LR})
         )

@@ -3,8 +3,11 @@ over."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,8 +17,14 @@ from fleetlearn_protocol.npz import read_npz
 from fleetlearn_protocol.paths import in_home
 from numpy.typing import NDArray
 
+from fleetlearn_device.data.frames import is_loader, loader_examples
 from fleetlearn_device.runtimes.checks import Arrays, Batch, DataError, check_batch, check_ranges
 from fleetlearn_device.training.shuffling import permutation
+
+CHECKED_TOGETHER = 4096
+"""Examples of arrays on the disk that are checked together: bounds memory."""
+
+log = logging.getLogger("fleetlearn.device")
 
 
 @runtime_checkable
@@ -51,11 +60,41 @@ class ArrayData:
         self.columns: Arrays = tuple(columns.values())
         """The arrays, in the order in which they were given."""
         self.examples: int = next(iter(columns.values())).shape[0]
+        self._fits: Sequence[Input] | None = None
+        """What the arrays were checked against."""
 
     def fit(self, inputs: Sequence[Input]) -> ArrayData:
-        arrays = check_batch(self._arrays, inputs)
-        check_ranges(arrays, inputs)
-        return ArrayData(arrays)
+        """Return the data in the manifest's order and dtypes; arrays that lie on the disk keep
+        theirs, and are converted batch by batch. Raises DataError."""
+        if self._fits == inputs:
+            return self
+        arrays = self._checked_in_parts(inputs)
+        if arrays is None:
+            arrays = check_batch(self._arrays, inputs)
+            check_ranges(arrays, inputs)
+        fitting = ArrayData(arrays)
+        fitting._fits = inputs
+        return fitting
+
+    def _checked_in_parts(self, inputs: Sequence[Input]) -> Arrays | None:
+        """Return the arrays in the manifest's order, as they are. None: they may be converted
+        whole, since nothing of it would read a whole file into memory."""
+        if isinstance(self._arrays, Mapping):
+            if set(self._arrays) != {input_.name for input_ in inputs}:
+                return None
+            columns = tuple(np.asarray(self._arrays[input_.name]) for input_ in inputs)
+        else:
+            columns = self.columns
+        pairs = [*zip(columns, inputs, strict=False)]
+        fit = [array.ndim and array.shape[1:] == row.shape for array, row in pairs]
+        if len(columns) != len(inputs) or not all(fit):
+            return None  # check_batch says what is wrong
+        if not any(_lies_on_disk(array) and _would_be_copied(array, row) for array, row in pairs):
+            return None
+        for start in range(0, self.examples, CHECKED_TOGETHER):
+            part = tuple(array[start : start + CHECKED_TOGETHER] for array in columns)
+            check_ranges(check_batch(part, inputs), inputs, start=start)
+        return columns
 
     def rows(
         self, batch_size: int, seed: int | None, epoch: int = 0
@@ -84,32 +123,51 @@ class ArrayData:
                 yield tuple(np.asarray(array)[part] for array in self._arrays)
 
 
+def _lies_on_disk(array: NDArray[Any]) -> bool:
+    base: Any = array
+    while base is not None:
+        if isinstance(base, np.memmap):
+            return True
+        base = getattr(base, "base", None)
+    return False
+
+
+def _would_be_copied(array: NDArray[Any], row: Input) -> bool:
+    flags = array.flags
+    return array.dtype != row.dtype or not (flags.c_contiguous and flags.aligned)
+
+
 class BatchData:
     """The user's own batches: each pass iterates over ``source``, which decides sizes and order
     itself.
 
     ``source`` yields batches: tuples of arrays in the manifest's order, or dicts by its names.
-    numpy converts them, so the tensors of a PyTorch DataLoader are fine. A pass yields at most
-    ``examples`` examples.
+    numpy converts them, so the tensors of a PyTorch DataLoader are fine. ``examples`` says how many
+    examples a pass yields, or is a function that says so, for data that grow.
     """
 
-    def __init__(self, source: Iterable[Batch], examples: int) -> None:
+    def __init__(self, source: Iterable[Batch], examples: int | Callable[[], int]) -> None:
         if not isinstance(source, Iterable) or isinstance(source, Iterator):
             raise DataError(
                 f"a {type(source).__name__} was given; training passes over the data several "
                 "times, so expected arrays, or an object whose __iter__ starts a new pass (a list, "
                 "a DataLoader), not an iterator"
             )
-        if examples < 1:
+        self._source, self._examples = source, examples
+        self._inputs: Sequence[Input] | None = None
+        if not callable(examples) and self.examples < 1:
             raise DataError(
                 f"examples={examples}; expected how many examples a pass yields, at least 1"
             )
-        self._source, self.examples = source, examples
-        self._inputs: Sequence[Input] | None = None
+
+    @property
+    def examples(self) -> int:
+        """How many examples a pass yields now."""
+        return self._examples() if callable(self._examples) else self._examples
 
     def fit(self, inputs: Sequence[Input]) -> BatchData:
         """Return the same batches; each is checked when ``source`` yields it."""
-        fitting = BatchData(self._source, self.examples)
+        fitting = copy(self)
         fitting._inputs = inputs
         return fitting
 
@@ -124,9 +182,37 @@ class BatchData:
             yield arrays
 
 
-def as_data(source: Data | Batch | Iterable[Batch], examples: int | None = None) -> Data:
+def one_pass(
+    data: Data, batches: Iterable[Batch], inputs: Sequence[Input], *, seen: int = 0, epoch: int = 0
+) -> Iterator[Arrays]:
+    """Yield the ``batches`` of a pass over the data, checked, up to ``data.examples`` examples:
+    data may grow in the meantime, and some iterables never end.
+
+    seen: Examples of the pass before these batches. Raises DataError.
+    """
+    for batch in batches:
+        left = data.examples - seen
+        if left <= 0:
+            if epoch == 0:  # not in each epoch
+                log.warning(
+                    "a pass over the data has more than their %d examples: those beyond are left "
+                    "out. Where the data grow, examples= may be a function: "
+                    "examples=lambda: len(data)",
+                    data.examples,
+                )
+            return
+        arrays = check_batch(batch, inputs)
+        if len(arrays[0]) > left:
+            arrays = tuple(array[:left] for array in arrays)
+        seen += len(arrays[0])
+        yield arrays
+
+
+def as_data(
+    source: Data | Batch | Iterable[Batch], examples: int | Callable[[], int] | None = None
+) -> Data:
     """Return ``source`` as Data: arrays (a tuple, list or dict of them), or the user's own batches
-    with ``examples``.
+    with ``examples``; a PyTorch DataLoader knows them itself.
 
     Raises DataError.
     """
@@ -144,6 +230,8 @@ def as_data(source: Data | Batch | Iterable[Batch], examples: int | None = None)
             f"an array of shape {source.shape} was given; expected a tuple of arrays, such as (x, "
             "y)"
         )
+    if examples is None and is_loader(source):
+        examples = partial(loader_examples, source)
     if examples is None:
         raise DataError(
             f"a {type(source).__name__} was given without examples=; say how many examples one "

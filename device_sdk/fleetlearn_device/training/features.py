@@ -19,7 +19,7 @@ from fleetlearn_protocol.bundle import Bundle
 from fleetlearn_protocol.manifest import FEATURES, FROZEN, Input, Manifest
 from numpy.typing import NDArray
 
-from fleetlearn_device.runtimes.checks import Batch
+from fleetlearn_device.runtimes.checks import Batch, check_batch
 from fleetlearn_device.runtimes.providers import PROVIDERS, borrow
 from fleetlearn_device.runtimes.sessions import make_session, run
 from fleetlearn_device.training.data import ArrayData
@@ -122,7 +122,11 @@ class FeatureCache:
             self._session = make_session(
                 self.bundle, FEATURES, self._threads, inputs, outputs, self._provider
             )
-        arrays = {name: np.ascontiguousarray(column[rows]) for name, column in columns.items()}
+        # Columns that lie on the disk have their own dtypes.
+        part = check_batch(
+            [column[rows] for column in columns.values()], self.bundle.manifest.batch
+        )
+        arrays = dict(zip(columns, part, strict=True))
         binding = self._session.io_binding()
         for name in names:
             binding.bind_output(f"batch.{name}")

@@ -17,12 +17,11 @@ from fleetlearn_protocol.vector import Vector, check_finite, gather, scatter
 from fleetlearn_device.runtimes.checks import (
     Batch,
     DataError,
-    check_batch,
     check_hyper,
     find_nonfinite,
 )
 from fleetlearn_device.runtimes.runtime import Runtime
-from fleetlearn_device.training.data import ArrayData, Data, as_data
+from fleetlearn_device.training.data import ArrayData, Data, as_data, one_pass
 from fleetlearn_device.training.features import FeatureData
 from fleetlearn_device.training.kept_state import collect_kept_state
 from fleetlearn_device.training.progress import DoneSteps, PartInProgress, Progress
@@ -286,7 +285,8 @@ def evaluate_data(
     examples, loss_sum = 0, 0.0
     metric_sums = dict.fromkeys(runtime.manifest.metrics, 0.0)
     # Without a seed: in the data's own order, since sums do not depend on it.
-    for batch in data.batches(min(batch_size or EVALUATION_BATCH, EVALUATION_BATCH), None):
+    size = min(batch_size or EVALUATION_BATCH, EVALUATION_BATCH)
+    for batch in one_pass(data, data.batches(size, None), runtime.manifest.batch):
         if should_stop():
             raise StoppedError("evaluation was stopped")
         part = runtime.evaluate(batch)
@@ -307,10 +307,9 @@ def _first_nonfinite(
     """Return what to say of the first value that is not finite; None if all are finite, or the pass
     was stopped."""
     seen = 0
-    for batch in data.batches(EVALUATION_BATCH, None):
+    for arrays in one_pass(data, data.batches(EVALUATION_BATCH, None), inputs):
         if should_stop():
             return None
-        arrays = check_batch(batch, inputs)
         nonfinite = find_nonfinite(arrays, inputs, seen)
         if nonfinite is not None:
             return nonfinite
@@ -333,19 +332,12 @@ def _passes(
     done: DoneSteps,
 ) -> Iterator[tuple[int, Batch, int]]:
     """Yield (epoch from 0, batch, its examples) for each step after those that are ``done``. Raises
-    NoExamplesError on a pass without batches, DataError on one with more examples than the data are
-    said to have."""
+    NoExamplesError on a pass without batches."""
     seen, skip = done.seen_in_pass, done.batches_in_pass
     for epoch in range(done.passes, epochs):
-        for batch in _batches_from(data, skip, batch_size, seed, epoch):
-            # Here and not at the beginning: data of the user's own are known only as they come.
-            arrays = check_batch(batch, runtime.manifest.batch)
+        batches = _batches_from(data, skip, batch_size, seed, epoch)
+        for arrays in one_pass(data, batches, runtime.manifest.batch, seen=seen, epoch=epoch):
             seen += len(arrays[0])
-            if seen > data.examples:
-                raise DataError(
-                    f"a pass over the data gives more than the {data.examples} examples it is said "
-                    "to have"
-                )
             yield epoch, arrays, len(arrays[0])
         if not seen:
             raise NoExamplesError(NO_BATCH)

@@ -51,6 +51,7 @@ from fleetlearn_device.training.sent_parts import (
     residual_of,
     tied_as_sent,
 )
+from fleetlearn_device.training.source_data import SourceData
 from fleetlearn_device.training.train import (
     OutOfTimeError,
     StoppedError,
@@ -108,7 +109,9 @@ class Trainer:
         self.kind: Kind = kind
         self.own_model = own_model
         self.from_features = (
-            feature_cache > 0 and kind != "ort-training" and isinstance(data, ArrayData)
+            feature_cache > 0
+            and kind != "ort-training"
+            and isinstance(data, ArrayData | SourceData)
         )
         """Whether training is from features if the bundle has any. Batches that the user makes may
         be others each time: their features are not kept."""
@@ -195,7 +198,7 @@ class Trainer:
             model = self._read_vector(task.vector(MODEL))
             bundle, runtime = self._open(task, model)
             load_model(runtime, bundle, model, self._kept_state(bundle))
-            data = self._data_to_train_on()
+            data = self._data_to_train_on(bundle)
             try:
                 evaluation = evaluate_data(
                     runtime, data, should_stop=must_stop, on_batch=self._count_batch
@@ -241,16 +244,13 @@ class Trainer:
         if stored is None or not self._checkpoint_every:
             return None
         found = read_checkpoint(*stored)
-        if found is None or found.examples != self._data.examples:
-            log.warning(
-                "task %s: the checkpoint of its training is of %s; the training begins again",
-                task.task,
-                "another version" if found is None else "other data",
-            )
-            return None
+        if found is None:
+            _warn_of_checkpoint(task, "another version")
         return found
 
-    def _begin_progress(self, task: Task, found: Checkpoint | None, manifest: Manifest) -> Progress:
+    def _begin_progress(
+        self, task: Task, found: Checkpoint | None, manifest: Manifest, data: Data
+    ) -> Progress:
         """Return the task's progress, from which its training goes on."""
         if found is not None and (found.local.size, found.state.size) != (
             manifest.local_size,
@@ -269,7 +269,7 @@ class Trainer:
             found,
             save if self._checkpoint_every else None,
             every=self._checkpoint_every,
-            examples=self._data.examples,
+            examples=data.examples,
             starts=self._starts.count(task.task),
             batches=lambda: self.batches,
             keep_when_stopped=lambda: self.keep_when_stopped,
@@ -307,11 +307,15 @@ class Trainer:
                 file_size(names, size),
                 4 * personal_size,
             )
+            data = self._data_to_train_on(bundle)
+            if found is not None and found.examples != data.examples:
+                _warn_of_checkpoint(task, "other data")
+                found = None
             spent = 0.0 if found is None else found.seconds
             left = end - time.monotonic()
             if task.time_budget is not None:
                 left = min(left, task.time_budget - spent)
-            progress = self._begin_progress(task, found, bundle.manifest)
+            progress = self._begin_progress(task, found, bundle.manifest, data)
             settings = TaskSettings(
                 hyper=task.hyper,
                 epochs=task.epochs,
@@ -328,9 +332,7 @@ class Trainer:
             )
             personal = self._kept_states.load(personal_name(task.bundle), personal_size)
             inputs = Inputs(model, self._kept_state(bundle), vectors, tied, personal)
-            outcome = run_algorithm(
-                task.algorithm, runtime, bundle, self._data_to_train_on(), inputs, settings
-            )
+            outcome = run_algorithm(task.algorithm, runtime, bundle, data, inputs, settings)
             if self.own_model is not None:
                 own = runtime.local if outcome.personal is None else outcome.personal
                 write_own_model(self.own_model, bundle, own)
@@ -342,7 +344,7 @@ class Trainer:
         result = outcome.result
         if result.epochs >= 1 or result.evaluation is not None:
             self.counted = result.examples
-        self._note_examples(result.examples)
+        self._note_examples(result.examples, data.examples)
         report = Report(
             task=task.task,
             round=task.round,
@@ -412,16 +414,19 @@ class Trainer:
         else:
             self.features = FeatureCache(bundle, self._threads, self._feature_cache, self._provider)
 
-    def _data_to_train_on(self) -> Data:
+    def _data_to_train_on(self, bundle: Bundle) -> Data:
+        """Return the data as they are now; they stay the same to the end of the task."""
+        data = self._data
+        if isinstance(data, SourceData):
+            data = data.fit(bundle.manifest.batch)
         if self.features is None:
-            return self._data
-        assert isinstance(self._data, ArrayData)
-        return self.features.of(self._data)
+            return data
+        assert isinstance(data, ArrayData)
+        return self.features.of(data)
 
-    def _note_examples(self, passed: int) -> None:
+    def _note_examples(self, passed: int, stated: int) -> None:
         """Warn where passes gave another number of examples than the data are said to have. What
         the passes gave is the device's weight."""
-        stated = self._data.examples
         if passed != stated and (passed, stated) != self._noted:
             log.warning(
                 "a pass over the data gave %d examples, and examples=%d was given: %d is this "
@@ -446,6 +451,14 @@ def _fingerprint(task: Task) -> str:
     vectors = tuple(msgspec.structs.replace(vector, delta=None) for vector in task.vectors)
     plain = msgspec.structs.replace(task, deadline=0.0, time_budget=None, vectors=vectors)
     return digest(encode(plain).encode())
+
+
+def _warn_of_checkpoint(task: Task, what: str) -> None:
+    log.warning(
+        "task %s: the checkpoint of its training is of %s; the training begins again",
+        task.task,
+        what,
+    )
 
 
 ANSWERS: dict[str, Callable[[Trainer, Question, float], msgspec.Struct]] = {

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+from fleetlearn_device.data.sources import SOURCES
+from fleetlearn_device.settings.kinds import DATA_KINDS
 from fleetlearn_device.settings.sources import (
     SettingError,
     Values,
@@ -154,6 +156,29 @@ def test_what_a_command_needs_and_nobody_said_names_all_three_ways() -> None:
     with pytest.raises(SettingError) as caught:
         required(read(), "data.source")
     assert str(caught.value) == (
-        "data.source is not set: give --data FILE, the variable FLEETLEARN_DATA, or data.source in "
+        "data.source is not set: give --data DATA, the variable FLEETLEARN_DATA, or data.source in "
         "the file that --config names"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("mine.npz", "{folder}/mine.npz"),
+        ("csv:a/b.log?x=a&y=b", "csv:{folder}/a/b.log?x=a&y=b"),
+        ("csv:readings", "csv:{folder}/readings"),
+        ("/data/mine.npz", "/data/mine.npz"),
+        ("~/mine.npz", "~/mine.npz"),
+        ("npz:~/mine", "npz:~/mine"),
+        ("my.own:load", "my.own:load"),
+    ],
+)
+def test_a_files_data_begin_at_its_folder_unless_they_are_a_function(
+    given: str, expected: str, tmp_path: Path
+) -> None:
+    found = read(file=f'[data]\nsource = "{given}"\n', folder=tmp_path)["data.source"].value
+    assert found == expected.format(folder=tmp_path)
+
+
+def test_the_kinds_of_data_are_those_that_can_be_opened() -> None:
+    assert set(DATA_KINDS) == set(SOURCES)

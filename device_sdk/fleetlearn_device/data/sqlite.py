@@ -1,0 +1,69 @@
+"""The result of a query to an SQLite database, which is opened read-only."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlearn_device.data.raw import Choices, RawRows, RawSource, files_version, missing
+from fleetlearn_device.runtimes.checks import DataError
+
+BUSY = 10.0
+"""Seconds to wait for a program that writes."""
+
+
+def open_sqlite(path: Path, choices: Choices) -> RawSource:
+    """The rows that a query gives, by the names of its columns. Options: query (needed)."""
+    query = choices.text("query")
+    if not query:
+        raise DataError(
+            f"{path}: an SQLite database was given without a query; say ?query=SELECT ax, ay, "
+            "label FROM motion, with %26 for & and %25 for %"
+        )
+    # In WAL mode the rows are in a second file first.
+    wal = path.with_name(path.name + "-wal")
+    return RawSource(str(path), lambda: read_query(path, query), lambda: files_version(path, wal))
+
+
+def read_query(path: Path, query: str) -> RawRows:
+    """Return the columns of the query's result: float64, int64 or text.
+
+    Raises DataError: no such file, SQL that fails, no row, NULL or bytes in a row.
+    """
+    if not path.exists():
+        raise missing(path, "an SQLite database")
+    try:
+        with closing(
+            sqlite3.connect(f"file:{quote(str(path))}?mode=ro", timeout=BUSY, uri=True)
+        ) as database:
+            cursor = database.execute(query)
+            if cursor.description is None:
+                raise DataError(f"{path}: the query {query!r} gives no rows; expected a SELECT")
+            names = [column[0] for column in cursor.description]
+            rows = cursor.fetchall()
+    except sqlite3.Error as error:
+        raise DataError(f"{path}: the query {query!r} failed: {error}") from None
+    if not rows:
+        raise DataError(f"{path}: the query {query!r} gave no row; expected at least one")
+    columns = zip(*rows, strict=True)
+    arrays = {
+        name: _column(values, name, path) for name, values in zip(names, columns, strict=True)
+    }
+    return RawRows(arrays, lambda row: f"row {row + 1} of the query", of_text=True)
+
+
+def _column(values: tuple[Any, ...], name: str, path: Path) -> NDArray[Any]:
+    for row, value in enumerate(values):
+        if value is None or isinstance(value, bytes):
+            raise DataError(
+                f"{path}, row {row + 1} of the query, {name}: "
+                f"{'NULL' if value is None else 'bytes'}; expected a number or text. Leave such "
+                f"rows out: WHERE {name} IS NOT NULL"
+            )
+    return np.array(values)

@@ -1,0 +1,87 @@
+"""Data from a source outside of the process, as they are at the beginning of each task."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+from fleetlearn_protocol.manifest import Input
+from numpy.typing import NDArray
+
+from fleetlearn_device.data.assembling import assembled, with_declared
+from fleetlearn_device.data.raw import Choices, RawRows, RawSource
+from fleetlearn_device.runtimes.checks import Batch, DataError
+from fleetlearn_device.training.data import ArrayData
+
+log = logging.getLogger("fleetlearn.device")
+
+
+class SourceData:
+    """``Data`` that are read again where their source has changed: at ``fit``, so before each task.
+
+    Raises DataError where they cannot be read. At a later ``fit`` the device says so in its log
+    instead, and goes on with the data as they were: a program may be writing them just then.
+    """
+
+    def __init__(self, source: RawSource, choices: Choices) -> None:
+        self.source = source
+        self._choices = choices
+        self._version: Hashable = None
+        self._rows: RawRows | None = None
+        """What was read and not used yet: after ``fit`` the arrays of the batch are enough."""
+        self._fitting: tuple[Sequence[Input], ArrayData] | None = None
+        self.examples = self._load()
+        """Examples of the data as they were last read."""
+
+    def _load(self) -> int:
+        version = self._current_version()
+        rows = with_declared(self.source, self.source.load(), self._choices)
+        lengths = {name: len(array) if array.ndim else None for name, array in rows.arrays.items()}
+        counts = set(lengths.values())
+        if not counts or len(counts) > 1 or not all(counts):
+            raise DataError(
+                f"{self.source.name}: arrays with these numbers of examples were found: {lengths}; "
+                "expected at least one array, all with the same number along their first axes, at "
+                "least 1"
+            )
+        self._rows, self._version = rows, version
+        return int(next(iter(rows.arrays.values())).shape[0])
+
+    def _current_version(self) -> Hashable:
+        try:
+            return self.source.version()
+        except OSError as error:
+            raise DataError(f"{self.source.name} cannot be read: {error}") from None
+
+    def fit(self, inputs: Sequence[Input]) -> ArrayData:
+        """Return the data as they are now, in the manifest's order and dtypes. Raises DataError."""
+        before = self._fitting if self._fitting and self._fitting[0] == inputs else None
+        try:
+            if self._rows is None and (before is None or self._current_version() != self._version):
+                self._load()
+            if self._rows is None:
+                assert before is not None
+                return before[1]
+            fitting = self._fit(self._rows, inputs)
+        except DataError as error:
+            if before is None:
+                raise
+            log.warning("the data are used as they were before: %s", error)
+            return before[1]
+        self._fitting, self._rows = (inputs, fitting), None
+        self.examples = fitting.examples
+        return fitting
+
+    def _fit(self, rows: RawRows, inputs: Sequence[Input]) -> ArrayData:
+        arrays: dict[str, NDArray[Any]] = assembled(self.source, rows, inputs, self._choices)
+        try:
+            return ArrayData(arrays).fit(inputs)
+        except DataError as error:
+            raise DataError(f"{self.source.name}: {error}") from None
+
+    def batches(self, batch_size: int, seed: int | None, epoch: int = 0) -> Iterator[Batch]:
+        """Yield one pass of the data that were last fitted to a bundle."""
+        if self._fitting is None:
+            raise DataError(f"{self.source.name}: the data are not fitted to a bundle yet")
+        return self._fitting[1].batches(batch_size, seed, epoch)
