@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,11 +40,12 @@ END_LIMIT = 15.0
 
 PLAN = """
 name = "benchmark"
-bundle = "bundle"
+bundle = "{bundle}"
 seed = 1
 durable = "{durable}"
 [local]
 evaluate = false
+{local}
 [round]
 goal = {devices}
 minimum = {minimum}
@@ -93,11 +94,15 @@ def write_placeholder_bundle(folder: Path, size: int) -> Path:
 
 
 @contextmanager
-def server_process(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def server_process(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command; end it with SIGTERM, or kill it if it does not go. Its output is shown when
-    something fails."""
+    something fails. ``environment``: of the process, if not this one's."""
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
     try:
         yield process
     except BaseException:
@@ -163,6 +168,8 @@ def coordinator(
     late: str = "discard",
     enrolled: int = 0,
     tls: bool = False,
+    bundle: Path | None = None,
+    local: str = "",
     **service: Any,
 ) -> Iterator[Server]:
     """A real ``fleetlearn-coordinator serve`` on a bundle of ``size`` parameters: its rounds wait
@@ -172,11 +179,12 @@ def coordinator(
     ``held``: updates after which the sum is saved. ``minimum``: reports that a round needs at its
     ``deadline``, if not of all devices. ``late``: as in the plan, of synchronous rounds.
     ``enrolled``: the devices d0, d1 and so on, which connect with ``credential_of`` them; 0:
-    whoever comes.
-    ``service``: settings of its process, as TOML.
+    whoever comes. ``bundle``: a real one, if the devices train. ``local``: lines of the plan's
+    table of that name. ``service``: settings of its process, as TOML.
     """
     with scratch() as folder:
-        write_placeholder_bundle(folder / "bundle", size)
+        if bundle is None:
+            write_placeholder_bundle(folder / "bundle", size)
         plan, settings = folder / "plan.toml", folder / "service.toml"
         participation = (ASYNCHRONOUS if asynchronous else SYNCHRONOUS).format(
             devices=devices, over_selection=over_selection, deadline=deadline, late=late
@@ -186,6 +194,8 @@ def coordinator(
             "rounds": rounds,
             "durable": durable,
             "deadline": deadline,
+            "bundle": "bundle" if bundle is None else bundle.absolute(),
+            "local": local,
         }
         values_of_plan |= {
             "minimum": devices if minimum is None else minimum,

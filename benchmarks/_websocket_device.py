@@ -1,5 +1,5 @@
-"""A device that trains nothing: it takes the round's model and sends an update that was made
-beforehand.
+"""A device that takes the round's model and sends an update: one that was made beforehand, or what
+a function makes of the model.
 
 It is written as an application would write it, on ``websockets`` and the protocol package.
 _raw_devices.py has thousands of such devices at a fraction of the cost.
@@ -7,6 +7,7 @@ _raw_devices.py has thousands of such devices at a fraction of the cost.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from fleetlearn_protocol.messages import (
     decode_from_coordinator,
     encode,
 )
+from fleetlearn_protocol.vector import Vector
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
@@ -50,6 +52,11 @@ class Update(NamedTuple):
 def make_update(size: int, seed: int = 0, encoding: Encoding = FLOAT32) -> Update:
     """Return a plausible update of ``size`` parameters."""
     update = np.random.default_rng(seed).standard_normal(size, np.float32) * np.float32(1e-3)
+    return describe(update, seed, encoding)
+
+
+def describe(update: Vector, seed: int = 0, encoding: Encoding = FLOAT32) -> Update:
+    """Return an update, float32 (n,), as it is sent."""
     content = encoding.encode(update, seed).tobytes()
     return Update(content, encoding.part("update", content))
 
@@ -88,12 +95,13 @@ class Log(dict[int, Moments]):
 async def take_part(
     url: str,
     device: str,
-    update: Update,
+    update: Update | Callable[[bytearray], Update],
     log: Log,
     opened: Callable[[int], None] = lambda round: None,
     **headers: str,
 ) -> None:
-    """Be ``device`` until the coordinator says that training is finished. ``opened`` hears of each
+    """Be ``device`` until the coordinator says that training is finished. ``update``: what it sends
+    in each round, or what makes that, in a thread, of the model's bytes. ``opened`` hears of each
     round's first task. ``headers``: of the handshake, such as a credential.
 
     Raises RuntimeError where the coordinator refuses something or sends the wrong bytes.
@@ -110,6 +118,7 @@ async def take_part(
         )
         await connection.send(encode(check_in))
         task: Task | None = None
+        ready = update if isinstance(update, Update) else None
         async for message in connection:
             assert isinstance(message, str), "bulk came without being asked for"
             match decode_from_coordinator(message):
@@ -120,18 +129,22 @@ async def take_part(
                         opened(task.round)
                     await connection.send(encode(Fetch(task.vector("model").sha256)))
                 case Content(transfer, _, size):
-                    if await _receive(connection, transfer, size) is None:
+                    if (content := await _receive(connection, transfer, size)) is None:
                         return
                     assert task is not None
-                    await connection.send(encode(report(task, update)))
+                    if callable(update):
+                        ready = await asyncio.to_thread(update, content)
+                    assert ready is not None
+                    await connection.send(encode(report(task, ready)))
                 case Grant(name, transfer, offset):
                     assert task is not None
+                    assert ready is not None
                     most = (
-                        CHUNK_BYTES - CHUNK_BYTES % find_encoding(update.part.encoding).block_bytes
+                        CHUNK_BYTES - CHUNK_BYTES % find_encoding(ready.part.encoding).block_bytes
                     )
-                    for start in range(offset, len(update.content), most):
+                    for start in range(offset, len(ready.content), most):
                         await connection.send(
-                            pack_chunk(transfer, start, update.content[start : start + most])
+                            pack_chunk(transfer, start, ready.content[start : start + most])
                         )
                     await connection.send(encode(Uploaded(name)))
                     log[task.round].last_uploaded = time.perf_counter()

@@ -79,6 +79,22 @@ def test_live_page(tmp_path: Path) -> None:
     assert found["ratio"]["rounds_per_second"]["min"] > 0
 
 
+@pytest.mark.slow
+def test_device(tmp_path: Path) -> None:
+    sizes = ("--model", "softmax", "--examples", "40", "--rounds", "3", "--idle", "0.5")
+    file = tmp_path / "figures.json"
+    said = run(tmp_path, "device.py", *sizes, "--json", str(file)).stdout
+    assert "Flower's SuperNode was not measured" in said
+    found = json.loads(file.read_text())["results"]
+    assert set(found) == {"fleetlearn", "pytorch"}
+    for contender in found.values():
+        assert contender["idle_rss_mib"]["min"] <= contender["peak_rss_mib"]["min"]
+        # softmax: 784 x 10 and 10 parameters, float32
+        assert 0.0314 < contender["mb_down_per_round"]["min"] < 0.1
+        assert 0.0314 < contender["mb_up_per_round"]["min"] < 0.04
+    assert found["fleetlearn"]["mb_written_per_round"]["min"] > 0.0314
+
+
 def test_walk(tmp_path: Path) -> None:
     """The way has the files that the architecture page names, and is the same each time."""
     found = figures(tmp_path, "walk.py")

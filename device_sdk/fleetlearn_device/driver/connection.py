@@ -78,6 +78,23 @@ class Connection:
         self._traffic.sent += len(message)
         return True
 
+    async def check(self) -> None:
+        """Ask for a sign of life; abort where none comes within the time limit.
+
+        A timer of its own would wake the processor between two heartbeats.
+        """
+        try:
+            async with timeout(self._timing.ping):
+                await (await self._socket.ping())
+        except TimeoutError:
+            log.warning(
+                "the coordinator gave no sign of life for %g s; the connection is aborted",
+                self._timing.ping,
+            )
+            self.abort()
+        except ConnectionClosed:
+            pass
+
     async def close(self, code: int) -> None:
         """Close with this closing code; abort where the closing handshake takes too long."""
         try:
@@ -207,8 +224,7 @@ class Connector:
                 max_queue=4,
                 open_timeout=timing.open,
                 close_timeout=timing.close,
-                ping_interval=timing.ping,
-                ping_timeout=timing.ping,
+                ping_interval=None,  # the driver asks for a sign of life with each heartbeat
                 **way.options(),
             ) as socket:
                 self.connection = Connection(socket, timing, self._status.traffic)

@@ -14,7 +14,7 @@ from typing import Any
 
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.json_log import said
-from fleetlearn_protocol.messages import Question, Task, encode
+from fleetlearn_protocol.messages import Heartbeat, Question, Task, encode
 from fleetlearn_protocol.user_errors import in_one_line, is_expected, traceback_lines
 
 from fleetlearn_device.driver.address import Address, Enrolment
@@ -97,6 +97,8 @@ class Driver:
         """Held by the one job that looks up or files contents: a lookup deletes what only the task
         before needed."""
         self._upload: asyncio.Task[None] | None = None
+        self._check: asyncio.Task[None] | None = None
+        """Asks for a sign of life, since a heartbeat."""
         self._last_error = ""
         """What the last exception that was no error of ours said."""
 
@@ -187,8 +189,9 @@ class Driver:
                 level = logging.WARNING if warning else logging.INFO
                 log.log(level, "%s", printable(text), extra=self._about_task(event))
             case Send(message=message):
-                if connection is not None:
-                    await connection.send(encode(message))
+                sent = connection is not None and await connection.send(encode(message))
+                if connection is not None and sent and isinstance(message, Heartbeat):
+                    self._ask_for_life(connection)
             case StoreChunk(wanted=wanted, offset=offset, payload=payload):
                 self._contents.append(wanted, offset, payload)
             case Locate(task=task):
@@ -236,6 +239,11 @@ class Driver:
         self._stop_upload()
         if self._connector.connection is not None:
             self._start(self._connector.connection.close(command.code))
+
+    def _ask_for_life(self, connection: Connection) -> None:
+        """Find out whether the coordinator lives, unless it was asked and may still answer."""
+        if self._check is None or self._check.done():
+            self._check = self._start(connection.check())
 
     def _stop_upload(self) -> None:
         if self._upload is not None:

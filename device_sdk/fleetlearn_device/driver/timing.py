@@ -15,7 +15,7 @@ class Timing(NamedTuple):
     send: float = 30.0
     """Sending one message or chunk; then the connection is aborted."""
     ping: float = 20.0
-    """Interval of the keepalive's pings, and the longest wait for an answer."""
+    """The longest wait for a sign of life, which the device asks for with each heartbeat."""
     close: float = 5.0
     """The closing handshake; then the connection is aborted."""
     base: float = 0.5

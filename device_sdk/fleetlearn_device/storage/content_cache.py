@@ -5,7 +5,8 @@
     bundles/SHA/     training bundles by their manifest's SHA-256, the last MAX_BUNDLES used; only
                      files that are needed (a file that two bundles have in common is fetched once,
                      and is on the disk once)
-    models/SHA       the last task's vectors, such as the round's model
+    models/SHA       the last task's vectors, such as the round's model, where they are too large to
+                     be held in memory                                  (vectors_in_memory.py)
     partial/SHA      a content that is still arriving: a download goes on from the file's length
 
 A content is checked against its SHA-256 when it has arrived, and again when a process first uses
@@ -42,6 +43,7 @@ from fleetlearn_protocol.vector import digest, stream_digest
 
 from fleetlearn_device.session.commands import Wanted
 from fleetlearn_device.storage.errors import os_errors_as_state_errors
+from fleetlearn_device.storage.vectors_in_memory import VectorsInMemory
 
 MAX_BUNDLES = 3
 """Most bundles in the cache."""
@@ -53,7 +55,7 @@ class ContentCache:
     """The folders bundles/, models/ and partial/ of the state directory ``path``."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._memory = path, VectorsInMemory()
         self._intact: set[Path] = set()
         """Files of the cache whose SHA-256 was checked since the process began."""
         for folder in ("bundles", "models", "partial"):
@@ -64,8 +66,14 @@ class ContentCache:
         return self._path / "bundles" / sha256
 
     def vector_path(self, sha256: str) -> Path:
-        """Return the file of a task's vector, which may be absent."""
+        """Return the file of a task's vector, which is absent where it is held in memory."""
         return self._path / "models" / sha256
+
+    def vector(self, sha256: str) -> bytes | bytearray:
+        """Return the bytes of a task's vector, not to be changed. Raises OSError where it is
+        lacking."""
+        content = self._memory.get(sha256)
+        return self.vector_path(sha256).read_bytes() if content is None else content
 
     def lacking(
         self, task: Task | Question, kind: str, from_features: bool = False, infer: bool = False
@@ -113,6 +121,9 @@ class ContentCache:
     def append(self, wanted: Wanted, offset: int, payload: Buffer) -> None:
         """Write the next bytes of a partial content; ``offset`` 0 begins it again. Raises
         StateError."""
+        if self._belongs_in_memory(wanted):
+            self._memory.append(wanted.sha256, offset, payload)
+            return
         path = self._partial(wanted)
         with os_errors_as_state_errors(path), path.open("r+b" if offset else "wb") as file:
             file.seek(offset)
@@ -124,6 +135,8 @@ class ContentCache:
 
         Raises StateError.
         """
+        if self._belongs_in_memory(wanted):
+            return self._finish_in_memory(wanted)
         source, target = self._partial(wanted), self._path / wanted.place
         with os_errors_as_state_errors(target):
             if not source.exists() and wanted.size in (0, None):
@@ -139,13 +152,24 @@ class ContentCache:
             self._intact.add(target)
             return True
 
+    def _belongs_in_memory(self, wanted: Wanted) -> bool:
+        """Return whether this content is not to be written to the disk. What the version before
+        began there is finished there."""
+        return self._memory.takes(wanted) and not self._partial(wanted).exists()
+
+    def _finish_in_memory(self, wanted: Wanted) -> bool:
+        content: bytes | bytearray | None = self._memory.arrived(wanted.sha256)
+        if content is not None and wanted.base is not None:
+            with os_errors_as_state_errors(self._path):
+                content = self._differing(content, wanted)
+        return content is not None and self._memory.put(Path(wanted.place).name, content)
+
     def models(self) -> tuple[str, ...]:
         """Return the SHA-256 of the vectors that later ones may come as differences from. Raises
         StateError."""
         with os_errors_as_state_errors(self._path):
-            return tuple(
-                sorted(path.name for path in (self._path / "models").iterdir())[:MAX_VECTORS]
-            )
+            files = {path.name for path in (self._path / "models").iterdir()}
+            return tuple(sorted(files | self._memory.names())[:MAX_VECTORS])
 
     def _smaller(self, content: Wanted, delta: Delta | None) -> Wanted:
         """Return the difference that gives this content, if there is one, and the device has what
@@ -168,14 +192,20 @@ class ContentCache:
     def _apply(self, source: Path, wanted: Wanted) -> bool:
         """Replace the difference in this file by the vector that it gives. Returns False if that is
         another one than is wanted."""
-        assert wanted.base is not None
-        try:
-            content = apply_delta(self.vector_path(wanted.base).read_bytes(), source.read_bytes())
-        except (ProtocolError, FileNotFoundError) as error:
-            log.warning("%s is of no use: %s", wanted.name, error)
+        content = self._differing(source.read_bytes(), wanted)
+        if content is None or f"models/{digest(content)}" != wanted.place:
             return False
         source.write_bytes(content)
-        return f"models/{digest(content)}" == wanted.place
+        return True
+
+    def _differing(self, difference: Buffer, wanted: Wanted) -> bytes | None:
+        """Return the vector that a difference gives, or None where it cannot be worked out."""
+        assert wanted.base is not None
+        try:
+            return apply_delta(self.vector(wanted.base), difference)
+        except (ProtocolError, FileNotFoundError) as error:
+            log.warning("%s is of no use: %s", wanted.name, error)
+            return None
 
     def recheck_bundle(self, sha256: str) -> None:
         """Check the SHA-256 of a bundle's files again when they are needed next.
@@ -193,6 +223,8 @@ class ContentCache:
 
     def _has(self, wanted: Wanted) -> bool:
         path = self._path / wanted.place
+        if wanted.place.startswith("models/") and path.name in self._memory.names():
+            return True
         if not path.exists():
             return False
         if path not in self._intact and _digest(path) != wanted.sha256:
@@ -226,10 +258,12 @@ class ContentCache:
     def _resume(self, lacking: list[Wanted]) -> list[Wanted]:
         """Return ``lacking`` with the bytes that arrived before; delete the partial contents that
         are not in it."""
-        have = {}
+        names = {wanted.sha256 for wanted in lacking}
+        self._memory.keep(self._memory.names(), names)
+        have = self._memory.sizes()
         for path in (self._path / "partial").iterdir():
             have[path.name] = path.stat().st_size
-            if path.name not in {wanted.sha256 for wanted in lacking}:
+            if path.name not in names:
                 path.unlink()
         resumed = []
         for wanted in lacking:
@@ -245,6 +279,7 @@ class ContentCache:
             self.delete_bundle(old.name)
         needed = {vector.sha256 for vector in task.vectors}
         needed |= {vector.delta.base for vector in task.vectors if vector.delta is not None}
+        self._memory.keep(needed, self._memory.sizes())
         for path in (self._path / "models").iterdir():
             if path.name not in needed:
                 path.unlink()

@@ -366,7 +366,7 @@ class Trainer:
 
     def _read_vector(self, reference: VectorReference) -> Vector:
         """Raises ProtocolError on a vector that is not finite."""
-        content = self._contents.vector_path(reference.sha256).read_bytes()
+        content = self._contents.vector(reference.sha256)
         encoding = find_encoding(reference.encoding)
         encoding.check(content)
         return encoding.decode(content)

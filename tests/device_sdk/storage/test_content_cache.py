@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_device.session.commands import Wanted
+from fleetlearn_device.storage import vectors_in_memory
 from fleetlearn_device.storage.content_cache import MAX_BUNDLES, needed_files
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.state_directory import StateDirectory, describe
@@ -37,6 +38,20 @@ from fleetlearn_protocol.messages import Delta, Task, VectorReference
 
 FILES = {TRAIN: b"train" * 9, EVAL: b"eval" * 9, INFER: b"infer", PARAMETERS: b"parameters"}
 MODEL = b"model of the round.."
+
+
+@pytest.fixture(params=["in memory", "on disk"])
+def either_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A test of vectors wherever they are held."""
+    if request.param == "on disk":
+        monkeypatch.setattr(vectors_in_memory, "LIMIT", 0)
+    return str(request.param)
+
+
+@pytest.fixture
+def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the tests' vectors were too large to be held in memory."""
+    monkeypatch.setattr(vectors_in_memory, "LIMIT", 0)
 
 
 def sha(content: bytes) -> str:
@@ -117,6 +132,7 @@ def holding(state: StateDirectory, bundle: bytes) -> None:
     assert state.contents.models() == (sha(BASE.tobytes()),)
 
 
+@pytest.mark.usefixtures("either_place")
 def test_a_model_comes_as_the_difference_from_the_one_before(state: StateDirectory) -> None:
     bundle = manifest()
     holding(state, bundle)
@@ -132,7 +148,7 @@ def test_a_model_comes_as_the_difference_from_the_one_before(state: StateDirecto
     )
     assert bring(state, wanted, DELTA)
     assert state.contents.lacking(given, "onnx") == []
-    assert state.contents.vector_path(sha(NEXT.tobytes())).read_bytes() == NEXT.tobytes()
+    assert state.contents.vector(sha(NEXT.tobytes())) == NEXT.tobytes()
     assert set(state.contents.models()) == {sha(BASE.tobytes()), sha(NEXT.tobytes())}
     assert state.contents.lacking(task(bundle, NEXT.tobytes()), "onnx") == []
     assert state.contents.models() == (sha(NEXT.tobytes()),), (
@@ -140,6 +156,7 @@ def test_a_model_comes_as_the_difference_from_the_one_before(state: StateDirecto
     )
 
 
+@pytest.mark.usefixtures("on_disk")
 @pytest.mark.parametrize("lost", ["deleted", "damaged"])
 def test_without_the_base_all_of_the_model_is_fetched(tmp_path: Path, lost: str) -> None:
     bundle = manifest()
@@ -155,6 +172,7 @@ def test_without_the_base_all_of_the_model_is_fetched(tmp_path: Path, lost: str)
         assert (wanted.sha256, wanted.base) == (sha(NEXT.tobytes()), None)
 
 
+@pytest.mark.usefixtures("either_place")
 @pytest.mark.parametrize(
     "content", [encode_delta(BASE, BASE), b"nonsense"], ids=["another vector's", "no difference"]
 )
@@ -172,6 +190,7 @@ def test_a_difference_that_gives_another_vector_is_deleted(
     assert state.contents.lacking(given, "onnx") == []
 
 
+@pytest.mark.usefixtures("either_place")
 def test_the_manifest_says_what_else_is_lacking(state: StateDirectory) -> None:
     bundle = manifest()
     given = task(bundle)
@@ -186,7 +205,7 @@ def test_the_manifest_says_what_else_is_lacking(state: StateDirectory) -> None:
     assert (second[TRAIN].sha256, second[TRAIN].size) == (sha(FILES[TRAIN]), len(FILES[TRAIN]))
     bring_all(state, given, bundle)
     assert (state.contents.bundle_path(sha(bundle)) / TRAIN).read_bytes() == FILES[TRAIN]
-    assert state.contents.vector_path(sha(MODEL)).read_bytes() == MODEL
+    assert state.contents.vector(sha(MODEL)) == MODEL
     assert not list((state.path / "partial").iterdir())
 
 
@@ -282,14 +301,36 @@ def test_a_bundle_without_the_runtime_is_refused(state: StateDirectory) -> None:
         state.contents.lacking(given, "ort-training")
 
 
+@pytest.mark.usefixtures("either_place")
 def test_a_second_round_lacks_the_model_alone(state: StateDirectory) -> None:
     bundle = manifest()
     bring_all(state, task(bundle), bundle)
     after = task(bundle, b"model of round two..")
     assert [wanted.name for wanted in state.contents.lacking(after, "onnx")] == ["the model"]
-    assert not state.contents.vector_path(sha(MODEL)).exists()
+    with pytest.raises(FileNotFoundError):
+        state.contents.vector(sha(MODEL))
 
 
+def test_a_small_vector_is_never_on_the_disk(state: StateDirectory) -> None:
+    wanted = state.contents.lacking(task(manifest()), "onnx")[1]
+    state.contents.append(wanted, 0, MODEL[:8])
+    assert state.contents.lacking(task(manifest()), "onnx")[1].have == 8
+    assert not list((state.path / "partial").iterdir())
+    state.contents.append(wanted, 8, MODEL[8:])
+    assert state.contents.finish(wanted)
+    assert state.contents.vector(sha(MODEL)) == MODEL
+    assert not list((state.path / "models").iterdir())
+
+
+def test_a_large_vector_is_on_the_disk(
+    state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors_in_memory, "LIMIT", len(MODEL) - 1)
+    assert bring(state, state.contents.lacking(task(manifest()), "onnx")[1], MODEL)
+    assert state.contents.vector_path(sha(MODEL)).read_bytes() == MODEL
+
+
+@pytest.mark.usefixtures("on_disk")
 def test_what_is_known_of_a_vector_goes_with_it(state: StateDirectory) -> None:
     bundle = manifest()
     bring_all(state, task(bundle), bundle)
@@ -301,12 +342,14 @@ def test_what_is_known_of_a_vector_goes_with_it(state: StateDirectory) -> None:
         assert len(state.contents._intact) == known
 
 
+@pytest.mark.usefixtures("either_place")
 def test_a_content_with_other_bytes_is_deleted(state: StateDirectory) -> None:
     wanted = state.contents.lacking(task(manifest()), "onnx")[1]
     assert not bring(state, wanted, b"not what it should be")
     assert state.contents.lacking(task(manifest()), "onnx")[1].have == 0
 
 
+@pytest.mark.usefixtures("on_disk")
 def test_a_download_goes_on_after_a_restart(tmp_path: Path) -> None:
     given = task(manifest())
     first = StateDirectory(tmp_path)
@@ -320,16 +363,19 @@ def test_a_download_goes_on_after_a_restart(tmp_path: Path) -> None:
     second.close()
 
 
+@pytest.mark.usefixtures("either_place")
 def test_what_is_longer_than_it_may_be_is_fetched_anew(state: StateDirectory) -> None:
     wanted = state.contents.lacking(task(manifest()), "onnx")[1]
     state.contents.append(wanted, 0, MODEL + b"!")
     assert state.contents.lacking(task(manifest()), "onnx")[1].have == 0
 
 
+@pytest.mark.usefixtures("either_place")
 def test_parts_that_no_task_wants_are_deleted(state: StateDirectory) -> None:
     state.contents.append(state.contents.lacking(task(manifest()), "onnx")[1], 0, MODEL[:8])
     state.contents.lacking(task(manifest(), b"another model......."), "onnx")
     assert not list((state.path / "partial").iterdir())
+    assert state.contents.lacking(task(manifest()), "onnx")[1].have == 0
 
 
 def test_a_damaged_file_of_the_cache_is_fetched_again(
@@ -341,7 +387,8 @@ def test_a_damaged_file_of_the_cache_is_fetched_again(
     (first.contents.bundle_path(sha(bundle)) / TRAIN).write_bytes(FILES[TRAIN].replace(b"t", b"x"))
     first.close()
     second = StateDirectory(tmp_path)
-    assert [wanted.name for wanted in second.contents.lacking(task(bundle), "onnx")] == [TRAIN]
+    lacking = second.contents.lacking(task(bundle), "onnx")
+    assert [wanted.name for wanted in lacking] == [TRAIN, "the model"]
     assert "damaged" in caplog.text
     second.close()
 
@@ -377,6 +424,7 @@ def test_a_newer_manifest_is_refused(state: StateDirectory) -> None:
     assert caught.value.code is Code.BAD_VERSION
 
 
+@pytest.mark.usefixtures("on_disk")
 def test_a_full_disk_is_named(state: StateDirectory) -> None:
     """A real write that the system refuses: the limit on a file's size stands in for the disk's."""
     wanted = state.contents.lacking(task(manifest()), "onnx")[1]

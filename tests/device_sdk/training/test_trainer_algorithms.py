@@ -174,7 +174,7 @@ def test_two_vectors_that_are_the_same_are_fetched_once(
 ) -> None:
     given = task(bundle, "t1", c=ZEROS, x=ZEROS)
     done = do(state, bundle, given)
-    assert (len(done.report.parts), len(list((state.path / "models").iterdir()))) == (2, 1)
+    assert (len(done.report.parts), len(state.contents.models())) == (2, 1)
 
 
 def test_room_is_held_for_parts_and_tied_vectors(state: StateDirectory, bundle: Bundle) -> None:
