@@ -142,12 +142,10 @@ def devices(
     as they said it."""
     where, _ = split(words, 0, 0, "")
     with expected_errors(), reach(where, Access(service, token, ca)) as target:
-        found = target.devices()
-        if device is not None:
-            found = [row for row in found if row.device == device]
-            if not found:
-                text = f"no device called {device} is enrolled, or was seen"
-                raise FleetError(Code.UNKNOWN_CONTENT, text)
+        found = target.devices(device)
+        if device is not None and not found:
+            text = f"no device called {device} is enrolled, or was seen"
+            raise FleetError(Code.UNKNOWN_CONTENT, text)
     if connected:
         found = [row for row in found if row.connected]
     if failing:

@@ -16,6 +16,7 @@ from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_coordinator.commands.exits import NoAnswerError, NotAllowedError
 from fleetlearn_coordinator.service.views.records import (
     AuditView,
+    DevicePage,
     DeviceView,
     EventView,
     HostView,
@@ -78,8 +79,19 @@ class RemoteTarget:
         query = {"gone": ""} if gone else {}
         return self._get(f"{self._run(name)}/models", list[Version], **query)
 
-    def devices(self) -> list[DeviceView]:
-        return self._get("devices", list[DeviceView])
+    def devices(self, name: str | None = None) -> list[DeviceView]:
+        """Return all devices, or the one of this name. The port answers a page of them at a
+        time."""
+        found: dict[str, DeviceView] = {}
+        offset = 0
+        while True:
+            query = {"search": name or "", "offset": str(offset), "last": _rows(None)}
+            page = self._get("devices", DevicePage, **query)
+            # A device that is enrolled meanwhile moves those after it to the next page.
+            found |= {row.device: row for row in page.devices}
+            offset += len(page.devices)
+            if offset >= page.matching or not page.devices:
+                return [row for row in found.values() if name in (None, row.device)]
 
     def audit(self, last: int) -> list[AuditView]:
         return self._get("audit", list[AuditView], last=_rows(last))

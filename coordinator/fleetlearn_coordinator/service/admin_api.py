@@ -373,8 +373,6 @@ class AdminApi:
 
     def _devices(self, asked: Asked) -> Any:
         query = asked.request.query
-        if not query:
-            return self._views(asked).devices()
         offset, state = query.get("offset", "0"), query.get("state", "")
         if not re.fullmatch("[0-9]{1,9}", offset) or state not in FITS:
             text = (

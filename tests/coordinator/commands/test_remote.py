@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pytest
+from fleetlearn_coordinator.commands import remote
 from fleetlearn_coordinator.commands.exits import NoAnswerError, NotAllowedError
 from fleetlearn_coordinator.commands.remote import RemoteTarget
 from fleetlearn_coordinator.network import admin_listener
@@ -52,6 +54,20 @@ def test_events_come_once_and_in_their_order(host: LiveHost) -> None:
         event.text for event in first if event.what == "round-closed"
     }
     events.close()  # type: ignore[attr-defined]
+
+
+def test_devices_come_in_pages(host: LiveHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one alone where a name is given."""
+    ada = target(host, "ada")
+    monkeypatch.setattr(remote, "_rows", lambda last: "1")
+    asked: list[str] = []
+    ask = ada._ask
+    monkeypatch.setattr(ada, "_ask", lambda method, path: asked.append(path) or ask(method, path))
+    assert [row.device for row in ada.devices()] == ["roof-7", "roof-8"]
+    assert [row.device for row in ada.devices("roof-8")] == ["roof-8"]
+    assert ada.devices("roof") == [], "a part of a name is none"
+    offsets = [dict(parse_qsl(path.partition("?")[2]))["offset"] for path in asked]
+    assert offsets == ["0", "1", "0", "0", "1"]
 
 
 def test_a_token_that_is_taken_away_ends_its_streams(host: LiveHost) -> None:

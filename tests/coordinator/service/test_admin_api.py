@@ -148,7 +148,9 @@ def test_what_is_there_to_see(short: dict[str, Caller], administrators: Administ
     ]  # fmt: skip
     token = administrators.make_token(1, time.time() + 100, ["roof"], 0.0)
     administrators.enrol("a", "s" * 43, token, time.time())
-    assert [(row["device"], row["tags"]) for row in vera.get("devices")] == [("a", ["roof"])]
+    page = vera.get("devices")
+    assert (page["total"], page["matching"]) == (1, 1)
+    assert [(row["device"], row["tags"]) for row in page["devices"]] == [("a", ["roof"])]
     assert [row["what"] for row in vera.get("audit", last="2")] == ["token", "enrolled"]
     for last in ("0", "1001", "x", "-1", "99999"):
         assert vera.refused("GET", "audit", last=last)[0] == 400

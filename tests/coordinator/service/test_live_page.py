@@ -284,6 +284,8 @@ def test_json_is_what_the_page_shows(watched: Watched, ada: Browser) -> None:
         status, answer = ada.ask("GET", f"/v1/devices?{query}")
         assert (status, answer["total"]) == (200, 3)
         assert [row["device"] for row in answer["devices"]] == names
+    page = ada.ask("GET", "/v1/devices")[1]
+    assert [row["device"] for row in page["devices"]] == ["Roof-2", "cellar", "roof-1"]
     assert ada.ask("GET", "/v1/devices?state=odd")[0] == 400
     assert ada.ask("GET", "/v1/devices?offset=-1")[0] == 400
     for path in ("runs", "runs/test", "runs/test/rounds", "runs/test/models", "devices", "audit"):

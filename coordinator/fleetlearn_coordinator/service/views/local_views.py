@@ -93,10 +93,11 @@ class LocalViews:
 
         return model_views(self.plan(name), gone=gone, most=most)
 
-    def devices(self) -> list[DeviceView]:
-        """Return the devices that are enrolled, were revoked or were seen, by name. Raises
-        FleetError."""
-        return device_views(self._places(), self._identities)
+    def devices(self, name: str | None = None) -> list[DeviceView]:
+        """Return the devices that are enrolled, were revoked or were seen, by name. ``name``: only
+        the one of this name, if there is one. Raises FleetError."""
+        only = None if name is None else [name]
+        return device_views(self._places(), self._identities, only)
 
     def device_page(
         self, devices: DeviceSearch, *, search: str, state: str, offset: int, most: int
