@@ -20,6 +20,7 @@ from fleetlearn_coordinator.service.serve import running
 from fleetlearn_coordinator.service.several_runs import hosting
 from fleetlearn_coordinator.storage.administrators import Administrators, Role
 from fleetlearn_protocol.messages import PROTOCOL_NAME, CheckIn, Welcome
+from live_schema import check_event
 from peers import Peer
 from processes import wait_for
 from websockets.asyncio.client import connect
@@ -176,11 +177,12 @@ class Browser:
         try:
             yield Look(response)
         finally:
+            response.close()
             connection.close()
 
 
 class Look:
-    """What a viewer makes of the events, as the page does."""
+    """What a viewer makes of the events, as the page does. Each is held to its schema."""
 
     def __init__(self, response: HTTPResponse) -> None:
         self._response = response
@@ -196,6 +198,7 @@ class Look:
                 self.is_over = True
                 return
         content = json.loads(line.removeprefix(b"data: "))
+        check_event(content)
         topic = content["topic"]
         if content.get("ended"):
             self.ended.add(topic)

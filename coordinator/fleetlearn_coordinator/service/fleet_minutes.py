@@ -11,11 +11,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from fleetlearn_coordinator.dashboard.growing_list import GrowingList
+from fleetlearn_coordinator.dashboard.live_records import Minute
 from fleetlearn_coordinator.dashboard.run_history import MINUTES, FleetNow, count_name
 from fleetlearn_coordinator.rounds.commands import Ended, Unanswered
 from fleetlearn_coordinator.service.observers import RoundEnded, RunEvent, UpdateSaved
@@ -34,32 +35,6 @@ def key_of(hour: int) -> str:
 
 
 KEYS = tuple(key_of(hour) for hour in range(HOURS))
-
-
-class Minute(NamedTuple):
-    """A minute that is over. What devices do is that of its last second."""
-
-    end: int
-    """Unix time."""
-    connected: int
-    training: int
-    uploading: int
-    silent: int
-    reports: int
-    """Reports that counted."""
-    received: int
-    """Payload of updates, in bytes."""
-    sent: int
-    """Payload of models and bundles, in bytes."""
-    ended: dict[str, int]
-    """Cause -> tasks that ended by it without a report that counts."""
-    present: int
-    """The most devices that were connected, or away because they were told to be."""
-
-    @property
-    def hour(self) -> int:
-        """The hour of its begin, of the hours since 1970."""
-        return (self.end - 60) // 3600
 
 
 class FleetMinutes:

@@ -140,7 +140,6 @@ def _sample(history: RunHistory, run: LoadedRun) -> None:
                 history.ended(event.cause or event.event)
     # What was counted here is told by the rounds: only the samples are wanted.
     history.causes, history.staleness, history.tiers = Counter(), Counter(), Counter()
-    history.minutes.extend(history.samples.rows)
 
 
 def _events(file: Path) -> Iterator[EventLine]:

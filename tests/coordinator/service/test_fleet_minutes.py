@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from fleetlearn_coordinator.dashboard.live_records import Minute
 from fleetlearn_coordinator.dashboard.run_history import MINUTES, MOST_NAMES, FleetNow
 from fleetlearn_coordinator.rounds.commands import Ended
 from fleetlearn_coordinator.service.fleet_minutes import (
     KEYS,
     FleetMinutes,
-    Minute,
     key_of,
     read_minutes,
 )

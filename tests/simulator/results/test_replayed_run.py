@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -10,8 +11,11 @@ from pathlib import Path
 import pytest
 import virtual
 from browser import browsing
+from fleetlearn_coordinator.dashboard.live_feed import Topic, Viewer
+from fleetlearn_coordinator.dashboard.replay import ReplayedRun
 from fleetlearn_simulator import Scenario, simulate
 from fleetlearn_simulator.results.replayed_run import replayed_run, replayed_runs
+from live_schema import check_event
 from page_person import watched as problems_of
 from playwright.sync_api import expect
 from processes import processes, wait_for
@@ -56,10 +60,23 @@ def test_rounds_in_virtual_time(tmp_path: Path) -> None:
     assert found.values["tiers"] == {"phone": 6, "1": 4}
     assert found.values["bytes"] == [20, 40]
     assert (found.values["version"], found.values["finished"]) == (2, None)
+    check_document(found)
     samples = {sample[0]: sample for sample in found.history.samples.rows}
     assert [samples[at][2] for at in (1.6, 3, 60, 62, 91)] == [1, 2, 2, 1, 0]
     assert (samples[50][1], samples[130][1]) == (7, 8)
     assert sum(sample[5] for sample in found.history.samples.rows) == 1
+
+
+def check_document(run: ReplayedRun) -> None:
+    """Hold what the page is told of a run to its schema."""
+    values, lists = run.values, run.history.lists
+    host = {"time": 0.0, "run/s": run.glance}
+    for topic in (Topic("run/s", lambda: values, lists), Topic("host", lambda: host, {})):
+        viewer = Viewer()
+        topic.join(viewer)
+        content = asyncio.run(viewer.next())
+        assert content is not None
+        check_event(json.loads(content.removeprefix(b"data: ")))
 
 
 def test_several_runs_have_their_folders_names(tmp_path: Path) -> None:

@@ -251,13 +251,13 @@ function learning() {
     }
     for (const [id, chart] of charts) {
       const name = id.slice(id.indexOf(" ") + 1);
-      const points = (key) => rows.filter((row) => row.metrics[key] !== undefined).map((row) => [row[axis.value], row.metrics[key]]);
+      const points = (key) => rows.filter((row) => Number.isFinite(row.metrics[key])).map((row) => [row[axis.value], row.metrics[key]]);
       const series = [{ name, colour: 0, points: points(name) }];
       KINDS.forEach(([prefix, words], place) => {
         if (!found.includes(prefix + name)) return;
         series.push({ name: words, colour: place + 1, points: points(prefix + name) });
       });
-      const own = measured.filter((each) => each.metrics[name] !== undefined);
+      const own = measured.filter((each) => Number.isFinite(each.metrics[name]));
       if (own.length) {
         const points = own.map((each) => [each.round[axis.value], each.metrics[name]]);
         series.push({ name: HELD_OUT, colour: 3, points });
