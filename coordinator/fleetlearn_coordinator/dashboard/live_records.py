@@ -102,7 +102,7 @@ class About(Struct, kw_only=True):
     target: float | None
 
 
-class OpenExchange(Struct):
+class ExchangeGlance(Struct):
     """An exchange with devices that is under way, such as an evaluation."""
 
     number: int
@@ -166,9 +166,9 @@ class RunValues(Struct, kw_only=True):
     """Those of them that are away now."""
     all_back_in: float | UnsetType = UNSET
     """Seconds in which the last of them was told to come."""
-    exchanges: dict[str, OpenExchange] | UnsetType = UNSET
+    exchanges: dict[str, ExchangeGlance] | UnsetType = UNSET
     """By kind."""
-    evaluation: OpenExchange | UnsetType | None = UNSET
+    evaluation: ExchangeGlance | UnsetType | None = UNSET
     """The evaluation that is under way."""
     causes: dict[str, int] | UnsetType = UNSET
     """Cause -> tasks that ended without a report that counts, of the rounds that are shown."""
@@ -286,7 +286,7 @@ class HeldOutRow(NamedTuple):
     """Means over the data's examples."""
 
 
-class Note(NamedTuple):
+class NoteRow(NamedTuple):
     """A failed task, or a message that was refused."""
 
     time: float
@@ -307,7 +307,7 @@ class RunLists(Struct, kw_only=True):
     rounds: list[RoundRow]
     evaluations: list[EvaluationRow]
     held_out: list[HeldOutRow]
-    notes: list[Note]
+    notes: list[NoteRow]
 
 
 TOPICS: dict[str, tuple[Any, Any]] = {"host": (HostValues, HostLists), "run": (RunValues, RunLists)}
