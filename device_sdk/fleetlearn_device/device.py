@@ -12,6 +12,7 @@ from typing import Any
 from fleetlearn_protocol.command_line import installed_version, refuse_in_loop, stop_signals
 from fleetlearn_protocol.json_log import said
 from fleetlearn_protocol.paths import in_home
+from fleetlearn_protocol.systemd import READY, STOPPING, notify_systemd
 
 from fleetlearn_device.driver.address import Enrolment, checked_address, read_token
 from fleetlearn_device.driver.describing import Charging, Description, NetworkNow
@@ -19,6 +20,7 @@ from fleetlearn_device.driver.driver import Driver
 from fleetlearn_device.driver.metrics_file import MetricsFile
 from fleetlearn_device.driver.signatures import find_verifier
 from fleetlearn_device.driver.timing import Timing
+from fleetlearn_device.driver.watchdog import tell_alive
 from fleetlearn_device.runtimes.checks import Batch
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime, import_training_api
 from fleetlearn_device.runtimes.open_runtime import check_choices
@@ -156,6 +158,9 @@ class Device:
         self.data = open_data(data, examples)
         self.stopped_by: signal.Signals | None = None
         """The signal that ended ``run``."""
+        self.tells_systemd = False
+        """Whether ``serve`` tells systemd that the process is ready, alive and stopping.
+        ``fleetlearn-device run`` sets it: its process does nothing else."""
         self._stopped = False
         self._stop: Callable[[], object] | None = None
 
@@ -239,10 +244,22 @@ class Device:
             self._stop = lambda: loop.call_soon_threadsafe(driver.stop)
             if self._stopped:  # while the directory was opened
                 self._stop()
-            await driver.run()
+            await self._run(driver)
         finally:
             self._stop = None
             directory.close()
+
+    async def _run(self, driver: Driver) -> None:
+        if not self.tells_systemd:
+            await driver.run()
+            return
+        notify_systemd(READY)
+        alive = asyncio.create_task(tell_alive(driver.work_now))
+        try:
+            await driver.run()
+        finally:
+            notify_systemd(STOPPING)
+            alive.cancel()
 
     def stop(self) -> None:
         """End ``serve`` soon, from any thread; if it has not begun, it ends as soon as it does."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.command_line import refuse_in_loop, stop_signals
 from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.systemd import ALIVE, READY, STOPPING, notify_systemd
 
 from fleetlearn_coordinator.network import peer_log, process_settings
 from fleetlearn_coordinator.network.gate import Gate
@@ -25,7 +26,6 @@ from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run, updat
 from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.monitoring.monitor import Monitor
 from fleetlearn_coordinator.service.monitoring.port import monitoring
-from fleetlearn_coordinator.service.notify import ALIVE, READY, STOPPING, notify_systemd
 from fleetlearn_coordinator.service.page import page_descriptors, page_port
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.server import RunServer

@@ -13,6 +13,7 @@ from typing import Any
 
 from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.messages import ComeBack
+from fleetlearn_protocol.systemd import READY, notify_systemd
 
 from fleetlearn_coordinator.network import peer_log, process_settings
 from fleetlearn_coordinator.network.gate import Gate
@@ -26,7 +27,6 @@ from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.live_page import LivePage
 from fleetlearn_coordinator.service.monitoring.monitor import Monitor
 from fleetlearn_coordinator.service.monitoring.port import monitoring
-from fleetlearn_coordinator.service.notify import READY, notify_systemd
 from fleetlearn_coordinator.service.page import page_descriptors, page_port
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.serve import SWEEP, check_places, process_for_serving

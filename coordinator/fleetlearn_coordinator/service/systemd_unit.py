@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.systemd import FOR_EVERY_SERVICE, FOR_THE_SYSTEM, HOMES, quoted
 
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.backup_contents import BackupError, find_contents, plain
@@ -15,8 +16,6 @@ from fleetlearn_coordinator.service.backup_contents import BackupError, find_con
 STATE = Path("/var/lib")
 """Below it systemd gives a service its own folder (StateDirectory=)."""
 OPEN_FILES = 65536
-HOMES = ("/home", "/root", "/run/user")
-"""What ProtectHome= is about."""
 
 UNIT = """\
 [Unit]
@@ -40,38 +39,15 @@ TimeoutStopSec=60
 LimitNOFILE={open_files}
 UMask=0077
 {identity}
-# Nothing of the system may be written but its own folders.
-ProtectSystem=strict
-ProtectHome={home}
-PrivateTmp=yes
-PrivateMounts=yes
+{for_the_system}ProtectHome={home}
 PrivateDevices=yes
 DevicePolicy=closed
-NoNewPrivileges=yes
 CapabilityBoundingSet={capabilities}
 AmbientCapabilities={capabilities}
 PrivateUsers={private_users}
-RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
-RestrictNamespaces=yes
-RestrictRealtime=yes
-RestrictSUIDSGID=yes
-RemoveIPC=yes
-LockPersonality=yes
 MemoryDenyWriteExecute=yes
-ProtectClock=yes
-ProtectControlGroups=yes
-ProtectHostname=yes
-ProtectKernelLogs=yes
-ProtectKernelModules=yes
-ProtectKernelTunables=yes
-ProtectProc=invisible
 ProcSubset=pid
-SystemCallArchitectures=native
-# setrlimit and sched_setaffinity, of the group @resources, are needed.
-SystemCallFilter=@system-service
-SystemCallFilter=~@privileged
-SystemCallErrorNumber=EPERM
-
+{for_every_service}
 [Install]
 WantedBy=multi-user.target
 """
@@ -121,7 +97,7 @@ def make_unit(
             )
         identity = f"DynamicUser=yes\nStateDirectory={name}\nStateDirectoryMode=0700"
     else:
-        places = " ".join(map(_quoted, sorted({str(path.parent) for path in written})))
+        places = " ".join(map(quoted, sorted({str(path.parent) for path in written})))
         identity = f"User={user}\nReadWritePaths={places}"
     program = plain(Path(command or Path(sys.executable).with_name("fleetlearn-coordinator")))
     words = [str(program), "serve", str(plain(source))]
@@ -134,9 +110,11 @@ def make_unit(
     low = min(port for port in _ports(settings) if port) < 1024
     text = UNIT.format(
         file=plain(source),
-        command=" ".join(map(_quoted, words)),
+        command=" ".join(map(quoted, words)),
         open_files=OPEN_FILES,
         identity=identity,
+        for_the_system=FOR_THE_SYSTEM,
+        for_every_service=FOR_EVERY_SERVICE,
         home="read-only" if at_home else "yes",
         capabilities="CAP_NET_BIND_SERVICE" if low else "",
         private_users="no" if low else "yes",
@@ -156,9 +134,3 @@ def _ports(settings: ServiceSettings) -> list[int]:
     ports = [settings.port]
     ports += [part.port for part in (settings.admin, settings.page, settings.metrics) if part]
     return [port for port in ports if port] or [1024]
-
-
-def _quoted(word: str) -> str:
-    """Return a word as systemd reads it, without specifiers or variables."""
-    word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-    return f'"{word}"' if any(each.isspace() for each in word) or '"' in word else word

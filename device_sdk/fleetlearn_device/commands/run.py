@@ -6,8 +6,16 @@ import argparse
 import signal
 from typing import TYPE_CHECKING, Any
 
+from fleetlearn_protocol.paths import in_home
+
 from fleetlearn_device.commands.exits import EXIT, fail
-from fleetlearn_device.settings.sources import Values, add_flags, read_settings, required
+from fleetlearn_device.settings.sources import (
+    SettingError,
+    Values,
+    add_flags,
+    read_settings,
+    required,
+)
 
 if TYPE_CHECKING:
     from fleetlearn_device.device import Device
@@ -45,6 +53,7 @@ def run(options: argparse.Namespace) -> int:
         device = Device(**device_arguments(values))
     except (DataError, ValueError) as error:
         return fail(2, str(error))
+    device.tells_systemd = True
     return _served(device, values)
 
 
@@ -63,7 +72,7 @@ def device_arguments(values: Values) -> dict[str, Any]:
         "certificate": value["connection.certificate"],
         "key": value["connection.key"],
         "insecure": value["connection.insecure"],
-        "token": value["connection.token"],
+        "token": value["connection.token"] or token_in(values),
         "trust": value["connection.trust"],
         "own_model": value["training.own_model"],
         "checkpoint_every": value["training.checkpoint_every"],
@@ -75,6 +84,18 @@ def device_arguments(values: Values) -> dict[str, Any]:
         "metrics_file": value["log.metrics_file"],
         "until_finished": value["until_finished"],
     }
+
+
+def token_in(values: Values) -> str | None:
+    """Return the token of the token file, or None. Raises SettingError where it cannot be read."""
+    found = values["connection.token_file"]
+    if found.value is None:
+        return None
+    try:
+        return in_home(found.value).read_text("utf-8").strip() or None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise SettingError(f"{found.source}: {found.value} cannot be read: {why}") from None
 
 
 def _served(device: Device, values: Values) -> int:

@@ -23,6 +23,9 @@ COMMANDS: dict[str, DeviceCommand] = {
     "run": DeviceCommand("run", "serve a coordinator"),
     "config": DeviceCommand("config", "show what each setting is, and who said so"),
     "status": DeviceCommand("status", "show how a device is, and why nothing happens"),
+    "install-service": DeviceCommand(
+        "install_service", "write a systemd service that serves from boot on"
+    ),
     "rotate": DeviceCommand("rotate", "change the device's credential at its next connection"),
     "trust": DeviceCommand(
         "trust", "change the public keys that the device trusts, from its next start on"

@@ -24,6 +24,7 @@ from fleetlearn_device.driver.failures import failure_of
 from fleetlearn_device.driver.status import StatusFile
 from fleetlearn_device.driver.timeouts import timeout
 from fleetlearn_device.driver.timing import Timing
+from fleetlearn_device.driver.watchdog import WorkNow
 from fleetlearn_device.session.commands import (
     Close,
     Command,
@@ -44,6 +45,7 @@ from fleetlearn_device.session.commands import (
 )
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.statement import Statement
+from fleetlearn_device.session.states import Training
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.status import DeviceStatus
@@ -109,6 +111,15 @@ class Driver:
     def stop(self) -> None:
         """End the device soon; call in the event loop's thread."""
         self.post(lambda: self._session.stop(keep=self._trainer.worth_keeping))
+
+    def work_now(self) -> WorkNow | None:
+        """Return how far the work in the training's thread is; None where there is none."""
+        session = self._session
+        if session.running_task_id is None:
+            return None
+        work = session.work
+        deadline = work.assignment.deadline if isinstance(work, Training) else None
+        return WorkNow(session.running_task_id, self._trainer.batches, deadline)
 
     async def _handle(self, event: Event) -> None:
         """Let the session know, and wait until its commands were carried out."""

@@ -76,9 +76,18 @@ def read_settings(
     An empty variable is as none. Raises SettingError.
     """
     environment = os.environ if environment is None else environment
-    path = options.config or environment.get(CONFIG_VARIABLE)
+    path = config_path(options, environment)
     file = _file(path) if path else None
     return {row.key: _value(row, options, environment, file) for row in SETTINGS}
+
+
+def config_path(
+    options: argparse.Namespace, environment: Mapping[str, str] | None = None
+) -> str | None:
+    """Return the settings file's path, or None where there is none."""
+    environment = os.environ if environment is None else environment
+    found: str | None = options.config or environment.get(CONFIG_VARIABLE) or None
+    return found
 
 
 def _file(path: str) -> SettingsFile:

@@ -105,6 +105,13 @@ SETTINGS: tuple[Setting, ...] = (
         secret=True,
     ),
     Setting(
+        "connection.token_file",
+        path(),
+        None,
+        "file with the token, in place of it; an empty file is none",
+        name="token-file",
+    ),
+    Setting(
         "connection.trust",
         texts("KEY", "a list of public keys"),
         (),
