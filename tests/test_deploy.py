@@ -15,13 +15,15 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.monitoring.catalogue import CATALOGUE, PROCESS_METRICS
 from fleetlearn_coordinator.service.private_ca import make_certificate
+from line_bundle import write_line_bundle
 from peers import plan_text, write_test_bundle
-from processes import ROOT, Processes, processes, service_file, wait_for
+from processes import ROOT, Processes, free_port, processes, service_file, wait_for
 
 DEPLOY = ROOT / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "fleetlearn.json").read_text())
@@ -254,6 +256,49 @@ def test_it_writes_in_its_data_folder_alone(plan: Path, tmp_path: Path) -> None:
         assert run.wait("watched") == 0, run.log("watched")
         assert "WRITES" not in run.log("watched"), run.log("watched")
         assert_noticed(run, script, plan, env)
+
+
+READ_ONLY = """\
+mount --bind "$1" "$1" && mount -o remount,bind,ro / || exit 77
+if touch /written 2>/dev/null; then exit 78; fi
+shift
+exec "$@"
+"""
+"""Runs a command in a system of its own in which nothing but one folder can be written."""
+
+
+@pytest.mark.slow
+def test_a_device_with_a_read_only_root_and_without_a_home_trains(tmp_path: Path) -> None:
+    """As in a container: the kernel refuses whatever it would write elsewhere."""
+    state = tmp_path / "state"
+    state.mkdir()
+    alone = ["unshare", "--user", "--map-root-user", "--mount"]
+    words = [*alone, "sh", "-c", READ_ONLY, "sh", str(state), "true"]
+    if subprocess.run(words, capture_output=True).returncode == 77:
+        pytest.skip("this user may not mount")
+    write_line_bundle(tmp_path / "line.bundle")
+    np.savez(tmp_path / "mine.npz", x=np.ones((40, 3), "f4"), y=np.zeros(40, "f4"))
+    plan, port = tmp_path / "plan.toml", free_port()
+    settings = {"round__goal": 1, "stop__rounds": 2, "local__lr": 0.05}
+    plan.write_text(plan_text(tmp_path / "line.bundle", tmp_path / "run", **settings))
+    service_file(plan, port)
+    variables = {
+        "PATH": os.environ["PATH"], "FLEETLEARN_STATE": str(state / "device"),
+        "FLEETLEARN_COORDINATOR": f"ws://127.0.0.1:{port}", "FLEETLEARN_UNTIL_FINISHED": "yes",
+        "FLEETLEARN_DATA": str(tmp_path / "mine.npz"), "PYTHONDONTWRITEBYTECODE": "1",
+    }  # fmt: skip
+    with processes(tmp_path) as run:
+        run.coordinator(plan)
+        words = [*alone, "sh", "-c", READ_ONLY, "sh", str(state), sys.executable]
+        words += ["-m", "fleetlearn_device", "run", "--log-file", str(tmp_path / "device.log")]
+        run.start("refused", *words, cwd=Path("/"), env=variables)
+        assert run.wait("refused") == 2, "the log file is outside of the state directory"
+        run.start("device", *words[:-2], cwd=Path("/"), env=variables)
+        assert run.wait("coordinator", 120) == 0, run.log("coordinator")
+        assert run.wait("device") == 0, run.log("device")
+    log = run.log("device")
+    assert log.count("update accepted") == 2, log
+    assert "Read-only" not in log
 
 
 def assert_noticed(run: Processes, script: Path, plan: Path, env: dict[str, str]) -> None:

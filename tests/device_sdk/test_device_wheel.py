@@ -1,4 +1,5 @@
-"""The wheel of the device alone: what is in it, and that it trains, also with Python 3.10."""
+"""The wheel of the device alone: what is in it, what comes with it, and that it trains, with the
+oldest and the newest Pythons too."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator import read_status
 from line_bundle import write_line_bundle
+from packaging.requirements import Requirement
 from peers import plan_text
 from processes import ROOT, free_port, processes, service_file
 
@@ -58,10 +60,10 @@ def test_it_has_two_rooms_and_the_version_of_the_whole(wheel: Path) -> None:
 
 
 @functools.cache
-def oldest_python() -> str | None:
-    """Return a Python 3.10, if this machine has one that can make environments."""
-    places = [shutil.which("python3.10")]
-    places += map(str, Path.home().glob(".pyenv/versions/3.10.*/bin/python"))
+def python_of(version: str) -> str | None:
+    """Return a Python of this version, if this machine has one that can make environments."""
+    places = [shutil.which(f"python{version}")]
+    places += map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     for place in filter(None, places):
         done = subprocess.run([place, "-c", "import ensurepip"], capture_output=True)
         if done.returncode == 0:
@@ -89,11 +91,13 @@ def test_it_uses_nothing_that_python_3_10_lacks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_device_with_python_3_10_trains(tmp_path: Path, wheel: Path) -> None:
-    """With what pip finds for that Python: older releases of NumPy, ONNX Runtime, websockets."""
-    python = oldest_python()
+@pytest.mark.parametrize("version", ["3.10", "3.13", "3.14"])
+def test_a_device_with_another_python_trains(version: str, tmp_path: Path, wheel: Path) -> None:
+    """With what pip finds for that Python: for 3.10, older releases of NumPy, ONNX Runtime,
+    websockets. Its settings are in a file, which Python 3.10 reads by a package."""
+    python = python_of(version)
     if python is None:
-        pytest.skip("there is no Python 3.10 here")
+        pytest.skip(f"there is no Python {version} here")
     subprocess.run([python, "-m", "venv", tmp_path / "env"], check=True)
     own = tmp_path / "env" / "bin" / "python"
     install = [own, "-m", "pip", "install", "--quiet", wheel]
@@ -111,15 +115,74 @@ def test_a_device_with_python_3_10_trains(tmp_path: Path, wheel: Path) -> None:
     settings = {"round__goal": 1, "stop__rounds": 3, "local__lr": 0.05}
     plan.write_text(plan_text(bundle, tmp_path / "run", **settings))
     service_file(plan, port)
+    (tmp_path / "device.toml").write_text(
+        f'coordinator = "ws://127.0.0.1:{port}"\nstate = "state"\nuntil_finished = true\n'
+        '[data]\nsource = "data.npz"\n'
+    )
     with processes(tmp_path) as run:
         run.coordinator(plan)
         run.start(
-            "old", own, "-W", "error::DeprecationWarning:fleetlearn_device", "-m",
-            "fleetlearn_device", "run", "--coordinator", f"ws://127.0.0.1:{port}", "--data", data,
-            "--state", tmp_path / "state", "--until-finished", env={**os.environ, "PYTHONPATH": ""},
+            "other", own, "-W", "error::DeprecationWarning:fleetlearn_device", "-m",
+            "fleetlearn_device", "run", "--config", tmp_path / "device.toml",
+            env={**os.environ, "PYTHONPATH": ""},
         )  # fmt: skip
         assert run.wait("coordinator", 120) == 0, run.log("coordinator")
-        assert run.wait("old") == 0, run.log("old")
+        assert run.wait("other") == 0, run.log("other")
     losses = [row.summary["metrics"]["loss"] for row in read_status(tmp_path / "run").rounds]
     assert len(losses) == 3
     assert losses[-1] < losses[0]
+
+
+MOST_WHEELS, MOST_BYTES = 8, 40 * 2**20
+"""What a device may bring to a board, beside its own wheel."""
+MORE_WHEELS = {"3.10": 13}
+"""Python 3.10 has ONNX Runtime 1.23 at most, which asks for coloredlogs, humanfriendly, sympy and
+mpmath; and it needs tomli."""
+BOARD = ("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux2014_aarch64")
+
+
+def requirements_for(version: str) -> list[str]:
+    """Return what the device alone needs with this Python. pip itself would ask the Python that
+    runs."""
+    found = map(Requirement, ALONE["dependencies"])
+    environment = {"python_version": version}
+    return [
+        str(each).partition(";")[0].strip()
+        for each in found
+        if each.marker is None or each.marker.evaluate(environment)
+    ]
+
+
+def test_what_a_python_needs_is_told_apart() -> None:
+    assert "websockets>=16.1" in requirements_for("3.10")
+    assert "tomli>=2" in requirements_for("3.10")
+    assert "websockets>=17.4" in requirements_for("3.11")
+    assert not [each for each in requirements_for("3.11") if each.startswith("tomli")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.13", "3.14"])
+def test_what_comes_with_a_device_to_a_board_is_small(version: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
+    words += [word for each in BOARD for word in ("--platform", each)]
+    words += ["--python-version", version, "--dest", str(tmp_path), *requirements_for(version)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode and "No matching distribution" not in done.stderr:
+        pytest.skip(f"the index cannot be reached: {done.stderr[-300:]}")
+    assert done.returncode == 0, done.stderr
+    sizes = {path.name: path.stat().st_size for path in tmp_path.glob("*.whl")}
+    assert len(sizes) <= MORE_WHEELS.get(version, MOST_WHEELS), sorted(sizes)
+    assert sum(sizes.values()) <= MOST_BYTES, sizes
+    assert not [name for name in sizes if not name.endswith(("aarch64.whl", "any.whl"))]
+
+
+@pytest.mark.slow
+def test_a_board_of_32_bit_gets_no_runtime(tmp_path: Path) -> None:
+    """As the page says: if this fails, the page can say something better."""
+    words = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--no-deps"]
+    words += ["--platform", "manylinux_2_31_armv7l", "--platform", "linux_armv7l"]
+    words += ["--python-version", "3.11", "--dest", str(tmp_path), "onnxruntime"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode and "No matching distribution" not in done.stderr:
+        pytest.skip(f"the index cannot be reached: {done.stderr[-300:]}")
+    assert done.returncode, "onnxruntime has a wheel for 32-bit ARM"
