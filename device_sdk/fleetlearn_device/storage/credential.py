@@ -14,8 +14,8 @@ from tempfile import mkstemp
 from typing import Annotated
 
 import msgspec
-from fleetlearn_protocol.stored_report import read_json
 
+from fleetlearn_device.storage.checked_json import checked_json, read_checked_json
 from fleetlearn_device.storage.errors import StateError, os_errors_as_state_errors
 from fleetlearn_device.storage.files import write_durably
 
@@ -41,7 +41,7 @@ def read_credential(folder: Path) -> Credential | None:
     path = folder / FILE
     try:
         with os_errors_as_state_errors(path):
-            return read_json(path.read_bytes(), Credential) if path.exists() else None
+            return read_checked_json(path.read_bytes(), Credential) if path.exists() else None
     except msgspec.DecodeError as error:
         raise StateError(
             f"{path} is damaged ({error}): delete it, and enrol the device again with a token"
@@ -88,4 +88,4 @@ def _write(folder: Path, credential: Credential) -> None:
         # process uses: the command ``rotate`` may write at the same moment as the device.
         descriptor, draft = mkstemp(prefix=f"{FILE}.", dir=folder)
         os.close(descriptor)
-        write_durably(folder / FILE, msgspec.json.encode(credential), into=Path(draft))
+        write_durably(folder / FILE, checked_json(credential), into=Path(draft))

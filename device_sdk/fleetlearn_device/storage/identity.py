@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 from fleetlearn_protocol.messages import Identifier
-from fleetlearn_protocol.stored_report import read_json
 
+from fleetlearn_device.storage.checked_json import checked_json, read_checked_json
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.files import write_durably
 
@@ -40,14 +40,14 @@ def read_or_make_name(path: Path, name: str | None) -> str:
             f"the name {device!r} was given; a device's name has 1 to 64 letters, digits and . _ "
             "-, and begins with a letter or digit"
         ) from None
-    write_durably(path, msgspec.json.encode(identity))
+    write_durably(path, checked_json(identity))
     return device
 
 
 def read_name(path: Path) -> str:
     """Return the device's name. Raises StateError where the file is damaged, OSError."""
     try:
-        return read_json(path.read_bytes(), Identity).device
+        return read_checked_json(path.read_bytes(), Identity).device
     except msgspec.DecodeError as error:
         raise StateError(
             f'{path} is damaged ({error}); it should hold {{"device": NAME}}. Write it again with '

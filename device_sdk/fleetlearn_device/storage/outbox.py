@@ -32,6 +32,7 @@ from fleetlearn_protocol.stored_report import read_report as decode_report
 from fleetlearn_protocol.vector import Vector, checksum
 
 from fleetlearn_device.storage import kept_states, tied_vectors
+from fleetlearn_device.storage.checked_json import checked_json, intact_json
 from fleetlearn_device.storage.errors import StateError, os_errors_as_state_errors
 from fleetlearn_device.storage.files import allocate, write_durably
 from fleetlearn_device.storage.kept_states import KeptStates, personal_name
@@ -119,7 +120,7 @@ class Outbox:
                 )
             write_durably(
                 self._path / "report.json",
-                msgspec.json.encode(report),
+                checked_json(report),
                 into=self._reserved("report"),
             )
             self._settle()
@@ -200,7 +201,7 @@ def read_report(pending: Path) -> Report | None:
     damaged."""
     path = pending / "report.json"
     try:
-        return decode_report(path.read_bytes())
+        return decode_report(intact_json(path.read_bytes()))
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:

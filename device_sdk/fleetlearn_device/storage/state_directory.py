@@ -4,6 +4,7 @@ training it was in.
 ::
 
     lock                        held while a process uses the directory
+    version.json                the directory's format                         (directory_version.py)
     identity.json               the device's name                              (identity.py)
     credential.json             its credential, if it is enrolled              (credential.py)
     trusted.json                the public keys that it trusts, if any         (trusted_keys.py)
@@ -15,7 +16,8 @@ training it was in.
     tied/                       the tied vectors of the last tasks             (tied_vectors.py)
     status.json                 how the device is, for its owner               (status.py)
 
-Every file is written beside its place and renamed. The update, what is kept with it, the identity,
+Every file is written beside its place and renamed, and has a checksum; damage is found when the file
+is read, and said by the file's name. The update, what is kept with it, the checkpoint, the identity,
 the credential and the keys are synced as well.
 """
 
@@ -35,6 +37,7 @@ from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.paths import in_home
 
 from fleetlearn_device.storage.content_cache import ContentCache, bundles_by_use
+from fleetlearn_device.storage.directory_version import check_version
 from fleetlearn_device.storage.errors import StateError, os_errors_as_state_errors
 from fleetlearn_device.storage.identity import read_name, read_or_make_name
 from fleetlearn_device.storage.kept_states import KeptStates
@@ -79,6 +82,7 @@ class StateDirectory:
             self._lock = _lock(self.path)
         try:
             with os_errors_as_state_errors(self.path):
+                check_version(self.path)
                 self.device = read_or_make_name(self.path / "identity.json", name)
                 self.contents = ContentCache(self.path)
                 self.training_starts = TrainingStarts(self.path / "training.json")

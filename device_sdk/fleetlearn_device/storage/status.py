@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from fleetlearn_protocol.stored_report import read_json
 
 from fleetlearn_device.session.history import History
+from fleetlearn_device.storage.checked_json import checked_json, read_checked_json
 
 FILE = "status.json"
 PAUSES = (
@@ -77,7 +77,7 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 def read_status(folder: Path) -> DeviceStatus | None:
     """Return the status in a state directory; None where there is none, or it is damaged."""
     try:
-        return read_json((folder / FILE).read_bytes(), DeviceStatus)
+        return read_checked_json((folder / FILE).read_bytes(), DeviceStatus)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -85,5 +85,5 @@ def read_status(folder: Path) -> DeviceStatus | None:
 def write_status(folder: Path, status: DeviceStatus) -> None:
     """Write the file beside its place and rename it. Raises OSError."""
     draft = folder / f"{FILE}.tmp"
-    draft.write_bytes(msgspec.json.encode(status))
+    draft.write_bytes(checked_json(status))
     draft.replace(folder / FILE)

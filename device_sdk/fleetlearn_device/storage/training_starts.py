@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 from fleetlearn_protocol.messages import Identifier
-from fleetlearn_protocol.stored_report import read_json
 
+from fleetlearn_device.storage.checked_json import checked_json, read_checked_json
 from fleetlearn_device.storage.errors import os_errors_as_state_errors
 from fleetlearn_device.storage.files import write_durably
 
@@ -35,7 +35,7 @@ class TrainingStarts:
         it."""
         with os_errors_as_state_errors(self._path):
             try:
-                started = read_json(self._path.read_bytes(), Starts)
+                started = read_checked_json(self._path.read_bytes(), Starts)
             except (FileNotFoundError, msgspec.DecodeError):
                 return 0
             return started.starts if started.task == task_id else 0
@@ -43,7 +43,8 @@ class TrainingStarts:
     def add(self, task_id: str) -> None:
         """Count a start of this task's training durably, before it begins."""
         with os_errors_as_state_errors(self._path):
-            write_durably(self._path, msgspec.json.encode(Starts(task_id, self.count(task_id) + 1)))
+            started = Starts(task_id, self.count(task_id) + 1)
+            write_durably(self._path, checked_json(started))
 
     def clear(self) -> None:
         """Forget the starts: the training ended, well or not, and the process lives."""

@@ -17,6 +17,7 @@ import msgspec
 from fleetlearn_protocol.messages import MAX_KEYS, Bytes32
 from msgspec import Meta
 
+from fleetlearn_device.storage.checked_json import checked_json, read_checked_json
 from fleetlearn_device.storage.errors import StateError, os_errors_as_state_errors
 from fleetlearn_device.storage.files import write_durably
 
@@ -50,11 +51,7 @@ def read_trusted_keys(folder: Path) -> tuple[str, ...]:
     path = folder / FILE
     try:
         with os_errors_as_state_errors(path):
-            return (
-                msgspec.json.decode(path.read_bytes(), type=TrustedKeys).keys
-                if path.exists()
-                else ()
-            )
+            return read_checked_json(path.read_bytes(), TrustedKeys).keys if path.exists() else ()
     except msgspec.DecodeError as error:
         raise StateError(
             f"{path} is damaged ({error}): `fleetlearn-device trust` writes it again, with the "
@@ -65,7 +62,7 @@ def read_trusted_keys(folder: Path) -> tuple[str, ...]:
 def write_trusted_keys(folder: Path, keys: Sequence[str]) -> None:
     """Trust these keys from now on, and no others. Raises StateError."""
     with os_errors_as_state_errors(folder):
-        write_durably(folder / FILE, msgspec.json.encode(TrustedKeys(tuple(keys))))
+        write_durably(folder / FILE, checked_json(TrustedKeys(tuple(keys))))
 
 
 def trust_first(folder: Path, given: Sequence[str]) -> tuple[str, ...]:

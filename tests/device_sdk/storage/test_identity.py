@@ -23,7 +23,7 @@ def test_the_identity_is_made_once(tmp_path: Path) -> None:
 
 def test_a_name_is_given_once(tmp_path: Path) -> None:
     StateDirectory(tmp_path, "sensor-7").close()
-    assert json.loads((tmp_path / "identity.json").read_text()) == {"device": "sensor-7"}
+    assert json.loads((tmp_path / "identity.json").read_text())["device"] == "sensor-7"
     StateDirectory(tmp_path, "sensor-7").close()
     StateDirectory(tmp_path).close()
     with pytest.raises(StateError, match="sensor-7, not sensor-8"):

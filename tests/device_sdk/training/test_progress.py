@@ -170,7 +170,13 @@ def two_tasks(
     return found
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        name if name in ("plain", "ditto") else pytest.param(name, marks=pytest.mark.slow)
+        for name in ALGORITHMS
+    ],
+)
 @pytest.mark.usefixtures("each_step")
 def test_killed_after_each_step(bundles: dict[str, Bundle], tmp_path: Path, algorithm: str) -> None:
     bundle = bundles[ALGORITHMS[algorithm]]
@@ -182,7 +188,16 @@ def test_killed_after_each_step(bundles: dict[str, Bundle], tmp_path: Path, algo
 
 
 @pytest.mark.parametrize(
-    "mistake", ["model", "state", "seen", "loss", "batches", "passes", "steps", "kept", "result"]
+    "mistake",
+    [
+        "model",
+        "state",
+        "loss",
+        "kept",
+        "result",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("seen", "batches", "passes")),
+        pytest.param("steps", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.usefixtures("each_step")
 def test_whatever_is_not_restored_shows(

@@ -61,6 +61,8 @@ STATE_FILES = (
     f"kept/{BUNDLE}",
     f"tied/{BUNDLE}.{TASK}",
     f"bundles/{BUNDLE}/manifest.json",
+    "version.json",
+    "checkpoint",
 )
 """Files of a state directory that the target writes, by their number."""
 
@@ -278,6 +280,7 @@ def state_directories(data: bytes) -> None:
         state.kept_states.load(BUNDLE, 3)
         state.tied_vectors.begin(BUNDLE, TASK, 2)
         state.training_starts.count(TASK)
+        state.checkpoint.load(TASK)
         if report is not None:
             sent = b"".join(unpack_chunk(frame).payload for frame in state.outbox.chunks(1, 0, 8))
             assert len(sent) == report.size
