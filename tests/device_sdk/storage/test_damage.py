@@ -6,12 +6,14 @@ from __future__ import annotations
 import logging
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fleetlearn_device.session.history import History
+from fleetlearn_device.storage import vectors_in_memory
 from fleetlearn_device.storage.credential import make_credential, read_credential
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.kept_states import personal_name
@@ -32,6 +34,14 @@ EMPTY = {"lock", "let-in"}
 """Files without a byte."""
 NOT_KEPT = {"partial/half"}
 """A content that is still arriving is checked when it is complete (test_content_cache)."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def models_on_disk() -> Iterator[None]:
+    """Have small models written to disk as well, as large ones are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vectors_in_memory, "LIMIT", 0)
+        yield
 
 
 @pytest.fixture(scope="module")
