@@ -4,7 +4,7 @@ training it was in.
 ::
 
     lock                        held while a process uses the directory
-    version.json                the directory's format                         (directory_version.py)
+    version.json                the directory's format                     (directory_version.py)
     identity.json               the device's name                              (identity.py)
     credential.json             its credential, if it is enrolled              (credential.py)
     trusted.json                the public keys that it trusts, if any         (trusted_keys.py)
@@ -16,9 +16,9 @@ training it was in.
     tied/                       the tied vectors of the last tasks             (tied_vectors.py)
     status.json                 how the device is, for its owner               (status.py)
 
-Every file is written beside its place and renamed, and has a checksum; damage is found when the file
-is read, and said by the file's name. The update, what is kept with it, the checkpoint, the identity,
-the credential and the keys are synced as well.
+Every file is written beside its place and renamed, and has a checksum; damage is found when the
+file is read, and said by the file's name. The update, what is kept with it, the checkpoint, the
+identity, the credential and the keys are synced as well.
 """
 
 from __future__ import annotations
