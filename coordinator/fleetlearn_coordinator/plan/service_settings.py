@@ -21,6 +21,7 @@ from fleetlearn_protocol.paths import in_home
 from msgspec import Meta
 from msgspec.structs import replace
 
+from fleetlearn_coordinator.plan.canary_settings import CanarySettings
 from fleetlearn_coordinator.plan.toml_errors import (
     Positive,
     Section,
@@ -240,6 +241,8 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     """Default: nobody is told."""
     traces: TraceSettings | None = None
     """Default: no traces."""
+    canary: CanarySettings | None = None
+    """How canaries go, unless one is begun otherwise."""
 
     @property
     def own_origins(self) -> list[str]:
@@ -292,6 +295,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                 "metrics": MetricsPort,
                 "alerts": AlertSettings,
                 "traces": TraceSettings,
+                "canary": CanarySettings,
             }
             refuse_unknown(raw, "service file", cls, tables, hidden=())
             settings = read_tables(raw, "service file", cls, paths_from(Path(base)))
@@ -316,6 +320,8 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                 _check_page(settings, settings.page)
             if settings.alerts is not None:
                 _check_alerts(settings.alerts)
+            if settings.canary is not None:
+                settings.canary.check()
             if settings.metrics is not None:
                 _check_metrics(settings, settings.metrics)
             if settings.identities is not None and settings.open:

@@ -108,7 +108,7 @@ def find_contents(source: Path, service: Path | None, *, keys: bool) -> BackupCo
 def _add_plan(found: BackupContents, name: str, path: Path) -> None:
     plan = Plan.load(path)
     found.toml[path] = PLAN_PATHS
-    if not _is_path(str(plan.data_dir)):
+    if not is_path(str(plan.data_dir)):
         raise BackupError(
             Code.BAD_MESSAGE,
             f"{path}: data_dir = {plan.data_dir} is a store, and no folder: its own tools make its "
@@ -155,7 +155,7 @@ def _files_of(path: Path) -> list[Path]:
     return [each for each in sorted(path.rglob("*")) if each.is_file()]
 
 
-def _is_path(text: str) -> bool:
+def is_path(text: str) -> bool:
     """Return whether this is a path, and no URL of a store."""
     return re.match("[a-z][a-z0-9+.-]+:/", text) is None
 
@@ -169,8 +169,8 @@ def with_relative_paths(text: str, file: Path, keys: Iterable[str]) -> str:
     """Return a plan's or a service file's text, in which the whole paths of these keys are relative
     to the file. Raises BackupError where that cannot be done."""
     raw = tomllib.loads(text)
-    for table, key, value in _strings(raw, keys):
-        if not _is_path(value) or not in_home(value).is_absolute():
+    for table, key, value in path_strings(raw, keys):
+        if not is_path(value) or not in_home(value).is_absolute():
             continue
         relative = os.path.relpath(plain(Path(value)), file.parent)
         text = text.replace(f'"{value}"', f'"{relative}"').replace(f"'{value}'", f"'{relative}'")
@@ -184,7 +184,7 @@ def with_relative_paths(text: str, file: Path, keys: Iterable[str]) -> str:
     return text
 
 
-def _strings(raw: dict[str, Any], keys: Iterable[str]) -> Iterator[tuple[Any, Any, str]]:
+def path_strings(raw: dict[str, Any], keys: Iterable[str]) -> Iterator[tuple[Any, Any, str]]:
     """Yield (table or list, key or index, value) of the strings under these dotted keys."""
     for dotted in keys:
         *path, key = dotted.split(".")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 
 from fleetlearn_protocol import Bundle, open_bundle
@@ -21,9 +21,10 @@ from fleetlearn_coordinator.service.several.population import EVERYBODY
 from fleetlearn_coordinator.service.several.shared_server import SharedRunServer
 from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.service.waiting_log import WaitingLog
+from fleetlearn_coordinator.storage.canaries import Split
 from fleetlearn_coordinator.storage.ledger import Metadata
 from fleetlearn_coordinator.storage.runs import Population
-from fleetlearn_coordinator.storage.store import open_store
+from fleetlearn_coordinator.storage.store import Store, open_store
 
 
 def updates_kept(plan: Plan) -> int:
@@ -39,10 +40,12 @@ def open_run(
     name: str = "",
     bundle: Bundle | None = None,
     any_thread: bool = False,
+    prepare: Callable[[Bundle, Store], None] | None = None,
 ) -> Run:
     """Open a plan's data directory, and read the model. ``name``: of one of several runs.
     ``bundle``: the plan's, if it is open already. ``any_thread``: the run may then be used in other
-    threads than this one, one at a time. Raises PlanError, BundleError, StoreError."""
+    threads than this one, one at a time. ``prepare`` is called with the store before anything is
+    read there. Raises PlanError, BundleError, StoreError."""
     bundle = bundle or open_bundle(plan.bundle)
     kept = updates_kept(plan)
     store = open_store(
@@ -54,6 +57,8 @@ def open_run(
         any_thread=any_thread,
     )
     try:
+        if prepare is not None:
+            prepare(bundle, store)
         run = Run(plan, bundle, store, now, service.heartbeat, RunLog(name))
         run.work.held_out = _measurer(run)
     except BaseException:
@@ -88,16 +93,22 @@ class HostedRun:
     """A run within a running event loop. ``begin`` follows; then ``end``, and ``close``."""
 
     def __init__(
-        self, run: Run, host: Host, *, name: str = "", population: Population = EVERYBODY
+        self,
+        run: Run,
+        host: Host,
+        *,
+        name: str = "",
+        population: Population = EVERYBODY,
+        split: Split | None = None,
     ) -> None:
-        """``run``: from ``open_run``; if this fails it is closed. ``name``, ``population``: of one
-        of a host's several runs. Raises BundleError."""
+        """``run``: from ``open_run``; if this fails it is closed. ``name``, ``population``,
+        ``split``: of one of a host's several runs. Raises BundleError."""
         self.plan, self._store, self._held_out = run.plan, run.store, run.work.held_out
         try:
             self.server = (
                 RunServer(run, host)
                 if host.turns is None
-                else SharedRunServer(run, host, host.turns, name, population)
+                else SharedRunServer(run, host, host.turns, name, population, split)
             )
         except BaseException:
             self._store.close()

@@ -6,22 +6,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from typing import Any
 
+from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.errors import Code, FleetError, in_words
-from fleetlearn_protocol.messages import ComeBack
+from fleetlearn_protocol.messages import CheckIn, ComeBack
 from fleetlearn_protocol.systemd import READY, notify_systemd
 
 from fleetlearn_coordinator.network import peer_log, process_settings
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host, spread
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
+from fleetlearn_coordinator.plan.scaled_plan import scale_plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service.admin_api import administrators_port
+from fleetlearn_coordinator.service.canary.about import about_of
+from fleetlearn_coordinator.service.canary.first_model import begin_model, take_newest
+from fleetlearn_coordinator.service.canary.watch import CanaryWatch
 from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run
 from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.live_page import LivePage
@@ -31,7 +36,7 @@ from fleetlearn_coordinator.service.page import page_descriptors, page_port
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.serve import SWEEP, check_places, process_for_serving
 from fleetlearn_coordinator.service.server import RunServer
-from fleetlearn_coordinator.service.several.operations import log_operations
+from fleetlearn_coordinator.service.several.operations import Operations, log_operations
 from fleetlearn_coordinator.service.several.shared_server import SharedRunServer
 from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
@@ -39,7 +44,7 @@ from fleetlearn_coordinator.storage.identities import Identities, open_identitie
 from fleetlearn_coordinator.storage.ledger import ModelMade
 from fleetlearn_coordinator.storage.requests import RollBack
 from fleetlearn_coordinator.storage.runs import Runs, State, WantedRun
-from fleetlearn_coordinator.storage.store import most_spool_files
+from fleetlearn_coordinator.storage.store import Store, most_spool_files
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -132,6 +137,11 @@ class HostedRuns:
         """What shows the runs to administrators."""
         self._closing: dict[int, asyncio.Task[None]] = {}
         """Number of a run that is not served any more -> what closes it."""
+        operations = Operations(service, wanted, identities, "coordinator")
+        self._canaries = CanaryWatch(wanted, operations, self._check_ins)
+        self._served_as: dict[int, tuple[str, float]] = {}
+        """Number of a run that is served -> its name, and for which share of the devices its plan
+        was made."""
         self._sweeper: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self.monitor: Monitor | None = None
@@ -210,11 +220,18 @@ class HostedRuns:
         closed = [number for number, task in self._closing.items() if task.done()]
         for number in closed:
             self._closing.pop(number).result()
+        if self._look_at_canaries(wanted):
+            wanted = self._wanted.runs()
         if self.live is not None:
             self.live.are_wanted(wanted)
         for number in self._open.keys() - {run.number for run in wanted}:
             await self._close(number, "removed")
         for run in wanted:
+            if run.number in self._open and self._served_as[run.number] != _served_as(run):
+                is_other = self._names[run.number] != run.name
+                await self._close(run.number, "renamed" if is_other else "for more devices now")
+        # What is to be stopped goes first: its devices must not get one more task of it.
+        for run in sorted(wanted, key=lambda run: run.wanted != "stopped"):
             if run.number in self._open:
                 await self._look_at(run, self._open[run.number])
             elif (
@@ -229,12 +246,30 @@ class HostedRuns:
             self.monitor.loaded = True
             self.monitor.look({run.name: bool(run.failed) for run in wanted})
 
+    def _look_at_canaries(self, wanted: Sequence[WantedRun]) -> bool:
+        """Let canaries go on or back. Returns whether one does."""
+        served = {number: run.server for number, run in self._open.items()}
+        now = asyncio.get_running_loop().time()
+        try:
+            return self._canaries.look(wanted, served, now)
+        except StoreUnavailableError as error:
+            logger.error("the canaries stay as they are for now: %s", error.text)
+            return False
+
+    def _check_ins(self) -> Iterable[CheckIn]:
+        """Return what the connected devices say of themselves."""
+        assert self.host.turns is not None
+        return [device.check_in for device in self.host.turns.devices.values()]
+
     async def _begin(self, wanted: WantedRun) -> None:
         """Open a run and serve it, in the state that is wanted. If that cannot be, it has
         failed."""
         number = wanted.number
         try:
             plan = Plan.load(wanted.plan)
+            if wanted.split is not None and wanted.split.is_canary:
+                plan = scale_plan(plan, wanted.split.share)
+            prepare = self._prepare_canary(wanted, plan)
             plan.check_service(self._service)
             check_places(plan, self._service, self._places)
             begin = partial(
@@ -243,15 +278,24 @@ class HostedRuns:
                 plan,
                 wanted.wanted,
                 asyncio.get_running_loop().time,
+                prepare,
             )
             # At the start devices wait: each must find the run whose task it has from an earlier
             # process.
             found, pending = begin() if self._starting else await asyncio.to_thread(begin)
-            run = HostedRun(found, self.host, name=wanted.name, population=wanted.population)
+            run = HostedRun(
+                found,
+                self.host,
+                name=wanted.name,
+                population=wanted.population,
+                split=wanted.split,
+            )
         except Exception as error:
             self._fail(wanted, error)
             return
         self._open[number], self._names[number] = run, wanted.name
+        self._served_as[number] = _served_as(wanted)
+        self._canaries.add(number, run.server)
         try:
             run.server.run.roll_backs.audit = partial(self._log_roll_back, wanted.name)
             if self.live is not None:
@@ -275,16 +319,40 @@ class HostedRuns:
             self._log("started", wanted.name)
         await self._look_at(wanted, run)
 
+    def _prepare_canary(
+        self, wanted: WantedRun, plan: Plan
+    ) -> Callable[[Bundle, Store], None] | None:
+        """Return what writes the model of a canary's run before it is opened. None: it is no
+        canary."""
+        rows = {row.run: row for row in self._wanted.canaries.rows()}
+        if wanted.split is None or wanted.number not in rows:
+            return None
+        row = rows[wanted.number]
+        first = about_of(row).first
+        old = next(run for run in self._wanted.runs() if run.number == row.of)
+
+        def prepare(bundle: Bundle, store: Store) -> None:
+            before = Plan.load(old.plan)
+            begin_model(store, bundle, plan, before, first, time.time())
+            if row.share >= 1 and first.take_over == "newest":
+                take_newest(store, bundle, plan, before, time.time())
+
+        return prepare
+
     def _open_and_resume(
-        self, name: str, plan: Plan, state: State, clock: Callable[[], float]
+        self,
+        name: str,
+        plan: Plan,
+        state: State,
+        clock: Callable[[], float],
+        prepare: Callable[[Bundle, Store], None] | None,
     ) -> tuple[Run, list[Command]]:
         """Open a run's data directory and take up what an earlier process left there, in this
         state. After the start it is called in another thread, while devices serve the other runs: a
         model of 400 MB takes seconds. ``clock``: the event loop's. Returns what ``Run.resume`` does
         beside the run."""
-        run = open_run(
-            plan, self._service, Clocks(clock(), time.time()), name=name, any_thread=True
-        )
+        now = Clocks(clock(), time.time())
+        run = open_run(plan, self._service, now, name=name, any_thread=True, prepare=prepare)
         try:
             _refuse_twins(run, [each.server.run for each in self._open.values()])
             run.engine.paused, run.engine.draining = state == "paused", state == "draining"
@@ -298,6 +366,7 @@ class HostedRuns:
         assert isinstance(server, SharedRunServer)
         if not server.done.done() and wanted.wanted != "stopped":
             try:
+                server.split_devices(wanted.split)
                 _bring_into_state(wanted, server)
                 run.look()
             except Exception as error:
@@ -397,6 +466,13 @@ class HostedRuns:
         if self._identities is not None:
             identities = self._identities
             self._write(lambda: identities.log(time.time(), what, {"run": name, **more}))
+
+
+def _served_as(run: WantedRun) -> tuple[str, float]:
+    """Return what a run is opened again for when it changes: its name, and for which share of the
+    devices its plan is made."""
+    scaled = run.split is not None and run.split.is_canary
+    return run.name, run.split.share if scaled and run.split is not None else 1.0
 
 
 def _bring_into_state(wanted: WantedRun, server: SharedRunServer) -> None:

@@ -145,8 +145,8 @@ class Tables(NamedTuple):
     version: int
     made: tuple[str, ...]
     """Statements that make the tables in a new database."""
-    added: str
-    """The statement that makes a table which databases of earlier releases lack."""
+    added: tuple[str, ...]
+    """Statements that make the tables which databases of earlier releases lack."""
 
 
 def open_shared(path: Path, tables: Tables, *, timeout: float, mode: int) -> Database:
@@ -181,7 +181,8 @@ def open_shared(path: Path, tables: Tables, *, timeout: float, mode: int) -> Dat
             )
             raise StoreError(Code.BAD_VERSION, text)
         with found.transaction():
-            found.execute(tables.added)
+            for statement in tables.added:
+                found.execute(statement)
     except BaseException:
         found.close()
         raise

@@ -49,7 +49,7 @@ _TABLES = Tables(
         "about TEXT NOT NULL, hash TEXT NOT NULL)",
     ),
     # When a device was last revoked: certificates that were valid before are not any more.
-    "CREATE TABLE IF NOT EXISTS revoked(device TEXT PRIMARY KEY, at REAL NOT NULL)",
+    ("CREATE TABLE IF NOT EXISTS revoked(device TEXT PRIMARY KEY, at REAL NOT NULL)",),
 )
 
 

@@ -18,6 +18,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import msgspec
 from fleetlearn_protocol.errors import Code
 
+from fleetlearn_coordinator.storage import canaries
+from fleetlearn_coordinator.storage.canaries import Canaries, CanaryRow, Split
 from fleetlearn_coordinator.storage.database import Tables, connect, open_shared
 from fleetlearn_coordinator.storage.errors import DuplicateRowError, StoreError
 from fleetlearn_coordinator.storage.lock import LOCK, is_locked, lock
@@ -37,8 +39,11 @@ _TABLES = Tables(
         "plan TEXT NOT NULL, population TEXT NOT NULL, wanted TEXT NOT NULL, asked INTEGER NOT "
         "NULL, failed TEXT NOT NULL)",
     ),
-    "CREATE TABLE IF NOT EXISTS to_log(number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, "
-    "what TEXT NOT NULL, about TEXT NOT NULL)",
+    (
+        "CREATE TABLE IF NOT EXISTS to_log(number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT "
+        "NULL, what TEXT NOT NULL, about TEXT NOT NULL)",
+        canaries.TABLE,
+    ),
 )
 
 
@@ -70,6 +75,8 @@ class WantedRun(NamedTuple):
     asked for once more."""
     failed: str
     """Why the run was stopped by an error; empty: it was not."""
+    split: Split | None = None
+    """Which part of its devices serve it, while it has a canary or is one."""
 
 
 class Operation(NamedTuple):
@@ -91,6 +98,7 @@ class Runs:
         """Open the folder's database, which is made if there is none."""
         self.path = folder / DATABASE
         self._db = open_shared(self.path, _TABLES, timeout=BUSY_TIMEOUT, mode=0o666)
+        self.canaries = Canaries(self._db)
         for run in self.runs():  # an earlier release wrote absolute paths
             if (kept := self._kept_path(run.plan)) != str(run.plan):
                 self._db.execute(
@@ -170,6 +178,7 @@ class Runs:
 
     def remove(self, name: str) -> None:
         """Forget the run. Its data directory stays. Raises StoreError if there is no such run."""
+        self.canaries.forget(run.number for run in self.runs() if run.name == name)
         self._change(name, "DELETE FROM runs WHERE name=?", name)
 
     def _change(self, name: str, statement: str, *values: object) -> None:
@@ -180,6 +189,12 @@ class Runs:
             )
 
     # The audit log
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Write all that the block changes, or nothing of it."""
+        with self._db.transaction():
+            yield
 
     @contextmanager
     def logged(self, at: float, what: str, about: Mapping[str, Any]) -> Iterator[None]:
@@ -219,12 +234,13 @@ class Runs:
     # What is known
 
     def runs(self) -> list[WantedRun]:
-        """Return all runs, in the order in which they were added."""
+        """Return all runs, in the order in which they were added, with what follows from their
+        canaries."""
         rows = self._db.execute(
             "SELECT number, name, plan, population, wanted, asked, failed FROM runs ORDER BY number"
         )
-        return [
-            WantedRun(
+        found = {
+            number: WantedRun(
                 number,
                 name,
                 self._plan_path(plan),
@@ -232,7 +248,10 @@ class Runs:
                 *rest,
             )
             for number, name, plan, population, *rest in rows
-        ]
+        }
+        for row in self.canaries.rows():
+            _apply(row, found)
+        return list(found.values())
 
     def changed(self) -> bool:
         """Return whether another process, or another ``Runs``, has changed something since the last
@@ -242,6 +261,22 @@ class Runs:
 
     def _data_version(self) -> int:
         return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+
+
+def _apply(row: CanaryRow, runs: dict[int, WantedRun]) -> None:
+    """Let the two runs of a canary be what they are to be in its step."""
+    canary, old = runs.get(row.run), runs.get(row.of)
+    if canary is None or old is None or row.phase == "finished":
+        return
+    if row.phase == "back":
+        runs[row.run] = canary._replace(wanted="stopped")
+        return
+    splits = canaries.splits_of(row, {number: run.name for number, run in runs.items()})
+    runs[row.run] = canary._replace(population=old.population, split=splits[row.run])
+    wanted = old.wanted
+    if row.share >= 1 and wanted in ("running", "draining"):
+        wanted = "paused"  # until the canary takes its place, it can still go on
+    runs[row.of] = old._replace(wanted=wanted, split=splits[row.of])
 
 
 def _plain(path: Path) -> Path:

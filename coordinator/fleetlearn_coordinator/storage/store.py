@@ -51,6 +51,8 @@ Written: TypeAlias = Literal["rows", "update", "sum", "model"]
 SPOOL_FILES_HELD = 32
 """Accepted updates kept in spool files before the aggregator's state is written and their files are
 freed."""
+BEGINS_AT = "begins_at"
+"""Key of the metadata: the version of a run's first model, where that is not 0."""
 OPTIMIZER_STATE = "state."
 """In a model's file, the names of the server optimizer's state begin with this."""
 
@@ -435,10 +437,11 @@ def open_store(
 
 def _refuse_lost(storage: RunStorage, ledger: Ledger, blobs: Blobs) -> None:
     """Raise StoreError if there are models that the ledger does not know: training would begin at
-    version 0 beside them. Version 0 alone is no error: the first start may have been killed after
-    it wrote the model."""
+    version 0 beside them. The first version alone is no error: the first start may have been killed
+    after it wrote the model."""
     versions = blobs.model_versions()
-    if versions if ledger.is_new else versions[-1:] > [0] and ledger.newest_model() is None:
+    first = 0 if ledger.is_new else ledger.get(BEGINS_AT) or 0
+    if versions if ledger.is_new else versions[-1:] > [first] and ledger.newest_model() is None:
         raise StoreError(
             Code.UNKNOWN_CONTENT,
             f"{storage.where} has models up to version {versions[-1]}, but {ledger.where} there is "

@@ -63,7 +63,9 @@ def test_a_database_that_cannot_be_opened(tmp_path: Path) -> None:
 
 
 TABLES = Tables(
-    1, ("CREATE TABLE numbers(number INTEGER)",), "CREATE TABLE IF NOT EXISTS letters(letter TEXT)"
+    1,
+    ("CREATE TABLE numbers(number INTEGER)",),
+    ("CREATE TABLE IF NOT EXISTS letters(letter TEXT)",),
 )
 
 

@@ -135,6 +135,25 @@ class Turns:
         self._free.extend(device.name for device in self.devices.values() if device.serves is None)
         self.offer_freed_devices(run)
 
+    def refit(self, run: SharedRun) -> None:
+        """The run is for other devices from now on. Those that have its tasks go on with them."""
+        for device in self.devices.values():
+            fits = not run.port.unfit(device.check_in)
+            if fits == (run in device.fits):
+                continue
+            if fits:
+                device.fits.add(run)
+                run.fitting += 1
+                if device.serves is None:
+                    self._free.append(device.name)
+                continue
+            device.fits.discard(run)
+            run.fitting -= 1
+            if run in device.waits and device.serves is not run:
+                self._withdraw(run, device, forget=False)
+                self._stop_waiting(run, device)
+        self._place_some()
+
     def of_task(self, task: str) -> SharedRun | None:
         """Return the run that gave this task, if it is served here."""
         prefix = task.partition("-")[0]

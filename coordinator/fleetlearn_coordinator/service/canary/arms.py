@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import floor, log2
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ from fleetlearn_coordinator.rounds.commands import (
 
 CLASSES_TO_DOUBLE = 8
 LEAST_SECONDS = 1e-3
+Key = TypeVar("Key")
 Outcome = Literal["failed", "lost", "refused"]
 
 
@@ -87,6 +88,6 @@ def seconds_of(number: int) -> float:
     return float(2 ** ((number + 0.5) / CLASSES_TO_DOUBLE))
 
 
-def together(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts of both, by name."""
+def together(one: Mapping[Key, int], other: Mapping[Key, int]) -> dict[Key, int]:
+    """Return the sums of two counts, by key."""
     return {key: one.get(key, 0) + other.get(key, 0) for key in (*one, *other)}

@@ -40,51 +40,62 @@ class Operations:
         self, service: ServiceSettings, runs: Runs, identities: Identities | None, who: str
     ) -> None:
         """``identities``: where the audit log is, if there is one. ``who``: for the log."""
-        self.service, self.runs, self._identities, self._who = service, runs, identities, who
+        self.service, self.runs, self._identities, self.who = service, runs, identities, who
 
     def add(self, name: str, plan: Path, population: Population) -> None:
         """Add a run, which is to be running. Raises StoreError, PlanError, BundleError,
         ServiceError, and adds nothing."""
-        if not NAME.fullmatch(name):
-            raise ServiceError(
-                Code.BAD_MESSAGE, f"{name!r} is no name of a run: 1 to 64 letters, digits and ._-"
-            )
-        found = Plan.load(plan)
-        found.check_service(self.service)
-        found.check_against(open_bundle(found.bundle).manifest)
-        for run in self.runs.runs():
-            if run.name != name and _data_dir(run) == found.data_dir.resolve():
-                text = (
-                    f"{plan}: the run {run.name} has the same data_dir, {found.data_dir}; each run "
-                    "needs its own"
-                )
-                raise StoreError(Code.DUPLICATE, text)
+        self.check(name, Plan.load(plan))
         differs = {
             key: each
             for key, each in population._asdict().items()
             if each != Population._field_defaults[key]
         }
-        with self._logged("added", name, plan=str(plan.absolute()), **differs):
+        with self.logged("added", name, plan=str(plan.absolute()), **differs):
             self.runs.add(name, plan, population)
+
+    def check(self, name: str, plan: Plan) -> None:
+        """Raise FleetError where a run of this name and plan could not be added."""
+        if not NAME.fullmatch(name):
+            raise ServiceError(
+                Code.BAD_MESSAGE, f"{name!r} is no name of a run: 1 to 64 letters, digits and ._-"
+            )
+        plan.check_service(self.service)
+        plan.check_against(open_bundle(plan.bundle).manifest)
+        for run in self.runs.runs():
+            if run.name != name and _data_dir(run) == plan.data_dir.resolve():
+                text = (
+                    f"{plan.file}: the run {run.name} has the same data_dir, {plan.data_dir}; each "
+                    "run needs its own"
+                )
+                raise StoreError(Code.DUPLICATE, text)
 
     def change(self, name: str, verb: Verb) -> None:
         """Pause, resume, drain or stop a run. Raises StoreError."""
         run = self.find(name)
+        if verb in ("drained", "stopped"):
+            _refuse_in_canary(run, verb)
+        if verb == "resumed" and any(
+            row.run == run.number and row.phase == "back" for row in self.runs.canaries.rows()
+        ):
+            text = f"{name} is a canary that went back: `canary start` begins another one"
+            raise StoreError(Code.OUT_OF_TURN, text)
         if verb in ("paused", "drained") and run.wanted == "stopped":
             text = f"the run {name} is stopped: `fleetlearn-coordinator resume` lets it go on"
             raise StoreError(Code.OUT_OF_TURN, text)
-        with self._logged(verb, name):
+        with self.logged(verb, name):
             self.runs.want(name, _STATES[verb])
 
     def roll_back(self, name: str, version: int) -> None:
         """Let a run go on from an earlier version of its model. The audit log has it when it is
         done. Raises StoreError, PlanError."""
-        ask_to_roll_back(Plan.load(self.find(name).plan).data_dir, version, self._who)
+        ask_to_roll_back(Plan.load(self.find(name).plan).data_dir, version, self.who)
         self.runs.ask_again(name)  # it may have finished
 
     def remove(self, name: str) -> None:
         """Forget a run. Its data directory stays. Raises StoreError."""
-        with self._logged("removed", name):
+        _refuse_in_canary(self.find(name), "removed")
+        with self.logged("removed", name):
             self.runs.remove(name)
 
     def find(self, name: str) -> WantedRun:
@@ -98,12 +109,14 @@ class Operations:
         return found[name]
 
     @contextmanager
-    def _logged(self, what: str, name: str, **more: Any) -> Iterator[None]:
-        """Let what the block changes be in the audit log, if there is one."""
+    def logged(self, what: str, name: str, **more: Any) -> Iterator[None]:
+        """Let what the block changes be in the audit log, if there is one: all of it, or
+        nothing."""
         if self._identities is None:
-            yield
+            with self.runs.together():
+                yield
             return
-        with self.runs.logged(time.time(), what, {"run": name, **more, "who": self._who}):
+        with self.runs.logged(time.time(), what, {"run": name, **more, "who": self.who}):
             yield
         log_operations(self.runs, self._identities)
 
@@ -133,6 +146,17 @@ def operating(service: ServiceSettings, who: str = COMMAND) -> Iterator[Operatio
     finally:
         if identities is not None:
             identities.close()
+
+
+def _refuse_in_canary(run: WantedRun, verb: str) -> None:
+    """Raise StoreError where the run has a canary that goes on, or is one."""
+    if run.split is not None:
+        what = f"is the canary of {run.split.of}" if run.split.is_canary else "has a canary"
+        text = (
+            f"the run {run.name} {what}, and cannot be {verb} before that has an end: "
+            "`fleetlearn-coordinator canary back` gives the old run its devices again"
+        )
+        raise StoreError(Code.OUT_OF_TURN, text)
 
 
 def _data_dir(run: WantedRun) -> Path | None:

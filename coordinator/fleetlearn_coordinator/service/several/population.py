@@ -6,15 +6,35 @@ import hashlib
 
 from fleetlearn_protocol.messages import CheckIn
 
+from fleetlearn_coordinator.storage.canaries import Split
 from fleetlearn_coordinator.storage.identities import RUN
 from fleetlearn_coordinator.storage.runs import Population
 
 EVERYBODY = Population()
 
 
-def why_not(population: Population, run: str, check_in: CheckIn) -> str:
+def why_not(population: Population, run: str, check_in: CheckIn, split: Split | None = None) -> str:
     """Return why the device is not of this run's population, for its owner; empty if it is.
-    ``run``: the run's name."""
+    ``run``: the run's name. ``split``: which part of the devices serve it, if it has a canary or is
+    one."""
+    if split is None:
+        return _why_not(population, run, check_in)
+    why = _why_not(population, split.of, check_in)
+    if why or has_canary(split, check_in) == split.is_canary:
+        return why
+    if not split.is_canary:
+        return f"the device has the canary of {split.of}"
+    missing = [f"the tag {tag}" for tag in split.tags if tag not in check_in.tags]
+    kind = f" with {missing[0]}" if missing else ""
+    return f"the run is the canary of {split.of}, for some of its devices{kind}"
+
+
+def has_canary(split: Split, check_in: CheckIn) -> bool:
+    """Return whether a device of the old run's population is one of those that have the canary."""
+    return {*split.tags} <= {*check_in.tags} and place(split.key, check_in.device) < split.reach
+
+
+def _why_not(population: Population, run: str, check_in: CheckIn) -> str:
     runs = [tag.removeprefix(RUN) for tag in check_in.tags if tag.startswith(RUN)]
     if runs and run not in runs:
         return f"the device's token was for {' and '.join(runs)}"

@@ -15,6 +15,7 @@ from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.population import why_not
 from fleetlearn_coordinator.service.training_run.run import Run
+from fleetlearn_coordinator.storage.canaries import Split
 from fleetlearn_coordinator.storage.runs import Population
 
 
@@ -23,10 +24,17 @@ class SharedRunServer(RunServer):
     connected."""
 
     def __init__(
-        self, run: Run, host: Host, turns: Turns, name: str, population: Population
+        self,
+        run: Run,
+        host: Host,
+        turns: Turns,
+        name: str,
+        population: Population,
+        split: Split | None = None,
     ) -> None:
-        """``turns``: the host's. ``population``: which devices the run is for."""
-        self.name, self._population, self._turns = name, population, turns
+        """``turns``: the host's. ``population``, ``split``: which devices the run is for."""
+        self.name, self._turns = name, turns
+        self._population, self.split = population, split
         super().__init__(run, host)
         self.spool = GuardedSpool(run.store.blobs, self.fail)
         rule = self.engine.settings
@@ -70,6 +78,13 @@ class SharedRunServer(RunServer):
         self._turns.reopen(self._turn)
         self.live_state(())
 
+    def split_devices(self, split: Split | None) -> None:
+        """From now on this part of the devices serve the run; None: all. Devices that have its
+        tasks go on with them. Harmless where it is so."""
+        if self.split != split:
+            self.split = split
+            self._turns.refit(self._turn)
+
     @property
     def is_drained(self) -> bool:
         """Whether the run has come to an end where it may be stopped: no round and no exchange is
@@ -106,7 +121,8 @@ class SharedRunServer(RunServer):
         return rule.minimum if gathering and self.open_to_devices else 0
 
     def unfit(self, check_in: CheckIn) -> str:
-        return why_not(self._population, self.name, check_in) or super().unfit(check_in)
+        why = why_not(self._population, self.name, check_in, self.split)
+        return why or super().unfit(check_in)
 
     def may_serve(self, device: str) -> bool:
         return self.engine.selection.may_serve(device)

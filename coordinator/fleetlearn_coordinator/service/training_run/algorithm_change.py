@@ -59,10 +59,16 @@ def begin_algorithm(
     ]
     if {*plan.tied, *before.split()} <= {RESIDUAL}:  # reports are the same without it
         return zeros, rows
+    return zeros, [*rows, *give_up_rows(ledger)]
+
+
+def give_up_rows(ledger: Ledger) -> list[Row]:
+    """Return the rows with which nothing counts any more of what devices did since the newest
+    model."""
     found = ledger.unfinished(0)
     early = [row.task for row in found.reports if row.round != found.round]
     ended = [
         TaskEnded(task, STALE)
         for task in (*early, *(row.task for row in (*found.leases, *found.lost)))
     ]
-    return zeros, [*rows, *ended, Metadata("given_up", ledger.last_round())]
+    return [*ended, Metadata("given_up", ledger.last_round())]

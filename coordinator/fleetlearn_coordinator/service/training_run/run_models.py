@@ -113,7 +113,12 @@ class RunModels:
         differences."""
         if self._plan.encoding.down != "delta":
             return {}
-        numbers = range(max(0, version - DELTA_BASES), version)
+        # A canary's run may begin at any version: there is none before that.
+        numbers = [
+            number
+            for number in range(max(0, version - DELTA_BASES), version)
+            if number == self.newest.version or self._store.model_made(number) is not None
+        ]
         return {number: self.digest_of(number) for number in numbers}
 
     def make_forms(self, model: Vector, bases: Mapping[int, str]) -> Forms:

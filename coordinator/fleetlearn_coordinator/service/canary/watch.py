@@ -1,0 +1,149 @@
+"""The canaries of a host that runs: counts both arms, and lets what is decided happen.
+
+What is decided is written into the database of runs alone; the host then brings both runs into the
+state that follows (several_runs.py). So a process that is killed anywhere goes on from what is
+written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import nextafter
+
+from fleetlearn_protocol.messages import CheckIn
+from msgspec.structs import replace
+
+from fleetlearn_coordinator.service.canary.about import about_of, encoded, state_of
+from fleetlearn_coordinator.service.canary.acts import act
+from fleetlearn_coordinator.service.canary.arm_counter import ArmCounter
+from fleetlearn_coordinator.service.canary.arms import Arm
+from fleetlearn_coordinator.service.canary.decision import CanaryState, decide
+from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.service.several.operations import Operations
+from fleetlearn_coordinator.service.several.population import place, why_not
+from fleetlearn_coordinator.storage.canaries import CanaryRow
+from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.runs import Runs, WantedRun
+
+logger = logging.getLogger("fleetlearn.coordinator")
+
+NOTED = 10.0
+"""Seconds between two records of a step in which no task ends."""
+LONGEST_LOOK = 10.0
+"""Seconds that count at most from one look to the next: a process that stood still has served
+nobody meanwhile."""
+
+
+class CanaryWatch:
+    """Called by the host at each of its looks."""
+
+    def __init__(
+        self, runs: Runs, operations: Operations, connected: Callable[[], Iterable[CheckIn]]
+    ) -> None:
+        """``operations``: writes what is decided. ``connected``: returns what the connected devices
+        say of themselves."""
+        self._runs, self._operations, self._connected = runs, operations, connected
+        self._counters: dict[int, ArmCounter] = {}
+        """Number of a run that is served -> what counts its tasks."""
+        self._states: dict[int, tuple[int, CanaryState]] = {}
+        """Canary -> ``CanaryRow.changes``, and its state with what is not written yet."""
+        self._noted: dict[int, float] = {}
+        """Canary -> when its state was written last."""
+        self._looked: float | None = None
+
+    def add(self, number: int, server: RunServer) -> None:
+        """The run of this number is served from now on."""
+        self._counters[number] = counter = ArmCounter()
+        server.run.observers.add(counter)
+
+    def look(self, runs: Sequence[WantedRun], served: Mapping[int, RunServer], now: float) -> bool:
+        """Look at all canaries. Returns whether one goes on otherwise from now on: the runs are to
+        be read again. ``now``: seconds of a clock that only rises."""
+        passed = min(LONGEST_LOOK, now - (now if self._looked is None else self._looked))
+        self._looked = now
+        wanted = {run.number: run for run in runs}
+        changed = False
+        for row in self._runs.canaries.rows():
+            if row.phase == "running" and row.run in wanted and row.of in wanted:
+                changed |= self._look_at(row, wanted, served, passed, now)
+        return changed
+
+    def state(self, row: CanaryRow) -> CanaryState:
+        """Return where a canary is, with what is not written yet."""
+        changes, state = self._states.get(row.run, (None, None))
+        return state if state is not None and changes == row.changes else state_of(row)
+
+    def _look_at(
+        self,
+        row: CanaryRow,
+        wanted: Mapping[int, WantedRun],
+        served: Mapping[int, RunServer],
+        passed: float,
+        now: float,
+    ) -> bool:
+        state, canary = self.state(row), wanted[row.run]
+        if row.run not in self._states:
+            self._noted[row.run] = now
+        elif self._states[row.run][0] != row.changes:  # somebody began another step
+            self._begin_step(row)
+        before = state
+        server = served.get(row.run)
+        if server is not None and server.engine.paused is False:
+            state = replace(state, seconds=state.seconds + passed)
+        state = replace(
+            state,
+            canary=self._add(row.run, state.canary),
+            control=self._add(row.of, state.control),
+        )
+        self._states[row.run] = row.changes, state
+        trouble = f"the canary's run failed: {canary.failed}" if canary.failed else ""
+        decision = decide(state, about_of(row).settings, trouble)
+        try:
+            if decision.action != "hold":
+                act(self._operations, row, state, decision.action, decision.why)
+                self._begin_step(row)
+                return True
+            if server is not None and self._reach_some(row, state, wanted[row.of], canary):
+                return True
+        except StoreError as error:  # somebody else has just changed it, or the disk is full
+            logger.warning("the canary %s stays as it is for now: %s", canary.name, error.text)
+            return False
+        counted = (state.canary, state.control) != (before.canary, before.control)
+        if counted or now - self._noted.get(row.run, now) >= NOTED:
+            self._runs.canaries.note(row, encoded(state))
+            self._noted[row.run] = now
+        return False
+
+    def _begin_step(self, row: CanaryRow) -> None:
+        """Count from now on what is done in another step."""
+        self._states.pop(row.run, None)
+        for number in (row.run, row.of):
+            if number in self._counters:
+                self._counters[number].begin()
+
+    def _add(self, number: int, arm: Arm) -> Arm:
+        counter = self._counters.get(number)
+        return arm if counter is None else counter.add_to(arm)
+
+    def _reach_some(
+        self, row: CanaryRow, state: CanaryState, old: WantedRun, canary: WantedRun
+    ) -> bool:
+        """Let the canary reach ``devices`` of the devices that are connected, where its share of
+        them is fewer. Not after the first task of a step: if the canary kills its devices, it would
+        be given new ones again and again. Returns whether it reaches more than before."""
+        split, fewest = canary.split, about_of(row).settings.devices
+        if split is None or state.canary.given or split.share >= 1:
+            return False
+        places = sorted(
+            place(split.key, each.device)
+            for each in self._connected()
+            if {*split.tags} <= {*each.tags} and not why_not(old.population, old.name, each)
+        )[:fewest]
+        if len(places) < fewest or places[-1] < split.reach:
+            return False
+        # Below 1: the last step alone is for all devices.
+        reach = min(nextafter(places[-1], 1.0), nextafter(1.0, 0.0))
+        self._runs.canaries.change(row._replace(reach=reach, state=encoded(state)))
+        logger.info("the canary %s reaches %d connected devices", canary.name, len(places))
+        return True
