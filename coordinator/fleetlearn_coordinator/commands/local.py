@@ -28,6 +28,8 @@ from fleetlearn_coordinator.storage.runs import DATABASE as RUNS
 from fleetlearn_coordinator.storage.runs import Runs
 
 if TYPE_CHECKING:  # late: what acts needs numpy and more, and what looks does not
+    from fleetlearn_coordinator.service.canary.about import CanaryAsked
+    from fleetlearn_coordinator.service.canary.decision import Action
     from fleetlearn_coordinator.service.several.operations import Verb
 
 SOON = "within a second"
@@ -102,6 +104,26 @@ class LocalTarget(LocalViews):
         with operating(self._several(), COMMAND) as operations:
             operations.change(name, verb)
             return OperationView(verb, name, SOON if operations.runs.is_locked() else self._later)
+
+    def begin_canary(self, of: str, asked: CanaryAsked) -> OperationView:
+        """Begin a canary of one of several runs. Raises FleetError."""
+        from fleetlearn_coordinator.service.canary.begin import begin_canary
+        from fleetlearn_coordinator.service.several.operations import operating
+
+        with operating(self._several(), COMMAND) as operations:
+            begun = begin_canary(operations, of, asked)
+            when = SOON if operations.runs.is_locked() else self._later
+            return OperationView("canary began", begun.name, when, remark=begun.remark)
+
+    def act_on_canary(self, name: str, action: Action) -> OperationView:
+        """Widen a canary, send it back, or finish it. Raises FleetError."""
+        from fleetlearn_coordinator.service.canary.acts import DONE, act_on
+        from fleetlearn_coordinator.service.several.operations import operating
+
+        with operating(self._several(), COMMAND) as operations:
+            canary = act_on(operations, name, action)
+            when = SOON if operations.runs.is_locked() else self._later
+            return OperationView(DONE[action], canary, when)
 
     def roll_back(self, name: str | None, version: int) -> OperationView:
         """Go on from an earlier version of the model. Raises FleetError."""

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Iterator
 from math import inf
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -16,6 +16,7 @@ from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_coordinator.commands.exits import NoAnswerError, NotAllowedError
 from fleetlearn_coordinator.service.views.records import (
     AuditView,
+    CanaryView,
     DevicePage,
     DeviceView,
     EventView,
@@ -28,6 +29,10 @@ from fleetlearn_coordinator.service.views.records import (
     TurnsView,
     Version,
 )
+
+if TYPE_CHECKING:
+    from fleetlearn_coordinator.service.canary.about import CanaryAsked
+    from fleetlearn_coordinator.service.canary.decision import Action
 
 TIMEOUT = 20.0
 """Seconds to wait for an answer."""
@@ -79,6 +84,10 @@ class RemoteTarget:
         query = {"gone": ""} if gone else {}
         return self._get(f"{self._run(name)}/models", list[Version], **query)
 
+    def canaries(self, name: str | None = None) -> list[CanaryView]:
+        path = "canaries" if name is None else f"{self._run(name)}/canary"
+        return self._get(path, list[CanaryView])
+
     def devices(self, name: str | None = None) -> list[DeviceView]:
         """Return all devices, or the one of this name. The port answers a page of them at a
         time."""
@@ -115,6 +124,14 @@ class RemoteTarget:
     def change(self, name: str, verb: str) -> OperationView:
         self._post(f"{self._run(name)}/{VERBS[verb]}", {})
         return OperationView(verb, name, SOON)
+
+    def begin_canary(self, of: str, asked: CanaryAsked) -> OperationView:
+        done = self._post(f"{self._run(of)}/canary", msgspec.to_builtins(asked))
+        return OperationView("canary began", done["name"], SOON, remark=done["remark"])
+
+    def act_on_canary(self, name: str, action: Action) -> OperationView:
+        done = self._post(f"{self._run(name)}/canary/{action}", {})
+        return OperationView(done["what"], done["name"], SOON)
 
     def roll_back(self, name: str | None, version: int) -> OperationView:
         name = self._name(name)

@@ -46,6 +46,7 @@ GROUPS: dict[str, tuple[Listed, ...]] = {
     ),
     "Act": (
         Listed("run", "runs", "Add a run to a host, or remove one"),
+        Listed("canary", "canary", "Try a new plan, bundle or model on a few devices"),
         Listed("pause", "acts", "Give no more tasks of a run"),
         Listed("resume", "acts", "Let a run go on"),
         Listed("drain", "acts", "Stop a run when its open round is over"),

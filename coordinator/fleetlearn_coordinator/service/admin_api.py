@@ -30,6 +30,10 @@ from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.network.http_port import RefusedError
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
+from fleetlearn_coordinator.service.canary.about import CanaryAsked
+from fleetlearn_coordinator.service.canary.acts import DONE, act_on
+from fleetlearn_coordinator.service.canary.begin import begin_canary
+from fleetlearn_coordinator.service.canary.decision import Action
 from fleetlearn_coordinator.service.live_page import RUN_TOPIC, AdministratorSessions, LivePage
 from fleetlearn_coordinator.service.several.operations import Operations, Verb, operating
 from fleetlearn_coordinator.service.status import read_status
@@ -60,6 +64,8 @@ VERBS: dict[str, Verb] = {
     "stop": "stopped",
 }
 """The last word of an operation's path -> the operation."""
+BUNDLES, MODELS = (".bundle", ".zip"), (".safetensors",)
+"""What the names of bundles, and of files with a model, end with."""
 Labels = Annotated[
     tuple[Annotated[str, Meta(pattern=rf"^{NAME.pattern}\Z")], ...], Meta(max_length=MOST_TAGS)
 ]
@@ -158,6 +164,13 @@ class AdminApi:
             Route("POST", "runs", "operate", self._add),
             *(Route("POST", f"runs/*/{word}", "operate", self._change) for word in VERBS),
             Route("POST", "runs/*/remove", "operate", self._remove),
+            Route("GET", "canaries", "view", self._canaries),
+            Route("GET", "runs/*/canary", "view", self._canaries),
+            Route("POST", "runs/*/canary", "operate", self._begin_canary),
+            *(
+                Route("POST", f"runs/*/canary/{action}", "operate", self._act_on_canary)
+                for action in DONE
+            ),
             Route("POST", "runs/*/roll-back", "operate", self._roll_back),
             Route("POST", "runs/*/evaluate", "operate", self._evaluate),
         ]
@@ -328,13 +341,7 @@ class AdminApi:
     def _add(self, asked: Asked) -> Any:
         body = asked.body(RunAsked)
         with self._operating(asked) as operations:
-            base = operations.runs.path.parent.parent.resolve()
-            path = base if "\0" in body.plan else (base / body.plan).resolve()
-            # Nothing else may be opened: closing a database's file would take its locks away
-            # (storage/identities.py).
-            if not path.is_relative_to(base) or path.suffix != ".toml":
-                text = f"plan = {body.plan!r} is not a file below {base} whose name ends in .toml"
-                raise RefusedError(HTTPStatus.BAD_REQUEST, text)
+            path = _below(operations, "plan", body.plan, (".toml",))
             operations.add(
                 body.name, path, Population(body.tags, body.tiers, body.runtimes, body.share)
             )
@@ -351,6 +358,26 @@ class AdminApi:
         with self._operating(asked) as operations:
             operations.remove(name)
         return {"name": name, "removed": True}
+
+    def _canaries(self, asked: Asked) -> Any:
+        return self._views(asked).canaries(*asked.names)
+
+    def _begin_canary(self, asked: Asked) -> Any:
+        (name,), body = asked.names, asked.body(CanaryAsked)
+        with self._operating(asked) as operations:
+            for key, kinds in (("plan", (".toml",)), ("bundle", BUNDLES), ("model", MODELS)):
+                given = getattr(body, key)
+                if given and not (key == "model" and given.isdecimal()):
+                    path = str(_below(operations, key, given, kinds))
+                    body = msgspec.structs.replace(body, **{key: path})
+            begun = begin_canary(operations, name, body)
+        return {"name": begun.name, "of": name, "remark": begun.remark}
+
+    def _act_on_canary(self, asked: Asked) -> Any:
+        (name,) = asked.names
+        action: Action = asked.request.path[-1]  # type: ignore[assignment]
+        with self._operating(asked) as operations:
+            return {"name": act_on(operations, name, action), "what": DONE[action]}
 
     def _roll_back(self, asked: Asked) -> Any:
         version = asked.body(RollBackAsked).version
@@ -411,6 +438,19 @@ class AdminApi:
         if not found and not certified:
             raise RefusedError(HTTPStatus.NOT_FOUND, f"no device called {device} is enrolled")
         return {"device": device, "revoked": True}
+
+
+def _below(operations: Operations, key: str, given: str, kinds: tuple[str, ...]) -> Path:
+    """Return a file of the coordinator's machine that a request names: below the folder that has
+    the folder of runs. Raises RefusedError. Nothing else may be opened: closing a database's file
+    would take its locks away (storage/identities.py)."""
+    base = operations.runs.path.parent.parent.resolve()
+    path = base if "\0" in given else (base / given).resolve()
+    if not path.is_relative_to(base) or path.suffix not in kinds:
+        ends = " or ".join(kinds)
+        text = f"{key} = {given!r} is not a file below {base} whose name ends in {ends}"
+        raise RefusedError(HTTPStatus.BAD_REQUEST, text)
+    return path
 
 
 @contextmanager

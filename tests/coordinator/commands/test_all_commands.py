@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import jsonschema
 import pytest
 import typer.main
 from answering import Fleet
+from commands_typed import SCHEMA, check, typed
 from fleetlearn_coordinator.__main__ import app
 from fleetlearn_coordinator.commands import schemas
 from fleetlearn_coordinator.commands.exits import MEANINGS, ExitStatus
@@ -26,7 +26,6 @@ from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/operate/command-line.md"
-SCHEMA = ROOT / "docs/operate/command-line.schema.json"
 ALL = [each.name for group in GROUPS.values() for each in group]
 
 
@@ -34,31 +33,6 @@ ALL = [each.name for group in GROUPS.values() for each in group]
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveHost]:
     with live_host(tmp_path_factory.mktemp("host")) as host:
         yield host
-
-
-def typed(*arguments: object, expected: int = 0, **environment: str) -> str:
-    """Return what a command prints on its standard output."""
-    done = CliRunner().invoke(app, [str(part) for part in arguments], env=environment)
-    assert done.exit_code == expected, done.output
-    return done.stdout
-
-
-def strict() -> dict[str, Any]:
-    """Return the schema, by which a field that it does not name is an error."""
-    found = deepcopy(json.loads(SCHEMA.read_text()))
-    for each in found["$defs"].values():
-        if "properties" in each:
-            each["additionalProperties"] = False
-    return found  # type: ignore[no-any-return]
-
-
-def check(command: str, output: str, *, lines: bool = False) -> list[Any]:
-    """Return what a command printed as JSON, which the schema has to allow."""
-    found = [json.loads(line) for line in output.splitlines()] if lines else [json.loads(output)]
-    schema = strict() | {"$ref": f"#/$defs/{command}"}
-    for each in found:
-        jsonschema.validate(each, schema)
-    return found
 
 
 @pytest.fixture(params=["port", "files"])

@@ -1,10 +1,12 @@
 """The settings of a coordinator's process: what is read, and what is said about each mistake."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import msgspec
 import pytest
+from fleetlearn_coordinator.plan.canary_settings import CanarySettings
 from fleetlearn_coordinator.plan.service_settings import (
     Admin,
     AlertSettings,
@@ -48,11 +50,19 @@ def test_the_example_has_every_key_with_its_default() -> None:
         is values.pop("metrics")
         is values.pop("alerts")
         is values.pop("traces")
+        is values.pop("canary")
         is None
     )
     assert values.pop("page") is None
     assert re.search(r"^# identities = ", text, re.MULTILINE)
     assert re.search(r"^# runs = ", text, re.MULTILINE)
+    canary = re.search(r"(?s)# \[canary\](.*?)\n\n", text)
+    assert canary is not None
+    keys_of_canary = re.findall(r"(?m)^# (\w+ = [^#]*)", canary[1])
+    assert CanarySettings() == msgspec.convert(
+        tomllib.loads("\n".join(keys_of_canary)), CanarySettings
+    )
+    assert len(keys_of_canary) == len(CanarySettings.__struct_fields__)
     sections = (Tls, Admin, MetricsPort, AlertSettings, TraceSettings, Page)
     keys = [key for section in sections for key in section.__struct_fields__]
     assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in keys)

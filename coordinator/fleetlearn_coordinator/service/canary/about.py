@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from fleetlearn_coordinator.plan.canary_settings import CanarySettings
 from fleetlearn_coordinator.service.canary.decision import CanaryState
@@ -33,6 +34,27 @@ class FirstModel(msgspec.Struct, frozen=True):
         if self.file is not None:
             return self.file
         return "the newest model" if self.version is None else f"version {self.version}"
+
+
+class CanaryAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A canary of a run. At least one of ``plan``, ``bundle`` and ``model`` is given; ``plan`` and
+    ``bundle`` exclude each other."""
+
+    plan: str = ""
+    """The file of another plan."""
+    bundle: str = ""
+    """Another bundle, with the old run's plan."""
+    model: str = ""
+    """A version of the old run's model, or a safetensors file. Empty: the newest version."""
+    name: str = ""
+    """Of the canary's run. Empty: the old run's, with ``.canary`` behind it."""
+    tags: tuple[str, ...] = ()
+    """Tags of the devices that have it before the last step."""
+    take_over: TakeOver | None = None
+    """The model of the last step. None: the old run's newest, or the canary's own where a model was
+    named or the old one does not fit."""
+    settings: Annotated[dict[str, Any], Meta(max_length=20)] = {}
+    """Keys of [canary], in place of the service file's."""
 
 
 class CanaryAbout(msgspec.Struct, frozen=True):

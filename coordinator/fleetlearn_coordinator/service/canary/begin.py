@@ -6,13 +6,12 @@ import os
 import time
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.paths import in_home
-from msgspec import Meta
 
 from fleetlearn_coordinator.plan.canary_settings import CanarySettings
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
@@ -22,8 +21,8 @@ from fleetlearn_coordinator.plan.toml_errors import read_tables
 from fleetlearn_coordinator.service.backup_contents import is_path, path_strings, plain
 from fleetlearn_coordinator.service.canary.about import (
     CanaryAbout,
+    CanaryAsked,
     FirstModel,
-    TakeOver,
     encoded,
 )
 from fleetlearn_coordinator.service.canary.acts import free_name
@@ -37,27 +36,6 @@ from fleetlearn_coordinator.storage.runs import WantedRun
 
 CANARY = ".canary"
 """What the name of a canary's run ends with by default."""
-
-
-class CanaryAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A canary of a run. At least one of ``plan``, ``bundle`` and ``model`` is given; ``plan`` and
-    ``bundle`` exclude each other."""
-
-    plan: str = ""
-    """The file of another plan."""
-    bundle: str = ""
-    """Another bundle, with the old run's plan."""
-    model: str = ""
-    """A version of the old run's model, or a safetensors file. Empty: the newest version."""
-    name: str = ""
-    """Of the canary's run. Empty: the old run's, with ``.canary`` behind it."""
-    tags: tuple[str, ...] = ()
-    """Tags of the devices that have it before the last step."""
-    take_over: TakeOver | None = None
-    """The model of the last step. None: the old run's newest, or the canary's own where a model was
-    named or the old one does not fit."""
-    settings: Annotated[dict[str, Any], Meta(max_length=20)] = {}
-    """Keys of [canary], in place of the service file's."""
 
 
 class BegunCanary(NamedTuple):

@@ -107,7 +107,7 @@ def widened(state: CanaryState, settings: CanarySettings) -> CanaryState:
     """Return the state with the next step begun; the same after the last one, or at an end."""
     if state.phase != "running" or is_last(state, settings):
         return state
-    return CanaryState(step=state.step + 1, before=_compared(state))
+    return CanaryState(step=state.step + 1, before=compared(state))
 
 
 def gone_back(state: CanaryState, why: str) -> CanaryState:
@@ -125,7 +125,7 @@ def finished(state: CanaryState, why: str) -> CanaryState:
 
 def bounds(state: CanaryState, settings: CanarySettings) -> list[CanaryBound]:
     """Return all bounds, and where the canary is."""
-    canary, control = state.canary, _compared(state)
+    canary, control = state.canary, compared(state)
     shares = [
         ("failures", canary.ended - canary.done, control.ended - control.done),
         ("failed", canary.of("failed"), control.of("failed")),
@@ -141,7 +141,7 @@ def bounds(state: CanaryState, settings: CanarySettings) -> list[CanaryBound]:
     return [*found, _time(canary, control, settings)]
 
 
-def _compared(state: CanaryState) -> Arm:
+def compared(state: CanaryState) -> Arm:
     """Return the old run's tasks that the canary's are compared with."""
     is_enough = state.control.ended >= FEWEST_CONTROL
     return state.control if is_enough or not state.before.ended else state.before

@@ -61,8 +61,18 @@ def place(run: str, device: str) -> float:
     return int.from_bytes(found[:8]) / 2**64
 
 
-def describe(population: Population) -> str:
-    """Return which devices a population is, in a few words."""
+def describe(population: Population, split: Split | None = None) -> str:
+    """Return which devices a population is, in a few words. ``split``: which part of it serves the
+    run."""
+    if split is not None:
+        all_, share = describe(population), f"{100 * split.share:.3g} %"
+        if split.is_canary:
+            part = f"canary of {split.of}: {share}"
+        else:
+            part = (
+                f"all but the canary's {share}" if split.share < 1 else "none: all have the canary"
+            )
+        return part if all_ == "all" else f"{all_}; {part}"
     kinds = (("tag", population.tags), ("tier", population.tiers), ("runtime", population.runtimes))
     words = [f"{kind} {name}" for kind, names in kinds for name in names]
     if population.share < 1:

@@ -305,6 +305,78 @@ class OperationView(msgspec.Struct, frozen=True):
     """For people: when it is done."""
     version: int | None = None
     """The version whose model is to be the newest."""
+    remark: str = ""
+    """What is to be known of it, for people. Empty: nothing."""
+
+
+class ArmView(msgspec.Struct, frozen=True):
+    """What the devices of a canary, or those of the old run, did in one step."""
+
+    given: int
+    """Tasks that devices were given."""
+    done: int
+    """Tasks whose report counted."""
+    causes: dict[str, int]
+    """Cause of an end that was somebody's fault -> tasks: ``lost``, ``late``, ``stalled``,
+    ``failed: CODE``, ``rejected: CODE``."""
+    interrupted: int
+    """Tasks during which the device's connection broke."""
+    devices: int
+    """Devices that were given tasks."""
+    seconds: float | None
+    """Median time that training took, to 9 %."""
+
+
+class BoundView(msgspec.Struct, frozen=True):
+    """What a canary must not exceed, and where it is."""
+
+    name: str
+    """``failures`` (all kinds), ``failed``, ``lost``, ``refused``, ``interrupted``: shares of the
+    tasks; ``time``: median seconds of training."""
+    canary: float | None
+    """None: nothing is known yet."""
+    control: float | None
+    """The old run's."""
+    limit: float | None
+    beyond: bool
+    """Whether it is certain enough that the canary's is beyond the limit."""
+    text: str
+    """For people."""
+
+
+class CanaryView(msgspec.Struct, frozen=True, kw_only=True):
+    """A canary: a run with a new plan, bundle or model, which a part of another run's devices
+    serve."""
+
+    name: str
+    """Of the canary's run; from its end on of the run that took the old one's place."""
+    of: str
+    """The old run's name."""
+    phase: str
+    """``running``, ``back`` or ``finished``."""
+    step: int
+    """From 1 on."""
+    steps: list[float]
+    """Shares of the old run's devices, one for each step."""
+    share: float
+    """Of this step."""
+    tags: list[str]
+    """Tags of the devices that have it before the last step."""
+    model: str
+    """What it began with, for people."""
+    take_over: str
+    """The model of the last step: ``newest`` (the old run's) or ``own``."""
+    began: float
+    who: str
+    """Who began it."""
+    seconds: float
+    """For which the step has been served."""
+    next: str
+    """What it waits for; at its end why it went back, or who finished it. For people."""
+    canary: ArmView
+    control: ArmView
+    """The old run's devices in the same time; in the last step those of an earlier one."""
+    bounds: list[BoundView]
 
 
 class TokenView(msgspec.Struct, frozen=True):
