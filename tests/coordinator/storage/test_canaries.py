@@ -83,9 +83,14 @@ def test_who_changes_it_second_is_refused(runs: Runs) -> None:
 def test_a_transaction_that_fails_changes_nothing(runs: Runs) -> None:
     (row,) = runs.canaries.rows()
     before = runs.runs()
-    with pytest.raises(StoreError), runs.logged(1.0, "x", {}):
-        runs.canaries.take_place(row, "a.before")
-        runs.canaries.change(row._replace(changes=7))
+
+    def finish_late() -> None:
+        with runs.logged(1.0, "x", {}):
+            runs.canaries.take_place(row, "a.before")
+            runs.canaries.change(row._replace(changes=7))
+
+    with pytest.raises(StoreError):
+        finish_late()
     assert runs.runs() == before
     assert not runs.to_log()
 
