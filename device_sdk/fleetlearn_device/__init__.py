@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fleetlearn_device.data.buffer_writer import BufferWriter
     from fleetlearn_device.device import Device
     from fleetlearn_device.runtimes.open_runtime import open_runtime
     from fleetlearn_device.training.open_data import open_data
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 # identifier of the machine below ~/.cache.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-__all__ = ["Device", "open_data", "open_runtime"]
+__all__ = ["BufferWriter", "Device", "open_data", "open_runtime"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,6 +25,10 @@ def __getattr__(name: str) -> Any:
         from fleetlearn_device.device import Device
 
         return Device
+    if name == "BufferWriter":
+        from fleetlearn_device.data.buffer_writer import BufferWriter
+
+        return BufferWriter
     if name == "open_data":
         from fleetlearn_device.training.open_data import open_data
 

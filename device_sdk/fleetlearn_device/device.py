@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from fleetlearn_protocol.command_line import installed_version, refuse_in_loop, stop_signals
@@ -19,6 +20,7 @@ from fleetlearn_device.driver.describing import Charging, Description, NetworkNo
 from fleetlearn_device.driver.driver import Driver
 from fleetlearn_device.driver.metrics_file import MetricsFile
 from fleetlearn_device.driver.signatures import find_verifier
+from fleetlearn_device.driver.timeouts import timeout
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.driver.watchdog import tell_alive
 from fleetlearn_device.runtimes.checks import Batch
@@ -33,6 +35,7 @@ from fleetlearn_device.storage.trusted_keys import checked_keys, trust_first
 from fleetlearn_device.training.algorithms import known_algorithms
 from fleetlearn_device.training.data import Data
 from fleetlearn_device.training.open_data import open_data
+from fleetlearn_device.training.source_data import SourceData
 from fleetlearn_device.training.trainer import ANSWERS, Trainer
 
 FEATURE_CACHE = 128
@@ -40,6 +43,9 @@ FEATURE_CACHE = 128
 MobileNetV3-small's 576 numbers."""
 CHECKPOINT_EVERY = 60.0
 """Seconds of training, at least, between two checkpoints, unless the user says otherwise."""
+
+LOOK_FOR_EXAMPLES = 2.0
+"""Seconds between two looks into a live buffer that holds no record yet."""
 
 _WHY = {
     "SIGTERM": "SIGTERM came",
@@ -204,6 +210,9 @@ class Device:
         where = "" if self.provider == "cpu" else f" on {self.provider}"
         directory = StateDirectory(self.state_dir, self.name)
         try:
+            await self._wait_for_examples()
+            if self._stopped:
+                return
             keys = trust_first(directory.path, self.trust)
             session = Session(
                 directory.device,
@@ -260,6 +269,27 @@ class Device:
         finally:
             notify_systemd(STOPPING)
             alive.cancel()
+
+    async def _wait_for_examples(self) -> None:
+        """Wait until there are examples, or until ``stop``: a live buffer holds none at first."""
+        data, loop, stopped = self.data, asyncio.get_running_loop(), asyncio.Event()
+        self._stop = lambda: loop.call_soon_threadsafe(stopped.set)
+        if not isinstance(data, SourceData) or data.examples:
+            return
+        log.info("waiting: %s holds no record yet", data.source.name)
+        alive: list[asyncio.Task[None]] = []
+        if self.tells_systemd:  # which would end a process that is not ready in time
+            notify_systemd(READY)
+            alive.append(asyncio.create_task(tell_alive(lambda: None)))
+        try:
+            while not (self._stopped or data.examples):
+                with suppress(TimeoutError):
+                    async with timeout(LOOK_FOR_EXAMPLES):
+                        await stopped.wait()
+                await asyncio.to_thread(data.look)
+        finally:
+            for task in alive:
+                task.cancel()
 
     def stop(self) -> None:
         """End ``serve`` soon, from any thread; if it has not begun, it ends as soon as it does."""

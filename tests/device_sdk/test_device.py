@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 from buffers import trained_model
-from fleetlearn_device import Device, open_runtime
+from fleetlearn_device import BufferWriter, Device, open_runtime
 from fleetlearn_device.__main__ import main
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.runtimes.checks import DataError
@@ -111,6 +111,43 @@ async def in_training(coordinator: Scripted, served: Served, name: str = "t1") -
     fetches.cancel()
     await asyncio.gather(fetches, return_exceptions=True)
     return line
+
+
+def test_a_device_waits_for_the_first_record_of_its_buffer(
+    served: Served, data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleetlearn_device.device.LOOK_FOR_EXAMPLES", 0.02)
+    path = tmp_path / "live.flb"
+    arrays = {name: (array.dtype, array.shape[1:]) for name, array in data.items()}
+
+    async def test() -> None:
+        async with pair(served, str(path), tmp_path / "state") as (coordinator, running):
+            with BufferWriter(path, arrays, 50) as buffer:
+                await until(lambda: (tmp_path / "state" / "lock").exists())
+                assert not coordinator.lines
+                for row in range(5):
+                    buffer.append(**{name: array[row] for name, array in data.items()})
+                line = await coordinator.line()
+                assert (await line.check_in()).examples == 5
+                buffer.append(**{name: array[5] for name, array in data.items()})
+                await line.say(served.task("t1"))
+                report = await line.answer_fetches(Report)
+                assert report.examples == 6
+            assert not running.done()
+
+    asyncio.run(test())
+
+
+def test_a_device_that_waits_for_records_can_be_stopped(tmp_path: Path) -> None:
+    async def test() -> None:
+        device = Device("ws://127.0.0.1:9", str(tmp_path / "live.flb"), tmp_path / "state")
+        async with serving(device) as running:
+            await until(lambda: (tmp_path / "state" / "lock").exists())
+            device.stop()
+            async with asyncio.timeout(PATIENCE):
+                await running
+
+    asyncio.run(test())
 
 
 def test_two_rounds_give_the_updates_that_training_gives(

@@ -14,6 +14,8 @@ from urllib.parse import unquote
 from fleetlearn_protocol.paths import in_home
 
 from fleetlearn_device.data.arrays import open_npy, open_npy_folder, open_npz
+from fleetlearn_device.data.buffer_format import MAGIC
+from fleetlearn_device.data.buffer_source import open_buffer
 from fleetlearn_device.data.csv_file import open_csv
 from fleetlearn_device.data.images import ENDINGS, open_images
 from fleetlearn_device.data.parquet import open_parquet
@@ -40,6 +42,7 @@ SOURCES: dict[str, SourceKind] = {
     "csv": SourceKind(open_csv, (".csv", ".tsv", ".txt")),
     "parquet": SourceKind(open_parquet, (".parquet", ".pq")),
     "sqlite": SourceKind(open_sqlite, (".db", ".sqlite", ".sqlite3")),
+    "buffer": SourceKind(open_buffer, (".flb",)),
     "images": SourceKind(open_images, holds=ENDINGS),
     "sounds": SourceKind(open_sounds, holds=(".wav",)),
 }
@@ -50,6 +53,7 @@ BEGINNINGS = {
     b"\x93NUMPY": "npy",
     b"SQLite format 3": "sqlite",
     b"PAR1": "parquet",
+    MAGIC: "buffer",
 }
 """How files begin that say of themselves of what kind they are, whatever their names."""
 

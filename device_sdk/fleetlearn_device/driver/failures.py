@@ -8,6 +8,7 @@ from typing import NamedTuple
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.messages import FailureCode
 
+from fleetlearn_device.data.buffer_source import EmptyBufferError
 from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
 from fleetlearn_device.storage.errors import DiskFullError, StateError
@@ -32,6 +33,7 @@ class Failure(NamedTuple):
 
 FAILURES: dict[type, Failure] = {
     DataError: Failure("bad-data", ends_device=True),
+    EmptyBufferError: Failure("bad-data"),  # there may be records next time
     BadValuesError: Failure("bad-data", ends_device=True),
     StateError: Failure("runtime-error", ends_device=True),
     DiskFullError: Failure("disk-full", ends_device=True),

@@ -39,7 +39,7 @@ def path(metavar: str = "FILE") -> SettingKind:
     return SettingKind("a path", _text, metavar, path=True)
 
 
-DATA_KINDS = ("npz", "npy", "npy-folder", "csv", "parquet", "sqlite", "images", "sounds")
+DATA_KINDS = ("npz", "npy", "npy-folder", "csv", "parquet", "sqlite", "buffer", "images", "sounds")
 """The keys of ``data.sources.SOURCES``, which imports more than a help text may."""
 
 

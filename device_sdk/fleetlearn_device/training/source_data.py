@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from fleetlearn_protocol.manifest import Input
 from numpy.typing import NDArray
 
 from fleetlearn_device.data.assembling import assembled, with_declared
+from fleetlearn_device.data.buffer_source import EmptyBufferError
 from fleetlearn_device.data.raw import Choices, RawRows, RawSource
 from fleetlearn_device.runtimes.checks import Batch, DataError
 from fleetlearn_device.training.data import ArrayData
@@ -31,8 +33,15 @@ class SourceData:
         self._rows: RawRows | None = None
         """What was read and not used yet: after ``fit`` the arrays of the batch are enough."""
         self._fitting: tuple[Sequence[Input], ArrayData] | None = None
-        self.examples = self._load()
-        """Examples of the data as they were last read."""
+        self.examples = 0
+        """Examples of the data as they were last read. 0: a live buffer holds none yet."""
+        self.look()
+
+    def look(self) -> None:
+        """Read the data if there were none yet. Raises DataError."""
+        with suppress(EmptyBufferError):
+            if not self.examples:
+                self.examples = self._load()
 
     def _load(self) -> int:
         version = self._current_version()
@@ -56,22 +65,28 @@ class SourceData:
 
     def fit(self, inputs: Sequence[Input]) -> ArrayData:
         """Return the data as they are now, in the manifest's order and dtypes. Raises DataError."""
-        before = self._fitting if self._fitting and self._fitting[0] == inputs else None
+        before = self._fitting[1] if self._fitting and self._fitting[0] == inputs else None
         try:
-            if self._rows is None and (before is None or self._current_version() != self._version):
+            if self._is_old() or (self._rows is None and before is None):
                 self._load()
-            if self._rows is None:
-                assert before is not None
-                return before[1]
-            fitting = self._fit(self._rows, inputs)
+            if self._rows is not None:
+                fitting = self._fit(self._rows, inputs)
+                self._fitting, self._rows = (inputs, fitting), None
+                self.examples = fitting.examples
+                return fitting
+        except EmptyBufferError:
+            self._fitting = self._rows = None  # what is left of it is too old
+            raise
         except DataError as error:
+            self._rows = None
             if before is None:
                 raise
             log.warning("the data are used as they were before: %s", error)
-            return before[1]
-        self._fitting, self._rows = (inputs, fitting), None
-        self.examples = fitting.examples
-        return fitting
+        assert before is not None
+        return before
+
+    def _is_old(self) -> bool:
+        return self._current_version() != self._version
 
     def _fit(self, rows: RawRows, inputs: Sequence[Input]) -> ArrayData:
         arrays: dict[str, NDArray[Any]] = assembled(self.source, rows, inputs, self._choices)
