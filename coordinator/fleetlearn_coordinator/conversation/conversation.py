@@ -62,6 +62,7 @@ from fleetlearn_coordinator.conversation.limits import (
 )
 from fleetlearn_coordinator.conversation.port import Port
 from fleetlearn_coordinator.conversation.uploads import Upload, Uploads
+from fleetlearn_coordinator.rounds.commands import FAILED, REJECTED
 
 UPLOAD_TIMEOUT = 30.0
 """Seconds without a byte after which a granted upload's connection is ended."""
@@ -323,7 +324,7 @@ class Conversation:
         self._owner.perform(
             LogNote(f"failed task {message.task}: {message.code} {message.text!r}", warning=True)
         )
-        self._end_task(device, message.task, f"failed: {message.code}", message.text)
+        self._end_task(device, message.task, f"{FAILED}{message.code}", message.text)
 
     def _end_task(self, device: str, task: str, cause: str, text: str | None = None) -> None:
         self.port.end_task(device, task, cause, self.seen, text)
@@ -452,7 +453,7 @@ class Conversation:
 
     def _reject(self, device: str, task: str, error: ProtocolError) -> None:
         self._refuse(error, task, ends_task=True)
-        self._end_task(device, task, f"rejected: {error.code.value}")
+        self._end_task(device, task, f"{REJECTED}{error.code.value}")
 
     def _stop_upload(self) -> None:
         """Drop the upload under way, if there is one. The caller grants its place to another."""

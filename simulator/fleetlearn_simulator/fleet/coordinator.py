@@ -14,7 +14,7 @@ from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.aggregation.optimizers import State
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.sent_models import half_of
-from fleetlearn_coordinator.rounds.commands import Command
+from fleetlearn_coordinator.rounds.commands import FAILED, REJECTED, Command
 from fleetlearn_coordinator.rounds.engine import Engine, Snapshot
 from fleetlearn_coordinator.rounds.exchange import ExchangeSeries, SavedExchange
 from fleetlearn_coordinator.rounds.settings import Phase
@@ -126,8 +126,8 @@ class SimulatedCoordinator:
         trained = int(found.diverged.argmax()) if found.diverged.any() else len(found)
         accepted, refusal = self.round.receive(reports.first(trained))
         if refusal is not None:
-            return accepted, f"rejected: {refusal.error.code.value}"
-        return accepted, None if trained == len(found) else "failed: diverged"
+            return accepted, f"{REJECTED}{refusal.error.code.value}"
+        return accepted, None if trained == len(found) else f"{FAILED}diverged"
 
     def accept(
         self, tasks: RunningTasks, rows: slice, reports: ReportColumns, times: Sequence[float]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
-from fleetlearn_coordinator.rounds.commands import Assign, Command
+from fleetlearn_coordinator.rounds.commands import FAILED, Assign, Command
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, find_encoding
 from fleetlearn_protocol.manifest import EVAL, TRAIN
@@ -240,7 +240,7 @@ class DeviceTasks:
         cause = tasks.cause[row]
         self.lose(tasks.device[row], cause)
         engine = self.coordinator.engine
-        carry_out(engine.end(tasks.name[row], tasks.task[row], f"failed: {cause}", self.events.now))
+        carry_out(engine.end(tasks.name[row], tasks.task[row], f"{FAILED}{cause}", self.events.now))
 
     def report(self, event: Event, until: float, carry_out: CarryOut) -> None:
         """Let the devices report whose reports arrive before anything else can happen, at ``until``

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.rounds.commands import (
+    FAILED,
     Abandon,
     Ask,
     Assign,
@@ -296,7 +297,7 @@ class Fleet:
             self.carry_out(self.engine.count_answer(name, running.task, self.now))
         else:
             name = name_of(device)
-            self.carry_out(self.engine.end(name, running.task, "failed: diverged", self.now))
+            self.carry_out(self.engine.end(name, running.task, f"{FAILED}diverged", self.now))
             self._connect_again(device)
 
     def _unreachable(self, event: Event) -> bool:

@@ -16,6 +16,7 @@ from fleetlearn_coordinator.aggregation.weighing.fair import fair
 from fleetlearn_coordinator.aggregation.weighing.norm_bound import NormBound
 from fleetlearn_coordinator.aggregation.weighing.normalised import normalised
 from fleetlearn_coordinator.aggregation.weighing.weighing import REFUSED, Weighing
+from fleetlearn_coordinator.rounds.commands import REJECTED
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.messages import BUFFERS, CONTROL, UPDATE, Evaluation
 from round_reports import reports_of_rows, rules_of, state_of
@@ -189,7 +190,7 @@ def test_a_norm_bound_clips_or_refuses() -> None:
     round = OpenRound(rules, state_of(rules, [0.0, 0.0]))
     received = round.receive(reports_of_rows([[3.0, 4.0], [6.0, 8.0]], [1, 1]))
     assert received.refusal is not None
-    assert f"rejected: {received.refusal.error.code.value}" == REFUSED
+    assert f"{REJECTED}{received.refusal.error.code.value}" == REFUSED
     round.accept(received.accepted)
     round.add(received.accepted)
     made = round.commit(1, round.summary({REFUSED: 1}))

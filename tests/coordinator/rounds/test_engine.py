@@ -39,6 +39,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from waking import let_time_pass
 
 SETTINGS = Settings(goal=2, cohort=3, minimum=1, deadline=60.0, grace=5.0, gather=4.0, seed=7)
 
@@ -610,12 +611,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0.0, 12.0))
     def time_passes(self, seconds: float) -> None:
-        """Let time pass as a driver does, which wakes at each moment that the engine names."""
-        until = self.now + seconds
-        while (wake := self.engine.wake_at()) is not None and wake <= until:
-            self.now = max(self.now, wake)
-            self.do(self.engine.tick(self.now))
-        self.now = until
+        let_time_pass(self, self.engine, seconds)
 
     @rule()
     def restart(self) -> None:

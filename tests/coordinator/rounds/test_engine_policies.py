@@ -45,6 +45,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from waking import let_time_pass
 
 CARRY = Settings(
     goal=2,
@@ -320,17 +321,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0.0, 12.0))
     def time_passes(self, seconds: float) -> None:
-        """Let time pass as a driver does, which wakes at each moment that the engine names."""
-        until = self.now + seconds
-        for _ in range(200):
-            wake = self.engine.wake_at()
-            if wake is None or wake > until:
-                break
-            self.now = max(self.now, wake)
-            self.do(self.engine.tick(self.now))
-        else:
-            raise AssertionError("the engine wants to be woken again and again")
-        self.now = until
+        let_time_pass(self, self.engine, seconds)
 
     @rule()
     def restart(self) -> None:

@@ -34,6 +34,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from roll_call import PHASES, ROLL_CALL, RollCall, roll_call
+from waking import let_time_pass
 
 RULES = Settings(goal=9, cohort=9, minimum=9, deadline=60.0, grace=5.0, gather=1.0, seed=7)
 CALL = RollCall()
@@ -450,16 +451,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0.0, 8.0))
     def time_passes(self, seconds: float) -> None:
-        until = self.now + seconds
-        for _ in range(50):
-            wake = self.series.wake_at()
-            if wake is None or wake > until:
-                break
-            self.now = max(self.now, wake)
-            self.do(self.series.tick(self.now))
-        else:
-            raise AssertionError("the series wants to be woken again and again")
-        self.now = until
+        let_time_pass(self, self.series, seconds)
 
     @rule(answers=st.booleans())
     def restart(self, answers: bool) -> None:

@@ -41,6 +41,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from roll_call import PHASES, ROLL_CALL, RollCall, roll_call
+from waking import let_time_pass
 
 RULES = Settings(
     goal=3, cohort=4, minimum=2, deadline=60.0, grace=5.0, gather=1.0, seed=7, rounds=9, metric=None
@@ -541,16 +542,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0.0, 12.0))
     def time_passes(self, seconds: float) -> None:
-        until = self.now + seconds
-        for _ in range(200):
-            wake = self.engine.wake_at()
-            if wake is None or wake > until:
-                break
-            self.now = max(self.now, wake)
-            self.do(self.engine.tick(self.now))
-        else:
-            raise AssertionError("the engine wants to be woken again and again")
-        self.now = until
+        let_time_pass(self, self.engine, seconds)
 
     @rule()
     @precondition(lambda self: self.commit is not None)

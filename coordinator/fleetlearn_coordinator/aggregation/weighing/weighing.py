@@ -34,7 +34,8 @@ from fleetlearn_coordinator.aggregation.weighing.norm_bound import NormBound
 from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, Norms
 
 REFUSED = f"rejected: {Code.NORM_TOO_LARGE.value}"
-"""The cause of a task's end whose update was too long."""
+"""The cause of a task's end whose update was too long. It begins as rounds/commands.py::REJECTED,
+which this part does not import."""
 
 
 class Reported(NamedTuple):
