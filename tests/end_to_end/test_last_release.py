@@ -20,7 +20,13 @@ from processes import free_port, processes, service_file, wait_for
 
 TOGETHER: dict[str, Any] = {"round__goal": 2, "round__minimum": 2, "round__gather": 30.0}
 PLANS: dict[str, dict[str, Any]] = {
-    "fedprox": TOGETHER | {"local__mu": 0.01, "evaluation__every": 1, "evaluation__minimum": 1},
+    "fedprox": TOGETHER
+    | {
+        "local__mu": 0.01,
+        "evaluation__every": 1,
+        "evaluation__minimum": 1,
+        "evaluation__deadline": 1.0,  # the other release cannot answer: nothing to wait for
+    },
     "fedadam": TOGETHER
     | {"server__lr": 0.02, "encoding__up": "topk-0.1", "encoding__down": "delta"},
     "fedbuff": BUFFERED | {"encoding__up": "int8"},

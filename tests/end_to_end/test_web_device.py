@@ -18,6 +18,7 @@ from fleetlearn_device.training.data import load_npz
 from fleetlearn_device.training.train import train
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import Vector
+from last_release import LAST_RELEASE, build_web_device, unpack
 from peers import plan_text
 from processes import Processes, free_port, status_of, wait_for
 from web_sdk import script
@@ -46,8 +47,18 @@ def expected_model(bundle_path: Path, shards: list[Path]) -> Vector:
 
 
 @pytest.mark.slow
-def test_both_sdks_train_one_model(run: Processes, bundle_path: Path, shards: list[Path]) -> None:
+@pytest.mark.parametrize("older", ["none", "the SDK for browsers", "the coordinator"])
+def test_both_sdks_train_one_model(
+    run: Processes, bundle_path: Path, shards: list[Path], older: str
+) -> None:
+    """``older``: what is of the last release."""
     folder, plan, port = run.folder, run.folder / "plan.toml", free_port()
+    env = unpack(LAST_RELEASE, folder / "last") if older == "the coordinator" else None
+    device = (
+        build_web_device(LAST_RELEASE, folder / "last")
+        if older == "the SDK for browsers"
+        else script("node_device")
+    )
     plan.write_text(
         plan_text(
             bundle_path,
@@ -65,17 +76,17 @@ def test_both_sdks_train_one_model(run: Processes, bundle_path: Path, shards: li
     )
     (folder / "service.toml").write_text(f'port = {port}\nidentities = "identities"\n')
     web = [
-        *script("node_device"),
+        *device,
         f"ws://127.0.0.1:{port}",
         shards[0],
         folder / "web.state",
         "--until-finished",
     ]
-    run.coordinator(plan)
+    run.coordinator(plan, env=env)
     wait_for(lambda: status_of(folder / "run") is not None, "the coordinator")
     whole = [sys.executable, "-m", "fleetlearn_coordinator", "token", "service.toml", "--uses", "2"]
     token = subprocess.run(
-        whole, cwd=folder, capture_output=True, text=True, check=True
+        whole, cwd=folder, env=env, capture_output=True, text=True, check=True
     ).stdout.strip()
     run.start("web", *web, "--name", "web", "--token", token)
     run.start(

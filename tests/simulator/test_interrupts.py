@@ -29,6 +29,12 @@ LIMIT = 60.0
 """Seconds after which something hangs."""
 
 
+def hear_ctrl_c() -> None:
+    """As a terminal's processes do. Tests that a shell runs in the background ignore SIGINT, and so
+    would what they begin."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def command(*words: str) -> Iterator[subprocess.Popen[str]]:
     """``fleetlearn-simulate``, in a group of processes of its own."""
@@ -37,6 +43,7 @@ def command(*words: str) -> Iterator[subprocess.Popen[str]]:
         [sys.executable, "-m", "fleetlearn_simulator", *words],
         env=os.environ | {"PYTHONPATH": path},
         start_new_session=True,
+        preexec_fn=hear_ctrl_c,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from processes import ROOT
+from web_sdk import FOLDER, node
 
 LAST_RELEASE = "fe1f608d85bc9aef5d83ecfd5cd2b4c3cf12c6ad"
 ROOMS = ("protocol", "device_sdk", "coordinator")
@@ -21,6 +22,33 @@ def unpack(commit: str, folder: Path) -> dict[str, str]:
     imports these and not this tree's. Skips the test where there is no such commit, as in a source
     archive."""
     paths = [f"{room}/fleetlearn_{room.removesuffix('_sdk')}" for room in ROOMS]
+    _write(commit, paths, folder)
+    path = os.pathsep.join(str(folder / room) for room in ROOMS)
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def build_web_device(commit: str, folder: Path) -> tuple[str, ...]:
+    """Build the SDK for browsers of a commit below a folder, with this tree's node_modules: both
+    lock files are the same. Returns the command that runs its device in Node."""
+    web = "device_sdk/web"
+    _write(commit, [web], folder)
+    assert (folder / web / "package-lock.json").read_bytes() == (
+        FOLDER / "package-lock.json"
+    ).read_bytes(), "other packages: install them for the last release's own SDK"
+    command = node()
+    (folder / web / "node_modules").symlink_to(FOLDER / "node_modules")
+    done = subprocess.run(
+        ["npm", "run", "--silent", "build:node"],
+        cwd=folder / web,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return *command, str(folder / web / "build" / "node_device.mjs")
+
+
+def _write(commit: str, paths: list[str], folder: Path) -> None:
     done = subprocess.run(
         ["git", "archive", commit, *paths], cwd=ROOT, capture_output=True, check=False
     )
@@ -28,5 +56,3 @@ def unpack(commit: str, folder: Path) -> dict[str, str]:
         pytest.skip(f"the history does not have {commit[:8]}: {done.stderr.decode().strip()}")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(folder, filter="data")
-    path = os.pathsep.join(str(folder / room) for room in ROOMS)
-    return {**os.environ, "PYTHONPATH": path}
