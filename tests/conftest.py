@@ -14,6 +14,14 @@ from hypothesis import HealthCheck, settings
 from kept_loggers import loggers_kept
 from warm_processes import warm_server
 
+assert not {"numpy", "torch"} & sys.modules.keys(), (
+    "they read the next lines when they are imported"
+)
+# The processes of a run share the cores, and so do those that they start. A second thread of
+# PyTorch or of numpy's BLAS would wait more than it works, and spins while it waits: without this
+# tests of exports take twice the CPU time. Both read it when they are imported.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # How long an example takes says how busy the machine is, not whether the code is right.

@@ -18,9 +18,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 ROOT = Path(__file__).parents[2]
-# Small models: a second thread only waits for the first, and longer where the machine has other
-# work.
-torch.set_num_threads(1)
 DIGITS: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "digits.py"))
 
 
