@@ -23,6 +23,8 @@ COMMANDS: dict[str, DeviceCommand] = {
     "run": DeviceCommand("run", "serve a coordinator"),
     "config": DeviceCommand("config", "show what each setting is, and who said so"),
     "status": DeviceCommand("status", "show how a device is, and why nothing happens"),
+    "doctor": DeviceCommand("doctor", "check what a device needs, and say what to do"),
+    "check": DeviceCommand("check", "check whether data fit a bundle"),
     "install-service": DeviceCommand(
         "install_service", "write a systemd service that serves from boot on"
     ),

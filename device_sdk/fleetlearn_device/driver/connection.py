@@ -43,7 +43,7 @@ Event = Callable[[], Commands]
 """Tells the session what happened. Returns its commands."""
 
 
-class _DirectConnect(connect):
+class DirectConnect(connect):
     """Follows no redirects: nobody has checked the address where they lead, and it would get the
     device's token."""
 
@@ -214,7 +214,7 @@ class Connector:
             way = await open_way(uri, timing.open, self._failures)
             # Text frames are smaller than chunks. Few frames are queued: a slow disk slows the
             # coordinator down.
-            async with _DirectConnect(
+            async with DirectConnect(
                 url,
                 ssl=self._address.tls,
                 additional_headers=self._enrolment.headers(),

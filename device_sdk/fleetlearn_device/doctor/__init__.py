@@ -1,0 +1,1 @@
+"""What a device needs, checked: what is so, and what to do."""
