@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from fleetlearn_protocol.command_line import installed_version, refuse_in_loop, stop_signals
@@ -15,6 +16,10 @@ from fleetlearn_protocol.json_log import said
 from fleetlearn_protocol.paths import in_home
 from fleetlearn_protocol.systemd import READY, STOPPING, notify_systemd
 
+from fleetlearn_device.conditions.condition import SystemFiles
+from fleetlearn_device.conditions.conditions import NO_CONDITIONS, Conditions, make_conditions
+from fleetlearn_device.conditions.network import ask_owner, read_network
+from fleetlearn_device.conditions.watch import ConditionWatch
 from fleetlearn_device.driver.address import Enrolment, checked_address, read_token
 from fleetlearn_device.driver.describing import Charging, Description, NetworkNow
 from fleetlearn_device.driver.driver import Driver
@@ -93,6 +98,9 @@ class Device:
             as Linux says.
         network: ``metered`` or ``unmetered``, or a function that says which at each check-in. None:
             not stated.
+        conditions: What must hold while the device serves. While it does not, the device takes no
+            task; one that it is in the middle of is given back, or what was done is reported where
+            the plan has a time budget.
         own_model: A file, such as ``mine.onnx``, that each training replaces by the device's own
             model, for any ONNX Runtime: the model as training left it, with its personal
             parameters, or Ditto's personal model. None: none is written.
@@ -106,7 +114,8 @@ class Device:
         timing: Time limits of the connection.
 
     Raises DataError, and ValueError on a url, CA, certificate, token, key, runtime, number of
-    threads, provider, feature_cache, tag, tier or network that is not allowed.
+    threads, provider, feature_cache, tag, tier, network or condition that is not allowed, and on a
+    condition that cannot be read on this machine.
     """
 
     def __init__(
@@ -131,6 +140,7 @@ class Device:
         tier: str | None = None,
         charging: Charging = None,
         network: NetworkNow = None,
+        conditions: Conditions = NO_CONDITIONS,
         own_model: str | os.PathLike[str] | None = None,
         checkpoint_every: float = CHECKPOINT_EVERY,
         metrics_file: str | os.PathLike[str] | None = None,
@@ -160,7 +170,10 @@ class Device:
         self.checkpoint_every = checkpoint_every
         self.own_model = None if own_model is None else in_home(own_model)
         self.metrics_file = None if metrics_file is None else in_home(metrics_file)
+        if conditions.unmetered and network is None:
+            network = partial(read_network, SystemFiles())
         self.description = Description(tags, tier, charging, network)
+        self.conditions = make_conditions(conditions, self.state_dir, ask_owner(network))
         self.data = open_data(data, examples)
         self.stopped_by: signal.Signals | None = None
         """The signal that ended ``run``."""
@@ -247,6 +260,7 @@ class Device:
                 trainer,
                 session,
                 self.description,
+                ConditionWatch(self.conditions, self.timing.paused),
                 on_change=metrics.update if metrics else None,
             )
             loop = asyncio.get_running_loop()

@@ -101,6 +101,7 @@ FailureCode = Literal[
     "unsupported",
     "untrusted",
     "runtime-error",
+    "paused",
     "stopping",
 ]
 """Why a device gives its task back."""
@@ -257,7 +258,8 @@ class Report(Message, frozen=True, tag="report"):
     epochs: Annotated[float, Meta(ge=0, le=1e6)]
     """Passes over the data that were done; a fraction where a pass was cut short."""
     complete: bool
-    """False: the work is partial, because the time budget ended before the last epoch did."""
+    """False: the work is partial, because the time budget ended before the last epoch did, or the
+    device had to pause."""
     loss: Number
     """Mean training loss over the examples of all steps."""
     metrics: Numbers = {}

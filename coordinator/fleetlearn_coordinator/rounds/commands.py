@@ -14,8 +14,11 @@ FAILED, REJECTED = "failed: ", "rejected: "
 """What the other causes begin with: the device could not do its task; its update was refused. The
 code that says why comes next."""
 STOPPED = f"{FAILED}stopping"
-"""The cause where a device gives its task back because it stops. It may have another turn if it
-returns in this round."""
+PAUSED = f"{FAILED}paused"
+"""The causes where a device gives its task back because it stops, or because a condition of its
+owner's does not hold any more."""
+GIVEN_BACK = (STOPPED, PAUSED)
+"""The device did nothing wrong. It may have another turn if it returns in this round."""
 
 
 class Opened(NamedTuple):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sortedcontainers import SortedList
 
-from fleetlearn_coordinator.rounds.commands import LATE, STALE, SURPLUS
+from fleetlearn_coordinator.rounds.commands import LATE, PAUSED, STALE, SURPLUS
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.random_draws import picks
 from fleetlearn_coordinator.rounds.reliability import DOUBT, Reliability
@@ -219,7 +219,7 @@ class Selection:
     def fail(self, device: str, cause: str, held_up: bool) -> None:
         """Remember that the device's lease ends without a report that counts."""
         self.held_up += held_up
-        if held_up or cause not in (SURPLUS, LATE, STALE):
+        if held_up or cause not in (SURPLUS, LATE, STALE, PAUSED):
             self.reliability.fail(device, DOUBT if held_up else 1)
 
     def end_round(self, reported: Collection[str]) -> None:

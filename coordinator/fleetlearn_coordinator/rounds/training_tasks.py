@@ -19,11 +19,11 @@ from typing import NamedTuple
 from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.rounds.commands import (
+    GIVEN_BACK,
     LATE,
     LOST,
     STALE,
     STALLED,
-    STOPPED,
     SURPLUS,
     Assign,
     CancelTask,
@@ -145,7 +145,7 @@ class TrainingTasks:
         return [
             device
             for task, (device, cause) in book.dropped.items()
-            if cause not in (STOPPED, SURPLUS) and self._order(task) > last.get(device, (0, 0))
+            if cause not in (*GIVEN_BACK, SURPLUS) and self._order(task) > last.get(device, (0, 0))
         ]
 
     def _order(self, task: str) -> tuple[int, int]:
@@ -291,10 +291,10 @@ class TrainingTasks:
         return [ended, CancelTask(device, task, code, text)] if connected else [ended]
 
     def stop(self, device: str, cause: str, round: int) -> Ended:
-        """End the task of a device that failed or stops. One that stops is given nothing more until
-        it checks in again, in this round or later."""
+        """End the task of a device that failed, stops or pauses. One that stops or pauses is given
+        nothing more until it checks in again, in this round or later."""
         ended = self.drop(device, cause, round)
-        if cause == STOPPED:
+        if cause in GIVEN_BACK:
             self.selection.had_turn.discard(device)
             del self.selection.failures[device]
             self.selection.resting.discard(device)

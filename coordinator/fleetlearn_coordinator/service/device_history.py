@@ -13,6 +13,7 @@ from fleetlearn_protocol.messages import CheckIn
 
 from fleetlearn_coordinator.rounds.commands import (
     FAILED,
+    GIVEN_BACK,
     LATE,
     LOST,
     REJECTED,
@@ -100,7 +101,7 @@ class DeviceHistory:
         elif cause.startswith(REJECTED):
             self._change(device, seen=self._now(), failed=1)
             self._say(device, cause, self._refused.get(device, ""))
-        elif cause.startswith(FAILED) and cause != STOPPED:
+        elif cause.startswith(FAILED) and cause not in GIVEN_BACK:
             self._change(device, seen=self._now(), failed=1)
 
     def _say(self, device: str, cause: str, text: str) -> None:

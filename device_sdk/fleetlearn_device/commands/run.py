@@ -18,6 +18,7 @@ from fleetlearn_device.settings.sources import (
 )
 
 if TYPE_CHECKING:
+    from fleetlearn_device.conditions.conditions import Conditions
     from fleetlearn_device.device import Device
 
 
@@ -81,6 +82,7 @@ def device_arguments(values: Values) -> dict[str, Any]:
         "tier": value["states.tier"],
         "charging": value["states.charging"],
         "network": value["states.network"],
+        "conditions": _conditions(value),
         "metrics_file": value["log.metrics_file"],
         "until_finished": value["until_finished"],
     }
@@ -96,6 +98,12 @@ def token_in(values: Values) -> str | None:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise SettingError(f"{found.source}: {found.value} cannot be read: {why}") from None
+
+
+def _conditions(value: dict[str, Any]) -> Conditions:
+    from fleetlearn_device.conditions.conditions import Conditions
+
+    return Conditions(**{name: value[f"conditions.{name}"] for name in Conditions._fields})
 
 
 def _served(device: Device, values: Values) -> int:

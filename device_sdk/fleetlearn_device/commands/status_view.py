@@ -166,7 +166,7 @@ def does_now(status: DeviceStatus | None, running: bool) -> tuple[DeviceDoes, st
     if history.task and not history.end:
         return "working", f"working: task {history.task} ({history.what}) {status.task}"
     if status.paused:
-        return "paused", f"paused: {status.paused}"
+        return "paused", f"paused: {status.paused}, since {when(status.paused_since)}"
     if not status.is_connected:
         return "offline", status.connection
     if status.ineligible:

@@ -120,6 +120,7 @@ class Connector:
         handle: Passes an event to the session, and returns when its commands were carried out.
         on_end: Called when a connection has ended, before the session is told.
         status: Is told whether there is a connection, what goes wrong, and how much is sent.
+        wait_for_conditions: Returns when the device may connect.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class Connector:
         handle: Callable[[Event], Awaitable[None]],
         on_end: Callable[[], None],
         status: StatusFile,
+        wait_for_conditions: Callable[[], Awaitable[None]],
     ) -> None:
         self.connection: Connection | None = None
         """The open connection."""
@@ -152,12 +154,17 @@ class Connector:
         self._address, self._enrolment, self._timing = address, enrolment, timing
         self._session, self._state = session, state
         self._handle, self._on_end, self._status = handle, on_end, status
+        self._wait_for_conditions = wait_for_conditions
         self._dice = random.SystemRandom()
 
     async def run(self) -> None:
         """Connect again after each end of a connection, until the session stops."""
         while not self._session.stopping:
             self.come_back_after, self._retry_after, self._dead_end = None, 0.0, None
+            asked = time.monotonic()
+            await self._wait_for_conditions()
+            if self._failing_since is not None:  # a pause is no failure to connect
+                self._failing_since += time.monotonic() - asked
             welcomed = await self._converse()
             end = self._end()
             if end is not None:
@@ -166,6 +173,9 @@ class Connector:
             if self._session.stopping:
                 return
             self._failures = 0 if welcomed else self._failures + 1
+            if self._session.pause is not None:  # it connects when its conditions hold
+                self._status.update(f"not connected ({self.why_not})")
+                continue
             # A coordinator whose messages make the device close each connection must not be asked
             # again at once either.
             failures, timing = self._failures + self._session.faults, self._timing

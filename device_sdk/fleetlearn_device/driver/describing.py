@@ -12,6 +12,8 @@ import msgspec
 from fleetlearn_protocol.messages import Identifier, Tags
 from fleetlearn_protocol.user_errors import in_one_line
 
+from fleetlearn_device.conditions.condition import UnreadableError
+from fleetlearn_device.conditions.power import read_power
 from fleetlearn_device.session.statement import Network, Statement
 
 POWER_SUPPLIES = Path("/sys/class/power_supply")
@@ -94,26 +96,7 @@ def memory() -> int | None:
 def is_charging(folder: Path = POWER_SUPPLIES) -> bool | None:
     """Return whether a charger is connected, as Linux says. None: it knows neither a battery nor a
     charger."""
-    battery = charger = False
     try:
-        supplies = sorted(folder.iterdir())
-    except OSError:
+        return read_power(folder).charging
+    except UnreadableError:
         return None
-    for supply in supplies:
-        kind, scope = _read(supply / "type"), _read(supply / "scope")
-        if kind == "Battery" and scope != "Device":  # else it is a mouse's
-            battery = True
-            if _read(supply / "status") in ("Charging", "Full"):
-                return True
-        elif kind in ("Mains", "USB", "Wireless"):
-            charger = True
-            if _read(supply / "online") not in ("", "0"):
-                return True
-    return False if battery or charger else None
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text("ascii", "replace").strip()
-    except OSError:
-        return ""

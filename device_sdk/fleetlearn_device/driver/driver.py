@@ -17,6 +17,7 @@ from fleetlearn_protocol.json_log import said
 from fleetlearn_protocol.messages import Heartbeat, Question, Task, encode
 from fleetlearn_protocol.user_errors import in_one_line, is_expected, traceback_lines
 
+from fleetlearn_device.conditions.watch import ConditionWatch
 from fleetlearn_device.driver.address import Address, Enrolment
 from fleetlearn_device.driver.connection import Connection, Connector, Event, printable
 from fleetlearn_device.driver.describing import Description
@@ -31,6 +32,7 @@ from fleetlearn_device.session.commands import (
     Commands,
     DropPending,
     FinishContent,
+    FinishEarly,
     Locate,
     Note,
     SavePending,
@@ -43,9 +45,10 @@ from fleetlearn_device.session.commands import (
     StopUpdate,
     StoreChunk,
 )
+from fleetlearn_device.session.pause import Pause
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.statement import Statement
-from fleetlearn_device.session.states import Training
+from fleetlearn_device.session.states import Idle, Online, Training
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.status import DeviceStatus
@@ -70,6 +73,7 @@ class Driver:
         trainer: Trainer,
         session: Session,
         description: Description,
+        watch: ConditionWatch,
         on_change: Callable[[DeviceStatus], None] | None = None,
     ) -> None:
         """``on_change``: called with each new status."""
@@ -91,7 +95,15 @@ class Driver:
             self._handle,
             self._stop_upload,
             self._status,
+            self._wait_for_conditions,
         )
+        self._conditions = watch
+        self._look_now = asyncio.Event()
+        """Set when the device wakes for something else, or begins to work: it looks at the
+        conditions then."""
+        self._look_lock = asyncio.Lock()
+        self._may_work = asyncio.Event()
+        """Set while all conditions hold, as far as the session was told."""
         self._finished: FinishedUpdate | None = None
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
         self._jobs: set[asyncio.Task[None]] = set()
@@ -139,7 +151,9 @@ class Driver:
         session = self._session
         self._status.update("not connected yet")
         connections = asyncio.create_task(self._connector.run())
-        connections.add_done_callback(self._raise_error_of)
+        looks = asyncio.create_task(self._look_at_conditions())
+        for task in (connections, looks):
+            task.add_done_callback(self._raise_error_of)
         try:
             while not session.over:
                 now, due = time.monotonic(), session.due()
@@ -160,9 +174,10 @@ class Driver:
             if self._connector.connection is not None:
                 self._connector.connection.abort()
             connections.cancel()
+            looks.cancel()
             # A thread cannot be cancelled; the directory stays locked until the last one ended.
             # Their errors were events, or come from being cancelled: here only the end matters.
-            await asyncio.gather(connections, *self._jobs, return_exceptions=True)
+            await asyncio.gather(connections, looks, *self._jobs, return_exceptions=True)
             end = self._why_ended()
             if session.error is not None:
                 self._status.fail(end)
@@ -183,6 +198,8 @@ class Driver:
 
     async def _carry_out(self, commands: Commands) -> None:
         queue = deque(commands)
+        if queue:
+            self._look_now.set()
         while queue:
             try:
                 await self._carry_out_one(queue.popleft())
@@ -211,6 +228,7 @@ class Driver:
                 self._start(self._finish(command))
             case StartTraining(task=task, seconds=seconds):
                 self._trainer.halt.clear()
+                self._trainer.enough.clear()
                 self._start(self._train(task, seconds))
             case StartAnswer(task=task, seconds=seconds):
                 self._trainer.halt.clear()
@@ -218,6 +236,8 @@ class Driver:
             case StopTraining(keep=keep):
                 self._trainer.keep_when_stopped = keep
                 self._trainer.halt.set()
+            case FinishEarly():
+                self._trainer.enough.set()
             case SaveTrusted(keys=keys):
                 write_trusted_keys(self._folder, keys)
             case SavePending(report=report):
@@ -244,6 +264,8 @@ class Driver:
         # Who was told when to come back, or asked to stop, has nothing to worry about.
         calm = command.after is not None or self._session.stopping
         level = logging.INFO if calm else logging.WARNING
+        if self._session.pause is not None:  # the log has the reason already
+            level = logging.DEBUG
         log.log(level, "closing the connection: %s", reason, extra=said("closing"))
         self._connector.why_not = reason
         self._connector.come_back_after = command.after
@@ -260,6 +282,49 @@ class Driver:
         if self._upload is not None:
             self._upload.cancel()
             self._upload = None
+
+    # Conditions
+
+    async def _look(self, *, fresh: bool) -> None:
+        """Look at the conditions, and tell the session what was found."""
+        watch = self._conditions
+        if not watch.conditions:
+            self._may_work.set()
+            return
+        async with self._look_lock:
+            if not (fresh or watch.is_due()):
+                return
+            # In a thread, since an owner's check may take its time.
+            pause = await asyncio.to_thread(partial(watch.look, fresh=fresh))
+            self.post(partial(self._tell_session, pause))
+
+    def _tell_session(self, pause: Pause | None) -> Commands:
+        if pause is None:
+            self._may_work.set()
+            return self._session.end_pause()
+        self._may_work.clear()
+        return self._session.begin_pause(pause)
+
+    async def _look_at_conditions(self) -> None:
+        """Look at the conditions while the device runs: often while it works, and when it wakes
+        for something else while it waits."""
+        while self._conditions.conditions:
+            session = self._session
+            transfers = isinstance(session.link, Online) and not isinstance(session.work, Idle)
+            works = transfers or session.running_task_id is not None
+            try:
+                async with timeout(self._conditions.next_look(works=works)):
+                    await self._look_now.wait()
+            except TimeoutError:
+                pass
+            self._look_now.clear()
+            await self._look(fresh=session.pause is not None)
+
+    async def _wait_for_conditions(self) -> None:
+        """Return when all conditions hold: before a connection is opened."""
+        self._may_work.clear()
+        await self._look(fresh=True)
+        await self._may_work.wait()
 
     # Jobs
 
@@ -290,6 +355,9 @@ class Driver:
         self.post(event)
 
     async def _locate(self, task: Task | Question) -> None:
+        # The session hears of a condition that does not hold before it hears of the files, and
+        # gives the task back.
+        await self._look(fresh=True)
         try:
             async with self._cache_lock:
                 trainer, look = self._trainer, self._contents.lacking
@@ -371,7 +439,7 @@ class Driver:
                 report.task,
                 report.steps,
                 report.epochs,
-                "" if report.complete else " (partial: the time is over)",
+                "" if report.complete else f" (partial: {self._why_partial()})",
                 report.loss,
                 report.seconds,
                 f"; {self._trainer.features}" if self._trainer.features else "",
@@ -388,6 +456,9 @@ class Driver:
             )
             self._finished = finished
             self.post(lambda: session.trained(report))
+
+    def _why_partial(self) -> str:
+        return "the device pauses" if self._trainer.enough.is_set() else "the time is over"
 
     async def _save(self, task_id: str) -> None:
         finished, self._finished = self._finished, None

@@ -90,12 +90,6 @@ class StatusFile:
         )
         self._warned = False
 
-    def hold(self, paused_by: str = "", paused: str = "") -> None:
-        """Say what keeps the device from training, or that nothing does. ``paused_by``: one of
-        ``PAUSES``; ``paused``: the same for people."""
-        if (paused_by, paused) != (self._status.paused_by, self._status.paused):
-            self._write(msgspec.structs.replace(self._status, paused_by=paused_by, paused=paused))
-
     def fail(self, error: str) -> None:
         """Keep the last error. It is written with the next update."""
         self._status = msgspec.structs.replace(
@@ -119,6 +113,8 @@ class StatusFile:
             task=history.end if idle else _DOES.get(type(session.work), "is being fetched"),
             history=history,
             ineligible=session.ineligible,
+            paused_by="" if session.pause is None else session.pause.names[0],
+            paused="" if session.pause is None else session.pause.text,
             end=end,
         )
         if connection is not None:
@@ -131,6 +127,8 @@ class StatusFile:
             changes["connection_since"] = now
         if (status.task, history.task) != (before.task, before.history.task):
             changes["task_since"] = now
+        if bool(status.paused) != bool(before.paused):
+            changes["paused_since"] = now
         if history.reason != before.history.reason:
             changes["reason_since"] = now
             if history.failed > before.history.failed:

@@ -26,6 +26,8 @@ class Timing(NamedTuple):
     slow_cap: float = 900.0
     """Longest wait between attempts where trying again alone will not help, as with a certificate
     that is not accepted."""
+    paused: float = 60.0
+    """Between two looks at the conditions while one of them does not hold, about."""
     give_up: float = 900.0
     """How long a device that runs until the training is finished tries to connect, without one
     connection."""

@@ -88,6 +88,14 @@ class StopTraining:
 
 
 @dataclass(frozen=True, slots=True)
+class FinishEarly:
+    """End the task's training after its next step, as at the end of its time; answer with
+    ``trained``, or with ``ended`` where there was no step yet."""
+
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class SaveTrusted:
     """Make the public keys that the device trusts from now on durable."""
 
@@ -153,6 +161,7 @@ Command = (
     | StartTraining
     | StartAnswer
     | StopTraining
+    | FinishEarly
     | SaveTrusted
     | SavePending
     | DropPending

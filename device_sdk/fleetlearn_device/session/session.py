@@ -59,6 +59,7 @@ from fleetlearn_device.session.commands import (
     Commands,
     DropPending,
     FinishContent,
+    FinishEarly,
     Locate,
     Note,
     SavePending,
@@ -73,6 +74,7 @@ from fleetlearn_device.session.commands import (
     Wanted,
 )
 from fleetlearn_device.session.history import History, Outcome
+from fleetlearn_device.session.pause import Pause
 from fleetlearn_device.session.statement import NOTHING_STATED, Statement
 from fleetlearn_device.session.states import (
     AnswerReady,
@@ -116,6 +118,7 @@ COME_BACK = {
     "finished": "the training is finished, and may be continued later",
 }
 """Why the coordinator sends a device away, for people."""
+SHORT_PAUSE = Pause((), "a condition did not hold for a moment")
 MAX_ARRIVALS = 2
 """How often one content may arrive for a task: a second time where its SHA-256 was wrong the first
 time."""
@@ -166,6 +169,8 @@ class Session:
         """Why the device cannot go on at all."""
         self.history = History()
         """What became of the tasks. The owner may set the history of an earlier process."""
+        self.pause: Pause | None = None
+        """Why the device must not work now. While there is such a reason it takes no task."""
         self._last_progress = 0.0
         """When the last frame arrived, or the device last began to wait for an answer."""
         self._ended_task_id: str | None = None
@@ -198,6 +203,8 @@ class Session:
         self.link, self._last_progress = CheckingIn(), now
         if self.stopping:
             return self._close("stopping")
+        if self.pause is not None:  # it began while the connection was being opened
+            return self._close_paused(self.pause)
         held = None
         if isinstance(self.work, Holding):
             held = Held(self.work.report.task, self.work.report.round)
@@ -345,6 +352,8 @@ class Session:
         self.running_task_id = None
         if not isinstance(self.work, Training | Saving) or self.work.task_id != task_id:
             return self._locate()
+        if code is None and isinstance(self.work, Training):  # paused before its first step
+            return self._give_back(self.work, self.pause or SHORT_PAUSE)
         return self._fail_task(self.work, code or "stopping", text)
 
     def update_sent(self, transfer: int, now: float) -> Commands:
@@ -405,6 +414,33 @@ class Session:
                 *self._drop_task("uncounted", "the device was stopped"),
             ]
         return [*commands, *self._close("stopping")]
+
+    def begin_pause(self, pause: Pause) -> Commands:
+        """The device must not work now. An unfinished task is given back; where the plan wants
+        partial work (a time budget), a training reports what it has done. A finished update is
+        sent, if the pause allows it, and else stays saved; then the connection is closed until
+        ``end_pause``.
+
+        Called again while the device is paused, with what is so then.
+        """
+        before, self.pause = self.pause, pause
+        if before is not None and (before.names, before.sends) == (pause.names, pause.sends):
+            return []
+        note = Note(pause.in_words)
+        work = self.work
+        if isinstance(work, UnfinishedTask):
+            return [note, *self._shorten(work, pause)]
+        sends = pause.sends and isinstance(self.link, Online)
+        if sends and isinstance(work, Saving | Finished | AnswerReady):
+            return [note]  # the end of the task closes the connection
+        return [note, *self._close_paused(pause)]
+
+    def end_pause(self) -> Commands:
+        """All conditions hold again. The owner may connect."""
+        if self.pause is None:
+            return []
+        self.pause = None
+        return [Note("no longer paused: all conditions hold")]
 
     def abandon(self, error: Exception, code: FailureCode) -> Commands:
         """The device cannot go on at all (its data do not fit, its disk is full): say so and end
@@ -538,6 +574,8 @@ class Session:
                     self.work, assignment=replace(self.work.assignment, deadline=deadline)
                 )
             return [Note(f"task {task.task} was given again; the device has it")]
+        if self.pause is not None:
+            return self._give_back_at_once(task, self.pause)
         commands: Commands = []
         if self.task_id is not None:
             # A coordinator that gives another task no longer waits for the first (it lost it in a
@@ -728,6 +766,38 @@ class Session:
             )
         ]
 
+    # Pauses
+
+    def _shorten(self, work: UnfinishedTask, pause: Pause) -> Commands:
+        """End an unfinished task: with what was done, where that may be reported."""
+        task = work.assignment.task
+        wants_partial = isinstance(task, Task) and task.time_budget is not None
+        if isinstance(work, Training) and wants_partial and pause.sends:
+            return [FinishEarly(work.task_id)]
+        return self._give_back(work, pause)
+
+    def _give_back(self, work: UnfinishedTask, pause: Pause) -> Commands:
+        """Give the task back. Offline it is dropped: if its lease lives when the device is back,
+        the coordinator gives it again, and its training goes on where it was."""
+        failed = self._send_if_online(Failed(work.task_id, "paused", clip(pause.text)))
+        trains = isinstance(work, Training) and isinstance(work.assignment.task, Task)
+        keep = trains and not failed
+        dropped = self._drop_task("uncounted", pause.in_words, keep=keep)
+        if not failed:
+            self._ended_task_id = None
+        return [*failed, *dropped, *self._close_paused(pause)]
+
+    def _give_back_at_once(self, task: Task | Question, pause: Pause) -> Commands:
+        """Refuse a task that crossed with the pause. A coordinator that gives another task no
+        longer waits for the one that the device has."""
+        failed = Send(Failed(task.task, "paused", clip(pause.text)))
+        dropped = [] if self.task_id is None else self._drop_task("uncounted", pause.in_words)
+        note = Note(f"task {task.task} is given back: {pause.in_words}")
+        return [note, failed, *dropped, *self._close_paused(pause)]
+
+    def _close_paused(self, pause: Pause) -> Commands:
+        return self._close(pause.in_words, after=0.0)
+
     # Shared steps
 
     def _say_quiet(self, now: float) -> Commands:
@@ -771,20 +841,24 @@ class Session:
         self.work = Storing(replace(work.assignment, arrived=arrived), wanted)
         return [FinishContent(wanted[0])]
 
-    def _drop_task(self, outcome: Outcome, why: str = "") -> Commands:
+    def _drop_task(self, outcome: Outcome, why: str = "", *, keep: bool = False) -> Commands:
         """End the current task, whatever its state. ``why``: for a task that fails or does not
-        count."""
+        count. ``keep``: save how far its training is."""
         work, self.work = self.work, Idle()
         self._ended_task_id = work.task_id
         self._quiet = self._last_progress, self._last_progress + QUIET
         assert work.task_id is not None
         self.history = self.history.ended(work.task_id, outcome, why)
+        commands: Commands = []
         match work:
             case Training() if self.running_task_id is not None:  # it has not ended by itself
-                return [StopTraining(work.task_id)]
+                commands.append(StopTraining(work.task_id, keep))
             case Finished():
-                return [DropPending(work.task_id)]
-        return []  # an update being saved is dropped by ``saved``, which finds it unwanted
+                commands.append(DropPending(work.task_id))
+        # An update that is being saved is dropped by ``saved``, which finds it unwanted.
+        if self.pause is not None:
+            commands += self._close_paused(self.pause)
+        return commands
 
     def _drop_unfinished_task(self, why: str) -> Commands:
         return self._drop_task("uncounted", why) if isinstance(self.work, UnfinishedTask) else []

@@ -16,17 +16,19 @@ from fleetlearn_device.storage.checked_json import checked_json, read_checked_js
 
 FILE = "status.json"
 PAUSES = (
+    "mains",
     "battery",
-    "network",
+    "unmetered",
     "load",
     "temperature",
+    "full_speed",
     "hours",
-    "disk",
-    "memory",
+    "free_memory",
+    "free_disk",
     "check",
-    "owner",
 )
-"""What can keep a device from training: few words, for programs."""
+"""What can keep a device from training, for programs: the names of its conditions
+(``conditions.Conditions``)."""
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
@@ -59,7 +61,10 @@ class DeviceStatus(msgspec.Struct, frozen=True):
     paused_by: str = ""
     """What keeps the device from training, one of ``PAUSES``. Empty: nothing does."""
     paused: str = ""
-    """The same for people, such as ``on battery``."""
+    """The same for people: what is so, and what is needed, such as ``on battery (12 %, needs
+    30 %)``."""
+    paused_since: float = 0.0
+    """When the device paused, or went on."""
     error: str = ""
     """The last error: of a task, of the connection, or that ended a process."""
     error_at: float = 0.0

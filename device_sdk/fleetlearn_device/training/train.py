@@ -61,8 +61,8 @@ class StoppedError(TrainingError):
 
 
 class TrainingResult(NamedTuple):
-    """The result of training. Where the time was over before the last epoch's end, ``complete`` is
-    False, and the counts are of the work that was done."""
+    """The result of training. Where the time was over before the last epoch's end, or training was
+    to finish early, ``complete`` is False, and the counts are of the work that was done."""
 
     update: Vector
     """The travelling parameters after training minus the anchor, the round's model: float32, shape
@@ -109,6 +109,7 @@ def train(
     evaluate: bool = False,
     counted: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    should_finish: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.monotonic,
     on_step: Callable[[int, float], None] | None = None,
     on_evaluated: Callable[[], None] = lambda: None,
@@ -131,6 +132,7 @@ def train(
         evaluate: Measure the loaded model on all data first.
         counted: Examples that a pass gave earlier. None: no pass was completed yet.
         should_stop: Asked before each step.
+        should_finish: Asked before each step but the first. True: end as at the end of the time.
         clock: Seconds, rising.
         on_step: Called after each step with the number of steps done and the step's loss.
         on_evaluated: Called after each batch of the evaluation, or of features that are computed
@@ -195,7 +197,8 @@ def train(
                 progress.stopped(so_far(), runtime)
             raise StoppedError(f"training was stopped after step {done.steps}")
         # The first step always begins: a device that is slow for its budget still gives an update.
-        if done.steps and now - start + (now - began) / done.steps > limit:
+        time_is_over = done.steps and now - start + (now - began) / done.steps > limit
+        if time_is_over or (done.steps and should_finish()):
             complete = False
             break
         loss = runtime.step(batch, seed=(seed + done.steps) % SEEDS, **values)

@@ -89,8 +89,8 @@ class FinishedUpdate(NamedTuple):
 
 
 class Trainer:
-    """One device's training. ``steps`` and ``batches`` may be read, and ``halt`` set, from another
-    thread."""
+    """One device's training. Another thread may read ``steps`` and ``batches``, and set ``halt``
+    and ``enough``."""
 
     def __init__(
         self,
@@ -126,6 +126,9 @@ class Trainer:
         """While it is set, training ends before its next step."""
         self.keep_when_stopped = False
         """Whether a training that ``halt`` ends is to go on in a later process."""
+        self.enough = threading.Event()
+        """While it is set, training ends after its next step, and what was done is reported. Before
+        its first step it ends without a result."""
         self._checkpoint, self._checkpoint_every = directory.checkpoint, checkpoint_every
         self._progress: Progress | None = None
         """Of the task that is in training."""
@@ -324,7 +327,8 @@ class Trainer:
                 time_budget=spent + left,
                 evaluate=task.evaluate,
                 counted=self.counted,
-                should_stop=self.halt.is_set,
+                should_stop=self._must_stop,
+                should_finish=self.enough.is_set,
                 on_step=self._count,
                 on_evaluated=self._count_batch,
                 personal_epochs=task.personal_epochs,
@@ -436,6 +440,9 @@ class Trainer:
                 passed,
             )
             self._noted = passed, stated
+
+    def _must_stop(self) -> bool:
+        return self.halt.is_set() or (self.enough.is_set() and not self.steps)
 
     def _count(self, steps: int, loss: float) -> None:
         self.steps = steps

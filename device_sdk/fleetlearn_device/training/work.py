@@ -48,6 +48,7 @@ class TaskSettings(NamedTuple):
     evaluate: bool = False
     counted: int | None = None
     should_stop: Callable[[], bool] = lambda: False
+    should_finish: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
     on_step: Callable[[int, float], None] | None = None
     on_evaluated: Callable[[], None] = lambda: None

@@ -375,10 +375,11 @@ export class Device {
     this.#wake();
   }
 
-  /** End the run of the driver. */
+  /** End the run of the driver: the device stops, or pauses. */
   #interrupt(): void {
     const session = this.#session;
-    if (session !== null) this.#driver?.post(() => session.stop());
+    const paused = this.#stopped ? null : this.#whyPaused;
+    if (session !== null) this.#driver?.post(() => session.stop(paused));
     this.#wake();
   }
 

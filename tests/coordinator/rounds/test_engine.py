@@ -9,9 +9,9 @@ from itertools import chain
 
 import pytest
 from fleetlearn_coordinator.rounds.commands import (
+    GIVEN_BACK,
     LATE,
     LOST,
-    STOPPED,
     SURPLUS,
     Abandon,
     Assign,
@@ -676,7 +676,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def no_device_fails_again_and_again_in_a_round(self) -> None:
-        failed = Counter(device for device, cause in self.ended.values() if cause != STOPPED)
+        failed = Counter(device for device, cause in self.ended.values() if cause not in GIVEN_BACK)
         assert max(failed.values(), default=0) <= 1 + SECOND_CHANCES
 
     @invariant()
@@ -727,10 +727,13 @@ class TestAnyOrderForLong(AnyOrder.TestCase):
     settings = settings(AnyOrder.TestCase.settings, max_examples=5000)
 
 
-def test_a_device_that_stopped_in_order_frees_its_slot_at_once_and_may_have_another_turn() -> None:
+@pytest.mark.parametrize("cause", GIVEN_BACK)
+def test_a_device_that_stopped_in_order_frees_its_slot_at_once_and_may_have_another_turn(
+    cause: str,
+) -> None:
     engine, tasks = started("ab", SETTINGS._replace(minimum=2))
-    ended, *rest = engine.end("a", tasks["a"].task, STOPPED, 10.0)
-    assert ended == Ended("a", tasks["a"].task, 1, STOPPED)
+    ended, *rest = engine.end("a", tasks["a"].task, cause, 10.0)
+    assert ended == Ended("a", tasks["a"].task, 1, cause)
     assert rest == []  # not while it is still connected
     engine.disconnect("a", 10.1)
     (again,) = engine.check_in("a", None, 12.0)
@@ -742,20 +745,26 @@ def test_a_device_that_stopped_in_order_frees_its_slot_at_once_and_may_have_anot
     assert of_type(commands, Commit)
 
 
-def test_the_slot_of_a_device_that_stopped_goes_to_one_that_waits() -> None:
+@pytest.mark.parametrize("cause", GIVEN_BACK)
+def test_the_slot_of_a_device_that_stopped_goes_to_one_that_waits(
+    cause: str,
+) -> None:
     engine, tasks = started("abcd")
     waits = next(device for device in "abcd" if device not in tasks)
     stops = next(iter(tasks))
-    _, given = engine.end(stops, tasks[stops].task, STOPPED, 10.0)
+    _, given = engine.end(stops, tasks[stops].task, cause, 10.0)
     assert isinstance(given, Assign)
     assert given.device == waits
     engine.disconnect(stops, 10.1)
     assert engine.check_in(stops, None, 12.0) == []  # all slots are taken
 
 
-def test_a_device_that_stops_and_stays_connected_is_given_nothing_in_later_rounds_either() -> None:
+@pytest.mark.parametrize("cause", GIVEN_BACK)
+def test_a_device_that_stops_and_stays_connected_is_given_nothing_in_later_rounds_either(
+    cause: str,
+) -> None:
     engine, tasks = started("ab", SETTINGS._replace(minimum=2))
-    engine.end("a", tasks["a"].task, STOPPED, 10.0)
+    engine.end("a", tasks["a"].task, cause, 10.0)
     later = tasks["b"].deadline
     engine.tick(later)  # the round is abandoned
     assigned = of_type(engine.check_in("c", None, later), Assign)
@@ -913,12 +922,11 @@ def test_a_buffer_that_nobody_else_can_fill_waits_for_no_rest() -> None:
     assert of_type(engine.count_report("b", "t1-3.2", 12.0), Commit)
 
 
-def test_who_stopped_may_have_another_turn_after_a_restart_too() -> None:
+@pytest.mark.parametrize("cause", GIVEN_BACK)
+def test_who_stopped_may_have_another_turn_after_a_restart_too(cause: str) -> None:
     engine = Engine(SETTINGS)
     engine.restore(
-        restored(
-            3, [("t3-2", "b")], [], [("t3-1", "a", STOPPED), ("t3-3", "c", "failed: diverged")]
-        ),
+        restored(3, [("t3-2", "b")], [], [("t3-1", "a", cause), ("t3-3", "c", "failed: diverged")]),
         0.0,
     )
     (given,) = engine.check_in("a", None, 1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fleetlearn_coordinator.rounds.commands import LATE, LOST, SURPLUS
+from fleetlearn_coordinator.rounds.commands import LATE, LOST, PAUSED, SURPLUS
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.reliability import DOUBT
 from fleetlearn_coordinator.rounds.selection import (
@@ -120,6 +120,7 @@ def test_all_may_be_chosen_again_when_a_round_ends() -> None:
     [
         (SURPLUS, False, None),
         (LATE, False, None),
+        (PAUSED, False, None),
         (LATE, True, DOUBT),
         (LOST, False, 1),
         ("failed: bad-data", False, 1),

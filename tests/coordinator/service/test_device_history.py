@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from fleetlearn_coordinator.rounds.commands import LATE, LOST, STALLED, STOPPED, Ended, Revived
+from fleetlearn_coordinator.rounds.commands import (
+    LATE,
+    LOST,
+    PAUSED,
+    STALLED,
+    STOPPED,
+    Ended,
+    Revived,
+)
 from fleetlearn_coordinator.service.device_history import MOST_ERROR, DeviceHistory
 from fleetlearn_coordinator.service.observers import (
     DeviceJoined,
@@ -44,6 +52,12 @@ def test_each_end_of_a_task_is_counted_once() -> None:
     assert rows["a"] == DeviceActivity("a", lost=1), "who was lost was not seen"
     assert (rows["b"].failed, rows["b"].done, rows["b"].lost) == (2, 0, 0)
     assert (rows["b"].error, rows["b"].error_at) == ("bad-data: KeyError: 3", 50.0)
+
+
+def test_a_device_that_paused_did_not_fail_and_says_why_it_is_away() -> None:
+    why = "on battery (12 %, needs 30 %)"
+    row = rows_after(TaskFailed("a", "t1", PAUSED, why), ended("a", PAUSED))["a"]
+    assert row == DeviceActivity("a", error=f"paused: {why}", error_at=50.0)
 
 
 def test_what_a_device_says_is_kept_whole_up_to_a_bound() -> None:

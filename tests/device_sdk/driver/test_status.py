@@ -11,6 +11,7 @@ import pytest
 from fleetlearn_device.commands.status_view import StatusView, lines_of, view_of
 from fleetlearn_device.driver.status import StatusFile
 from fleetlearn_device.session.history import History
+from fleetlearn_device.session.pause import Pause
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.states import Holding, Idle
 from fleetlearn_device.storage.state_directory import Summary
@@ -165,8 +166,9 @@ def test_it_says_why_nothing_happens_in_a_sentence(tmp_path: Path) -> None:
     status.update()
     text = f"waiting: the coordinator has not chosen it for a round since {at(3)}"
     assert now() == ("waiting", text)
-    status.hold("battery", "on battery")
-    assert now() == ("paused", "paused: on battery")
+    session.begin_pause(Pause(("battery", "hours"), "on battery (12 %, needs 30 %)"))
+    status.update()
+    assert now() == ("paused", f"paused: on battery (12 %, needs 30 %), since {at(6)}")
     assert view(tmp_path).paused_by in PAUSES
     session.history = History(task="t2", what="round 4", round=4)
     session.work = Holding(REPORT, reported_again=False)

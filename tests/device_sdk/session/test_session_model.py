@@ -1,5 +1,6 @@
 """The session against a model of a coordinator that keeps to PROTOCOL.md, while connections,
-processes, contents and both sides' patience fail in any order. Nothing here takes time: every
+processes, contents and both sides' patience fail in any order, and the conditions of the device's
+owner come and go. Nothing here takes time: every
 answer that a device's disk, thread or socket would give is a job that may be done at any later
 step.
 """
@@ -18,6 +19,7 @@ from fleetlearn_device.session.commands import (
     Commands,
     DropPending,
     FinishContent,
+    FinishEarly,
     Locate,
     Note,
     SavePending,
@@ -28,8 +30,19 @@ from fleetlearn_device.session.commands import (
     StoreChunk,
     Wanted,
 )
+from fleetlearn_device.session.pause import Pause
 from fleetlearn_device.session.session import Session
-from fleetlearn_device.session.states import Closing, Idle, Online, Saving, Training
+from fleetlearn_device.session.states import (
+    Closing,
+    Fetching,
+    Idle,
+    Locating,
+    Offline,
+    Online,
+    Saving,
+    Storing,
+    Training,
+)
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.frames import pack_chunk, unpack_chunk
 from fleetlearn_protocol.messages import (
@@ -87,11 +100,21 @@ class Coordinator:
         self.checked_in, self.waiting, self.granted = False, None, None
         self.past.clear()
 
-    def assign(self, model: str) -> None:
+    def assign(self, model: str, time_budget: float | None = None) -> None:
         self.count += 1
         vector = VectorReference("model", model, SIZE, "float32")
         self.lease = Task(
-            f"t{self.count}", 1, "b" * 64, (vector,), {"update": "float32"}, {}, 1, 8, 0, 1000.0
+            f"t{self.count}",
+            1,
+            "b" * 64,
+            (vector,),
+            {"update": "float32"},
+            {},
+            1,
+            8,
+            0,
+            1000.0,
+            time_budget,
         )
         self.tell(self.lease)
 
@@ -177,6 +200,8 @@ class Model(RuleBasedStateMachine):
         self.session = Session("dev", 7, held=self.pending)
         self.jobs: list[Callable[[], None]] = []
         self.training: Task | None = None
+        self.early = False
+        """The training is to end after its next step."""
         self.upload: SendUpdate | None = None
         self.corrupt = False
 
@@ -206,7 +231,12 @@ class Model(RuleBasedStateMachine):
                 assert self.training is None, "two trainings at once"
                 assert task.vector("model").sha256 in self.complete
                 assert 0 < seconds <= task.deadline
-                self.training = task
+                assert self.session.pause is None, "a task is begun while a condition fails"
+                self.training, self.early = task, False
+            case FinishEarly(task_id=name):
+                assert self.training is not None
+                assert (self.training.task, self.training.time_budget) == (name, 50.0)
+                self.early = True
             case StopTraining(task_id=name):
                 assert self.training is not None
                 assert self.training.task == name
@@ -223,6 +253,7 @@ class Model(RuleBasedStateMachine):
                 self.upload = command
             case Close(code=code, reason=reason):
                 assert code == 1000, reason
+                assert self.session.pause is None or self.connected
                 self.upload = None
                 self.jobs.append(self.hang_up)
 
@@ -262,7 +293,20 @@ class Model(RuleBasedStateMachine):
 
     # Anything, in any order
 
-    @precondition(lambda self: not self.connected)
+    @rule(which=st.sampled_from(["battery", "battery", "unmetered", "battery and unmetered"]))
+    def a_condition_fails(self, which: str) -> None:
+        pause = Pause(tuple(which.split(" and ")), which, sends="unmetered" not in which)
+        self.perform(self.session.begin_pause(pause))
+        if not isinstance(self.session.link, Offline | Closing):
+            assert pause.sends, "connected while the network is metered"
+            assert self.session.task_id is not None, "connected without a reason"
+
+    @precondition(lambda self: self.session.pause is not None)
+    @rule()
+    def all_conditions_hold(self) -> None:
+        self.perform(self.session.end_pause())
+
+    @precondition(lambda self: not self.connected and self.session.pause is None)
     @rule()
     def connect(self) -> None:
         self.connected = True
@@ -338,7 +382,7 @@ class Model(RuleBasedStateMachine):
         assert self.training is not None
         task = self.training
         wanted = self.session.task_id == task.task and isinstance(self.session.work, Training)
-        if how == "stopped" and wanted:
+        if how == "stopped" and wanted and not self.early:
             return  # it stops only when told to
         if how == "well":
             part = Part("update", "float32", SIZE, zlib.crc32(task.task.encode()))
@@ -378,9 +422,9 @@ class Model(RuleBasedStateMachine):
         self.corrupt = True
 
     @precondition(lambda self: self.coordinator.checked_in and self.coordinator.lease is None)
-    @rule(model=st.sampled_from(MODELS))
-    def assign(self, model: str) -> None:
-        self.coordinator.assign(model)
+    @rule(model=st.sampled_from(MODELS), time_budget=st.sampled_from([None, 50.0]))
+    def assign(self, model: str, time_budget: float | None) -> None:
+        self.coordinator.assign(model, time_budget)
 
     @precondition(lambda self: self.coordinator.checked_in and self.coordinator.lease is not None)
     @rule()
@@ -415,15 +459,18 @@ class Model(RuleBasedStateMachine):
         model=st.sampled_from(MODELS),
         slow=st.booleans(),
         twice=st.booleans(),
+        time_budget=st.sampled_from([None, 50.0]),
     )
-    def all_is_well_for_a_while(self, steps: int, model: str, slow: bool, twice: bool) -> None:
+    def all_is_well_for_a_while(
+        self, steps: int, model: str, slow: bool, twice: bool, time_budget: float | None
+    ) -> None:
         """Let all go well for a while, so that faults happen everywhere and not only at the
         beginning of a round."""
         for _ in range(steps):
             if twice and self.coordinator.wire and isinstance(self.coordinator.wire[-1], str):
                 self.say_twice()
             if not self.next_step(slow) and self.coordinator.lease is None:
-                self.coordinator.assign(model)
+                self.coordinator.assign(model, time_budget)
 
     def next_step(self, slow: bool = False) -> bool:
         """What happens next if nothing goes wrong, training last where it is ``slow``. False:
@@ -441,6 +488,8 @@ class Model(RuleBasedStateMachine):
             self.deliver_down()
         elif self.coordinator.waiting is not None:
             self.grant()
+        elif self.session.pause is not None:
+            self.all_conditions_hold()
         elif not self.connected:
             self.connect()
         elif trains:
@@ -465,6 +514,16 @@ class Model(RuleBasedStateMachine):
     def no_update_stays_that_nobody_will_send(self) -> None:
         if self.session.running_task_id is None and self.session.task_id is None:
             assert self.pending is None
+
+    @invariant()
+    def a_paused_device_works_on_nothing_new(self) -> None:
+        """It sends what is finished, or makes a result of a training that was under way."""
+        if self.session.pause is not None:
+            work = self.session.work
+            assert not isinstance(work, Locating | Fetching | Storing)
+            assert self.early or not isinstance(work, Training)
+            if isinstance(work, Idle):
+                assert isinstance(self.session.link, Offline | Closing)
 
     @invariant()
     def training_is_known(self) -> None:

@@ -19,7 +19,7 @@ from opentelemetry.trace import Span, Status, StatusCode, Tracer, set_span_in_co
 from fleetlearn_coordinator.network.host import SOFTWARE
 from fleetlearn_coordinator.plan.service_settings import TraceSettings
 from fleetlearn_coordinator.rounds.commands import (
-    STOPPED,
+    GIVEN_BACK,
     SURPLUS,
     Assign,
     Commit,
@@ -30,7 +30,7 @@ from fleetlearn_coordinator.service.observers import RoundEnded, RunEvent, Updat
 
 SEND_TIMEOUT = 10.0
 """Seconds in which a collector must take spans."""
-NO_FAULT = (SURPLUS, STOPPED)
+NO_FAULT = (SURPLUS, *GIVEN_BACK)
 """Causes of a task's end that are nobody's fault."""
 
 

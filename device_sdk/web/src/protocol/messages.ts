@@ -88,6 +88,7 @@ const FAILURES = [
   "unsupported",
   "untrusted",
   "runtime-error",
+  "paused",
   "stopping",
 ] as const;
 /** Why a device gives its task back. */

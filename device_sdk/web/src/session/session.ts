@@ -354,13 +354,16 @@ export class Session {
     return [];
   }
 
-  /** The owner wants to end. An unfinished task is given back; a finished update stays saved. */
-  stop(): Command[] {
+  /** The owner wants to end, or to pause for this reason. An unfinished task is given back; a finished update stays
+   * saved. */
+  stop(paused: string | null = null): Command[] {
     this.stopping = true;
+    const reason = paused === null ? "stopping" : `paused: ${paused}`;
     const task = this.task;
-    if (task === null || !isUnfinished(this.work)) return this.#close("stopping");
-    const failed = { type: "failed", task, code: "stopping", text: "the device is stopping" } as const;
-    return [...this.#sendIfOnline(failed), ...this.#dropTask(), ...this.#close("stopping")];
+    if (task === null || !isUnfinished(this.work)) return this.#close(reason);
+    const code = paused === null ? "stopping" : "paused";
+    const failed: Failed = { type: "failed", task, code, text: clip(paused ?? "the device is stopping") };
+    return [...this.#sendIfOnline(failed), ...this.#dropTask(), ...this.#close(reason)];
   }
 
   /** The device cannot go on at all (its data do not fit, its store is full): say so and end with `error`. */

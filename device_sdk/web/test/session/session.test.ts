@@ -503,6 +503,20 @@ describe("ending", () => {
     expect(session.over).toBe(true);
     expect(kinds(session.connected(0))).toEqual(["close"]);
   });
+  test("pausing gives the task back by its own code, and says why", () => {
+    train();
+    const [failed, ...others] = session.stop("the device waits until it charges");
+    const message = { type: "failed", task: "t1", code: "paused", text: "the device waits until it charges" };
+    expect(failed).toEqual({ do: "send", message });
+    expect(kinds(others)).toEqual(["stop-training", "close"]);
+  });
+  test("pausing keeps a finished update", () => {
+    report();
+    expect(session.stop("the device waits until it charges")).toMatchObject([
+      { do: "close", reason: "paused: the device waits until it charges" },
+    ]);
+    expect(session.work.is).toBe("holding");
+  });
   test("stopping keeps a finished update", () => {
     report();
     expect(kinds(session.stop())).toEqual(["close"]);
