@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fleetlearn_device.data.buffer_writer import BufferWriter
     from fleetlearn_device.device import Device
+    from fleetlearn_device.predictor import Predictor
     from fleetlearn_device.runtimes.open_runtime import open_runtime
     from fleetlearn_device.training.open_data import open_data
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 # identifier of the machine below ~/.cache.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-__all__ = ["BufferWriter", "Device", "open_data", "open_runtime"]
+__all__ = ["BufferWriter", "Device", "Predictor", "open_data", "open_runtime"]
 
 
 def __getattr__(name: str) -> Any:
@@ -29,6 +30,10 @@ def __getattr__(name: str) -> Any:
         from fleetlearn_device.data.buffer_writer import BufferWriter
 
         return BufferWriter
+    if name == "Predictor":
+        from fleetlearn_device.predictor import Predictor
+
+        return Predictor
     if name == "open_data":
         from fleetlearn_device.training.open_data import open_data
 

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from fleetlearn_protocol.command_line import installed_version, refuse_in_loop, 
 from fleetlearn_protocol.json_log import said
 from fleetlearn_protocol.paths import in_home
 from fleetlearn_protocol.systemd import READY, STOPPING, notify_systemd
+from numpy.typing import ArrayLike
 
 from fleetlearn_device.conditions.condition import SystemFiles
 from fleetlearn_device.conditions.conditions import NO_CONDITIONS, Conditions, make_conditions
@@ -28,6 +30,7 @@ from fleetlearn_device.driver.signatures import find_verifier
 from fleetlearn_device.driver.timeouts import timeout
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.driver.watchdog import tell_alive
+from fleetlearn_device.predictor import BATCH, Predicted, Predictor, Which
 from fleetlearn_device.runtimes.checks import Batch
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime, import_training_api
 from fleetlearn_device.runtimes.open_runtime import check_choices
@@ -35,10 +38,12 @@ from fleetlearn_device.runtimes.providers import ProviderName, open_provider
 from fleetlearn_device.runtimes.runtime import Kind
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.trust import Trusted
+from fleetlearn_device.storage.model_in_use import ModelInUse, ModelsInUse
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.trusted_keys import checked_keys, trust_first
 from fleetlearn_device.training.algorithms import known_algorithms
 from fleetlearn_device.training.data import Data
+from fleetlearn_device.training.newest_model import NewestModel
 from fleetlearn_device.training.open_data import open_data
 from fleetlearn_device.training.source_data import SourceData
 from fleetlearn_device.training.trainer import ANSWERS, Trainer
@@ -107,6 +112,10 @@ class Device:
         checkpoint_every: Least seconds of training between two checkpoints, from which a later
             process goes on with the task. Writing them takes at most 2 % of the training's time.
             0: none are written, and a training that is interrupted begins again.
+        keep_model: Whether the device keeps the newest shared model for ``predict``, ``Predictor``
+            and ``fleetlearn-device predict``.
+        on_better_model: Called, in the thread that trains, with the model in use each time that it
+            is another one. With it, ``keep_model`` is True.
         metrics_file: A file, such as ``fleetlearn.prom``, that is replaced when the device's
             numbers change, at most once a minute: for Prometheus' textfile collector. None: none is
             written.
@@ -143,6 +152,8 @@ class Device:
         conditions: Conditions = NO_CONDITIONS,
         own_model: str | os.PathLike[str] | None = None,
         checkpoint_every: float = CHECKPOINT_EVERY,
+        keep_model: bool = False,
+        on_better_model: Callable[[ModelInUse], object] | None = None,
         metrics_file: str | os.PathLike[str] | None = None,
         until_finished: bool = False,
         timing: Timing | None = None,
@@ -168,6 +179,10 @@ class Device:
                 f"checkpoint_every is {checkpoint_every}; expected seconds, or 0 for no checkpoints"
             )
         self.checkpoint_every = checkpoint_every
+        self.keep_model = keep_model or on_better_model is not None
+        self.on_better_model = on_better_model
+        self._predictors: dict[Which, Predictor] = {}
+        self._predictors_lock = threading.Lock()
         self.own_model = None if own_model is None else in_home(own_model)
         self.metrics_file = None if metrics_file is None else in_home(metrics_file)
         if conditions.unmetered and network is None:
@@ -240,6 +255,9 @@ class Device:
             )
             features = self.feature_cache * 2**20
             enrolment = Enrolment(directory.path, directory.device, self.token)
+            newest = None
+            if self.keep_model:
+                newest = NewestModel(ModelsInUse(directory.path), self.on_better_model)
             kind, threads, provider = self.runtime, self.threads, self.provider
             trainer = Trainer(
                 directory,
@@ -250,6 +268,7 @@ class Device:
                 features,
                 self.own_model,
                 self.checkpoint_every,
+                newest,
             )
             metrics = self.metrics_file and MetricsFile(self.metrics_file, directory.device)
             driver = Driver(
@@ -304,6 +323,25 @@ class Device:
         finally:
             for task in alive:
                 task.cancel()
+
+    def predict(
+        self,
+        x: ArrayLike | Mapping[str, ArrayLike],
+        *,
+        which: Which = "personal",
+        batch_size: int = BATCH,
+    ) -> Predicted:
+        """Return the outputs of the model in use for these examples; ``Predictor`` says which
+        arguments it takes and what it returns.
+
+        May be called from any thread, while the device serves and while it does not; training goes
+        on meanwhile. Raises what ``Predictor`` and ``Predictor.predict`` raise.
+        """
+        with self._predictors_lock:
+            if which not in self._predictors:
+                self._predictors[which] = Predictor(self.state_dir, which=which)
+            predictor = self._predictors[which]
+        return predictor.predict(x, batch_size)
 
     def stop(self) -> None:
         """End ``serve`` soon, from any thread; if it has not begun, it ends as soon as it does."""

@@ -28,6 +28,10 @@ COMMANDS: dict[str, DeviceCommand] = {
     "install-service": DeviceCommand(
         "install_service", "write a systemd service that serves from boot on"
     ),
+    "predict": DeviceCommand("predict", "predict with the model that a device keeps"),
+    "export-model": DeviceCommand(
+        "export_model", "write the model that a device keeps as an ONNX file"
+    ),
     "rotate": DeviceCommand("rotate", "change the device's credential at its next connection"),
     "trust": DeviceCommand(
         "trust", "change the public keys that the device trusts, from its next start on"

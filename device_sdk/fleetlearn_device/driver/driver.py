@@ -361,7 +361,7 @@ class Driver:
         try:
             async with self._cache_lock:
                 trainer, look = self._trainer, self._contents.lacking
-                infer = trainer.own_model is not None
+                infer = trainer.needs_infer
                 lacking = await asyncio.to_thread(
                     look, task, trainer.kind, trainer.from_features, infer
                 )

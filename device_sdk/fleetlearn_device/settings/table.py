@@ -247,6 +247,13 @@ SETTINGS: tuple[Setting, ...] = (
         name="own-model",
     ),
     Setting(
+        "training.keep_model",
+        SWITCH,
+        False,
+        "keep the newest shared model for predictions",
+        name="keep-model",
+    ),
+    Setting(
         "training.checkpoint_every",
         whole(0, 86400, "SECONDS", "seconds"),
         60,

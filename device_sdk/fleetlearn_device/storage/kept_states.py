@@ -43,12 +43,9 @@ class KeptStates:
         with os_errors_as_state_errors(path):
             if not size or not path.exists():
                 return None
-            content = path.read_bytes()
-            values = memoryview(content)[: 4 * size]
-            if len(content) == file_size(4 * size) and _CRC.unpack(content[4 * size :]) == (
-                checksum(values),
-            ):
-                return np.frombuffer(values, "<f4")
+            found = _read(path.read_bytes(), size)
+            if found is not None:
+                return found
             aside = path.with_name(f"{name}.damaged")
             path.replace(aside)
             log.warning(
@@ -60,6 +57,29 @@ class KeptStates:
         """Move a file of ``file_contents`` to its place. name: as in ``load``. Raises OSError."""
         source.replace(self._path / name)
         sync_folder(self._path)
+
+
+def read_kept(path: Path, size: int) -> Vector | None:
+    """Return what is in a file of the folder, for a process that only reads: float32, shape
+    (size,). None where there is no such file, ``size`` is 0, or it is damaged, which is said.
+    Raises StateError."""
+    with os_errors_as_state_errors(path):
+        try:
+            content = path.read_bytes() if size else None
+        except FileNotFoundError:
+            return None
+    found = None if content is None else _read(content, size)
+    if found is None and content is not None:
+        log.warning("%s is damaged, and is passed over", path)
+    return found
+
+
+def _read(content: bytes, size: int) -> Vector | None:
+    values = memoryview(content)[: 4 * size]
+    whole = len(content) == file_size(4 * size)
+    if whole and _CRC.unpack(content[4 * size :]) == (checksum(values),):
+        return np.frombuffer(values, "<f4")
+    return None
 
 
 def personal_name(bundle: str) -> str:

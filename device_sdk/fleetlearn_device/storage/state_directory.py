@@ -14,6 +14,7 @@ training it was in.
     pending/                    the update that nobody acknowledged yet        (outbox.py)
     kept/                       kept state and personal model, for each bundle (kept_states.py)
     tied/                       the tied vectors of the last tasks             (tied_vectors.py)
+    predict/                    the shared model in use, if one is kept            (model_in_use.py)
     status.json                 how the device is, for its owner               (status.py)
 
 Every file is written beside its place and renamed, and has a checksum; damage is found when the

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +44,7 @@ from fleetlearn_device.training.algorithms import ALGORITHMS, check_step, run_al
 from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
+from fleetlearn_device.training.newest_model import NewestModel
 from fleetlearn_device.training.own_model import write_own_model
 from fleetlearn_device.training.progress import Checkpoint, Progress, read_checkpoint
 from fleetlearn_device.training.sent_parts import (
@@ -53,6 +55,7 @@ from fleetlearn_device.training.sent_parts import (
 )
 from fleetlearn_device.training.source_data import SourceData
 from fleetlearn_device.training.train import (
+    DivergedError,
     OutOfTimeError,
     StoppedError,
     TrainingError,
@@ -102,10 +105,14 @@ class Trainer:
         feature_cache: int = 0,
         own_model: Path | None = None,
         checkpoint_every: float = 0.0,
+        newest: NewestModel | None = None,
+        hold_out: Data | None = None,
     ) -> None:
         """feature_cache: most bytes of features that are kept; 0: whole models are trained.
         own_model: the file that each training replaces by the device's own model.
-        checkpoint_every: least seconds of training between two checkpoints; 0: there are none."""
+        checkpoint_every: least seconds of training between two checkpoints; 0: there are none.
+        newest: takes the shared models into use. None: none is. hold_out: what they are compared
+        on; None: each new one is taken."""
         self.kind: Kind = kind
         self.own_model = own_model
         self.from_features = (
@@ -129,6 +136,9 @@ class Trainer:
         self.enough = threading.Event()
         """While it is set, training ends after its next step, and what was done is reported. Before
         its first step it ends without a result."""
+        self._newest, self._hold_out = newest, hold_out
+        self.needs_infer = own_model is not None or newest is not None
+        """Whether infer.onnx is needed as well."""
         self._checkpoint, self._checkpoint_every = directory.checkpoint, checkpoint_every
         self._progress: Progress | None = None
         """Of the task that is in training."""
@@ -200,6 +210,7 @@ class Trainer:
         with self._bundle_rechecked(task.bundle):
             model = self._read_vector(task.vector(MODEL))
             bundle, runtime = self._open(task, model)
+            self._offer(task, bundle, runtime)
             load_model(runtime, bundle, model, self._kept_state(bundle))
             data = self._data_to_train_on(bundle)
             try:
@@ -311,6 +322,7 @@ class Trainer:
                 4 * personal_size,
             )
             data = self._data_to_train_on(bundle)
+            self._offer(task, bundle, runtime)
             if found is not None and found.examples != data.examples:
                 _warn_of_checkpoint(task, "other data")
                 found = None
@@ -367,6 +379,32 @@ class Trainer:
         encode(report)  # raises here what the coordinator would refuse
         kept_by_device = result.kept_state, {**own_tied, **residual}, outcome.personal
         return FinishedUpdate(report, tuple(contents.values()), task.bundle, *kept_by_device)
+
+    def _offer(self, task: Task | Question, bundle: Bundle, runtime: Runtime) -> None:
+        """Take the task's model into use for predictions, if it is better. Leaves another model in
+        the runtime. Raises StoppedError."""
+        if self._newest is None:
+            return
+        reference = task.vector(MODEL)
+        measure = partial(self._mean_loss, bundle, runtime)
+        self._newest.offer(bundle, reference, self._contents.vector(reference.sha256), measure)
+
+    def _mean_loss(self, bundle: Bundle, runtime: Runtime, model: Vector) -> float | None:
+        """Return the mean loss on the local hold-out of a shared model, with the device's own
+        parameters; infinity where it is not finite, None where there is no hold-out."""
+        if self._hold_out is None:
+            return None
+        load_model(runtime, bundle, model, self._kept_state(bundle))
+        data = self._hold_out.fit(bundle.manifest.batch)
+        if self.features is not None:  # of these examples, none are kept
+            assert isinstance(data, ArrayData)
+            cache = FeatureCache(bundle, self._threads, 0, self._provider)
+            data = cache.of(data)
+        try:
+            found = evaluate_data(runtime, data, should_stop=self.halt.is_set)
+        except DivergedError:
+            return inf
+        return found.loss_sum / found.examples
 
     def _read_vector(self, reference: VectorReference) -> Vector:
         """Raises ProtocolError on a vector that is not finite."""

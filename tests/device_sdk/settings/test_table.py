@@ -47,7 +47,7 @@ def test_the_command_and_the_class_have_the_same_defaults() -> None:
 
 
 def test_every_argument_of_the_class_is_a_setting_or_named_here() -> None:
-    of_programs_alone = {"examples", "timing"}
+    of_programs_alone = {"examples", "on_better_model", "timing"}
     assert {*inspect.signature(Device).parameters} == {
         *device_arguments(DEFAULTS), *of_programs_alone,
     }  # fmt: skip
