@@ -220,6 +220,9 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     """Random, another one on each connection: what is signed for the device has it."""
     newest_protocol: Version | None = None
     """The newest version of the protocol that the device speaks. null: `protocol` and no other."""
+    error: Text = ""
+    """For people: what keeps the device from doing any task, such as a runtime that cannot be
+    loaded. It is given none. Empty: nothing does."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):

@@ -38,6 +38,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         trusts=(KEY,),
         challenge="5eed" * 16,
         newest_protocol=2,
+        error="onnxruntime is not installed",
     ),
     "heartbeat": m.Heartbeat("t4-11", 250),
     "fetch": m.Fetch(A, 131072),

@@ -33,6 +33,8 @@ from fleetlearn_coordinator.service.observers import (
 )
 from fleetlearn_coordinator.storage.ledger import DeviceActivity
 
+CANNOT_WORK = "cannot-work"
+"""The cause of an error that a device says of itself when it checks in."""
 MOST_ERROR = 500
 """Characters that are kept of what a device said."""
 
@@ -91,6 +93,8 @@ class DeviceHistory:
             tier=check_in.tier,
             tags=check_in.tags,
         )
+        if check_in.error:
+            self._say(check_in.device, CANNOT_WORK, check_in.error)
 
     def _end(self, device: str, cause: str) -> None:
         if cause in (LOST, LATE):

@@ -151,6 +151,8 @@ class RunServer:
 
     def _lacks(self, check_in: CheckIn) -> str:
         """Return why the device cannot do any task of this run; empty if it can."""
+        if check_in.error:
+            return f"the device says that it cannot work: {check_in.error}"[:MAX_TEXT]
         if not self.host.can_sign_for(check_in):
             return (
                 f"the device does only tasks signed with {' or '.join(check_in.trusts)}, and this "

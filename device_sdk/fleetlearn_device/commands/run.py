@@ -52,7 +52,10 @@ def run(options: argparse.Namespace) -> int:
     begin_log(values)
     try:
         device = Device(**device_arguments(values))
-    except (DataError, ValueError) as error:
+    except DataError as error:
+        _tell(values, str(error))
+        return fail(2, str(error))
+    except ValueError as error:
         return fail(2, str(error))
     device.tells_systemd = True
     return _served(device, values)
@@ -125,7 +128,24 @@ def _served(device: Device, values: Values) -> int:
     except NoConnectionError as error:
         return fail({"not-admitted": 4, "tls": 5, "unreachable": 7}[error.kind], str(error))
     except RuntimeUnavailableError as error:
+        _tell(values, str(error))
         return fail(1, str(error))
     except KeyboardInterrupt:
         return 130
     return 130 if device.stopped_by is signal.SIGINT else 0
+
+
+def _tell(values: Values, error: str) -> None:
+    """Tell the coordinator why this device cannot work, if it can be reached at once."""
+    import asyncio
+
+    from fleetlearn_device.driver.address import checked_address
+    from fleetlearn_device.driver.cannot_work import tell_cannot_work
+
+    names = ("ca", "certificate", "key", "insecure")
+    options = {name: values[f"connection.{name}"].value for name in names}
+    try:
+        address = checked_address(values["coordinator"].value, **options)
+    except ValueError:  # the error that the process ends with came first
+        return
+    asyncio.run(tell_cannot_work(address, values["state"].value, error))

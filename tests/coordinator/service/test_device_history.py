@@ -68,6 +68,12 @@ def test_what_a_device_says_is_kept_whole_up_to_a_bound() -> None:
     assert rows_after(TaskFailed("a", "t", "failed: diverged", ""))["a"].error == "diverged"
 
 
+def test_a_device_that_cannot_work_says_so_when_it_checks_in() -> None:
+    row = rows_after(DeviceJoined(CheckIn(1, "a", 7, error="onnxruntime is not installed")))["a"]
+    assert (row.error, row.error_at) == ("cannot-work: onnxruntime is not installed", 50.0)
+    assert rows_after(DeviceJoined(CheckIn(1, "a", 7)))["a"].error is None
+
+
 def test_a_rejected_update_has_the_reason_that_the_device_was_told() -> None:
     refused = MessageRefused("a", Code.NORM_TOO_LARGE, "the norm is 9, 5 is the most")
     row = rows_after(refused, ended("a", "rejected: norm-too-large"))["a"]

@@ -312,6 +312,21 @@ async def test_a_model_with_buffers_is_for_devices_of_version_2(make_plan: PlanM
 
 
 @run_async
+async def test_a_device_that_cannot_work_is_given_no_task(make_plan: PlanMaker) -> None:
+    async with fleet(make_plan(round__goal=1)) as (coordinator, join):
+        broken, well = await join("broken", check_in=False), await join("well", check_in=False)
+        await broken.send(CheckIn(1, "broken", 1, error="onnxruntime is not installed"))
+        welcome = await broken.expect(Welcome)
+        assert welcome.ineligible == (
+            "the device says that it cannot work: onnxruntime is not installed"
+        )
+        await well.send(CheckIn(1, "well", 10))
+        await well.expect(Welcome)
+        await well.task()
+        assert [*coordinator.engine.leases] == ["well"]
+
+
+@run_async
 async def test_a_second_connection_of_a_device_replaces_the_first(make_plan: PlanMaker) -> None:
     async with fleet(make_plan()) as (coordinator, join):
         first = await join("a")

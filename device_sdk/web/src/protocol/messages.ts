@@ -115,6 +115,7 @@ const FROM_DEVICE = {
     trusts: optional(list(bytes32, MAX_KEYS), []),
     challenge: optional(nullable(bytes32), null),
     newest_protocol: optional(nullable(version), null),
+    error: optional(forPeople, ""),
   }),
   heartbeat: object({
     type: literal("heartbeat"),

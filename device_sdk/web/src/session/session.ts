@@ -170,6 +170,7 @@ export class Session {
         network: null,
         models: [],
         challenge: null,
+        error: "",
         ...stated,
         trusts: this.trusted,
         exchanges: this.#options.exchanges ?? [],
