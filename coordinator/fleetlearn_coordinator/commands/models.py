@@ -1,5 +1,7 @@
-"""The commands of ``fleetlearn-coordinator`` that are about the versions of a run's model. Each
-takes the plan."""
+"""The commands of ``fleetlearn-coordinator`` that are about the versions of a run's model.
+
+What reads models is imported by the commands that do: ``models`` lists what is recorded of them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from fleetlearn_protocol import open_bundle, write_inference_model
 from fleetlearn_protocol.typer_app import plain_table, say, show_table
 
 from fleetlearn_coordinator.commands.exits import expected_errors
@@ -17,11 +18,7 @@ from fleetlearn_coordinator.commands.logs import log_at
 from fleetlearn_coordinator.commands.options import AsJson, Ca, PlanFile, Token, WordsAndRun
 from fleetlearn_coordinator.commands.show import listed
 from fleetlearn_coordinator.commands.target import Access, reach, split
-from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.settings import MEASURED_ON
-from fleetlearn_coordinator.service.held_out import measure_by_hand
-from fleetlearn_coordinator.service.status import read_model
-from fleetlearn_coordinator.service.versions import choose_version, compare
 
 app = typer.Typer()
 
@@ -79,6 +76,9 @@ def compare_models(
 ) -> None:
     """Show how far two versions of the model are apart, in which parameters, and what was measured
     of each."""
+    from fleetlearn_coordinator.plan.plan import Plan
+    from fleetlearn_coordinator.service.versions import compare
+
     with expected_errors():
         found = compare(Plan.load(plan), first, second)
     if as_json:
@@ -124,6 +124,9 @@ def evaluate_held_out(
 ) -> None:
     """Measure the models that are kept on held-out data, here and now. A model that was measured
     before is not measured again."""
+    from fleetlearn_coordinator.plan.plan import Plan
+    from fleetlearn_coordinator.service.held_out import measure_by_hand
+
     log_at("INFO")
     with expected_errors():
         found = measure_by_hand(Plan.load(plan), data)
@@ -147,6 +150,12 @@ def export_model(
     ] = None,
 ) -> None:
     """Write the trained model as an ONNX file that any ONNX Runtime runs."""
+    from fleetlearn_protocol import open_bundle, write_inference_model
+
+    from fleetlearn_coordinator.plan.plan import Plan
+    from fleetlearn_coordinator.service.status import read_model
+    from fleetlearn_coordinator.service.versions import choose_version
+
     with expected_errors():
         settings = Plan.load(plan)
         chosen = choose_version(settings, version)

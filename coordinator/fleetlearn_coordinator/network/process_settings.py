@@ -3,8 +3,6 @@ effect."""
 
 from __future__ import annotations
 
-import asyncio
-import asyncio.sslproto
 import ctypes
 import errno
 import gc
@@ -63,6 +61,8 @@ def shrink_tls_buffers() -> None:
     """Have asyncio read from TLS connections in parts of one record. By itself it keeps 256 KiB for
     each connection: 1,000 idle ones take 277 MiB, and 43 MiB with this. asyncio has no setting for
     it."""
+    import asyncio.sslproto
+
     asyncio.sslproto.SSLProtocol.max_size = 2**14
 
 
@@ -98,6 +98,8 @@ def places(devices: int, *, files: int) -> DescriptorShares:
 async def listening_sockets(host: str, port: int, backlog: int = BACKLOG) -> list[socket.socket]:
     """Return sockets that listen on an address, without blocking. ``backlog``: connections that the
     kernel holds before they are accepted. Raises OSError, whose text says what can be done."""
+    import asyncio  # late: doctor has no use for it
+
     try:
         # asyncio looks up the name and makes the sockets.
         server = await asyncio.get_running_loop().create_server(

@@ -167,6 +167,11 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         return aggregators.make(self.aggregation.aggregator, self.aggregation.bounds, buffers)
 
     @property
+    def updates_kept(self) -> int:
+        """How many updates of a round stay in spool files until it ends."""
+        return self.round.goal if self.aggregator().keeps_updates else 0
+
+    @property
     def tied(self) -> tuple[str, ...]:
         """The tied vectors that devices keep."""
         return (*self.algorithm.tied, *((RESIDUAL,) if leaves_residual(self.encoding.up) else ()))

@@ -25,16 +25,8 @@ from fleetlearn_protocol.addresses import is_loopback
 from fleetlearn_protocol.errors import FleetError, in_words
 
 from fleetlearn_coordinator.network import process_settings
-from fleetlearn_coordinator.network.own_certificate import (
-    DAY,
-    read_certificates,
-    remarks,
-    remarks_on_ca,
-)
-from fleetlearn_coordinator.network.tls import Certificates
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
-from fleetlearn_coordinator.service.hosted_run import updates_kept
 from fleetlearn_coordinator.service.views.records import CheckView
 from fleetlearn_coordinator.service.views.run_views import RunPlace, run_view
 from fleetlearn_coordinator.storage.errors import StoreError
@@ -140,7 +132,7 @@ def check_disk(plan: Plan, service: ServiceSettings, size: int) -> CheckView:
         place = place.parent
     free = shutil.disk_usage(place).free
     models = 2 * size * (plan.models.last + 2 + (plan.models.best or 0))  # with optimizers' state
-    updates = size * most_spool_files(service.uploads, updates_kept(plan))
+    updates = size * most_spool_files(service.uploads, plan.updates_kept)
     needed = models + updates
     found = f"{_gib(free)} free; the models and a round's updates take up to {_gib(needed)}"
     if free < needed:
@@ -222,6 +214,8 @@ def check_tls(service: ServiceSettings, now: float) -> Checks:
             do = "fleetlearn-coordinator certificate NAME..., unless a proxy in front has TLS"
             yield CheckView("tls", WARNING, "none, and other machines may connect", do)
         return
+    from fleetlearn_coordinator.network.tls import Certificates
+
     try:
         Certificates(tls)
     except FleetError as error:
@@ -235,6 +229,14 @@ def check_tls(service: ServiceSettings, now: float) -> Checks:
 
 
 def _check_certificate(tls: Tls, host: str, now: float) -> Checks:
+    # its import takes 45 ms, for few services
+    from fleetlearn_coordinator.network.own_certificate import (
+        DAY,
+        read_certificates,
+        remarks,
+        remarks_on_ca,
+    )
+
     own = read_certificates(tls.certificate)
     found = remarks(own[0], host, now) if own else []
     authorities = [] if tls.clients is None else read_certificates(tls.clients)
@@ -276,7 +278,7 @@ def check_files(service: ServiceSettings, plan: Plan | None) -> CheckView:
     limit = hard  # the coordinator raises its own
     if limit == resource.RLIM_INFINITY:
         return CheckView("open files", GOOD, "no limit")
-    kept = 0 if plan is None else updates_kept(plan)
+    kept = 0 if plan is None else plan.updates_kept
     files = most_spool_files(service.uploads, kept)
     shares = process_settings.places(service.max_connections, files=files)
     spare = max(0, limit - soft)

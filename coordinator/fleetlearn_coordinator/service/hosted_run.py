@@ -27,11 +27,6 @@ from fleetlearn_coordinator.storage.runs import Population
 from fleetlearn_coordinator.storage.store import Store, open_store
 
 
-def updates_kept(plan: Plan) -> int:
-    """Return how many updates of a round stay in spool files until it ends."""
-    return plan.round.goal if plan.aggregator().keeps_updates else 0
-
-
 def open_run(
     plan: Plan,
     service: ServiceSettings,
@@ -47,13 +42,12 @@ def open_run(
     threads than this one, one at a time. ``prepare`` is called with the store before anything is
     read there. Raises PlanError, BundleError, StoreError."""
     bundle = bundle or open_bundle(plan.bundle)
-    kept = updates_kept(plan)
     store = open_store(
         plan.data_dir,
         bundle.sha256,
         durable=plan.durable,
         uploads=service.uploads,
-        kept=kept,
+        kept=plan.updates_kept,
         any_thread=any_thread,
     )
     try:

@@ -22,7 +22,7 @@ from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.service.admin_api import administrators_port
-from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run, updates_kept
+from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run
 from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.monitoring.monitor import Monitor
 from fleetlearn_coordinator.service.monitoring.port import monitoring
@@ -115,7 +115,7 @@ async def running(
         raise ServiceError(Code.BAD_MESSAGE, text)
     plan.check_service(service)
     bundle = open_bundle(plan.bundle)
-    files = most_spool_files(service.uploads, updates_kept(plan)) + page_descriptors(service)
+    files = most_spool_files(service.uploads, plan.updates_kept) + page_descriptors(service)
     places = process_settings.places(service.max_connections, files=files)
     check_places(plan, service, places)
     identities = None if service.identities is None else open_identities(service.identities)
