@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -15,8 +15,14 @@ from fleetlearn_coordinator.commands.options import AsJson, Ca, Token, Words
 from fleetlearn_coordinator.commands.show import date
 from fleetlearn_coordinator.commands.target import Access, reach, split
 from fleetlearn_coordinator.service.views.records import AuditView
+from fleetlearn_coordinator.storage.identities import AuditEvent, first_broken
+
+if TYPE_CHECKING:
+    from fleetlearn_coordinator.commands.remote import RemoteTarget
 
 app = typer.Typer()
+SHOWN = 100
+"""Rows that are shown over the port where no number is given."""
 TIMES = ("until", "certificate")
 """Values of the audit log that are Unix times: to when a token is good, from when a certificate
 is."""
@@ -33,18 +39,29 @@ def audit(
     ca: Ca = None,
 ) -> None:
     """Show who was enrolled and revoked, who changed what, and when the coordinator ran. Exit
-    status 1 if a row was changed. Over the administrators' port the newest rows are shown, and not
-    checked."""
+    status 1 if a row was changed. Over the administrators' port the newest rows are shown and
+    checked, and none before them."""
     where, _ = split(words, 0, 0, "")
     with expected_errors(), reach(where, Access(token=token, ca=ca)) as target:
         if not isinstance(target, LocalTarget):
-            _print(target.audit(last or 100), as_json=as_json)
+            _show_newest(target, last or SHOWN, as_json=as_json)
             return
         broken = target.identities.broken_at()
         events = [AuditView(*row) for row in target.identities.events(broken)]
     _print(events[-(last or 0) :], as_json=as_json)
     _refuse_broken(broken)
     _say_newest(events)
+
+
+def _show_newest(target: RemoteTarget, last: int, *, as_json: bool) -> None:
+    """Show the newest rows, up to one that was changed. The row before the first is asked for too:
+    the first one's hash covers it."""
+    rows = target.audit(last + 1)
+    broken = first_broken(AuditEvent(*msgspec.structs.astuple(row)) for row in rows)
+    shown = [row for row in rows if broken is None or row.number < broken]
+    _print(shown[-last:], as_json=as_json)
+    _refuse_broken(broken)
+    _say_newest(shown)
 
 
 def _print(events: list[AuditView], *, as_json: bool) -> None:
@@ -99,4 +116,7 @@ def _refuse_broken(broken: int | None) -> None:
 
 def _say_newest(events: list[AuditView]) -> None:
     if events:
-        say(f"{len(events)} rows, none changed; the newest has the hash {events[-1].hash}")
+        number = events[0].number
+        unseen = "" if number == 1 else f", those before row {number} not looked at"
+        text = f"{len(events)} rows, none changed{unseen}; the newest has the hash"
+        say(f"{text} {events[-1].hash}")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fleetlearn_coordinator.commands.completion import complete_device, complete_run
+
 PLACE = "WHERE"
 ABOUT_PLACE = (
     "PLAN.toml, SERVICE.toml, a data directory, or the URL of an administrators' port. "
@@ -17,13 +19,30 @@ Words = Annotated[
 ]
 WordsAndRun = Annotated[
     list[str] | None,
-    typer.Argument(metavar=f"[{PLACE}] [RUN]", help=ABOUT_PLACE, show_default=False),
+    typer.Argument(
+        metavar=f"[{PLACE}] [RUN]",
+        help=ABOUT_PLACE,
+        show_default=False,
+        autocompletion=complete_run,
+    ),
 ]
 WordsAndName = Annotated[
-    list[str], typer.Argument(metavar=f"[{PLACE}] RUN", help=ABOUT_PLACE, show_default=False)
+    list[str],
+    typer.Argument(
+        metavar=f"[{PLACE}] RUN",
+        help=ABOUT_PLACE,
+        show_default=False,
+        autocompletion=complete_run,
+    ),
 ]
 WordsAndDevice = Annotated[
-    list[str], typer.Argument(metavar=f"[{PLACE}] DEVICE", help=ABOUT_PLACE, show_default=False)
+    list[str],
+    typer.Argument(
+        metavar=f"[{PLACE}] DEVICE",
+        help=ABOUT_PLACE,
+        show_default=False,
+        autocompletion=complete_device,
+    ),
 ]
 Service = Annotated[
     Path | None,

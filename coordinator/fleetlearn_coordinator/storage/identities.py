@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -264,6 +264,15 @@ class Identities:
         )
         return [Known(device, tuple(tags.split()), enrolled) for device, tags, enrolled in rows]
 
+    def names(self, prefix: str, most: int) -> list[str]:
+        """Return names of enrolled devices that begin so, the first ``most`` by the alphabet."""
+        rows = self._db.execute(
+            "SELECT device FROM devices WHERE device>=?1 AND substr(device, 1, length(?1))=?1 "
+            "ORDER BY device LIMIT ?2",
+            (prefix, most),
+        )
+        return [device for (device,) in rows]
+
     def device_tags(self) -> dict[str, str]:
         """Return device -> its tags, with spaces between them, of each that is enrolled."""
         return dict(self._db.execute("SELECT device, tags FROM devices"))
@@ -342,6 +351,22 @@ class Identities:
                 return int(number)
             before = hash
         return None
+
+
+def first_broken(events: Iterable[AuditEvent]) -> int | None:
+    """Return the number of the first of these rows, which follow each other, that was changed or
+    whose predecessor was removed. None: there is none. Of the first row only number 1 can be
+    checked, since a hash covers the row before."""
+    before: AuditEvent | None = None
+    for event in events:
+        number, hash = (0, FIRST) if before is None else (before.number, before.hash)
+        if before is not None or event.number == 1:
+            text = json.dumps(event.about, sort_keys=True)
+            expected = _chain(hash, event.number, event.at, event.what, text)
+            if event.number != number + 1 or event.hash != expected:
+                return event.number
+        before = event
+    return None
 
 
 def hash_of(secret: str) -> str:

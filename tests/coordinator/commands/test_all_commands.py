@@ -4,9 +4,11 @@ that runs, and by its files when it is down. What they print as JSON is what the
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from fleetlearn_coordinator.__main__ import app
 from fleetlearn_coordinator.commands import schemas
 from fleetlearn_coordinator.commands.exits import MEANINGS, ExitStatus
 from fleetlearn_coordinator.commands.table import ALIASES, GROUPS, find_command
+from fleetlearn_coordinator.storage.identities import DATABASE
 from live_host import WRONG, LiveHost, live_host
 from peers import plan_text
 from processes import processes, wait_for
@@ -182,6 +185,34 @@ def test_when_the_coordinator_is_down(tmp_path: Path) -> None:
     assert len(written["written"]) == 2
 
 
+def test_the_audit_log_is_checked_over_the_port_too(host: LiveHost) -> None:
+    access = {"FLEETLEARN_TOKEN": host.host.token("auditor")}
+
+    def audit(*words: object, status: int = 0) -> tuple[list[int], str]:
+        done = CliRunner(env=access).invoke(app, ["audit", host.url, *map(str, words)])
+        assert done.exit_code == status, done.output
+        return [int(row.split()[0]) for row in done.stdout.splitlines()], done.stderr
+
+    whole, said = audit()
+    assert whole == [*range(1, len(whole) + 1)]
+    assert f"{len(whole)} rows, none changed; the newest has the hash" in said
+    newest, said = audit("--last", 2)
+    assert newest == whole[-2:]
+    assert f"those before row {newest[0] - 1} not looked at" in said
+    path = host.folder / "ids" / DATABASE
+    with closing(sqlite3.connect(path)) as database, database:
+        (was,) = database.execute("SELECT what FROM audit WHERE number=?", newest[:1]).fetchone()
+        database.execute("UPDATE audit SET what='nothing' WHERE number=?", newest[:1])
+    try:
+        for words, shown in (((), whole[: newest[0] - 1]), (("--last", 2), [newest[0] - 1])):
+            rows, said = audit(*words, status=1)
+            assert rows == shown
+            assert f"row {newest[0]} of the audit log was changed" in said
+    finally:
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute("UPDATE audit SET what=? WHERE number=?", (was, newest[0]))
+
+
 @pytest.mark.parametrize("command", ["status", "rounds", "devices", "runs", "models", "doctor"])
 def test_who_looks_waits_for_no_library_that_trains(
     command: str, tmp_path: Path, bundle_path: Path
@@ -300,21 +331,6 @@ def test_the_help_of_each_command_is_plain() -> None:
         for line in text.splitlines():
             assert len(line) <= 80 or " " not in line.strip(), f"{name}: {line}"
     assert "[alerts]" in typed("prometheus-rules", "--help")
-
-
-def test_a_shell_completes_commands_and_options() -> None:
-    def complete(words: str) -> list[str]:
-        own = {
-            "_FLEETLEARN_COORDINATOR_COMPLETE": "complete_bash",
-            "COMP_WORDS": f"fleetlearn-coordinator {words}",
-            "COMP_CWORD": str(1 + words.count(" ")),
-        }
-        done = CliRunner().invoke(app, [], prog_name="fleetlearn-coordinator", env=own)
-        return done.stdout.split()
-
-    assert complete("ro") == ["rounds", "rollback"]
-    assert {*complete("re")} == {"resume", "results", "restore", "revoke"}
-    assert "--round" in complete("rounds --ro")
 
 
 def test_the_page_has_every_command_and_status() -> None:

@@ -16,7 +16,13 @@ from secrets import token_urlsafe
 import pytest
 from fleetlearn_coordinator.storage import identities as module
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.identities import DATABASE, EnrolmentError, Identities, Known
+from fleetlearn_coordinator.storage.identities import (
+    DATABASE,
+    EnrolmentError,
+    Identities,
+    Known,
+    first_broken,
+)
 
 SECRET, OTHER = token_urlsafe(32), token_urlsafe(32)
 
@@ -220,3 +226,20 @@ def test_a_newer_database_is_refused(tmp_path: Path) -> None:
         database.execute("PRAGMA user_version=2")
     with pytest.raises(StoreError, match=f"{DATABASE} is of version 2"):
         Identities(tmp_path)
+
+
+def test_rows_that_were_sent_are_checked_against_each_other(identities: Identities) -> None:
+    for number in range(1, 6):
+        identities.log(number / 3, "a run began", {"run": f"ü{number}", "until": None, "at": 1e300})
+    rows = identities.events()
+    assert first_broken([]) is None
+    assert first_broken(rows) is None
+    assert first_broken(rows[2:]) is None
+    for change in ({"what": "x"}, {"at": 9.0}, {"about": {}}, {"hash": "0" * 64}):
+        changed = [*rows[:3], rows[3]._replace(**change), rows[4]]
+        assert first_broken(changed) == 4
+    assert first_broken([rows[0]._replace(what="x")]) == 1
+    assert first_broken([rows[1]._replace(what="x"), *rows[2:]]) is None, (
+        "the row before is not here"
+    )
+    assert first_broken([*rows[:2], *rows[3:]]) == 4, "row 3 was removed"

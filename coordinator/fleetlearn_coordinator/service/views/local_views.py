@@ -31,7 +31,7 @@ from fleetlearn_coordinator.service.views.records import (
 from fleetlearn_coordinator.service.views.run_views import RECENT, RunPlace
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.identities import Identities
-from fleetlearn_coordinator.storage.runs import Runs, WantedRun
+from fleetlearn_coordinator.storage.runs import DATABASE, Runs, WantedRun
 
 if TYPE_CHECKING:  # late: a plan is read with numpy, and most views need none
     from fleetlearn_coordinator.plan.plan import Plan
@@ -192,12 +192,16 @@ class LocalViews:
                 "file; or give the plan that it serves"
             )
             raise FleetError(Code.BAD_MESSAGE, text)
+        if not (self._service.runs / DATABASE).is_file():
+            return []  # opening the database would make it
         with closing(Runs(self._service.runs)) as runs:
             return runs.runs()
 
     def _is_served(self, runs: list[RunGlance]) -> bool:
         if self._one is not None or self._service is None or self._service.runs is None:
             return any(run.running for run in runs)
+        if not (self._service.runs / DATABASE).is_file():
+            return False
         with closing(Runs(self._service.runs)) as found:
             return found.is_locked()
 
