@@ -88,17 +88,24 @@ class Viewers:
             thread.join()
 
 
-@contextmanager
-def watched(server: _servers.Server) -> Iterator[None]:
-    """Scrape a coordinator's metrics and look at its page until the block is left. Raises
-    RuntimeError where the page's stream said nothing."""
+def sign_in(server: _servers.Server) -> tuple[str, str]:
+    """Return where a coordinator's page is, and the token of a new administrator who may look.
+    Raises RuntimeError where there is no page."""
     match = re.search(r"administrators: (http://\S+)", server.log.read_text())
     if match is None:
         raise RuntimeError(f"{server.log} does not say where administrators connect")
     administrators = Administrators(server.log.parent / "identities")
     token = administrators.add("viewer", "view", None, time.time())
     administrators.close()
-    place = urlsplit(match.group(1))
+    return match.group(1), token
+
+
+@contextmanager
+def watched(server: _servers.Server) -> Iterator[None]:
+    """Scrape a coordinator's metrics and look at its page until the block is left. Raises
+    RuntimeError where the page's stream said nothing."""
+    address, token = sign_in(server)
+    place = urlsplit(address)
     assert place.hostname is not None
     assert place.port is not None
     with scraped(server):

@@ -26,6 +26,7 @@ from peers import plan_text, write_test_bundle
 from web_sdk import node
 
 from benchmarks._growth import BOUNDS
+from benchmarks._shown import behind
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,6 +94,22 @@ def test_device(tmp_path: Path) -> None:
         assert 0.0314 < contender["mb_down_per_round"]["min"] < 0.1
         assert 0.0314 < contender["mb_up_per_round"]["min"] < 0.04
     assert found["fleetlearn"]["mb_written_per_round"]["min"] > 0.0314
+
+
+@pytest.mark.slow
+def test_page_behind(tmp_path: Path) -> None:
+    chromium()
+    sizes = ("--devices", "2", "--size", "100", "--rounds", "3", "--pause", "0.1")
+    found = figures(tmp_path, "page_behind.py", *sizes, "--busy-rounds", "20")
+    assert found["pausing"]["shown"] >= 1
+    assert found["busy"]["p50_ms"] > 0
+
+
+def test_how_far_a_page_is_behind_by_hand() -> None:
+    """Version 2 is never shown: it waits from when it was made until version 3 is shown."""
+    made = {1: 10.0, 2: 10.2, 3: 10.3, 4: 12.0}
+    shown = [(0, 9.0), (1, 10.1), (3, 10.6), (4, 12.4)]
+    assert behind(shown, made) == pytest.approx([0.1, 0.4, 0.4])
 
 
 def test_walk(tmp_path: Path) -> None:
