@@ -226,6 +226,33 @@ def test_the_page_goes_on_by_itself_after_a_restart(make_plan: PlanMaker, tmp_pa
                 assert second.address == first.address
 
 
+def test_a_run_that_is_not_there_is_named_until_it_is(host: Watched, tmp_path: Path) -> None:
+    """Before, the page showed an empty run, and that it had no connection."""
+    (tmp_path / "late.toml").write_text((tmp_path / "a.toml").read_text().replace('"a"', '"late"'))
+    text = (tmp_path / "late.toml").read_text().replace("a.run", "late.run")
+    (tmp_path / "late.toml").write_text(text)
+    with page_at(f"{host.address}/#token={host.token('ada')}", tmp_path) as page:
+        expect(page.get_by_role("link", name="a", exact=True)).to_be_visible()
+        page.goto(f"{host.address}/#/run/late")
+        expect(page.get_by_text("There is no run called late.")).to_be_visible()
+        expect(page.get_by_text("not there", exact=True)).to_be_visible()
+        for name in ("The open round", "Versions"):
+            expect(page.get_by_role("heading", name=name)).to_be_hidden()
+        Runs(tmp_path / "runs").add("late", tmp_path / "late.toml")
+        expect(page.get_by_role("heading", name="The open round")).to_be_visible()
+        expect(page.get_by_text("live", exact=True)).to_be_visible()
+        expect(page.get_by_text("There is no run called late.")).to_be_hidden()
+
+
+def test_a_device_that_is_not_there_has_no_facts(watched: Watched, tmp_path: Path) -> None:
+    with page_at(f"{watched.address}/#token={watched.token('ada')}", tmp_path) as page:
+        expect(page.get_by_role("link", name="test")).to_be_visible()
+        page.goto(f"{watched.address}/#/device/nobody")
+        expect(page.get_by_text("no device called nobody is enrolled, or was seen")).to_be_visible()
+        expect(page.get_by_text("Last seen")).to_be_hidden()
+        expect(page.get_by_role("button", name="Revoke")).to_be_hidden()
+
+
 def test_firefox(watched: Watched, tmp_path: Path) -> None:
     peer = watched.join("roof-1")
     watched.do(peer.do_round(update_of(1.0)))

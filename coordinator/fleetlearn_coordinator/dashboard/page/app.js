@@ -21,7 +21,7 @@ let state = "";
 
 function showState() {
   connection.dataset.state = state === "live" && !who().replay && sinceNews() > 5 ? "lost" : state;
-  const words = { live: "live", lost: "no connection; trying again", "": "" };
+  const words = { live: "live", lost: "no connection; trying again", gone: "not there", "": "" };
   if (who().replay) words.live = "records";
   const late = state === "live" && !who().replay && sinceNews() > 5 ? `nothing for ${Math.round(sinceNews())} s` : null;
   say(connection, late ?? words[state] ?? "");

@@ -1,6 +1,6 @@
 // Who did what, the newest first.
 
-import { el, moment, table } from "./dom.js";
+import { el, moment, show, table } from "./dom.js";
 import { ask } from "./live.js";
 
 function described(about) {
@@ -21,12 +21,14 @@ export function audit(root) {
     [{ name: "When" }, { name: "What" }, { name: "Who" }, { name: "About", wide: true }],
     { empty: "Nobody has done anything yet." },
   );
+  const panel = el("div", { class: "panel" }, rows.node);
+  show(panel, false); // nothing is known yet
   const error = el("p", { class: "error", role: "alert" });
   root.append(
     el("div", { class: "titled" }, el("h1", {}, "Audit log")),
     el("p", { class: "quiet" }, "“fleetlearn-coordinator audit” also checks that no row was changed."),
     error,
-    rows.node,
+    panel,
   );
   let due = 0;
 
@@ -41,6 +43,7 @@ export function audit(root) {
           return { key: row.number, cells: [moment(row.at), row.what, String(who), described(about)] };
         }),
       );
+      show(panel, true);
       error.textContent = "";
     } catch (refused) {
       error.textContent = refused.message;

@@ -21,6 +21,17 @@ export function ticks(low, high, most, whole = false) {
   return found;
 }
 
+const TIMES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+
+// Return at most `most` times from low to high, in seconds, at whole seconds, minutes, hours or days.
+function timeTicks(low, high, most) {
+  const span = high - low;
+  const step = TIMES.find((each) => span / each <= most) ?? Math.ceil(span / most / 86400) * 86400;
+  const found = [];
+  for (let value = Math.ceil(low / step) * step; value <= high; value += step) found.push(value);
+  return found;
+}
+
 // A line that has no more points than can be seen: the least and the greatest of each stretch.
 function thin(points, most) {
   if (points.length <= most) return points;
@@ -126,10 +137,11 @@ function drawLegend(legend, series) {
 }
 
 // Return a chart of lines. options: x, y: how values are written; whole: whether y's are counts;
+// time: whether x's are times in seconds; room: pixels for each number on the x axis;
 // gap: how far apart on the x axis two points are that no line joins (0, or left out: all are joined).
 export function lines(title, options = {}) {
   const parts = frame(title, options);
-  const how = { x: figure, y: figure, height: 190, ...options };
+  const how = { x: figure, y: figure, height: 190, room: 90, ...options };
   let last = [];
   let drawn = "";
 
@@ -154,7 +166,8 @@ export function lines(title, options = {}) {
     if (low === high) [low, high] = low === 0 ? [0, 1] : [low - Math.abs(low) / 10, high + Math.abs(high) / 10];
     const ends = [Math.min(...xs), Math.max(...xs)];
     const x = scale(ends[0], ends[1], LEFT, width - RIGHT);
-    x.ticks = ticks(ends[0], ends[1], Math.max(2, Math.floor(width / 110)), how.wholeX);
+    const most = Math.max(2, Math.floor(width / how.room));
+    x.ticks = how.time ? timeTicks(...ends, most) : ticks(...ends, most, how.wholeX);
     const y = scale(low, high, size.height - BOTTOM, TOP);
     y.ticks = ticks(low, high, 5, how.whole);
     parts.picture.setAttribute("viewBox", `0 0 ${width} ${size.height}`);

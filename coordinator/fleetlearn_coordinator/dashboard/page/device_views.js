@@ -35,7 +35,7 @@ export function devices(root, query) {
     "Devices",
     [
       { name: "Device" }, { name: "State" }, { name: "Last seen" }, { name: "Runtime" },
-      { name: "Counted", number: true }, { name: "Failed", number: true }, { name: "Lost", number: true },
+      { name: "Reports", number: true }, { name: "Failed tasks", number: true }, { name: "Lost tasks", number: true },
       { name: "Tags", wide: true }, { name: "Last error", wide: true },
     ],
     { empty: "No device fits." , quiet: true },
@@ -44,11 +44,13 @@ export function devices(root, query) {
   const after = el("button", { type: "button", onclick: () => turn(ROWS) }, "Next");
   const place = el("span", { class: "quiet" });
   const pages = el("div", { class: "pages" }, before, after, place);
+  const panel = el("div", { class: "panel" }, rows.node, pages);
+  show(panel, false); // nothing is known yet
   root.append(
     el("div", { class: "titled" }, el("h1", {}, "Devices")),
     el("form", { class: "fields", role: "search", onsubmit: (event) => event.preventDefault() },
       el("label", {}, "Search", search), el("label", {}, "Show", which)),
-    sum, error, el("div", { class: "panel" }, rows.node, pages),
+    sum, error, panel,
   );
   let due = 0;
   let serial = 0;
@@ -89,6 +91,7 @@ export function devices(root, query) {
         ],
       })),
     );
+    show(panel, true);
     show(pages, found.matching > ROWS);
     before.disabled = offset === 0;
     after.disabled = offset + ROWS >= found.matching;
@@ -158,14 +161,20 @@ export function device(root, name) {
     done: `${name} is revoked`,
     after: () => load(),
   });
+  const body = el(
+    "div",
+    {},
+    el("div", { class: "panel" }, facts),
+    said,
+    el("section", {}, el("h2", {}, "Tasks"), el("div", { class: "panel" }, tasks.node)),
+  );
+  for (const part of [state, revoke, body]) show(part, false); // nothing is known yet
   root.append(
     el("div", { class: "titled" }, el("h1", {}, name), state,
       el("div", { class: "actions" }, ...(who().replay ? [] : [revoke]),
         el("a", { href: `v1/devices/${encodeURIComponent(name)}`, class: "quiet" }, "as JSON"))),
     error,
-    el("div", { class: "panel" }, facts),
-    said,
-    el("section", {}, el("h2", {}, "Tasks"), el("div", { class: "panel" }, tasks.node)),
+    body,
     el("p", {}, el("a", { href: "#/devices" }, "All devices")),
   );
   let due = 0;
@@ -175,6 +184,7 @@ export function device(root, name) {
     try {
       const row = await ask(`v1/devices/${encodeURIComponent(name)}`);
       say(error, "");
+      for (const part of [state, body]) show(part, true);
       const [word, kind] = stateOf(row);
       say(state, word);
       state.className = `badge ${kind}`;
@@ -188,7 +198,7 @@ export function device(root, name) {
       say(shown["Tasks that failed"], count(row.failed));
       say(shown["Tasks that were lost"], count(row.lost));
       say(shown.Enrolled, row.enrolled ? moment(row.enrolled) : "no");
-      revoke.hidden = row.enrolled === null;
+      show(revoke, row.enrolled !== null);
       show(said, Boolean(row.error));
       say(words, row.error ?? "");
       say(when, row.error_at ? moment(row.error_at) : "");

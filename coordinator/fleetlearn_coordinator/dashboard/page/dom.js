@@ -160,6 +160,10 @@ const CAUSES = {
   surplus: "the round had its reports without it",
   stalled: "no step and no byte for too long",
   stale: "the model that the task began from is too old",
+  // of a simulation
+  download: "the device was lost while it fetched the model",
+  train: "the device was lost while it trained",
+  upload: "the device was lost while it sent its update",
 };
 
 export function explain(cause) {

@@ -107,12 +107,28 @@ function open() {
           stateListener("out");
           return;
         }
+        await refusal();
       } catch {
         // down: try again
       }
       if (source === own) open();
     }, 1000);
   };
+}
+
+// Find out which topic is refused: EventSource does not tell why it has nothing. Such a topic counts
+// as ended; it may be there at the next try.
+async function refusal() {
+  for (const name of wanted) {
+    const stop = new AbortController();
+    const answer = await fetch(`v1/live?topics=${encodeURIComponent(name)}`, { signal: stop.signal });
+    stop.abort();
+    if (answer.status === 404) {
+      topics.set(name, { ended: true, values: {}, lists: {}, most: {} });
+      stateListener("gone");
+      listener();
+    }
+  }
 }
 
 export function sinceNews() {

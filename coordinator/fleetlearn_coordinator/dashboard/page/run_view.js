@@ -35,12 +35,13 @@ export function run(root, name) {
   const replay = who().replay ? player() : null;
   const body = el("div", {}, ...parts.map((part) => part.node));
   root.append(...(replay ? [replay.node] : []), body);
+  for (const part of [body, acts.node]) show(part, false); // nothing is known yet
 
   function update() {
     const found = topic(key);
     if (!found) return;
     if (found.ended) {
-      say(notice, `There is no run called ${name} any more.`);
+      say(notice, `There is no run called ${name}.`);
       show(notice, true);
       show(body, false);
       show(acts.node, false);
@@ -132,9 +133,12 @@ function bar(names) {
 function openRound() {
   const facts = el("dl", { class: "facts" });
   const shown = {};
+  const swatches = { Received: 0, Leased: 6, Lost: 1 };
   for (const name of ["Model version", "Round", "Goal", "Received", "Leased", "Lost", "Connected"]) {
     shown[name] = el("dd");
-    facts.append(el("div", {}, el("dt", {}, name), shown[name]));
+    const colour = swatches[name];
+    const swatch = colour === undefined ? "" : el("span", { class: `swatch back${colour}` });
+    facts.append(el("div", {}, el("dt", {}, swatch, name), shown[name]));
   }
   const reports = bar([0, 6, 1]);
   const time = bar([7]);
@@ -215,7 +219,7 @@ function learning() {
   );
   const options = {
     number: { x: count, xName: "round", wholeX: true },
-    closed: { x: clock, xName: "at", wholeX: true },
+    closed: { x: clock, xName: "at", time: true },
     sent: { x: bytes, xName: "after" },
   };
   const grid = el("div", { class: "grid" });
@@ -244,7 +248,7 @@ function learning() {
         }
       }
       const wide = rows.length > 1 && rows.at(-1).closed - rows[0].closed > 86400;
-      const own = axis.value === "closed" && wide ? { ...options.closed, x: moment } : options[axis.value];
+      const own = axis.value === "closed" && wide ? { ...options.closed, x: moment, room: 150 } : options[axis.value];
       const chart = lines(name[0].toUpperCase() + name.slice(1), { ...own, empty: "No round has measured it yet." });
       charts.set(id, chart);
       grid.append(chart.node);
@@ -294,12 +298,13 @@ function fleet() {
     el("option", { value: 3600 }, "the last hour"),
     el("option", { value: 86400 }, "the last day"),
   );
-  const chart = lines("Devices", { x: clock, y: count, xName: "at", wholeX: true, zero: true, whole: true, height: 220, gap: who().virtual ? 0 : GAP, empty: "No second has passed yet." });
+  const chart = lines("Devices", { x: clock, y: count, xName: "at", time: true, zero: true, whole: true, height: 220, gap: who().virtual ? 0 : GAP, empty: "No second has passed yet." });
   const fields = el("div", { class: "fields" }, el("label", {}, "Over", span));
   show(fields, !who().virtual);
   if (who().replay) span.value = 86400;
   const node = section("Devices", fields, chart.node);
-  const names = ["connected", "training", "uploading", "silent"];
+  // Of a simulation nobody counted who uploads and who is silent.
+  const names = ["connected", "training", ...(who().virtual ? [] : ["uploading", "silent"])];
   let last = [null, null];
 
   function draw(run, lists) {
@@ -347,14 +352,15 @@ function causes() {
   const chart = stacked("Tasks that ended without a report, by round", { x: (number) => `${count(number)}`, xName: "round", empty: "Each task had its report." });
   const rows = table("Why, in all", [{ name: "Cause" }, { name: "Tasks", number: true }, { name: "What it means", wide: true }], { empty: "No task ended without a report." });
   const refusals = table("Messages refused", [{ name: "Code" }, { name: "Messages", number: true }], { empty: "No message was refused." });
-  const colours = new Map();
+  const colours = new Map([["surplus", 7]]); // no loss: it is not to be seen first
+  if (who().replay) refusals.node.hidden = true; // records do not have them
   const node = section(
     "Refused and lost",
     el("div", { class: "grid" }, chart.node, el("div", { class: "panel" }, rows.node, refusals.node)),
   );
   function draw(run, lists) {
     const [bars, found] = binned(lists.rounds, (row) => row.dropped);
-    for (const cause of found) if (!colours.has(cause)) colours.set(cause, (colours.size + 1) % COLOURS);
+    for (const cause of found) if (!colours.has(cause)) colours.set(cause, colours.size % (COLOURS - 1));
     chart.draw(bars, found.map((cause) => ({ name: cause, colour: colours.get(cause), title: explain(cause) || undefined })));
     const sums = {};
     if (who().replay) {
@@ -388,7 +394,7 @@ function updates() {
 }
 
 function transfers() {
-  const chart = lines("Bytes a second", { x: clock, y: bytes, xName: "at", wholeX: true, zero: true });
+  const chart = lines("Bytes a second", { x: clock, y: bytes, xName: "at", time: true, zero: true });
   const rounds = lines("Bytes of a round", { x: count, y: bytes, xName: "round", zero: true, wholeX: true });
   const facts = el("p", { class: "readout" });
   const node = section("Transfers", el("div", { class: "grid" }, chart.node, rounds.node), facts);

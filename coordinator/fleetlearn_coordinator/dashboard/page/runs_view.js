@@ -66,8 +66,8 @@ export function runs(root) {
     address: fact("Devices connect to"),
     software: fact("Software"),
   };
-  const lag = lines("Event loop's lag", { y: (value) => `${figure(value)} ms`, x: clock, xName: "at", wholeX: true, zero: true });
-  const memory = lines("Memory", { y: bytes, x: clock, xName: "at", wholeX: true, zero: true });
+  const lag = lines("Event loop's lag", { y: (value) => `${figure(value)} ms`, x: clock, xName: "at", time: true, zero: true });
+  const memory = lines("Memory", { y: bytes, x: clock, xName: "at", time: true, zero: true });
   const process = el(
     "section",
     {},

@@ -50,7 +50,7 @@ RULES: tuple[AlertRule, ...] = (
     ),
     AlertRule(
         "FewDevices", "fleetlearn_devices_present_ratio", "below", "devices_share", 1.0, 120.0,
-        "warning", "share", "only VALUE of the most devices of the last hour are there",
+        "warning", "share", "the devices present are only VALUE of the most in the last hour",
     ),
     AlertRule(
         "RefusalsRise", "fleetlearn_refused_ratio", "above", "refused_share", 1.0, 30.0, "warning",
