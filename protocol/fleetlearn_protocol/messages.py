@@ -337,6 +337,9 @@ class Welcome(Message, frozen=True, tag="welcome"):
     protocol: Version = 1
     """The version of the protocol that both sides speak on this connection: the newest that both
     know."""
+    waits: Text = ""
+    """For people: why there is no task for anybody at this moment, such as `round 12 has its
+    devices`. It names no device. Empty: a task may follow at once."""
 
 
 class Task(Message, frozen=True, tag="task"):

@@ -63,7 +63,12 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
     "reply": m.Reply("t-e2-7", "evaluation", fields_of(MEASURED), 1.5),
     "failed": m.Failed("t4-11", "diverged", "step 7's loss is nan: a smaller lr may help"),
     "welcome": m.Welcome(
-        "fleetlearn 0.1.0", 15.0, 131072, "120 examples; selection.least_examples is 500", 2
+        "fleetlearn 0.1.0",
+        15.0,
+        131072,
+        "120 examples; selection.least_examples is 500",
+        2,
+        "round 12 has its devices",
     ),
     "task": m.Task(
         task="t4-11",
@@ -188,6 +193,7 @@ def by_hand_valid() -> list[dict[str, Any]]:
         "chunk_bytes": 4,
         "ineligible": "",
         "protocol": 1,
+        "waits": "",
     }
     return [
         entry("heartbeat", "white space", ' \n\t{ "type" : "heartbeat" }\r\n', fields=beat),

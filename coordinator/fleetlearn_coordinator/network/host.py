@@ -270,10 +270,11 @@ class Host:
             await asyncio.sleep(0.05)
 
 
-def welcome(check_in: CheckIn, heartbeat: float, ineligible: str = "") -> Welcome:
+def welcome(check_in: CheckIn, heartbeat: float, ineligible: str = "", waits: str = "") -> Welcome:
     """Return the welcome for a device that may stay. ``ineligible``: why it gets no task, for its
-    owner."""
-    return Welcome(SOFTWARE, heartbeat, CHUNK_BYTES, ineligible, agreed_version(check_in))
+    owner. ``waits``: why nobody gets one now."""
+    version = agreed_version(check_in)
+    return Welcome(SOFTWARE, heartbeat, CHUNK_BYTES, ineligible, version, waits)
 
 
 def _signer(files: Sequence[Path]) -> Signer | None:

@@ -32,6 +32,23 @@ def waits_for(state: EngineState, now: float) -> str:
     return _for_last_exchanges(state) if state.ends_with_exchanges else ""
 
 
+def waits_for_in_general(state: EngineState) -> str:
+    """Return why there is no task for another device now, without naming any device: for the owners
+    of devices, who are told nothing of each other. Empty: there may be one."""
+    if state.paused:
+        return "the run is paused"
+    match state.phase:
+        case Phase.GATHERING if state.draining:
+            return "the run is drained: no other round opens"
+        case Phase.GATHERING:
+            return f"round {state.round + 1} begins when enough devices are there"
+        case Phase.COMMITTING:
+            return f"the model of round {state.round} is being made"
+        case Phase.OPEN if not state.settings.asynchronous:
+            return f"round {state.round} has its devices"
+    return ""
+
+
 def _for_last_exchanges(state: EngineState) -> str:
     """Return which exchanges come before the run's end."""
     others = [kind for kind, series in state.exchanges.items() if series.is_open]

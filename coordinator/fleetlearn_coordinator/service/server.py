@@ -42,7 +42,7 @@ from fleetlearn_coordinator.rounds.commands import (
 from fleetlearn_coordinator.rounds.pace import FinishedReturns
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
 from fleetlearn_coordinator.rounds.settings import Phase
-from fleetlearn_coordinator.rounds.waiting_words import waits_for
+from fleetlearn_coordinator.rounds.waiting_words import waits_for, waits_for_in_general
 from fleetlearn_coordinator.service.device_history import DeviceHistory
 from fleetlearn_coordinator.service.fleet_minutes import KEYS, FleetMinutes, read_minutes
 from fleetlearn_coordinator.service.live_state import LiveState
@@ -141,7 +141,8 @@ class RunServer:
             return self._finished()
         if self.done.done():
             return self._stopping()
-        welcomed = welcome(check_in, self.host.heartbeat, self.unfit(check_in))
+        waits = waits_for_in_general(self.engine)
+        welcomed = welcome(check_in, self.host.heartbeat, self.unfit(check_in), waits)
         return Admitted(self, welcomed, self.download, self.upload)
 
     def unfit(self, check_in: CheckIn) -> str:

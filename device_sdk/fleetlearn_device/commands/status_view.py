@@ -173,6 +173,9 @@ def does_now(status: DeviceStatus | None, running: bool) -> tuple[DeviceDoes, st
         return "ineligible", f"not eligible: {status.ineligible}"
     if not status.ready:
         return "waiting", "waiting: the coordinator has not answered the check-in yet"
+    if status.waits:
+        said = f"so said the coordinator at {when(status.connection_since)}"
+        return "waiting", f"waiting: {status.waits} ({said})"
     since = status.connection_since
     if history.task:
         since = max(since, status.task_since)

@@ -85,6 +85,7 @@ class StatusFile:
             end="",
             coordinator=coordinator,
             ineligible="",
+            waits="",
             paused_by="",
             paused="",
         )
@@ -113,6 +114,7 @@ class StatusFile:
             task=history.end if idle else _DOES.get(type(session.work), "is being fetched"),
             history=history,
             ineligible=session.ineligible,
+            waits=session.waits,
             paused_by="" if session.pause is None else session.pause.names[0],
             paused="" if session.pause is None else session.pause.text,
             end=end,

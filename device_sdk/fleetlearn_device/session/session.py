@@ -181,6 +181,9 @@ class Session:
         self.ineligible = ""
         """Why the coordinator gives this device no task, as it said at the last check-in. Empty: it
         may get one."""
+        self.waits = ""
+        """Why there was no task for anybody at the last check-in, as the coordinator said. Empty
+        from the next task on."""
         self._quiet = 0.0, 0.0
         """Since when the device has waited for a task, and when that is to be said next."""
         self._challenge = ""
@@ -515,6 +518,7 @@ class Session:
         interval = max(BEAT * message.heartbeat, 0.01)
         self.link = Online(interval, now + interval, min(message.chunk_bytes, CHUNK_BYTES))
         self.ineligible, self._quiet = message.ineligible, (now, now + QUIET)
+        self.waits = message.waits
         goes_on = (
             "waiting for a task" if self.task_id is None else f"going on with task {self.task_id}"
         )
@@ -586,6 +590,7 @@ class Session:
                 *self._drop_task("uncounted", why),
             ]
         self.work, self.history = Locating(Assignment(task, deadline)), self.history.begun(task)
+        self.waits = ""  # what was so at the check-in is over
         what = f"round {task.round}, {task.epochs} epochs" if isinstance(task, Task) else task.kind
         text = f"task {task.task}: {what}, {task.deadline:.4g} s to the deadline"
         unsupported = self._unsupported(task)
@@ -807,6 +812,8 @@ class Session:
         waited = now - since
         self._quiet = since, now + min(max(waited, QUIET), QUIET_AT_MOST)
         why = self.ineligible or "the coordinator has not chosen it for a round since then"
+        if self.waits and not self.ineligible:
+            why = f"{why}; at the check-in: {self.waits}"
         text = f"no task for {waited / 60:.0f} min; the device is connected and ready: {why}"
         return [Note(text, event="no-task")]
 

@@ -58,6 +58,8 @@ class DeviceStatus(msgspec.Struct, frozen=True):
     """Its address, as the device was given it."""
     ineligible: str = ""
     """Why the coordinator gives this device no task, as it said at the last check-in."""
+    waits: str = ""
+    """Why there was no task for anybody then. Empty: one may come, or came since."""
     paused_by: str = ""
     """What keeps the device from training, one of ``PAUSES``. Empty: nothing does."""
     paused: str = ""

@@ -7,7 +7,7 @@ from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings, Phase, Settings
-from fleetlearn_coordinator.rounds.waiting_words import waits_for
+from fleetlearn_coordinator.rounds.waiting_words import waits_for, waits_for_in_general
 
 SETTINGS = Settings(goal=3, cohort=3, minimum=2, deadline=600.0, grace=10.0, gather=4.0, seed=7)
 
@@ -37,6 +37,34 @@ def failed(engine: Engine, device: str, *, back: bool = True) -> None:
 )
 def test_a_round_waits_for_devices_and_then_for_reports(devices: str, said: str) -> None:
     assert waits_for(connected(devices), 0.0) == said
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        ("", "round 1 begins when enough devices are there"),
+        ("ab", "round 1 begins when enough devices are there"),
+        ("abc", "round 1 has its devices"),
+        ("abcd", "round 1 has its devices"),
+    ],
+)
+def test_a_device_without_a_task_is_told_why_and_of_no_other(devices: str, said: str) -> None:
+    engine = connected(devices)
+    assert waits_for_in_general(engine) == said
+    engine.paused = True
+    assert waits_for_in_general(engine) == "the run is paused"
+    engine.paused, engine.phase = False, Phase.COMMITTING
+    assert waits_for_in_general(engine) == f"the model of round {engine.round} is being made"
+    engine.phase, engine.draining = Phase.GATHERING, True
+    assert waits_for_in_general(engine) == "the run is drained: no other round opens"
+    engine.phase, engine.draining = Phase.FINISHED, False
+    assert waits_for_in_general(engine) == ""
+
+
+def test_asynchronously_a_device_may_have_a_task_at_once() -> None:
+    engine = connected("abc", SETTINGS._replace(asynchronous=True))
+    assert engine.phase is Phase.OPEN
+    assert waits_for_in_general(engine) == ""
 
 
 def test_asynchronously_one_device_is_enough() -> None:

@@ -162,13 +162,17 @@ def test_it_says_why_nothing_happens_in_a_sentence(tmp_path: Path) -> None:
     session.received(encode(Welcome("c", 10.0, 8, "tags [roof]; this device has none")), 0.0)
     status.update()
     assert now() == ("ineligible", "not eligible: tags [roof]; this device has none")
-    session.ineligible = ""
+    session.ineligible, session.waits = "", "round 12 has its devices"
+    status.update()
+    text = f"waiting: round 12 has its devices (so said the coordinator at {at(3)})"
+    assert now() == ("waiting", text)
+    session.waits = ""
     status.update()
     text = f"waiting: the coordinator has not chosen it for a round since {at(3)}"
     assert now() == ("waiting", text)
     session.begin_pause(Pause(("battery", "hours"), "on battery (12 %, needs 30 %)"))
     status.update()
-    assert now() == ("paused", f"paused: on battery (12 %, needs 30 %), since {at(6)}")
+    assert now() == ("paused", f"paused: on battery (12 %, needs 30 %), since {at(7)}")
     assert view(tmp_path).paused_by in PAUSES
     session.history = History(task="t2", what="round 4", round=4)
     session.work = Holding(REPORT, reported_again=False)

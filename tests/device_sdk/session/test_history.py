@@ -116,6 +116,19 @@ def test_each_end_of_a_task_is_counted_and_said() -> None:
     }  # fmt: skip
 
 
+def test_what_the_run_waits_for_is_said_until_there_was_a_task() -> None:
+    session = online()
+    session.disconnected()
+    session.connected(0.0)
+    tell(session, msgspec.structs.replace(WELCOME, waits="round 12 has its devices"))
+    (note,) = session.tick(QUIET + 1.0)[-1:]
+    while not isinstance(note, Note) or "no task for" not in note.text:
+        (note,) = session.tick(QUIET + 1.0)[-1:]
+    assert note.text.endswith("since then; at the check-in: round 12 has its devices")
+    tell(session, task("A"))
+    assert session.waits == ""
+
+
 def test_an_accepted_update_leaves_the_reason_of_the_task_before() -> None:
     session = online()
     tell(session, task("A"))

@@ -162,6 +162,7 @@ const FROM_COORDINATOR = {
     heartbeat: number(0.01, 86400),
     chunk_bytes: integer(4, CHUNK_BYTES, 4),
     ineligible: optional(forPeople, ""),
+    waits: optional(forPeople, ""),
     protocol: optional(version, 1),
   }),
   task: object({
