@@ -7,15 +7,10 @@ from typing import Annotated
 
 import typer
 from fleetlearn_coordinator.results.send_results import (
-    EvaluationsFiles,
-    Experiment,
-    Follow,
-    History,
-    MLflowStore,
-    RoundsFiles,
-    TensorBoardFolder,
+    ResultOptions,
     send,
     targets,
+    with_options,
 )
 from fleetlearn_protocol.errors import FleetError, in_words
 from fleetlearn_protocol.typer_app import fail
@@ -26,20 +21,16 @@ app = typer.Typer()
 
 
 @app.command()
+@with_options
 def results(
     folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    rounds: RoundsFiles = None,
-    evaluations: EvaluationsFiles = None,
-    tensorboard: TensorBoardFolder = None,
-    mlflow: MLflowStore = None,
-    experiment: Experiment = "fleetlearn",
-    history: History = None,
-    follow: Follow = None,
+    *,
+    wanted: ResultOptions,
 ) -> None:
     """Write what a run measured for other tools: tables, TensorBoard, MLflow. It may still run."""
     try:
         key = str(folder.resolve())
-        to = targets(key, rounds, evaluations, tensorboard, mlflow, experiment, history)
-        send(lambda: load_results(folder), to, follow)
+        to = targets(key, wanted)
+        send(lambda: load_results(folder), to, wanted.follow)
     except (FleetError, OSError) as error:
         fail("fleetlearn-simulate", in_words(error, file=True))

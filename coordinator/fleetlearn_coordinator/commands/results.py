@@ -10,30 +10,21 @@ from fleetlearn_coordinator.commands.options import WordsAndRun
 from fleetlearn_coordinator.commands.target import refuse_url, split
 from fleetlearn_coordinator.results.run_results import coordinator_results
 from fleetlearn_coordinator.results.send_results import (
-    EvaluationsFiles,
-    Experiment,
-    Follow,
-    History,
-    MLflowStore,
-    RoundsFiles,
-    TensorBoardFolder,
+    ResultOptions,
     send,
     targets,
+    with_options,
 )
 
 app = typer.Typer()
 
 
 @app.command()
+@with_options
 def results(
     words: WordsAndRun = None,
-    rounds: RoundsFiles = None,
-    evaluations: EvaluationsFiles = None,
-    tensorboard: TensorBoardFolder = None,
-    mlflow: MLflowStore = None,
-    experiment: Experiment = "fleetlearn",
-    history: History = None,
-    follow: Follow = None,
+    *,
+    wanted: ResultOptions,
 ) -> None:
     """Write what a run measured for other tools: tables, TensorBoard, MLflow. The coordinator may
     run meanwhile, or not; it does not notice."""
@@ -43,5 +34,5 @@ def results(
         with open_local(where, None, make=False) as local:
             place = local.place(names[0] if names else None)
         key = str(place.data.resolve())
-        to = targets(key, rounds, evaluations, tensorboard, mlflow, experiment, history)
-        send(lambda: coordinator_results(place), to, follow)
+        to = targets(key, wanted)
+        send(lambda: coordinator_results(place), to, wanted.follow)
