@@ -18,6 +18,8 @@ from fleetlearn_protocol.paths import in_home
 from fleetlearn_protocol.systemd import READY, STOPPING, notify_systemd
 from numpy.typing import ArrayLike
 
+from fleetlearn_device.agent import serve_programs
+from fleetlearn_device.background import BackgroundRun
 from fleetlearn_device.conditions.condition import SystemFiles
 from fleetlearn_device.conditions.conditions import NO_CONDITIONS, Conditions, make_conditions
 from fleetlearn_device.conditions.network import ask_owner, read_network
@@ -116,6 +118,8 @@ class Device:
             and ``fleetlearn-device predict``.
         on_better_model: Called, in the thread that trains, with the model in use each time that it
             is another one. With it, ``keep_model`` is True.
+        socket: Path of a UNIX socket by which other programs on this machine use the device, by
+            lines of JSON. None: there is none.
         metrics_file: A file, such as ``fleetlearn.prom``, that is replaced when the device's
             numbers change, at most once a minute: for Prometheus' textfile collector. None: none is
             written.
@@ -154,6 +158,7 @@ class Device:
         checkpoint_every: float = CHECKPOINT_EVERY,
         keep_model: bool = False,
         on_better_model: Callable[[ModelInUse], object] | None = None,
+        socket: str | os.PathLike[str] | None = None,
         metrics_file: str | os.PathLike[str] | None = None,
         until_finished: bool = False,
         timing: Timing | None = None,
@@ -195,8 +200,40 @@ class Device:
         self.tells_systemd = False
         """Whether ``serve`` tells systemd that the process is ready, alive and stopping.
         ``fleetlearn-device run`` sets it: its process does nothing else."""
+        self.paused = False
+        """Whether ``pause`` was called, and ``resume`` not since."""
+        self.socket = None if socket is None else in_home(socket)
+        self._background: BackgroundRun | None = None
+        self._pause: Callable[[], object] | None = None
         self._stopped = False
         self._stop: Callable[[], object] | None = None
+
+    def start(self) -> None:
+        """Serve in a thread of its own, and return at once: in a program with another main loop, or
+        a cell of a notebook. Sets no signal handlers.
+
+        Call ``stop`` and ``join`` before the program ends, or use the device as a context manager:
+        ``with device: ...``. Raises RuntimeError where it serves already.
+        """
+        if self._background is not None and self._background.running:
+            raise RuntimeError("the device was started already; stop() and join() end that")
+        self._background = BackgroundRun(self.serve, f"fleetlearn {self.state_dir}")
+
+    def join(self, seconds: float | None = None) -> bool:
+        """Wait until what ``start`` began has ended, at most so many seconds. Returns whether it
+        has.
+
+        Raises what ``serve`` raises.
+        """
+        return self._background is None or self._background.join(seconds)
+
+    def __enter__(self) -> Device:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.join()
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or SIGHUP, or until the training is finished
@@ -205,7 +242,7 @@ class Device:
         A task under way is given back; a finished update stays in the state directory for the next
         start. A second signal ends the process at once. The process's signal handlers are as before
         when it returns. Raises what ``serve`` raises, and RuntimeError where an event loop runs in
-        this thread: await ``serve`` there.
+        this thread: await ``serve`` there, or call ``start``.
         """
         refuse_in_loop("run", "device.serve()")
         asyncio.run(self._serve_until_signal())
@@ -284,11 +321,17 @@ class Device:
             )
             loop = asyncio.get_running_loop()
             self._stop = lambda: loop.call_soon_threadsafe(driver.stop)
+            self._pause = lambda: loop.call_soon_threadsafe(
+                driver.pause if self.paused else driver.resume
+            )
             if self._stopped:  # while the directory was opened
                 self._stop()
-            await self._run(driver)
+            if self.paused:
+                driver.pause()
+            async with serve_programs(self.socket, self):
+                await self._run(driver)
         finally:
-            self._stop = None
+            self._stop = self._pause = None
             directory.close()
 
     async def _run(self, driver: Driver) -> None:
@@ -342,6 +385,20 @@ class Device:
                 self._predictors[which] = Predictor(self.state_dir, which=which)
             predictor = self._predictors[which]
         return predictor.predict(x, batch_size)
+
+    def pause(self) -> None:
+        """Take no tasks until ``resume``; from any thread. A training ends within a step. Its task
+        is kept for as long as its lease lives, if at least 10 s of work are done, and given back
+        otherwise; a finished update is sent. The connection is closed."""
+        self.paused = True
+        if self._pause is not None:
+            self._pause()
+
+    def resume(self) -> None:
+        """End ``pause``; from any thread. Conditions count as ever."""
+        self.paused = False
+        if self._pause is not None:
+            self._pause()
 
     def stop(self) -> None:
         """End ``serve`` soon, from any thread; if it has not begun, it ends as soon as it does."""

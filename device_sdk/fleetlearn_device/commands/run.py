@@ -79,6 +79,7 @@ def device_arguments(values: Values) -> dict[str, Any]:
         "token": value["connection.token"] or token_in(values),
         "trust": value["connection.trust"],
         "own_model": value["training.own_model"],
+        "socket": value["socket"],
         "keep_model": value["training.keep_model"],
         "checkpoint_every": value["training.checkpoint_every"],
         "feature_cache": value["limits.feature_cache"],

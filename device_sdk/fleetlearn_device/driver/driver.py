@@ -56,6 +56,8 @@ from fleetlearn_device.storage.trusted_keys import write_trusted_keys
 from fleetlearn_device.training.train import StoppedError
 from fleetlearn_device.training.trainer import FinishedUpdate, Trainer
 
+OWN_PAUSE = Pause(("pause",), "its owner paused it")
+
 log = logging.getLogger("fleetlearn.device")
 
 
@@ -98,6 +100,8 @@ class Driver:
             self._wait_for_conditions,
         )
         self._conditions = watch
+        self._own_pause: Pause | None = None
+        """The owner's, beside those of the conditions."""
         self._look_now = asyncio.Event()
         """Set when the device wakes for something else, or begins to work: it looks at the
         conditions then."""
@@ -132,6 +136,17 @@ class Driver:
         work = session.work
         deadline = work.assignment.deadline if isinstance(work, Training) else None
         return WorkNow(session.running_task_id, self._trainer.batches, deadline)
+
+    def pause(self) -> None:
+        """The owner pauses the device; call in the event loop's thread. A task that is worth it is
+        kept for as long as its lease lives."""
+        self._own_pause = OWN_PAUSE._replace(keeps=self._trainer.worth_keeping)
+        self.post(partial(self._tell_session, self._conditions.pause))
+
+    def resume(self) -> None:
+        """End ``pause``; call in the event loop's thread."""
+        self._own_pause = None
+        self.post(partial(self._tell_session, self._conditions.pause))
 
     async def _handle(self, event: Event) -> None:
         """Let the session know, and wait until its commands were carried out."""
@@ -289,7 +304,8 @@ class Driver:
         """Look at the conditions, and tell the session what was found."""
         watch = self._conditions
         if not watch.conditions:
-            self._may_work.set()
+            if self._own_pause is None:
+                self._may_work.set()
             return
         async with self._look_lock:
             if not (fresh or watch.is_due()):
@@ -299,6 +315,7 @@ class Driver:
             self.post(partial(self._tell_session, pause))
 
     def _tell_session(self, pause: Pause | None) -> Commands:
+        pause = self._own_pause or pause
         if pause is None:
             self._may_work.set()
             return self._session.end_pause()

@@ -14,6 +14,8 @@ class Pause(NamedTuple):
     """Why, for people: ``on battery (12 %, needs 30 %)``."""
     sends: bool = True
     """A finished update may be sent meanwhile."""
+    keeps: bool = False
+    """A task in training is kept: the device goes on with it afterwards, if its lease lives."""
 
     @property
     def in_words(self) -> str:

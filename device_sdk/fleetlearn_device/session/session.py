@@ -777,15 +777,18 @@ class Session:
         """End an unfinished task: with what was done, where that may be reported."""
         task = work.assignment.task
         wants_partial = isinstance(task, Task) and task.time_budget is not None
-        if isinstance(work, Training) and wants_partial and pause.sends:
+        if isinstance(work, Training) and wants_partial and pause.sends and not pause.keeps:
             return [FinishEarly(work.task_id)]
         return self._give_back(work, pause)
 
     def _give_back(self, work: UnfinishedTask, pause: Pause) -> Commands:
-        """Give the task back. Offline it is dropped: if its lease lives when the device is back,
-        the coordinator gives it again, and its training goes on where it was."""
-        failed = self._send_if_online(Failed(work.task_id, "paused", clip(pause.text)))
+        """Give the task back. Offline, or where the pause keeps it, it is dropped: if its lease
+        lives when the device is back, the coordinator gives it again, and its training goes on
+        where it was."""
         trains = isinstance(work, Training) and isinstance(work.assignment.task, Task)
+        failed: Commands = []
+        if not (trains and pause.keeps):
+            failed = self._send_if_online(Failed(work.task_id, "paused", clip(pause.text)))
         keep = trains and not failed
         dropped = self._drop_task("uncounted", pause.in_words, keep=keep)
         if not failed:

@@ -68,6 +68,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "name", text("ID"), None, "the device's name at its first start", unset="a random name"
     ),
+    Setting(
+        "socket",
+        path("SOCKET"),
+        None,
+        "UNIX socket by which programs on this machine use the device",
+        unset="none",
+    ),
     Setting("until_finished", SWITCH, False, "end when the training is finished"),
     Setting(
         "connection.ca",
