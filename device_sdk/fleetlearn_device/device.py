@@ -32,6 +32,9 @@ from fleetlearn_device.driver.signatures import find_verifier
 from fleetlearn_device.driver.timeouts import timeout
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.driver.watchdog import tell_alive
+from fleetlearn_device.limits.cpu_share import limit_cpu
+from fleetlearn_device.limits.device_limits import NO_LIMITS, DeviceLimits, check_limits
+from fleetlearn_device.limits.memory import MemoryCeiling
 from fleetlearn_device.predictor import BATCH, Predicted, Predictor, Which
 from fleetlearn_device.runtimes.checks import Batch
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime, import_training_api
@@ -108,6 +111,7 @@ class Device:
         conditions: What must hold while the device serves. While it does not, the device takes no
             task; one that it is in the middle of is given back, or what was done is reported where
             the plan has a time budget.
+        limits: How much of the machine the device may use.
         own_model: A file, such as ``mine.onnx``, that each training replaces by the device's own
             model, for any ONNX Runtime: the model as training left it, with its personal
             parameters, or Ditto's personal model. None: none is written.
@@ -154,6 +158,7 @@ class Device:
         charging: Charging = None,
         network: NetworkNow = None,
         conditions: Conditions = NO_CONDITIONS,
+        limits: DeviceLimits = NO_LIMITS,
         own_model: str | os.PathLike[str] | None = None,
         checkpoint_every: float = CHECKPOINT_EVERY,
         keep_model: bool = False,
@@ -192,6 +197,9 @@ class Device:
         self.metrics_file = None if metrics_file is None else in_home(metrics_file)
         if conditions.unmetered and network is None:
             network = partial(read_network, SystemFiles())
+        check_limits(limits)
+        self.limits = limits
+        self._ceiling = None if limits.memory is None else MemoryCeiling(limits.memory)
         self.description = Description(tags, tier, charging, network)
         self.conditions = make_conditions(conditions, self.state_dir, ask_owner(network))
         self.data = open_data(data, examples)
@@ -274,6 +282,9 @@ class Device:
         open_provider(self.provider)  # fails here rather than in each task
         where = "" if self.provider == "cpu" else f" on {self.provider}"
         directory = StateDirectory(self.state_dir, self.name)
+        if self.limits.cache is not None:
+            directory.contents.quota = round(self.limits.cache * 2**20)
+        quota, pacing = limit_cpu(self.limits.cpu, self.threads)
         try:
             await self._wait_for_examples()
             if self._stopped:
@@ -306,6 +317,8 @@ class Device:
                 self.own_model,
                 self.checkpoint_every,
                 newest,
+                pacing=pacing,
+                ceiling=self._ceiling,
             )
             metrics = self.metrics_file and MetricsFile(self.metrics_file, directory.device)
             driver = Driver(
@@ -317,6 +330,7 @@ class Device:
                 session,
                 self.description,
                 ConditionWatch(self.conditions, self.timing.paused),
+                self.limits,
                 on_change=metrics.update if metrics else None,
             )
             loop = asyncio.get_running_loop()
@@ -332,6 +346,8 @@ class Device:
                 await self._run(driver)
         finally:
             self._stop = self._pause = None
+            if quota is not None:
+                quota.undo()
             directory.close()
 
     async def _run(self, driver: Driver) -> None:

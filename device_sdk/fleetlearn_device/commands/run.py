@@ -20,6 +20,7 @@ from fleetlearn_device.settings.sources import (
 if TYPE_CHECKING:
     from fleetlearn_device.conditions.conditions import Conditions
     from fleetlearn_device.device import Device
+    from fleetlearn_device.limits.device_limits import DeviceLimits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +89,7 @@ def device_arguments(values: Values) -> dict[str, Any]:
         "charging": value["states.charging"],
         "network": value["states.network"],
         "conditions": _conditions(value),
+        "limits": _limits(value),
         "metrics_file": value["log.metrics_file"],
         "until_finished": value["until_finished"],
     }
@@ -109,6 +111,12 @@ def _conditions(value: dict[str, Any]) -> Conditions:
     from fleetlearn_device.conditions.conditions import Conditions
 
     return Conditions(**{name: value[f"conditions.{name}"] for name in Conditions._fields})
+
+
+def _limits(value: dict[str, Any]) -> DeviceLimits:
+    from fleetlearn_device.limits.device_limits import DeviceLimits
+
+    return DeviceLimits(**{name: value[f"limits.{name}"] for name in DeviceLimits._fields})
 
 
 def _served(device: Device, values: Values) -> int:

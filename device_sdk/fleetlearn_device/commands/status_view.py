@@ -91,6 +91,8 @@ class StatusView(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     bytes_sent: int
     bytes_received: int
+    bytes_written: int
+    """To files of the state directory."""
     paused_by: str
     """What keeps the device from training, in a word. Empty: nothing does."""
     held: HeldUpdate | None
@@ -137,6 +139,7 @@ def view_of(summary: Summary) -> StatusView:
         failed=history.failed,
         bytes_sent=status.bytes_sent,
         bytes_received=status.bytes_received,
+        bytes_written=status.bytes_written,
         paused_by=status.paused_by if running else "",
         held=None if held is None else HeldUpdate(held.task, held.round, held.size),
         bundles=[CachedBundle(sha256, name) for sha256, name in summary.bundles],
@@ -213,7 +216,8 @@ def lines_of(view: StatusView, now: float) -> list[tuple[str, str]]:
     counts = [(view.accepted, "accepted"), (view.answered, "questions answered")]
     counts += [(view.uncounted, "not counted"), (view.failed, "failed")]
     lines.append(("tasks", ", ".join(f"{number} {what}" for number, what in counts)))
-    lines.append(("bytes", f"{view.bytes_sent:,} sent, {view.bytes_received:,} received"))
+    moved = f"{view.bytes_sent:,} sent, {view.bytes_received:,} received"
+    lines.append(("bytes", f"{moved}, {view.bytes_written:,} written to the disk"))
     if view.reason and view.reason_at is not None:
         lines.append(("reason", f"{view.reason} ({when(view.reason_at)})"))
     if view.error and view.error != view.reason and view.error_at is not None:

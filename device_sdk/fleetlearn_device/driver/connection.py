@@ -32,6 +32,7 @@ from fleetlearn_device.driver.status import StatusFile, Traffic
 from fleetlearn_device.driver.timeouts import timeout
 from fleetlearn_device.driver.timing import Timing, retry_after, seconds_to_wait
 from fleetlearn_device.driver.way import Way, explain, open_way
+from fleetlearn_device.limits.byte_rate import ByteRate
 from fleetlearn_device.session.commands import Commands
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.statement import Statement
@@ -39,6 +40,8 @@ from fleetlearn_device.session.states import Closing, Online
 
 log = logging.getLogger("fleetlearn.device")
 
+QUEUED_FRAMES = 4
+"""Frames that are received before those before them are handled."""
 Event = Callable[[], Commands]
 """Tells the session what happened. Returns its commands."""
 
@@ -121,6 +124,7 @@ class Connector:
         on_end: Called when a connection has ended, before the session is told.
         status: Is told whether there is a connection, what goes wrong, and how much is sent.
         wait_for_conditions: Returns when the device may connect.
+        rate: Limits what is received. None: nothing does.
     """
 
     def __init__(
@@ -134,6 +138,7 @@ class Connector:
         on_end: Callable[[], None],
         status: StatusFile,
         wait_for_conditions: Callable[[], Awaitable[None]],
+        rate: ByteRate | None = None,
     ) -> None:
         self.connection: Connection | None = None
         """The open connection."""
@@ -154,7 +159,10 @@ class Connector:
         self._address, self._enrolment, self._timing = address, enrolment, timing
         self._session, self._state = session, state
         self._handle, self._on_end, self._status = handle, on_end, status
-        self._wait_for_conditions = wait_for_conditions
+        self._wait_for_conditions, self._rate = wait_for_conditions, rate
+        if rate is not None:  # an answer to a ping waits behind what is received
+            queued = (QUEUED_FRAMES + 1) * MAX_FRAME_BYTES / rate.bytes_per_second
+            self._timing = timing._replace(ping=timing.ping + queued)
         self._dice = random.SystemRandom()
 
     async def run(self) -> None:
@@ -231,7 +239,7 @@ class Connector:
                 subprotocols=[Subprotocol(PROTOCOL_NAME)],
                 compression=None,
                 max_size=MAX_FRAME_BYTES,
-                max_queue=4,
+                max_queue=QUEUED_FRAMES,
                 open_timeout=timing.open,
                 close_timeout=timing.close,
                 ping_interval=None,  # the driver asks for a sign of life with each heartbeat
@@ -250,6 +258,8 @@ class Connector:
                     self._status.traffic.received += len(frame)
                     await self._handle(partial(_received, session, frame))
                     welcomed = welcomed or isinstance(session.link, Online)
+                    if self._rate is not None:  # what is not read, the network holds back
+                        await self._rate.passed(len(frame))
             if not isinstance(session.link, Closing):
                 self.why_not = f"the coordinator closed the connection: {_close_reason(socket)}"
                 log.info("%s", self.why_not, extra=said("disconnected"))

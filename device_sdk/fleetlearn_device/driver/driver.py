@@ -8,9 +8,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from secrets import token_hex
-from typing import Any
+from typing import Any, TypeVar
 
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.json_log import said
@@ -26,6 +27,9 @@ from fleetlearn_device.driver.status import StatusFile
 from fleetlearn_device.driver.timeouts import timeout
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.driver.watchdog import WorkNow
+from fleetlearn_device.limits.byte_rate import ByteRate
+from fleetlearn_device.limits.device_limits import NO_LIMITS, DeviceLimits
+from fleetlearn_device.limits.priority import lower_priority
 from fleetlearn_device.session.commands import (
     Close,
     Command,
@@ -57,6 +61,8 @@ from fleetlearn_device.training.train import StoppedError
 from fleetlearn_device.training.trainer import FinishedUpdate, Trainer
 
 OWN_PAUSE = Pause(("pause",), "its owner paused it")
+WorkItem = TypeVar("WorkItem", Task, Question)
+Result = TypeVar("Result")
 
 log = logging.getLogger("fleetlearn.device")
 
@@ -76,6 +82,7 @@ class Driver:
         session: Session,
         description: Description,
         watch: ConditionWatch,
+        limits: DeviceLimits = NO_LIMITS,
         on_change: Callable[[DeviceStatus], None] | None = None,
     ) -> None:
         """``on_change``: called with each new status."""
@@ -98,7 +105,15 @@ class Driver:
             self._stop_upload,
             self._status,
             self._wait_for_conditions,
+            None if limits.download is None else ByteRate(1024 * limits.download),
         )
+        self._upload_rate = None if limits.upload is None else ByteRate(1024 * limits.upload)
+        self._training_thread = ThreadPoolExecutor(
+            1,
+            "fleetlearn-training",
+            initializer=partial(lower_priority, limits.nice, limits.io),
+        )
+        """Trains, and works answers out, with a priority of its own."""
         self._conditions = watch
         self._own_pause: Pause | None = None
         """The owner's, beside those of the conditions."""
@@ -193,6 +208,7 @@ class Driver:
             # A thread cannot be cancelled; the directory stays locked until the last one ended.
             # Their errors were events, or come from being cancelled: here only the end matters.
             await asyncio.gather(connections, looks, *self._jobs, return_exceptions=True)
+            self._training_thread.shutdown()
             end = self._why_ended()
             if session.error is not None:
                 self._status.fail(end)
@@ -400,10 +416,16 @@ class Driver:
         else:
             self.post(lambda: self._session.stored(wanted.sha256, good, time.monotonic()))
 
+    async def _in_training_thread(
+        self, work: Callable[[WorkItem, float], Result], task: WorkItem, seconds: float
+    ) -> Result:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._training_thread, work, task, seconds)
+
     async def _answer(self, task: Question, seconds: float) -> None:
         log.info("task %s: working on the answer (%s)", task.task, task.kind)
         try:
-            message = await asyncio.to_thread(self._trainer.answer, task, seconds)
+            message = await self._in_training_thread(self._trainer.answer, task, seconds)
         except Exception as error:
             self._end_failed(task.task, error)
         else:
@@ -445,7 +467,7 @@ class Driver:
         known = said("training", task=task.task, round=task.round)
         log.info("task %s: training", task.task, extra=known)
         try:
-            finished = await asyncio.to_thread(self._trainer.train, task, seconds)
+            finished = await self._in_training_thread(self._trainer.train, task, seconds)
         except Exception as error:
             self._end_failed(task.task, error)
         else:
@@ -491,9 +513,14 @@ class Driver:
 
     async def _send_update(self, connection: Connection, command: SendUpdate) -> None:
         try:
-            for chunk in self._outbox.chunks(command.transfer, command.offset, command.chunk_bytes):
+            rate, chunk_bytes = self._upload_rate, command.chunk_bytes
+            if rate is not None:
+                chunk_bytes = rate.chunk_bytes(chunk_bytes)
+            for chunk in self._outbox.chunks(command.transfer, command.offset, chunk_bytes):
                 if not await connection.send(chunk):
                     return
+                if rate is not None:
+                    await rate.passed(len(chunk))
         except StateError as error:
             self._abandon(error)
         else:

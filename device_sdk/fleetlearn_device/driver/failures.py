@@ -11,7 +11,7 @@ from fleetlearn_protocol.messages import FailureCode
 from fleetlearn_device.data.buffer_source import EmptyBufferError
 from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
-from fleetlearn_device.storage.errors import DiskFullError, StateError
+from fleetlearn_device.storage.errors import CacheFullError, DiskFullError, StateError
 from fleetlearn_device.training.algorithms import UnsupportedError
 from fleetlearn_device.training.train import (
     BadValuesError,
@@ -37,6 +37,7 @@ FAILURES: dict[type, Failure] = {
     BadValuesError: Failure("bad-data", ends_device=True),
     StateError: Failure("runtime-error", ends_device=True),
     DiskFullError: Failure("disk-full", ends_device=True),
+    CacheFullError: Failure("disk-full"),  # a smaller bundle may fit
     RuntimeUnavailableError: Failure("runtime-error", ends_device=True),
     DivergedError: Failure("diverged"),
     OutOfTimeError: Failure("out-of-time"),

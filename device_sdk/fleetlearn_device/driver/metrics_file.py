@@ -97,6 +97,12 @@ def as_text(status: DeviceStatus, device: str) -> str:
         ("tasks_failed_total", "counter", "Tasks given back.", [("", history.failed)]),
         ("sent_bytes_total", "counter", "Bytes sent.", [("", status.bytes_sent)]),
         ("received_bytes_total", "counter", "Bytes received.", [("", status.bytes_received)]),
+        (
+            "written_bytes_total",
+            "counter",
+            "Bytes written to the state directory.",
+            [("", status.bytes_written)],
+        ),
         ("paused", "gauge", "1 where this keeps the device from training.", paused),
     ]
     lines = []

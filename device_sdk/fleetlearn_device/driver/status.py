@@ -22,6 +22,7 @@ from fleetlearn_device.session.states import (
     Training,
     Uploading,
 )
+from fleetlearn_device.storage.files import WRITTEN
 from fleetlearn_device.storage.status import DeviceStatus, read_status, write_status
 
 log = logging.getLogger("fleetlearn.device")
@@ -73,6 +74,7 @@ class StatusFile:
         else:
             session.history = earlier.history
         self._before = Traffic(earlier.bytes_sent, earlier.bytes_received)
+        self._written_before = earlier.bytes_written - WRITTEN.count
         self._status = msgspec.structs.replace(
             earlier,
             started=now,
@@ -143,6 +145,7 @@ class StatusFile:
             written=self._clock() if now is None else now,
             bytes_sent=self._before.sent + self.traffic.sent,
             bytes_received=self._before.received + self.traffic.received,
+            bytes_written=self._written_before + WRITTEN.count,
         )
         try:
             write_status(self._folder, self._status)

@@ -276,6 +276,56 @@ SETTINGS: tuple[Setting, ...] = (
         "memory for a frozen model's features; 0: none are kept",
         name="feature-cache",
     ),
+    Setting(
+        "limits.nice",
+        whole(0, 19),
+        None,
+        "priority of the training's threads, 19 being the lowest; Linux only",
+        name="nice",
+    ),
+    Setting(
+        "limits.io",
+        choice("low", "idle"),
+        None,
+        "priority of the training's disk traffic; idle: only while the disk has nothing else to "
+        "do; Linux only",
+        name="io",
+    ),
+    Setting(
+        "limits.cpu",
+        number(1, 100_000, "PERCENT", "percent of one processor"),
+        None,
+        "processor time that the device uses while it trains: 50 is half a processor",
+        name="max-cpu",
+    ),
+    Setting(
+        "limits.memory",
+        number(32, 2**30, "MIB", "MiB"),
+        None,
+        "memory of the process; a task that needs more is given back",
+        name="max-memory",
+    ),
+    Setting(
+        "limits.upload",
+        number(16, 2**30, "KIB", "KiB a second"),
+        None,
+        "how fast updates are sent",
+        name="max-upload",
+    ),
+    Setting(
+        "limits.download",
+        number(16, 2**30, "KIB", "KiB a second"),
+        None,
+        "how fast models and bundles are fetched",
+        name="max-download",
+    ),
+    Setting(
+        "limits.cache",
+        number(1, 2**30, "MIB", "MiB"),
+        None,
+        "disk for bundles; those that were not used for longest go",
+        name="max-cache",
+    ),
     Setting("log.level", choice("debug", "info", "warning", "error"), "info", "what is logged"),
     Setting(
         "log.format", choice("text", "json"), "text", "how each line is written; json: for programs"

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleetlearn_protocol.deltas import apply_delta
-from fleetlearn_protocol.errors import BundleError, ProtocolError
+from fleetlearn_protocol.errors import BundleError, Code, ProtocolError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.manifest import (
     EVAL,
@@ -42,11 +42,12 @@ from fleetlearn_protocol.messages import MAX_VECTORS, Delta, Question, Task
 from fleetlearn_protocol.vector import digest, stream_digest
 
 from fleetlearn_device.session.commands import Wanted
-from fleetlearn_device.storage.errors import os_errors_as_state_errors
+from fleetlearn_device.storage.errors import CacheFullError, os_errors_as_state_errors
+from fleetlearn_device.storage.files import WRITTEN
 from fleetlearn_device.storage.vectors_in_memory import VectorsInMemory
 
 MAX_BUNDLES = 3
-"""Most bundles in the cache."""
+"""Most bundles in the cache where it has no quota."""
 
 log = logging.getLogger("fleetlearn.device")
 
@@ -56,6 +57,9 @@ class ContentCache:
 
     def __init__(self, path: Path) -> None:
         self._path, self._memory = path, VectorsInMemory()
+        self.quota: int | None = None
+        """Most bytes of bundles, what is still to be fetched for the task included. None: no limit.
+        """
         self._intact: set[Path] = set()
         """Files of the cache whose SHA-256 was checked since the process began."""
         for folder in ("bundles", "models", "partial"):
@@ -84,9 +88,10 @@ class ContentCache:
         from_features: whether the device trains from features if the bundle has any. infer: whether
         it needs infer.onnx as well.
 
-        Marks the bundle as used last, and deletes the bundles beyond ``MAX_BUNDLES``, other
-        vectors, and downloads that the task does not need. Raises BundleError on a manifest that
-        this version cannot read or that lacks the files of this runtime, StateError.
+        Marks the bundle as used last, and deletes the bundles beyond ``MAX_BUNDLES`` or the quota,
+        other vectors, and downloads that the task does not need. Raises BundleError on a manifest
+        that this version cannot read or that lacks the files of this runtime, CacheFullError where
+        the task needs more than the quota, StateError.
         """
         with os_errors_as_state_errors(self._path):
             if task.bundle is None:  # a question that is answered without a model
@@ -113,6 +118,8 @@ class ContentCache:
             lacking = [
                 content for content in wanted if not (self._has(content) or self._link(content))
             ]
+            coming = (each.size or 0 for each in lacking if each.place.startswith(f"{folder}/"))
+            self._keep_quota(self.bundle_path(task.bundle), sum(coming))
             deltas = {vector.sha256: vector.delta for vector in task.vectors}
             return self._resume(
                 [self._smaller(content, deltas.get(content.sha256)) for content in lacking]
@@ -128,6 +135,7 @@ class ContentCache:
         with os_errors_as_state_errors(path), path.open("r+b" if offset else "wb") as file:
             file.seek(offset)
             file.write(payload)
+        WRITTEN.add(payload)
 
     def finish(self, wanted: Wanted) -> bool:
         """Move a complete content, or the vector that a difference gives, to its place. Deletes it
@@ -196,6 +204,7 @@ class ContentCache:
         if content is None or f"models/{digest(content)}" != wanted.place:
             return False
         source.write_bytes(content)
+        WRITTEN.add(content)
         return True
 
     def _differing(self, difference: Buffer, wanted: Wanted) -> bytes | None:
@@ -249,6 +258,7 @@ class ContentCache:
                     os.link(source, target)
                 except OSError:  # a file system without links, such as FAT
                     shutil.copyfile(source, self._partial(wanted))
+                    WRITTEN.count += source.stat().st_size
                     self._partial(wanted).replace(target)
                 self._intact.add(target)
                 log.info("%s is the same file as in bundle %s", wanted.name, folder.name[:12])
@@ -275,8 +285,9 @@ class ContentCache:
         folder.mkdir(exist_ok=True)
         # The folder's time says when the bundle was last used: `bundles_by_use`.
         os.utime(folder)
-        for old in bundles_by_use(self._path)[MAX_BUNDLES:]:
-            self.delete_bundle(old.name)
+        if self.quota is None:
+            for old in bundles_by_use(self._path)[MAX_BUNDLES:]:
+                self.delete_bundle(old.name)
         needed = {vector.sha256 for vector in task.vectors}
         needed |= {vector.delta.base for vector in task.vectors if vector.delta is not None}
         self._memory.keep(needed, self._memory.sizes())
@@ -284,6 +295,21 @@ class ContentCache:
             if path.name not in needed:
                 path.unlink()
                 self._intact.discard(path)
+
+    def _keep_quota(self, own: Path, coming: int) -> None:
+        """Delete the bundles that were not used for longest, never ``own``, until those that are
+        there and ``coming`` bytes more keep the quota. Raises CacheFullError."""
+        if self.quota is None:
+            return
+        while (total := _bytes_of_bundles(self._path) + coming) > self.quota:
+            others = [folder for folder in bundles_by_use(self._path) if folder != own]
+            if not others:
+                raise CacheFullError(
+                    Code.TOO_LARGE,
+                    f"the task's bundle takes {total / 2**20:.1f} MiB of the disk, and this device "
+                    f"allows {self.quota / 2**20:.1f} MiB for bundles (limits.cache)",
+                )
+            self.delete_bundle(others[-1].name)
 
     def _partial(self, wanted: Wanted) -> Path:
         return self._path / "partial" / wanted.sha256
@@ -316,6 +342,12 @@ def _files_with_hash(folder: Path, sha256: str) -> list[Path]:
         return []
     found = (folder / path for path, entry in files.items() if entry.sha256 == sha256)
     return [path for path in found if path.is_file()]
+
+
+def _bytes_of_bundles(path: Path) -> int:
+    """Return how many bytes the bundles have; a file that several have in common counts once."""
+    found = [file.stat() for file in (path / "bundles").glob("*/**/*") if file.is_file()]
+    return sum({(each.st_dev, each.st_ino): each.st_size for each in found}.values())
 
 
 def bundles_by_use(path: Path) -> list[Path]:

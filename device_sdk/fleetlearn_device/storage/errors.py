@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fleetlearn_protocol.errors import BundleError
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ADVICE = {
     errno.ENOSPC: "the disk is full: free some space",
@@ -32,6 +34,10 @@ class StateError(Exception):
 
 class DiskFullError(StateError):
     """There is no room in the state directory."""
+
+
+class CacheFullError(BundleError):
+    """A task's bundle is larger than the device's owner allows."""
 
 
 @contextmanager

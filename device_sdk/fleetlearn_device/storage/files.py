@@ -10,6 +10,21 @@ from pathlib import Path
 from fleetlearn_protocol.frames import Buffer
 
 
+class WrittenBytes:
+    """What this process has written to files of state directories, for owners who count what wears
+    a memory card out."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, *contents: Buffer) -> None:
+        """These bytes were written to a file."""
+        self.count += sum(memoryview(content).nbytes for content in contents)
+
+
+WRITTEN = WrittenBytes()
+
+
 def write_durably(path: Path, *contents: Buffer, into: Path | None = None) -> None:
     """Write a file beside its place, sync it, and rename it. ``into``: the file to write over,
     where it exists."""
@@ -17,6 +32,7 @@ def write_durably(path: Path, *contents: Buffer, into: Path | None = None) -> No
     with aside.open("r+b" if aside is into else "wb") as file:
         for content in contents:
             file.write(content)
+        WRITTEN.add(*contents)
         file.truncate()
         file.flush()
         os.fsync(file.fileno())
@@ -48,4 +64,4 @@ def allocate(path: Path, size: int) -> None:
         # Zeros that are written take room everywhere, unless the file system compresses.
         block = bytes(2**20)
         for start in range(0, size, len(block)):
-            file.write(block[: size - start])
+            WRITTEN.count += file.write(block[: size - start])

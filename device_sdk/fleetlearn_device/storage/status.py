@@ -13,6 +13,7 @@ import msgspec
 
 from fleetlearn_device.session.history import History
 from fleetlearn_device.storage.checked_json import checked_json, read_checked_json
+from fleetlearn_device.storage.files import WRITTEN
 
 FILE = "status.json"
 PAUSES = (
@@ -74,6 +75,8 @@ class DeviceStatus(msgspec.Struct, frozen=True):
     """By all processes that used the state directory, as of when the file was written; messages
     and chunks, without what TLS and the frames add."""
     bytes_received: int = 0
+    bytes_written: int = 0
+    """To files of the state directory, by all processes: what wears a memory card out."""
 
     @property
     def is_connected(self) -> bool:
@@ -92,5 +95,5 @@ def read_status(folder: Path) -> DeviceStatus | None:
 def write_status(folder: Path, status: DeviceStatus) -> None:
     """Write the file beside its place and rename it. Raises OSError."""
     draft = folder / f"{FILE}.tmp"
-    draft.write_bytes(checked_json(status))
+    WRITTEN.count += draft.write_bytes(checked_json(status))
     draft.replace(folder / FILE)

@@ -31,11 +31,14 @@ from fleetlearn_protocol.messages import (
 )
 from fleetlearn_protocol.vector import Vector, digest
 
+from fleetlearn_device.limits.memory import MemoryCeiling
+from fleetlearn_device.limits.pacing import Pacing
 from fleetlearn_device.runtimes.checks import check_hyper
 from fleetlearn_device.runtimes.import_onnxruntime import ran_out_of_memory
 from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.runtimes.runtime import Kind, Runtime
+from fleetlearn_device.storage.content_cache import needed_files
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.kept_states import personal_name
 from fleetlearn_device.storage.state_directory import StateDirectory
@@ -55,6 +58,7 @@ from fleetlearn_device.training.sent_parts import (
 )
 from fleetlearn_device.training.source_data import SourceData
 from fleetlearn_device.training.train import (
+    EVALUATION_BATCH,
     DivergedError,
     OutOfTimeError,
     StoppedError,
@@ -63,6 +67,8 @@ from fleetlearn_device.training.train import (
 )
 from fleetlearn_device.training.work import Inputs, TaskSettings
 
+REST = 0.5
+"""Seconds after which a training that rests looks whether it is to end."""
 MAX_STARTS = 3
 """The device gives a task back after this many processes died during its training."""
 
@@ -107,12 +113,15 @@ class Trainer:
         checkpoint_every: float = 0.0,
         newest: NewestModel | None = None,
         hold_out: Data | None = None,
+        pacing: Pacing | None = None,
+        ceiling: MemoryCeiling | None = None,
     ) -> None:
         """feature_cache: most bytes of features that are kept; 0: whole models are trained.
         own_model: the file that each training replaces by the device's own model.
         checkpoint_every: least seconds of training between two checkpoints; 0: there are none.
         newest: takes the shared models into use. None: none is. hold_out: what they are compared
-        on; None: each new one is taken."""
+        on; None: each new one is taken.
+        pacing: says how long to rest after each batch. ceiling: the memory that may be used."""
         self.kind: Kind = kind
         self.own_model = own_model
         self.from_features = (
@@ -142,6 +151,9 @@ class Trainer:
         self._checkpoint, self._checkpoint_every = directory.checkpoint, checkpoint_every
         self._progress: Progress | None = None
         """Of the task that is in training."""
+        self._pacing, self._ceiling = pacing, ceiling
+        self._check_memory: Callable[[], None] = lambda: None
+        """Raises MemoryError where the process has more memory than it may."""
         self._contents, self._outbox = directory.contents, directory.outbox
         self._kept_states, self._tied_vectors = directory.kept_states, directory.tied_vectors
         self._starts = directory.training_starts
@@ -232,6 +244,9 @@ class Trainer:
         KilledError. ``counted``: starts before the last checkpoint, and its own; what a process
         did before it died then was not for nothing."""
         self.steps = self.batches = 0
+        self._check_memory = lambda: None
+        if self._pacing is not None:
+            self._pacing.begin()
         deaths = self._starts.count(task_id) - max(counted - 1, 0)
         if deaths >= MAX_STARTS:
             raise KilledError(
@@ -435,6 +450,7 @@ class Trainer:
             path = self._contents.bundle_path(task.bundle)
             bundle = open_bundle(path, files=())
             self._open_features(bundle)
+            self._limit_memory(task, bundle)
             runtime = open_runtime(
                 path,
                 self.kind,
@@ -444,7 +460,27 @@ class Trainer:
                 from_features=self.features is not None,
             )
             self._opened = bundle, runtime
+        else:
+            self._limit_memory(task, self._opened[0])
         return self._opened
+
+    def _limit_memory(self, task: Task | Question, bundle: Bundle) -> None:
+        """Begin to hold the task to the memory that may be used. Raises MemoryError where it is
+        known to need more."""
+        ceiling, manifest = self._ceiling, bundle.manifest
+        if ceiling is None:
+            return
+        batch_size = task.batch_size if isinstance(task, Task) else EVALUATION_BATCH
+        names = needed_files(manifest, self.kind, self.features is not None)
+        graphs = sum(manifest.file(name).size for name in names)
+        opened = self._opened is not None  # its vectors and graphs are in memory already
+        ceiling.check_task(
+            bundle.sha256,
+            batch_size,
+            0 if opened else manifest.local_size,
+            0 if opened else graphs,
+        )
+        self._check_memory = partial(ceiling.check_step, bundle.sha256, batch_size)
 
     def _open_features(self, bundle: Bundle) -> None:
         """Set ``features`` for this bundle. Those of another bundle are kept if they are the
@@ -488,6 +524,13 @@ class Trainer:
 
     def _count_batch(self) -> None:
         self.batches += 1
+        self._check_memory()
+        rest = 0.0 if self._pacing is None else self._pacing.after_step()
+        # A task that is stopped meanwhile ends at once.
+        while rest > 0 and not (self.enough.is_set() or self.halt.wait(min(rest, REST))):
+            rest -= REST
+        if self._pacing is not None:
+            self._pacing.begin()
 
 
 def _fingerprint(task: Task) -> str:

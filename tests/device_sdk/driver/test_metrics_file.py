@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 STATUS = DeviceStatus(
     1e9, "connected to ws://x", 1e9, None, True, "its update was accepted", 1e9 + 5.5,
     History(accepted=3, uncounted=2, failed=1, task="t7"), 1e9, written=1e9 + 6,
-    bytes_sent=1234, bytes_received=2**40,
+    bytes_sent=1234, bytes_received=2**40, bytes_written=77,
 )  # fmt: skip
 
 
@@ -40,7 +40,8 @@ def test_it_says_what_the_status_says() -> None:
         "up": 1, "connected": 1, "written_timestamp_seconds": 1e9 + 6,
         "last_task_timestamp_seconds": 1e9 + 5.5, "updates_accepted_total": 3,
         "tasks_uncounted_total": 2, "tasks_failed_total": 1, "sent_bytes_total": 1234,
-        "received_bytes_total": 2**40, **{f"paused {word}": 0 for word in PAUSES},
+        "received_bytes_total": 2**40, "written_bytes_total": 77,
+        **{f"paused {word}": 0 for word in PAUSES},
     }  # fmt: skip
     held = samples(as_text(replace(STATUS, paused_by="battery", connection="not"), "sensor-7"))
     changed = {key for key, value in held.items() if value != found[key]}

@@ -15,7 +15,7 @@ import pytest
 from fleetlearn_device.session.commands import Wanted
 from fleetlearn_device.storage import vectors_in_memory
 from fleetlearn_device.storage.content_cache import MAX_BUNDLES, needed_files
-from fleetlearn_device.storage.errors import StateError
+from fleetlearn_device.storage.errors import CacheFullError, StateError
 from fleetlearn_device.storage.state_directory import StateDirectory, describe
 from fleetlearn_protocol.deltas import encode_delta
 from fleetlearn_protocol.errors import BundleError, Code
@@ -404,6 +404,76 @@ def test_the_cache_keeps_the_bundles_used_last(state: StateDirectory) -> None:
     kept = {path.name for path in (state.path / "bundles").iterdir()}
     assert kept == {sha(bundle) for bundle in (bundles[0], *bundles[MAX_BUNDLES:])}
     assert describe(state.path).bundles[0] == (sha(bundles[-1]), f"model{MAX_BUNDLES + 1}")
+
+
+def bundle_files(number: int, size: int = 1000) -> dict[str, bytes]:
+    return {**FILES, TRAIN: bytes([number]) * size}
+
+
+def bring_bundle(state: StateDirectory, number: int, size: int = 1000) -> str:
+    """Do a task of the bundle of this number, and return its hash. The bundles have their other
+    files in common."""
+    files = bundle_files(number, size)
+    bundle = manifest(f"bundle-{number}", files)
+    contents = {sha(content): content for content in (*files.values(), bundle, MODEL)}
+    while lacking := state.contents.lacking(task(bundle), "onnx"):
+        for wanted in lacking:
+            assert bring(state, wanted, contents[wanted.sha256])
+    folder = state.contents.bundle_path(sha(bundle))
+    os.utime(folder, ns=(number, number))
+    return sha(bundle)
+
+
+def test_with_a_quota_the_bundles_go_that_were_not_used_for_longest(state: StateDirectory) -> None:
+    """Each takes about 1.9 kB; what they have in common is on the disk once."""
+    state.contents.quota = 10_000
+    names = [bring_bundle(state, number) for number in range(1, 7)]
+    kept = {path.name for path in (state.path / "bundles").iterdir()}
+    own = sum(path.stat().st_size for path in state.path.glob("bundles/*/manifest.json"))
+    assert kept == {*names[-len(kept) :]}
+    assert 4 <= len(kept) < 6, "more than without a quota, and not all"
+    assert own + 1000 * len(kept) <= 10_000
+
+
+def test_a_bundle_that_was_used_again_stays(state: StateDirectory) -> None:
+    state.contents.quota = 10_000
+    first, second, *_ = [bring_bundle(state, number) for number in range(1, 5)]
+    os.utime(state.contents.bundle_path(first), ns=(9, 9))
+    bring_bundle(state, 10, 3000)
+    assert state.contents.bundle_path(first).exists()
+    assert not state.contents.bundle_path(second).exists()
+
+
+def test_what_the_task_itself_needs_is_never_deleted_and_a_larger_bundle_is_refused(
+    state: StateDirectory,
+) -> None:
+    state.contents.quota = 10_000
+    bring_bundle(state, 1)
+    with pytest.raises(CacheFullError, match=r"the task's bundle takes .* MiB .*limits.cache"):
+        bring_bundle(state, 2, 20_000)
+    assert [*(state.path / "partial").iterdir()] == [], "nothing of it was fetched but the manifest"
+    bring_bundle(state, 3)  # the device goes on with what fits
+
+
+def test_a_bundle_is_fetched_once_for_all_runs_of_a_host(state: StateDirectory) -> None:
+    """Two runs of one bundle, and a third of another, in turns."""
+    bundles = {"a": manifest(), "b": manifest(), "c": manifest("other", bundle_files(9))}
+    contents = {sha(each): each for each in (*FILES.values(), *bundle_files(9).values())}
+    contents |= {sha(each): each for each in bundles.values()}
+    fetched = []
+    for turn in range(3):
+        for run, bundle in bundles.items():
+            model = f"model of {run} in round {turn}".encode()
+            given = msgspec.structs.replace(task(bundle, model), task=f"{run}-{turn}")
+            while lacking := state.contents.lacking(given, "onnx"):
+                for wanted in lacking:
+                    content = {**contents, sha(model): model}[wanted.sha256]
+                    assert bring(state, wanted, content)
+                    fetched.append(wanted.name)
+    assert fetched.count("manifest.json") == 2
+    assert fetched.count(TRAIN) == 2
+    assert fetched.count(EVAL) == 1, "the two bundles have it in common"
+    assert fetched.count("the model") == 9
 
 
 def test_a_bundle_can_be_forgotten(state: StateDirectory) -> None:

@@ -1,0 +1,1 @@
+"""How much of the machine a device may use: processors, memory, network and disk."""
