@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -45,10 +46,32 @@ class LogLine(logging.Formatter):
         return datetime.fromtimestamp(record.created).astimezone().isoformat(" ", "milliseconds")
 
 
+class JournalLine(logging.Formatter):
+    """A line for the journal, which has the time itself: the level as sd-daemon(3) writes it, and
+    the text."""
+
+    PRIORITY = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.DEBUG, 7))
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record; each of its lines has the level."""
+        number = next((each for level, each in self.PRIORITY if record.levelno >= level), 7)
+        return "\n".join(f"<{number}>{line}" for line in super().format(record).splitlines())
+
+
+def is_journal() -> bool:
+    """Return whether standard error is the journal: systemd names its stream in JOURNAL_STREAM
+    (systemd.exec(5)), and children that send their errors elsewhere inherit the variable."""
+    try:
+        found = os.fstat(2)
+    except OSError:
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
 def log_on_stderr() -> logging.Handler:
-    """Return what writes a command's log on standard error."""
+    """Return what writes a command's log on standard error, for people or for the journal."""
     handler = logging.StreamHandler()
-    handler.setFormatter(LogLine())
+    handler.setFormatter(JournalLine() if is_journal() else LogLine())
     return handler
 
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
-from fleetlearn_device.settings.sources import SettingValue, add_flags, read_settings
+from fleetlearn_device.settings.sources import (
+    SettingValue,
+    add_flags,
+    read_settings,
+    unknown_variables,
+)
 from fleetlearn_device.settings.table import SETTINGS
 
 
@@ -25,6 +31,8 @@ def run(options: argparse.Namespace) -> int:
     width = max(len(shown) for _, shown in rows)
     for key, shown in rows:
         print(f"{key:<{key_width}}  {shown:<{width}}  {values[key].source}")
+    for name, near in unknown_variables():
+        print(f"{name} is set and no setting; did you mean {near}?", file=sys.stderr)
     return 0
 
 

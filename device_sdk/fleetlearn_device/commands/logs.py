@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from logging.handlers import RotatingFileHandler
 
-from fleetlearn_protocol.command_line import LogLine
+from fleetlearn_protocol.command_line import JournalLine, LogLine, is_journal
 from fleetlearn_protocol.paths import in_home
 
 from fleetlearn_device.settings.sources import SettingError, Values
-
-
-class JournalLine(logging.Formatter):
-    """A line for the journal, which has the time itself: the level as sd-daemon(3) writes it, and
-    the text."""
-
-    PRIORITY = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.DEBUG, 7))
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the record; each of its lines has the level."""
-        number = next((each for level, each in self.PRIORITY if record.levelno >= level), 7)
-        return "\n".join(f"<{number}>{line}" for line in super().format(record).splitlines())
 
 
 class _LogFile(RotatingFileHandler):
@@ -69,13 +56,3 @@ def _formatter(form: str, *, to_journal: bool) -> logging.Formatter:
 
         return JsonLines()
     return JournalLine() if to_journal else LogLine()
-
-
-def is_journal() -> bool:
-    """Return whether standard error is the journal: systemd names its stream in JOURNAL_STREAM
-    (systemd.exec(5)), and children that send their errors elsewhere inherit the variable."""
-    try:
-        found = os.fstat(2)
-    except OSError:
-        return False
-    return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,15 @@ from fleetlearn_device.settings.sources import (
     add_flags,
     read_settings,
     required,
+    unknown_variables,
 )
 
 if TYPE_CHECKING:
     from fleetlearn_device.conditions.conditions import Conditions
     from fleetlearn_device.device import Device
     from fleetlearn_device.limits.device_limits import DeviceLimits
+
+log = logging.getLogger("fleetlearn.device")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +55,8 @@ def run(options: argparse.Namespace) -> int:
     from fleetlearn_device.runtimes.checks import DataError
 
     begin_log(values)
+    for name, near in unknown_variables():
+        log.warning("%s is set and no setting; did you mean %s?", name, near)
     try:
         device = Device(**device_arguments(values))
     except DataError as error:

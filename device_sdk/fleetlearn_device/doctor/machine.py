@@ -96,6 +96,8 @@ def check_state(folder: Path, *, token: bool) -> Findings:
             yield Finding("credential", "good", "the device has one, and was let in with it")
         else:
             yield Finding("credential", "good", "the device has one, and was never let in yet")
+    elif was_let_in(folder):
+        yield Finding("credential", "good", "none, and a coordinator let the device in without one")
     elif token:
         yield Finding("credential", "good", "none yet; the token enrols the device at its start")
     else:

@@ -13,6 +13,7 @@ from functools import partial
 from secrets import token_hex
 from typing import Any, TypeVar
 
+from fleetlearn_protocol.command_line import installed_version
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.json_log import said
 from fleetlearn_protocol.messages import Heartbeat, Question, Task, encode
@@ -179,6 +180,14 @@ class Driver:
     async def run(self) -> None:
         """Run until the session is over. Raises its error."""
         session = self._session
+        log.info(
+            "device %s (fleetlearn %s) begins, with %d examples and the state in %s",
+            session.device,
+            installed_version(),
+            session.examples,
+            self._folder,
+            extra=said("started", device=session.device, examples=session.examples),
+        )
         self._status.update("not connected yet")
         connections = asyncio.create_task(self._connector.run())
         looks = asyncio.create_task(self._look_at_conditions())

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 EVENTS: Mapping[str, str] = {
+    "started": "the process begins to serve",
     "connected": "the connection is open",
     "checked-in": "the coordinator welcomed the device",
     "not-eligible": "the coordinator gives this device no task, and says why",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlearn_device.settings.kinds import SettingKind
@@ -87,6 +88,18 @@ def config_path(
     """Return the settings file's path, or None where there is none."""
     environment = os.environ if environment is None else environment
     found: str | None = options.config or environment.get(CONFIG_VARIABLE) or None
+    return found
+
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
+    """Return (variable, the one that may have been meant) of those that look like a setting's and
+    are none. Other programs of fleetlearn have variables too, so such a name is no error."""
+    environment = os.environ if environment is None else environment
+    known = [CONFIG_VARIABLE, *(row.variable for row in SETTINGS)]
+    found = []
+    for name in environment:
+        if name.startswith("FLEETLEARN_") and name not in known:
+            found += [(name, near) for near in get_close_matches(name, known, n=1, cutoff=0.88)]
     return found
 
 

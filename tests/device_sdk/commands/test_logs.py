@@ -12,9 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fleetlearn_device.commands.logs import JournalLine, begin_log
+from fleetlearn_device.commands.logs import begin_log
 from fleetlearn_device.settings.sources import SettingError, SettingValue, Values
 from fleetlearn_device.settings.table import SETTINGS
+from fleetlearn_protocol.command_line import JournalLine
 from fleetlearn_protocol.json_log import said
 
 

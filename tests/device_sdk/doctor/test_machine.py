@@ -82,6 +82,8 @@ def test_what_is_wrong_with_a_state_directory(
     assert found["credential"].state == "unknown"
     assert by_name(machine.check_state(folder, token=True))["credential"].state == "good"
     StateDirectory(folder, "sensor-7").close()
+    note_let_in(folder)
+    assert "let the device in without one" in list(machine.check_state(folder, token=False))[-1][2]
     make_credential(folder)
     (folder / "credential.json").chmod(0o644)
     found = by_name(machine.check_state(folder, token=False))

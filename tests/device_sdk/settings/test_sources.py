@@ -15,6 +15,7 @@ from fleetlearn_device.settings.sources import (
     add_flags,
     read_settings,
     required,
+    unknown_variables,
 )
 
 FILE = """\
@@ -144,6 +145,17 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(SettingError, match="this is not UTF-8"):
         read("--config", str(tmp_path / "d.toml"))
+
+
+def test_a_variable_that_looks_like_a_setting_and_is_none_is_noticed() -> None:
+    variables = {
+        "FLEETLEARN_THREDS": "2", "FLEETLEARN_ADMIN": "x", "FLEETLEARN_THREADS": "2", "PATH": "",
+        "FLEETLEARN_CONFG": "y",
+    }  # fmt: skip
+    assert unknown_variables(variables) == [
+        ("FLEETLEARN_THREDS", "FLEETLEARN_THREADS"),
+        ("FLEETLEARN_CONFG", "FLEETLEARN_CONFIG"),
+    ]
 
 
 def test_a_secret_is_in_no_error(tmp_path: Path) -> None:
