@@ -3,6 +3,7 @@ what sends it back."""
 
 from __future__ import annotations
 
+from math import ceil, log2
 from typing import Annotated
 
 from msgspec import Meta
@@ -51,6 +52,14 @@ class CanarySettings(Section, frozen=True, kw_only=True):
             raise ValueError(
                 f"canary.steps = [{given}] was given; shares that rise and end with 1 are "
                 "expected, such as [0.01, 0.1, 1]"
+            )
+        # So many tasks that are all slower are certain in the sign test, and fewer never are.
+        fewest = ceil(-log2(1 - self.certainty) + 1e-9)
+        if self.tasks < fewest:
+            raise ValueError(
+                f"canary.tasks = {self.tasks} is less than {fewest}: with canary.certainty = "
+                f"{self.certainty:g} a step would be over before it can be certain that tasks are "
+                "slower"
             )
         if self.patience < self.hold:
             raise ValueError(

@@ -33,7 +33,7 @@ def test_a_canary_from_its_begin_to_its_end(canary_host: tuple[LiveHost, dict[st
     host, way = canary_host
     where = way.pop("where")
     assert typed("canary", "status", where, **way) == "there is no canary\n"
-    options = ("--model", 1, "--step", 0.5, "--step", 1, "--tasks", 5, "--hold", 0.5)
+    options = ("--model", 1, "--step", 0.5, "--step", 1, "--tasks", 15, "--hold", 0.5)
     (done,) = check(
         "canary start", typed("canary", "start", where, "digits", *options, "--json", **way)
     )
@@ -46,7 +46,7 @@ def test_a_canary_from_its_begin_to_its_end(canary_host: tuple[LiveHost, dict[st
     )  # fmt: skip
     shown = typed("canary", "status", where, "digits", **way)
     assert "step 1 of 2 (50 %, 100 %)" in shown
-    assert "waits for 5 more tasks and 0.5 more minutes" in shown
+    assert "waits for 15 more tasks and 0.5 more minutes" in shown
     assert "the old run's" in shown
     assert "all but the canary's 50 %" in typed("runs", where, **way)
     typed("run", "remove", host.service, "digits", expected=1)

@@ -26,7 +26,7 @@ from several import SIZE, UPDATE, Several, run_async, settled, several
 NAMES = [f"d{number}" for number in range(12)]
 FAST: dict[str, Any] = {
     "steps": [0.25, 0.5, 1.0],
-    "tasks": 3,
+    "tasks": 10,
     "hold": 0.0,
     "probation": 0.0,
     "patience": 1000.0,
@@ -368,10 +368,10 @@ def test_a_canary_keeps_its_settings(tmp_path: Path) -> None:
     write_test_bundle(tmp_path / "bundle", SIZE)
 
     async def run() -> None:
-        async with several(tmp_path, canary={"tasks": 7}) as host:
+        async with several(tmp_path, canary={"tasks": 17}) as host:
             await host.add("a")
             begin_canary(operations(host), "a", CanaryAsked(model="0", settings={"hold": 3.0}))
             settings = about_of(row(host)).settings
-            assert (settings.tasks, settings.hold, settings.margin) == (7, 3.0, 0.05)
+            assert (settings.tasks, settings.hold, settings.margin) == (17, 3.0, 0.05)
 
     asyncio.run(run())

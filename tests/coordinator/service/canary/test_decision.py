@@ -15,6 +15,7 @@ from fleetlearn_coordinator.service.canary.decision import (
     is_last,
     widened,
 )
+from fleetlearn_coordinator.service.canary.exact_tests import most_are_above
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -226,5 +227,9 @@ def test_steps_that_do_not_rise_to_all_are_refused() -> None:
     for steps in ((0.1, 0.01, 1.0), (0.1, 0.1, 1.0), (0.1, 0.5)):
         with pytest.raises(ValueError, match=r"end with 1 are expected, such as \[0.01, 0.1, 1\]"):
             CanarySettings(steps=steps).check()
+    CanarySettings(tasks=10).check()
+    assert most_are_above(10, 10) < 0.001 < most_are_above(9, 9)
+    with pytest.raises(ValueError, match="canary.tasks = 9 is less than 10"):
+        CanarySettings(tasks=9).check()
     with pytest.raises(ValueError, match=r"patience = 5 is less than canary.hold = 10"):
         CanarySettings(hold=10.0, patience=5.0).check()
