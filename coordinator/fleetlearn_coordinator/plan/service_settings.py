@@ -126,6 +126,7 @@ AlertName = Literal[
     "DiskLow",
     "CertificateEnds",
     "RunFailed",
+    "CanaryWentBack",
 ]
 Share = Annotated[float, Meta(ge=0, le=1)]
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from fleetlearn_protocol.errors import FleetError
 
 from fleetlearn_coordinator.dashboard.growing_list import GrowingList
@@ -23,6 +24,7 @@ from fleetlearn_coordinator.network.host import SOFTWARE, Host
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.service.live_run import LiveRun, read_history, stopped_state
 from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.service.views.records import CanaryView
 from fleetlearn_coordinator.storage.administrators import Administrator, Administrators
 from fleetlearn_coordinator.storage.runs import WantedRun
 
@@ -45,6 +47,8 @@ class LivePage:
         self._loop = asyncio.get_running_loop()
         self._runs: dict[str, LiveRun] = {}
         self._wanted: dict[str, WantedRun] = {}
+        self._canaries: dict[str, dict[str, Any]] = {}
+        """Run that has a canary, or is one -> what is shown of it."""
         self._stopped: dict[str, dict[str, Any]] = {}
         """Run that this process has not served -> what the list of runs shows of it."""
         self._process = GrowingList(SECONDS)
@@ -73,9 +77,15 @@ class LivePage:
         if name in self._runs:
             self._runs[name].end()
 
-    def are_wanted(self, runs: Sequence[WantedRun]) -> None:
-        """These are the host's runs, and what is wanted of them."""
+    def are_wanted(self, runs: Sequence[WantedRun], canaries: Sequence[CanaryView] = ()) -> None:
+        """These are the host's runs, what is wanted of them, and their canaries, the oldest
+        first."""
         self._wanted = {run.name: run for run in runs}
+        self._canaries = {}
+        for canary in canaries:
+            shown = msgspec.to_builtins(canary)
+            shown["seconds"] = shown["seconds"] // 10 * 10  # else it would differ each time
+            self._canaries |= {canary.of: shown, canary.name: shown}
         for name in (self._runs.keys() | self._stopped.keys()) - self._wanted.keys():
             self._runs.pop(name, None)
             self._stopped.pop(name, None)
@@ -153,7 +163,10 @@ class LivePage:
         wanted = self._wanted.get(name)
         if wanted is None:  # the one plan that is served
             return dict(known)
-        return {**known, "wanted": wanted.wanted, "failed": wanted.failed}
+        found = {**known, "wanted": wanted.wanted, "failed": wanted.failed}
+        if name in self._canaries:
+            found["canary"] = self._canaries[name]
+        return found
 
 
 class AdministratorSessions:

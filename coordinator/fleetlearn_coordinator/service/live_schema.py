@@ -18,7 +18,7 @@ from msgspec import UNSET
 from fleetlearn_coordinator.dashboard import live_records
 from fleetlearn_coordinator.dashboard.live_records import TOPICS, Glance
 from fleetlearn_coordinator.service.views import records
-from fleetlearn_coordinator.service.views.records import DeviceDetail, DevicePage
+from fleetlearn_coordinator.service.views.records import CanaryView, DeviceDetail, DevicePage
 
 Schema = dict[str, Any]
 ANSWERS = {"devices": DevicePage, "device": DeviceDetail}
@@ -32,11 +32,18 @@ NAMES: dict[str, Schema] = {
 
 def schema() -> Schema:
     """Return the schema: ``#/$defs/event`` describes each event's data."""
-    kinds = [Glance, *ANSWERS.values(), *(kind for pair in TOPICS.values() for kind in pair)]
+    kinds = [
+        Glance,
+        CanaryView,
+        *ANSWERS.values(),
+        *(kind for pair in TOPICS.values() for kind in pair),
+    ]
     _, found = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     known = {**vars(records), **vars(live_records)}
     for each, component in found.items():
         _complete(component, known[each])
+    # The dashboard does not know it: a canary is the host's.
+    found["Glance"]["properties"]["canary"] = {"$ref": "#/$defs/CanaryView"}
     found["HostValues"]["patternProperties"] = {"^run/": {"$ref": "#/$defs/Glance"}}
     events: dict[str, Schema] = {"ended": _object(topic={"type": "string"}, ended={"const": True})}
     for topic, pair in TOPICS.items():

@@ -223,7 +223,7 @@ class HostedRuns:
         if self._look_at_canaries(wanted):
             wanted = self._wanted.runs()
         if self.live is not None:
-            self.live.are_wanted(wanted)
+            self.live.are_wanted(wanted, self._canaries.views)
         for number in self._open.keys() - {run.number for run in wanted}:
             await self._close(number, "removed")
         for run in wanted:
@@ -244,6 +244,7 @@ class HostedRuns:
         self._starting = False
         if self.monitor is not None:
             self.monitor.loaded = True
+            self.monitor.canaries = self._canaries.views
             self.monitor.look({run.name: bool(run.failed) for run in wanted})
 
     def _look_at_canaries(self, wanted: Sequence[WantedRun]) -> bool:

@@ -4,6 +4,7 @@ becomes of the models, and what a restart finds."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ from fleetlearn_coordinator import read_model
 from fleetlearn_coordinator.service.canary.about import about_of, state_of
 from fleetlearn_coordinator.service.canary.acts import act_on, find_canary
 from fleetlearn_coordinator.service.canary.begin import CanaryAsked, begin_canary
+from fleetlearn_coordinator.service.live_page import LivePage
+from fleetlearn_coordinator.service.monitoring.catalogue import Sample
 from fleetlearn_coordinator.service.several.operations import Operations
 from fleetlearn_coordinator.service.several.population import place
 from fleetlearn_coordinator.storage.canaries import CanaryRow
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.messages import Accepted, Cancel, Failed, Grant, Refused, Task
+from live_schema import validator
 from peers import Peer, report_of, write_test_bundle
 from safetensors.numpy import save_file
 from several import SIZE, UPDATE, Several, run_async, settled, several
@@ -375,3 +379,64 @@ def test_a_canary_keeps_its_settings(tmp_path: Path) -> None:
             assert (settings.tasks, settings.hold, settings.margin) == (17, 3.0, 0.05)
 
     asyncio.run(run())
+
+
+@run_async
+async def test_metrics_and_the_page_are_told_of_it(folder: Path) -> None:
+    async with several(folder, metrics={"port": 0}) as host:
+        await host.add("a", **ASYNCHRONOUS)
+        peers = await joined(host)
+        canaries = inside(await begin(host, tasks=1000))
+        await work(host, peers, {*NAMES})
+        await work(host, peers, canaries)
+        monitor, page = host.hosted.monitor, LivePage(host.hosted.host)
+        assert monitor is not None
+        page.are_wanted(host.wanted.runs(), host.hosted._canaries.views)
+        for name in ("run/a", "run/a.canary"):
+            glance = page._look()[name]
+            validator("Glance").validate(glance)
+            assert glance["canary"]["phase"] == "running"
+            assert glance["canary"]["canary"]["done"] == len(canaries)
+        samples = await monitor.samples()
+        assert samples["fleetlearn_canary_devices_ratio"] == [Sample(("a.canary",), 0.25)]
+        assert Sample(("a.canary", "canary", "done"), 3.0) in samples["fleetlearn_canary_tasks"]
+        assert samples["fleetlearn_canary_went_back"] == [Sample(("a.canary",), 0.0)]
+        act_on(operations(host), "a", "back")
+        await host.hosted.look()
+        samples = await monitor.samples()
+        assert samples["fleetlearn_canary_devices_ratio"] == [Sample(("a.canary",), 0.0)]
+        assert samples["fleetlearn_canary_went_back"] == [Sample(("a.canary",), 1.0)]
+        page.are_wanted(host.wanted.runs(), host.hosted._canaries.views)
+        assert page._look()["run/a"]["canary"]["next"] == "asked by test"
+
+
+@run_async
+async def test_each_step_is_an_event_of_the_log_once(folder: Path) -> None:
+    told = list[tuple[str, Any]]()
+
+    class Events(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            event, known = getattr(record, "event", ""), getattr(record, "fields", {})
+            if event.startswith("canary"):
+                told.append((event, known.get("share", known.get("why"))))
+
+    handler, logger = Events(), logging.getLogger("fleetlearn.coordinator")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        async with several(folder) as host:
+            await host.add("a")
+            await begin(host)
+            await host.hosted.look()
+            act_on(operations(host), "a", "widen")
+            await host.hosted.look()
+            act_on(operations(host), "a", "back")
+            for _ in range(2):
+                await host.hosted.look()
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert told == [
+        ("canary-step", 0.25), ("canary-step", 0.5), ("canary-back", "asked by test")
+    ]  # fmt: skip

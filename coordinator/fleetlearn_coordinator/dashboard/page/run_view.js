@@ -2,6 +2,7 @@
 // evaluations, what devices said; and what can be done with it.
 
 import { button } from "./actions.js";
+import { canary } from "./canary_view.js";
 import { lines, stacked } from "./charts.js";
 import {
   bytes, clock, count, duration, el, explain, figure, moment, plural, say, short, show, table,
@@ -29,7 +30,7 @@ export function run(root, name) {
     notice,
   );
   const parts = [
-    ...(who().replay ? [] : [openRound()]), learning(), fleet(), causes(), updates(), transfers(), versions(name, path),
+    ...(who().replay ? [] : [openRound(), canary(path, name)]), learning(), fleet(), causes(), updates(), transfers(), versions(name, path),
     evaluations(), said(),
   ];
   const replay = who().replay ? player() : null;
@@ -50,7 +51,7 @@ export function run(root, name) {
     show(body, true);
     show(acts.node, !replay);
     const glance = topic("host")?.values[key] ?? {};
-    const run = { ...found.values, wanted: glance.wanted, failed: glance.failed };
+    const run = { ...found.values, wanted: glance.wanted, failed: glance.failed, canary: glance.canary };
     const [word, kind] = stateOf(run);
     say(badge, word);
     badge.className = `badge ${kind}`;

@@ -19,9 +19,12 @@ from fleetlearn_coordinator.service.canary.acts import act
 from fleetlearn_coordinator.service.canary.arm_counter import ArmCounter
 from fleetlearn_coordinator.service.canary.arms import Arm
 from fleetlearn_coordinator.service.canary.decision import CanaryState, decide
+from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.operations import Operations
 from fleetlearn_coordinator.service.several.population import place, why_not
+from fleetlearn_coordinator.service.views.canary_views import canary_view
+from fleetlearn_coordinator.service.views.records import CanaryView
 from fleetlearn_coordinator.storage.canaries import CanaryRow
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.runs import Runs, WantedRun
@@ -51,6 +54,10 @@ class CanaryWatch:
         self._noted: dict[int, float] = {}
         """Canary -> when its state was written last."""
         self._looked: float | None = None
+        self.views: list[CanaryView] = []
+        """All canaries as of the last look, the oldest first."""
+        self._told: dict[int, tuple[str, float]] = {}
+        """Canary -> the phase and the share that the log has told last."""
 
     def add(self, number: int, server: RunServer) -> None:
         """The run of this number is served from now on."""
@@ -63,11 +70,38 @@ class CanaryWatch:
         passed = min(LONGEST_LOOK, now - (now if self._looked is None else self._looked))
         self._looked = now
         wanted = {run.number: run for run in runs}
-        changed = False
+        names = {run.number: run.name for run in runs}
+        changed, views = False, []
         for row in self._runs.canaries.rows():
-            if row.phase == "running" and row.run in wanted and row.of in wanted:
+            if row.run not in names or row.of not in names:
+                continue  # it was removed in this moment
+            self._tell(row, names)
+            if row.phase == "running":
                 changed |= self._look_at(row, wanted, served, passed, now)
+            views.append(canary_view(row, names, self.state(row)))
+        self.views = views
         return changed
+
+    def _tell(self, row: CanaryRow, names: Mapping[int, str]) -> None:
+        """Say in the log what a canary does now, if it did something else before."""
+        is_now = row.phase, row.share
+        before, self._told[row.run] = self._told.get(row.run), is_now
+        # What had come to its end before this process began was told by an earlier one.
+        if before == is_now or (before is None and row.phase != "running"):
+            return
+        run, of, why = names[row.run], names[row.of], state_of(row).why
+        match row.phase:
+            case "running":
+                known = said("canary-step", run=run, of=of, share=row.share)
+                text = "run %s is a canary: %.3g %% of the devices of %s have it"
+                logger.info(text, run, 100 * row.share, of, extra=known)
+            case "back":
+                known = said("canary-back", run=run, of=of, why=why)
+                logger.warning("run %s, a canary of %s, went back: %s", run, of, why, extra=known)
+            case "finished":
+                known = said("canary-finished", run=run, of=of, why=why)
+                text = "run %s is what was its canary, and the run before is %s: %s"
+                logger.info(text, run, of, why, extra=known)
 
     def state(self, row: CanaryRow) -> CanaryState:
         """Return where a canary is, with what is not written yet."""

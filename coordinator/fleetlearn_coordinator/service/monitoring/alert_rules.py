@@ -78,6 +78,10 @@ RULES: tuple[AlertRule, ...] = (
         "RunFailed", "fleetlearn_run_failed", "above", 0.0, 1.0, 0.0, "critical", "none",
         "the run was stopped by an error, which the log has",
     ),
+    AlertRule(
+        "CanaryWentBack", "fleetlearn_canary_went_back", "above", 0.0, 1.0, 0.0, "warning", "none",
+        "the canary went back to the old run; `fleetlearn-coordinator canary status` says why",
+    ),
 )  # fmt: skip
 
 

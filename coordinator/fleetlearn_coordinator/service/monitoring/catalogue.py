@@ -139,6 +139,24 @@ CATALOGUE: tuple[MetricSpec, ...] = (
         "Evaluations, and exchanges of other kinds, that are over: valid, or invalid where too few "
         "devices answered.",
     ),
+    # canaries
+    MetricSpec(
+        "fleetlearn_canary_devices_ratio", "gauge", RUN,
+        "Share of the old run's devices that have this canary; 0 once it went back.",
+    ),
+    MetricSpec(
+        "fleetlearn_canary_went_back", "gauge", RUN,
+        "1 once the canary went back, until its run is removed.",
+    ),
+    MetricSpec(
+        "fleetlearn_canary_tasks", "gauge", ("run", "arm", "outcome"),
+        "Tasks of the canary's step, of the devices that have it (arm canary) and of the old run's "
+        "(control): given, done, failed, refused, lost, interrupted.",
+    ),
+    MetricSpec(
+        "fleetlearn_canary_training_seconds", "gauge", ("run", "arm"),
+        "Median time that training took in the canary's step, to 9 %.",
+    ),
     # storage
     MetricSpec(
         "fleetlearn_ledger_write_seconds", "histogram", RUN,

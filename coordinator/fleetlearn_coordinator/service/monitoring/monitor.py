@@ -7,7 +7,7 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -19,6 +19,7 @@ from fleetlearn_protocol.errors import in_words
 
 from fleetlearn_coordinator.network.host import SOFTWARE, Host
 from fleetlearn_coordinator.service.monitoring.alerts import Alerts
+from fleetlearn_coordinator.service.monitoring.canary_metrics import canary_samples
 from fleetlearn_coordinator.service.monitoring.catalogue import (
     SPECS,
     Buckets,
@@ -31,6 +32,7 @@ from fleetlearn_coordinator.service.monitoring.gauges import host_gauges, run_ga
 from fleetlearn_coordinator.service.monitoring.run_metrics import LOSSES, RunMetrics
 from fleetlearn_coordinator.service.observers import Observer
 from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.service.views.records import CanaryView
 
 T = TypeVar("T")
 
@@ -82,6 +84,8 @@ class Monitor:
         """Whether all runs that are there at the start were begun."""
         self._runs: dict[str, WatchedRun] = {}
         self._failed: Mapping[str, bool] = {}
+        self.canaries: Sequence[CanaryView] = ()
+        """Those of a host of several runs."""
         self._lag = Buckets(SPECS[LAG].buckets)
         host.lag.watch(self._lag.count)
         self._pool = ThreadPoolExecutor(1, "monitor")
@@ -160,6 +164,7 @@ class Monitor:
             add_to(found, metrics.samples(received=run.bytes_up, sent=run.bytes_down))
         for name, failed in self._failed.items():
             add_to(found, [("fleetlearn_run_failed", Sample((name,), float(failed)))])
+        add_to(found, canary_samples(self.canaries))
         lag = HistogramValue(self._lag.cumulative(), self._lag.total)
         version = SOFTWARE.partition(" ")[2]
         add_to(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fleetlearn_coordinator.service.canary.about import about_of, state_of
 from fleetlearn_coordinator.service.canary.arms import Arm
 from fleetlearn_coordinator.service.canary.decision import CanaryState, bounds, compared, decide
@@ -23,7 +25,7 @@ def canary_views(runs: Runs, name: str | None = None) -> list[CanaryView]:
 
 
 def canary_view(
-    row: CanaryRow, names: dict[int, str], state: CanaryState | None = None
+    row: CanaryRow, names: Mapping[int, str], state: CanaryState | None = None
 ) -> CanaryView:
     """Return one canary. ``names``: of the runs, by number. ``state``: where it is, if more is
     known than what is written."""

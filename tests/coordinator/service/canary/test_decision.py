@@ -229,7 +229,7 @@ def test_steps_that_do_not_rise_to_all_are_refused() -> None:
             CanarySettings(steps=steps).check()
     CanarySettings(tasks=10).check()
     assert most_are_above(10, 10) < 0.001 < most_are_above(9, 9)
-    with pytest.raises(ValueError, match="canary.tasks = 9 is less than 10"):
+    with pytest.raises(ValueError, match=r"canary\.tasks = 9 is less than 10"):
         CanarySettings(tasks=9).check()
     with pytest.raises(ValueError, match=r"patience = 5 is less than canary.hold = 10"):
         CanarySettings(hold=10.0, patience=5.0).check()

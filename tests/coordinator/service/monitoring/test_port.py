@@ -42,6 +42,7 @@ COUNTED = {
     "fleetlearn_paused", "fleetlearn_finished", "fleetlearn_run_failed", "fleetlearn_ready",
     "fleetlearn_devices", "fleetlearn_devices_connected", "fleetlearn_leases",
     "fleetlearn_spool_files", "fleetlearn_connections",
+    "fleetlearn_canary_tasks", "fleetlearn_canary_went_back",
 }  # fmt: skip
 """Gauges that count things, or have the unit of what devices measure: they need none in the
 name."""
