@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model
+from fleetlearn_coordinator.service.canary.canary_views import canary_views
 from fleetlearn_coordinator.service.several.population import place
-from fleetlearn_coordinator.service.views.canary_views import canary_views
 from fleetlearn_coordinator.service.views.records import CanaryView
 from fleetlearn_coordinator.storage.runs import Runs
 from fleetlearn_protocol import read_manifest, write_manifest

@@ -15,6 +15,7 @@ from fleetlearn_coordinator.plan.plan_place import PlanPlace, read_place
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.views.local_views import LocalViews
 from fleetlearn_coordinator.service.views.records import (
+    CanaryView,
     EventView,
     HostView,
     OperationView,
@@ -71,6 +72,18 @@ class LocalTarget(LocalViews):
             return None
         scheme = "http" if self._service is None or self._service.tls is None else "https"
         return f"{scheme}://{admin.host}:{admin.port}"
+
+    def canaries(self, name: str | None = None) -> list[CanaryView]:
+        """Return the canaries of a host, the oldest first. ``name``: of one run. Raises
+        FleetError."""
+        from fleetlearn_coordinator.service.canary.canary_views import canary_views
+
+        if name is not None:
+            self.place(name)
+        if self._service is None or self._service.runs is None:
+            return []
+        with closing(Runs(self._service.runs)) as runs:
+            return canary_views(runs, name)
 
     # What goes on
 

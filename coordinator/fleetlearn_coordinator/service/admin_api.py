@@ -33,6 +33,7 @@ from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
 from fleetlearn_coordinator.service.canary.about import CanaryAsked
 from fleetlearn_coordinator.service.canary.acts import DONE, act_on
 from fleetlearn_coordinator.service.canary.begin import begin_canary
+from fleetlearn_coordinator.service.canary.canary_views import canary_views
 from fleetlearn_coordinator.service.canary.decision import Action
 from fleetlearn_coordinator.service.live_page import RUN_TOPIC, AdministratorSessions, LivePage
 from fleetlearn_coordinator.service.several.operations import Operations, Verb, operating
@@ -360,7 +361,12 @@ class AdminApi:
         return {"name": name, "removed": True}
 
     def _canaries(self, asked: Asked) -> Any:
-        return self._views(asked).canaries(*asked.names)
+        if asked.names:
+            self._views(asked).place(*asked.names)
+        if self._plan is not None:
+            return []
+        with operating(self._service) as operations:
+            return canary_views(operations.runs, *asked.names)
 
     def _begin_canary(self, asked: Asked) -> Any:
         (name,), body = asked.names, asked.body(CanaryAsked)

@@ -18,12 +18,12 @@ from fleetlearn_coordinator.service.canary.about import about_of, encoded, state
 from fleetlearn_coordinator.service.canary.acts import act
 from fleetlearn_coordinator.service.canary.arm_counter import ArmCounter
 from fleetlearn_coordinator.service.canary.arms import Arm
+from fleetlearn_coordinator.service.canary.canary_views import canary_view
 from fleetlearn_coordinator.service.canary.decision import CanaryState, decide
 from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.operations import Operations
 from fleetlearn_coordinator.service.several.population import place, why_not
-from fleetlearn_coordinator.service.views.canary_views import canary_view
 from fleetlearn_coordinator.service.views.records import CanaryView
 from fleetlearn_coordinator.storage.canaries import CanaryRow
 from fleetlearn_coordinator.storage.errors import StoreError

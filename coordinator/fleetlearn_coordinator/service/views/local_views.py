@@ -17,7 +17,6 @@ from fleetlearn_coordinator.service.views.device_search import DeviceSearch
 from fleetlearn_coordinator.service.views.device_views import device_detail, device_views
 from fleetlearn_coordinator.service.views.records import (
     AuditView,
-    CanaryView,
     DeviceDetail,
     DevicePage,
     DeviceView,
@@ -93,18 +92,6 @@ class LocalViews:
         from fleetlearn_coordinator.service.views.model_views import model_views
 
         return model_views(self.plan(name), gone=gone, most=most)
-
-    def canaries(self, name: str | None = None) -> list[CanaryView]:
-        """Return the canaries of a host, the oldest first. ``name``: of one run. Raises
-        FleetError."""
-        from fleetlearn_coordinator.service.views.canary_views import canary_views
-
-        if name is not None:
-            self.place(name)
-        if self._service is None or self._service.runs is None:
-            return []
-        with closing(Runs(self._service.runs)) as runs:
-            return canary_views(runs, name)
 
     def devices(self, name: str | None = None) -> list[DeviceView]:
         """Return the devices that are enrolled, were revoked or were seen, by name. ``name``: only
