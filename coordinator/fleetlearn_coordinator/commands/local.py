@@ -175,7 +175,7 @@ class LocalTarget(LocalViews):
         certified = service.tls is not None and service.tls.clients is not None
         found = identities.revoke(device, time.time(), certified=certified)
         if not found and not certified:
-            names = len(identities.devices())
+            names = identities.count()
             text = (
                 f"no device called {device} is enrolled; {names} are: `fleetlearn-coordinator "
                 "devices` lists them"

@@ -273,6 +273,11 @@ class Identities:
         )
         return [device for (device,) in rows]
 
+    def count(self) -> int:
+        """Return how many devices are enrolled."""
+        (found,) = self._db.execute("SELECT COUNT(*) FROM devices").fetchone()
+        return int(found)
+
     def device_tags(self) -> dict[str, str]:
         """Return device -> its tags, with spaces between them, of each that is enrolled."""
         return dict(self._db.execute("SELECT device, tags FROM devices"))

@@ -14,6 +14,7 @@ from browser import browsing
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.dashboard.run_history import FleetNow
 from fleetlearn_coordinator.service.fleet_minutes import FleetMinutes
+from live_page_person import axe_finds
 from page_person import watched as problems_of
 from peers import plan_text, update_of
 from playwright.sync_api import expect
@@ -103,6 +104,7 @@ def test_the_page_over_records(plan: Plan, tmp_path: Path) -> None:
         expect(page.get_by_role("img", name=loss)).to_be_visible()
         expect(page.get_by_role("img", name="Error; newest: on held-out data 0.1")).to_be_visible()
         expect(page.get_by_role("img", name="Devices; newest: connected 2")).to_be_visible()
+        assert axe_finds(page) == []
         expect(page.get_by_role("rowheader", name="2", exact=True)).to_be_visible()
         for name in ("Roll back", "Stop", "Evaluate", "Sign out"):
             expect(page.get_by_role("button", name=name)).to_have_count(0)

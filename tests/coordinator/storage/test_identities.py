@@ -42,6 +42,7 @@ def test_a_token_enrols_as_many_devices_as_it_says(identities: Identities) -> No
     with pytest.raises(EnrolmentError, match="used up"):
         identities.enrol("c", token_urlsafe(32), token, 3.0)
     assert [row.device for row in identities.devices()] == ["a", "b"]
+    assert identities.count() == 2
 
 
 def test_what_is_refused_changes_nothing(identities: Identities) -> None:

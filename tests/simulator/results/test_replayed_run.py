@@ -15,6 +15,7 @@ from fleetlearn_coordinator.dashboard.live_feed import Topic, Viewer
 from fleetlearn_coordinator.dashboard.replay import ReplayedRun
 from fleetlearn_simulator import Scenario, simulate
 from fleetlearn_simulator.results.replayed_run import replayed_run, replayed_runs
+from live_page_person import axe_finds
 from live_schema import check_event
 from page_person import watched as problems_of
 from playwright.sync_api import expect
@@ -118,6 +119,7 @@ def test_a_fleet_of_a_hundred_thousand_is_replayed(
             expect(page.get_by_role("img", name="Loss; newest")).to_be_visible()
             expect(page.get_by_role("img", name="Devices; newest: connected")).to_be_visible()
             expect(page.get_by_role("rowheader", name="surplus")).to_be_visible()
+            assert axe_finds(page) == []
             expect(page.get_by_role("button", name="Revoke")).to_have_count(0)
             page.get_by_label("Moment").fill("500")
             expect(page.get_by_role("img", name="Bytes of a round")).to_be_visible()

@@ -168,7 +168,7 @@ function openRound() {
       `${count(run.accepted ?? 0)} of ${count(goal)} reports`,
       [run.accepted / out, run.leases / out, total / out],
     );
-    say(causeLine, lost.length ? `Lost: ${lost.map(([cause, value]) => `${count(value)} ${cause}`).join(", ")}` : "");
+    say(causeLine, lost.length ? `Ended without a report: ${lost.map(([cause, value]) => `${cause} (${count(value)})`).join(", ")}` : "");
     tick();
   }
 
@@ -350,7 +350,7 @@ function binned(rows, valuesOf) {
 }
 
 function causes() {
-  const chart = stacked("Tasks that ended without a report, by round", { x: (number) => `${count(number)}`, xName: "round", empty: "Each task had its report." });
+  const chart = stacked("Tasks that ended without a report, by round", { x: (number) => `${count(number)}`, xName: "round", empty: "In the rounds that are over, each task had its report." });
   const rows = table("Why, in all", [{ name: "Cause" }, { name: "Tasks", number: true }, { name: "What it means", wide: true }], { empty: "No task ended without a report." });
   const refusals = table("Messages refused", [{ name: "Code" }, { name: "Messages", number: true }], { empty: "No message was refused." });
   const colours = new Map([["surplus", 7]]); // no loss: it is not to be seen first

@@ -60,7 +60,7 @@ class LocalViews:
         return HostView(
             time=time.time(),
             running=self._is_served(runs),
-            enrolled=None if self._identities is None else len(self._identities.devices()),
+            enrolled=None if self._identities is None else self._identities.count(),
             connected=sum(run.connected for run in runs),
             runs=runs,
         )
