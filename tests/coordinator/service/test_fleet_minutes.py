@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -155,3 +156,27 @@ def test_a_run_records_its_minutes(make_plan: PlanMaker) -> None:
     assert row.received >= update_of(1.0).nbytes
     asyncio.run(asyncio.wait_for(serve(work=False), 30))
     assert known == [1, 1]
+
+
+def test_a_minute_is_recorded_while_the_run_goes_on(make_plan: PlanMaker) -> None:
+    """A process that is killed loses the minute that goes on, and no other."""
+    plan, begin = make_plan(round__goal=1), time.time() // 60 * 60 + 3600
+
+    def recorded() -> list[tuple[int, int]]:
+        rows = read_history(plan.data_dir).minutes.rows
+        return [(row.connected, row.present) for row in rows if row.end == begin + 60]
+
+    async def test() -> None:
+        async with fleet(plan) as (coordinator, join):
+            await join("a")
+            coordinator.minutes._now = lambda: begin
+            coordinator.add_second()
+            coordinator.minutes._now = lambda: begin + 60
+            coordinator.add_second()
+            await join("b")  # an event: the run's state is recorded
+            async with asyncio.timeout(20):
+                while not recorded():
+                    await asyncio.sleep(0.05)
+            assert recorded() == [(1, 1)]
+
+    asyncio.run(test())
