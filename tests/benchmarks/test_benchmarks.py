@@ -73,6 +73,7 @@ def test_monitoring(tmp_path: Path) -> None:
     assert found["ratio"]["rounds_per_second"]["min"] > 0
 
 
+@pytest.mark.slow
 def test_live_page(tmp_path: Path) -> None:
     sizes = ("--devices", "3", "--size", "100", "--rounds", "3", "--repeats", "2")
     found = figures(tmp_path, "live_page.py", *sizes)

@@ -96,9 +96,11 @@ def test_a_day_is_kept_and_no_more() -> None:
     """In memory, and in the ledger, whatever devices do."""
     run = Watched(0.0)
     ledger: dict[str, Any] = {}
-    for minute in range(2 * MINUTES + 90):
+    causes = [Ended("a", "t", 1, f"failed: {number}") for number in range(100)]
+    for minute in range(MINUTES + 190):
         run.now = 60.0 * minute
-        run.minutes([Ended("a", "t", 1, f"failed: {number}") for number in range(100)])
+        if minute > MINUTES + 60:  # the causes of a whole hour
+            run.minutes(causes)
         run.second(FleetNow(minute, 0, 0, 0))
         ledger |= values(run.minutes.take_rows())
     assert len(run.minutes.rows.rows) == MINUTES
