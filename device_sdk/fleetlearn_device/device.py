@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fleetlearn_protocol.command_line import installed_version, refuse_in_loop, stop_signals
@@ -36,13 +37,14 @@ from fleetlearn_device.limits.cpu_share import limit_cpu
 from fleetlearn_device.limits.device_limits import NO_LIMITS, DeviceLimits, check_limits
 from fleetlearn_device.limits.memory import MemoryCeiling
 from fleetlearn_device.predictor import BATCH, Predicted, Predictor, Which
-from fleetlearn_device.runtimes.checks import Batch
+from fleetlearn_device.runtimes.checks import Batch, DataError
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime, import_training_api
 from fleetlearn_device.runtimes.open_runtime import check_choices
 from fleetlearn_device.runtimes.providers import ProviderName, open_provider
 from fleetlearn_device.runtimes.runtime import Kind
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.trust import Trusted
+from fleetlearn_device.storage.content_cache import cached_manifest
 from fleetlearn_device.storage.model_in_use import ModelInUse, ModelsInUse
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.trusted_keys import checked_keys, trust_first
@@ -51,6 +53,7 @@ from fleetlearn_device.training.data import Data
 from fleetlearn_device.training.newest_model import NewestModel
 from fleetlearn_device.training.open_data import open_data
 from fleetlearn_device.training.source_data import SourceData
+from fleetlearn_device.training.task_data import TaskDataMaker
 from fleetlearn_device.training.trainer import ANSWERS, Trainer
 
 FEATURE_CACHE = 128
@@ -115,6 +118,8 @@ class Device:
         own_model: A file, such as ``mine.onnx``, that each training replaces by the device's own
             model, for any ONNX Runtime: the model as training left it, with its personal
             parameters, or Ditto's personal model. None: none is written.
+        hold_out: Share of the examples, from 0 to less than 1, that is never trained on: the shared
+            and the personal model are measured on it. An example is always on the same side.
         checkpoint_every: Least seconds of training between two checkpoints, from which a later
             process goes on with the task. Writing them takes at most 2 % of the training's time.
             0: none are written, and a training that is interrupted begins again.
@@ -160,6 +165,7 @@ class Device:
         conditions: Conditions = NO_CONDITIONS,
         limits: DeviceLimits = NO_LIMITS,
         own_model: str | os.PathLike[str] | None = None,
+        hold_out: float = 0.0,
         checkpoint_every: float = CHECKPOINT_EVERY,
         keep_model: bool = False,
         on_better_model: Callable[[ModelInUse], object] | None = None,
@@ -203,6 +209,8 @@ class Device:
         self.description = Description(tags, tier, charging, network)
         self.conditions = make_conditions(conditions, self.state_dir, ask_owner(network))
         self.data = open_data(data, examples)
+        self.hold_out = hold_out
+        TaskDataMaker(self.data, hold_out)  # fails here rather than in the first task
         self.stopped_by: signal.Signals | None = None
         """The signal that ended ``run``."""
         self.tells_systemd = False
@@ -289,10 +297,11 @@ class Device:
             await self._wait_for_examples()
             if self._stopped:
                 return
+            await asyncio.to_thread(self._look_at_data, directory.path)
             keys = trust_first(directory.path, self.trust)
             session = Session(
                 directory.device,
-                self.data.examples,
+                max(1, round(self.data.examples * (1 - self.hold_out))),
                 runtime=f"{self.runtime} {runtime_version}{where}",
                 software=f"fleetlearn {installed_version()}",
                 algorithms=known_algorithms(self.runtime),
@@ -317,6 +326,7 @@ class Device:
                 self.own_model,
                 self.checkpoint_every,
                 newest,
+                self.hold_out,
                 pacing=pacing,
                 ceiling=self._ceiling,
             )
@@ -361,6 +371,21 @@ class Device:
         finally:
             notify_systemd(STOPPING)
             alive.cancel()
+
+    def _look_at_data(self, folder: Path) -> None:
+        """Warn where the data do not fit the bundle that the device used last: its next task may be
+        hours away."""
+        manifest = cached_manifest(folder)
+        if manifest is None:
+            return
+        try:
+            TaskDataMaker(self.data, self.hold_out).of(manifest)
+        except DataError as error:
+            log.warning(
+                "the data do not fit the bundle %s, which this device used last: %s",
+                manifest.name,
+                error,
+            )
 
     async def _wait_for_examples(self) -> None:
         """Wait until there are examples, or until ``stop``: a live buffer holds none at first."""

@@ -42,7 +42,8 @@ def main(arguments: list[str]) -> int:
     """Entry point of the process."""
     bundle, path = arguments
     try:
-        runtime, data = open_runtime(bundle, kind="onnx"), as_data(load_npz(path))
+        runtime = open_runtime(bundle, kind="onnx")
+        data = as_data(load_npz(path, runtime.manifest))
     except Exception as error:
         print(json.dumps({"error": " ".join(str(error).split())}), flush=True)
         return 1

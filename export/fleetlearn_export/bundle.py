@@ -23,6 +23,7 @@ from fleetlearn_protocol.manifest import (
     FROZEN_VERSION,
     INFER,
     PARAMETERS,
+    PREPROCESSING_VERSION,
     STATE,
     Hyper,
     Input,
@@ -32,6 +33,7 @@ from fleetlearn_protocol.manifest import (
     TrainMany,
 )
 from fleetlearn_protocol.paths import in_home
+from fleetlearn_protocol.preprocessing import Preprocessing, read_preprocessing
 from safetensors.numpy import save as save_safetensors
 from torch import Tensor, nn
 
@@ -119,6 +121,7 @@ def export_bundle(
     memory: str | None = None,
     batch: int | None = None,
     compute: Compute = "float32",
+    preprocessing: Preprocessing | dict[str, Any] | str | PathLike[str] | None = None,
     name: str | None = None,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Exported:
@@ -177,6 +180,9 @@ def export_bundle(
         compute: The dtype that the convolutions and matrix products of a step take. "float16" pays
             on devices that compute with it, such as GPUs; everything else stays float32, and the
             loss is scaled.
+        preprocessing: How devices make the example's arrays of raw data, for training and for
+            prediction: a TOML or JSON file, or a dict that says the same (docs/start/data.md). It
+            is a part of the bundle; the example is given as it is prepared.
         name: The bundle's name, for people; the path's stem unless given.
         progress: Called with a few words at the beginning of each stage.
 
@@ -204,10 +210,13 @@ def export_bundle(
         progress=progress,
     )
     settings.check()
+    prepared = None if preprocessing is None else _checked_preprocessing(preprocessing)
     with ExitStack() as changed:
         # What is entered here lasts to the end: the model is then as it was before the export.
         changed.enter_context(fine_tuning(model, train))
         user = make_user_model(model, loss, example, dict(metrics or {}), names, targets, features)
+        if prepared is not None:
+            _check_arrays(prepared, [*user.batch])
         changed.enter_context(freezing(model, user.without_gradient))
         unrounded = changed.enter_context(rounded(model, frozen))
         elements = sum(value.numel() for value in model.parameters() if not value.requires_grad)
@@ -248,6 +257,10 @@ def export_bundle(
         )
         if cached:
             manifest = msgspec.structs.replace(manifest, features=cached.table)
+        if prepared is not None:
+            manifest = msgspec.structs.replace(
+                manifest, preprocessing=prepared, version=PREPROCESSING_VERSION
+            )
         if compute == "float16":
             manifest = msgspec.structs.replace(manifest, compute=compute)
         bundle, difference = _publish_checked(
@@ -269,6 +282,23 @@ def export_bundle(
             training.operators,
             user.without_gradient,
             left_out,
+        )
+
+
+def _checked_preprocessing(
+    given: Preprocessing | dict[str, Any] | str | PathLike[str],
+) -> Preprocessing:
+    try:
+        return read_preprocessing(given)
+    except ValueError as error:
+        raise ExportError(str(error)) from None
+
+
+def _check_arrays(prepared: Preprocessing, names: Sequence[str]) -> None:
+    if sorted(prepared.arrays) != sorted(names):
+        raise ExportError(
+            f"preprocessing= makes the arrays {', '.join(prepared.arrays)}; expected those of the "
+            f"example: {', '.join(names)} (names= gives them other names)"
         )
 
 

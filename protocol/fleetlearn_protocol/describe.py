@@ -21,7 +21,7 @@ from typing import Any, get_args
 import msgspec
 from msgspec import inspect as types
 
-from fleetlearn_protocol import errors, frames, manifest, messages
+from fleetlearn_protocol import errors, frames, manifest, messages, preprocessing
 
 _BLOCK = re.compile(r"(<!-- described: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _ALIASES = {
@@ -105,8 +105,13 @@ def tables() -> dict[str, str]:
                 manifest.LocalStep,
                 manifest.TrainMany,
                 manifest.File,
+                preprocessing.Preprocessing,
+                preprocessing.Resampling,
+                preprocessing.Windowing,
+                preprocessing.Preparation,
             )
         ),
+        "operations": "\n".join(_message(kind) for kind in get_args(preprocessing.Operation)),
     }
 
 
@@ -179,8 +184,8 @@ def _kind(kind: types.Type, alias: bool = True) -> str:
             return f"object, {_within(key)} to {_within(value)}" + _bounds(low, high, " entries")
         case types.VarTupleType(item_type=item, min_length=low, max_length=high):
             return f"array of {_within(item)}" + _bounds(low, high, " entries")
-        case types.StructType(cls=cls):
-            return cls.__name__
+        case types.StructType(cls=cls, tag=tag):
+            return cls.__name__ if tag is None else f"`{tag}`"
     raise TypeError(f"the document has no words for {kind}")
 
 

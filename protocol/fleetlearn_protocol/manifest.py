@@ -40,6 +40,7 @@ from msgspec import Meta
 
 from fleetlearn_protocol.errors import BundleError, Code
 from fleetlearn_protocol.messages import BUFFERS, MAX_EXACT, Digest, Name, Number
+from fleetlearn_protocol.preprocessing import Preprocessing
 
 FORMAT = "fleetlearn.bundle"
 FORMAT_VERSION = 1
@@ -47,7 +48,9 @@ FORMAT_VERSION = 1
 FROZEN_VERSION = 2
 """The version of a bundle that has graphs/frozen.safetensors, which readers of version 1 do not
 know."""
-VERSIONS = (FORMAT_VERSION, FROZEN_VERSION)
+PREPROCESSING_VERSION = 3
+"""The version of a bundle that has preprocessing. Readers of version 2 would train on raw data."""
+VERSIONS = (FORMAT_VERSION, FROZEN_VERSION, PREPROCESSING_VERSION)
 MAX_MANIFEST_BYTES = 16 * 2**20
 """Largest manifest.json, in bytes."""
 MANIFEST = "manifest.json"
@@ -202,7 +205,7 @@ class Manifest(msgspec.Struct, frozen=True):
     format: str
     """`fleetlearn.bundle`."""
     version: int
-    """1; 2 if the bundle has graphs/frozen.safetensors."""
+    """1; 2 if the bundle has graphs/frozen.safetensors; 3 if it has preprocessing."""
     name: Annotated[str, Meta(min_length=1, max_length=100)]
     """The model's name, for people."""
     parameters: Annotated[tuple[Parameter, ...], Meta(min_length=1, max_length=100_000)]
@@ -244,6 +247,8 @@ class Manifest(msgspec.Struct, frozen=True):
     ) = msgspec.UNSET
     """Names of the parameters that belong to normalisation layers, where the model has such layers:
     FedBN's."""
+    preprocessing: Preprocessing | msgspec.UnsetType = msgspec.UNSET
+    """How the arrays of the batch are made from raw data, where the bundle says that."""
     opset: Version = 0
     """Version of the ONNX operators in the graphs."""
     ir_version: Version = 0

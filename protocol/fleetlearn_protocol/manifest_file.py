@@ -22,6 +22,7 @@ from fleetlearn_protocol.manifest import (
     OF_FEATURES,
     ORT_TRAINING,
     PARAMETERS,
+    PREPROCESSING_VERSION,
     REFERENCES_READ,
     TRAIN,
     TRAIN_MANY,
@@ -30,6 +31,7 @@ from fleetlearn_protocol.manifest import (
     Parameter,
     State,
 )
+from fleetlearn_protocol.preprocessing import contradiction as preprocessing_contradiction
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_-])?")
 """A name in a file path: it neither begins nor ends with a dot, and its characters are safe in
@@ -156,6 +158,29 @@ def _frozen_in_old_version(manifest: Manifest) -> str | None:
     return None
 
 
+def _preprocessing_in_old_version(manifest: Manifest) -> str | None:
+    has_it = manifest.preprocessing is not msgspec.UNSET
+    if has_it and manifest.version < PREPROCESSING_VERSION:
+        return (
+            f"preprocessing is in a bundle of version {manifest.version}; it needs version "
+            f"{PREPROCESSING_VERSION}"
+        )
+    return None
+
+
+def _preprocessing_of_other_arrays(manifest: Manifest) -> str | None:
+    if manifest.preprocessing is msgspec.UNSET:
+        return None
+    names = sorted(array.name for array in manifest.batch)
+    if sorted(manifest.preprocessing.arrays) != names:
+        return (
+            f"preprocessing makes the arrays {sorted(manifest.preprocessing.arrays)}; the batch "
+            f"has {names}"
+        )
+    problem = preprocessing_contradiction(manifest.preprocessing)
+    return None if problem is None else f"preprocessing: {problem}"
+
+
 def _half_of_many(manifest: Manifest) -> str | None:
     if (manifest.many is not None) != (TRAIN_MANY in manifest.files):
         return f"{TRAIN_MANY} and the entry `many` belong together; one of them is missing"
@@ -273,6 +298,8 @@ CONTRADICTIONS: tuple[Callable[[Manifest], str | None], ...] = (
     _taken_hyper_name,
     _file_and_folder,
     _frozen_in_old_version,
+    _preprocessing_in_old_version,
+    _preprocessing_of_other_arrays,
     _half_of_many,
     _features_that_are_none,
     _missing_file,

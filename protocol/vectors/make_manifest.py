@@ -44,6 +44,61 @@ BAD_PATHS = (
 )
 
 
+def prepared(*steps: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Preprocessing of the arrays x and y, with these steps for x."""
+    x = {"columns": ["ax", "ay", "az", "gx"], "steps": list(steps)}
+    return {"arrays": {"x": x, "y": {"columns": "label"}}, **more}
+
+
+WRONG_PREPROCESSING: list[tuple[str, dict[str, Any]]] = [
+    ("no arrays", {"arrays": {}}),
+    ("an array too few", {"arrays": {"x": {"columns": "x"}}}),
+    ("another array", {"arrays": {"x": {"columns": "x"}, "z": {"columns": "z"}}}),
+    ("no columns", {"arrays": {"x": {"columns": []}, "y": {"columns": "y"}}}),
+    ("an unknown operation", prepared({"op": "fourier"})),
+    ("an unknown field of an operation", prepared({"op": "log", "base": 2})),
+    ("an unknown field", prepared(filter="low-pass")),
+    ("a std of 0", prepared({"op": "standardise", "mean": 0, "std": [1, 0]})),
+    ("means and stds", prepared({"op": "standardise", "mean": [1, 2], "std": [1, 2, 3]})),
+    ("low above high", prepared({"op": "clip", "low": 1, "high": 0})),
+    ("a value twice", prepared({"op": "index", "values": ["a", "b", "a"]})),
+    ("texts and numbers", prepared({"op": "index", "values": ["a", 1]})),
+    ("a window of 0", prepared(windows={"length": 0, "hop": 1})),
+    ("a window without a hop", prepared(windows={"length": 8})),
+    ("a rate of 0", prepared(resample={"time": "t", "rate": 0})),
+    (
+        "a label without windows",
+        {"arrays": {"x": {"columns": "x"}, "y": {"columns": "y", "label": "last"}}},
+    ),
+]
+"""What it is, and preprocessing that a reader refuses."""
+
+
+ACCEPTED: list[dict[str, Any]] = [
+    {"name": "preprocessing of rows", "change": {"version": 3, "preprocessing": prepared()}},
+    {
+        "name": "preprocessing of a stream, with every operation",
+        "change": {
+            "version": 3,
+            "preprocessing": prepared(
+                {"op": "standardise", "mean": [0, 0, 9.81, 0.5], "std": 2, "axis": -1},
+                {"op": "scale", "factor": 0.5, "offset": 1},
+                {"op": "clip", "low": -3, "high": 3},
+                {"op": "log", "offset": 4},
+                {"op": "cast", "dtype": "uint8"},
+                {"op": "index", "values": [3, 1, 2]},
+                {"op": "one_hot", "classes": 4},
+                {"op": "channels_first"},
+                resample={"time": "t", "rate": 50},
+                windows={"length": 128, "hop": 64},
+                streams="recording",
+            ),
+        },
+    },
+]
+"""The valid manifest with changes with which it is valid as well."""
+
+
 def manifest() -> dict[str, Any]:
     files = {
         bundle.TRAIN: bundle.File(A, 2000),
@@ -91,7 +146,7 @@ def manifest() -> dict[str, Any]:
 
     changes: list[tuple[str, dict[str, Any], str]] = [
         ("another format", {"format": "other.bundle"}, "bad-message"),
-        ("a newer version", {"version": 3}, "bad-version"),
+        ("a newer version", {"version": 4}, "bad-version"),
         ("an older version", {"version": 0}, "bad-version"),
         ("an enormous version", {"version": 2**70}, "bad-version"),
         ("no parameters", {"parameters": []}, "bad-message"),
@@ -156,6 +211,11 @@ def manifest() -> dict[str, Any]:
         ("no parameter of a normalisation layer", {"normalisation": []}, "bad-message"),
         ("many without its graph", {"many": {"devices": 8, "steps": 2}}, "bad-message"),
         ("a frozen part in version 1", added(bundle.FROZEN), "bad-message"),
+        ("preprocessing in version 2", {"version": 2, "preprocessing": prepared()}, "bad-message"),
+        *(
+            (f"preprocessing: {what}", {"version": 3, "preprocessing": made}, "bad-message")
+            for what, made in WRONG_PREPROCESSING
+        ),
         ("the graph of many alone", added(bundle.TRAIN_MANY), "bad-message"),
         ("features without their graphs", {"features": [feature]}, "bad-message"),
         ("the graphs of features alone", added(*bundle.OF_FEATURES), "bad-message"),
@@ -229,5 +289,6 @@ def manifest() -> dict[str, Any]:
             "elements": 15,
             "local_elements": 16,
         },
+        "accepted": ACCEPTED,
         "invalid": invalid,
     }

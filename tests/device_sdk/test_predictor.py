@@ -39,7 +39,7 @@ class Board:
         self.folder = folder
         self.tasks = 0
         self.better: list[str] = []
-        self.hold_out: Any = None
+        self.examples, self.hold_out = 20, 0.0
 
     def model(self, scale: float) -> Vector:
         return self.bundle.parameters()[: self.bundle.manifest.size] * np.float32(scale)
@@ -63,7 +63,7 @@ class Board:
         newest = NewestModel(
             ModelsInUse(self.folder), lambda model: self.better.append(model.model)
         )
-        data = as_data((self.case.x[:20], self.case.y[:20]))
+        data = as_data((self.case.x[: self.examples], self.case.y[: self.examples]))
         return Trainer(self.state, data, "onnx", 1, newest=newest, hold_out=self.hold_out)
 
     def task(self, scale: float, algorithm: str = "plain", encoding: str = "float32") -> Task:
@@ -172,7 +172,7 @@ def test_ditto_s_personal_model(tmp_path: Path, cases: Callable[[str], Any]) -> 
 def test_with_a_hold_out_the_better_model_stays(
     board: Board, caplog: pytest.LogCaptureFixture
 ) -> None:
-    board.hold_out = as_data((board.case.x[20:60], board.case.y[20:60]))
+    board.examples, board.hold_out = 60, 0.6
     zeros, trained = 0.0, None
     board.task(zeros)
     first = board.better[-1]

@@ -18,6 +18,7 @@ from fleetlearn_export.emission.table import OPERATORS
 from fleetlearn_export.inspection.summary import summary
 from fleetlearn_protocol import open_bundle, write_inference_model
 from fleetlearn_protocol.manifest import EVAL, INFER, TRAIN
+from fleetlearn_protocol.preprocessing import read_preprocessing
 from fleetlearn_protocol.vector import flatten, views
 from torch import nn
 from torch.nn import functional
@@ -35,6 +36,46 @@ def run(content: bytes, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return dict(
         zip([row.name for row in session.get_outputs()], session.run(None, feed), strict=True)
     )
+
+
+TOLD = {
+    "arrays": {
+        "x": {"columns": ["a", "b"], "steps": [{"op": "scale", "factor": 2}]},
+        "y": {"columns": "label"},
+    }
+}
+
+
+def test_preprocessing_travels_with_the_bundle(tmp_path: Path) -> None:
+    x, y = torch.randn(4, 2), torch.tensor([0, 1, 0, 1])
+    made = []
+    for factor in (2, 3):
+        told: Any = copy.deepcopy(TOLD)
+        told["arrays"]["x"]["steps"][0]["factor"] = factor
+        export_bundle(
+            nn.Linear(2, 2), functional.cross_entropy, (x, y), tmp_path / "m", preprocessing=told
+        )
+        made.append(open_bundle(tmp_path / "m"))
+        assert made[-1].manifest.version == 3
+        assert made[-1].manifest.preprocessing == read_preprocessing(told)
+    assert made[0].sha256 != made[1].sha256
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"arrays": {"x": {"columns": "x"}}}, "makes the arrays x; expected those of the example"),
+        ({"arrays": {}}, "preprocessing: Expected `object` of length >= 1"),
+        ("missing.toml", "missing.toml cannot be read"),
+    ],
+)
+def test_preprocessing_of_other_arrays_is_refused(told: Any, words: str, tmp_path: Path) -> None:
+    x, y = torch.randn(4, 2), torch.tensor([0, 1, 0, 1])
+    with pytest.raises(ExportError) as caught:
+        export_bundle(
+            nn.Linear(2, 2), functional.cross_entropy, (x, y), tmp_path / "m", preprocessing=told
+        )
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -204,6 +204,14 @@ def test_manifest() -> None:
     assert (manifest.size, manifest.local_size) == (valid["elements"], valid["local_elements"])
 
 
+@named(MANIFEST["accepted"])
+def test_accepted_manifest(case: Case) -> None:
+    fields = json.loads(MANIFEST["valid"]["text"]) | case["change"]
+    manifest = read_manifest(json.dumps(fields).encode())
+    assert read_manifest(write_manifest(manifest)) == manifest
+    assert json.loads(write_manifest(manifest))["version"] == fields["version"]
+
+
 @named(MANIFEST["invalid"])
 def test_invalid_manifest(case: Case) -> None:
     if "change" not in case and "without" not in case:

@@ -114,8 +114,9 @@ def _network(values: Values, folder: Path) -> Findings:
 def _data(source: str | None, bundle: str | None, folder: Path) -> Findings:
     from fleetlearn_protocol.errors import FleetError
 
-    from fleetlearn_device.doctor.data import cached_manifest, check_data, read_bundle
+    from fleetlearn_device.doctor.data import check_data, read_bundle
     from fleetlearn_device.doctor.finding import Finding
+    from fleetlearn_device.storage.content_cache import cached_manifest
 
     if source is None:
         yield Finding("data", "bad", "no data are set", "name them with --data")

@@ -74,6 +74,7 @@ def device_arguments(values: Values) -> dict[str, Any]:
     return {
         "url": value["coordinator"],
         "data": value["data.source"],
+        "hold_out": value["data.hold_out"],
         "state_dir": value["state"],
         "runtime": value["training.runtime"],
         "threads": value["limits.threads"],

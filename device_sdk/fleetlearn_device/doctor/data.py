@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fleetlearn_protocol.bundle import Bundle, open_bundle
-from fleetlearn_protocol.errors import FleetError
-from fleetlearn_protocol.manifest import MANIFEST, Manifest
-from fleetlearn_protocol.manifest_file import read_manifest
+from fleetlearn_protocol.manifest import Manifest
 
 from fleetlearn_device.doctor.finding import Finding, Findings
 from fleetlearn_device.runtimes.checks import DataError, check_batch, describe, find_nonfinite
-from fleetlearn_device.storage.content_cache import bundles_by_use
-from fleetlearn_device.training.data import Data
 from fleetlearn_device.training.open_data import open_data
+from fleetlearn_device.training.task_data import TaskDataMaker
 
 ROWS = 1024
 """Examples that are looked at at a time."""
@@ -25,7 +20,7 @@ def check_data(source: str, manifest: Manifest | None) -> Findings:
     What the device's first task would say is said here: array, example and value.
     """
     try:
-        data: Data = open_data(source)
+        data = open_data(source)
     except DataError as error:
         yield Finding("data", "bad", str(error), "mend the data, or name others with --data")
         return
@@ -36,7 +31,7 @@ def check_data(source: str, manifest: Manifest | None) -> Findings:
         return
     wants = f"the bundle {manifest.name} takes {describe(manifest.batch)}"
     try:
-        fitting = data.fit(manifest.batch)
+        fitting = TaskDataMaker(data).of(manifest).training.fit(manifest.batch)
         odd = None
         first = 0
         for batch in fitting.batches(ROWS, None):
@@ -58,15 +53,3 @@ def read_bundle(path: str) -> Manifest:
     """Return the manifest of a bundle, a folder or a zip file. Raises FleetError."""
     bundle: Bundle = open_bundle(path)
     return bundle.manifest
-
-
-def cached_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of the bundle that the device used last, or None."""
-    if not (folder / "bundles").is_dir():
-        return None
-    for each in bundles_by_use(folder):
-        try:
-            return read_manifest((each / MANIFEST).read_bytes())
-        except (FleetError, OSError):
-            continue
-    return None

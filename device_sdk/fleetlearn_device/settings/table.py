@@ -232,6 +232,13 @@ SETTINGS: tuple[Setting, ...] = (
         name="data",
     ),
     Setting(
+        "data.hold_out",
+        number(0.0, 0.9),
+        0.0,
+        "share of the examples that is never trained on, and that models are measured on",
+        name="hold-out",
+    ),
+    Setting(
         "training.runtime",
         choice("auto", "onnx", "ort-training"),
         "auto",

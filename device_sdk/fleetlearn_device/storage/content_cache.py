@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleetlearn_protocol.deltas import apply_delta
-from fleetlearn_protocol.errors import BundleError, Code, ProtocolError
+from fleetlearn_protocol.errors import BundleError, Code, FleetError, ProtocolError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.manifest import (
     EVAL,
@@ -313,6 +313,18 @@ class ContentCache:
 
     def _partial(self, wanted: Wanted) -> Path:
         return self._path / "partial" / wanted.sha256
+
+
+def cached_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest of the bundle that the device used last, or None."""
+    if not (folder / "bundles").is_dir():
+        return None
+    for each in bundles_by_use(folder):
+        try:
+            return read_manifest((each / MANIFEST).read_bytes())
+        except (FleetError, OSError):
+            continue
+    return None
 
 
 def needed_files(

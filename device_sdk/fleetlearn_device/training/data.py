@@ -18,6 +18,7 @@ from fleetlearn_protocol.paths import in_home
 from numpy.typing import NDArray
 
 from fleetlearn_device.data.frames import is_loader, loader_examples
+from fleetlearn_device.data.preprocessing import prepare
 from fleetlearn_device.runtimes.checks import Arrays, Batch, DataError, check_batch, check_ranges
 from fleetlearn_device.training.shuffling import permutation
 
@@ -57,9 +58,13 @@ class ArrayData:
                 "one array, all with the same number of examples along their first axes, at least 1"
             )
         self._arrays: Batch = columns if isinstance(arrays, Mapping) else tuple(columns.values())
+        self.names: tuple[str, ...] | None = tuple(columns) if isinstance(arrays, Mapping) else None
+        """The arrays' names, where they were given by name."""
         self.columns: Arrays = tuple(columns.values())
         """The arrays, in the order in which they were given."""
         self.examples: int = next(iter(columns.values())).shape[0]
+        self._chosen: NDArray[np.int64] | None = None
+        """The places of the data's examples in the arrays. None: all, in order."""
         self._fits: Sequence[Input] | None = None
         """What the arrays were checked against."""
 
@@ -72,9 +77,18 @@ class ArrayData:
         if arrays is None:
             arrays = check_batch(self._arrays, inputs)
             check_ranges(arrays, inputs)
-        fitting = ArrayData(arrays)
+        fitting = (
+            ArrayData(arrays) if self._chosen is None else ArrayData(arrays).choose(self._chosen)
+        )
         fitting._fits = inputs
         return fitting
+
+    def choose(self, places: NDArray[np.int64]) -> ArrayData:
+        """Return the data of the examples at these places alone, int64, shape (n,). The arrays are
+        not copied."""
+        chosen = copy(self)
+        chosen._chosen, chosen.examples = places, len(places)
+        return chosen
 
     def _checked_in_parts(self, inputs: Sequence[Input]) -> Arrays | None:
         """Return the arrays in the manifest's order, as they are. None: they may be converted
@@ -91,7 +105,7 @@ class ArrayData:
             return None  # check_batch says what is wrong
         if not any(_lies_on_disk(array) and _would_be_copied(array, row) for array, row in pairs):
             return None
-        for start in range(0, self.examples, CHECKED_TOGETHER):
+        for start in range(0, len(columns[0]), CHECKED_TOGETHER):
             part = tuple(array[start : start + CHECKED_TOGETHER] for array in columns)
             check_ranges(check_batch(part, inputs), inputs, start=start)
         return columns
@@ -108,6 +122,8 @@ class ArrayData:
             )
         size = batch_size or self.examples
         order = None if seed is None else permutation(self.examples, seed, epoch)
+        if self._chosen is not None:
+            order = self._chosen if order is None else self._chosen[order]
         for start in range(0, self.examples, size):
             yield slice(start, start + size) if order is None else order[start : start + size]
 
@@ -243,8 +259,8 @@ def as_data(
 def load_npz(
     path: str | os.PathLike[str], manifest: Manifest | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a NumPy .npz file by name, checked against the bundle's batch where it
-    is given.
+    """Return the arrays of a NumPy .npz file by name; where a bundle's manifest is given, prepared
+    as the bundle says and checked against its batch.
 
     Raises DataError: no such file, not an .npz, pickled objects in it, missing or surplus arrays,
     lengths that differ, wrong dtype or shape, integers that name no class.
@@ -258,7 +274,7 @@ def load_npz(
         if manifest is None:
             ArrayData(arrays)
             return arrays
-        fitting: Arrays = check_batch(arrays, manifest.batch)
+        fitting: Arrays = check_batch(prepare(arrays, manifest), manifest.batch)
         check_ranges(fitting, manifest.batch)
         return dict(zip((array.name for array in manifest.batch), fitting, strict=True))
     except DataError as error:

@@ -68,11 +68,13 @@ class FeatureCache:
         columns = dict(zip((array.name for array in manifest.batch), fitting.columns, strict=True))
         content = _digest(columns)
         if content != self._data:
-            count = min(data.examples, self._limit // self._bytes_per_example)
+            # Of all examples, also those that are held out of the training.
+            total = len(fitting.columns[0])
+            count = min(total, self._limit // self._bytes_per_example)
             self._arrays = {
                 array.name: np.empty((count, *array.shape), array.dtype) for array in self._rows
             }
-            self._data, self.kept, self.examples = content, 0, data.examples
+            self._data, self.kept, self.examples = content, 0, total
         return FeatureData(self, fitting, columns, manifest)
 
     def fill(
@@ -163,7 +165,7 @@ class FeatureData:
     ) -> Iterator[Batch]:
         """Yield one pass, in the order in which the source's batches would come, without its first
         ``skip``. Raises StepError, MemoryError."""
-        numbers = np.arange(self.examples)
+        numbers = np.arange(len(self.source.columns[0]))
         for rows in islice(self.source.rows(batch_size, seed, epoch), skip, None):
             features = self._cache.features(self._columns, numbers[rows])
             yield tuple(

@@ -5,18 +5,32 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import NamedTuple
 
+import numpy as np
 from fleetlearn_protocol.manifest import Input
+from fleetlearn_protocol.preprocessing import Preprocessing
 from numpy.typing import NDArray
 
 from fleetlearn_device.data.assembling import assembled, with_declared
 from fleetlearn_device.data.buffer_source import EmptyBufferError
+from fleetlearn_device.data.preprocessing import prepared_rows
 from fleetlearn_device.data.raw import Choices, RawRows, RawSource
 from fleetlearn_device.runtimes.checks import Batch, DataError
 from fleetlearn_device.training.data import ArrayData
 
 log = logging.getLogger("fleetlearn.device")
+
+
+class FittedSource(NamedTuple):
+    """Data in the manifest's order and dtypes."""
+
+    data: ArrayData
+    first: NDArray[np.uint64]
+    """The number of the first row that each example was made of: it stays the same while the data
+    grow. Shape (n,)."""
+    last: NDArray[np.uint64]
+    """That of the last row."""
 
 
 class SourceData:
@@ -32,7 +46,7 @@ class SourceData:
         self._version: Hashable = None
         self._rows: RawRows | None = None
         """What was read and not used yet: after ``fit`` the arrays of the batch are enough."""
-        self._fitting: tuple[Sequence[Input], ArrayData] | None = None
+        self._fitting: tuple[object, FittedSource] | None = None
         self.examples = 0
         """Examples of the data as they were last read. 0: a live buffer holds none yet."""
         self.look()
@@ -65,14 +79,20 @@ class SourceData:
 
     def fit(self, inputs: Sequence[Input]) -> ArrayData:
         """Return the data as they are now, in the manifest's order and dtypes. Raises DataError."""
-        before = self._fitting[1] if self._fitting and self._fitting[0] == inputs else None
+        return self.fit_to(inputs, None).data
+
+    def fit_to(self, inputs: Sequence[Input], told: Preprocessing | None) -> FittedSource:
+        """Return the data as they are now, prepared as a bundle says; None: they are the batch's
+        arrays. Raises DataError."""
+        key = inputs, told
+        before = self._fitting[1] if self._fitting and self._fitting[0] == key else None
         try:
             if self._is_old() or (self._rows is None and before is None):
                 self._load()
             if self._rows is not None:
-                fitting = self._fit(self._rows, inputs)
-                self._fitting, self._rows = (inputs, fitting), None
-                self.examples = fitting.examples
+                fitting = self._fit(self._rows, inputs, told)
+                self._fitting, self._rows = (key, fitting), None
+                self.examples = fitting.data.examples
                 return fitting
         except EmptyBufferError:
             self._fitting = self._rows = None  # what is left of it is too old
@@ -88,10 +108,18 @@ class SourceData:
     def _is_old(self) -> bool:
         return self._current_version() != self._version
 
-    def _fit(self, rows: RawRows, inputs: Sequence[Input]) -> ArrayData:
-        arrays: dict[str, NDArray[Any]] = assembled(self.source, rows, inputs, self._choices)
+    def _fit(
+        self, rows: RawRows, inputs: Sequence[Input], told: Preprocessing | None
+    ) -> FittedSource:
+        count = len(next(iter(rows.arrays.values())))
+        ids = np.arange(count, dtype=np.uint64) if rows.ids is None else rows.ids
+        if told is not None:
+            made = prepared_rows(rows, told, inputs, self.source.name)
+            arrays, first, last = made.arrays, ids[made.first], ids[made.last]
+        else:
+            arrays, first, last = assembled(self.source, rows, inputs, self._choices), ids, ids
         try:
-            return ArrayData(arrays).fit(inputs)
+            return FittedSource(ArrayData(arrays).fit(inputs), first, last)
         except DataError as error:
             raise DataError(f"{self.source.name}: {error}") from None
 
@@ -99,4 +127,4 @@ class SourceData:
         """Yield one pass of the data that were last fitted to a bundle."""
         if self._fitting is None:
             raise DataError(f"{self.source.name}: the data are not fitted to a bundle yet")
-        return self._fitting[1].batches(batch_size, seed, epoch)
+        return self._fitting[1].data.batches(batch_size, seed, epoch)

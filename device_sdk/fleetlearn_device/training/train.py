@@ -94,7 +94,8 @@ class TrainingResult(NamedTuple):
     seconds: float
     """Wall-clock time, evaluation included."""
     evaluation: Evaluation | None
-    """Sums of the model before training, on all data. None where it was not asked for."""
+    """Sums of the model before training, on what is held out, or on all data. None where it was not
+    asked for."""
 
 
 def train(
@@ -107,6 +108,7 @@ def train(
     seed: int,
     time_budget: float | None = None,
     evaluate: bool = False,
+    held_out: Data | None = None,
     counted: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     should_finish: Callable[[], bool] = lambda: False,
@@ -129,7 +131,8 @@ def train(
             seed + k mod 2^53.
         time_budget: Seconds from the call on. A step begins only if a step of the mean duration so
             far would still fit; the first step always begins. None: no limit.
-        evaluate: Measure the loaded model on all data first.
+        evaluate: Measure the loaded model first, on ``held_out``, or on all data.
+        held_out: Examples that are not among ``data``. FeatureData, if ``data`` are.
         counted: Examples that a pass gave earlier. None: no pass was completed yet.
         should_stop: Asked before each step.
         should_finish: Asked before each step but the first. True: end as at the end of the time.
@@ -174,12 +177,17 @@ def train(
         data.compute(batch_size, lambda: should_stop() or clock() > half, on_evaluated)
     evaluation = None if found is None else found.evaluation
     if evaluate and found is None:
+        measured = data if held_out is None else held_out.fit(manifest.batch)
         try:
             evaluation = evaluate_data(
-                runtime, data, batch_size=batch_size, should_stop=should_stop, on_batch=on_evaluated
+                runtime,
+                measured,
+                batch_size=batch_size,
+                should_stop=should_stop,
+                on_batch=on_evaluated,
             )
         except DivergedError as error:
-            raise diverged(str(error)) from None
+            raise _diverged(measured, manifest.batch, should_stop, str(error)) from None
     if found is None:
         before_steps(data)
 
@@ -233,9 +241,9 @@ def train(
     if passes:
         examples = done.examples_of_a_pass(passes, complete)
     else:
-        # An evaluation is a complete pass, too.
         known = data.examples if counted is None else counted
-        known = known if evaluation is None else evaluation.examples
+        if evaluation is not None and held_out is None:
+            known = evaluation.examples  # an evaluation is a complete pass, too
         examples = max(known, done.seen_in_pass)
     part = 0.0 if complete else min(1.0, done.seen_in_pass / examples)
     result = TrainingResult(

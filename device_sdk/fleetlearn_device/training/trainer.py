@@ -57,6 +57,7 @@ from fleetlearn_device.training.sent_parts import (
     tied_as_sent,
 )
 from fleetlearn_device.training.source_data import SourceData
+from fleetlearn_device.training.task_data import TaskData, TaskDataMaker
 from fleetlearn_device.training.train import (
     EVALUATION_BATCH,
     DivergedError,
@@ -112,15 +113,15 @@ class Trainer:
         own_model: Path | None = None,
         checkpoint_every: float = 0.0,
         newest: NewestModel | None = None,
-        hold_out: Data | None = None,
+        hold_out: float = 0.0,
         pacing: Pacing | None = None,
         ceiling: MemoryCeiling | None = None,
     ) -> None:
         """feature_cache: most bytes of features that are kept; 0: whole models are trained.
         own_model: the file that each training replaces by the device's own model.
         checkpoint_every: least seconds of training between two checkpoints; 0: there are none.
-        newest: takes the shared models into use. None: none is. hold_out: what they are compared
-        on; None: each new one is taken.
+        newest: takes the shared models into use. None: none is. hold_out: share of the examples
+        that is measured on and not trained on; 0: each new model is taken.
         pacing: says how long to rest after each batch. ceiling: the memory that may be used."""
         self.kind: Kind = kind
         self.own_model = own_model
@@ -145,7 +146,7 @@ class Trainer:
         self.enough = threading.Event()
         """While it is set, training ends after its next step, and what was done is reported. Before
         its first step it ends without a result."""
-        self._newest, self._hold_out = newest, hold_out
+        self._newest = newest
         self.needs_infer = own_model is not None or newest is not None
         """Whether infer.onnx is needed as well."""
         self._checkpoint, self._checkpoint_every = directory.checkpoint, checkpoint_every
@@ -157,7 +158,7 @@ class Trainer:
         self._contents, self._outbox = directory.contents, directory.outbox
         self._kept_states, self._tied_vectors = directory.kept_states, directory.tied_vectors
         self._starts = directory.training_starts
-        self._data, self._threads = data, threads
+        self._data, self._threads = TaskDataMaker(data, hold_out), threads
         self._provider: ProviderName = provider
         self.counted: int | None = None
         """Examples that the last complete pass gave, or several passes in the mean."""
@@ -222,12 +223,12 @@ class Trainer:
         with self._bundle_rechecked(task.bundle):
             model = self._read_vector(task.vector(MODEL))
             bundle, runtime = self._open(task, model)
-            self._offer(task, bundle, runtime)
+            data = self.task_data(bundle)
+            self._offer(task, bundle, runtime, data.held_out)
             load_model(runtime, bundle, model, self._kept_state(bundle))
-            data = self._data_to_train_on(bundle)
             try:
                 evaluation = evaluate_data(
-                    runtime, data, should_stop=must_stop, on_batch=self._count_batch
+                    runtime, data.measured, should_stop=must_stop, on_batch=self._count_batch
                 )
             except StoppedError as error:
                 if self.halt.is_set():
@@ -235,7 +236,8 @@ class Trainer:
                 raise OutOfTimeError(
                     f"the evaluation took longer than the {seconds:.3g} s that were left"
                 ) from error
-            self.counted = evaluation.examples
+            if data.held_out is None:
+                self.counted = evaluation.examples
         return evaluation
 
     @contextmanager
@@ -336,8 +338,9 @@ class Trainer:
                 file_size(names, size),
                 4 * personal_size,
             )
-            data = self._data_to_train_on(bundle)
-            self._offer(task, bundle, runtime)
+            whole = self.task_data(bundle)
+            data = whole.training
+            self._offer(task, bundle, runtime, whole.held_out)
             if found is not None and found.examples != data.examples:
                 _warn_of_checkpoint(task, "other data")
                 found = None
@@ -353,6 +356,7 @@ class Trainer:
                 seed=task.seed,
                 time_budget=spent + left,
                 evaluate=task.evaluate,
+                held_out=whole.held_out,
                 counted=self.counted,
                 should_stop=self._must_stop,
                 should_finish=self.enough.is_set,
@@ -395,28 +399,27 @@ class Trainer:
         kept_by_device = result.kept_state, {**own_tied, **residual}, outcome.personal
         return FinishedUpdate(report, tuple(contents.values()), task.bundle, *kept_by_device)
 
-    def _offer(self, task: Task | Question, bundle: Bundle, runtime: Runtime) -> None:
+    def _offer(
+        self, task: Task | Question, bundle: Bundle, runtime: Runtime, held_out: Data | None
+    ) -> None:
         """Take the task's model into use for predictions, if it is better. Leaves another model in
         the runtime. Raises StoppedError."""
         if self._newest is None:
             return
         reference = task.vector(MODEL)
-        measure = partial(self._mean_loss, bundle, runtime)
+        measure = partial(self._mean_loss, bundle, runtime, held_out)
         self._newest.offer(bundle, reference, self._contents.vector(reference.sha256), measure)
 
-    def _mean_loss(self, bundle: Bundle, runtime: Runtime, model: Vector) -> float | None:
-        """Return the mean loss on the local hold-out of a shared model, with the device's own
-        parameters; infinity where it is not finite, None where there is no hold-out."""
-        if self._hold_out is None:
+    def _mean_loss(
+        self, bundle: Bundle, runtime: Runtime, held_out: Data | None, model: Vector
+    ) -> float | None:
+        """Return the mean loss on what is held out of a shared model, with the device's own
+        parameters; infinity where it is not finite, None where nothing is held out."""
+        if held_out is None:
             return None
         load_model(runtime, bundle, model, self._kept_state(bundle))
-        data = self._hold_out.fit(bundle.manifest.batch)
-        if self.features is not None:  # of these examples, none are kept
-            assert isinstance(data, ArrayData)
-            cache = FeatureCache(bundle, self._threads, 0, self._provider)
-            data = cache.of(data)
         try:
-            found = evaluate_data(runtime, data, should_stop=self.halt.is_set)
+            found = evaluate_data(runtime, held_out, should_stop=self.halt.is_set)
         except DivergedError:
             return inf
         return found.loss_sum / found.examples
@@ -492,15 +495,18 @@ class Trainer:
         else:
             self.features = FeatureCache(bundle, self._threads, self._feature_cache, self._provider)
 
-    def _data_to_train_on(self, bundle: Bundle) -> Data:
-        """Return the data as they are now; they stay the same to the end of the task."""
-        data = self._data
-        if isinstance(data, SourceData):
-            data = data.fit(bundle.manifest.batch)
+    def task_data(self, bundle: Bundle) -> TaskData:
+        """Return the data as they are now, prepared as the bundle says, and what is held out of the
+        training; as features, where training is from features. Raises DataError."""
+        data = self._data.of(bundle.manifest)
         if self.features is None:
             return data
-        assert isinstance(data, ArrayData)
-        return self.features.of(data)
+        assert isinstance(data.training, ArrayData)
+        training = self.features.of(data.training)
+        if data.held_out is None:
+            return TaskData(training)
+        assert isinstance(data.held_out, ArrayData)
+        return TaskData(training, self.features.of(data.held_out))
 
     def _note_examples(self, passed: int, stated: int) -> None:
         """Warn where passes gave another number of examples than the data are said to have. What

@@ -46,6 +46,7 @@ class TaskSettings(NamedTuple):
     seed: int
     time_budget: float | None = None
     evaluate: bool = False
+    held_out: Data | None = None
     counted: int | None = None
     should_stop: Callable[[], bool] = lambda: False
     should_finish: Callable[[], bool] = lambda: False
@@ -71,7 +72,8 @@ class TaskOutcome(NamedTuple):
     personal: Vector | None = None
     """The personal model after the task, where the algorithm has one: float32, shape (P,)."""
     personal_evaluation: Evaluation | None = None
-    """Sums of the personal model before the task, on all data, where the task evaluates."""
+    """Sums of the personal model before the task, on what is held out or on all data, where the
+    task evaluates."""
 
 
 class TaskWork(NamedTuple):

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_device.__main__ import main
-from fleetlearn_device.doctor.data import cached_manifest, check_data, read_bundle
+from fleetlearn_device.doctor.data import check_data, read_bundle
+from fleetlearn_device.storage.content_cache import cached_manifest
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.manifest import Input

@@ -16,6 +16,7 @@ import {
 } from "./checks.ts";
 import { BundleError, ProtocolError } from "./errors.ts";
 import { checked, digest, name } from "./messages.ts";
+import { contradictionOf, preprocessing } from "./preprocessing.ts";
 
 export const MAX_MANIFEST_BYTES = 16 * 2 ** 20;
 export const TRAIN = "graphs/train.onnx";
@@ -28,7 +29,7 @@ const TRAIN_MANY = "graphs/train_many.onnx";
 const OF_FEATURES = ["graphs/features.onnx", "graphs/train_from_features.onnx", "graphs/eval_from_features.onnx"];
 const ORT_TRAINING = ["training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint"];
 const FORMAT = "fleetlearn.bundle";
-const VERSIONS = [1, 2];
+const VERSIONS = [1, 2, 3];
 const MAX_ELEMENTS = 2 ** 31;
 const PLAIN_NAME = /^[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_-])?$/;
 
@@ -93,6 +94,7 @@ const manifest = object({
   features: leftOut(list(input, 64, 1)),
   compute: leftOut(oneOf(["float16"])),
   normalisation: leftOut(list(tensorName, 100_000, 1)),
+  preprocessing: leftOut(preprocessing),
   opset: optional(integer(0, 1000), 0),
   ir_version: optional(integer(0, 1000), 0),
   made_by: optional(text(200), ""),
@@ -159,7 +161,7 @@ export function readManifest(content: Uint8Array): Manifest {
     throw new BundleError("bad-message", `manifest.json is of format ${JSON.stringify(format)}; expected "${FORMAT}"`);
   }
   if (Number.isInteger(version) && !VERSIONS.includes(version as number)) {
-    throw new BundleError("bad-version", `the bundle is of version ${version}; this SDK reads versions 1 and 2`);
+    throw new BundleError("bad-version", `the bundle is of version ${version}; this SDK reads versions 1 to 3`);
   }
   let fields: Fields;
   try {
@@ -208,6 +210,10 @@ function contradiction(fields: Fields): string | undefined {
   }
   if (fields.hyper.some((row) => row.name === "seed")) {
     return "a hyper-parameter is named seed, which is the random steps' own input";
+  }
+  if (fields.preprocessing !== undefined) {
+    const problem = contradictionOf(fields.preprocessing, fields.version, named(fields.batch));
+    if (problem !== undefined) return problem;
   }
   return contradictionOfFiles(fields, paths) ?? contradictionOfStep(fields) ?? contradictionOfTables(fields);
 }

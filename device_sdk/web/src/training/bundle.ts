@@ -29,6 +29,13 @@ export async function openBundle(sha256: string, contents: Contents, engine: Eng
 
 /** Open a bundle's files on an engine. sha256: of the manifest. Rejects as `openBundle` does. */
 export async function openFiles(sha256: string, manifest: Manifest, read: ReadFile, engine: Engine): Promise<Bundle> {
+  if (manifest.preprocessing !== undefined) {
+    throw new BundleError(
+      "unknown-content",
+      `the bundle ${manifest.name} says how its arrays are made of raw data (preprocessing), which this SDK does not do: ` +
+        "export the model without preprocessing=, and give the page's data prepared",
+    );
+  }
   const state = new Float32Array(manifest.stateSize);
   if (STATE in manifest.files) readSafetensors(await read(STATE), manifest.state, state, STATE);
   const local = new Float32Array(manifest.localSize > manifest.size ? manifest.localSize : 0);
