@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import pytest
 from fleetlearn_device.conditions.condition import SystemFiles
 
 SUPPLY = "sys/class/power_supply"
@@ -19,3 +21,12 @@ def plant(folder: Path, files: dict[str, object] | None = None) -> SystemFiles:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{text}\n")
     return SystemFiles(folder / "sys", folder / "proc")
+
+
+def program(folder: Path, name: str, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a program of sh that is found by its name."""
+    folder.mkdir(exist_ok=True)
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")

@@ -3,10 +3,8 @@ the kind of the interface tells."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
 from fleetlearn_protocol.user_errors import in_one_line
@@ -90,8 +88,6 @@ def needs_unmetered(read: Callable[[], str | None]) -> Callable[[bool], str | No
 
 
 def _network_manager(interface: str) -> str | None:
-    if not Path("/run/NetworkManager").exists() or shutil.which("nmcli") is None:
-        return None
     command = ["nmcli", "-g", "GENERAL.METERED", "device", "show", interface]
     try:
         done = subprocess.run(

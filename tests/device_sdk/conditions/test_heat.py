@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from fleetlearn_device.conditions.condition import UnreadableError
 from fleetlearn_device.conditions.heat import needs_cool, needs_full_speed, read_temperature
-from system_trees import THERMAL, plant
+from system_trees import THERMAL, plant, program
 
 PI = "sys/devices/platform/soc/soc:firmware/get_throttled"
 PI_5 = "sys/devices/platform/soc@107c000000/soc@107c000000:firmware/get_throttled"
@@ -83,3 +84,27 @@ def test_cooling_devices_of_the_processor_alone_count(tmp_path: Path) -> None:
 def test_without_either_nobody_can_tell(tmp_path: Path) -> None:
     with pytest.raises(UnreadableError, match="neither a Raspberry Pi's get_throttled nor"):
         needs_full_speed(plant(tmp_path), nobody)(True)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="programs are scripts of sh")
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ('test "$*" = get_throttled && echo throttled=0x4',
+         "the processor is slowed down (it is throttled)"),
+        ("echo throttled=0x0", None),
+    ],
+)  # fmt: skip
+def test_the_pi_s_own_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str | None
+) -> None:
+    program(tmp_path / "bin", "vcgencmd", script, monkeypatch)
+    assert needs_full_speed(plant(tmp_path))(True) == why
+
+
+def test_what_the_program_says_without_a_pi_s_firmware_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path / "bin", "vcgencmd", "echo VCHI initialization failed", monkeypatch)
+    with pytest.raises(UnreadableError):
+        needs_full_speed(plant(tmp_path))(True)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from fleetlearn_device.conditions.condition import UnreadableError
-from fleetlearn_device.conditions.network import find_interface, needs_unmetered, read_network
-from system_trees import plant
+from fleetlearn_device.conditions.network import (
+    ask_owner,
+    find_interface,
+    needs_unmetered,
+    read_network,
+)
+from system_trees import plant, program
 
 HEADER = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT"
 NET = "sys/class/net"
@@ -76,3 +82,29 @@ def test_the_condition() -> None:
     assert needs_unmetered(lambda: "metered")(True) == "on a metered network"
     with pytest.raises(UnreadableError, match="nobody says"):
         needs_unmetered(lambda: None)(True)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="programs are scripts of sh")
+@pytest.mark.parametrize(
+    ("script", "network"),
+    [
+        ('test "$*" = "-g GENERAL.METERED device show wlan0" && echo "yes (guessed)"', "metered"),
+        ("exit 8", "unmetered"),  # NetworkManager does not run: the interface's kind counts
+    ],
+)
+def test_networkmanager_s_own_program_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, network: str
+) -> None:
+    program(tmp_path / "bin", "nmcli", script, monkeypatch)
+    files = plant(tmp_path, route("wlan0") | {f"{NET}/wlan0/type": 1})
+    assert read_network(files) == network
+
+
+def test_the_owner_is_asked() -> None:
+    def broken() -> str:
+        raise OSError("no modem")
+
+    assert ask_owner("metered")() == "metered"
+    assert ask_owner(lambda: "unmetered")() == "unmetered"
+    with pytest.raises(UnreadableError, match="no modem"):
+        ask_owner(broken)()

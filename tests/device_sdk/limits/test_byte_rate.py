@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from fleetlearn_device.limits import byte_rate
 from fleetlearn_device.limits.byte_rate import BURST, ByteRate
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,3 +45,16 @@ def test_chunks_are_so_small_that_some_pass_each_second(
     bytes_per_second: float, most: int, chunk: int
 ) -> None:
     assert ByteRate(bytes_per_second).chunk_bytes(most) == chunk
+
+
+def test_the_wait_is_slept(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(byte_rate.asyncio, "sleep", sleep)
+    rate = ByteRate(1000.0, lambda: 5.0)
+    asyncio.run(rate.passed(200))
+    asyncio.run(ByteRate(1000.0, lambda: 5.0).passed(0))
+    assert slept == [pytest.approx(0.2)]

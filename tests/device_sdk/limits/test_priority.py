@@ -81,3 +81,15 @@ def test_the_numbers_are_the_kernel_s() -> None:
     assert IOPRIO_SET["x86_64"] == 251
     assert IOPRIO_SET["aarch64"] == 30
     assert os.PRIO_PROCESS == 0
+
+
+def test_a_system_that_refuses_a_priority_does_not_end_the_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*arguments: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(priority.os, "setpriority", refuse)
+    with caplog.at_level(logging.WARNING):
+        lower_priority(19, None)
+    assert "the training's priority stays as it is: Operation not permitted" in caplog.text
