@@ -8,6 +8,8 @@ from collections.abc import Callable
 LONGEST_REST = 60.0
 """Most seconds of one pause: a step that stood still for another reason, such as a machine that
 slept, must not be paid for."""
+CREDIT = 1.0
+"""Seconds without use that steps to come may make up for."""
 
 
 class Pacing:
@@ -24,19 +26,26 @@ class Pacing:
         """``share``: processors that may be used, such as 0.5. ``threads``: that a step has.
         ``used``: returns the process's seconds of processor time."""
         self._share, self._threads, self._clock, self._used = share, threads, clock, used
-        self._since: tuple[float, float] | None = None
+        self._last: tuple[float, float] | None = None
+        """The time and the processor time after the last step."""
+        self._paid_until = 0.0
+        """Up to when what was used so far keeps the share."""
 
     def begin(self) -> None:
         """A task begins: what was before it does not count."""
-        self._since = self._clock(), self._used()
+        self._last = self._clock(), self._used()
+        self._paid_until = self._last[0]
 
     def after_step(self) -> float:
-        """Return for how many seconds to rest now, and count from the end of that rest on."""
-        if self._since is None:
+        """Return for how many seconds to rest now. A step in which the machine was busy with other
+        programs leaves a little for those after it."""
+        if self._last is None:
             self.begin()
-            return 0.0
-        since, used = self._since
-        seconds = self._clock() - since
+        assert self._last is not None
+        (then, used), now, used_now = self._last, self._clock(), self._used()
+        self._last = now, used_now
         # Other threads of the program may use more: they are not this training's.
-        busy = min(self._used() - used, self._threads * seconds)
-        return min(max(busy / self._share - seconds, 0.0), LONGEST_REST)
+        busy = min(used_now - used, self._threads * (now - then))
+        self._paid_until = max(self._paid_until, then - CREDIT) + busy / self._share
+        self._paid_until = min(self._paid_until, now + LONGEST_REST)
+        return max(self._paid_until - now, 0.0)

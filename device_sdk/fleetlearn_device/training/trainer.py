@@ -535,8 +535,6 @@ class Trainer:
         # A task that is stopped meanwhile ends at once.
         while rest > 0 and not (self.enough.is_set() or self.halt.wait(min(rest, REST))):
             rest -= REST
-        if self._pacing is not None:
-            self._pacing.begin()
 
 
 def _fingerprint(task: Task) -> str:

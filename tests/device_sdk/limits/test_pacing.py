@@ -51,5 +51,18 @@ def test_over_all_steps_the_share_is_kept(share: float, steps: list[tuple[float,
     for seconds, processors in steps:
         machine.step(seconds, processors)
         machine.step(pacing.after_step(), 0.0)
-        pacing.begin()
     assert machine.used <= share * machine.now * (1 + 1e-9)
+
+
+def test_what_a_busy_machine_kept_from_a_step_is_made_up_for_within_a_second() -> None:
+    machine = Machine()
+    pacing = Pacing(0.5, 1, lambda: machine.now, lambda: machine.used)
+    pacing.begin()
+    machine.step(1.0, 0.1)  # the other programs had the rest of the processor
+    assert pacing.after_step() == 0.0
+    machine.step(0.8, 1.0)  # 0.9 s in 1.8 s: exactly its share
+    assert pacing.after_step() == pytest.approx(0.0)
+    machine.step(100.0, 0.0)
+    assert pacing.after_step() == 0.0
+    machine.step(3.0, 1.0)  # of the hundred seconds one counts
+    assert pacing.after_step() == pytest.approx(2.0)
