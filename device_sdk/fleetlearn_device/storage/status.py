@@ -27,9 +27,10 @@ PAUSES = (
     "free_memory",
     "free_disk",
     "check",
+    "pause",
 )
 """What can keep a device from training, for programs: the names of its conditions
-(``conditions.Conditions``)."""
+(``conditions.Conditions``), and its owner's own pause."""
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from fleetlearn_device.conditions.conditions import Conditions, make_conditions
+from fleetlearn_device.driver.driver import OWN_PAUSE
+from fleetlearn_device.storage.status import PAUSES
 from system_trees import BATTERY_12, SUPPLY, THERMAL, plant
 
 COMPLETE: dict[str, object] = BATTERY_12 | {
@@ -72,3 +74,12 @@ def test_a_condition_that_does_not_hold_at_the_start_is_not_refused(tmp_path: Pa
     files = plant(tmp_path, BATTERY_12 | {f"{SUPPLY}/AC/type": "Mains", f"{SUPPLY}/AC/online": 0})
     (made,) = make_conditions(Conditions(battery=30), tmp_path, lambda: None, files)
     assert made.why_not(True) == "on battery (12 %, needs 30 %)"
+
+
+def test_each_reason_for_a_pause_has_its_word_in_the_status_and_the_metrics() -> None:
+    assert (*sorted_as_fields({*PAUSES} - {*OWN_PAUSE.names}), *OWN_PAUSE.names) == PAUSES
+    assert {*PAUSES} - {*OWN_PAUSE.names} == {*Conditions._fields} - {"check_timeout"}
+
+
+def sorted_as_fields(names: set[str]) -> list[str]:
+    return [name for name in Conditions._fields if name in names]
