@@ -118,3 +118,34 @@ def test_a_model_with_buffers_is_declined_in_words_and_not_trained_wrongly(
             wait_for(lambda: "unsupported" in run.log("coordinator"), "the device's refusal")
             assert "buffers" in run.log("coordinator")
         assert read_status(tmp_path / "run").version == 0
+
+
+@pytest.mark.slow
+def test_the_last_release_s_state_directory_goes_on(
+    tmp_path: Path, last: dict[str, str], bundle_path: Path, shards: list[Path]
+) -> None:
+    """With its name, its bundle and its tied vectors (what top-k left out), in the middle of a run;
+    and the last release still reads what this one left."""
+    plan, port = tmp_path / "plan.toml", free_port()
+    settings = PLANS["fedadam"] | {"local__lr": 0.1, "stop__rounds": 5, "round__grace": 60.0}
+    plan.write_text(plan_text(bundle_path, tmp_path / "run", "fedadam", **settings))
+    service_file(plan, port)
+    url, state = f"ws://127.0.0.1:{port}", tmp_path / "a.state"
+    with processes(tmp_path) as run:
+        run.coordinator(plan)
+        older = run.device("a", url, shards[0], env=last)
+        run.device("b", url, shards[1])
+        wait_for(lambda: any((state / "tied").glob("*")), "a tied vector of the last release")
+        older.terminate()
+        older.wait(60)
+        name = (state / "identity.json").read_bytes()
+        run.device("a", url, shards[0])
+        assert run.wait("coordinator", 120) == 0, run.log("coordinator")
+        assert [run.wait(each) for each in ("a", "b")] == [0, 0], run.log("a")
+        assert (state / "identity.json").read_bytes() == name
+        for damage in ("is lost", "is damaged", "begins again"):
+            assert damage not in run.log("a")
+        found = read_status(tmp_path / "run")
+        assert found.version == 5
+        command = [sys.executable, "-m", "fleetlearn_device", "info", "--state", str(state)]
+        assert subprocess.run(command, env=last, capture_output=True, check=False).returncode == 0
