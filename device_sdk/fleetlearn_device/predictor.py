@@ -9,10 +9,12 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from fleetlearn_protocol.bundle import Bundle, write_inference_model
-from fleetlearn_protocol.manifest import Input
+from fleetlearn_protocol.manifest import Input, Manifest
 from fleetlearn_protocol.vector import Vector
+from msgspec import UNSET
 from numpy.typing import ArrayLike, NDArray
 
+from fleetlearn_device.data.preprocessing import prepare
 from fleetlearn_device.runtimes.checks import DataError, check_batch, check_ranges
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime
 from fleetlearn_device.runtimes.sessions import StepError, session_options
@@ -37,9 +39,12 @@ class LoadedModel(NamedTuple):
     version: tuple[object, ...]
     """What changes when there is another one."""
     model: ModelInUse
+    manifest: Manifest
     session: Any
     inputs: tuple[Input, ...]
+    """The arrays that the model takes."""
     outputs: tuple[str, ...]
+    """The names of its outputs."""
 
 
 class Predictor:
@@ -75,14 +80,9 @@ class Predictor:
         return self._loaded.model
 
     @property
-    def inputs(self) -> tuple[Input, ...]:
-        """The arrays that the model takes."""
-        return self._loaded.inputs
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The names of the model's outputs."""
-        return self._loaded.outputs
+    def loaded(self) -> LoadedModel:
+        """The same, ready to predict."""
+        return self._loaded
 
     def refresh(self) -> bool:
         """Take the newest model, as each prediction does. Returns whether it is another one.
@@ -99,16 +99,28 @@ class Predictor:
         """Return the model's outputs for these examples.
 
         x: An array whose first axis counts the examples, or arrays by the model's names of its
-        inputs; further names are passed over. batch_size: Most examples at a time. Returns an array
-        whose first axis counts the examples, or, from a model with several outputs, arrays by name.
+        inputs; further names are passed over. Where the bundle has preprocessing: raw arrays by
+        name, whose first axis counts examples or rows of a stream. batch_size: Most examples at a
+        time. Returns an array whose first axis counts the examples, or, from a model with several
+        outputs, arrays by name.
 
         Raises DataError, StepError, StateError.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; expected at least 1")
         if self._version() != self._loaded.version:
             self.refresh()
         loaded = self._loaded
+        return self.run(loaded, _prepared(x, loaded.manifest), batch_size)
+
+    def run(
+        self,
+        loaded: LoadedModel,
+        x: ArrayLike | Mapping[str, ArrayLike],
+        batch_size: int = BATCH,
+    ) -> Predicted:
+        """Return what a model that was loaded gives for examples that are prepared. Arguments,
+        result and errors are as above."""
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; expected at least 1")
         arrays = _arrays(x, loaded.inputs)
         count = len(arrays[0])
         pieces = [
@@ -156,7 +168,8 @@ class Predictor:
         if unknown:
             raise StateError(f"infer.onnx of bundle {model.name} has unknown inputs: {unknown}")
         outputs = tuple(row.name for row in bundle.manifest.outputs)
-        return LoadedModel(version, model, session, tuple(rows[name] for name in names), outputs)
+        inputs = tuple(rows[name] for name in names)
+        return LoadedModel(version, model, bundle.manifest, session, inputs, outputs)
 
     def _version(self) -> tuple[object, ...]:
         """Return what changes when there is another model: a call of the file system, or three."""
@@ -167,6 +180,21 @@ class Predictor:
             return []
         names = model.bundle, personal_name(model.bundle)
         return [stamp_of(self.folder / "kept" / name) for name in names]
+
+
+def _prepared(
+    x: ArrayLike | Mapping[str, ArrayLike], manifest: Manifest
+) -> ArrayLike | Mapping[str, ArrayLike]:
+    """Return raw arrays as the bundle's preprocessing makes them. Raises DataError."""
+    told = manifest.preprocessing
+    if told is UNSET:
+        return x
+    if not isinstance(x, Mapping):
+        raise DataError(
+            "an array was given, and the bundle's preprocessing makes the model's inputs of arrays "
+            f"by name; expected a dict with {', '.join(told.raw)}"
+        )
+    return prepare({name: np.asarray(array) for name, array in x.items()}, manifest)
 
 
 def _arrays(

@@ -12,8 +12,9 @@ from fleetlearn_device.commands.exits import fail
 from fleetlearn_device.settings.sources import add_flags, state_path
 
 if TYPE_CHECKING:
-    from fleetlearn_protocol.manifest import Input
     from numpy.typing import NDArray
+
+    from fleetlearn_device.predictor import LoadedModel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,10 +52,11 @@ def run(options: argparse.Namespace) -> int:
 
     try:
         predictor = Predictor(state_path(options), which="shared" if options.shared else "personal")
-        found = predictor.predict(read_inputs(options.input, predictor.inputs), options.batch_size)
+        loaded = predictor.loaded
+        found = predictor.run(loaded, read_inputs(options.input, loaded), options.batch_size)
     except (ValueError, StepError) as error:  # DataError, too
         return fail(2, str(error))
-    outputs = found if isinstance(found, Mapping) else {predictor.outputs[0]: found}
+    outputs = found if isinstance(found, Mapping) else {loaded.outputs[0]: found}
     try:
         write_outputs(outputs, options.output)
     except (OSError, ValueError) as error:
@@ -62,14 +64,20 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def read_inputs(text: str, inputs: tuple[Input, ...]) -> dict[str, NDArray[Any]]:
-    """Return the model's inputs from data on disk. Other arrays, such as labels, are passed over.
-    Raises DataError."""
+def read_inputs(text: str, loaded: LoadedModel) -> dict[str, NDArray[Any]]:
+    """Return the model's inputs from data on disk, prepared. Other arrays, such as labels, are
+    passed over. Raises DataError."""
+    from msgspec import UNSET
+
     from fleetlearn_device.data.assembling import assembled, with_declared
+    from fleetlearn_device.data.preprocessing import prepared_rows
     from fleetlearn_device.data.sources import open_source
 
     source, choices = open_source(text)
     rows = with_declared(source, source.load(), choices)
+    told, inputs = loaded.manifest.preprocessing, loaded.inputs
+    if told is not UNSET:
+        return prepared_rows(rows, told, loaded.manifest.batch, source.name).arrays
     names = {row.name for row in inputs}
     if names <= set(rows.arrays):
         rows = rows._replace(arrays={name: rows.arrays[name] for name in names})

@@ -8,13 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_device import open_data, open_runtime
+from fleetlearn_device import Predictor, open_data, open_runtime
 from fleetlearn_device.__main__ import main
 from fleetlearn_device.data.preprocessing import prepare
+from fleetlearn_device.runtimes.checks import DataError
+from fleetlearn_device.storage.model_in_use import ModelInUse, ModelsInUse
+from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.task_data import TaskDataMaker
 from fleetlearn_device.training.train import evaluate_data, train
-from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.bundle import write_inference_model
+from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.vector import Vector
 from line_bundle import write_line_bundle
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "motion.py"
@@ -63,11 +68,28 @@ def test_a_recording_becomes_a_model_without_glue(
     (logits,) = session.run(None, {session.get_inputs()[0].name: arrays["x"]})
     words = open_data(csv).fit_to(bundle.manifest.batch, bundle.manifest.preprocessing)  # type: ignore[attr-defined]
     assert (logits.argmax(1) == words.data.columns[1]).mean() > 0.8
+    state = keep_model(tmp_path / "state", bundle, runtime.local)
+    np.testing.assert_allclose(Predictor(state).predict(raw, 1000), logits, rtol=1e-5, atol=1e-5)
+    with pytest.raises(DataError, match="expected a dict with"):
+        Predictor(state).predict(arrays["x"])
+    out = ["--output", str(tmp_path / "found.npy")]
+    assert main(["predict", "--state", str(state), str(csv), *out]) == 0
+    found = np.load(tmp_path / "found.npy")
+    np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-4)
     csv.write_text(csv.read_text().replace(",run\n", ",fly\n"))
     assert main(["check", str(csv), str(path)]) == 2
     shown = " ".join(capsys.readouterr().out.split())
     assert "recording.csv, line 1989" in shown  # 40 s at 50 Hz: the first window of running
     assert "y: fly was found; expected one of rest, walk, run" in shown
+
+
+def keep_model(folder: Path, bundle: Bundle, vector: Vector) -> Path:
+    """A state directory whose device keeps this model."""
+    reference = FLOAT32.reference("model", vector)
+    StateDirectory(folder).close()
+    model = ModelInUse(bundle.sha256, "motion", reference.sha256, FLOAT32.name, 0.0)
+    ModelsInUse(folder).take(model, vector.tobytes(), bundle)
+    return folder
 
 
 ANONYMOUS = """
