@@ -15,6 +15,8 @@ from fleetlearn_device.settings.table import SETTINGS
 
 STATE = Path("/var/lib")
 """Below it systemd gives a service its own folder (StateDirectory=)."""
+RUN = Path("/run")
+"""The same for what lasts as long as the service runs, such as a socket (RuntimeDirectory=)."""
 
 NO_RESTART = {
     2: "wrong settings, or data that do not fit",
@@ -111,7 +113,13 @@ def make_unit(
         for_every_service=FOR_EVERY_SERVICE,
         target="default.target" if own else "multi-user.target",
     )
-    return DeviceUnit(text, _remarks(program, state, written, user, own, at_home, token))
+    remarks = _remarks(program, state, written, user, own, at_home, token)
+    if values["socket"].value is not None and user is None and not own:
+        remarks.append(
+            "the socket is for the service's account alone, which no program has: name theirs with "
+            "--user"
+        )
+    return DeviceUnit(text, remarks)
 
 
 def _identity(name: str, user: str | None, state: Path, written: list[Path]) -> str:
@@ -124,10 +132,14 @@ def _identity(name: str, user: str | None, state: Path, written: list[Path]) -> 
         )
     lines = [f"User={user}"] if user is not None else ["DynamicUser=yes"]
     outside = {str(path.parent) for path in written[1:] if not path.is_relative_to(place)}
+    runtime = {each for each in outside if Path(each).parent == RUN}
+    outside -= runtime
     if state.is_relative_to(place):
         lines += [f"StateDirectory={name}", "StateDirectoryMode=0700"]
     else:
         outside.add(str(state))
+    if runtime:
+        lines.append(f"RuntimeDirectory={' '.join(sorted(Path(each).name for each in runtime))}")
     if outside:
         lines.append(f"ReadWritePaths={' '.join(map(quoted, sorted(outside)))}")
     return "\n".join(lines) + "\n"
@@ -143,7 +155,7 @@ def _devices(cuda: bool) -> str:
 
 
 def _other_files(values: Values) -> list[str]:
-    keys = ("training.own_model", "log.file", "log.metrics_file")
+    keys = ("socket", "training.own_model", "log.file", "log.metrics_file")
     return [values[key].value for key in keys if values[key].value is not None]
 
 
@@ -180,6 +192,7 @@ def _remarks(
     if user is not None and not state.is_relative_to(STATE):
         remarks.append(f"{state} must be there, and be {user}'s: sudo install -d -o {user} {state}")
     outside = {path.parent for path in written[1:] if not path.is_relative_to(state)}
+    outside = {each for each in outside if each.parent != RUN}
     rest = [f"the service's account must be able to write in {each}" for each in sorted(outside)]
     return remarks + rest
 

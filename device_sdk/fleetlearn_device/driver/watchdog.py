@@ -14,8 +14,9 @@ from fleetlearn_protocol.systemd import ALIVE, notify_systemd
 STILL = 300.0
 """Seconds after which training that neither computes nor ends a step is taken to stand still: a
 lock that nobody frees, or a network disk that does not answer."""
-BUSY = 0.01
-"""Part of one core that a step which computes uses at least."""
+BUSY = 0.002
+"""Part of one core that a step which computes uses at least, be the device limited to 1 % of a
+core. Heartbeats alone use less."""
 OVERDUE = 600.0
 """Seconds that a step may go on behind the task's deadline: it may compute in a circle."""
 LONGEST = 3600.0

@@ -141,6 +141,19 @@ def test_what_the_service_writes_elsewhere_is_allowed_or_refused(
     assert "StateDirectoryMode=0700\nReadWritePaths=/m\n" in capsys.readouterr().out
 
 
+def test_a_socket_has_a_folder_for_as_long_as_the_service_runs(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(f'socket = "/run/fleet/agent.sock"\n{config.read_text()}')
+    installed(config, "--dry-run", "--user", "ann")
+    shown = capsys.readouterr()
+    assert "\nRuntimeDirectory=fleet\n" in shown.out
+    assert "ReadWritePaths" not in shown.out
+    assert "must be able to write" not in shown.err
+    installed(config, "--dry-run")
+    assert "the socket is for the service's account alone" in capsys.readouterr().err
+
+
 def test_a_gpu_has_its_device_files(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text(f'{config.read_text()}[training]\nprovider = "cuda"\n')
     installed(config, "--dry-run")
