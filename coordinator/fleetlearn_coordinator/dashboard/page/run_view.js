@@ -80,13 +80,13 @@ function actions(name, path) {
     pause: button("Pause", `${path}/pause`, { done: `${name} pauses: no new task is given` }),
     drain: button("Drain", `${path}/drain`, {
       question: `Drain ${name}?`,
-      explanation: "The open round goes to its end. No other opens, and the run is then stopped. It can be started again.",
+      explanation: "The open round goes on to its end, and no other round opens. Then the run is stopped. It can be started again.",
       danger: true,
       done: `${name} is drained`,
     }),
     stop: button("Stop", `${path}/stop`, {
       question: `Stop ${name}?`,
-      explanation: "Devices lose the tasks that they have now, and what they trained for them. Reports that are here stay, and the run can be started again.",
+      explanation: "Devices lose the tasks that they have now, with what they trained for them. Reports that the coordinator has stay. The run can be started again.",
       danger: true,
       done: `${name} stops`,
     }),
@@ -299,7 +299,7 @@ function fleet() {
     el("option", { value: 3600 }, "the last hour"),
     el("option", { value: 86400 }, "the last day"),
   );
-  const chart = lines("Devices", { x: clock, y: count, xName: "at", time: true, zero: true, whole: true, height: 220, gap: who().virtual ? 0 : GAP, empty: "No second has passed yet." });
+  const chart = lines("Devices", { x: clock, y: count, xName: "at", time: true, zero: true, whole: true, height: 220, gap: who().virtual ? 0 : GAP, empty: "Nothing was counted yet." });
   const fields = el("div", { class: "fields" }, el("label", {}, "Over", span));
   show(fields, !who().virtual);
   if (who().replay) span.value = 86400;
@@ -351,7 +351,7 @@ function binned(rows, valuesOf) {
 
 function causes() {
   const chart = stacked("Tasks that ended without a report, by round", { x: (number) => `${count(number)}`, xName: "round", empty: "In the rounds that are over, each task had its report." });
-  const rows = table("Why, in all", [{ name: "Cause" }, { name: "Tasks", number: true }, { name: "What it means", wide: true }], { empty: "No task ended without a report." });
+  const rows = table("Causes, in all", [{ name: "Cause" }, { name: "Tasks", number: true }, { name: "What it means", wide: true }], { empty: "No task ended without a report." });
   const refusals = table("Messages refused", [{ name: "Code" }, { name: "Messages", number: true }], { empty: "No message was refused." });
   const colours = new Map([["surplus", 7]]); // no loss: it is not to be seen first
   if (who().replay) refusals.node.hidden = true; // records do not have them
@@ -459,7 +459,7 @@ function versions(name, path) {
       : button("Roll back", `${path}/roll-back`, {
         body: { version: row.version },
         question: `Roll ${name} back to version ${row.version}?`,
-        explanation: `The model of version ${row.version} becomes the newest version. What is trained for the open round is given up.`,
+        explanation: `The model of version ${row.version} becomes the newest version. What devices trained for the open round is given up.`,
         danger: true,
         done: `${name} goes on from version ${row.version}`,
       });
@@ -471,7 +471,7 @@ function versions(name, path) {
 
 function evaluations() {
   const rows = table(
-    "Evaluations on devices, of their own training examples, the newest first",
+    "Evaluations on devices' own training examples, the newest first",
     [
       { name: "Number", number: true }, { name: "Version", number: true }, { name: "Outcome" },
       { name: "Ended" }, { name: "Devices", number: true }, { name: "Examples", number: true },
