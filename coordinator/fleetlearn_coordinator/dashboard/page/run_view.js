@@ -395,8 +395,8 @@ function updates() {
 }
 
 function transfers() {
-  const chart = lines("Bytes a second", { x: clock, y: bytes, xName: "at", time: true, zero: true });
-  const rounds = lines("Bytes of a round", { x: count, y: bytes, xName: "round", zero: true, wholeX: true });
+  const chart = lines("Bytes a second", { x: clock, y: bytes, xName: "at", time: true, zero: true, whole: true });
+  const rounds = lines("Bytes of a round", { x: count, y: bytes, xName: "round", zero: true, whole: true, wholeX: true });
   const facts = el("p", { class: "readout" });
   const node = section("Transfers", el("div", { class: "grid" }, chart.node, rounds.node), facts);
   function draw(run, lists) {
