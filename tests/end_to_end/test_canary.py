@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import runpy
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -194,6 +195,35 @@ def test_a_host_that_is_killed_at_any_point_goes_on(
     assert host.poll() == -9, fleet.run.log("coordinator")
     fleet.serve()
     finishes(fleet)
+
+
+def test_a_run_that_was_served_alone_is_moved_as_the_page_says(
+    run: Processes, bundle_path: Path, shards: list[Path]
+) -> None:
+    """docs/operate/canary.md, "A run that is served alone": its model and its devices go on."""
+    fleet = Fleet(run, bundle_path, shards)
+    plan, alone = fleet.folder / "digits.toml", fleet.folder / "alone.toml"
+    run.command("run", "remove", fleet.service, "digits")
+    alone.write_text(f"port = {fleet.port}\nheartbeat = 1.0\n")
+    run.start(
+        "coordinator", sys.executable, "-m", "fleetlearn_coordinator", "serve", plan,
+        "--service", alone,
+    )  # fmt: skip
+    fleet.wait(lambda: fleet.version() >= 5, "the run's first versions")
+    words = ("canary", "start", plan, "digits", "--model", "1")
+    assert "run add SERVICE.toml" in run.command(*words, expected=1).stderr
+    devices = {name: run.running[name] for name in DEVICES}
+    run.running["coordinator"].send_signal(signal.SIGTERM)
+    assert run.wait("coordinator") == 0, run.log("coordinator")
+    before = fleet.version()
+    run.command("run", "add", fleet.service, "digits", plan)
+    fleet.serve()
+    fleet.grows()
+    assert fleet.version() > before
+    assert {name: run.running[name] for name in DEVICES} == devices, "nobody was started again"
+    run.command("run", "add", fleet.service, "other", plan, expected=1)  # its data are taken
+    fleet.begin(renamed(bundle_path, fleet.folder, "good"))
+    fleet.wait(lambda: fleet.canary().canary.done > 0, "a device's work for the canary")
 
 
 def finishes(fleet: Fleet) -> None:

@@ -79,6 +79,7 @@ def start(
     settings: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if "://" not in where:
         plan, bundle = (str(Path(each).absolute()) if each else "" for each in (plan, bundle))
+        model = model if not model or model.isdecimal() else str(Path(model).absolute())
     asked = CanaryAsked(
         plan=plan,
         bundle=bundle,

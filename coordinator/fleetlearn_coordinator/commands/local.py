@@ -120,10 +120,13 @@ class LocalTarget(LocalViews):
 
     def begin_canary(self, of: str, asked: CanaryAsked) -> OperationView:
         """Begin a canary of one of several runs. Raises FleetError."""
+        from fleetlearn_coordinator.service.canary.about import ALONE
         from fleetlearn_coordinator.service.canary.begin import begin_canary
         from fleetlearn_coordinator.service.several.operations import operating
 
-        with operating(self._several(), COMMAND) as operations:
+        if self._service is None or self._service.runs is None:
+            raise FleetError(Code.BAD_MESSAGE, f"{self.where} {ALONE}")
+        with operating(self._service, COMMAND) as operations:
             begun = begin_canary(operations, of, asked)
             when = SOON if operations.runs.is_locked() else self._later
             return OperationView("canary began", begun.name, when, remark=begun.remark)

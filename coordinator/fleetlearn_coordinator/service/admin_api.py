@@ -30,7 +30,7 @@ from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.network.http_port import RefusedError
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
-from fleetlearn_coordinator.service.canary.about import CanaryAsked
+from fleetlearn_coordinator.service.canary.about import ALONE, CanaryAsked
 from fleetlearn_coordinator.service.canary.acts import DONE, act_on
 from fleetlearn_coordinator.service.canary.begin import begin_canary
 from fleetlearn_coordinator.service.canary.canary_views import canary_views
@@ -370,6 +370,8 @@ class AdminApi:
 
     def _begin_canary(self, asked: Asked) -> Any:
         (name,), body = asked.names, asked.body(CanaryAsked)
+        if self._plan is not None:
+            raise RefusedError(HTTPStatus.BAD_REQUEST, f"{self._plan.file} {ALONE}")
         with self._operating(asked) as operations:
             for key, kinds in (("plan", (".toml",)), ("bundle", BUNDLES), ("model", MODELS)):
                 given = getattr(body, key)

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from commands_typed import check, typed
+from fleetlearn_coordinator.__main__ import app
 from fleetlearn_coordinator.commands.exits import ExitStatus
 from live_host import SIZE, LiveHost, live_host
 from peers import plan_text, write_test_bundle
 from processes import wait_for
+from typer.testing import CliRunner
 
 
 @pytest.fixture(params=["port", "files"])
@@ -90,7 +92,10 @@ def test_a_run_that_is_served_alone_has_no_canary(tmp_path: Path) -> None:
     with live_host(tmp_path) as host:
         pass
     assert typed("canary", "status", host.plan) == "there is no canary\n"
-    typed("canary", "start", host.plan, "digits", "--model", 1, expected=ExitStatus.ERROR)
+    words = ["canary", "start", str(host.plan), "digits", "--model", "1"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == ExitStatus.ERROR
+    assert "run add SERVICE.toml NAME PLAN.toml" in done.stderr
 
 
 def test_over_the_port_files_are_those_below_the_runs(tmp_path: Path) -> None:

@@ -207,6 +207,42 @@ async def test_one_device_is_reached_where_the_share_has_none(folder: Path) -> N
 
 
 @run_async
+async def test_a_device_that_the_canary_kills_is_not_replaced_by_another(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("a", **ASYNCHRONOUS)
+        peers = await joined(host)
+        await begin(host, steps=[1e-9, 1.0])
+        await host.hosted.look()
+        (first,) = inside(row(host))
+        await work(host, peers, {first})  # the old run's task that it has
+        await next_task(peers[first])
+        await host.hosted.look()
+        await peers[first].connection.close()
+        while first in host.hosted.host.devices:
+            await asyncio.sleep(0.01)
+        for _ in range(3):
+            await host.hosted.look()
+        assert inside(row(host)) == {first}
+
+
+@run_async
+async def test_the_plan_is_made_for_the_devices_of_the_step(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("a", round__goal=8, round__minimum=5)
+        await begin(host)
+        found = []
+        for _ in range(3):
+            settings = host.server("a.canary").engine.settings
+            found.append((settings.goal, settings.minimum))
+            if row(host).share < 1:
+                act_on(operations(host), "a", "widen")
+                await host.hosted.look()
+                await host.hosted.look()
+        assert found == [(2, 2), (4, 3), (8, 5)]
+        assert host.server("a").engine.settings.goal == 8
+
+
+@run_async
 async def test_a_restart_finds_the_step_and_what_both_arms_did(folder: Path) -> None:
     async with several(folder) as host:
         await host.add("a", **ASYNCHRONOUS)
@@ -271,6 +307,11 @@ async def test_the_last_step_goes_on_from_the_old_runs_newest_or_its_own(folder:
             expected = old if take_over == "newest" else own
             assert found.tobytes() == expected.tobytes()
             assert old.tobytes() != own.tobytes(), canaries
+            version = read_model(home / "runs" / "a.canary.run")[0]
+        async with several(home) as host:
+            await host.hosted.look()
+            assert "a.canary" in dict(host.hosted.servers())
+            assert read_model(home / "runs" / "a.canary.run")[0] == version, "it is taken once"
 
 
 @run_async

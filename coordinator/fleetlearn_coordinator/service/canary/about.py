@@ -36,6 +36,15 @@ class FirstModel(msgspec.Struct, frozen=True):
         return "the newest model" if self.version is None else f"version {self.version}"
 
 
+ALONE = (
+    "is one run that is served alone, and a canary is a second run beside it. Move the run to a "
+    'host of several: end its coordinator (SIGTERM), write runs = "runs" into its service file, '
+    "`fleetlearn-coordinator run add SERVICE.toml NAME PLAN.toml`, and serve SERVICE.toml. Its "
+    "data directory and its devices go on (docs/operate/canary.md)"
+)
+"""Why a run has no canary, after its name, and what to do."""
+
+
 class CanaryAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A canary of a run. At least one of ``plan``, ``bundle`` and ``model`` is given; ``plan`` and
     ``bundle`` exclude each other."""

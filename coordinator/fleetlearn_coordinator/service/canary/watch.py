@@ -179,5 +179,6 @@ class CanaryWatch:
         # Below 1: the last step alone is for all devices.
         reach = min(nextafter(places[-1], 1.0), nextafter(1.0, 0.0))
         self._runs.canaries.change(row._replace(reach=reach, state=encoded(state)))
+        self._states[row.run] = row.changes + 1, state  # the same step: what is counted stays
         logger.info("the canary %s reaches %d connected devices", canary.name, len(places))
         return True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from statistics import median
+
 import msgspec
 import pytest
 from fleetlearn_coordinator.plan.canary_settings import CanarySettings
@@ -217,6 +220,40 @@ class Lives(RuleBasedStateMachine):
 
 TestLives = Lives.TestCase
 TestLives.settings = settings(TestLives.settings, max_examples=15, stateful_step_count=20)
+
+
+# How often it errs
+
+
+def went_back(rng: random.Random, bad: float, bad_before: float, tasks: int) -> int | None:
+    """Return after how many tasks a canary is back that is looked at after each. None: it is
+    not. There are nine tasks of the old run for each of its own."""
+    lost = lost_before = 0
+    for number in range(1, tasks + 1):
+        lost += rng.random() < bad
+        lost_before += sum(rng.random() < bad_before for _ in range(9))
+        canary = Arm(number, number - lost, {"lost": lost})
+        control = Arm(9 * number, 9 * number - lost_before, {"lost": lost_before})
+        state = CanaryState(canary=canary, control=control)
+        if any(each.is_beyond for each in bounds(state, CanarySettings())):
+            return number
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.3])
+def test_equal_devices_seldom_send_a_canary_back(share: float) -> None:
+    """The figures of docs/operate/canary.md, in which this seed is one of many."""
+    rng = random.Random(1)
+    assert sum(went_back(rng, share, share, 200) is not None for _ in range(200)) <= 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("share", "most"), [(1.0, 4), (0.5, 15), (0.3, 40), (0.15, 150)])
+def test_worse_ones_are_soon_back(share: float, most: int) -> None:
+    rng = random.Random(1)
+    found = [went_back(rng, share, 0.05, 400) or 401 for _ in range(40)]
+    assert median(found) <= most
 
 
 # Settings
