@@ -109,7 +109,7 @@ class Predictor:
         if self._version() != self._loaded.version:
             self.refresh()
         loaded = self._loaded
-        return self.run(loaded, _prepared(x, loaded.manifest), batch_size)
+        return self.run(loaded, _prepared(x, loaded), batch_size)
 
     def run(
         self,
@@ -183,10 +183,10 @@ class Predictor:
 
 
 def _prepared(
-    x: ArrayLike | Mapping[str, ArrayLike], manifest: Manifest
+    x: ArrayLike | Mapping[str, ArrayLike], loaded: LoadedModel
 ) -> ArrayLike | Mapping[str, ArrayLike]:
     """Return raw arrays as the bundle's preprocessing makes them. Raises DataError."""
-    told = manifest.preprocessing
+    told = loaded.manifest.preprocessing
     if told is UNSET:
         return x
     if not isinstance(x, Mapping):
@@ -194,7 +194,8 @@ def _prepared(
             "an array was given, and the bundle's preprocessing makes the model's inputs of arrays "
             f"by name; expected a dict with {', '.join(told.raw)}"
         )
-    return prepare({name: np.asarray(array) for name, array in x.items()}, manifest)
+    raw = {name: np.asarray(array) for name, array in x.items()}
+    return prepare(raw, loaded.manifest, [row.name for row in loaded.inputs])
 
 
 def _arrays(

@@ -15,10 +15,11 @@ import msgspec
 from msgspec import Meta
 
 from fleetlearn_protocol.errors import in_words
-from fleetlearn_protocol.messages import Number
+from fleetlearn_protocol.messages import MAX_EXACT, Number
 from fleetlearn_protocol.paths import in_home
 
 ColumnName = Annotated[str, Meta(min_length=1, max_length=256)]
+WholeNumber = Annotated[int, Meta(ge=-MAX_EXACT, le=MAX_EXACT)]
 Rate = Annotated[float, Meta(ge=1e-6, le=1e9)]
 SomeNumbers = Number | Annotated[tuple[Number, ...], Meta(min_length=1, max_length=65536)]
 
@@ -91,7 +92,7 @@ class Cast(_Step, frozen=True, tag="cast"):
 class Index(_Step, frozen=True, tag="index"):
     """The place of x among ``values``, from 0 on: class names become the model's numbers."""
 
-    values: Annotated[tuple[str | int, ...], Meta(min_length=1, max_length=65536)]
+    values: Annotated[tuple[str | WholeNumber, ...], Meta(min_length=1, max_length=65536)]
     """All texts, or all whole numbers."""
 
 

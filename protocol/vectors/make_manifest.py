@@ -63,6 +63,7 @@ WRONG_PREPROCESSING: list[tuple[str, dict[str, Any]]] = [
     ("low above high", prepared({"op": "clip", "low": 1, "high": 0})),
     ("a value twice", prepared({"op": "index", "values": ["a", "b", "a"]})),
     ("texts and numbers", prepared({"op": "index", "values": ["a", 1]})),
+    ("a number beyond 2^53", prepared({"op": "index", "values": [2**53]})),
     ("a window of 0", prepared(windows={"length": 0, "hop": 1})),
     ("a window without a hop", prepared(windows={"length": 8})),
     ("a rate of 0", prepared(resample={"time": "t", "rate": 0})),

@@ -70,14 +70,15 @@ def read_inputs(text: str, loaded: LoadedModel) -> dict[str, NDArray[Any]]:
     from msgspec import UNSET
 
     from fleetlearn_device.data.assembling import assembled, with_declared
-    from fleetlearn_device.data.preprocessing import prepared_rows
+    from fleetlearn_device.data.preprocessing import only, prepared_rows
     from fleetlearn_device.data.sources import open_source
 
     source, choices = open_source(text)
     rows = with_declared(source, source.load(), choices)
     told, inputs = loaded.manifest.preprocessing, loaded.inputs
     if told is not UNSET:
-        return prepared_rows(rows, told, loaded.manifest.batch, source.name).arrays
+        inputs_alone = only(told, [row.name for row in inputs])
+        return prepared_rows(rows, inputs_alone, loaded.manifest.batch, source.name).arrays
     names = {row.name for row in inputs}
     if names <= set(rows.arrays):
         rows = rows._replace(arrays={name: rows.arrays[name] for name in names})

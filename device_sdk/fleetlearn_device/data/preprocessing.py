@@ -6,7 +6,7 @@ section 15.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -37,18 +37,31 @@ class PreparedRows(NamedTuple):
     """The last row."""
 
 
-def prepare(raw: Raw, manifest: Manifest) -> dict[str, Array]:
+def prepare(
+    raw: Raw, manifest: Manifest, wanted: Collection[str] | None = None
+) -> dict[str, Array]:
     """Return the batch's arrays by name, made of raw ones as the bundle says: for training and for
     prediction alike.
 
     raw: Name -> array or column; the first axis counts examples, or rows of a stream. Of a bundle
     without preprocessing they are returned as they are. Arrays that ``raw`` lacks all columns of,
-    such as labels at a prediction, are left out. Raises DataError.
+    such as labels at a prediction, are left out. wanted: the names of the arrays to make; all
+    unless given. Raises DataError.
     """
-    if manifest.preprocessing is msgspec.UNSET:
+    told = manifest.preprocessing
+    if told is msgspec.UNSET:
         return dict(raw)
+    if wanted is not None:
+        told = only(told, wanted)
     rows = RawRows({name: np.asarray(array) for name, array in raw.items()})
-    return prepared_rows(rows, manifest.preprocessing, manifest.batch, "the data").arrays
+    return prepared_rows(rows, told, manifest.batch, "the data").arrays
+
+
+def only(told: Preprocessing, wanted: Collection[str]) -> Preprocessing:
+    """Return the preprocessing that makes these arrays alone: a prediction reads no labels, which
+    may be anything."""
+    arrays = {name: array for name, array in told.arrays.items() if name in wanted}
+    return msgspec.structs.replace(told, arrays=arrays)
 
 
 def prepared_rows(

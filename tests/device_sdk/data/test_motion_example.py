@@ -81,6 +81,11 @@ def test_a_recording_becomes_a_model_without_glue(
     shown = " ".join(capsys.readouterr().out.split())
     assert "recording.csv, line 1989" in shown  # 40 s at 50 Hz: the first window of running
     assert "y: fly was found; expected one of rest, walk, run" in shown
+    # A prediction reads no labels.
+    assert main(["predict", "--state", str(state), str(csv), *out]) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "found.npy"), found)
+    raw["activity"] = np.full(len(raw["t"]), "fly")
+    np.testing.assert_allclose(Predictor(state).predict(raw, 1000), logits, rtol=1e-5, atol=1e-5)
 
 
 def keep_model(folder: Path, bundle: Bundle, vector: Vector) -> Path:

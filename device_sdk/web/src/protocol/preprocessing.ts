@@ -1,6 +1,18 @@
 /** What a bundle says of the way from raw data to its batch arrays (PROTOCOL.md, section 15). This SDK reads it, and refuses such bundles. */
 
-import { type Check, type Checked, integer, list, Mismatch, number, object, oneOf, optional, record, text } from "./checks.ts";
+import {
+  type Check,
+  type Checked,
+  integer,
+  list,
+  Mismatch,
+  number,
+  object,
+  oneOf,
+  optional,
+  record,
+  text,
+} from "./checks.ts";
 
 const column = text(256, 1);
 
@@ -45,7 +57,8 @@ const OPERATIONS: Record<string, Check<object>> = {
 const step: Check<object> = (given, place) => {
   const name = (given as { op?: unknown } | null)?.op;
   const operation = typeof name === "string" && Object.hasOwn(OPERATIONS, name) ? OPERATIONS[name] : undefined;
-  if (operation === undefined) throw new Mismatch(`expected one of ${Object.keys(OPERATIONS).join(", ")} at ${place}.op`);
+  if (operation === undefined)
+    throw new Mismatch(`expected one of ${Object.keys(OPERATIONS).join(", ")} at ${place}.op`);
   const checked = operation(given, place);
   const wrong = wrongStep(checked as Record<string, unknown>);
   if (wrong !== undefined) throw new Mismatch(`${wrong} at ${place}`);
