@@ -467,13 +467,22 @@ class Trainer:
             self._limit_memory(task, self._opened[0])
         return self._opened
 
+    def check_fits(self, task: Task | Question) -> None:
+        """Raise MemoryError where a task is known to need more memory than may be used: before its
+        model is fetched."""
+        if self._ceiling is None or task.bundle is None:
+            return
+        opened = self._opened is not None and self._opened[0].sha256 == task.bundle
+        elements = max((vector.size // 4 for vector in task.vectors), default=0)
+        self._ceiling.check_task(task.bundle, _batch_size(task), 0 if opened else elements, 0)
+
     def _limit_memory(self, task: Task | Question, bundle: Bundle) -> None:
         """Begin to hold the task to the memory that may be used. Raises MemoryError where it is
         known to need more."""
         ceiling, manifest = self._ceiling, bundle.manifest
         if ceiling is None:
             return
-        batch_size = task.batch_size if isinstance(task, Task) else EVALUATION_BATCH
+        batch_size = _batch_size(task)
         names = needed_files(manifest, self.kind, self.features is not None)
         graphs = sum(manifest.file(name).size for name in names)
         opened = self._opened is not None  # its vectors and graphs are in memory already
@@ -535,6 +544,10 @@ class Trainer:
         # A task that is stopped meanwhile ends at once.
         while rest > 0 and not (self.enough.is_set() or self.halt.wait(min(rest, REST))):
             rest -= REST
+
+
+def _batch_size(task: Task | Question) -> int:
+    return task.batch_size if isinstance(task, Task) else EVALUATION_BATCH
 
 
 def _fingerprint(task: Task) -> str:
