@@ -10,9 +10,16 @@ with needs("fleetlearn-coordinator", "coordinator"):
 
     from fleetlearn_coordinator.commands.lazy_group import LazyCommands
 
-app = command_app(
-    "fleetlearn-coordinator", "Federated learning's coordinator.", LazyCommands, completion=True
-)
+HELP = """Lead the training of a model on devices that keep their data.
+
+To begin: `init --bundle BUNDLE` writes a plan and a service file, `serve plan.toml` lets devices
+in, and `status` says how far the training is. `COMMAND --help` says more of each command.
+
+Most commands take WHERE: a plan (one run), a service file (a host of several runs), a data
+directory, or the URL of an administrators' port. Without it they take the service file or the plan
+of this folder.
+"""
+app = command_app("fleetlearn-coordinator", HELP, LazyCommands, completion=True)
 
 
 def main() -> None:
