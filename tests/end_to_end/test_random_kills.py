@@ -85,7 +85,7 @@ def test_asynchronous_rounds(run: Processes, tmp_path: Path, seed: int) -> None:
     settings = BUFFERED | {"round__goal": GOAL, "round__concurrency": DEVICES}
     file, url = write_plan(tmp_path, settings.pop("recipe"), **settings)
     devices = Devices(url, [f"device-{number}" for number in range(DEVICES)])
-    killed = asyncio.run(kill_at_random(run, file, devices, random.Random(seed)))
+    killed = asyncio.run(kill_at_random(run, file, devices, random.Random(seed), least=2 * GOAL))
     check_updates(tmp_path, file, devices.acknowledged, killed, GOAL, weight=1)
 
 
@@ -114,7 +114,7 @@ def test_weighed_updates(run: Processes, tmp_path: Path, name: str) -> None:
     settings |= {"aggregation__max_norm": 50.0, "aggregation__norm_quantile": 0.5}
     file, url = write_plan(tmp_path, settings.pop("recipe"), **settings)
     devices = Devices(url, [f"device-{number}" for number in range(DEVICES)], reported=reported)
-    killed = asyncio.run(kill_at_random(run, file, devices, random.Random(5)))
+    killed = asyncio.run(kill_at_random(run, file, devices, random.Random(5), least=2 * GOAL))
     check_updates(tmp_path, file, devices.acknowledged, killed, GOAL, 1, reported)
 
 
@@ -146,7 +146,8 @@ def test_rules_on_selection(run: Processes, tmp_path: Path, seed: int) -> None:
         stated=lambda name: {"tags": ("eu",) if int(name.rpartition("-")[2]) % 2 else ()},
         reported=lambda task: {"loss": luck_of(task)},
     )
-    killed = asyncio.run(kill_at_random(run, file, devices, random.Random(seed)))
+    luck = random.Random(seed)
+    killed = asyncio.run(kill_at_random(run, file, devices, luck, least=2 * 20))
     check_updates(tmp_path, file, devices.acknowledged, killed, 20, weight=10)
     with sqlite3.connect(tmp_path / "run" / DATABASE) as ledger:
         rows = ledger.execute("SELECT task, round, device, state FROM tasks").fetchall()

@@ -148,10 +148,16 @@ class Devices:
 
 
 async def kill_at_random(
-    run: Processes, plan: Path, devices: Devices, luck: random.Random, kills: int = KILLS
+    run: Processes,
+    plan: Path,
+    devices: Devices,
+    luck: random.Random,
+    kills: int = KILLS,
+    least: int = 0,
 ) -> int:
     """Serve a plan to these devices, and kill its coordinator that many times; then stop it by
-    SIGTERM. Returns how many times it was killed: fewer if the run finished before."""
+    SIGTERM, once ``least`` updates are acknowledged: on a busy machine few are between two kills.
+    Returns how many times it was killed: fewer if the run finished before."""
     killed = 0
     async with asyncio.timeout(600), asyncio.TaskGroup() as group:
         for name in devices.names:
@@ -163,6 +169,8 @@ async def kill_at_random(
             if kill == kills or luck.random() < 0.8:
                 while not devices.alive.is_set() and process.poll() is None:
                     await asyncio.sleep(0.01)
+            while kill == kills and len(devices.acknowledged) < least and process.poll() is None:
+                await asyncio.sleep(0.01)
             await asyncio.sleep(luck.uniform(0, LONGEST))
             if process.poll() is None:
                 killed += kill < kills
