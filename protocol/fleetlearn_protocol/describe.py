@@ -86,6 +86,7 @@ def tables() -> dict[str, str]:
             for kind in (
                 messages.Held,
                 messages.VectorReference,
+                messages.SharedModel,
                 messages.Part,
                 messages.Evaluation,
             )

@@ -146,6 +146,15 @@ class VectorReference(msgspec.Struct, frozen=True):
     """What the device may fetch in place of these bytes. null: nothing."""
 
 
+class SharedModel(msgspec.Struct, frozen=True):
+    """The newest model, for a device that takes no part."""
+
+    bundle: Digest
+    """SHA-256 of the bundle's manifest.json."""
+    model: VectorReference
+    """The model's vector."""
+
+
 class Part(msgspec.Struct, frozen=True):
     """One vector of an upload."""
 
@@ -223,6 +232,9 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     error: Text = ""
     """For people: what keeps the device from doing any task, such as a runtime that cannot be
     loaded. It is given none. Empty: nothing does."""
+    wants: Literal["tasks", "model"] = "tasks"
+    """`model`: the device takes no part. It is given no task, and fetches the newest model, if the
+    welcome names one."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
@@ -340,6 +352,9 @@ class Welcome(Message, frozen=True, tag="welcome"):
     waits: Text = ""
     """For people: why there is no task for anybody at this moment, such as `round 12 has its
     devices`. It names no device. Empty: a task may follow at once."""
+    newest: SharedModel | None = None
+    """The newest model, where the device wants it and the coordinator gives it. The device may
+    fetch its bytes and the bundle's files."""
 
 
 class Task(Message, frozen=True, tag="task"):

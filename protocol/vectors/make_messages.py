@@ -39,6 +39,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         challenge="5eed" * 16,
         newest_protocol=2,
         error="onnxruntime is not installed",
+        wants="model",
     ),
     "heartbeat": m.Heartbeat("t4-11", 250),
     "fetch": m.Fetch(A, 131072),
@@ -69,6 +70,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         "120 examples; selection.least_examples is 500",
         2,
         "round 12 has its devices",
+        m.SharedModel("ab" * 32, m.VectorReference("model", "cd" * 32, 40, "float32")),
     ),
     "task": m.Task(
         task="t4-11",
@@ -194,6 +196,7 @@ def by_hand_valid() -> list[dict[str, Any]]:
         "ineligible": "",
         "protocol": 1,
         "waits": "",
+        "newest": None,
     }
     return [
         entry("heartbeat", "white space", ' \n\t{ "type" : "heartbeat" }\r\n', fields=beat),

@@ -21,6 +21,7 @@ from fleetlearn_protocol.messages import (
     CheckIn,
     ComeBack,
     FromCoordinator,
+    SharedModel,
     Welcome,
 )
 from fleetlearn_protocol.versions import agreed_version
@@ -270,11 +271,17 @@ class Host:
             await asyncio.sleep(0.05)
 
 
-def welcome(check_in: CheckIn, heartbeat: float, ineligible: str = "", waits: str = "") -> Welcome:
+def welcome(
+    check_in: CheckIn,
+    heartbeat: float,
+    ineligible: str = "",
+    waits: str = "",
+    newest: SharedModel | None = None,
+) -> Welcome:
     """Return the welcome for a device that may stay. ``ineligible``: why it gets no task, for its
-    owner. ``waits``: why nobody gets one now."""
+    owner. ``waits``: why nobody gets one now. ``newest``: the model, for one that takes no part."""
     version = agreed_version(check_in)
-    return Welcome(SOFTWARE, heartbeat, CHUNK_BYTES, ineligible, version, waits)
+    return Welcome(SOFTWARE, heartbeat, CHUNK_BYTES, ineligible, version, waits, newest)
 
 
 def _signer(files: Sequence[Path]) -> Signer | None:

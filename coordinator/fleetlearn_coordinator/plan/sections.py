@@ -300,8 +300,8 @@ class EvaluationSection(Section, frozen=True, kw_only=True):
 
 
 class Models(Section, frozen=True, kw_only=True):
-    """[models]: which versions of the model are kept. Beside these the initial model is, and what
-    open tasks and measurements still need."""
+    """[models]: which versions of the model are kept, and who may have the newest. Beside these the
+    initial model is kept, and what open tasks and measurements still need."""
 
     last: Positive = 3
     """The newest ones, this many."""
@@ -316,6 +316,9 @@ class Models(Section, frozen=True, kw_only=True):
     measured_by: Literal["round", "evaluation", "held-out"]
     """Where the metric comes from, as for ``stop``: the devices of the round that begins from the
     version, an evaluation of it, or held-out data. Default: stop.measured_by."""
+    give: bool = False
+    """Whether devices that take no part may fetch the newest model too, also when the training is
+    finished. Those that take part are sent it with each task."""
 
 
 SECTIONS: Mapping[str, type[Section]] = {

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import msgspec
 from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, family
-from fleetlearn_protocol.messages import MODEL, CheckIn, VectorReference
+from fleetlearn_protocol.messages import MODEL, CheckIn, SharedModel, VectorReference
 from fleetlearn_protocol.vector import digest
 
 from fleetlearn_coordinator.aggregation.sent_models import half_of
@@ -93,6 +93,17 @@ class ServedModels:
                 )
             self._last_model[device] = digests[MODEL]
         return tuple(found.values())
+
+    def newest_for(self, check_in: CheckIn) -> SharedModel | None:
+        """Let a device that takes no part fetch the newest model, where the plan gives it. Returns
+        what the welcome says of it."""
+        run = self._run
+        if check_in.wants != "model" or not run.plan.models.give:
+            return None
+        self.publish()
+        state = run.models.newest
+        model = VectorReference(MODEL, state.digest, FLOAT32.size(state.model.size), FLOAT32.name)
+        return SharedModel(run.bundle.sha256, model)
 
     # The contents
 

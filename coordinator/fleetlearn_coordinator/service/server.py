@@ -137,12 +137,13 @@ class RunServer:
     # The port of the conversations: what devices do
 
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
-        if self.run.finished is not None:
+        newest = self.models.newest_for(check_in)
+        if self.run.finished is not None and newest is None:
             return self._finished()
-        if self.done.done():
+        if self.done.done() and self.run.finished is None:
             return self._stopping()
         waits = waits_for_in_general(self.engine)
-        welcomed = welcome(check_in, self.host.heartbeat, self.unfit(check_in), waits)
+        welcomed = welcome(check_in, self.host.heartbeat, self.unfit(check_in), waits, newest)
         return Admitted(self, welcomed, self.download, self.upload)
 
     def unfit(self, check_in: CheckIn) -> str:
@@ -152,6 +153,8 @@ class RunServer:
 
     def _lacks(self, check_in: CheckIn) -> str:
         """Return why the device cannot do any task of this run; empty if it can."""
+        if check_in.wants == "model":
+            return "the device takes no part, and fetches the newest model alone"
         if check_in.error:
             return f"the device says that it cannot work: {check_in.error}"[:MAX_TEXT]
         if not self.host.can_sign_for(check_in):

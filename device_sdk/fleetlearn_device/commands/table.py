@@ -29,6 +29,7 @@ COMMANDS: dict[str, DeviceCommand] = {
         "install_service", "write a systemd service that serves from boot on"
     ),
     "predict": DeviceCommand("predict", "predict with the model that a device keeps"),
+    "fetch-model": DeviceCommand("fetch_model", "fetch the newest model without taking part"),
     "export-model": DeviceCommand(
         "export_model", "write the model that a device keeps as an ONNX file"
     ),

@@ -331,7 +331,7 @@ def needed_files(
     manifest: Manifest, kind: str, from_features: bool = False, infer: bool = False
 ) -> list[str]:
     """Return the files of a bundle that a runtime of this kind (``onnx``, ``ort-training``,
-    ``auto``) reads in a round.
+    ``auto``) reads in a round; of the kind ``infer``: what predictions need alone.
 
     from_features: whether it trains from features if the bundle has any. infer: whether infer.onnx
     is needed as well. The bundle's initial parameters are needed only where some are personal: the
@@ -339,6 +339,8 @@ def needed_files(
     """
     frozen = [FROZEN] if FROZEN in manifest.files else []
     inference = [INFER] if infer else []
+    if kind == "infer":
+        return [INFER]
     if kind == "ort-training":
         return [EVAL, *frozen, *inference, *(f"ort_training/{file}" for file in ORT_TRAINING)]
     initial = [PARAMETERS] if manifest.local_size > manifest.size else []

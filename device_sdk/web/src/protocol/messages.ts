@@ -116,6 +116,7 @@ const FROM_DEVICE = {
     challenge: optional(nullable(bytes32), null),
     newest_protocol: optional(nullable(version), null),
     error: optional(forPeople, ""),
+    wants: optional(oneOf(["tasks", "model"]), "tasks"),
   }),
   heartbeat: object({
     type: literal("heartbeat"),
@@ -163,6 +164,7 @@ const FROM_COORDINATOR = {
     chunk_bytes: integer(4, CHUNK_BYTES, 4),
     ineligible: optional(forPeople, ""),
     waits: optional(forPeople, ""),
+    newest: optional(nullable(object({ bundle: digest, model: vectorReference })), null),
     protocol: optional(version, 1),
   }),
   task: object({
