@@ -18,10 +18,10 @@ from fleetlearn_coordinator.storage.errors import StoreError
 
 TABLE = (
     "CREATE TABLE IF NOT EXISTS canaries(run INTEGER PRIMARY KEY, of INTEGER NOT NULL, phase TEXT "
-    "NOT NULL, share REAL NOT NULL, reach REAL NOT NULL, tags TEXT NOT NULL, about TEXT NOT "
+    "NOT NULL, share REAL NOT NULL, devices TEXT NOT NULL, tags TEXT NOT NULL, about TEXT NOT "
     "NULL, state TEXT NOT NULL, changes INTEGER NOT NULL)"
 )
-_COLUMNS = "run, of, phase, share, reach, tags, about, state, changes"
+_COLUMNS = "run, of, phase, share, devices, tags, about, state, changes"
 
 
 class CanaryRow(NamedTuple):
@@ -34,8 +34,8 @@ class CanaryRow(NamedTuple):
     phase: Literal["running", "back", "finished"]
     share: float
     """Of the old run's devices, that the step is for. 1: the last step, for all of them."""
-    reach: float
-    """The devices below this place, from 0 up to 1, have the canary: at least the share."""
+    devices: tuple[str, ...]
+    """Devices that have the canary whatever the share is, since too few others were connected."""
     tags: tuple[str, ...]
     """Tags of the devices that have it before the last step."""
     about: str
@@ -54,9 +54,9 @@ class Split(NamedTuple):
     of: str
     """The old run's name, by which devices know what they serve."""
     share: float
-    """For which share of the devices a canary's plan is made."""
-    reach: float
-    """The devices below this place have the canary (population.py)."""
+    """Of the devices, that has the canary (population.py)."""
+    devices: tuple[str, ...]
+    """Devices that have it whatever the share is."""
     tags: tuple[str, ...]
     is_canary: bool
     """Whether the run is the canary, and no device outside the part serves it; else none within it
@@ -73,15 +73,15 @@ class Canaries:
         """Return all canaries, the oldest first."""
         rows = self._db.execute(f"SELECT {_COLUMNS} FROM canaries ORDER BY run")
         return [
-            CanaryRow(run, of, phase, share, reach, tuple(tags.split()), *rest)
-            for run, of, phase, share, reach, tags, *rest in rows
+            CanaryRow(run, of, phase, share, tuple(devices.split()), tuple(tags.split()), *rest)
+            for run, of, phase, share, devices, tags, *rest in rows
         ]
 
     def add(self, row: CanaryRow) -> None:
         """Begin a canary, whose run was added in the same transaction."""
         self._db.execute(
             f"INSERT INTO canaries({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*row[:5], " ".join(row.tags), *row[6:]),
+            (*row[:4], " ".join(row.devices), " ".join(row.tags), *row[6:]),
         )
 
     def note(self, row: CanaryRow, state: str) -> bool:
@@ -98,9 +98,9 @@ class Canaries:
         """Begin another step of a canary, or end it, as this row says. Raises StoreError where
         somebody has changed it since the row was read: nothing changes then."""
         done = self._db.execute(
-            "UPDATE canaries SET phase=?, share=?, reach=?, state=?, changes=changes+1 WHERE run=? "
-            "AND changes=?",
-            (row.phase, row.share, row.reach, row.state, row.run, row.changes),
+            "UPDATE canaries SET phase=?, share=?, devices=?, state=?, changes=changes+1 "
+            "WHERE run=? AND changes=?",
+            (row.phase, row.share, " ".join(row.devices), row.state, row.run, row.changes),
         ).rowcount
         if not done:
             text = "somebody else has just changed this canary: look at its status, and ask again"
@@ -131,8 +131,8 @@ def splits_of(row: CanaryRow, names: Mapping[int, str]) -> dict[int, Split]:
     """Return number of a run -> which of the old run's devices serve it, for both runs of a canary
     that goes on. ``names``: of all runs, by number."""
     key, of, share = f"canary {row.run}", names[row.of], row.share
-    reach, tags = (1.0, ()) if share >= 1 else (row.reach, row.tags)
+    tags = () if share >= 1 else row.tags
     return {
-        number: Split(key, of, share, reach, tags, number == row.run)
+        number: Split(key, of, share, row.devices, tags, number == row.run)
         for number in (row.of, row.run)
     }

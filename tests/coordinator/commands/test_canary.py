@@ -48,7 +48,7 @@ def test_a_canary_from_its_begin_to_its_end(canary_host: tuple[LiveHost, dict[st
     )  # fmt: skip
     shown = typed("canary", "status", where, "digits", **way)
     assert "step 1 of 2 (50 %, 100 %)" in shown
-    assert "waits for 15 more tasks and 0.5 more minutes" in shown
+    assert "waits for 15 more tasks and 0." in shown
     assert "the old run's" in shown
     assert "all but the canary's 50 %" in typed("runs", where, **way)
     typed("run", "remove", host.service, "digits", expected=1)

@@ -65,7 +65,8 @@ def row(host: Several) -> CanaryRow:
 
 
 def inside(found: CanaryRow, names: list[str] = NAMES) -> set[str]:
-    return {name for name in names if place(f"canary {found.run}", name) < found.reach}
+    key = f"canary {found.run}"
+    return {name for name in names if place(key, name) < found.share or name in found.devices}
 
 
 async def work(host: Several, peers: dict[str, Peer], names: set[str]) -> dict[str, str]:
@@ -195,10 +196,16 @@ async def test_a_canary_whose_devices_fail_goes_back(folder: Path) -> None:
 
 @run_async
 async def test_one_device_is_reached_where_the_share_has_none(folder: Path) -> None:
+    """One of two that are connected, and none of those that come later."""
     async with several(folder) as host:
         await host.add("a", **ASYNCHRONOUS)
-        await joined(host)
+        for name in NAMES[:2]:
+            await host.join(name)
         await begin(host, steps=[1e-9, 1.0])
+        await host.hosted.look()
+        assert len(inside(row(host))) == 1
+        for name in NAMES[2:]:
+            await host.join(name)
         await host.hosted.look()
         assert len(inside(row(host))) == 1
         before = row(host)

@@ -14,7 +14,7 @@ from fleetlearn_coordinator.storage.runs import Population, Runs
 
 PLAN = Path("/plans/a.toml")
 SOME = Population(("roof",), share=0.5)
-ROW = CanaryRow(2, 1, "running", 0.01, 0.02, ("beta",), "{}", "{}")
+ROW = CanaryRow(2, 1, "running", 0.01, ("d7", "d9"), ("beta",), "{}", "{}")
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_both_runs_serve_parts_of_the_same_devices(runs: Runs) -> None:
     old, canary = runs.runs()
     assert old.split is not None
     assert canary.split == old.split._replace(is_canary=True)
-    assert old.split[:5] == ("canary 2", "a", 0.01, 0.02, ("beta",))
+    assert old.split[:5] == ("canary 2", "a", 0.01, ("d7", "d9"), ("beta",))
     assert canary.population == SOME, "the old run's, whatever its own row says"
     assert (old.wanted, canary.wanted) == ("running", "running")
 
@@ -46,11 +46,11 @@ def test_both_runs_serve_parts_of_the_same_devices(runs: Runs) -> None:
 )
 def test_in_the_last_step_the_old_run_is_paused(runs: Runs, wanted: Any, then: str) -> None:
     runs.want("a", wanted)
-    change(runs, share=1.0, reach=1.0)
+    change(runs, share=1.0)
     old, canary = runs.runs()
     assert (old.wanted, canary.wanted) == (then, "running")
     assert canary.split is not None
-    assert (canary.split.reach, canary.split.tags) == (1.0, ()), "for all, whatever their tags"
+    assert (canary.split.share, canary.split.tags) == (1.0, ()), "for all, whatever their tags"
     change(runs, phase="back")
     old, canary = runs.runs()
     assert (old.wanted, canary.wanted) == (wanted, "stopped"), "as people want it"
@@ -71,13 +71,13 @@ def test_a_canary_that_finishes_has_the_old_runs_name_and_devices(runs: Runs) ->
 def test_who_changes_it_second_is_refused(runs: Runs) -> None:
     (row,) = runs.canaries.rows()
     assert runs.canaries.note(row, '{"seconds":1}')
-    runs.canaries.change(row._replace(reach=0.5))
+    runs.canaries.change(row._replace(devices=("d8",)))
     for late in (row, row._replace(phase="back")):
         with pytest.raises(StoreError, match="somebody else has just changed"):
             runs.canaries.change(late)
         assert not runs.canaries.note(late, "lost")
     (found,) = runs.canaries.rows()
-    assert (found.reach, found.changes, found.phase) == (0.5, 1, "running")
+    assert (found.devices, found.changes, found.phase) == (("d8",), 1, "running")
 
 
 def test_a_transaction_that_fails_changes_nothing(runs: Runs) -> None:

@@ -80,8 +80,7 @@ def act(
     match action:
         case "widen":
             state = widened(state, settings)
-            share = settings.steps[state.step]
-            row = row._replace(share=share, reach=max(row.reach, share))
+            row = row._replace(share=settings.steps[state.step])
         case "back":
             state, row = gone_back(state, why), row._replace(phase="back")
         case "finish":

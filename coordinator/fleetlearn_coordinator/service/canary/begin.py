@@ -76,9 +76,17 @@ def begin_canary(operations: Operations, of: str, asked: CanaryAsked) -> BegunCa
     with operations.logged("canary began", name, **said):
         operations.runs.add(name, file, old.population)
         number = next(run.number for run in operations.runs.runs() if run.name == name)
-        share = settings.steps[0]
-        row = (number, old.number, "running", share, share, asked.tags)
-        operations.runs.canaries.add(CanaryRow(*row, encoded(about), encoded(CanaryState())))  # type: ignore[arg-type]
+        row = CanaryRow(
+            run=number,
+            of=old.number,
+            phase="running",
+            share=settings.steps[0],
+            devices=(),
+            tags=asked.tags,
+            about=encoded(about),
+            state=encoded(CanaryState()),
+        )
+        operations.runs.canaries.add(row)
     return BegunCanary(name, first, remark)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import nextafter
 
 from fleetlearn_protocol.messages import CheckIn
 from msgspec.structs import replace
@@ -23,7 +22,7 @@ from fleetlearn_coordinator.service.canary.decision import CanaryState, decide
 from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.operations import Operations
-from fleetlearn_coordinator.service.several.population import place, why_not
+from fleetlearn_coordinator.service.several.population import has_canary, place, why_not
 from fleetlearn_coordinator.service.views.records import CanaryView
 from fleetlearn_coordinator.storage.canaries import CanaryRow
 from fleetlearn_coordinator.storage.errors import StoreError
@@ -169,16 +168,19 @@ class CanaryWatch:
         split, fewest = canary.split, about_of(row).settings.devices
         if split is None or state.canary.given or split.share >= 1:
             return False
-        places = sorted(
-            place(split.key, each.device)
+        fit = [
+            each
             for each in self._connected()
             if {*split.tags} <= {*each.tags} and not why_not(old.population, old.name, each)
-        )[:fewest]
-        if len(places) < fewest or places[-1] < split.reach:
+        ]
+        lacks = fewest - sum(has_canary(split, each) for each in fit)
+        others = [each.device for each in fit if not has_canary(split, each)]
+        if lacks <= 0 or not others:
             return False
-        # Below 1: the last step alone is for all devices.
-        reach = min(nextafter(places[-1], 1.0), nextafter(1.0, 0.0))
-        self._runs.canaries.change(row._replace(reach=reach, state=encoded(state)))
+        # By name, not by a larger share: of the devices that come later, few have it too.
+        others = sorted(others, key=lambda device: place(split.key, device))[:lacks]
+        devices = (*row.devices, *others)
+        self._runs.canaries.change(row._replace(devices=devices, state=encoded(state)))
         self._states[row.run] = row.changes + 1, state  # the same step: what is counted stays
-        logger.info("the canary %s reaches %d connected devices", canary.name, len(places))
+        logger.info("the canary %s has %d more devices", canary.name, len(others))
         return True

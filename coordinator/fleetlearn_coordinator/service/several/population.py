@@ -31,7 +31,9 @@ def why_not(population: Population, run: str, check_in: CheckIn, split: Split | 
 
 def has_canary(split: Split, check_in: CheckIn) -> bool:
     """Return whether a device of the old run's population is one of those that have the canary."""
-    return {*split.tags} <= {*check_in.tags} and place(split.key, check_in.device) < split.reach
+    if check_in.device in split.devices:
+        return True
+    return {*split.tags} <= {*check_in.tags} and place(split.key, check_in.device) < split.share
 
 
 def _why_not(population: Population, run: str, check_in: CheckIn) -> str:

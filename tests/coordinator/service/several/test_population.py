@@ -5,7 +5,13 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from fleetlearn_coordinator.service.several.population import EVERYBODY, describe, place, why_not
+from fleetlearn_coordinator.service.several.population import (
+    EVERYBODY,
+    describe,
+    has_canary,
+    place,
+    why_not,
+)
 from fleetlearn_coordinator.storage.canaries import Split
 from fleetlearn_coordinator.storage.identities import RUN
 from fleetlearn_coordinator.storage.runs import Population
@@ -57,7 +63,7 @@ def test_a_share_is_always_the_same_devices_and_another_run_s_are_others() -> No
     assert place("a", "d") == 0.5261623857036364, "it must not change: the devices would be others"
 
 
-SPLIT = Split("canary 2", "a", 0.3, 0.3, (), is_canary=True)
+SPLIT = Split("canary 2", "a", 0.3, (), (), is_canary=True)
 
 
 def test_each_device_serves_one_of_a_canary_and_its_old_run() -> None:
@@ -68,13 +74,15 @@ def test_each_device_serves_one_of_a_canary_and_its_old_run() -> None:
         outside = [not why_not(EVERYBODY, "a", each, old) for each in devices]
         assert inside == [not each for each in outside]
         assert sum(inside) == (0 if split.tags == ("us",) else sum(inside))
-        wider = [not why_not(EVERYBODY, "c", each, split._replace(reach=0.6)) for each in devices]
+        wider = [not why_not(EVERYBODY, "c", each, split._replace(share=0.6)) for each in devices]
         assert all(after or not before for before, after in zip(inside, wider, strict=True))
+    named = SPLIT._replace(devices=("d1", "d2"), share=1e-9)
+    assert [each.device for each in devices if has_canary(named, each)] == ["d1", "d2"]
     assert 120 < sum(not why_not(EVERYBODY, "c", each, SPLIT) for each in devices) < 180
 
 
 def test_a_canary_is_for_the_old_runs_devices_alone() -> None:
-    all_ = SPLIT._replace(reach=1.0)
+    all_ = SPLIT._replace(share=1.0)
     assert not why_not(EVERYBODY, "a.canary", PHONE, all_)
     assert "tag us" in why_not(Population(tags=("us",)), "a.canary", PHONE, all_)
     bound = msgspec.structs.replace(PHONE, tags=(f"{RUN}a",))
@@ -91,7 +99,7 @@ def test_what_people_read_of_it() -> None:
         "tag eu; none: all have the canary"
     )
     assert (
-        why_not(EVERYBODY, "a", PHONE, old._replace(reach=1.0)) == "the device has the canary of a"
+        why_not(EVERYBODY, "a", PHONE, old._replace(share=1.0)) == "the device has the canary of a"
     )
     tagged = SPLIT._replace(tags=("us",))
     assert why_not(EVERYBODY, "a.canary", PHONE, tagged) == (
