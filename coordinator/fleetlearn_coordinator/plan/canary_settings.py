@@ -24,7 +24,7 @@ class CanarySettings(Section, frozen=True, kw_only=True):
         1.0,
     )
     """Shares of the old run's devices that get the canary, rising; the last is 1."""
-    devices: Positive = 1
+    devices: Annotated[int, Meta(ge=1, le=1000)] = 1
     """Connected devices that get it in each step at least, also where the share is fewer."""
     tasks: Positive = 50
     """Tasks of the canary that end in a step before the next one begins."""
