@@ -397,7 +397,7 @@ class Driver:
         self.post(event)
 
     async def _locate(self, task: Task | Question) -> None:
-        # The session hears of a condition that does not hold before it hears of the files, and
+        # The session hears of a condition that does not hold before it hears of the files: it then
         # gives the task back.
         await self._look(fresh=True)
         try:
