@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import wave
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +51,8 @@ def read_wav(path: Path, rate: int | None = None) -> NDArray[Any]:
 
     Raises DataError: no PCM of 8, 16, 24 or 32 bits, another rate.
     """
+    import wave  # here: a device that reads no sounds does without it
+
     try:
         with wave.open(str(path), "rb") as file:
             found, width, channels = file.getframerate(), file.getsampwidth(), file.getnchannels()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,8 @@ def read_query(path: Path, query: str) -> RawRows:
 
     Raises DataError: no such file, SQL that fails, no row, NULL or bytes in a row.
     """
+    import sqlite3  # here: a device that reads no database does without it
+
     if not path.exists():
         raise missing(path, "an SQLite database")
     try:

@@ -209,3 +209,15 @@ def test_what_is_not_finite_is_found() -> None:
         "array x has the value -inf in example 102 (the first is 0), at [1, 0]; expected finite "
         "numbers"
     )
+
+
+def test_an_array_at_an_odd_byte_of_a_file_is_moved() -> None:
+    """As the arrays of an .npz file lie that is mapped from the disk."""
+    odd = np.zeros(8 * 4 + 1, np.uint8)[1:].view(np.float32).reshape(4, 2)
+    odd[:] = np.arange(8).reshape(4, 2)
+    assert not odd.flags.aligned
+    (found,) = check_batch((odd,), (Input("x", "float32", (2,)),))
+    assert found.flags.aligned
+    np.testing.assert_array_equal(found, odd)
+    (same,) = check_batch((found,), (Input("x", "float32", (2,)),))
+    assert same is found
