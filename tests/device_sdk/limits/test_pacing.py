@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fleetlearn_device.limits.pacing import LONGEST_REST, Pacing
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
@@ -40,6 +40,7 @@ def test_a_rest_brings_a_step_down_to_its_share(
     assert pacing.after_step() == pytest.approx(rest)
 
 
+@settings(max_examples=40)
 @given(
     st.floats(0.05, 2.0),
     st.lists(st.tuples(st.floats(0.001, 0.5), st.floats(0.0, 1.0)), min_size=1, max_size=50),
