@@ -126,12 +126,14 @@ def plain(text: str, folder: Path) -> str:
 
 
 def _without_numbers(text: str) -> str:
-    """Nor spaces, lines of tables, the name of torch's build. Numbers go first: what follows could
-    be part of them."""
+    """Nor spaces, lines of tables, the name of torch's build, and which operator is the farthest
+    from PyTorch: rounding decides that, with the number of threads. Numbers go first: what follows
+    could be part of them."""
     text = re.sub(r"\+(cpu|cu[0-9]+)\b", "", text)
     text = re.sub(r"\w{8}(-\w{4}){3}-\w{12}", "0", text)
     text = re.sub(r"[0-9a-f]*[0-9][0-9a-f]*", "0", text)
-    return re.sub(r"0([.,:+-]*0)*", "0", re.sub(r"[\s─-╿]", "", text))
+    text = re.sub(r"0([.,:+-]*0)*", "0", re.sub(r"[\s─-╿]", "", text))
+    return re.sub(r"theworst,[\w.]+\(\w+\),at0", "theworst", text)
 
 
 def renewed(shown: str, printed: str, folder: Path) -> str:
