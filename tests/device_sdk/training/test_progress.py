@@ -29,33 +29,12 @@ from fleetlearn_device.training.progress import (
 from fleetlearn_device.training.train import StoppedError
 from fleetlearn_device.training.trainer import MAX_STARTS, FinishedUpdate, KilledError, Trainer
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.encodings import FLOAT32
-from fleetlearn_protocol.messages import CONTROL, MODEL, Task
-from fleetlearn_protocol.vector import Vector, digest
+from fleetlearn_protocol.messages import Task
+from fleetlearn_protocol.vector import Vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interrupted import ALGORITHMS, BUNDLES, DATA, bring, left, task_of
 from line_bundle import line_data, write_line_bundle
-
-DATA = as_data(line_data(12))
-CONTROL_VARIATE = np.array([0.1, -0.2, 0.3, 0, 0.05], np.float32)
-BUNDLES: dict[str, dict[str, Any]] = {
-    "everything": {
-        "personal": True,
-        "state": True,
-        "references": ("anchor", "previous"),
-        "random": True,
-    },
-    "correction": {"references": ("anchor", "correction"), "optimizer": "sgd", "random": True},
-    "heads": {"personal": True, "state": True, "references": ("anchor",), "random": True},
-}
-ALGORITHMS = {
-    "plain": "everything",
-    "scaffold": "correction",
-    "scaffold-gradient": "correction",
-    "feddyn": "correction",
-    "ditto": "correction",
-    "fedrep": "heads",
-}
 
 
 class Killed(BaseException):
@@ -73,45 +52,6 @@ def each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a checkpoint after each step: neither time nor bytes bound them."""
     monkeypatch.setattr(progress_module, "WRITE_SHARE", np.inf)
     monkeypatch.setattr(progress_module, "FLASH_RATE", np.inf)
-
-
-def task_of(bundle: Bundle, algorithm: str, number: int, kept: str | None = None) -> Task:
-    model = np.linspace(-1, 1, bundle.manifest.size, dtype=np.float32)
-    model[3] = 2
-    vectors = [FLOAT32.reference(MODEL, model)]
-    parts = {"update": "topk-0.5", "buffers": "float32"}
-    if algorithm.startswith("scaffold"):
-        vectors.append(FLOAT32.reference(CONTROL, CONTROL_VARIATE))
-        parts[CONTROL] = "float32"
-    return Task(
-        f"t{number}",
-        number,
-        bundle.sha256,
-        tuple(vectors),
-        parts,
-        {"lr": 0.05, "mu": 0.3},
-        epochs=2,
-        batch_size=5,
-        seed=100 + number,
-        deadline=100.0,
-        evaluate=True,
-        algorithm=algorithm,
-        kept=kept,
-        personal_epochs=1 if algorithm in ("ditto", "fedrep") else None,
-    )
-
-
-def bring(state: StateDirectory, bundle: Bundle, task: Task) -> None:
-    """Put what the task needs into the cache."""
-    contents = {entry.sha256: bundle.read(path) for path, entry in bundle.manifest.files.items()}
-    contents[bundle.sha256] = bundle.read("manifest.json")
-    model = np.linspace(-1, 1, bundle.manifest.size, dtype=np.float32)
-    model[3] = 2
-    contents |= {digest(vector): vector.tobytes() for vector in (model, CONTROL_VARIATE)}
-    while lacking := state.contents.lacking(task, "onnx"):
-        for wanted in lacking:
-            state.contents.append(wanted, 0, contents[wanted.sha256])
-            assert state.contents.finish(wanted)
 
 
 def train_once(
@@ -138,19 +78,6 @@ def train_once(
         return finished
     finally:
         state.close()
-
-
-def left(finished: FinishedUpdate) -> dict[str, Any]:
-    """What a task leaves, without the time that it took."""
-    report = finished.report
-    return {
-        "contents": [bytes(content) for content in finished.contents],
-        "kept": finished.kept_state.tobytes(),
-        "tied": {name: vector.tobytes() for name, vector in finished.tied.items()},
-        "personal": None if finished.personal is None else finished.personal.tobytes(),
-        "report": (report.examples, report.steps, report.epochs, report.loss, report.metrics),
-        "evaluations": (report.evaluation, report.personal, report.complete),
-    }
 
 
 def two_tasks(
