@@ -21,6 +21,7 @@ from fleetlearn_device import BufferWriter, Device
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.state_directory import StateDirectory
+from fleetlearn_device.storage.status import read_status
 from fleetlearn_device.training import progress
 from fleetlearn_protocol.messages import Failed, Report
 from scripted import PATIENCE, Line, Scripted, Served, scripted
@@ -215,6 +216,9 @@ def test_a_stop_is_as_good_as_a_kill(served: Served, held: Held, tmp_path: Path)
             held.go.set()
             await joined(first)
             assert (tmp_path / "stopped" / "checkpoint").exists()
+            status = read_status(tmp_path / "stopped")
+            assert status is not None
+            assert status.task == "is kept: the next start goes on with its training"
             held.at = 0
             with device_at(coordinator, held, tmp_path / "stopped"):
                 line = await give(coordinator, served)

@@ -16,6 +16,7 @@ from fleetlearn_device.session.states import (
     AnswerReady,
     Holding,
     Idle,
+    Locating,
     Online,
     Saving,
     Sent,
@@ -45,6 +46,12 @@ class Traffic:
 
     sent: int = 0
     received: int = 0
+
+
+def _does(session: Session) -> str:
+    if session.stopping and isinstance(session.work, Locating):
+        return "is kept: the next start goes on with its training"
+    return _DOES.get(type(session.work), "is being fetched")
 
 
 class StatusFile:
@@ -113,7 +120,7 @@ class StatusFile:
         status = msgspec.structs.replace(
             before,
             ready=idle and isinstance(session.link, Online),
-            task=history.end if idle else _DOES.get(type(session.work), "is being fetched"),
+            task=history.end if idle else _does(session),
             history=history,
             ineligible=session.ineligible,
             waits=session.waits,
