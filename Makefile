@@ -46,7 +46,7 @@ OPTIONS = $(filter-out tests%,$(ARGS))
 ort_training_tests = [ ! -x $(ORT_TRAINING) ] || [ -z "$(ORT_TRAINING_TESTS)" ] || \
   $(ORT_TRAINING) $(2) $(PYTEST) -m $(1) $(ORT_TRAINING_TESTS) $(OPTIONS) || [ $$? = 5 ]
 
-.PHONY: help demo demo-web test test-all test-arm64 programs test-zoo fuzz check docs web test-web dist release bench soak studies clean
+.PHONY: help demo demo-web test test-all test-arm64 kotlin programs test-zoo fuzz check docs web test-web dist release bench soak studies clean
 
 help:
 	@echo 'make demo       a fleet of devices trains a model, some die, the run goes on   (ARGS="--devices 40 --rounds 60")'
@@ -54,6 +54,7 @@ help:
 	@echo 'make test       the fast tests                                                  (ARGS="tests/protocol -k name")'
 	@echo 'make test-all   all tests, and what they cover; with Chromium, Firefox and Prometheus, if root of a Debian runs it'
 	@echo 'make test-arm64  the device on an emulated 64-bit ARM; with qemu, if root of a Debian runs it'
+	@echo 'make kotlin     the SDK in Kotlin, for the JVM: fetches its compiler; its slow tests run then (with Java and npm)'
 	@echo 'make test-zoo   models of torchvision, transformers and others: an hour   (ARGS="-k resnet18")'
 	@echo 'make fuzz       any bytes to all that reads bytes, 20 s for each target  (ARGS="--seconds 300 conversations")'
 	@echo 'make check      lint, format, types, import walls, class names'
@@ -107,6 +108,9 @@ test-arm64: .venv/.installed
 	  echo 'installing qemu-user-static ...' && apt-get update -qq && \
 	  RUNLEVEL=1 apt-get install -qq --yes --no-install-recommends qemu-user-static >/dev/null; } || true
 	@$(BIN)/python -m pytest -rs tests/end_to_end/test_arm64.py $(ARGS)
+
+kotlin: .venv/.installed
+	@$(BIN)/python tests/support/kotlin_sdk.py
 
 # ARGS='-m "zoo and not large"' leaves out the models above 20 million parameters.
 test-zoo: .venv/.zoo
@@ -164,7 +168,7 @@ studies: $(INSTALLED)
 	@set -e; for name in $(STUDIES); do echo "== $$name"; $(BIN)/python benchmarks/studies/$$name.py $(ARGS); done
 
 clean:
-	rm -rf .venv .fuzz .arm64 demo-output .demo-web fedprox.runs robust.runs encodings.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache .test-coverage $(WEB)/node_modules $(WEB)/dist $(WEB)/build
+	rm -rf .venv .fuzz .arm64 .kotlin demo-output .demo-web fedprox.runs robust.runs encodings.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache .test-coverage $(WEB)/node_modules $(WEB)/dist $(WEB)/build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The version before had the training build in .venv itself, and .venv/device: these begin again.

@@ -39,7 +39,9 @@ class LoadMeter:
         second of /proc/stat."""
         self._file, self._clock, self._own_seconds = files.proc / "stat", clock, own_seconds
         self._sleep = sleep
-        self._ticks = os.sysconf("SC_CLK_TCK") if ticks is None else ticks
+        if ticks is None:  # Windows has no sysconf, and no /proc/stat to count in
+            ticks = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 1
+        self._ticks = ticks
         self._lock = threading.Lock()
         self._last: tuple[float, int, int, float] | None = None
         self._load: float | None = None

@@ -24,8 +24,10 @@ def lower_priority(nice: int | None, io: IoClass | None) -> None:
     """Lower the priority of the calling thread, and of those that it begins later, such as ONNX
     Runtime's. It is never raised: that needs privileges. Where the system refuses, the log says so.
     """
+    if nice is not None and not hasattr(os, "setpriority"):
+        log.warning("the training's priority stays as it is: this system has no nice values")
     # Linux has a nice value for each thread: 0 is the calling one.
-    if nice is not None and nice > os.getpriority(os.PRIO_PROCESS, 0):
+    elif nice is not None and nice > os.getpriority(os.PRIO_PROCESS, 0):
         try:
             os.setpriority(os.PRIO_PROCESS, 0, nice)
         except OSError as error:

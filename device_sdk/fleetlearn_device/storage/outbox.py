@@ -155,15 +155,13 @@ class Outbox:
             report = read_report(self._path)
             if report is None:
                 raise StateError(f"{self._path} holds no finished update")
-            with self._update(report).open("rb") as file:
-                file.seek(offset)
-                ends = accumulate(part.size for part in report.parts)
-                for part, end in zip(report.parts, ends, strict=True):
-                    block = find_encoding(part.encoding).block_bytes
-                    most = max(1, chunk_bytes // block) * block
-                    while offset < end and (payload := file.read(min(most, end - offset))):
-                        yield pack_chunk(transfer, offset, payload)
-                        offset += len(payload)
+            path, ends = self._update(report), accumulate(part.size for part in report.parts)
+            for part, end in zip(report.parts, ends, strict=True):
+                block = find_encoding(part.encoding).block_bytes
+                most = max(1, chunk_bytes // block) * block
+                while offset < end and (payload := _read(path, offset, min(most, end - offset))):
+                    yield pack_chunk(transfer, offset, payload)
+                    offset += len(payload)
 
     def _update(self, report: Report) -> Path:
         return self._path / ("-".join(f"{part.crc32:08x}" for part in report.parts) + ".bin")
@@ -207,6 +205,14 @@ def read_report(pending: Path) -> Report | None:
     except msgspec.DecodeError as error:
         log.warning("%s is damaged and is ignored: %s", path, error)
         return None
+
+
+def _read(path: Path, offset: int, size: int) -> bytes:
+    """Read a part of a file, which is not held open: Windows deletes no file that is, and an upload
+    that is stopped may still wait between two chunks when its update is dropped."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(size)
 
 
 def _is_intact(path: Path, report: Report) -> bool:

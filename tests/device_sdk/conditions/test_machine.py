@@ -121,3 +121,12 @@ def test_this_machine_s_own_figures() -> None:
     assert 0.0 <= LoadMeter(files).load() <= 1.0
     total = os.sysconf("SC_PHYS_PAGES") * PAGE
     assert 2**20 < read_free_memory(files) <= total
+
+
+def test_a_system_without_sysconf_says_that_the_load_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Windows."""
+    monkeypatch.delattr(os, "sysconf")
+    with pytest.raises(UnreadableError, match="does not say what the processors do"):
+        LoadMeter(SystemFiles(proc=tmp_path)).load()

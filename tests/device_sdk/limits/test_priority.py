@@ -93,3 +93,14 @@ def test_a_system_that_refuses_a_priority_does_not_end_the_training(
     with caplog.at_level(logging.WARNING):
         lower_priority(19, None)
     assert "the training's priority stays as it is: Operation not permitted" in caplog.text
+
+
+def test_a_system_without_nice_values_trains_nevertheless(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Windows: an exception in the thread's beginning would end the device."""
+    monkeypatch.delattr(os, "getpriority")
+    monkeypatch.delattr(os, "setpriority")
+    caplog.set_level(logging.WARNING, "fleetlearn.device")
+    lower_priority(10, None)
+    assert "this system has no nice values" in caplog.text

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -83,6 +84,21 @@ def test_an_update_that_the_version_before_left_is_reported_in_parts(tmp_path: P
     assert state.outbox.load() == REPORT
     assert b"".join(unpack_chunk(frame).payload for frame in state.outbox.chunks(5, 0)) == UPDATE
     state.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="/proc says which files are open")
+def test_an_upload_that_waits_holds_no_file_open(state: StateDirectory) -> None:
+    """Windows would not delete it."""
+    report = Report("t2", 4, (FLOAT32.part("update", bytes(12)),), 7, 3, 2.0, True, 0.5)
+    state.outbox.save(report, (bytes(12),))
+    chunks = state.outbox.chunks(5, 0, 4)
+    assert unpack_chunk(next(chunks)).payload == bytes(4)
+    opened = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # that of the loop itself is closed
+            opened.append(link.readlink())
+    assert not [path for path in opened if path.parent == state.path / "pending"]
+    assert [unpack_chunk(frame).payload for frame in chunks] == [bytes(4), bytes(4)]
 
 
 def test_each_chunk_holds_bytes_of_one_part(state: StateDirectory) -> None:
