@@ -66,7 +66,8 @@ def _take_runtime(wheel: Path, target: Path) -> None:
     with zipfile.ZipFile(inner) as source, zipfile.ZipFile(draft, "w") as jar:
         for entry in source.infolist():
             path = entry.filename
-            if path.startswith("ai/onnxruntime/") and ".dSYM" not in path:
+            debugging = ".dSYM" in path or path.endswith(".pdb")
+            if path.startswith("ai/onnxruntime/") and not debugging:
                 jar.writestr(entry, source.read(entry), zipfile.ZIP_DEFLATED)
     draft.rename(target)
 
