@@ -182,7 +182,10 @@ class RunServer:
         device, held, now = check_in.device, check_in.held, self.clock.read(now)
         self.run.observers.tell([DeviceJoined(check_in)])
         if self._lacks(check_in):  # it stays connected, for another plan
-            self._idle.add(device)
+            if device not in self._idle:  # its connection before this one may have been able
+                self._part_from(device)
+                self._idle.add(device)
+                self._carry_out(self.engine.disconnect(device, now), now)
             return
         self._idle.discard(device)
         self.models.join(check_in)
@@ -203,6 +206,10 @@ class RunServer:
     def _forget(self, device: str) -> None:
         """The device is not connected to this run any more."""
         self.run.observers.tell([DeviceLeft(device)])
+        self._part_from(device)
+
+    def _part_from(self, device: str) -> None:
+        """Forget what the device said that it can do."""
         self._idle.discard(device)
         for records in self.run.exchanges.values():
             records.leave(device)

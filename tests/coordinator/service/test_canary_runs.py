@@ -195,6 +195,37 @@ async def test_a_canary_whose_devices_fail_goes_back(folder: Path) -> None:
 
 
 @run_async
+async def test_what_was_before_the_canary_is_not_compared_with(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("a", **ASYNCHRONOUS)
+        peers = await joined(host)
+        for _ in range(2):
+            await work(host, peers, {*NAMES})
+        await begin(host)
+        assert state_of(row(host)).control.ended == 0
+        await work(host, peers, {*NAMES} - inside(row(host)))
+        found = state_of(row(host)).control
+        assert found.ended == found.done == len(NAMES) - len(inside(row(host)))
+
+
+@run_async
+async def test_a_canary_replaces_no_file_and_no_run_by_its_name(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("a", **ASYNCHRONOUS)
+        await host.add("b", **ASYNCHRONOUS)
+        kept = host.wanted.path.parent
+        files = {name: kept / f"{name}.toml" for name in ("b", "other")}
+        for file in files.values():
+            file.write_text("# a plan that somebody wrote")
+        bundle = str(write_test_bundle(host.folder / "new" / "bundle", SIZE))
+        for name in files:
+            with pytest.raises(FleetError, match=f"{name}.*--name"):
+                begin_canary(operations(host), "a", CanaryAsked(bundle=bundle, name=name))
+        assert {each.read_text() for each in files.values()} == {"# a plan that somebody wrote"}
+        assert [run.name for run in host.wanted.runs()] == ["a", "b"]
+
+
+@run_async
 async def test_one_device_is_reached_where_the_share_has_none(folder: Path) -> None:
     """One of two that are connected, and none of those that come later."""
     async with several(folder) as host:
@@ -211,6 +242,8 @@ async def test_one_device_is_reached_where_the_share_has_none(folder: Path) -> N
         before = row(host)
         await host.hosted.look()
         assert row(host) == before._replace(state=row(host).state), "and no further one"
+        host.hosted._canaries._connected = lambda: pytest.fail("all devices were looked through")
+        await host.hosted.look()
 
 
 @run_async

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -324,6 +325,25 @@ async def test_a_device_that_cannot_work_is_given_no_task(make_plan: PlanMaker) 
         await well.expect(Welcome)
         await well.task()
         assert [*coordinator.engine.leases] == ["well"]
+
+
+@pytest.mark.parametrize("says", [{"error": "no memory"}, {"wants": "model"}])
+def test_a_device_that_waited_for_a_task_and_takes_none_on_its_next_connection(
+    make_plan: PlanMaker, says: dict[str, Any]
+) -> None:
+    @run_async
+    async def check(make_plan: PlanMaker) -> None:
+        async with fleet(make_plan(round__goal=2, round__minimum=2)) as (coordinator, join):
+            await join("a")
+            again = await join("a", check_in=False)
+            await again.send(CheckIn(1, "a", 10, **says))
+            assert (await again.expect(Welcome)).ineligible
+            await join("b")
+            await join("c")
+            await until(lambda: len(coordinator.engine.leases) == 2)
+            assert {*coordinator.engine.leases} == {"b", "c"}
+
+    check(make_plan)
 
 
 @run_async

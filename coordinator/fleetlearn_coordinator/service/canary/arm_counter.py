@@ -18,15 +18,15 @@ class ArmCounter:
         self._new = Arm()
         self._devices: set[str] = set()
         """Devices that were given tasks in this step, as far as this process has seen."""
-        self._tasks: dict[str, str] = {}
-        """Device -> the task that it has."""
-        self._interrupted: set[str] = set()
-        """Tasks that run and were interrupted."""
+        self._unbroken: set[str] = set()
+        """Devices that have a task which was given in this step, and whose connection has not
+        broken since: a task of an earlier step is not one of ``given``."""
 
     def begin(self) -> None:
         """Count from now on: another step begins, or another canary."""
         self._new = Arm()
         self._devices.clear()
+        self._unbroken.clear()
 
     def add_to(self, arm: Arm) -> Arm:
         """Return the arm with what was counted since the last call."""
@@ -44,32 +44,25 @@ class ArmCounter:
         """Count what happened."""
         for event in events:
             match event:
-                case Assign(device, task, again=again):
-                    self._tasks[device] = task
-                    if not again:
-                        self._devices.add(device)
-                        self._new = replace(self._new, given=self._new.given + 1)
+                case Assign(device, again=False):
+                    self._unbroken.add(device)
+                    self._devices.add(device)
+                    self._new = replace(self._new, given=self._new.given + 1)
                 case UpdateSaved(device, report):
-                    self._forget(device)
+                    self._unbroken.discard(device)
                     self._new = replace(
                         self._new,
                         done=self._new.done + 1,
                         seconds=together(self._new.seconds, {class_of(report.seconds): 1}),
                     )
                 case Ended(device, _, _, cause):
-                    self._forget(device)
+                    self._unbroken.discard(device)
                     self._count(cause, 1)
-                case Revived(device, task):
-                    self._tasks[device] = task
+                case Revived():
                     self._count("lost", -1)
-                case DeviceLeft(device) if (
-                    task := self._tasks.get(device, "")
-                ) and task not in self._interrupted:
-                    self._interrupted.add(task)
+                case DeviceLeft(device) if device in self._unbroken:
+                    self._unbroken.remove(device)
                     self._new = replace(self._new, interrupted=self._new.interrupted + 1)
-
-    def _forget(self, device: str) -> None:
-        self._interrupted.discard(self._tasks.pop(device, ""))
 
     def _count(self, cause: str, change: int) -> None:
         if outcome_of(cause) is not None:

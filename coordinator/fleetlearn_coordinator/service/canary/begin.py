@@ -61,8 +61,13 @@ def begin_canary(operations: Operations, of: str, asked: CanaryAsked) -> BegunCa
     settings = _settings(operations, asked)
     old_plan = Plan.load(old.plan)
     folder = operations.runs.path.parent
-    taken = {run.name for run in operations.runs.runs()} | {each.stem for each in folder.iterdir()}
+    runs = {run.name for run in operations.runs.runs()}
+    taken = runs | {each.stem for each in folder.iterdir()}
     name = asked.name or free_name(f"{of}{CANARY}", taken)
+    if name in (runs if asked.plan else taken):
+        what = "a run" if name in runs else f"a file in {folder}"
+        text = f"there is {what} called {name} already: take another name with --name"
+        raise StoreError(Code.DUPLICATE, text)
     draft = None if asked.plan else _plan_text(old.plan, folder / f"{name}.toml", asked.bundle)
     file = folder / f"{name}.toml" if draft is not None else in_home(asked.plan)
     plan = Plan.load(file) if draft is None else Plan.parse(draft, folder, file=str(file))

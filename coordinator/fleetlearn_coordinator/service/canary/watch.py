@@ -116,9 +116,10 @@ class CanaryWatch:
         now: float,
     ) -> bool:
         state, canary = self.state(row), wanted[row.run]
-        if row.run not in self._states:
+        if row.run not in self._noted:
+            self._begin_step(row)  # what the old run's devices did before is not compared with
             self._noted[row.run] = now
-        elif self._states[row.run][0] != row.changes:  # somebody began another step
+        elif self._states.get(row.run, (row.changes,))[0] != row.changes:  # somebody began another step
             self._begin_step(row)
         before = state
         server = served.get(row.run)
@@ -137,7 +138,10 @@ class CanaryWatch:
                 act(self._operations, row, state, decision.action, decision.why)
                 self._begin_step(row)
                 return True
-            if server is not None and self._reach_some(row, state, wanted[row.of], canary):
+            # The run counts the devices that it has, of any number; only where these are too few
+            # are the connected ones looked through.
+            too_few = server is not None and server.connected < about_of(row).settings.devices
+            if too_few and self._reach_some(row, state, wanted[row.of], canary):
                 return True
         except StoreError as error:  # somebody else has just changed it, or the disk is full
             logger.warning("the canary %s stays as it is for now: %s", canary.name, error.text)

@@ -54,6 +54,24 @@ def test_a_device_that_returns_with_its_work_was_not_lost() -> None:
     assert (found.done, found.causes, found.interrupted) == (1, {}, 1)
 
 
+def test_a_task_that_was_given_before_the_step_is_not_interrupted_in_it() -> None:
+    counter = ArmCounter()
+    counter([given("a", "1"), given("b", "2")])
+    counter.begin()
+    counter([DeviceLeft("a"), DeviceLeft("b"), given("a", "1", again=True), DeviceLeft("a")])
+    counter([given("c", "3"), DeviceLeft("c")])
+    found = counter.add_to(Arm())
+    assert (found.given, found.interrupted) == (1, 1)
+
+
+def test_a_task_is_interrupted_once_though_it_was_lost_between() -> None:
+    found = counted(
+        given("a", "1"), DeviceLeft("a"), Ended("a", "1", 1, "lost"), Revived("a", "1", 1),
+        given("a", "1", again=True), DeviceLeft("a"),
+    )  # fmt: skip
+    assert (found.given, found.interrupted) == (1, 1)
+
+
 def test_what_was_added_is_not_added_again() -> None:
     counter = ArmCounter()
     counter([given("a", "1"), Ended("a", "1", 1, "late")])
