@@ -119,7 +119,8 @@ class CanaryWatch:
         if row.run not in self._noted:
             self._begin_step(row)  # what the old run's devices did before is not compared with
             self._noted[row.run] = now
-        elif self._states.get(row.run, (row.changes,))[0] != row.changes:  # somebody began another step
+        elif self._states.get(row.run, (row.changes,))[0] != row.changes:
+            # somebody began another step
             self._begin_step(row)
         before = state
         server = served.get(row.run)
