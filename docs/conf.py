@@ -28,6 +28,7 @@ include_patterns = [
     "*.md",
     "*/README.md",
     "device_sdk/web/README.md",
+    "device_sdk/kotlin/README.md",
     "docs/*.md",
     "docs/*/*.md",
     "protocol/*.md",
