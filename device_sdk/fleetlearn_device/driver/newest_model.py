@@ -168,7 +168,7 @@ async def _fetch(socket: ClientConnection, directory: StateDirectory, wanted: Wa
     while not isinstance(content := await _hear(socket), Content):
         if isinstance(content, Refused):
             raise ProtocolError(content.code, content.text)
-        if not isinstance(content, Waiting):
+        if not isinstance(content, Waiting | ComeBack):  # the training may end meanwhile
             raise ProtocolError(Code.OUT_OF_TURN, "something else came than what was fetched")
     limit = wanted.limit if wanted.size is None else wanted.size
     if content.sha256 != wanted.sha256 or content.offset != wanted.have or content.size > limit:

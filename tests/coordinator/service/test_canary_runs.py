@@ -60,6 +60,10 @@ async def begin(host: Several, *, take_over: Any = None, **settings: Any) -> Can
     return row(host)
 
 
+def bundle_of(host: Several, name: str) -> str:
+    return str(write_test_bundle(host.folder / name / "bundle", SIZE))
+
+
 def row(host: Several) -> CanaryRow:
     return find_canary(host.wanted, "a")
 
@@ -223,6 +227,25 @@ async def test_a_canary_replaces_no_file_and_no_run_by_its_name(folder: Path) ->
                 begin_canary(operations(host), "a", CanaryAsked(bundle=bundle, name=name))
         assert {each.read_text() for each in files.values()} == {"# a plan that somebody wrote"}
         assert [run.name for run in host.wanted.runs()] == ["a", "b"]
+
+
+@run_async
+async def test_of_two_that_begin_a_canary_at_once_one_is_refused(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("a", **ASYNCHRONOUS)
+        both = [CanaryAsked(bundle=bundle_of(host, name), name=name) for name in ("x", "y")]
+        with pytest.MonkeyPatch.context() as patch:
+
+            def meanwhile(*_: object) -> None:
+                patch.undo()
+                begin_canary(operations(host), "a", both[1])
+
+            patch.setattr("fleetlearn_coordinator.service.canary.begin._check_new", meanwhile)
+            with pytest.raises(StoreError, match="the run a has a canary"):
+                begin_canary(operations(host), "a", both[0])
+        assert [run.name for run in host.wanted.runs()] == ["a", "y"]
+        assert len(host.wanted.canaries.rows()) == 1
+        assert not (host.wanted.path.parent / "x.toml").exists(), "nothing is left of it"
 
 
 @run_async

@@ -104,6 +104,17 @@ def test_a_newer_model_may_take_its_place_meanwhile(served: Served, tmp_path: Pa
     assert fetched(served, tmp_path, play)["model"].model == served.model_sha256
 
 
+def test_the_training_may_end_meanwhile(served: Served, tmp_path: Path) -> None:
+    async def play(coordinator: Scripted) -> None:
+        line = await welcomed(coordinator, newest(served))
+        while True:
+            fetch = await line.expect(Fetch)
+            await line.say(ComeBack(30.0, "finished"))
+            await line.send_content(fetch)
+
+    assert fetched(served, tmp_path, play)["model"].model == served.model_sha256
+
+
 def test_what_the_coordinator_says_instead(served: Served, tmp_path: Path) -> None:
     async def gives_none(coordinator: Scripted) -> None:
         await welcomed(coordinator, None)

@@ -74,11 +74,13 @@ def begin_canary(operations: Operations, of: str, asked: CanaryAsked) -> BegunCa
     operations.check(name, plan)
     first, remark = _first_model(old_plan, plan, asked)
     _check_new(operations, old_plan, plan, settings, asked)
-    if draft is not None:
-        file.write_text(draft, "utf-8")
     about = CanaryAbout(settings, first, time.time(), operations.who)
     said = {"of": of, "plan": str(file.absolute()), "model": first.words}
     with operations.logged("canary began", name, **said):
+        old = operations.find(of)
+        _check_old(old)  # somebody may have begun another one, or stopped the run, meanwhile
+        if draft is not None:
+            file.write_text(draft, "utf-8")
         operations.runs.add(name, file, old.population)
         number = next(run.number for run in operations.runs.runs() if run.name == name)
         row = CanaryRow(

@@ -72,19 +72,22 @@ class Operations:
 
     def change(self, name: str, verb: Verb) -> None:
         """Pause, resume, drain or stop a run. Raises StoreError."""
-        run = self.find(name)
+        with self.logged(verb, name):  # nobody begins a canary between the look and the change
+            self._check_change(self.find(name), verb)
+            self.runs.want(name, _STATES[verb])
+
+    def _check_change(self, run: WantedRun, verb: Verb) -> None:
+        """Raise StoreError where the run is in no state for that."""
         if verb in ("drained", "stopped"):
             _refuse_in_canary(run, verb)
         if verb == "resumed" and any(
             row.run == run.number and row.phase == "back" for row in self.runs.canaries.rows()
         ):
-            text = f"{name} is a canary that went back: `canary start` begins another one"
+            text = f"{run.name} is a canary that went back: `canary start` begins another one"
             raise StoreError(Code.OUT_OF_TURN, text)
         if verb in ("paused", "drained") and run.wanted == "stopped":
-            text = f"the run {name} is stopped: `fleetlearn-coordinator resume` lets it go on"
+            text = f"the run {run.name} is stopped: `fleetlearn-coordinator resume` lets it go on"
             raise StoreError(Code.OUT_OF_TURN, text)
-        with self.logged(verb, name):
-            self.runs.want(name, _STATES[verb])
 
     def roll_back(self, name: str, version: int) -> None:
         """Let a run go on from an earlier version of its model. The audit log has it when it is
@@ -94,8 +97,8 @@ class Operations:
 
     def remove(self, name: str) -> None:
         """Forget a run. Its data directory stays. Raises StoreError."""
-        _refuse_in_canary(self.find(name), "removed")
         with self.logged("removed", name):
+            _refuse_in_canary(self.find(name), "removed")
             self.runs.remove(name)
 
     def find(self, name: str) -> WantedRun:
