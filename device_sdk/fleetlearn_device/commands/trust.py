@@ -18,11 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the keys. Returns the exit status."""
+    from fleetlearn_device.storage.errors import os_errors_as_state_errors
     from fleetlearn_device.storage.state_directory import state_folder
     from fleetlearn_device.storage.trusted_keys import checked_keys, write_trusted_keys
 
     folder = state_folder(state_path(options))
-    if not (folder / "identity.json").exists():
+    with os_errors_as_state_errors(folder):
+        found = (folder / "identity.json").exists()
+    if not found:
         return fail(1, f"{folder} is not a device's state directory")
     try:
         write_trusted_keys(folder, checked_keys(options.keys))

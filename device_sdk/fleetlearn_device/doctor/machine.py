@@ -69,8 +69,10 @@ def check_software(runtime: str, provider: ProviderName, trusts: bool) -> Findin
 
 def check_state(folder: Path, *, token: bool) -> Findings:
     """Check the state directory and the credential in it. ``token``: the device is given one."""
+    folder = folder.absolute()
+    writable = _can_write(folder)
+    yield writable
     try:
-        yield _can_write(folder)
         identity = folder / "identity.json"
         name = read_name(identity) if identity.exists() else None
         running = is_running(folder)
@@ -81,6 +83,8 @@ def check_state(folder: Path, *, token: bool) -> Findings:
         )
         return
     except OSError as error:
+        if writable.state == "bad":  # that says it
+            return
         do = f"let this user read and write it: sudo chown -R $(id -un) {folder}"
         yield Finding("state", "bad", f"{folder}: {in_words(error)}", do)
         return
@@ -109,8 +113,10 @@ def check_state(folder: Path, *, token: bool) -> Findings:
 def _can_write(folder: Path) -> Finding:
     place = existing(folder)
     if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
-        do = f"sudo chown -R $(id -un) {place}, or set another --state"
-        return Finding("state", "bad", f"{place}: this user may not write there", do)
+        make = f"sudo install -d -o $(id -un) {folder}"  # never: give a folder above away
+        do = make if place != folder else f"be its owner: sudo -u '#{place.stat().st_uid}' COMMAND"
+        found = f"{place}: this user may not write there"
+        return Finding("state", "bad", found, f"{do}; or set another --state")
     if place != folder:
         return Finding("state", "good", f"{folder} is not there yet, and can be made")
     return Finding("state", "good", f"{folder}: this user may read and write there")
@@ -119,7 +125,8 @@ def _can_write(folder: Path) -> Finding:
 def existing(folder: Path) -> Path:
     """Return the folder, or the nearest one above that is there."""
     folder = folder.absolute()
-    while not folder.exists() and folder != folder.parent:
+    # Path.exists raises an error below a folder that this user may not enter.
+    while not os.path.exists(folder) and folder != folder.parent:  # noqa: PTH110
         folder = folder.parent
     return folder
 
@@ -139,6 +146,8 @@ def check_disk(folder: Path) -> Findings:
         yield Finding("disk", "good", found)
     try:
         seconds = _write_probe(place)
+    except PermissionError:  # check_state has said so
+        return
     except OSError as error:
         do = "look at the system's log: the card may be worn out, or mounted read-only"
         yield Finding("disk speed", "bad", f"{place}: {in_words(error)}", do)

@@ -316,10 +316,13 @@ class ContentCache:
 
 
 def cached_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of the bundle that the device used last, or None."""
-    if not (folder / "bundles").is_dir():
+    """Return the manifest of the bundle that the device used last, or None: also where this user
+    may not read it."""
+    try:
+        folders = bundles_by_use(folder)
+    except OSError:
         return None
-    for each in bundles_by_use(folder):
+    for each in folders:
         try:
             return read_manifest((each / MANIFEST).read_bytes())
         except (FleetError, OSError):

@@ -17,10 +17,12 @@ _ADVICE = {
         "a file may not be as large as that: raise the limit (ulimit -f), or choose another disk"
     ),
     errno.EACCES: (
-        "it may not be written to: change its permissions or choose another state directory"
+        "this user may not use it: be its owner (sudo -u), change its permissions or choose "
+        "another state directory"
     ),
     errno.EPERM: (
-        "it may not be written to: change its permissions or choose another state directory"
+        "this user may not use it: be its owner (sudo -u), change its permissions or choose "
+        "another state directory"
     ),
     errno.EROFS: "its file system is read-only: choose another state directory",
     errno.ENOTDIR: "a part of the path is a file: choose another state directory",

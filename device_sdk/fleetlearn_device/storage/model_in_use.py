@@ -148,7 +148,9 @@ def read_model(folder: Path) -> tuple[ModelInUse, Bundle, Vector]:
             with os_errors_as_state_errors(path):
                 return _read_once(path)
         except (BundleError, msgspec.DecodeError, ValueError, StateError) as error:
-            if not (path / FILE).exists():
+            with os_errors_as_state_errors(path):
+                found = (path / FILE).exists()
+            if not found:
                 raise NoModelError(
                     f"{folder} has no model for predictions: a device that runs with --keep-model "
                     "keeps one as soon as a model came"

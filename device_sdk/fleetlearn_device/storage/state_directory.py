@@ -123,7 +123,9 @@ class Summary(NamedTuple):
 def describe(path: str | os.PathLike[str]) -> Summary:
     """Return what a state directory holds; it may be in use. Raises StateError."""
     directory = state_folder(path)
-    if not (directory / "bundles").is_dir():
+    with os_errors_as_state_errors(directory):  # such as of another user's
+        found = (directory / "bundles").is_dir()
+    if not found:
         raise StateError(
             f"{directory} is not a state directory: fleetlearn-device run makes one at its first "
             "start"

@@ -154,6 +154,10 @@ class FeatureData:
     def fit(self, inputs: Sequence[Input]) -> FeatureData:
         return self
 
+    def fingerprint(self) -> int:
+        """Return that of the source."""
+        return self.source.fingerprint()
+
     def compute(
         self, batch_size: int, enough: Callable[[], bool], on_batch: Callable[[], None]
     ) -> None:

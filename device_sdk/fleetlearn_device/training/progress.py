@@ -82,6 +82,8 @@ class _Content(msgspec.Struct, frozen=True):
     """What the task's heartbeats count."""
     starts: int
     """How often a process had begun the task's training."""
+    fingerprint: int = 0
+    """Of the data's examples; 0 where the user makes the batches."""
 
 
 class Checkpoint(NamedTuple):
@@ -93,6 +95,7 @@ class Checkpoint(NamedTuple):
     examples: int
     batches: int
     starts: int
+    fingerprint: int
     local: Vector
     """The whole model: float32, shape (local_size,)."""
     state: Vector
@@ -122,6 +125,7 @@ def read_checkpoint(content: bytes, vectors: Mapping[str, Vector]) -> Checkpoint
             numbers.examples,
             numbers.batches,
             numbers.starts,
+            numbers.fingerprint,
             vectors["local"],
             vectors["state"],
             _named(vectors, "kept."),
@@ -146,7 +150,7 @@ class Progress:
         write: Saves a checkpoint (its numbers, its vectors), and returns its bytes. None: none are
             saved.
         every: Least seconds of training between two checkpoints.
-        examples, starts: As in the checkpoint.
+        examples, starts, fingerprint: As in the checkpoint.
         batches: Says what the task's heartbeats count now.
         keep_when_stopped: Says whether a training that is stopped is to go on later.
         clock: Seconds, rising: measures how long a checkpoint takes.
@@ -160,6 +164,7 @@ class Progress:
         every: float = 0.0,
         examples: int = 0,
         starts: int = 0,
+        fingerprint: int = 0,
         batches: Callable[[], int] = lambda: 0,
         keep_when_stopped: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
@@ -170,6 +175,7 @@ class Progress:
         """Whether so much is done that a device that stops had better keep the task."""
         self._found, self._write, self._every, self._clock = found, write, every, clock
         self._examples, self._starts, self._batches = examples, starts, batches
+        self._fingerprint = fingerprint
         self.keep_when_stopped = keep_when_stopped
         self._results: list[dict[str, Any]] = []
         self._trained = 0.0
@@ -223,7 +229,9 @@ class Progress:
             arrays = {key: value for key, value in result.items() if isinstance(value, np.ndarray)}
             vectors |= {f"result.{index}.{key}": value for key, value in arrays.items()}
             results.append({key: value for key, value in result.items() if key not in arrays})
-        content = _Content(part, results, self._examples, self._batches(), self._starts)
+        content = _Content(
+            part, results, self._examples, self._batches(), self._starts, self._fingerprint
+        )
         began = self._clock()
         size = self._write(msgspec.msgpack.encode(content), vectors)
         took = self._clock() - began

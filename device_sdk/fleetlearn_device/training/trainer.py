@@ -45,7 +45,7 @@ from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.tied_vectors import file_size
 from fleetlearn_device.training.algorithms import ALGORITHMS, check_step, run_algorithm
 from fleetlearn_device.training.data import ArrayData, Data
-from fleetlearn_device.training.features import FeatureCache, graphs_of
+from fleetlearn_device.training.features import FeatureCache, FeatureData, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.newest_model import NewestModel
 from fleetlearn_device.training.own_model import write_own_model
@@ -280,9 +280,10 @@ class Trainer:
         return found
 
     def _begin_progress(
-        self, task: Task, found: Checkpoint | None, manifest: Manifest, data: Data
+        self, task: Task, found: Checkpoint | None, manifest: Manifest, of_these: tuple[int, int]
     ) -> Progress:
-        """Return the task's progress, from which its training goes on."""
+        """Return the task's progress, from which its training goes on. ``of_these``: the number of
+        the data's examples, and their fingerprint."""
         if found is not None and (found.local.size, found.state.size) != (
             manifest.local_size,
             manifest.state_size,
@@ -300,7 +301,8 @@ class Trainer:
             found,
             save if self._checkpoint_every else None,
             every=self._checkpoint_every,
-            examples=data.examples,
+            examples=of_these[0],
+            fingerprint=of_these[1],
             starts=self._starts.count(task.task),
             batches=lambda: self.batches,
             keep_when_stopped=lambda: self.keep_when_stopped,
@@ -341,14 +343,16 @@ class Trainer:
             whole = self.task_data(bundle)
             data = whole.training
             self._offer(task, bundle, runtime, whole.held_out)
-            if found is not None and found.examples != data.examples:
+            fingerprint = _fingerprint_of(data) if self._checkpoint_every else 0
+            of_these = data.examples, fingerprint
+            if found is not None and (found.examples, found.fingerprint) != of_these:
                 _warn_of_checkpoint(task, "other data")
                 found = None
             spent = 0.0 if found is None else found.seconds
             left = end - time.monotonic()
             if task.time_budget is not None:
                 left = min(left, task.time_budget - spent)
-            progress = self._begin_progress(task, found, bundle.manifest, data)
+            progress = self._begin_progress(task, found, bundle.manifest, of_these)
             settings = TaskSettings(
                 hyper=task.hyper,
                 epochs=task.epochs,
@@ -556,6 +560,12 @@ def _fingerprint(task: Task) -> str:
     vectors = tuple(msgspec.structs.replace(vector, delta=None) for vector in task.vectors)
     plain = msgspec.structs.replace(task, deadline=0.0, time_budget=None, vectors=vectors)
     return digest(encode(plain).encode())
+
+
+def _fingerprint_of(data: Data) -> int:
+    """Return what tells whether the places of the data have the examples that they had; 0 where
+    the user makes the batches, whose order is the user's."""
+    return data.fingerprint() if isinstance(data, ArrayData | FeatureData) else 0
 
 
 def _warn_of_checkpoint(task: Task, what: str) -> None:

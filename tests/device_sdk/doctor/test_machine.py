@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from fleetlearn_device.__main__ import main
 from fleetlearn_device.doctor import machine
 from fleetlearn_device.doctor.finding import Finding
 from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
+from fleetlearn_device.storage.content_cache import cached_manifest
 from fleetlearn_device.storage.credential import make_credential, note_let_in
 from fleetlearn_device.storage.state_directory import StateDirectory
 
@@ -96,6 +99,46 @@ def test_what_is_wrong_with_a_state_directory(
     monkeypatch.setattr(machine.os, "access", lambda *_: False)
     first = next(machine.check_state(folder, token=False))
     assert (first.state, first.found) == ("bad", f"{folder}: this user may not write there")
+    assert f"sudo -u '#{os.geteuid()}'" in first.do
+    first = next(machine.check_state(tmp_path / "none" / "s", token=False))
+    assert first.found == f"{tmp_path}: this user may not write there"
+    made = f"sudo install -d -o $(id -un) {tmp_path / 'none' / 's'};"
+    assert first.do.startswith(made), "the folder above, such as /var/lib, keeps its owner"
+
+
+def _refuse(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a folder that the tests' user may not enter, whoever that is."""
+    inside = f"{folder}{os.sep}"
+
+    def refusing(original: Any) -> Any:
+        def call(path: Any = ".", *arguments: Any, **options: Any) -> Any:
+            if not isinstance(path, int) and os.fspath(path).startswith(inside):
+                raise PermissionError(13, "Permission denied", os.fspath(path))
+            return original(path, *arguments, **options)
+
+        return call
+
+    for name in ("stat", "listdir", "scandir"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    monkeypatch.setattr(io, "open", refusing(open))
+    monkeypatch.setattr(os, "access", lambda path, _: not f"{path}{os.sep}".startswith(inside))
+
+
+def test_the_state_directory_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "s"
+    StateDirectory(folder).close()
+    _refuse(folder, monkeypatch)
+    found = list(machine.check_state(folder, token=False))
+    assert [each.found for each in found] == [f"{folder}: this user may not write there"]
+    below = list(machine.check_state(folder / "a" / "b", token=False))
+    assert below[0].found == f"{folder}: this user may not write there"
+    assert cached_manifest(folder) is None
+    for command in (["status"], ["predict", "new.npz"], ["trust", "KEY"]):
+        assert main([*command, "--state", str(folder)]) == 1
+        text = capsys.readouterr().err
+        assert "Permission denied; this user may not use it: be its owner" in text, command
 
 
 class _Usage(NamedTuple):

@@ -18,7 +18,7 @@ from fleetlearn_device.storage.training_checkpoint import TrainingCheckpoint
 from fleetlearn_device.storage.training_starts import TrainingStarts
 from fleetlearn_device.training import progress as progress_module
 from fleetlearn_device.training import trainer as trainer_module
-from fleetlearn_device.training.data import BatchData, Data, as_data
+from fleetlearn_device.training.data import ArrayData, BatchData, Data, as_data
 from fleetlearn_device.training.progress import (
     FLASH_RATE,
     WORTH_KEEPING,
@@ -247,7 +247,10 @@ def test_what_was_saved_is_not_done_again(
 
 
 @pytest.mark.usefixtures("each_step")
-@pytest.mark.parametrize("why", ["damaged", "cut", "another format", "other data", "another task"])
+@pytest.mark.parametrize(
+    "why",
+    ["damaged", "cut", "another format", "more data", "moved data", "another task"],
+)
 def test_a_checkpoint_of_no_use(
     bundles: dict[str, Bundle],
     tmp_path: Path,
@@ -268,8 +271,11 @@ def test_a_checkpoint_of_no_use(
             del content[-1]
         case "another format":
             content[:8] = b"fleetck2"
-        case "other data":
+        case "more data":
             data = as_data(line_data(11))
+        case "moved data":  # a full live buffer: its oldest record has made way for another one
+            assert isinstance(DATA, ArrayData)
+            data = as_data([np.roll(array, -1, axis=0) for array in DATA.columns])
         case _:
             task = task_of(bundle, "plain", 2)
     path.write_bytes(content)
@@ -279,7 +285,7 @@ def test_a_checkpoint_of_no_use(
     assert counted.steps == 6
     if why == "another task":
         assert caplog.messages == []
-    elif why == "other data":
+    elif why in ("more data", "moved data"):
         assert caplog.messages == [
             "task t1: the checkpoint of its training is of other data; the training begins again"
         ]
