@@ -251,8 +251,13 @@ class HostedRuns:
         """Let canaries go on or back. Returns whether one does."""
         served = {number: run.server for number, run in self._open.items()}
         now = asyncio.get_running_loop().time()
+        over = {
+            run.number
+            for run in wanted
+            if self._over.get(run.number) == run.asked and not run.failed
+        }
         try:
-            return self._canaries.look(wanted, served, now)
+            return self._canaries.look(wanted, served, now, over)
         except StoreUnavailableError as error:
             logger.error("the canaries stay as they are for now: %s", error.text)
             return False

@@ -230,6 +230,37 @@ async def test_a_canary_replaces_no_file_and_no_run_by_its_name(folder: Path) ->
 
 
 @run_async
+async def test_a_canary_whose_training_ends_before_the_last_step_goes_back(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("a", **ASYNCHRONOUS, stop__rounds=8)
+        peers = await joined(host)
+        canaries = inside(await begin(host, tasks=1000))
+        name = min(canaries)
+        while row(host).phase == "running" and "a.canary" in dict(host.hosted.servers()):
+            await work(host, peers, {name})
+        await host.hosted.look()
+        assert row(host).phase == "back"
+        assert "its training is finished" in state_of(row(host)).why
+        assert host.row("a").split is None, "the old run has its devices again"
+
+
+@run_async
+async def test_time_counts_when_the_training_ends_in_the_last_step(folder: Path) -> None:
+    async with several(folder) as host:
+        await host.add("a", **ASYNCHRONOUS, stop__rounds=4)
+        peers = await joined(host)
+        await begin(host, steps=[1.0], tasks=10)
+        await host.hosted.look()
+        while "a.canary" in dict(host.hosted.servers()):
+            await work(host, peers, {NAMES[0]})
+        await host.hosted.look()
+        before = host.hosted._canaries.state(row(host)).seconds
+        await host.hosted.look()
+        assert row(host).phase == "running", "it waits for its tasks"
+        assert host.hosted._canaries.state(row(host)).seconds > before
+
+
+@run_async
 async def test_of_two_that_begin_a_canary_at_once_one_is_refused(folder: Path) -> None:
     async with several(folder) as host:
         await host.add("a", **ASYNCHRONOUS)

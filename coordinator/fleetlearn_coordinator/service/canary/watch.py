@@ -8,7 +8,7 @@ written.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from fleetlearn_protocol.messages import CheckIn
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from fleetlearn_coordinator.service.canary.acts import act
 from fleetlearn_coordinator.service.canary.arm_counter import ArmCounter
 from fleetlearn_coordinator.service.canary.arms import Arm
 from fleetlearn_coordinator.service.canary.canary_views import canary_view
-from fleetlearn_coordinator.service.canary.decision import CanaryState, decide
+from fleetlearn_coordinator.service.canary.decision import CanaryState, decide, is_last
 from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.operations import Operations
@@ -63,9 +63,16 @@ class CanaryWatch:
         self._counters[number] = counter = ArmCounter()
         server.run.observers.add(counter)
 
-    def look(self, runs: Sequence[WantedRun], served: Mapping[int, RunServer], now: float) -> bool:
+    def look(
+        self,
+        runs: Sequence[WantedRun],
+        served: Mapping[int, RunServer],
+        now: float,
+        over: Container[int] = (),
+    ) -> bool:
         """Look at all canaries. Returns whether one goes on otherwise from now on: the runs are to
-        be read again. ``now``: seconds of a clock that only rises."""
+        be read again. ``now``: seconds of a clock that only rises. ``over``: runs whose training is
+        finished."""
         passed = min(LONGEST_LOOK, now - (now if self._looked is None else self._looked))
         self._looked = now
         wanted = {run.number: run for run in runs}
@@ -76,7 +83,8 @@ class CanaryWatch:
                 continue  # it was removed in this moment
             self._tell(row, names)
             if row.phase == "running":
-                changed |= self._look_at(row, wanted, served, passed, now)
+                is_over = row.run in over and row.run not in served
+                changed |= self._look_at(row, wanted, served, passed, now, is_over)
             views.append(canary_view(row, names, self.state(row)))
         self.views = views
         return changed
@@ -114,6 +122,7 @@ class CanaryWatch:
         served: Mapping[int, RunServer],
         passed: float,
         now: float,
+        is_over: bool,
     ) -> bool:
         state, canary = self.state(row), wanted[row.run]
         if row.run not in self._noted:
@@ -124,7 +133,7 @@ class CanaryWatch:
             self._begin_step(row)
         before = state
         server = served.get(row.run)
-        if server is not None and server.engine.paused is False:
+        if is_over or (server is not None and server.engine.paused is False):
             state = replace(state, seconds=state.seconds + passed)
         state = replace(
             state,
@@ -133,7 +142,13 @@ class CanaryWatch:
         )
         self._states[row.run] = row.changes, state
         trouble = f"the canary's run failed: {canary.failed}" if canary.failed else ""
-        decision = decide(state, about_of(row).settings, trouble)
+        settings = about_of(row).settings
+        if is_over and not is_last(state, settings):
+            trouble = (
+                "its training is finished, before all devices had it: a plan whose [stop] comes "
+                "later, or shorter steps, are needed"
+            )
+        decision = decide(state, settings, trouble)
         try:
             if decision.action != "hold":
                 act(self._operations, row, state, decision.action, decision.why)
@@ -141,7 +156,7 @@ class CanaryWatch:
                 return True
             # The run counts the devices that it has, of any number; only where these are too few
             # are the connected ones looked through.
-            too_few = server is not None and server.connected < about_of(row).settings.devices
+            too_few = server is not None and server.connected < settings.devices
             if too_few and self._reach_some(row, state, wanted[row.of], canary):
                 return True
         except StoreError as error:  # somebody else has just changed it, or the disk is full
