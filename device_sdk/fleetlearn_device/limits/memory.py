@@ -50,7 +50,11 @@ class MemoryCeiling:
             raise MemoryError(self._said(needed, batch_size, "used"))
         least = (self._resident() or 0) + 4 * COPIES * elements + graphs
         if least > self._most:
-            raise MemoryError(self._said(least, batch_size, "would need at least"))
+            raise MemoryError(
+                f"the process and the task's model need at least {least / MEBIBYTE:.0f} MiB before "
+                f"the first step, and this device allows {self._most / MEBIBYTE:.0f} MiB "
+                "(limits.memory); allow more, or use a smaller model"
+            )
 
     def check_step(self, bundle: str, batch_size: int) -> None:
         """Raise MemoryError where the process has more than its ceiling now, after a batch."""
