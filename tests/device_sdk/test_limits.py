@@ -93,7 +93,7 @@ def test_a_task_that_needs_more_memory_is_given_back_by_name(
             resident[0] = 80 * 2**20
             failed = await line.answer_fetches(Failed)
             assert (failed.task, failed.code) == ("t1", "out-of-memory")
-            assert "MiB, and this device allows 64 MiB (limits.memory)" in failed.text
+            assert "and this device allows 64 MiB (limits.memory)" in failed.text
 
     asyncio.run(test())
 
