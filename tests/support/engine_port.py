@@ -57,7 +57,7 @@ class EnginePort:
 
     def join(self, check_in: CheckIn, now: float) -> None:
         device, held = check_in.device, check_in.held
-        for kind in check_in.exchanges:
+        for kind in {*check_in.exchanges} & self.engine.exchanges.keys():
             self.engine.exchanges[kind].join(device)
         self.carry_out(self.engine.check_in(device, None if held is None else held.task, now))
 

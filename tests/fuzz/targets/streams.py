@@ -64,6 +64,9 @@ class _Peer:
     def respond(self, connection: DeviceConnection, request: Request) -> Response:
         return connection.protocol.accept(request)
 
+    def is_no_request(self) -> None:
+        pass
+
     def lost(self, connection: DeviceConnection) -> None:
         self.closed_times += 1
 
