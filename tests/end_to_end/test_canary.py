@@ -37,7 +37,7 @@ STEPS = (0.4, 0.7, 1.0)
 RULES: dict[str, Any] = {
     "steps": list(STEPS),
     "tasks": 12,
-    "hold": 0.0,
+    "hold": 0.04,
     "probation": 0.0,
     "patience": 10.0,
 }
