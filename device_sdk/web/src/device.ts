@@ -20,7 +20,7 @@ import { ALGORITHMS } from "./training/algorithms.ts";
 import { type Columns, examplesOf } from "./training/data.ts";
 import { ANSWERS, Trainer } from "./training/trainer.ts";
 
-const SOFTWARE = "fleetlearn-web 0.1.0";
+const SOFTWARE = "fleetlearn-web 0.2.0";
 /** Milliseconds between two changes that tell of a training's progress alone. */
 const PROGRESS = 100;
 
