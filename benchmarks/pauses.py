@@ -93,6 +93,8 @@ def begin(size: int) -> dict[str, float]:
             folder / "coordinator.log",
         )
         values = {
+            "bundle": "bundle",
+            "local": "",
             "durable": "process",
             "devices": 1,
             "minimum": 1,

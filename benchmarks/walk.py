@@ -117,6 +117,8 @@ async def walk(folder: Path, *, asynchronous: bool) -> list[Step]:
     write_placeholder_bundle(folder / "bundle", SIZE)
     rounds = SYNCHRONOUS.format(over_selection=1, deadline=600, late="discard")
     text = PLAN.format(
+        bundle="bundle",
+        local="",
         devices=1,
         minimum=1,
         rounds=ROUNDS + 2,

@@ -19,7 +19,14 @@ from fleetlearn_coordinator.rounds.commands import (
 from fleetlearn_coordinator.rounds.random_draws import shuffled
 from fleetlearn_coordinator.service.observers import ExchangeSummarised, Observer, RunEvent
 from fleetlearn_protocol.exchanges import content_of
-from fleetlearn_protocol.messages import Accepted, CheckIn, Question, Reply, Welcome
+from fleetlearn_protocol.messages import (
+    PROTOCOL_VERSION,
+    Accepted,
+    CheckIn,
+    Question,
+    Reply,
+    Welcome,
+)
 from fleetlearn_simulator.fleet.device_names import device_of, name_of
 from line_bundle import write_line_bundle
 from peers import Peer, fleet, plan_text
@@ -66,7 +73,9 @@ async def served(
         devices = []
         for name in SIX:
             peer: Peer = await join(name, check_in=False)
-            await peer.send(CheckIn(1, name, 10, exchanges=(ROLL_CALL,)))
+            await peer.send(
+                CheckIn(1, name, 10, exchanges=(ROLL_CALL,), newest_protocol=PROTOCOL_VERSION)
+            )
             await peer.expect(Welcome)
             devices.append(all_.create_task(_take_part(peer, leaves.get(name))))
         now = coordinator.clock.now()

@@ -19,7 +19,7 @@ from fleetlearn_coordinator import read_model, read_status
 from fleetlearn_coordinator.rounds.selection_rules import Stated
 from fleetlearn_coordinator.service.status import read_tasks
 from fleetlearn_protocol import open_bundle
-from fleetlearn_protocol.messages import Accepted, CheckIn, Welcome
+from fleetlearn_protocol.messages import PROTOCOL_VERSION, Accepted, CheckIn, Welcome
 from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.fleet.device_names import device_of, name_of
 from fleetlearn_simulator.population.statements import statements_of
@@ -50,7 +50,13 @@ def check_in(device: int, stated: Stated) -> CheckIn:
     tags = [label.partition(":")[2] for label in sorted(stated.labels) if label.startswith("tag:")]
     (tier,) = (label.partition(":")[2] for label in stated.labels if label.startswith("tier:"))
     return CheckIn(
-        1, name_of(device), stated.examples, f"{stated.runtime} 1.31.1", tags=tuple(tags), tier=tier
+        1,
+        name_of(device),
+        stated.examples,
+        f"{stated.runtime} 1.31.1",
+        tags=tuple(tags),
+        tier=tier,
+        newest_protocol=PROTOCOL_VERSION,
     )
 
 

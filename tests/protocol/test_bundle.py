@@ -22,6 +22,7 @@ from fleetlearn_protocol.manifest import (
     PARAMETERS,
     STATE,
     TRAIN,
+    VERSIONS,
     File,
     Hyper,
     Input,
@@ -170,7 +171,7 @@ def test_what_is_not_a_bundle(tmp_path: Path) -> None:
     )
     folder = write_folder(tmp_path / "b", manifest=b"{}")
     refused(lambda: open_bundle(folder), Code.BAD_MESSAGE, str(folder), "not a bundle's manifest")
-    newer = write_manifest(manifest_of(CONTENTS, version=3))
+    newer = write_manifest(manifest_of(CONTENTS, version=VERSIONS[-1] + 1))
     refused(
         lambda: open_bundle(write_folder(folder, manifest=newer)),
         Code.BAD_VERSION,

@@ -171,6 +171,7 @@ export class Session {
         models: [],
         challenge: null,
         error: "",
+        wants: "tasks",
         ...stated,
         trusts: this.trusted,
         exchanges: this.#options.exchanges ?? [],
