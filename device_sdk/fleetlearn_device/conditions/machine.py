@@ -125,9 +125,10 @@ def needs_free_disk(folder: Path, least: float) -> Callable[[bool], str | None]:
 
     def free() -> int:
         place = folder
-        while not place.exists() and place != place.parent:
-            place = place.parent
         try:
+            # Path.exists raises where a folder on the way may not be entered.
+            while not place.exists() and place != place.parent:
+                place = place.parent
             found = os.statvfs(place)
         except (AttributeError, OSError) as error:  # Windows has no statvfs
             raise UnreadableError(f"the disk of {place} says nothing ({error})") from None

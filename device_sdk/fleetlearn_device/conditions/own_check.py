@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
@@ -23,11 +24,17 @@ not."""
 def needs_check(check: OwnCheck, timeout: float) -> Callable[[bool], str | None]:
     """Return the condition that the owner's check says so. A command has ``timeout`` seconds.
 
-    Raises ValueError on a command that cannot be one.
+    Raises ValueError on a command that cannot be one, or whose program is not there.
     """
     if callable(check):
         return _of_function(check)
-    return _of_command(_words(check), timeout)
+    words = _words(check)
+    if shutil.which(words[0]) is None:
+        raise ValueError(
+            f"the check {words[0]!r} cannot be run: there is no such program, or it is not "
+            "executable; expected a command, such as /usr/local/bin/may-train"
+        )
+    return _of_command(words, timeout)
 
 
 def _of_function(function: Callable[[], bool | str | None]) -> Callable[[bool], str | None]:

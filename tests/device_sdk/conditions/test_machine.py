@@ -114,6 +114,19 @@ def test_the_disk_is_the_one_where_the_state_directory_will_be(tmp_path: Path) -
     assert why.startswith("too little free disk (")
 
 
+def test_a_folder_that_may_not_be_entered_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may enter every folder: the error is planted."""
+
+    def forbidden(path: Path, **_: object) -> os.stat_result:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", forbidden)
+    with pytest.raises(UnreadableError, match="says nothing .*Permission denied"):
+        needs_free_disk(tmp_path, 1.0)(True)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's own files")
 def test_this_machine_s_own_figures() -> None:
     """Real values, held to another source where there is one."""

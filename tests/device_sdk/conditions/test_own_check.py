@@ -34,9 +34,20 @@ def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> 
         assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
-def test_a_command_that_is_not_there_does_not_hold() -> None:
-    with pytest.raises(UnreadableError, match="no-such-command cannot be run"):
-        needs_check("no-such-command", 10.0)(True)
+def test_a_command_that_is_not_there_is_refused_at_the_start() -> None:
+    with pytest.raises(ValueError, match="'no-such-command' cannot be run: there is no such"):
+        needs_check("no-such-command --quietly", 10.0)
+
+
+def test_a_command_that_is_deleted_does_not_hold(tmp_path: Path) -> None:
+    program = tmp_path / "may-train"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    check = needs_check(str(program), 10.0)
+    assert check(True) is None
+    program.unlink()
+    with pytest.raises(UnreadableError, match="may-train cannot be run"):
+        check(True)
 
 
 @pytest.mark.parametrize("command", ["", [], "echo 'open"])
