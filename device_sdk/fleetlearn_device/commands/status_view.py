@@ -78,6 +78,9 @@ class StatusView(msgspec.Struct, frozen=True, kw_only=True):
     task_over: bool
     """The device has done with the task."""
     task_since: float | None
+    checkpoint: bool
+    """There is a checkpoint of the last training: the next start goes on from it, if the task is
+    still wanted."""
     reason: str
     """Why the last task that failed, or did not count, did so. Empty: there was none."""
     reason_at: float | None
@@ -129,6 +132,7 @@ def view_of(summary: Summary) -> StatusView:
         task_is=status.task,
         task_over=bool(history.end),
         task_since=status.task_since if history.task else None,
+        checkpoint=summary.checkpoint,
         reason=history.reason,
         reason_at=status.reason_since if history.reason else None,
         error=status.error,
@@ -209,8 +213,12 @@ def lines_of(view: StatusView, now: float) -> list[tuple[str, str]]:
         lines.append(("link", text))
     if view.task and view.task_since is not None:
         what = f"{view.task} ({view.kind})" if view.kind else view.task
-        was = "when the process ended: " if view.does == "stopped" and not view.task_over else ""
-        lines.append(("task", f"{what} {was}{view.task_is}, since {when(view.task_since)}"))
+        text = f"{view.task_is}, since {when(view.task_since)}"
+        if view.does == "stopped" and not view.task_over:
+            text = f"when the process ended: {text}"
+            if view.checkpoint and not view.ended:  # else the line says it already
+                text = f"{text}; the next start goes on from its checkpoint"
+        lines.append(("task", f"{what} {text}"))
     elif view.seen is not None:
         lines.append(("task", "none was given to this device yet"))
     counts = [(view.accepted, "accepted"), (view.answered, "questions answered")]

@@ -45,7 +45,7 @@ from fleetlearn_device.storage.kept_states import KeptStates
 from fleetlearn_device.storage.outbox import Outbox, read_report
 from fleetlearn_device.storage.status import DeviceStatus, read_status
 from fleetlearn_device.storage.tied_vectors import TiedSet, TiedVectors, sets_in
-from fleetlearn_device.storage.training_checkpoint import TrainingCheckpoint
+from fleetlearn_device.storage.training_checkpoint import CHECKPOINT, TrainingCheckpoint
 from fleetlearn_device.storage.training_starts import TrainingStarts
 from fleetlearn_device.storage.trusted_keys import read_trusted_keys
 
@@ -87,7 +87,7 @@ class StateDirectory:
                 self.device = read_or_make_name(self.path / "identity.json", name)
                 self.contents = ContentCache(self.path)
                 self.training_starts = TrainingStarts(self.path / "training.json")
-                self.checkpoint = TrainingCheckpoint(self.path / "checkpoint")
+                self.checkpoint = TrainingCheckpoint(self.path / CHECKPOINT)
                 self.kept_states = KeptStates(self.path / "kept")
                 self.tied_vectors = TiedVectors(self.path / "tied")
                 self.outbox = Outbox(self.path / "pending", self.kept_states, self.tied_vectors)
@@ -118,6 +118,8 @@ class Summary(NamedTuple):
     status: DeviceStatus | None
     """How the device is, or was when its process ended. None: it never ran, or not with this
     version."""
+    checkpoint: bool
+    """There is a checkpoint of the last training."""
 
 
 def describe(path: str | os.PathLike[str]) -> Summary:
@@ -154,6 +156,7 @@ def describe(path: str | os.PathLike[str]) -> Summary:
             trusted,
             running,
             read_status(directory),
+            (directory / CHECKPOINT).exists(),
         )
 
 

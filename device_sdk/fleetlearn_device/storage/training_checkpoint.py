@@ -21,6 +21,8 @@ from fleetlearn_protocol.vector import Vector, checksum
 from fleetlearn_device.storage.errors import os_errors_as_state_errors
 from fleetlearn_device.storage.files import write_durably
 
+CHECKPOINT = "checkpoint"
+"""Name of the file in the state directory."""
 FORMAT = b"fleetck1"
 """The first bytes of the file. Another format has another name; none begins with another's."""
 _END = struct.Struct("<II")

@@ -123,7 +123,7 @@ def test_a_folder_that_may_not_be_entered_says_so(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "stat", forbidden)
-    with pytest.raises(UnreadableError, match="says nothing .*Permission denied"):
+    with pytest.raises(UnreadableError, match=r"says nothing .*Permission denied"):
         needs_free_disk(tmp_path, 1.0)(True)
 
 

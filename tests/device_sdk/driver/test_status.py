@@ -30,15 +30,16 @@ class Clock:
         return self.now
 
 
-def lines(folder: Path, running: bool = True) -> dict[str, str]:
+def lines(folder: Path, running: bool = True, checkpoint: bool = False) -> dict[str, str]:
     about = "process", "link", "task", "tasks", "reason"
-    rows = dict(lines_of(view(folder, running), 1e9 + 60.0))
+    rows = dict(lines_of(view(folder, running, checkpoint), 1e9 + 60.0))
     return {name: rows[name] for name in about if name in rows}
 
 
-def view(folder: Path, running: bool = True) -> StatusView:
+def view(folder: Path, running: bool = True, checkpoint: bool = False) -> StatusView:
     """What ``status --json`` prints of a state directory."""
-    return view_of(Summary("dev", [], None, [], [], (), running, read_status(folder)))
+    status = read_status(folder)
+    return view_of(Summary("dev", [], None, [], [], (), running, status, checkpoint))
 
 
 def at(second: int) -> str:
@@ -97,6 +98,10 @@ def test_a_dead_device_is_told_from_one_that_ended(tmp_path: Path) -> None:
     assert shown["task"].startswith(
         "t1 (round 3) when the process ended: is trained, and its update waits to be sent"
     )
+    kept = "; the next start goes on from its checkpoint"
+    assert not shown["task"].endswith(kept)
+    assert lines(tmp_path, running=False, checkpoint=True)["task"].endswith(kept)
+    assert not lines(tmp_path, running=True, checkpoint=True)["task"].endswith(kept)
     status.update("not connected", end="the training is finished")
     assert (
         lines(tmp_path, running=False)["process"] == f"ended at {at(3)}: the training is finished"
