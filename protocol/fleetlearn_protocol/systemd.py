@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import suppress
+from pathlib import Path
 
 READY, ALIVE, STOPPING = "READY=1", "WATCHDOG=1", "STOPPING=1"
 
@@ -65,3 +66,11 @@ def quoted(word: str) -> str:
     """Return a word of a command as systemd reads it, without specifiers or variables."""
     word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{word}"' if any(each.isspace() for each in word) or '"' in word else word
+
+
+def write_unit(path: Path, text: str) -> None:
+    """Write a unit whole or not at all, readable by everybody. Raises OSError."""
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text(text, "utf-8")
+    draft.chmod(0o644)
+    draft.replace(path)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from fleetlearn_protocol.systemd import write_unit
 from fleetlearn_protocol.typer_app import say
 
 from fleetlearn_coordinator.commands.exits import expected_errors
@@ -51,10 +52,7 @@ def install_service(
         if dry_run:
             print(unit.text, end="")
         else:
-            draft = path.with_name(f".{path.name}.draft")
-            draft.write_text(unit.text, "utf-8")
-            draft.chmod(0o644)
-            draft.replace(path)
+            write_unit(path, unit.text)
     for remark in unit.remarks:
         say(f"first: {remark}")
     if dry_run:

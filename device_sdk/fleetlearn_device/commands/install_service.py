@@ -62,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the unit. Returns the exit status."""
+    from fleetlearn_protocol.systemd import write_unit
+
     from fleetlearn_device.commands.systemd_unit import make_unit
 
     config = config_path(options)
@@ -94,10 +96,7 @@ def run(options: argparse.Namespace) -> int:
         print(unit.text, end="")
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.draft")
-        draft.write_text(unit.text, "utf-8")
-        draft.chmod(0o644)
-        draft.replace(path)
+        write_unit(path, unit.text)
     for remark in unit.remarks:
         _say(f"first: {remark}")
     if options.dry_run:

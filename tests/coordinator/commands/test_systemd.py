@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,12 +15,10 @@ from fleetlearn_coordinator.service import systemd_unit
 from line_bundle import write_line_bundle
 from peers import plan_text
 from processes import ROOT, processes, service_file
+from systemd_checks import exposure, needs_systemd, verified
 from typer.testing import CliRunner, Result
 
 PAGE = (ROOT / "docs" / "operate" / "operating.md").read_text()
-needs_systemd = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here"
-)
 MOST = 1.3
 """Exposure, of 10: what systemd says of a service that may listen and write its own folder."""
 
@@ -48,19 +44,6 @@ def installed(service: Path, *options: object) -> Path:
     assert done.exit_code == 0, done.output
     assert "sudo systemctl enable --now fleetlearn" in done.stderr
     return folder / "fleetlearn.service"
-
-
-def verified(unit: Path) -> list[str]:
-    """Return what `systemd-analyze verify` says of the unit."""
-    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
-    return [line for line in done.stderr.splitlines() if unit.name in line]
-
-
-def exposure(unit: Path) -> str:
-    words = ["systemd-analyze", "security", "--no-pager", "--offline=yes", str(unit)]
-    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    (found,) = re.findall(r"Overall exposure level for .*: ([0-9.]+)", shown)
-    return str(found)
 
 
 @needs_systemd

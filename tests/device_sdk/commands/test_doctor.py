@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from fleetlearn_device.__main__ import main
 from fleetlearn_device.doctor import machine
 from processes import free_port
-from websockets.asyncio.server import serve
-from websockets.typing import Subprotocol
+from silent_server import silent_server
 
 
 @pytest.fixture
@@ -23,12 +21,7 @@ def settings(tmp_path: Path) -> list[str]:
 
 def test_all_is_good(settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     async def test() -> int:
-        async def handle(connection: Any) -> None:
-            await connection.wait_closed()
-
-        protocols = [Subprotocol("fleetlearn.v1")]
-        async with serve(handle, "127.0.0.1", 0, subprotocols=protocols) as server:
-            port = next(iter(server.sockets)).getsockname()[1]
+        async with silent_server() as port:
             words = ["doctor", "--coordinator", f"ws://127.0.0.1:{port}", *settings]
             return await asyncio.to_thread(main, words)
 
@@ -70,12 +63,7 @@ def test_warnings_alone_are_no_fault(
     monkeypatch.setattr(machine, "LOW_DISK", 2**70)
 
     async def test() -> int:
-        async def handle(connection: Any) -> None:
-            await connection.wait_closed()
-
-        protocols = [Subprotocol("fleetlearn.v1")]
-        async with serve(handle, "127.0.0.1", 0, subprotocols=protocols) as server:
-            port = next(iter(server.sockets)).getsockname()[1]
+        async with silent_server() as port:
             words = ["doctor", "--coordinator", f"ws://127.0.0.1:{port}", *settings]
             return await asyncio.to_thread(main, words)
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,11 +17,9 @@ from fleetlearn_device.commands import systemd_unit
 from fleetlearn_device.commands.exits import EXIT
 from fleetlearn_device.commands.systemd_unit import NO_RESTART
 from processes import ROOT, processes
+from systemd_checks import exposure, needs_systemd, verified
 
 PAGE = (ROOT / "docs" / "start" / "device-service.md").read_text("utf-8")
-needs_systemd = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here"
-)
 MOST = 1.3
 """Exposure, of 10: what systemd says of a service that may connect and write its own folder."""
 
@@ -42,20 +38,6 @@ def installed(config: Path, *options: str) -> Path:
     words = ["install-service", "--config", str(config), "--folder", str(config.parent / "units")]
     assert main([*words, *options]) == 0
     return config.parent / "units" / "fleetlearn-device.service"
-
-
-def verified(unit: Path, *options: str) -> list[str]:
-    """Return what `systemd-analyze verify` says of the unit."""
-    words = ["systemd-analyze", *options, "verify", str(unit)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    return [line for line in done.stderr.splitlines() if unit.name in line]
-
-
-def exposure(unit: Path) -> str:
-    words = ["systemd-analyze", "security", "--no-pager", "--offline=yes", str(unit)]
-    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    (found,) = re.findall(r"Overall exposure level for .*: ([0-9.]+)", shown)
-    return str(found)
 
 
 @needs_systemd

@@ -4,10 +4,7 @@ planted."""
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +16,7 @@ from fleetlearn_device.doctor.network import check_network
 from fleetlearn_device.driver.address import checked_address
 from fleetlearn_device.storage.credential import Credential
 from processes import free_port
-from websockets.asyncio.server import serve
-from websockets.typing import Subprotocol
+from silent_server import silent_server
 
 SECRET = Credential("s" * 43)
 
@@ -40,22 +36,6 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@asynccontextmanager
-async def answering(tls: Path | None = None, **options: Any) -> AsyncIterator[int]:
-    """A WebSocket server that takes handshakes. Yields its port."""
-
-    async def handle(connection: Any) -> None:
-        await connection.wait_closed()
-
-    context = None
-    if tls is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tls / "certificate.pem", tls / "key.pem")
-    options.setdefault("subprotocols", [Subprotocol("fleetlearn.v1")])
-    async with serve(handle, "127.0.0.1", 0, ssl=context, close_timeout=0.1, **options) as server:
-        yield next(iter(server.sockets)).getsockname()[1]
-
-
 def found_at(
     scheme: str, tls: Path | None = None, *, ca: Path | None = None, **options: Any
 ) -> tuple[dict[str, Finding], str | None]:
@@ -63,7 +43,7 @@ def found_at(
     credential = options.pop("credential", None)
 
     async def test() -> tuple[dict[str, Finding], str | None]:
-        async with answering(tls, **options) as port:
+        async with silent_server(tls, **options) as port:
             address = checked_address(f"{scheme}://127.0.0.1:{port}", ca=ca)
             found = await check_network(address, "sensor-7", credential)
             return {each.what: each for each in found.findings}, found.date

@@ -7,8 +7,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.messages import CheckIn, ComeBack
 from processes import free_port
 from scripted import PATIENCE, scripted
-from websockets.asyncio.server import serve
+from silent_server import silent_server
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
@@ -46,25 +45,6 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tls")
     make_certificate(folder, ["127.0.0.1"], 30)
     return folder
-
-
-@asynccontextmanager
-async def answering(tls: Path | None = None, **options: Any) -> AsyncIterator[int]:
-    """A WebSocket server that says nothing. Yields its port."""
-
-    async def handle(connection: Any) -> None:
-        await connection.wait_closed()
-
-    context = None
-    if tls is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tls / "certificate.pem", tls / "key.pem")
-        if options.pop("asks", False):
-            context.load_verify_locations(tls / "ca.pem")
-            context.verify_mode = ssl.CERT_REQUIRED
-    options.setdefault("subprotocols", [Subprotocol("fleetlearn.v1")])
-    async with serve(handle, "127.0.0.1", 0, ssl=context, close_timeout=0.1, **options) as server:
-        yield next(iter(server.sockets)).getsockname()[1]
 
 
 def refusing(status: int, text: str) -> Callable[[Any, Request], Response]:
@@ -117,7 +97,7 @@ def test_tls_that_fails_is_explained_each_time_and_ends_a_device_that_somebody_w
 
     async def test() -> None:
         options = {} if kind.get("plain") else {"tls": tls, **kind}
-        async with answering(**options) as port:
+        async with silent_server(**options) as port:
             url = f"{scheme}://{given.get('host', '127.0.0.1')}:{port}"
             ca = tls / "ca.pem" if given.get("ca") else None
             device = served(url, tmp_path, ca=ca, until_finished=until_finished)
@@ -216,7 +196,7 @@ def test_a_network_that_fails_is_no_dead_end(error: OSError) -> None:
 
 def test_a_token_that_is_refused_ends_a_device_that_was_never_let_in(tmp_path: Path) -> None:
     async def test() -> None:
-        async with answering(
+        async with silent_server(
             process_request=refusing(403, "this token is used up: ask for a new one")
         ) as port:
             with pytest.raises(NoConnectionError, match="used up") as caught:
@@ -240,7 +220,7 @@ def test_a_device_that_was_let_in_once_waits_until_it_is_again(
             device.stop()
             await running
         refuse = refusing(403, "this token is used up: ask for a new one")
-        async with answering(process_request=refuse) as port:
+        async with silent_server(process_request=refuse) as port:
             await warned(
                 served(f"ws://127.0.0.1:{port}", tmp_path, token=TOKEN), "used up", 3, caplog
             )
@@ -252,7 +232,7 @@ def test_another_version_in_the_handshake_ends_a_device_that_somebody_waits_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
-        async with answering(subprotocols=[Subprotocol("fleetlearn.v2")]) as port:
+        async with silent_server(subprotocols=[Subprotocol("fleetlearn.v2")]) as port:
             url = f"ws://127.0.0.1:{port}"
             with pytest.raises(
                 ProtocolError, match=r"another version of the protocol .*fleetlearn\.v2"
