@@ -1,6 +1,6 @@
 """What a device's processes use over time, from /proc, and the bytes that they send and receive.
 
-Figures of processes that end are those of the last look at them.
+Of a process that has ended, the figures of the last look count.
 """
 
 from __future__ import annotations

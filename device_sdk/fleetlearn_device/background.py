@@ -1,4 +1,4 @@
-"""Serves in a thread of its own, for programs that do something else in theirs."""
+"""Runs the device in a new thread, for programs whose main thread does something else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BackgroundRun:
         return self._thread.is_alive()
 
     def join(self, seconds: float | None = None) -> bool:
-        """Wait for the end, at most so many seconds. Returns whether it has come.
+        """Wait for the end, for at most ``seconds``. Returns whether it has come.
 
         Raises what ended the coroutine, once.
         """

@@ -236,7 +236,7 @@ class Device:
         self._background = BackgroundRun(self.serve, f"fleetlearn {self.state_dir}")
 
     def join(self, seconds: float | None = None) -> bool:
-        """Wait until what ``start`` began has ended, at most so many seconds. Returns whether it
+        """Wait until what ``start`` began has ended, for at most ``seconds``. Returns whether it
         has.
 
         Raises what ``serve`` raises.

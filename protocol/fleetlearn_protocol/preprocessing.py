@@ -39,7 +39,7 @@ class Windowing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     length: Annotated[int, Meta(ge=1, le=2**20)]
     """Rows of a window."""
     hop: Annotated[int, Meta(ge=1, le=2**20)]
-    """Rows from the beginning of one window to that of the next."""
+    """Rows from the first row of a window to the first row of the next."""
 
 
 class _Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="op"):

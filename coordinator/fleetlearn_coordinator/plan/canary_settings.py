@@ -53,7 +53,7 @@ class CanarySettings(Section, frozen=True, kw_only=True):
                 f"canary.steps = [{given}] was given; shares that rise and end with 1 are "
                 "expected, such as [0.01, 0.1, 1]"
             )
-        # So many tasks that are all slower are certain in the sign test, and fewer never are.
+        # With fewer tasks the sign test is never certain, even where all of them are slower.
         fewest = ceil(-log2(1 - self.certainty) + 1e-9)
         if self.tasks < fewest:
             raise ValueError(

@@ -85,8 +85,8 @@ def _header(file: RawIOBase) -> bytes:
 
 
 def count_all(file: RawIOBase, layout: BufferLayout) -> int:
-    """Return how many records were ever appended, as a writer must know: that of a record may be
-    one ahead of the one in the header."""
+    """Return how many records were ever appended. The last record may be one ahead of the number
+    in the header."""
     counted = read_count(_header(file))
     numbers = _whole_records(file, layout)["sequence"]
     return max(counted, int(numbers.max()) if len(numbers) else 0)

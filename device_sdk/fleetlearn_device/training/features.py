@@ -155,7 +155,7 @@ class FeatureData:
         return self
 
     def fingerprint(self) -> int:
-        """Return that of the source."""
+        """Return the fingerprint of the source's data."""
         return self.source.fingerprint()
 
     def compute(

@@ -72,6 +72,6 @@ class ArmCounter:
 
 
 def _counts(before: dict[str, int], new: dict[str, int]) -> dict[str, int]:
-    """Return the sums by cause, without those of none: a task that was lost in an earlier step may
-    be revived in this one."""
+    """Return the sums by cause that are above 0. A sum can fall below: a task that was lost in an
+    earlier step may be revived in this one."""
     return {cause: count for cause, count in together(before, new).items() if count > 0}

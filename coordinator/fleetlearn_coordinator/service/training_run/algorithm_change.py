@@ -63,8 +63,7 @@ def begin_algorithm(
 
 
 def give_up_rows(ledger: Ledger) -> list[Row]:
-    """Return the rows with which nothing counts any more of what devices did since the newest
-    model."""
+    """Return the rows that end all tasks, and give up all reports, since the newest model."""
     found = ledger.unfinished(0)
     early = [row.task for row in found.reports if row.round != found.round]
     ended = [
