@@ -84,6 +84,8 @@ class _Content(msgspec.Struct, frozen=True):
     """How often a process had begun the task's training."""
     fingerprint: int = 0
     """Of the data's examples; 0 where the user makes the batches."""
+    rows: tuple[int, int] | None = None
+    """The first and the last row of the data; None where rows have no numbers."""
 
 
 class Checkpoint(NamedTuple):
@@ -96,6 +98,7 @@ class Checkpoint(NamedTuple):
     batches: int
     starts: int
     fingerprint: int
+    rows: tuple[int, int] | None
     local: Vector
     """The whole model: float32, shape (local_size,)."""
     state: Vector
@@ -126,6 +129,7 @@ def read_checkpoint(content: bytes, vectors: Mapping[str, Vector]) -> Checkpoint
             numbers.batches,
             numbers.starts,
             numbers.fingerprint,
+            numbers.rows,
             vectors["local"],
             vectors["state"],
             _named(vectors, "kept."),
@@ -150,7 +154,7 @@ class Progress:
         write: Saves a checkpoint (its numbers, its vectors), and returns its bytes. None: none are
             saved.
         every: Least seconds of training between two checkpoints.
-        examples, starts, fingerprint: As in the checkpoint.
+        examples, starts, fingerprint, rows: As in the checkpoint.
         batches: Says what the task's heartbeats count now.
         keep_when_stopped: Says whether a training that is stopped is to go on later.
         clock: Seconds, rising: measures how long a checkpoint takes.
@@ -165,6 +169,7 @@ class Progress:
         examples: int = 0,
         starts: int = 0,
         fingerprint: int = 0,
+        rows: tuple[int, int] | None = None,
         batches: Callable[[], int] = lambda: 0,
         keep_when_stopped: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
@@ -175,7 +180,7 @@ class Progress:
         """Whether so much is done that a device that stops had better keep the task."""
         self._found, self._write, self._every, self._clock = found, write, every, clock
         self._examples, self._starts, self._batches = examples, starts, batches
-        self._fingerprint = fingerprint
+        self._fingerprint, self._rows = fingerprint, rows
         self.keep_when_stopped = keep_when_stopped
         self._results: list[dict[str, Any]] = []
         self._trained = 0.0
@@ -230,7 +235,13 @@ class Progress:
             vectors |= {f"result.{index}.{key}": value for key, value in arrays.items()}
             results.append({key: value for key, value in result.items() if key not in arrays})
         content = _Content(
-            part, results, self._examples, self._batches(), self._starts, self._fingerprint
+            part,
+            results,
+            self._examples,
+            self._batches(),
+            self._starts,
+            self._fingerprint,
+            self._rows,
         )
         began = self._clock()
         size = self._write(msgspec.msgpack.encode(content), vectors)

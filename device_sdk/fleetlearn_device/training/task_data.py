@@ -31,6 +31,8 @@ class TaskData(NamedTuple):
     held_out: Data | None = None
     """The examples that are only measured on. None: models are measured on those of the
     training."""
+    rows: tuple[int, int] | None = None
+    """The numbers of the first and the last row of all examples. None: rows have no numbers."""
 
     @property
     def measured(self) -> Data:
@@ -58,8 +60,9 @@ class TaskDataMaker:
         self._data, self._hold_out = data, hold_out
         self._made: tuple[object, TaskData] | None = None
 
-    def of(self, manifest: Manifest) -> TaskData:
-        """Return the data as they are now. Raises DataError."""
+    def of(self, manifest: Manifest, rows: tuple[int, int] | None = None) -> TaskData:
+        """Return the data as they are now. ``rows``: as ``TaskData.rows`` said earlier; only the
+        examples that are made of these rows are returned. Raises DataError."""
         data = self._data
         told = None if manifest.preprocessing is msgspec.UNSET else manifest.preprocessing
         if isinstance(data, SourceData):
@@ -72,15 +75,24 @@ class TaskDataMaker:
             return TaskData(_PreparedBatches(data, manifest))
         else:
             return TaskData(data)
-        made = TaskData(fitted.data) if not self._hold_out else self._divided(fitted, told)
+        if rows is not None:
+            return self._made_of(fitted, told, rows)
+        made = self._made_of(fitted, told, (int(fitted.first.min()), int(fitted.last.max())))
         self._made = (manifest.batch, told), made
         return made
 
-    def _divided(self, fitted: FittedSource, told: Preprocessing | None) -> TaskData:
-        held, trained = hold_out(fitted.first, fitted.last, self._hold_out, _block(told))
+    def _made_of(
+        self, fitted: FittedSource, told: Preprocessing | None, rows: tuple[int, int]
+    ) -> TaskData:
+        there = np.flatnonzero((fitted.first >= rows[0]) & (fitted.last <= rows[1]))
+        data = fitted.data if len(there) == len(fitted.first) else fitted.data.choose(there)
+        if not self._hold_out:
+            return TaskData(data, None, rows)
+        first, last = fitted.first[there], fitted.last[there]
+        held, trained = hold_out(first, last, self._hold_out, _block(told))
         if not len(held):
-            return TaskData(fitted.data)
-        return TaskData(fitted.data.choose(trained), fitted.data.choose(held))
+            return TaskData(data, None, rows)
+        return TaskData(fitted.data.choose(there[trained]), fitted.data.choose(there[held]), rows)
 
 
 def hold_out(

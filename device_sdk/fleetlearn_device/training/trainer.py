@@ -280,10 +280,9 @@ class Trainer:
         return found
 
     def _begin_progress(
-        self, task: Task, found: Checkpoint | None, manifest: Manifest, of_these: tuple[int, int]
+        self, task: Task, found: Checkpoint | None, manifest: Manifest, data: TaskData
     ) -> Progress:
-        """Return the task's progress, from which its training goes on. ``of_these``: the number of
-        the data's examples, and their fingerprint."""
+        """Return the task's progress, from which its training goes on."""
         if found is not None and (found.local.size, found.state.size) != (
             manifest.local_size,
             manifest.state_size,
@@ -301,8 +300,9 @@ class Trainer:
             found,
             save if self._checkpoint_every else None,
             every=self._checkpoint_every,
-            examples=of_these[0],
-            fingerprint=of_these[1],
+            examples=data.training.examples,
+            fingerprint=self._fingerprint(data.training),
+            rows=data.rows,
             starts=self._starts.count(task.task),
             batches=lambda: self.batches,
             keep_when_stopped=lambda: self.keep_when_stopped,
@@ -341,18 +341,21 @@ class Trainer:
                 4 * personal_size,
             )
             whole = self.task_data(bundle)
+            if found is not None and found.rows not in (None, whole.rows):
+                # Records that came since are for later tasks.
+                earlier = self.task_data(bundle, found.rows)
+                if self._is_of(found, earlier.training):
+                    whole = earlier
             data = whole.training
             self._offer(task, bundle, runtime, whole.held_out)
-            fingerprint = _fingerprint_of(data) if self._checkpoint_every else 0
-            of_these = data.examples, fingerprint
-            if found is not None and (found.examples, found.fingerprint) != of_these:
+            if found is not None and not self._is_of(found, data):
                 _warn_of_checkpoint(task, "other data")
                 found = None
             spent = 0.0 if found is None else found.seconds
             left = end - time.monotonic()
             if task.time_budget is not None:
                 left = min(left, task.time_budget - spent)
-            progress = self._begin_progress(task, found, bundle.manifest, of_these)
+            progress = self._begin_progress(task, found, bundle.manifest, whole)
             settings = TaskSettings(
                 hyper=task.hyper,
                 epochs=task.epochs,
@@ -508,18 +511,30 @@ class Trainer:
         else:
             self.features = FeatureCache(bundle, self._threads, self._feature_cache, self._provider)
 
-    def task_data(self, bundle: Bundle) -> TaskData:
+    def task_data(self, bundle: Bundle, rows: tuple[int, int] | None = None) -> TaskData:
         """Return the data as they are now, prepared as the bundle says, and what is held out of the
-        training; as features, where training is from features. Raises DataError."""
-        data = self._data.of(bundle.manifest)
+        training; as features, where training is from features. ``rows``: only the examples that
+        are made of these. Raises DataError."""
+        data = self._data.of(bundle.manifest, rows)
         if self.features is None:
             return data
         assert isinstance(data.training, ArrayData)
         training = self.features.of(data.training)
         if data.held_out is None:
-            return TaskData(training)
+            return data._replace(training=training)
         assert isinstance(data.held_out, ArrayData)
-        return TaskData(training, self.features.of(data.held_out))
+        return TaskData(training, self.features.of(data.held_out), data.rows)
+
+    def _fingerprint(self, data: Data) -> int:
+        """Return what tells whether the places of the data have the examples that they had; 0 where
+        no checkpoint is made, or the user makes the batches, whose order is the user's."""
+        if self._checkpoint_every and isinstance(data, ArrayData | FeatureData):
+            return data.fingerprint()
+        return 0
+
+    def _is_of(self, found: Checkpoint, data: Data) -> bool:
+        """Return whether the checkpoint's training was on these data."""
+        return (found.examples, found.fingerprint) == (data.examples, self._fingerprint(data))
 
     def _note_examples(self, passed: int, stated: int) -> None:
         """Warn where passes gave another number of examples than the data are said to have. What
@@ -560,12 +575,6 @@ def _fingerprint(task: Task) -> str:
     vectors = tuple(msgspec.structs.replace(vector, delta=None) for vector in task.vectors)
     plain = msgspec.structs.replace(task, deadline=0.0, time_budget=None, vectors=vectors)
     return digest(encode(plain).encode())
-
-
-def _fingerprint_of(data: Data) -> int:
-    """Return what tells whether the places of the data have the examples that they had; 0 where
-    the user makes the batches, whose order is the user's."""
-    return data.fingerprint() if isinstance(data, ArrayData | FeatureData) else 0
 
 
 def _warn_of_checkpoint(task: Task, what: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from fleetlearn_device.data.buffer_writer import BufferWriter
 from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.storage.errors import DiskFullError
 from fleetlearn_device.storage.state_directory import StateDirectory
@@ -19,6 +20,7 @@ from fleetlearn_device.storage.training_starts import TrainingStarts
 from fleetlearn_device.training import progress as progress_module
 from fleetlearn_device.training import trainer as trainer_module
 from fleetlearn_device.training.data import ArrayData, BatchData, Data, as_data
+from fleetlearn_device.training.open_data import open_data
 from fleetlearn_device.training.progress import (
     FLASH_RATE,
     WORTH_KEEPING,
@@ -55,14 +57,19 @@ def each_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train_once(
-    folder: Path, bundle: Bundle, task: Task, die: int | None = None, data: Data = DATA
+    folder: Path,
+    bundle: Bundle,
+    task: Task,
+    die: int | None = None,
+    data: Data = DATA,
+    hold_out: float = 0.0,
 ) -> FinishedUpdate:
     """Train in a process of its own, as far as the state directory can tell. ``die``: the step
     before which it dies."""
     state = StateDirectory(folder)
     try:
         bring(state, bundle, task)
-        trainer = Trainer(state, data, "onnx", 1, checkpoint_every=1e-9)
+        trainer = Trainer(state, data, "onnx", 1, checkpoint_every=1e-9, hold_out=hold_out)
         if die is not None:
             count = trainer._count
 
@@ -294,6 +301,55 @@ def test_a_checkpoint_of_no_use(
             f"{path} is damaged, or of another version; it is deleted, and the training that it "
             "was of begins again"
         ]
+
+
+@pytest.mark.usefixtures("each_step")
+@pytest.mark.parametrize("hold_out", [0.0, 0.3])
+@pytest.mark.parametrize("room", [60, 24])
+def test_records_that_come_meanwhile_are_for_later_tasks(
+    bundles: dict[str, Bundle],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    room: int,
+    hold_out: float,
+) -> None:
+    """A live buffer has more records at the restart. The training goes on with those that it began
+    with, unless one of them has made way for a newer one (``room``)."""
+    bundle = bundles["everything"]
+    inputs = bundle.manifest.batch
+    columns = ArrayData(line_data(48)).fit(inputs).columns
+    records = [
+        {row.name: column[at] for row, column in zip(inputs, columns, strict=True)}
+        for at in range(48)
+    ]
+    arrays: Any = {row.name: (row.dtype, row.shape) for row in inputs}
+
+    def train(folder: Path, path: Path, number: int, die: int | None = None) -> dict[str, Any]:
+        data = open_data(str(path))
+        return left(
+            train_once(folder, bundle, task_of(bundle, "plain", number), die, data, hold_out)
+        )
+
+    def grown(name: str, count: int) -> Path:
+        with BufferWriter(tmp_path / name, arrays, room) as buffer:
+            for record in records[:count]:
+                buffer.append(**record)
+        return tmp_path / name
+
+    undisturbed = train(tmp_path / "undisturbed", grown("first.flb", 24), 1)
+    later = train(tmp_path / "later", grown("later.flb", 48), 1)
+    path = grown("a.flb", 24)
+    with pytest.raises(Killed):
+        train(tmp_path / "killed", path, 1, die=2)
+    with BufferWriter(path, arrays, room) as buffer:
+        for record in records[24:]:
+            buffer.append(**record)
+    with caplog.at_level(logging.WARNING):
+        found = train(tmp_path / "killed", path, 1)
+    assert undisturbed != later
+    assert found == (undisturbed if room == 60 else later)
+    again = ["task t1: the checkpoint of its training is of other data; the training begins again"]
+    assert caplog.messages == ([] if room == 60 else again)
 
 
 @pytest.mark.usefixtures("each_step")
