@@ -13,6 +13,9 @@ too stale."""
 FAILED, REJECTED = "failed: ", "rejected: "
 """What the other causes begin with: the device could not do its task; its update was refused. The
 code that says why comes next."""
+PRIVACY_LIMIT = f"{REJECTED}privacy-limit"
+"""The cause where a device takes part as often as it may without this report
+(participation_limits.py)."""
 STOPPED = f"{FAILED}stopping"
 PAUSED = f"{FAILED}paused"
 """The causes where a device gives its task back because it stops, or because a condition of its

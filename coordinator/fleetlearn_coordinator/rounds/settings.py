@@ -88,6 +88,16 @@ class Settings(NamedTuple):
     pace: PaceSettings | None = None
     """None: all devices stay connected."""
     evaluation: EvaluationSettings = EvaluationSettings()
+    separation: int = 0
+    """Fewest releases from one participation of a device to its next (participation_limits.py). 0:
+    devices take part at any time."""
+    participations: int | None = None
+    """Most participations of a device, where there is a ``separation``. None: any number."""
+
+    @property
+    def limits_participation(self) -> bool:
+        """Whether it is limited how often a device takes part, as in a private run."""
+        return self.separation > 0
 
     @property
     def outlive(self) -> bool:
