@@ -31,7 +31,7 @@ class Participations(NamedTuple):
 
     last: int
     """The last release that it took part in."""
-    count: int
+    times: int
     """How often it took part in the present segment."""
 
 
@@ -64,10 +64,10 @@ class ParticipationLimits:
         known, pending = self.known.get(device), self.pending.get(device)
         if known is None and not pending:
             return 1
-        last, count = known or Participations(1 - self.separation, 0)
+        last, times = known or Participations(1 - self.separation, 0)
         if pending:
-            last, count = pending[-1], count + len(pending)
-        if self.participations is not None and count >= self.participations:
+            last, times = pending[-1], times + len(pending)
+        if self.participations is not None and times >= self.participations:
             return NEVER
         return last + self.separation
 
@@ -119,7 +119,7 @@ class ParticipationLimits:
         """The next release is made, with the reports that count for it."""
         for device in self.taking_part():
             known = self.known.get(device)
-            self.known[device] = Participations(self.release, 1 + (known.count if known else 0))
+            self.known[device] = Participations(self.release, 1 + (known.times if known else 0))
         self._drop_first()
         self.release += 1
 
@@ -149,7 +149,7 @@ class ParticipationLimits:
         """Go on after this many releases. ``rows``: device, its last release and how often it took
         part in the present segment, of each device that took part."""
         self.release = releases + 1
-        self.known = {device: Participations(last, count) for device, last, count in rows}
+        self.known = {device: Participations(last, times) for device, last, times in rows}
 
     def snapshot(self) -> list[Any]:
         """Return the state as plain values: for ``take_up``."""
