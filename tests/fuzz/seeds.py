@@ -161,7 +161,13 @@ def plans() -> list[bytes]:
         b"[local]\nepochs = 2\nlr = 0.1\n[server]\nlr = 0.5",
         b'[staleness]\nfunction = "polynomial"\na = 0.5',
     )
-    recipes = [begin + b'recipe = "%s"\n[round]\ngoal = 5\n' % name.encode() for name in RECIPES]
+    private = b"[privacy]\nnoise = 1.0\ndelta = 1e-6\npopulation = 1000\nclip = 0.5\n"
+    recipes = [
+        begin
+        + b'recipe = "%s"\n[round]\ngoal = 5\n' % name.encode()
+        + private * (recipe.mechanism is not None)
+        for name, recipe in RECIPES.items()
+    ]
     return [
         (ROOT / "examples" / "plan.toml").read_bytes(),
         *recipes,

@@ -19,6 +19,8 @@ from fleetlearn_protocol.manifest import (
 from fleetlearn_protocol.manifest_file import read_manifest, write_manifest
 
 SMALL = 'name = "a"\nbundle = "a.bundle"\n[round]\ngoal = 4\n'
+PRIVATE = "[privacy]\nnoise = 1.0\ndelta = 1e-6\npopulation = 1000\nclip = 0.5\n"
+"""The shortest [privacy]."""
 
 
 def manifest(

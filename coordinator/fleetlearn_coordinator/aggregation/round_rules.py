@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fleetlearn_coordinator.aggregation.optimizers import Optimizer
+from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.aggregation.round_summary import Bounds
 from fleetlearn_coordinator.aggregation.round_sums import Aggregators
 from fleetlearn_coordinator.aggregation.weighing.weighing import Weighing
@@ -39,6 +40,8 @@ class RoundRules:
     """Whether mu follows the loss."""
     most_mu: float
     """Where mu stops rising."""
+    privacy: PrivacyRules | None = None
+    """What the released models may tell about one device. None: no differential privacy."""
 
     @property
     def buffers(self) -> Sequence[slice]:

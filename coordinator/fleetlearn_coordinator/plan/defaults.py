@@ -12,8 +12,9 @@ from fleetlearn_coordinator.aggregation.robust.rules import DEFAULTS, RULES, Bou
 from fleetlearn_coordinator.aggregation.round_summary import PERSONAL
 from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
+from fleetlearn_coordinator.plan.privacy_defaults import fill_privacy, prepare_private_rounds
 from fleetlearn_coordinator.plan.recipes import RECIPES, Recipe
-from fleetlearn_coordinator.plan.sections import CONCURRENCY, DEADLINE, SECTIONS
+from fleetlearn_coordinator.plan.sections import CONCURRENCY, DEADLINE, OPTIONAL, SECTIONS
 from fleetlearn_coordinator.plan.toml_errors import near
 
 RELATED = ("local", "round", "staleness", "aggregation", "server", "stop", "evaluation", "models")
@@ -31,11 +32,19 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     _refuse_unknown("recipe", name, RECIPES, "Recipes")
     recipe = RECIPES[name]
     for section in SECTIONS:
-        raw.setdefault(section, {})
+        if section not in OPTIONAL:
+            raw.setdefault(section, {})
     local, round_, staleness, aggregation, server, stop, evaluation, models = (
         raw[section] for section in RELATED
     )
     raw.setdefault("data_dir", f"{raw.get('name')}.run")
+    if recipe.mechanism is not None and "privacy" not in raw:
+        raise ValueError(
+            f'recipe = "{name}" needs [privacy] with population, delta, clip, and epsilon or noise'
+        )
+    privacy = raw.get("privacy")
+    if isinstance(privacy, dict) and isinstance(local, dict) and isinstance(round_, dict):
+        prepare_private_rounds(privacy, local, round_)
     if isinstance(local, dict):
         raw["local"] = _filled_local(local, recipe)
     if isinstance(aggregation, dict):
@@ -58,6 +67,8 @@ def fill_defaults(raw: dict[str, Any]) -> None:
             _fill_models(models, stop)
     if isinstance(server, dict):
         raw["server"] = _filled_server(server, recipe)
+    if isinstance(privacy, dict):
+        fill_privacy(privacy, recipe.mechanism or "gaussian", round_, stop)
 
 
 def _refuse_unknown(key: str, name: object, table: Collection[str], what: str) -> None:

@@ -32,6 +32,7 @@ from fleetlearn_coordinator.plan.contradictions import contradictions
 from fleetlearn_coordinator.plan.defaults import fill_defaults
 from fleetlearn_coordinator.plan.personal_parameters import personal_misfit
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
+from fleetlearn_coordinator.plan.privacy_terms import privacy_rules
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import (
     SECTIONS,
@@ -215,7 +216,8 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
 
     def round_rules(self, manifest: Manifest) -> RoundRules:
         """Return how a round's reports become the next model. Raises PlanError where the bundle's
-        step does not fit."""
+        step does not fit, and PrivacyError where [privacy] asks for a noise that cannot be
+        computed."""
         hyper = self.hyper(manifest)
         server_hyper = {**optimizers.defaults(self.server.optimizer), **self.server.hyper}
         return RoundRules(
@@ -232,6 +234,7 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
             first_mu=hyper.get("mu", 0.0),
             adaptive_mu=self.local.adaptive_mu,
             most_mu=adaptive_mu.largest(hyper),
+            privacy=privacy_rules(self, self.largest_weight),
         )
 
     def optimizer(self, manifest: Manifest) -> optimizers.Optimizer:

@@ -11,6 +11,7 @@ from fleetlearn_protocol.messages import Identifier
 from msgspec import Meta
 
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS, LocalAlgorithm
+from fleetlearn_coordinator.plan.privacy_section import PrivacySection
 from fleetlearn_coordinator.plan.sections import (
     Aggregation,
     EncodingSection,
@@ -56,6 +57,8 @@ class PlanKeys(Section, frozen=True, kw_only=True):
     selection: SelectionSection
     evaluation: EvaluationSection
     models: Models
+    privacy: PrivacySection | None = None
+    """Default: no differential privacy."""
     file: str
     """Where the plan came from, for messages. Not a key of the file."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fleetlearn_coordinator.aggregation.privacy.rules import Mechanism
 from fleetlearn_coordinator.plan.local_algorithms import Need, Personal
 
 SYNCHRONOUS: Mapping[str, Any] = {"participation": "synchronous", "weighting": "examples"}
@@ -35,6 +36,9 @@ class Recipe(NamedTuple):
     aggregation: Mapping[str, Any] = MEAN
     personal: Personal | None = None
     """What of the bundle must stay on the devices, beside what the algorithm needs there."""
+    mechanism: Mechanism | None = None
+    """The mechanism of differential privacy, for which a plan needs [privacy]. None: [privacy] may
+    be there."""
 
 
 _MCMAHAN = (
@@ -156,6 +160,19 @@ RECIPES: Mapping[str, Recipe] = {
         "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, arXiv "
         "2012.04221, Algorithm 1",
         local={**LOCAL, "algorithm": "ditto"},
+    ),
+    "dp-fedavg": Recipe(
+        "McMahan et al., Learning Differentially Private Recurrent Language Models, arXiv "
+        "1710.06963, Algorithm 1 (clip norm of the whole update)",
+        round=UNIFORM,
+        mechanism="gaussian",
+    ),
+    "dp-ftrl": Recipe(
+        "Kairouz et al., Practical and Private (Deep) Learning without Sampling or Shuffling, "
+        "arXiv 2103.00039, Algorithm 1, with the noise of Dvijotham et al., Efficient and "
+        "Near-Optimal Noise Generation for Streaming Differential Privacy, arXiv 2404.16706",
+        round=UNIFORM,
+        mechanism="dp-ftrl",
     ),
     **{
         name: Recipe(source, round=UNIFORM, aggregation={"aggregator": name})

@@ -12,7 +12,7 @@ from fleetlearn_coordinator.aggregation.optimizers import make
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.recipes import RECIPES
-from fleetlearn_coordinator.plan.sections import SECTIONS
+from fleetlearn_coordinator.plan.sections import OPTIONAL, SECTIONS
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.rounds.settings import PaceSettings
 from fleetlearn_protocol.errors import Code
@@ -21,7 +21,7 @@ from fleetlearn_protocol.manifest import (
     LocalStep,
     Manifest,
 )
-from plans import SMALL, manifest
+from plans import PRIVATE, SMALL, manifest
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "plan.toml"
 
@@ -80,7 +80,7 @@ def test_the_defaults_that_the_example_states_are_the_defaults() -> None:
     }
     plan = parse(SMALL)
     values: dict[str, Any] = msgspec.structs.asdict(plan)
-    for section in SECTIONS:
+    for section in SECTIONS.keys() - OPTIONAL:
         values |= msgspec.structs.asdict(values[section])
     assert len(stated) >= 9
     for key, default in stated.items():
@@ -153,6 +153,8 @@ def test_each_recipe_fills_in_the_plan(name: str) -> None:
     text = f'recipe = "{name}"\nname = "a"\nbundle = "a.bundle"' + "\n[round]\ngoal = 4" * (
         "goal" not in recipe.round
     )
+    if recipe.mechanism is not None:
+        text += f"\n{PRIVATE}"
     plan = parse(
         text + "\n[server]\ndevices = 9" * ALGORITHMS[recipe.local["algorithm"]].counts_devices
     )

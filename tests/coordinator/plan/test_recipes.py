@@ -36,7 +36,10 @@ def test_the_table_has_the_names_that_users_type() -> None:
         ["fedbuff", "fedasync", "fednova", "q-fedavg"],
         ["fedper", "fedbn", "fedrep", "ditto"],
     )
-    assert list(RECIPES) == ["fedsgd", "fedavg", *local, *server, *asynchronous, *personal, *RULES]
+    private = ["dp-fedavg", "dp-ftrl"]
+    assert list(RECIPES) == [
+        *("fedsgd", "fedavg", *local, *server, *asynchronous, *personal, *private, *RULES)
+    ]
     needs = {name: recipe.needs for name, recipe in RECIPES.items() if recipe.needs}
     assert needs == {
         "fedprox": ("proximal",),

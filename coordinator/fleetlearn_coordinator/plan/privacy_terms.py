@@ -1,0 +1,54 @@
+"""What a plan's [privacy] comes to: its noise, and the rules of its releases."""
+
+from __future__ import annotations
+
+import math
+
+from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
+from fleetlearn_coordinator.plan.plan_keys import PlanKeys
+from fleetlearn_coordinator.plan.privacy_section import METRICS_SHARE, PrivacySection
+from fleetlearn_coordinator.privacy import accounting
+
+
+def run_sensitivity(privacy: PrivacySection, releases: int) -> float:
+    """Return how far one device can move the first ``releases`` sums together, in units of C."""
+    return accounting.sensitivity(
+        privacy.mechanism, releases, privacy.separation, privacy.participations
+    )
+
+
+def noise_multiplier(privacy: PrivacySection, rounds: int) -> float:
+    """Return the noise multiplier: the plan's, else the least with which ``rounds`` releases are
+    within the budget. Raises PrivacyError where it cannot be found, or the extra is missing."""
+    if privacy.noise is not None:
+        return privacy.noise
+    assert privacy.epsilon is not None, "a plan has at least one of the two"
+    if privacy.sampling == "poisson":
+        raise NotImplementedError
+    return accounting.noise_for(privacy.epsilon, privacy.delta, run_sensitivity(privacy, rounds))
+
+
+def privacy_rules(plan: PlanKeys, largest_weight: int) -> PrivacyRules | None:
+    """Return the rules of the plan's releases, or None without [privacy]. Raises PrivacyError as
+    ``noise_multiplier`` does."""
+    privacy = plan.privacy
+    if privacy is None:
+        return None
+    noise = noise_multiplier(privacy, plan.stop.rounds)
+    measured = privacy.metrics == "noised"
+    return PrivacyRules(
+        mechanism=privacy.mechanism,
+        noise=noise,
+        clip=privacy.clip,
+        clip_quantile=privacy.clip_quantile,
+        clip_rate=privacy.clip_rate or 0.2,
+        goal=plan.round.goal,
+        largest_weight=largest_weight,
+        separation=privacy.separation,
+        participations=privacy.participations,
+        metrics=measured,
+        metrics_noise=(privacy.metrics_noise or noise / math.sqrt(METRICS_SHARE))
+        if measured
+        else None,
+        metric_bounds=privacy.metrics_bounds if measured else {},
+    )

@@ -1,0 +1,1 @@
+"""What differential privacy costs: the accounting of a run's releases."""
