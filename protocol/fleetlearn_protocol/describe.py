@@ -35,6 +35,7 @@ _ALIASES = {
         "Text",
         "Label",
         "Number",
+        "Positive",
         "Numbers",
         "Seconds",
         "Offset",
@@ -87,6 +88,7 @@ def tables() -> dict[str, str]:
                 messages.Held,
                 messages.VectorReference,
                 messages.SharedModel,
+                messages.PrivacyNote,
                 messages.Part,
                 messages.Evaluation,
             )

@@ -75,6 +75,8 @@ Label = Annotated[str, Meta(max_length=100)]
 """A short text for people."""
 Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
 """A finite number (JSON has neither NaN nor infinity, and 1e999 is out of bounds)."""
+Positive = Annotated[float, Meta(ge=1e-30, le=1e30)]
+"""A finite number above 0."""
 Seconds = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
 """A duration, at most a leap year."""
 Offset = Annotated[int, Meta(ge=0, le=MAX_VECTOR_BYTES)]
@@ -153,6 +155,18 @@ class SharedModel(msgspec.Struct, frozen=True):
     """SHA-256 of the bundle's manifest.json."""
     model: VectorReference
     """The model's vector."""
+
+
+class PrivacyNote(msgspec.Struct, frozen=True):
+    """What the coordinator says of the run's differential privacy. For people: the device shows it
+    to its owner, and cannot check it."""
+
+    spent: Annotated[float, Meta(ge=0, le=1e30)]
+    """Epsilon of all that the run has released so far, at most."""
+    delta: Annotated[float, Meta(ge=0, le=1)]
+    """The delta for which both epsilons hold."""
+    epsilon: Annotated[float, Meta(ge=0, le=1e30)] | None = None
+    """The run's budget: it ends before it has spent more. null: it has none."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -235,6 +249,10 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     wants: Literal["tasks", "model"] = "tasks"
     """`model`: the device takes no part. It is given no task, and fetches the newest model, if the
     welcome names one."""
+    privacy: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ()
+    """What the device can do for privacy: `clip`, `local-noise` (section 4, "Differential
+    privacy"). It is given no task with `local_noise` where it does not name that. `required`: its
+    owner lets it do no task of a run without differential privacy."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
@@ -289,6 +307,9 @@ class Report(Message, frozen=True, tag="report"):
     lost_tied: bool = False
     """The device does not have the tied vectors that the task goes on from (`kept`) any more, and
     began from zeros."""
+    clipped: bool | None = None
+    """Whether the update was longer than the task's `clip` and was scaled down to it. null: the
+    device did not look."""
 
     @property
     def size(self) -> int:
@@ -397,6 +418,14 @@ class Task(Message, frozen=True, tag="task"):
     personal_epochs: Annotated[int, Meta(ge=1, le=10**6)] | None = None
     """Passes over the device's examples in which its personal model or parameters are trained by
     themselves, where the algorithm has such passes. null: as many as `epochs`."""
+    clip: Positive | None = None
+    """The greatest L2 norm that the part `update` may have, as its bytes mean it. The device scales
+    a longer one down. null: any."""
+    local_noise: Positive | None = None
+    """Standard deviation of the noise that the device adds to each element of the clipped update.
+    null: none."""
+    privacy: PrivacyNote | None = None
+    """What the coordinator says of the run's privacy. null: the run promises none."""
 
     def vector(self, name: str) -> VectorReference:
         """Return the vector of this name. Raises KeyError."""

@@ -17,15 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fleetlearn_protocol.algorithms import EXCHANGES
-from fleetlearn_protocol.encodings import FAMILIES, FLOATS, is_known
+from fleetlearn_protocol.encodings import FAMILIES
 from fleetlearn_protocol.errors import Code, ProtocolError, clip
-from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, content_of
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, unpack_chunk
 from fleetlearn_protocol.messages import (
-    BUFFERS,
     OLDEST_PROTOCOL_VERSION,
-    PLAIN,
     PROTOCOL_VERSION,
     Accepted,
     Cancel,
@@ -54,6 +50,7 @@ from fleetlearn_protocol.messages import (
 )
 from fleetlearn_protocol.versions import check_chosen
 
+from fleetlearn_device.session.abilities import unsupported
 from fleetlearn_device.session.commands import (
     Close,
     Commands,
@@ -593,35 +590,11 @@ class Session:
         self.waits = ""  # what was so at the check-in is over
         what = f"round {task.round}, {task.epochs} epochs" if isinstance(task, Task) else task.kind
         text = f"task {task.task}: {what}, {task.deadline:.4g} s to the deadline"
-        unsupported = self._unsupported(task)
+        lacking = unsupported(task, self.algorithms, self.exchanges)
         note = Note(text, event="task-given")
-        if unsupported is not None:
-            return [*commands, note, *self._fail_task(self.work, "unsupported", unsupported)]
+        if lacking is not None:
+            return [*commands, note, *self._fail_task(self.work, "unsupported", lacking)]
         return [*commands, note, *self._locate()]
-
-    def _unsupported(self, task: Task | Question) -> str | None:
-        """Return what of the task this device cannot do, for people. Raises ProtocolError
-        (bad-message) on a question whose content is not as its kind says."""
-        sent = [(vector.name, vector.encoding) for vector in task.vectors]
-        if isinstance(task, Question):
-            if task.kind not in self.exchanges:
-                known = ", ".join(self.exchanges) or "none"
-                return f"the question is of the kind {task.kind}; this device knows {known}"
-            content_of(task)
-            vectors = EXCHANGE_KINDS[task.kind].vectors
-            if vectors and task.bundle is None:
-                return f"the question of the kind {task.kind} names no bundle"
-            return _differing("sends the vectors", sent, vectors, FLOATS)
-        known_algorithms = (PLAIN, *self.algorithms)
-        if task.algorithm not in known_algorithms:
-            known = ", ".join(known_algorithms)
-            return f"the task asks for the algorithm {task.algorithm}; this device knows {known}"
-        exchange = EXCHANGES[task.algorithm]
-        # Whether the bundle has buffers is known once it is here.
-        parts = (*exchange.parts, BUFFERS) if BUFFERS in task.parts else exchange.parts
-        return _differing("sends the vectors", sent, exchange.vectors, FLOATS) or _differing(
-            "asks for the parts", [*task.parts.items()], parts, FAMILIES
-        )
 
     def _receive(self, content: Content) -> Commands:
         """Expect the chunks of the content that was asked for."""
@@ -907,19 +880,6 @@ class Session:
 
     def _awaits_answer(self) -> bool:
         return isinstance(self.link, CheckingIn) or isinstance(self.work, Fetching | Sent)
-
-
-def _differing(
-    what: str, given: Sequence[tuple[str, str]], names: Sequence[str], families: Sequence[str]
-) -> str | None:
-    """Return how these vectors or parts, with their encodings, are not those that are known
-    here."""
-    same = sorted(name for name, _ in given) == sorted(names)
-    if same and all(is_known(encoding, families) for _, encoding in given):
-        return None
-    listed = ", ".join(f"{name} ({encoding})" for name, encoding in given)
-    known = f"{', '.join(names)} ({', '.join(families)})"
-    return f"the task {what} {listed}; this device knows {known}"
 
 
 def _tag(message: FromCoordinator) -> str:

@@ -228,6 +228,7 @@ async function leaveUpdate(): Promise<void> {
     evaluation: null,
     personal: null,
     lost_tied: false,
+    clipped: null,
   };
   const bundle = "ab".repeat(32);
   const kept = { keptState: new Float32Array(0), tied: {}, personal: null };

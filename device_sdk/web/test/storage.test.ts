@@ -159,6 +159,7 @@ describe.each(STORES)("a store %s", (_, open) => {
       evaluation: null,
       personal: null,
       lost_tied: false,
+      clipped: null,
     };
     const finished = { report: whole, contents, bundle: "b", keptState: Float32Array.of(1, 2), personal: null };
 

@@ -41,6 +41,7 @@ val name = pattern("[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 private val forPeople = text(MAX_TEXT)
 private val label = text(100)
 private val numbers = record(name, number(), 64)
+private val positive = number(1e-30, 1e30)
 private val seconds = number(0.0, 366 * 86400.0)
 private val offset = integer(0, MAX_VECTOR_BYTES)
 private val vectorSize = integer(1, MAX_VECTOR_BYTES)
@@ -57,6 +58,9 @@ private val delta = fields("base" to digest, "sha256" to digest, "size" to vecto
 private val reference = fields(
     "name" to identifier, "sha256" to digest, "size" to vectorSize, "encoding" to identifier,
     "delta" to optional(nullable(delta), null),
+)
+private val privacyNote = fields(
+    "spent" to number(0.0, 1e30), "delta" to number(0.0, 1.0), "epsilon" to optional(nullable(number(0.0, 1e30)), null),
 )
 private val part =
     fields("name" to identifier, "encoding" to identifier, "size" to vectorSize, "crc32" to integer(0, (1L shl 32) - 1))
@@ -76,6 +80,7 @@ private val FROM_DEVICE = mapOf(
         "trusts" to optional(list(digest, 8), emptyList<Any>()), "challenge" to optional(nullable(digest), null),
         "newest_protocol" to optional(nullable(version), null), "error" to optional(forPeople, ""),
         "wants" to optional(oneOf("tasks", "model"), "tasks"),
+        "privacy" to optional(identifiers, emptyList<Any>()),
     ),
     "heartbeat" to fields("task" to optional(nullable(identifier), null), "steps" to optional(integer(), 0L)),
     "fetch" to fields("sha256" to digest, "offset" to optional(offset, 0L)),
@@ -84,7 +89,7 @@ private val FROM_DEVICE = mapOf(
         "steps" to integer(1, 1L shl 31), "epochs" to number(0.0, 1e6), "complete" to flag, "loss" to number(),
         "metrics" to optional(numbers, emptyMap<String, Any>()), "seconds" to optional(seconds, 0.0),
         "evaluation" to optional(nullable(evaluation), null), "personal" to optional(nullable(evaluation), null),
-        "lost_tied" to optional(flag, false),
+        "lost_tied" to optional(flag, false), "clipped" to optional(nullable(flag), null),
     ),
     "uploaded" to fields("task" to identifier),
     "reply" to fields(
@@ -116,6 +121,8 @@ private val FROM_COORDINATOR = mapOf(
         "time_budget" to optional(nullable(seconds), null), "evaluate" to optional(flag, false),
         "algorithm" to optional(identifier, "plain"), "kept" to optional(nullable(identifier), null),
         "personal_epochs" to optional(nullable(integer(1, 1_000_000)), null),
+        "clip" to optional(nullable(positive), null), "local_noise" to optional(nullable(positive), null),
+        "privacy" to optional(nullable(privacyNote), null),
     ),
     "question" to fields(
         "task" to identifier, "kind" to identifier, "deadline" to seconds, "phase" to optional(integer(1, 1000), 1L),

@@ -15,6 +15,9 @@ private fun unknownTask(task: Message): String? {
     val algorithm = task["algorithm"]
     if (algorithm != "plain") return "the task asks for the algorithm $algorithm; this device knows plain"
     val parts = (task["parts"] as Map<*, *>).entries.associate { it.key as String to it.value as String }
+    if (task["local_noise"] != null) {
+        return "the task asks the device to add noise to its update; this device cannot do that"
+    }
     // Whether the bundle has buffers is known once it is here.
     val wanted = listOf("update") + if ("buffers" in parts) listOf("buffers") else emptyList()
     return differing("sends the vectors", sent(task), listOf("model"), listOf(Float32.name))

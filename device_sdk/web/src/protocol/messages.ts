@@ -49,6 +49,7 @@ export const name = pattern(/^[A-Za-z_][A-Za-z0-9_.-]{0,127}$/);
 const forPeople = text(MAX_TEXT);
 const label = text(100);
 const numbers = record(name, number(), 64);
+const positive = number(1e-30, 1e30);
 const seconds = number(0, 366 * 86400);
 const offset = integer(0, MAX_VECTOR_BYTES);
 const vectorSize = integer(1, MAX_VECTOR_BYTES);
@@ -69,6 +70,11 @@ const vectorReference = object({
   size: vectorSize,
   encoding: identifier,
   delta: optional(nullable(delta), null),
+});
+const privacyNote = object({
+  spent: number(0, 1e30),
+  delta: number(0, 1),
+  epsilon: optional(nullable(number(0, 1e30)), null),
 });
 const part = object({ name: identifier, encoding: identifier, size: vectorSize, crc32: integer(0, 2 ** 32 - 1) });
 export const evaluation = object({ examples, loss_sum: number(), metric_sums: optional(numbers, {}) });
@@ -117,6 +123,7 @@ const FROM_DEVICE = {
     newest_protocol: optional(nullable(version), null),
     error: optional(forPeople, ""),
     wants: optional(oneOf(["tasks", "model"]), "tasks"),
+    privacy: optional(identifiers, []),
   }),
   heartbeat: object({
     type: literal("heartbeat"),
@@ -139,6 +146,7 @@ const FROM_DEVICE = {
     evaluation: optional(nullable(evaluation), null),
     personal: optional(nullable(evaluation), null),
     lost_tied: optional(flag, false),
+    clipped: optional(nullable(flag), null),
   }),
   uploaded: object({ type: literal("uploaded"), task: identifier }),
   reply: object({
@@ -184,6 +192,9 @@ const FROM_COORDINATOR = {
     algorithm: optional(identifier, "plain"),
     kept: optional(nullable(identifier), null),
     personal_epochs: optional(nullable(integer(1, 10 ** 6)), null),
+    clip: optional(nullable(positive), null),
+    local_noise: optional(nullable(positive), null),
+    privacy: optional(nullable(privacyNote), null),
   }),
   question: object({
     type: literal("question"),

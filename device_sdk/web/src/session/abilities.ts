@@ -38,8 +38,14 @@ export function unsupported(
   const parts = [...exchange.parts, ...("buffers" in task.parts ? ["buffers"] : [])];
   return (
     differing("sends the vectors", sent, exchange.vectors, FLOATS) ??
-    differing("asks for the parts", Object.entries(task.parts), parts, FAMILIES)
+    differing("asks for the parts", Object.entries(task.parts), parts, FAMILIES) ??
+    unknownNoise(task)
   );
+}
+
+function unknownNoise(task: Task): string | null {
+  if (task.local_noise === null) return null;
+  return "the task asks the device to add noise to its update; this device cannot do that";
 }
 
 function unknownQuestion(question: Question, exchanges: readonly string[]): string | null {

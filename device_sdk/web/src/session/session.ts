@@ -177,6 +177,7 @@ export class Session {
         exchanges: this.#options.exchanges ?? [],
         algorithms: this.#options.algorithms ?? [],
         encodings: FAMILIES,
+        privacy: [],
       }),
     ];
   }

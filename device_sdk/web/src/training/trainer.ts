@@ -214,6 +214,7 @@ export class Trainer {
       evaluation: result.evaluation,
       personal: outcome.personalEvaluation ?? null,
       lost_tied: lostTied,
+      clipped: null,
     };
     return {
       report,

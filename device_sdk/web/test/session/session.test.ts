@@ -28,6 +28,9 @@ const TASK: Task = {
   algorithm: "plain",
   kept: null,
   personal_epochs: null,
+  clip: null,
+  local_noise: null,
+  privacy: null,
 };
 const EVALUATE: Question = {
   type: "question",
@@ -54,6 +57,7 @@ const REPORT: Report = {
   evaluation: null,
   personal: null,
   lost_tied: false,
+  clipped: null,
 };
 const WANTED: Wanted = { sha256: MODEL, name: "the model", place: `model/${MODEL}`, size: 8, limit: 8, have: 0 };
 
