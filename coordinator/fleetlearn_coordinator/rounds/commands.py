@@ -157,9 +157,10 @@ class Finish(NamedTuple):
 
     reason: str
     """For people."""
-    rule: Literal["rounds", "epsilon", "metric"]
+    rule: Literal["rounds", "epsilon", "metric", "privacy budget"]
     value: float
-    """The rounds done, the L2 norm of the model's change, or the metric's value."""
+    """The rounds done, the L2 norm of the model's change, the metric's value, or the epsilon that
+    was spent."""
     limit: float
     """What the rule compares it with."""
     metric: str | None = None

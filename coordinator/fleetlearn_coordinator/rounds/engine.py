@@ -52,6 +52,7 @@ class Snapshot(NamedTuple):
     """What ``Pace.snapshot`` returned."""
     exchanges: Mapping[str, dict[str, Any]] = {}
     """Kind -> what ``ExchangeSeries.snapshot`` returned."""
+    releases: int = 0
 
 
 @dataclass(slots=True)
@@ -70,6 +71,7 @@ class Engine(EngineState):
             self.book.snapshot(),
             None if self.pace is None else self.pace.snapshot(),
             {kind: series.snapshot() for kind, series in self.exchanges.items()},
+            self.releases,
         )
 
     @classmethod
@@ -79,7 +81,7 @@ class Engine(EngineState):
         """Return an engine that goes on from a snapshot with these devices. The driver must say who
         is able to answer exchanges (``ExchangeSeries.able``), and call ``committed`` next. What the
         engine remembered about devices that failed is forgotten, as after a restart."""
-        engine = cls(settings, prefix, taken.version, taken.round, Phase.COMMITTING)
+        engine = cls(settings, prefix, taken.version, taken.round, taken.releases, Phase.COMMITTING)
         if taken.book is not None:
             engine.book.take_up(taken.book)
         if engine.pace is not None and taken.pace is not None:
@@ -260,6 +262,7 @@ class Engine(EngineState):
         began, the version before."""
         self._check_committing()
         self.version += 1
+        self.releases += 1
         finish = self.finishing or self.finish(change, metrics, self.version - 1)
         self._end_round()
         if finish is not None:

@@ -50,6 +50,8 @@ class EngineState:
     another run."""
     version: int = 0
     round: int = 0
+    releases: int = 0
+    """Rounds committed, where ``Settings.budget`` limits them. A roll back gives none back."""
     phase: Phase = Phase.GATHERING
     deadline: float = 0.0
     """When the open round ends. Asynchronous: when it is next looked at."""
@@ -174,7 +176,9 @@ class EngineState:
         """Return the stop rule that is met at this version, if one is. ``change`` is of the last
         committed round, as for ``committed``; ``metrics`` are of the model of version
         ``measured``."""
-        return stop_rules.finish(self.settings, self.version, change, metrics, measured)
+        return stop_rules.finish(
+            self.settings, self.version, change, metrics, measured, self.releases
+        )
 
     # --- reports ---
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from math import inf
 from typing import NamedTuple
 
+from fleetlearn_coordinator.rounds.commands import Finish
 from fleetlearn_coordinator.rounds.selection_rules import SelectionRules
 
 MEASURED_ON = {
@@ -41,6 +42,16 @@ class EvaluationSettings(NamedTuple):
     """Fewest devices that must have measured for the evaluation to be valid."""
     deadline: float = 600.0
     """Seconds after which an evaluation ends with what there is."""
+
+
+class ReleaseBudget(NamedTuple):
+    """How many models a private run may release. The engine counts them, and knows nothing of
+    epsilon."""
+
+    releases: int
+    """Most rounds that may be committed, those of earlier processes included."""
+    spent: Finish
+    """Why training is over once they are: the rule ``privacy budget``."""
 
 
 class Settings(NamedTuple):
@@ -88,6 +99,8 @@ class Settings(NamedTuple):
     pace: PaceSettings | None = None
     """None: all devices stay connected."""
     evaluation: EvaluationSettings = EvaluationSettings()
+    budget: ReleaseBudget | None = None
+    """Stop once this many rounds are committed. None: no privacy budget limits them."""
     separation: int = 0
     """Fewest releases from one participation of a device to its next (participation_limits.py). 0:
     devices take part at any time."""

@@ -14,11 +14,13 @@ def finish(
     change: float,
     metrics: Mapping[str, float],
     measured: int | None = None,
+    releases: int = 0,
 ) -> Finish | None:
     """Return the stop rule that is met at this version, if one is.
 
     ``change`` is the L2 norm of the last committed round's change of the model. ``metrics`` are of
-    the model of version ``measured``.
+    the model of version ``measured``. ``releases``: how many rounds were committed. A roll back
+    makes a version, and releases nothing.
     """
     if rule.rounds is not None and version >= rule.rounds:
         return Finish(f"{version} rounds done", "rounds", version, rule.rounds)
@@ -33,4 +35,6 @@ def finish(
             )
             reason = f"{found}; the target is {rule.target:.6g}"
             return Finish(reason, "metric", value, rule.target, rule.metric, measured)
+    if rule.budget is not None and releases >= rule.budget.releases:
+        return rule.budget.spent
     return None

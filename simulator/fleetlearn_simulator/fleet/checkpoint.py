@@ -61,6 +61,7 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         "now": events.now,
         "version": engine.version + 1,
         "round": engine.round,
+        "releases": engine.releases,
         "book": engine.book,
         "pace": engine.pace,
         "tasks": tasks,
@@ -117,6 +118,7 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
         state.get("book"),
         state.get("pace"),
         state.get("series") or _series_of_earlier_version(state),
+        state.get("releases", 0),  # an earlier version had none
     )
     coordinator.resume(taken, list(map(name_of, there)), state.get("selection"))
     coordinator.restore_rates(state.get("rates"))

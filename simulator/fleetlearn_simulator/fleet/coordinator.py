@@ -309,7 +309,7 @@ class SimulatedCoordinator:
         updates and the tasks that devices have."""
         self.down = False
         old, book = self.engine, self.engine.book
-        self.engine = Engine(old.settings, prefix=old.prefix, version=old.version, round=old.round)
+        self.engine = Engine(old.settings, old.prefix, old.version, old.round, old.releases)
         selection.hand_over(old, self.engine)
         if old.pace is not None and self.engine.pace is not None:
             self.engine.pace.bookings.restore(old.pace.bookings.state(now), now)

@@ -26,7 +26,7 @@ from fleetlearn_coordinator.rounds.commands import (
 from fleetlearn_coordinator.rounds.engine import RESTART_GRACE, Engine
 from fleetlearn_coordinator.rounds.lease_book import CHECKS_PER_STALL
 from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES
-from fleetlearn_coordinator.rounds.settings import Phase, Settings
+from fleetlearn_coordinator.rounds.settings import Phase, ReleaseBudget, Settings
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import Code, ProtocolError
 from hypothesis import HealthCheck, given, settings
@@ -117,6 +117,45 @@ def test_the_goal_closes_the_round_and_cancels_the_rest() -> None:
     assert after[0] == Opened(2)
     assert len(of_type(after, Assign)) == 3
     assert engine.version == 1
+
+
+def release(engine: Engine, now: float) -> list[Command]:
+    """Close the open round with its goal of reports, and commit it."""
+    for device, task in list(engine.leases.items())[: engine.settings.goal]:
+        engine.count_report(device, task, now)
+    return engine.committed(now, change=1.0, metrics={})
+
+
+def test_no_round_opens_once_the_privacy_budget_is_spent() -> None:
+    spent = Finish("the privacy budget is spent", "privacy budget", 7.96, 8.0)
+    rules = SETTINGS._replace(budget=ReleaseBudget(releases=5, spent=spent))
+    engine = Engine(rules, version=7, releases=3)  # an earlier process rolled back four times
+    for device in "abc":
+        engine.check_in(device, None, 0.0)
+    engine.roll_back()  # the open round is given up, and releases nothing
+    engine.go_on_from_model(1.0)
+    assert engine.releases == 3
+    assert of_type(release(engine, 2.0), Opened) == [Opened(3)]
+    assert release(engine, 3.0) == [spent]
+    assert (engine.version, engine.releases) == (10, 5)
+    assert engine.check_in("d", None, 4.0) == engine.tick(99.0) == []
+    assert not engine.leases
+
+
+def test_a_roll_back_gives_nothing_of_the_privacy_budget_back() -> None:
+    spent = Finish("the privacy budget is spent", "privacy budget", 7.96, 8.0)
+    engine, _ = started("ab", SETTINGS._replace(budget=ReleaseBudget(releases=1, spent=spent)))
+    release(engine, 1.0)
+    engine.roll_back()
+    assert engine.go_on_from_model(2.0) == [spent]
+
+
+def test_a_snapshot_has_the_releases() -> None:
+    engine, tasks = started()
+    engine.releases = 4
+    engine.count_report("a", tasks["a"].task, 1.0)
+    engine.count_report("b", tasks["b"].task, 1.0)
+    assert Engine.from_snapshot(SETTINGS, "t", engine.snapshot(), "abc").releases == 4
 
 
 def test_the_deadline_commits_what_is_there() -> None:

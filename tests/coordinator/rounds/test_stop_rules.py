@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fleetlearn_coordinator.rounds.commands import Finish
-from fleetlearn_coordinator.rounds.settings import Settings
+from fleetlearn_coordinator.rounds.settings import ReleaseBudget, Settings
 from fleetlearn_coordinator.rounds.stop_rules import finish
 
 SETTINGS = Settings(goal=2, cohort=3, minimum=1, deadline=60.0, grace=5.0, gather=4.0)
@@ -54,3 +54,13 @@ def test_stop_rules(
     rules: Settings, change: float, metrics: dict[str, float], finished: Finish | None
 ) -> None:
     assert finish(rules, 3, change, metrics, 2) == finished
+
+
+def test_a_privacy_budget_is_spent_by_committed_rounds_alone() -> None:
+    spent = Finish("the privacy budget is spent", "privacy budget", 7.96, 8.0)
+    rules = SETTINGS._replace(budget=ReleaseBudget(5, spent))
+    # Version 9 may be the ninth after four roll backs.
+    assert finish(rules, 9, 1.0, {}, releases=4) is None
+    assert finish(rules, 5, 1.0, {}, releases=5) == spent
+    assert finish(rules, 5, 1.0, {}, releases=6) == spent  # a smaller budget than before
+    assert finish(rules._replace(rounds=5), 5, 1.0, {}, releases=5) != spent

@@ -1,0 +1,123 @@
+"""What a run has spent: vectors, worked by hand; then any order of what happens to a run."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from fleetlearn_coordinator.privacy.budget import (
+    Segment,
+    begin_segment,
+    releases_left,
+    releases_of,
+    spent,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+DELTA = 1e-6
+
+
+def segment(noise: float = 1.0, releases: int = 0, **more: Any) -> Segment:
+    usual: dict[str, Any] = {"mechanism": "gaussian", "clip": 1.0, "separation": 1}
+    usual["participations"] = 10_000
+    return Segment(noise=noise, releases=releases, **(usual | more))
+
+
+@pytest.mark.parametrize(
+    ("segments", "epsilon"),
+    [
+        ([], 0.0),
+        ([segment(1.0, 0)], 0.0),
+        # Vectors of a Gaussian mechanism at delta 1e-6: sigma / sensitivity 1, 2 and 4.
+        ([segment(1.0, 1)], 4.8866),
+        ([segment(2.0, 1)], 2.2541),
+        ([segment(4.0, 1)], 1.0607),
+        # mu^2 = 16 / 16 of a device that is in each of sixteen releases
+        ([segment(4.0, 16)], 4.8866),
+        # at most four times, or in each fourth release
+        ([segment(4.0, 16, participations=4)], 2.2541),
+        ([segment(4.0, 16, separation=4)], 2.2541),
+        ([segment(4.0, 13, separation=4)], 2.2541),
+        ([segment(4.0, 16, separation=4, participations=1)], 1.0607),
+        # mu^2 = 4 / 64 + 3 / 16 = 1 / 4, a device's cap being counted in each segment
+        ([segment(8.0, 4, participations=4), segment(4.0, 9, participations=3)], 2.2541),
+        # rounding that makes the sensitivity half as large again
+        ([segment(3.0, 1, slack=0.5)], 2.2541),
+        ([segment(4.0, 4, mechanism="local")], 2.2541),
+    ],
+)
+def test_vectors(segments: list[Segment], epsilon: float) -> None:
+    assert spent(segments, DELTA) == pytest.approx(epsilon, abs=1e-4)
+
+
+def test_a_larger_delta_allows_a_smaller_epsilon() -> None:
+    assert spent([segment(1.0, 1)], 1e-5) < spent([segment(1.0, 1)], 1e-6)
+
+
+def test_releases_left() -> None:
+    # mu = 1 is spent by sixteen releases: epsilon 4.88655
+    left = releases_left([segment(4.0)], 4.8866, DELTA, 1000)
+    assert left == 16
+    assert releases_left([segment(4.0, 10)], 4.8866, DELTA, 1000) == 6
+    assert releases_left([segment(4.0, 16)], 4.8866, DELTA, 1000) == 0
+    assert releases_left([segment(4.0, 40)], 4.8866, DELTA, 1000) == 0
+    assert releases_left([segment(4.0, 10)], 4.8866, DELTA, 5) == 5
+    # 8 releases of twice the mu^2 are gone, and 8 of its sixteenths are left
+    assert releases_left([segment(4.0, 8), segment(4.0)], 4.8866, DELTA, 1000) == 8
+
+
+def test_no_release_costs_more_once_no_device_may_take_part_again() -> None:
+    done = segment(2.0, 3, participations=1)
+    assert releases_left([done], 2.26, DELTA, 500) == 500
+
+
+def test_a_segment_goes_on_under_the_same_parameters() -> None:
+    first, other = segment(4.0, 3), segment(2.0)
+    assert begin_segment([], segment(4.0)) == [segment(4.0)]
+    assert begin_segment([first], segment(4.0)) == [first]
+    assert begin_segment([first], other) == [first, other]
+    # A plan that was changed twice before a release was made.
+    assert begin_segment([first, other], segment(3.0)) == [first, segment(3.0)]
+    # After a restored backup, an empty segment follows one with the same parameters, and stays.
+    assert begin_segment([first, segment(4.0)], segment(4.0)) == [first, segment(4.0)]
+
+
+PARAMETERS = st.builds(
+    segment,
+    noise=st.floats(0.5, 20.0),
+    separation=st.integers(1, 5),
+    participations=st.integers(1, 20),
+    mechanism=st.sampled_from(["gaussian", "local"]),
+)
+
+
+@given(st.lists(st.one_of(st.just("release"), st.just("restart"), PARAMETERS), max_size=30))
+def test_what_is_spent_never_falls(happened: list[Any]) -> None:
+    """Whatever the order of releases, restarts and changed plans. A roll back changes nothing."""
+    segments, found, releases = [segment()], [0.0], 0
+    for event in happened:
+        match event:
+            case "release":
+                segments = [*segments[:-1], segments[-1].after(1)]
+                releases += 1
+            case "restart":
+                segments = msgspec.json.decode(msgspec.json.encode(segments), type=list[Segment])
+            case _:
+                segments = begin_segment(segments, event)
+        found.append(spent(segments, DELTA))
+        assert releases_of(segments) == releases
+    assert all(later >= earlier - 1e-9 for earlier, later in pairwise(found))
+
+
+@given(st.lists(PARAMETERS, min_size=1, max_size=3), st.floats(0.1, 10.0), st.integers(1, 60))
+def test_releases_left_are_all_that_fit(
+    parameters: list[Segment], epsilon: float, most: int
+) -> None:
+    segments = [each.after(2) for each in parameters]
+    left = releases_left(segments, epsilon, DELTA, most)
+    after = [spent([*segments[:-1], segments[-1].after(n)], DELTA) for n in range(most + 2)]
+    assert left == most or after[left + 1] > epsilon
+    assert left == 0 or after[left] <= epsilon
