@@ -41,6 +41,7 @@ from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.data.sources import Source
+from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet import selection
 from fleetlearn_simulator.fleet.connections import Connections
 from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
@@ -49,6 +50,7 @@ from fleetlearn_simulator.fleet.device_tasks import DeviceTasks, WriteLines
 from fleetlearn_simulator.fleet.events import Event, EventQueue
 from fleetlearn_simulator.fleet.exchanges import DeviceExchanges
 from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices
+from fleetlearn_simulator.fleet.poisson_sampling import sampling_of
 from fleetlearn_simulator.fleet.returns import Returns
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, LocalSettings
@@ -95,6 +97,9 @@ class Fleet:
             scenario, bundle, source, local, self.events, self.connections, self.coordinator, log
         )
         self.exchanges = DeviceExchanges(self.tasks, self.events)
+        self.sampling = sampling_of(scenario)
+        """Who takes part in each round, where that is Poisson sampling. Else the devices that are
+        connected, of which the engine chooses."""
         self.finished: str | None = None
         """Why the simulation is over; None: it is not."""
         self.next_tick = 0.0
@@ -176,6 +181,9 @@ class Fleet:
 
     def _fill(self, event: Event) -> None:
         """Let devices that are online check in, while connections are free."""
+        if self.sampling is not None:
+            self._connect_sample(self.sampling.draw(self.engine))
+            return
         if not self.coordinator.down:
             arriving = self.connections.arriving(self.engine.leases)
             has_examples = self._has_examples([device for device, _ in arriving])
@@ -187,6 +195,26 @@ class Fleet:
                 self._check_in(device)
         self.connections.refill_expected = False
         self.connections.expect_refill(self.coordinator.last_end)
+
+    def _connect_sample(self, devices: Sequence[int]) -> None:
+        """Let the devices check in that were drawn for the next round, and no others. Each round's
+        leave before the next ones are drawn."""
+        if not all(self._has_examples(devices)):
+            raise SimulatorError(
+                'privacy.sampling = "poisson": devices without examples cannot take part when '
+                "they are drawn. Give each device examples (data.examples)"
+            )
+        self.connections.connected = dict.fromkeys(devices, inf)
+        self.state(devices)
+        for device in devices:
+            self._check_in(device)
+
+    def _disconnect_sample(self) -> None:
+        """Let the devices of the round that is over leave, and expect the next ones."""
+        for device in self.connections.connected:
+            self.engine.disconnect(name_of(device), self.now)
+        self.connections.connected = {}
+        self.events.expect(self.now, "fill")
 
     def _leave(self, event: Event) -> None:
         """The device goes offline."""
@@ -410,6 +438,9 @@ class Fleet:
         )
         self._tell([RoundEnded(number, "committed", self.engine.version + 1, summary, "")])
         self._note("committed", round=number, change=summary["change"])
+        if self.sampling is not None:
+            self.sampling.check(number, len(self.engine.accepted))
+            self._disconnect_sample()
         self.before_commit()
         return self.engine.committed(
             self.now, change=summary["change"], metrics=self.metrics_of(summary)
@@ -429,6 +460,8 @@ class Fleet:
         connected = len(self.connections.connected)
         summary = self.coordinator.abandon(number, dropped, self.now, connected)
         self._note("abandoned", round=number, text=text)
+        if self.sampling is not None:
+            self.sampling.check(number, summary["reports"])
         if (abandoned := self.coordinator.abandoned_in_a_row) >= MAX_ABANDONED_ROUNDS_IN_A_ROW:
             self.finished = f"{abandoned} rounds one after the other were abandoned: {text}"
         return RoundEnded(number, "abandoned", self.engine.version, summary, text)

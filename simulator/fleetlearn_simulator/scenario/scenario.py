@@ -31,6 +31,7 @@ from fleetlearn_simulator.scenario.defaults import (
     read_service,
     read_tiers,
 )
+from fleetlearn_simulator.scenario.poisson_rules import poisson_contradictions
 from fleetlearn_simulator.scenario.sections import (
     Availability,
     Compute,
@@ -276,6 +277,7 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
     yield from _data_contradictions(scenario.data)
     yield from _availability_contradictions(scenario.availability)
     yield from _failure_contradictions(scenario.failures)
+    yield from poisson_contradictions(scenario)
 
 
 def _fleet_contradictions(scenario: Scenario) -> Iterator[str]:
