@@ -50,10 +50,14 @@ def exponential(seed: int, purpose: str, *keys: Key) -> Floats:
 def generator(seed: int, purpose: str, *keys: int) -> np.random.Generator:
     """Return a generator (Philox), for many numbers. Each seed, purpose and keys have a generator
     of their own."""
+    key = int.from_bytes(secret_bytes(seed, purpose, *keys)[:16])
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def secret_bytes(seed: int, purpose: str, *keys: int) -> bytes:
+    """Return 32 bytes, as a simulation has them in the place of a coordinator's secret."""
     name = "\0".join(map(str, (seed, purpose, *keys)))
-    return np.random.Generator(
-        np.random.Philox(key=int.from_bytes(hashlib.sha256(name.encode()).digest()[:16]))
-    )
+    return hashlib.sha256(name.encode()).digest()
 
 
 @lru_cache(1024)

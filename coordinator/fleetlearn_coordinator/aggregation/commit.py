@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fleetlearn_coordinator.aggregation.aggregators import Aggregator
 from fleetlearn_coordinator.aggregation.exact_mean import multiplier
 from fleetlearn_coordinator.aggregation.optimizers import Optimizer, State, change_norm
+from fleetlearn_coordinator.aggregation.updates import Result
 
 S = TypeVar("S")
 
@@ -56,6 +57,7 @@ def next_model(
     base: TaskBase | None = None,
     share: float = 1.0,
     scale: float = 1.0,
+    released: NDArray[np.float64] | None = None,
 ) -> NextModel:
     """Return the next model, made from the round's updates. ``model`` and ``optimizer_state`` stay
     as they are.
@@ -71,11 +73,16 @@ def next_model(
 
     ``scale`` (``Weighing.scale``) multiplies the mean of the trained parameters.
 
+    ``released``: the noisy mean of a private round, (P,), which takes the place of the
+    aggregator's.
+
     Buffers take the values that the aggregator found, whatever the optimizer and the scale are.
     With ``base`` they too are mixed: x + alpha * s(tau) * (v - x), where v is the device's value.
     """
     present = gather(model, optimizer.buffers)
-    delta, buffers = aggregator.result(aggregate, present)
+    delta, buffers = (
+        aggregator.result(aggregate, present) if released is None else Result(released, present)
+    )
     delta *= scale
     if base is not None:  # x_i - x = update + (model that the task began from - x)
         delta += multiplier(1, base.factor) * np.subtract(base.model, model, dtype=np.float64)

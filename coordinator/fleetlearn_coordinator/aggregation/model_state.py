@@ -12,6 +12,7 @@ from fleetlearn_protocol.vector import Vector, digest
 from fleetlearn_coordinator.aggregation import adaptive_mu
 from fleetlearn_coordinator.aggregation.adaptive_mu import MuState
 from fleetlearn_coordinator.aggregation.optimizers import State
+from fleetlearn_coordinator.aggregation.privacy.state import PrivacyState
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.aggregation.tied_sum import EMPTY_SUM, TiedSum
 from fleetlearn_coordinator.aggregation.weighing.weighing import WeighingState
@@ -35,6 +36,8 @@ class ModelState:
     """What they decide of its mu, where the plan lets mu follow the loss."""
     tied_sum: TiedSum = EMPTY_SUM
     """What is known of c or h, where the algorithm has one of them."""
+    privacy: PrivacyState | None = None
+    """What the releases so far leave for the next one, where the plan has [privacy]."""
 
     @cached_property
     def digest(self) -> str:
@@ -56,6 +59,7 @@ def make_state(
     optimizer_state: State,
     vectors: Mapping[str, Vector],
     tied_sum: TiedSum = EMPTY_SUM,
+    privacy: PrivacyState | None = None,
 ) -> ModelState:
     """Return the state at this model. ``last``: the summary of the last committed round; None
     before the first."""
@@ -67,4 +71,5 @@ def make_state(
         rules.weighing.state_after(last),
         adaptive_mu.state_after(last, rules.first_mu),
         tied_sum,
+        privacy,
     )

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation import adaptive_mu
 from fleetlearn_coordinator.aggregation.commit import NextModel, TaskBase, next_model, weights_of
+from fleetlearn_coordinator.aggregation.exact_mean import add_up
 from fleetlearn_coordinator.aggregation.model_state import ModelState
+from fleetlearn_coordinator.aggregation.privacy.release import Released, release
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.aggregation.round_summary import (
@@ -224,7 +226,8 @@ class OpenRound:
         """
         rules, state = self.rules, self.state
         self.sums.add_waiting()
-        made = self._next_model(base)
+        released = self._release()
+        made = self._next_model(base, released)
         vectors, tied_sum, optimizer_state = (
             dict[str, Vector](),
             state.tied_sum,
@@ -249,10 +252,21 @@ class OpenRound:
             rules.weighing.state_after(summary),
             adaptive_mu.state_after(summary, state.mu.mu),
             tied_sum,
+            None if released is None else released.state,
         )
         return CommittedRound(after, summary)
 
-    def _next_model(self, base: Vector | None) -> NextModel:
+    def _release(self) -> Released | None:
+        """Return the noisy mean of a private round. None: the plan has no [privacy]."""
+        rules, state = self.rules.privacy, self.state.privacy
+        if rules is None:
+            return None
+        assert state is not None, "a private round begins from a private state"
+        if not len(self):
+            raise ValueError("the release of no updates was asked for; add one first")
+        return release(rules, state, add_up(self.sums.states[UPDATE]))
+
+    def _next_model(self, base: Vector | None, released: Released | None) -> NextModel:
         rules, state = self.rules, self.state
         mixed = None
         if rules.mixing_rate is not None and base is not None:
@@ -267,6 +281,7 @@ class OpenRound:
             mixed,
             rules.share(len(self)),
             rules.weighing.scale(self._weighed(), state.weighing),
+            None if released is None else released.mean,
         )
 
     def staleness(self) -> list[int]:

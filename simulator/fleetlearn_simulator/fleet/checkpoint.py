@@ -33,6 +33,8 @@ TASKS = "tasks."
 """Prefix of the tensors of the tasks that run."""
 EXCHANGES = "exchanges."
 """Prefix of the tensors of the exchanges that are open."""
+NOISE = "noise."
+"""Prefix of the tensors of correlated noise, in a private run."""
 RETURNS = "returns."
 """Prefix of the tensors that say when devices come back, with pace steering."""
 
@@ -51,6 +53,9 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     tensors |= coordinator.state.vectors
     slots = coordinator.state.optimizer_state
     tensors |= {f"{OPTIMIZER}{name}": np.asarray(value) for name, value in slots.items()}
+    privacy = coordinator.state.privacy
+    if privacy is not None:
+        tensors |= {f"{NOISE}{name}": value for name, value in privacy.buffers.items()}
     of_tasks, tasks = checkpoint_tasks.snapshot(fleet.tasks)
     tensors |= {f"{TASKS}{name}": value for name, value in of_tasks.items()}
     of_exchanges, exchanges = checkpoint_exchanges.snapshot(fleet.exchanges)
@@ -67,6 +72,7 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         "tasks": tasks,
         "returns": returns,
         "rates": coordinator.saved_rates(),
+        "privacy": coordinator.saved_privacy(),
         "series": engine.exchanges,
         "exchanges": exchanges,
         "change": fleet.history[-1]["change"],
@@ -96,7 +102,13 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
     vectors = {name: tensors[name] for name in coordinator.state.vectors}
     slots = _named(tensors, OPTIMIZER)
     coordinator.restore_model(
-        state["version"], tensors["model"], tensors["earlier"], slots, vectors
+        state["version"],
+        tensors["model"],
+        tensors["earlier"],
+        slots,
+        vectors,
+        state.get("privacy"),
+        _named(tensors, NOISE),
     )
     for prefix, rows in _kept_rows(fleet):
         rows.restore(_named(tensors, prefix))

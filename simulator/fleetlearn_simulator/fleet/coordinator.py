@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from fleetlearn_coordinator.aggregation.model_state import make_state
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.aggregation.optimizers import State
+from fleetlearn_coordinator.aggregation.privacy import release
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.sent_models import half_of
 from fleetlearn_coordinator.rounds.commands import FAILED, REJECTED, Command
@@ -24,6 +25,7 @@ from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT16, find_encoding
 from fleetlearn_protocol.messages import BUFFERS, UPDATE, Evaluation
 from fleetlearn_protocol.vector import Vector
+from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet import selection
 from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices, rows_of
@@ -33,6 +35,7 @@ from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from fleetlearn_simulator.fleet.sent_updates import TiedToUpdate
 from fleetlearn_simulator.fleet.trained_reports import Measured, parts_to_add, reports_of
 from fleetlearn_simulator.fleet.update_file import UpdateFile
+from fleetlearn_simulator.keyed_random import secret_bytes
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs
 from fleetlearn_simulator.training.kept_rows import NO_ROW
@@ -57,6 +60,10 @@ class SimulatedCoordinator:
         self.rules = replace(rules, metrics=("loss", *self.metrics))  # the order of rounds.jsonl
         self.weights = self.plan.update_weights()
         model = bundle.parameters()[: bundle.manifest.size].copy()
+        privacy = None
+        if rules.privacy is not None:
+            secret = secret_bytes(scenario.seed, "privacy")
+            privacy = release.begin(rules.privacy, secret, model.size)
         self.state = make_state(
             self.rules,
             None,
@@ -64,6 +71,7 @@ class SimulatedCoordinator:
             model=model,
             optimizer_state=self.rules.optimizer.init(model),
             vectors={name: np.zeros_like(model) for name in self.plan.vectors},
+            privacy=privacy,
         )
         """At the newest model."""
         self.earlier: Vector = model
@@ -277,9 +285,15 @@ class SimulatedCoordinator:
         earlier: Vector,
         optimizer_state: State,
         vectors: dict[str, Vector],
+        privacy: Mapping[str, Any] | None,
+        buffers: Mapping[str, NDArray[Any]],
     ) -> None:
-        """Go on from a checkpoint's model. What else the rounds before decide is in their summaries
+        """Go on from a checkpoint's model. ``privacy``: as ``saved_privacy`` returned it.
+        ``buffers``: of correlated noise. What else the rounds before decide is in their summaries
         (``history``)."""
+        before = self.state.privacy
+        if before is not None and privacy is not None:
+            before = replace(before, **privacy, buffers=buffers)
         last = next((row for row in reversed(self.history) if row["how"] == "committed"), None)
         self.earlier = earlier
         self.state = make_state(
@@ -289,7 +303,16 @@ class SimulatedCoordinator:
             model=model,
             optimizer_state=optimizer_state,
             vectors=vectors,
+            privacy=before,
         )
+
+    def saved_privacy(self) -> dict[str, Any] | None:
+        """Return what a checkpoint has of the releases so far, beside the buffers of correlated
+        noise. The secret follows from the seed. None: the plan has no [privacy]."""
+        state = self.state.privacy
+        if state is None:
+            return None
+        return {"releases": state.releases, "clip": state.clip, "began": state.began}
 
     def resume(
         self, taken: Snapshot, connected: Collection[str], remembered: dict[str, Any] | None

@@ -15,6 +15,7 @@ from fleetlearn_coordinator.service.training_run.algorithm_change import (
     begin_algorithm,
     devices_factor,
 )
+from fleetlearn_coordinator.service.training_run.saved_privacy import load_privacy, take_buffers
 from fleetlearn_coordinator.service.training_run.saved_tied_sum import load_tied_sum
 from fleetlearn_coordinator.service.training_run.written_model import write_model
 from fleetlearn_coordinator.storage.ledger import ModelMade
@@ -35,7 +36,8 @@ def load_or_begin(
     version, model, state = found
     vectors = {CONTROL: state.pop(CONTROL)} if CONTROL in state else {}
     vectors, rows = begin_algorithm(plan, store.ledger, version, model, vectors)
-    store.write(rows)
+    privacy, first_rows = load_privacy(rules.privacy, store.ledger, model.size, take_buffers(state))
+    store.write([*rows, *first_rows])
     # The name of its optimizer is missing in a data directory of an earlier version; slots say
     # less.
     name = rules.optimizer.name
@@ -61,12 +63,14 @@ def load_or_begin(
         optimizer_state=state,
         vectors=vectors,
         tied_sum=load_tied_sum(store.ledger),
+        privacy=privacy,
     )
 
 
 def begin(plan: Plan, rules: RoundRules, bundle: Bundle, store: Store, wall: float) -> None:
     """Write the model that a new run begins with."""
     model = bundle.parameters()[: bundle.manifest.size].copy()  # not what is personal
+    privacy, first_rows = load_privacy(rules.privacy, store.ledger, model.size, {})
     first = make_state(
         rules,
         None,
@@ -75,6 +79,7 @@ def begin(plan: Plan, rules: RoundRules, bundle: Bundle, store: Store, wall: flo
         optimizer_state=rules.optimizer.init(model),
         # For tasks that outlive the version.
         vectors={name: np.zeros_like(model) for name in plan.vectors},
+        privacy=privacy,
     )
     made = ModelMade(0, digest(model), 0, wall)
-    store.write(write_model(rules, store, made, first))
+    store.write([*first_rows, *write_model(rules, store, made, first)])

@@ -14,6 +14,7 @@ from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.aggregation.sent_models import Forms
 from fleetlearn_coordinator.service.training_run.run_models import RunModels
+from fleetlearn_coordinator.service.training_run.saved_privacy import privacy_rows, tensors_of
 from fleetlearn_coordinator.service.training_run.saved_tied_sum import row_of
 from fleetlearn_coordinator.storage.ledger import (
     Metadata,
@@ -107,10 +108,12 @@ class ModelWriter:
 def write_model(
     rules: RoundRules, store: Store, made: ModelMade, state: ModelState, dropped: Iterable[int] = ()
 ) -> list[Row]:
-    """Write a model's file, with the optimizer's state and the vectors beside the model. Returns
-    the rows that make them count. Raises StoreError (the disk is full)."""
+    """Write a model's file, with the optimizer's state, the vectors and the buffers of correlated
+    noise beside the model. Returns the rows that make them count. Raises StoreError (the disk is
+    full)."""
     name = rules.optimizer.name
-    beside = {**state.optimizer_state, **state.vectors}
-    named = [Metadata("optimizer", name), Metadata("devices", rules.devices)]
+    beside = {**state.optimizer_state, **state.vectors, **tensors_of(state.privacy)}
+    named: list[Row] = [Metadata("optimizer", name), Metadata("devices", rules.devices)]
     made = made._replace(optimizer=name)
+    named += privacy_rows(rules.privacy, state.privacy)
     return [*named, *store.write_model(made, state.model, beside, dropped)]

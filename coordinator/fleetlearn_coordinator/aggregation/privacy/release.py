@@ -1,0 +1,105 @@
+"""A release: the noisy mean that a committed round makes of the exact sum of its updates.
+
+The sum S is rounded to a grid, the noise is a whole number of grid steps, and the mean is
+
+    (rint(S / grid) + noise) * grid / (goal * W)
+
+with the goal and the largest weight W that the plan states. It is never divided by the reports that
+came, so that the noise in the mean is the same whoever vanished. Why this is safe where noise in
+floating point is not: docs/algorithms/privacy-noise.md.
+
+The noise is a function of the run's secret, the number of the release and the sum itself. The same
+sum gives the same noise: a process that is killed between noise and commit makes the same model
+once more. Another sum gives other noise: two copies of a run that go different ways never show the
+same noise twice, whose difference would be the difference of two sums without any noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from math import frexp, ldexp, sqrt
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlearn_coordinator.aggregation.privacy.mechanisms import MECHANISMS
+from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
+from fleetlearn_coordinator.aggregation.privacy.state import PrivacyState
+
+GRID_BITS = 30
+"""The standard deviation of the noise is 2^30 to 2^31 steps of the grid."""
+LEAST_NOISE = 2.0**-10
+"""Least noise multiplier: with less, the sum may have more grid steps than an int64 holds."""
+
+
+class Released(NamedTuple):
+    """What a round lets the world see of its updates."""
+
+    mean: NDArray[np.float64]
+    """The noisy mean, float64, (P,)."""
+    state: PrivacyState
+    """For the next release."""
+
+
+def begin(rules: PrivacyRules, secret: bytes, size: int, releases: int = 0) -> PrivacyState:
+    """Return the state before the first release under these rules, of a model of ``size`` elements.
+    ``releases``: how many the run has made before, under other rules."""
+    if len(secret) < 32:
+        raise ValueError(f"a secret of {len(secret)} bytes was given; it takes 32 or more")
+    buffers = MECHANISMS[rules.mechanism].begin(rules, size)
+    return PrivacyState(secret, releases, rules.clip, releases, buffers)
+
+
+def slack(noise: float, size: int) -> float:
+    """Return by how much arithmetic can make a device's part of a sum on the grid longer than
+    ``clip``, as a fraction, for a model of ``size`` elements: the noise is raised by it.
+
+    * A factor is rounded to 29 bits, and a norm is computed in float64: below 2^-27.
+    * The exact sum rounds each product of an update to 2^-25 of its largest one: together at most
+      sqrt(size) * 2^-25 of its norm. What the sum itself loses on its way to float64 is below
+      2^-35 of the clip norm in each element, for 2^17 updates.
+    * Rounding to the grid moves the difference of two sums by at most one step in each element. A
+      step is at most 2^-30 of the noise (2^-29 here: the noise that it is a part of is the raised
+      one).
+    """
+    return 2.0**-27 + sqrt(size) * (2.0**-25 + 2.0**-35 + noise * 2.0**-29)
+
+
+def release(rules: PrivacyRules, state: PrivacyState, total: NDArray[np.float64]) -> Released:
+    """Return the release of the sum ``total`` = sum(w_i * c_i * x_i), float64, (P,), where each
+    update x_i is clipped by c_i to ``state.clip`` and weighs w_i, at most ``largest_weight``."""
+    mechanism = MECHANISMS[rules.mechanism]
+    noise = rules.noise
+    if noise < LEAST_NOISE:
+        raise ValueError(f"a noise multiplier of {noise} was given; it takes {LEAST_NOISE} or more")
+    raised = (1 + slack(noise, total.size)) * (1 + mechanism.slack(rules, total.size))
+    sigma = noise * rules.largest_weight * state.clip * raised
+    grid = ldexp(1.0, frexp(sigma)[1] - 1 - GRID_BITS)
+    steps = np.rint(total / grid).astype(np.int64)
+    secret = noise_secret(state, "mean", steps, sigma=sigma, mechanism=rules.mechanism)
+    drawn = mechanism.draw(rules, sigma / grid, secret, state.buffers, total.size)
+    mean = (steps + drawn.noise).astype(np.float64)
+    mean *= grid / (rules.goal * rules.largest_weight)
+    after = replace(state, releases=state.releases + 1, buffers=drawn.buffers)
+    return Released(mean, after)
+
+
+def noise_secret(
+    state: PrivacyState,
+    purpose: str,
+    exact: NDArray[np.int64],
+    **parameters: str | float,
+) -> bytes:
+    """Return the secret from which the noise on ``exact``, whole numbers, follows in the next
+    release. ``purpose``: names what they are, as one release may have several. ``parameters``: what
+    the noise depends on beside the secret."""
+    about = {
+        name: value.hex() if isinstance(value, float) else value
+        for name, value in parameters.items()
+    }
+    named = json.dumps([purpose, state.releases + 1, exact.size, about], sort_keys=True).encode()
+    content = hashlib.sha256(exact.astype("<i8", copy=False).data).digest()
+    return hashlib.shake_256(state.secret + content + named).digest(32)

@@ -1,0 +1,93 @@
+"""What a private run's releases leave for the next one, in the ledger and beside the model.
+
+The secret is made once in a run, at the first start with [privacy], and never changes. How many
+releases were made is written in the batch of each model, so a release counts exactly when its model
+does. The buffers of correlated noise are in the model's file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+from fleetlearn_protocol.vector import Vector
+
+from fleetlearn_coordinator.aggregation.privacy.release import begin
+from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
+from fleetlearn_coordinator.aggregation.privacy.state import PrivacyState
+from fleetlearn_coordinator.storage.ledger import Ledger, Metadata, Row
+from fleetlearn_coordinator.storage.stored_json import decode
+
+SECRET, STATE = "privacy_secret", "privacy_state"
+"""Keys of the metadata."""
+NOISE = "noise."
+"""Prefix of the buffers' names in a model's file."""
+
+
+class SavedPrivacy(msgspec.Struct, frozen=True):
+    """What the ledger has of a ``PrivacyState``."""
+
+    releases: int
+    clip: float
+    began: int
+    rules: str
+    """The digest of the rules that it was made under."""
+
+
+def digest_of(rules: PrivacyRules) -> str:
+    """Return a name of these rules, the same in every process."""
+    return hashlib.sha256(msgspec.json.encode(rules, order="sorted")).hexdigest()
+
+
+def privacy_rows(rules: PrivacyRules | None, state: PrivacyState | None) -> list[Row]:
+    """Return what is written with a model; nothing without [privacy]."""
+    if rules is None or state is None:
+        return []
+    saved = SavedPrivacy(state.releases, state.clip, state.began, digest_of(rules))
+    return [Metadata(STATE, msgspec.json.encode(saved).decode())]
+
+
+def tensors_of(state: PrivacyState | None) -> dict[str, Vector]:
+    """Return the buffers as they are named in a model's file."""
+    if state is None:
+        return {}
+    return {NOISE + name: buffer for name, buffer in state.buffers.items()}
+
+
+def take_buffers(tensors: dict[str, Vector]) -> dict[str, Vector]:
+    """Take the buffers out of what is beside a model in its file. Returns them by their names."""
+    names = [name for name in tensors if name.startswith(NOISE)]
+    return {name.removeprefix(NOISE): tensors.pop(name) for name in names}
+
+
+def load_privacy(
+    rules: PrivacyRules | None, ledger: Ledger, size: int, buffers: Mapping[str, Vector]
+) -> tuple[PrivacyState | None, list[Row]]:
+    """Return the state at the newest model, and what is to be written at this start. ``size``: of
+    the model. ``buffers``: those in its file.
+
+    Correlated noise begins from the beginning where the plan's [privacy] has changed, or the newest
+    model was made without. What was released stays counted. Raises StoreError (damaged).
+    """
+    if rules is None:
+        return None, []
+    rows: list[Row] = []
+    secret, saved = ledger.get(SECRET), ledger.get(STATE)
+    if secret is None:
+        secret = secrets.token_hex(32)
+        rows.append(Metadata(SECRET, secret))
+    found = (
+        None
+        if saved is None
+        else decode(saved, SavedPrivacy, "what the database says of the releases")
+    )
+    state = begin(rules, bytes.fromhex(secret), size, 0 if found is None else found.releases)
+    if found is None or found.rules != digest_of(rules):
+        return state, rows
+    state = replace(state, clip=found.clip)
+    if buffers.keys() == state.buffers.keys():
+        state = replace(state, began=found.began, buffers=buffers)
+    return state, rows
