@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation.model_state import ModelState, make_state
+from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.aggregation.reports import PartColumn, ReportColumns
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.aggregation.updates import ArrayUpdate
-from fleetlearn_coordinator.aggregation.weighing.weighing import PLAIN
+from fleetlearn_coordinator.aggregation.weighing.norm_bound import Enforced, NormBound
+from fleetlearn_coordinator.aggregation.weighing.weighing import PLAIN, Weighing
 from fleetlearn_protocol.messages import UPDATE
 
 
@@ -33,6 +35,22 @@ def rules_of(**more: Any) -> RoundRules:
         "most_mu": 1.0,
     }
     return RoundRules(**(usual | more))
+
+
+def private_rules_of(size: int, most: int = 1, clip: float = 1.0, **more: Any) -> RoundRules:
+    """Return the rules of private rounds, of a model of ``size`` elements. ``more``: of
+    ``PrivacyRules``."""
+    usual: dict[str, Any] = {
+        "mechanism": "gaussian",
+        "noise": 1.0,
+        "goal": 10,
+        "participations": 10,
+        "clip": clip,
+        "largest_weight": most,
+    }
+    bound = NormBound(clip, "clip", enforced=Enforced(most, size))
+    privacy = PrivacyRules(**(usual | more))
+    return rules_of(weighing=Weighing(bound=bound), privacy=privacy, outlive=True)
 
 
 def state_of(rules: RoundRules, model: Sequence[float], **more: Any) -> ModelState:

@@ -192,7 +192,7 @@ def add(
     check(largest, weight)
     times = multiplier(weight, factor)
     bound = float(largest) * times
-    finest = _ENDS[bisect_right(_LEAST, bound)] if bound else USUAL
+    finest = finest_grid(bound)
     room = ldexp(1.0, finest + 52) - total.whole.get(finest, 0.0)
     fits_whole = bound < min(room, ldexp(1.0, finest + 51))
     grids = [finest] if fits_whole else _grids(bound, finest)
@@ -290,6 +290,12 @@ def _add_rows(
             found = (ones @ part for part in _split(t, cut, grids))
         for into, part in zip(here, found, strict=True):
             np.add(into, part, out=into)
+
+
+def finest_grid(bound: float) -> int:
+    """Return the exponent of the grid at which an update with this largest product ends. A smaller
+    update ends at the same grid or a finer one, unless it is all zeros."""
+    return _ENDS[bisect_right(_LEAST, bound)] if bound else USUAL
 
 
 def finest_grids(bounds: NDArray[np.float64]) -> NDArray[np.int64]:

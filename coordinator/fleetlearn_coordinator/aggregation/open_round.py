@@ -123,7 +123,9 @@ class OpenRound:
                     measure(reports.update(UPDATE, row), size, buffers)
                     for row in range(len(reports))
                 ]
-        columns = reports.weights.tolist(), reports.steps.tolist(), reports.loss.tolist(), norms
+        clipped = reports.clipped or [None] * len(reports)
+        weights, steps, losses = reports.weights, reports.steps, reports.loss
+        columns = weights.tolist(), steps.tolist(), losses.tolist(), norms, clipped
         weighed = list(map(Reported._make, zip(*columns, strict=True)))
         if reports.evaluations:  # the loss before training says more than training's own
             pairs = zip(weighed, reports.evaluations, strict=True)
@@ -168,7 +170,8 @@ class OpenRound:
 
     def add(self, reports: ReportColumns) -> None:
         """Add the parts of accepted reports to the sums. In any thread, one call at a time."""
-        factors = [self.rules.staleness_factor(each) for each in reports.staleness]
+        # Not above 1, whatever the function: a private round counts on that.
+        factors = [min(1.0, self.rules.staleness_factor(each)) for each in reports.staleness]
         values = self._values(reports, factors) if BUFFERS in reports.parts else NO_VALUES
         if reports.weighed:
             weighing, state = self.rules.weighing, self.state.weighing

@@ -50,6 +50,9 @@ class ReportColumns:
     """What each device measured of its personal model; empty: nobody did."""
     lost_tied: Sequence[bool] = ()
     """Whether each device lost what it kept; empty: nobody did."""
+    clipped: Sequence[bool | None] = ()
+    """Whether each device says that it had to shorten its update to the clip norm of its task; None
+    where it says nothing. Empty: nobody does."""
     weighed: Sequence[Reported] = ()
     """What the weighing of each update depends on; empty: it is not known yet, or nothing is to be
     known."""
@@ -106,4 +109,5 @@ def columns_of(
         evaluations=[report.evaluation],
         personal=[report.personal],
         lost_tied=[report.lost_tied],
+        clipped=[report.clipped],
     )

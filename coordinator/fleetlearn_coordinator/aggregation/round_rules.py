@@ -3,13 +3,16 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+
+from fleetlearn_protocol.messages import UPDATE
 
 from fleetlearn_coordinator.aggregation.optimizers import Optimizer
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.aggregation.round_summary import Bounds
 from fleetlearn_coordinator.aggregation.round_sums import Aggregators
+from fleetlearn_coordinator.aggregation.weighing.norm_bound import NormBound
 from fleetlearn_coordinator.aggregation.weighing.weighing import Weighing
 
 
@@ -43,6 +46,13 @@ class RoundRules:
     privacy: PrivacyRules | None = None
     """What the released models may tell about one device. None: no differential privacy."""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where what a device sends could reach the model of a private round other
+        than by the bounded sum of updates. A plan's author is told so earlier, by the plan's own
+        rules."""
+        if self.privacy is not None and (ways := list(_ways_around(self, self.privacy))):
+            raise ValueError(f"a private round cannot have {' or '.join(ways)}")
+
     @property
     def buffers(self) -> Sequence[slice]:
         """The places of the model's elements that are no trained parameters."""
@@ -52,3 +62,31 @@ class RoundRules:
         """Return the share of all devices that took part in a round with this many updates. 1 where
         the number of devices is not known."""
         return 1.0 if self.devices is None else updates / self.devices
+
+
+def _ways_around(rules: RoundRules, privacy: PrivacyRules) -> Iterator[str]:
+    """Yield what of the rules lets something of a device by the sum that the noise is for."""
+    if rules.aggregators.keys() != {UPDATE}:
+        yield f"the parts {', '.join(rules.aggregators)}: it takes the update alone"
+    elif rules.aggregators[UPDATE].name != "mean":
+        yield f"the aggregator {rules.aggregators[UPDATE].name}: it takes the mean"
+    if rules.buffers:
+        yield "buffers that devices report"
+    if rules.weighing.rule is not None:
+        yield f"updates that are {rules.weighing.rule.name}: their scale follows from the reports"
+    if rules.mixing_rate is not None:
+        yield "a server that mixes models"
+    if rules.devices is not None:
+        yield "a share of devices that moves the model"
+    if rules.adaptive_mu:
+        yield "a mu that follows the loss"
+    if privacy.mechanism != "local" and not _clips_to(rules.weighing.bound, privacy):
+        yield f"updates that are not clipped to the norm {privacy.clip:g} of its noise"
+
+
+def _clips_to(bound: NormBound | None, privacy: PrivacyRules) -> bool:
+    """Return whether the bound holds what the noise is in proportion to."""
+    if bound is None or bound.enforced is None:
+        return False
+    held = bound.first, bound.enforced.largest_weight
+    return held == (privacy.clip, privacy.largest_weight)

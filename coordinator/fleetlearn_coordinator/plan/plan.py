@@ -32,8 +32,7 @@ from fleetlearn_coordinator.plan.contradictions import contradictions
 from fleetlearn_coordinator.plan.defaults import fill_defaults
 from fleetlearn_coordinator.plan.personal_parameters import personal_misfit
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
-from fleetlearn_coordinator.plan.privacy_rules import privacy_misfit, privacy_remarks
-from fleetlearn_coordinator.plan.privacy_terms import privacy_rules
+from fleetlearn_coordinator.plan.privacy_terms import privacy_rules, private_bound
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import (
     SECTIONS,
@@ -203,7 +202,10 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
             rule = weighing_rule(self.aggregation, manifest.step, hyper)
         except ValueError as error:
             raise self._misfit(str(error), manifest) from None
-        return Weighing(rule, self.aggregation.norm_bound)
+        bound = self.aggregation.norm_bound
+        if self.privacy is not None:
+            bound = private_bound(self.privacy, self.largest_weight, manifest.size)
+        return Weighing(rule, bound)
 
     def aggregators(self, buffers: Sequence[slice] = ()) -> dict[str, aggregators.Aggregator[Any]]:
         """Return the aggregator of each part of a report, except ``buffers``, which the update's
@@ -321,7 +323,7 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
             )
         if remark := self.selection.remark(self.round.weighting):
             texts.append(remark)
-        return texts + privacy_remarks(self)
+        return texts
 
     def check_against(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together."""
@@ -342,8 +344,6 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         for name, personal in (of_recipe, (self._needing(), self.algorithm.personal)):
             if (misfit := personal_misfit(name, personal, manifest)) is not None:
                 raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
-        if (misfit := privacy_misfit(self, manifest)) is not None:
-            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
         rules: dict[str, Stop | Models] = {"stop": self.stop, "models": self.models}
         for section, rule in rules.items():
             known = ["loss", *manifest.metrics]

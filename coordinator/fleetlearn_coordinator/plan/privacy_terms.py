@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 
+from fleetlearn_protocol.errors import Code
+
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
+from fleetlearn_coordinator.aggregation.weighing.norm_bound import Enforced, NormBound
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.privacy_section import METRICS_SHARE, PrivacySection
 from fleetlearn_coordinator.privacy import accounting
+from fleetlearn_coordinator.privacy.accounting import PrivacyError
 
 
 def run_sensitivity(privacy: PrivacySection, releases: int) -> float:
@@ -28,15 +32,30 @@ def noise_multiplier(privacy: PrivacySection, rounds: int) -> float:
     return accounting.noise_for(privacy.epsilon, privacy.delta, run_sensitivity(privacy, rounds))
 
 
+def private_bound(privacy: PrivacySection, largest_weight: int, size: int) -> NormBound | None:
+    """Return the bound on updates that the coordinator enforces, whatever devices have done before.
+    ``size``: of the model. None with mechanism = "local": updates come with noise, which makes them
+    longer than the clip norm, and what is done with them then costs no privacy."""
+    if privacy.mechanism == "local":
+        return None
+    return NormBound(
+        privacy.clip,
+        "clip",
+        privacy.clip_quantile,
+        privacy.clip_rate or 0.2,
+        Enforced(largest_weight, size),
+    )
+
+
 def privacy_rules(plan: PlanKeys, largest_weight: int) -> PrivacyRules | None:
     """Return the rules of the plan's releases, or None without [privacy]. Raises PrivacyError as
-    ``noise_multiplier`` does."""
+    ``noise_multiplier`` does, and where what a round releases beside the mean leaves it none."""
     privacy = plan.privacy
     if privacy is None:
         return None
     noise = noise_multiplier(privacy, plan.stop.rounds)
     measured = privacy.metrics == "noised"
-    return PrivacyRules(
+    rules = PrivacyRules(
         mechanism=privacy.mechanism,
         noise=noise,
         clip=privacy.clip,
@@ -46,10 +65,14 @@ def privacy_rules(plan: PlanKeys, largest_weight: int) -> PrivacyRules | None:
         largest_weight=largest_weight,
         separation=privacy.separation,
         participations=privacy.participations,
-        planned=plan.stop.rounds,
         metrics=measured,
         metrics_noise=(privacy.metrics_noise or noise / math.sqrt(METRICS_SHARE))
         if measured
         else None,
         metric_bounds=privacy.metrics_bounds if measured else {},
     )
+    try:
+        _ = rules.split
+    except ValueError as error:
+        raise PrivacyError(Code.BAD_MESSAGE, f"{plan.file}: {error}") from None
+    return rules

@@ -6,9 +6,10 @@ import math
 from pathlib import Path
 
 import pytest
+from fleetlearn_coordinator.aggregation.weighing.norm_bound import Enforced, NormBound
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
-from fleetlearn_coordinator.privacy.accounting import gaussian_epsilon
+from fleetlearn_coordinator.privacy.accounting import PrivacyError, gaussian_epsilon
 from plans import PRIVATE, SMALL, manifest
 
 SGD = manifest(proximal=False, hyper=())
@@ -121,3 +122,20 @@ def test_weights_by_examples_need_a_public_limit() -> None:
     rules = plan.round_rules(SGD).privacy
     assert rules is not None
     assert rules.largest_weight == 50
+
+
+def test_the_clip_norm_is_the_bound_that_the_coordinator_enforces() -> None:
+    plan = parse(f"{SMALL}{PRIVATE}")
+    assert plan.weighing(SGD).bound == NormBound(0.5, "clip", enforced=Enforced(1, SGD.size))
+    examples = 'weighting = "examples"\nmax_weight = 30\n'
+    plan = parse(f"{SMALL}{examples}{PRIVATE}clip_quantile = 0.7\nclip_rate = 0.1\n")
+    assert plan.weighing(SGD).bound == NormBound(0.5, "clip", 0.7, 0.1, Enforced(30, SGD.size))
+    local = parse(f'{SMALL}{PRIVATE}mechanism = "local"\n')
+    assert local.weighing(SGD).bound is None, "updates come with noise"
+
+
+def test_what_a_round_releases_beside_the_mean_must_leave_it_noise() -> None:
+    """With a goal of 4 the count has noise of 0.2 devices: 1 / 0.4^2 is 6.25."""
+    plan = parse(f"{SMALL}{PRIVATE}clip_quantile = 0.5\n")
+    with pytest.raises(PrivacyError, match=r"my\.toml: privacy\.noise = 1 leaves .* takes 6\.25"):
+        plan.round_rules(SGD)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fleetlearn_coordinator.aggregation.privacy.noise_split import NoiseSplit, split_noise
+
 Mechanism = Literal["gaussian", "dp-ftrl", "local"]
 """gaussian: independent noise in each release. dp-ftrl: noise that is correlated from release to
 release, so that a part of it cancels out. local: the noise of each update is added on its
@@ -36,8 +38,6 @@ class PrivacyRules:
     """Least number of releases from one participation of a device to its next; 1: each release."""
     participations: int
     """Most participations of one device in the run."""
-    planned: int = 1
-    """How many releases the run plans: correlated noise is made for that many. More may follow."""
     metrics: bool = False
     """Whether what devices measure is released, with noise."""
     metrics_noise: float | None = None
@@ -45,3 +45,12 @@ class PrivacyRules:
     metric_bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """The measured values that are released -> the least and the greatest that a device's mean
     counts as."""
+
+    @property
+    def split(self) -> NoiseSplit:
+        """How what one round releases shares the noise multiplier. Raises ValueError, in words,
+        where nothing is left for the mean."""
+        adaptive = self.clip_quantile is not None
+        return split_noise(
+            self.noise, self.goal, adaptive=adaptive, metrics_noise=self.metrics_noise
+        )

@@ -47,6 +47,9 @@ class Reported(NamedTuple):
     loss: float
     """The mean loss, on the device's data, of the model that its task began from."""
     norms: Norms = NOT_MEASURED
+    clipped: bool | None = None
+    """Whether the device had to shorten its update to the clip norm of a private round. None: it
+    did not say."""
 
     def measured(self, evaluation: Evaluation | None) -> Reported:
         """Return the same with the loss that the device measured. None: it did not; its training's
@@ -60,14 +63,15 @@ class Reported(NamedTuple):
 
 def reported_of(report: Report, weight: int, norms: Norms) -> Reported:
     """Return what is known of an update."""
-    return Reported(weight, report.steps, report.loss, norms).measured(report.evaluation)
+    reported = Reported(weight, report.steps, report.loss, norms, report.clipped)
+    return reported.measured(report.evaluation)
 
 
 class WeighingState(NamedTuple):
     """What the committed rounds decide of the open one."""
 
     bound: float
-    """On the norm of its updates."""
+    """On the norm of its updates. In a private round: the clip norm of ``PrivacyState``."""
     level: float | None
     """The rule's own number; None in its first round."""
 
@@ -132,7 +136,10 @@ class Weighing(NamedTuple):
     def factor(self, reported: Reported, state: WeighingState) -> float:
         """Return what the update is multiplied by, beside weight and staleness: c_i * f_i."""
         factor = 1.0
-        if self.bound is not None and self.bound.action == "clip":
+        if self.bound is not None and self.bound.enforced is not None:
+            norm, weight = reported.norms.update, reported.weight
+            factor = norm_bound.enforced_factor(norm, weight, state.bound, self.bound.enforced)
+        elif self.bound is not None and self.bound.action == "clip":
             factor = norm_bound.clip_factor(reported.norms.update, state.bound)
         return factor if self.rule is None else factor * self.rule.factor(reported, state.level)
 
@@ -142,6 +149,11 @@ class Weighing(NamedTuple):
         if self.bound is None or not values.size:
             return 1.0
         return norm_bound.clip_factor(norm_bound.distance(values, present), state.bound)
+
+    def clips(self, reported: Reported, state: WeighingState) -> bool:
+        """Return whether the update was longer than the bound: by its device's word, which clips
+        before it sends, else by its norm."""
+        return bool(reported.clipped) or reported.norms.update > state.bound
 
     def scale(self, reports: Collection[Reported], state: WeighingState) -> float:
         """Return what the mean of the round's trained parameters is multiplied by."""
@@ -156,7 +168,7 @@ class Weighing(NamedTuple):
     ) -> dict[str, Any]:
         """Return what goes into the round's summary. ``dropped``: cause -> tasks that ended so."""
         found: dict[str, Any] = {}
-        if self.bound is not None:
+        if self.bound is not None and self.bound.enforced is None:
             norms = [each.norms.update for each in reports]
             within, refused = sum(norm <= state.bound for norm in norms), dropped.get(REFUSED, 0)
             found["norm"] = {
