@@ -62,13 +62,17 @@ from fleetlearn_coordinator.conversation.limits import (
 )
 from fleetlearn_coordinator.conversation.port import Port
 from fleetlearn_coordinator.conversation.uploads import Upload, Uploads
-from fleetlearn_coordinator.rounds.commands import FAILED, REJECTED
+from fleetlearn_coordinator.rounds.commands import FAILED, PRIVACY_LIMIT, REJECTED
+from fleetlearn_coordinator.rounds.participation_limits import PrivacyLimitError
 
 UPLOAD_TIMEOUT = 30.0
 """Seconds without a byte after which a granted upload's connection is ended."""
 LOST_RACES = frozenset([Code.STALE_ROUND, Code.NOT_WANTED, Code.UNKNOWN_TASK, Code.UNKNOWN_CONTENT])
 """Refusals that are no fault of a device: the round or the task that its message is about ended a
 moment before, or the coordinator was started again meanwhile."""
+
+WRONG_REPORTS = frozenset([Code.WRONG_PARTS, Code.WRONG_LENGTH, Code.BAD_MESSAGE])
+"""Refusals of a report that end its task."""
 
 
 class Conversation:
@@ -355,7 +359,7 @@ class Conversation:
                 self._owner.perform(SendMessage(Accepted(message.task)))
                 return
         except ProtocolError as error:
-            if error.code in (Code.WRONG_PARTS, Code.WRONG_LENGTH, Code.BAD_MESSAGE):
+            if isinstance(error, PrivacyLimitError) or error.code in WRONG_REPORTS:
                 self._stop_upload()
                 self._reject(device, message.task, error)
             else:
@@ -453,7 +457,8 @@ class Conversation:
 
     def _reject(self, device: str, task: str, error: ProtocolError) -> None:
         self._refuse(error, task, ends_task=True)
-        self._end_task(device, task, f"{REJECTED}{error.code.value}")
+        is_limit = isinstance(error, PrivacyLimitError)
+        self._end_task(device, task, PRIVACY_LIMIT if is_limit else f"{REJECTED}{error.code.value}")
 
     def _stop_upload(self) -> None:
         """Drop the upload under way, if there is one. The caller grants its place to another."""

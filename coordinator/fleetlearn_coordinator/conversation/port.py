@@ -58,7 +58,8 @@ class Port(Protocol):
         already.
 
         Raises ProtocolError: stale-round, unknown-task, not-wanted, and nothing has changed; or
-        wrong-parts, wrong-length, bad-message, after which the caller ends the task.
+        wrong-parts, wrong-length, bad-message, or a PrivacyLimitError, after which the caller ends
+        the task.
         """
 
     def save_update(
@@ -66,7 +67,7 @@ class Port(Protocol):
     ) -> None:
         """Make the complete update in this spool file durable. From then on the file belongs to the
         coordinator. ``largest``: name of each part -> the greatest magnitude of its elements.
-        Raises ProtocolError: stale-round, out-of-range, norm-too-large."""
+        Raises ProtocolError: stale-round, out-of-range, norm-too-large; PrivacyLimitError."""
 
     def count_report(self, device: str, task: str, now: float) -> None:
         """Count the report of the update that was just saved. The device has been told."""

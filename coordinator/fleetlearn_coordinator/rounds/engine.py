@@ -22,6 +22,7 @@ from fleetlearn_protocol.errors import Code
 from fleetlearn_coordinator.rounds.commands import (
     LATE,
     LOST,
+    PRIVACY_LIMIT,
     STALE,
     SURPLUS,
     Abandon,
@@ -32,6 +33,7 @@ from fleetlearn_coordinator.rounds.commands import (
     Revived,
 )
 from fleetlearn_coordinator.rounds.exchange import SavedExchange
+from fleetlearn_coordinator.rounds.participation_limits import ParticipationLimits
 from fleetlearn_coordinator.rounds.round_state import EngineState
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_coordinator.rounds.training_tasks import Restored
@@ -53,6 +55,8 @@ class Snapshot(NamedTuple):
     exchanges: Mapping[str, dict[str, Any]] = {}
     """Kind -> what ``ExchangeSeries.snapshot`` returned."""
     releases: int = 0
+    limits: list[Any] | None = None
+    """What ``ParticipationLimits.snapshot`` returned. None: participation is not limited."""
 
 
 @dataclass(slots=True)
@@ -72,6 +76,7 @@ class Engine(EngineState):
             None if self.pace is None else self.pace.snapshot(),
             {kind: series.snapshot() for kind, series in self.exchanges.items()},
             self.releases,
+            None if self.limits is None else self.limits.snapshot(),
         )
 
     @classmethod
@@ -88,6 +93,8 @@ class Engine(EngineState):
             engine.pace.take_up(taken.pace)
         for kind, saved in taken.exchanges.items():
             engine.exchanges[kind].take_up(saved)
+        if engine.limits is not None and taken.limits is not None:
+            engine.limits.take_up(taken.limits)
         engine.selection.resting.update(
             device for device in connected if not engine.has_task(device)
         )
@@ -107,10 +114,34 @@ class Engine(EngineState):
             now + max(self.settings.grace, RESTART_GRACE),
         )
         self.tasks.restore(found, self.round, self.version, ends, expires)
+        ended = self._restore_limits()
         beside = self.round_exchanges
         if beside is not None and found.round is not None and beside.closes(self.round):
             self.phase, beside.commit = Phase.COMMITTING, Commit(self.round, self.causes())
-        return self._advance(now)
+        return ended + self._advance(now)
+
+    def restore_participations(self, releases: int, rows: Iterable[tuple[str, int, int]]) -> None:
+        """Go on after this many releases. ``rows``: as for ``ParticipationLimits.restore``. Call
+        before ``restore``. Harmless where participation is not limited."""
+        if self.limits is not None:
+            self.limits.restore(releases, rows)
+
+    def _restore_limits(self) -> list[Command]:
+        """Count the reports that the book was restored with. A device that may not take part now,
+        such as under a plan whose limits are stricter, need not go on with its task."""
+        if self.limits is None:
+            return []
+        commands, book, first = list[Command](), self.book, self.limits.release
+        for device in book.accepted.values():
+            self.limits.count_again(device, first)
+        first += self.phase is Phase.OPEN  # early reports are for the rounds after the open one
+        for place, device in enumerate(book.early.values()):
+            self.limits.count_again(device, first + place // self.settings.goal)
+        for device in list(book.tasks):
+            if why := self.limits.why_not(device):
+                at = self.round_for_ended_tasks
+                commands += self.tasks.cancel(device, PRIVACY_LIMIT, at, Code.NOT_WANTED, why)
+        return commands
 
     def restore_exchange(self, kind: str, found: SavedExchange, now: float) -> None:
         """Go on with the exchange of this kind that an earlier process opened last. ``begin``
@@ -131,6 +162,7 @@ class Engine(EngineState):
         leaving = self.pace.check_in(
             device, self.books, now,
             has_update=held is not None, may_serve=self.selection.may_serve(device),
+            not_before=None if self.limits is None else self.limits.seconds_until,
         )  # fmt: skip
         for command in leaving:
             self.selection.remove(command.device)
@@ -197,12 +229,16 @@ class Engine(EngineState):
         """The device offers the update of its task, which does not count yet (``accepted``). It may
         upload it.
 
-        Raises ProtocolError (stale-round, unknown-task, not-wanted) and changes nothing.
+        Raises ProtocolError (stale-round, unknown-task, not-wanted) and changes nothing. It is a
+        PrivacyLimitError where the device takes part too often: the caller ends the task.
         """
         away = not self.has_task(device)  # it trained on while it was away
+        if away and self.book.lost.get(task, ("",))[0] == device:
+            self.check_participation(device)  # it would not be revived
         commands = self._revive(device, task, now) if away else []
         self.check_wanted(device, task, round)
         self.check_staleness(device)
+        self.check_participation(device)
         return commands
 
     def count_report(self, device: str, task: str, now: float) -> list[Command]:
@@ -222,6 +258,8 @@ class Engine(EngineState):
         # Where leases outlive their round, a report between two rounds counts for the next one.
         early = self.phase is not Phase.OPEN and self.settings.outlive
         good = min(self.reports_together(), self._held_tasks(devices, tasks))
+        if self.limits is not None:
+            good = self._count_participations(devices[:good], self.limits)
         self.tasks.complete(devices[:good], tasks, early=early)
         if good < len(tasks):
             device, task = devices[good], tasks[good]
@@ -232,6 +270,16 @@ class Engine(EngineState):
         if goes_on and not self.asks_next():
             return []  # their slots stay taken: no device can be given a task
         return self._advance(now)
+
+    def _count_participations(self, devices: Sequence[str], limits: ParticipationLimits) -> int:
+        """Count reports of these devices for their release. Returns how many, from the first on,
+        may count."""
+        release = self.release_of_reports()
+        for row, device in enumerate(devices):
+            if not limits.may_take_part(device, release):
+                return row
+            limits.count(device, release)
+        return len(devices)
 
     def _held_tasks(self, devices: Sequence[str], tasks: Sequence[str]) -> int:
         """Return how many of these tasks, from the first on, are held by their devices."""
@@ -264,6 +312,8 @@ class Engine(EngineState):
         self.version += 1
         self.releases += 1
         finish = self.finishing or self.finish(change, metrics, self.version - 1)
+        if self.limits is not None:
+            self.limits.commit(now)
         self._end_round()
         if finish is not None:
             return self._finish(finish, now)
@@ -287,7 +337,7 @@ class Engine(EngineState):
         self.book.dropped.clear()
         self.finishing = None
         self.version += 1
-        self._end_round()
+        self._end_round([] if self.limits is None else self.limits.give_up())
         return commands
 
     def go_on_from_model(self, now: float) -> list[Command]:
@@ -413,7 +463,7 @@ class Engine(EngineState):
 
     def _abandon_for_exchange(self, why: str, dropped: dict[str, int], now: float) -> list[Command]:
         commands: list[Command] = [Abandon(self.round, dropped, why)]
-        self._end_round()
+        self._end_round(self._abandoned())
         finish, self.finishing = self.finishing, None
         return commands + (self._advance(now) if finish is None else self._finish(finish, now))
 
@@ -453,6 +503,9 @@ class Engine(EngineState):
         )
         if not can or not self.participation.may_revive(self.book):
             return []
+        limits = self.limits
+        if limits is not None and not limits.may_take_part(device, self.release_of_reports()):
+            return []
         if not self.tasks.revive(device, task, self.participation.lease_ends(self.deadline, now)):
             return []
         return [Revived(device, task, self.round)]
@@ -478,12 +531,19 @@ class Engine(EngineState):
             return commands + self._advance(now)
         text = f"{reports} reports at the deadline, {self.settings.minimum} are the minimum"
         commands.append(Abandon(self.round, causes, text))
-        self._end_round()
+        self._end_round(self._abandoned())
         return commands + self._advance(now)
 
-    def _end_round(self) -> None:
+    def _abandoned(self) -> list[str]:
+        """Let the open round's reports count for no release. Returns their devices."""
+        return [] if self.limits is None else self.limits.abandon()
+
+    def _end_round(self, not_released: Iterable[str] = ()) -> None:
+        """The round is over. ``not_released``: devices whose reports count for no release any
+        more."""
         self.phase = Phase.GATHERING
         self.tasks.end_round(self.round, self.version)
+        self.selection.look_again(not_released)
 
     def _check_committing(self) -> None:
         beside = self.round_exchanges

@@ -252,11 +252,19 @@ class ExchangeSeries:
         if not self.is_open:
             return
         if device not in self._asked:
-            if self.members is None or device in self.members:
+            if device in self._who_may_answer([device]):
                 self._asked.add(device)
                 self._queue.append(device)
         elif 0 < self.failures(device) <= SECOND_CHANCES and not self._has_turn(device):
             self._again[device] = None
+
+    def _who_may_answer(self, devices: Collection[str]) -> Collection[str]:
+        """Return those of these devices that may take part in the open exchange."""
+        if self.members is not None:
+            return self.members.intersection(devices)
+        if self.policy.training_after:  # who answers before a round's training is given its tasks
+            return {*filter(self.selection.may_take_part, devices)}
+        return devices
 
     def _has_turn(self, device: str) -> bool:
         """Return whether the device was asked, is to be asked, or has answered."""
@@ -357,7 +365,7 @@ class ExchangeSeries:
         self.members = None if members is None else frozenset(members)
         self.deadline, self._given = now + self.terms.deadline, 0
         self.book.end_round(self.version)
-        asked = self.able if self.members is None else self.able & self.members
+        asked = self._who_may_answer(self.able)
         self._queue = deque(shuffled(self.seed, self.number, asked, self.policy.kind))
         self._asked = set(asked)
         told = None if self.members is None else tuple(sorted(self.members))

@@ -18,7 +18,7 @@ section 2.3). What they want of it, and how it is reached here:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
 from typing import Any
@@ -83,9 +83,14 @@ class Bookings:
         least = 1 / self.rules.longest
         return min(max(MARGIN * self._needed_at(now) / MEMORY, least), self.rules.check_ins)
 
-    def book(self, now: float) -> float:
-        """Return how long a device that is sent away now is to wait, in seconds."""
+    def book(self, now: float, not_before: float = 0.0) -> float:
+        """Return how long a device that is sent away now is to wait, in seconds. ``not_before``:
+        how long it is not needed in any case."""
         wait = max(self.free_from - now, SHORTEST * self.rules.longest)
+        if not_before > wait:  # the next free return is for another device
+            wait = max(wait, min(not_before, self.rules.longest))
+            self.expected[int((now + wait) // BIN)] += 1
+            return wait
         rate = self.rules.check_ins if wait >= self.rules.longest else self.rate(now)
         self.free_from = now + wait + 1 / rate
         self.expected[int((now + wait) // BIN)] += 1
@@ -241,11 +246,13 @@ class Pace:
         *,
         has_update: bool = False,
         may_serve: bool = True,
+        not_before: Callable[[str], float] | None = None,
     ) -> list[SendAway]:
         """The device is connected. Returns who is to leave for it: nobody while there is room, or
         another device, or itself. ``books``: the tasks of rounds, then those of each kind of
         exchange. ``has_update``: whether the device brings a finished update. ``may_serve``:
-        whether it may be given a task in the next round; if not, it is the first to leave."""
+        whether it may be given a task in the next round; if not, it is the first to leave.
+        ``not_before``: returns in how many seconds, at the earliest, a device may be given one."""
         self._forget(device)
         self.present.add(device)
         # It may still be training on a task that was taken from it, and get it back with its
@@ -263,7 +270,8 @@ class Pace:
                 break
             self._forget(chosen)
             self.sent_away += 1
-            leaving.append(SendAway(chosen, self.bookings.book(now)))
+            least = 0.0 if not_before is None else not_before(chosen)
+            leaving.append(SendAway(chosen, self.bookings.book(now, least)))
         return leaving
 
     def _choose(self, books: Sequence[LeaseBook]) -> str | None:

@@ -14,8 +14,9 @@ A device is known by its name alone. One that enrols under two names takes part 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple
 
 from fleetlearn_protocol.errors import Code, ProtocolError
@@ -56,6 +57,10 @@ class ParticipationLimits:
     """Device -> its participations in releases that were made."""
     pending: dict[str, list[int]] = field(default_factory=dict)
     """Device -> the releases, in order, that reports of it count for and that are not made yet."""
+    seconds: float | None = None
+    """Seconds from one release to the next, lately. None: not known."""
+    _made_at: float | None = None
+    """When the last release was made, on the engine's clock. None: by another process."""
 
     # --- who may take part ---
 
@@ -84,6 +89,14 @@ class ParticipationLimits:
     def is_done(self, device: str) -> bool:
         """Return whether the device took part as often as it ever may."""
         return self.first_release(device) == NEVER
+
+    def seconds_until(self, device: str) -> float:
+        """Return in how many seconds, about, the release comes that the device may take part in. 0:
+        it is the next one, or nobody knows. Infinite: it never comes."""
+        first = self.first_release(device)
+        if first == NEVER:
+            return inf
+        return max(0, first - self.release) * (self.seconds or 0.0)
 
     def why_not(self, device: str) -> str:
         """Return why the device may not take part in the next release, for its owner; empty if it
@@ -115,17 +128,20 @@ class ParticipationLimits:
         """Return the devices whose reports count for the next release, sorted."""
         return sorted(device for device, own in self.pending.items() if own[0] == self.release)
 
-    def commit(self) -> None:
-        """The next release is made, with the reports that count for it."""
-        for device in self.taking_part():
+    def commit(self, now: float) -> None:
+        """The next release is made, with the reports that count for it. ``now``: seconds on the
+        engine's clock."""
+        for device in self._drop_first():
             known = self.known.get(device)
             self.known[device] = Participations(self.release, 1 + (known.times if known else 0))
-        self._drop_first()
         self.release += 1
+        if self._made_at is not None:
+            lately = now - self._made_at
+            self.seconds = lately if self.seconds is None else (self.seconds + lately) / 2
+        self._made_at = now
 
     def abandon(self) -> list[str]:
-        """The next release will be that of a later round: reports that count for it so far do not.
-        Returns their devices."""
+        """The round is abandoned: of its reports no release is made. Returns their devices."""
         return self._drop_first()
 
     def give_up(self) -> list[str]:
@@ -145,6 +161,11 @@ class ParticipationLimits:
 
     # --- the state, taken and brought back ---
 
+    def count_again(self, device: str, release: int) -> None:
+        """A report of the device counted for this release before a restart. It is in the sum,
+        whatever the limits are now."""
+        self.pending.setdefault(device, []).append(release)
+
     def restore(self, releases: int, rows: Iterable[tuple[str, int, int]]) -> None:
         """Go on after this many releases. ``rows``: device, its last release and how often it took
         part in the present segment, of each device that took part."""
@@ -155,24 +176,59 @@ class ParticipationLimits:
         """Return the state as plain values: for ``take_up``."""
         return [
             self.release,
+            self.seconds,
+            self._made_at,
             [[device, *known] for device, known in self.known.items()],
             [[device, own] for device, own in self.pending.items()],
         ]
 
     def take_up(self, taken: Sequence[Any]) -> None:
         """Go on from what another object's ``snapshot`` returned."""
-        release, known, pending = taken
+        release, self.seconds, self._made_at, known, pending = taken
         self.restore(release - 1, known)
         self.pending = {device: [*own] for device, own in pending}
 
-    # --- for people ---
 
-    def counts(self, devices: Collection[str]) -> tuple[int, int]:
-        """Return how many of these devices may take part in a later release alone, and how many in
-        none."""
-        firsts = [self.first_release(device) for device in devices]
-        done = firsts.count(NEVER)
-        return sum(first > self.release for first in firsts) - done, done
+@dataclass(slots=True)
+class LimitedDevices:
+    """Connected devices that may not take part in the next release."""
+
+    first: dict[str, int] = field(default_factory=dict)
+    """Device -> the first release that it may take part in."""
+    _by_release: dict[int, set[str]] = field(default_factory=dict)
+    """The same by release: those that are due are found without a look at the others."""
+
+    def __contains__(self, device: str) -> bool:
+        return device in self.first
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def add(self, device: str, first: int) -> None:
+        """Add a device that is not there."""
+        self.first[device] = first
+        self._by_release.setdefault(first, set()).add(device)
+
+    def discard(self, device: str) -> None:
+        """Remove the device, if it is there."""
+        first = self.first.pop(device, None)
+        if first is not None:
+            devices = self._by_release[first]
+            devices.remove(device)
+            if not devices:
+                del self._by_release[first]
+
+    def take_due(self, release: int) -> list[str]:
+        """Remove the devices that may take part in this release. Returns them, sorted."""
+        due = [first for first in self._by_release if first <= release]
+        devices = sorted(device for first in due for device in self._by_release.pop(first))
+        for device in devices:
+            del self.first[device]
+        return devices
+
+    def done(self) -> int:
+        """Return how many of them may take part in no release."""
+        return len(self._by_release.get(NEVER, ()))
 
 
 def limits_of(settings: Settings) -> ParticipationLimits | None:

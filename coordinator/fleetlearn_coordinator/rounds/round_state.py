@@ -16,6 +16,7 @@ from fleetlearn_coordinator.rounds.exchange import ExchangePolicy, ExchangeSerie
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.pace import Pace
 from fleetlearn_coordinator.rounds.participation import Participation, participation_of
+from fleetlearn_coordinator.rounds.participation_limits import ParticipationLimits, limits_of
 from fleetlearn_coordinator.rounds.round_exchanges import RoundExchanges
 from fleetlearn_coordinator.rounds.selection import Selection
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
@@ -57,6 +58,8 @@ class EngineState:
     """When the open round ends. Asynchronous: when it is next looked at."""
     book: LeaseBook = field(init=False)
     participation: Participation = field(init=False)
+    limits: ParticipationLimits | None = field(init=False)
+    """How often devices may take part. None: at any time."""
     selection: Selection = field(init=False)
     pace: Pace | None = field(init=False)
     tasks: TrainingTasks = field(init=False)
@@ -79,7 +82,9 @@ class EngineState:
         rule = self.settings
         self.book = LeaseBook(rule.grace, rule.stall, rule.outlive)
         self.participation = participation_of(rule)
+        self.limits = limits_of(rule)
         self.selection = selection_of(rule)
+        self.selection.limits = self.limits
         self.selection.next_round = self.round + 1
         self.pace = Pace(rule.pace, rule.seed) if rule.pace is not None else None
         self.tasks = TrainingTasks(rule, self.prefix, self.book, self.selection, self.pace)
@@ -210,6 +215,21 @@ class EngineState:
         ahead = len(self.book.early) // self.settings.goal  # whole rounds
         newest = self.version + (self.phase is Phase.COMMITTING)
         return ReportTerms(self.round + 1 + ahead, newest + ahead - version, True)
+
+    def release_of_reports(self) -> int:
+        """Return for which release a report would count now, where participation is limited
+        (participation_limits.py)."""
+        assert self.limits is not None
+        if self.phase is Phase.OPEN:
+            return self.limits.release
+        ahead = len(self.book.early) // self.settings.goal  # as in ``report_terms``
+        return self.limits.release + (self.phase is Phase.COMMITTING) + ahead
+
+    def check_participation(self, device: str) -> None:
+        """Raise PrivacyLimitError if the device takes part too often where its report counts now.
+        Whoever calls this ends the task, with the cause PRIVACY_LIMIT."""
+        if self.limits is not None:
+            self.limits.check(device, self.release_of_reports())
 
     def check_staleness(self, device: str) -> None:
         """Raise ProtocolError (stale-round) if the update of the device's task is too stale to

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from sortedcontainers import SortedList
 
-from fleetlearn_coordinator.rounds.commands import LATE, PAUSED, STALE, SURPLUS
+from fleetlearn_coordinator.rounds.commands import LATE, PAUSED, PRIVACY_LIMIT, STALE, SURPLUS
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
+from fleetlearn_coordinator.rounds.participation_limits import LimitedDevices, ParticipationLimits
 from fleetlearn_coordinator.rounds.random_draws import picks
 from fleetlearn_coordinator.rounds.reliability import DOUBT, Reliability
 from fleetlearn_coordinator.rounds.settings import Settings
@@ -37,7 +38,7 @@ alone it takes 2.2 and 4.8 us."""
 @dataclass(slots=True)
 class Selection:
     """The connected devices that have no task. Each is idle, or in doubt, or rests until the round
-    ends.
+    ends, or is limited: it may not take part in the next release (``ParticipationLimits``).
 
     In synchronous rounds a device has one turn in a round. Asynchronously a device whose report
     counts may have another at once, up to ``Settings.max_updates`` in a round; one whose task
@@ -73,6 +74,9 @@ class Selection:
     """The open round, or the next one to open."""
     members: frozenset[str] | None = None
     """The devices that alone may be given tasks in this round. None: all may."""
+    limits: ParticipationLimits | None = None
+    """How often devices may take part. None: at any time. The engine tells them what happens."""
+    limited: LimitedDevices = field(default_factory=LimitedDevices)
     freed: list[str] | None = None
     """Connected devices whose tasks ended, until the driver takes them from here: other runs come
     first. None: there are no other runs, and devices wait here again."""
@@ -89,6 +93,8 @@ class Selection:
         """The connected device may be given a task from now on."""
         for names in self.doubted.values():  # its level of doubt may have changed since it came
             names.discard(device)
+        if self.limits is not None and self._is_limited(device, self.limits):
+            return
         if self.members is not None and device not in self.members:
             self.idle.discard(device)
             self.resting.add(device)
@@ -98,6 +104,28 @@ class Selection:
             self.doubted.setdefault(level, self._no_names()).add(device)
         elif device not in self.idle:
             self.idle.add(device)
+
+    def _is_limited(self, device: str, limits: ParticipationLimits) -> bool:
+        """Let the device wait for a later release, if it may not take part in the next one. Returns
+        whether it does."""
+        self.limited.discard(device)
+        first = limits.first_release(device)
+        if first <= limits.release:
+            return False
+        self.idle.discard(device)
+        self.limited.add(device, first)
+        return True
+
+    def may_take_part(self, device: str) -> bool:
+        """Return whether the limits let the device take part in the next release."""
+        return self.limits is None or self.limits.may_take_part(device, self.limits.release)
+
+    def look_again(self, devices: Iterable[str]) -> None:
+        """Reports of these devices counted for a release that is not made: those that wait for a
+        later one may take part sooner."""
+        for device in devices:
+            if device in self.limited:
+                self.add(device)
 
     def _no_names(self) -> SortedList[str]:
         return SortedList()
@@ -113,7 +141,7 @@ class Selection:
     def may_serve(self, device: str) -> bool:
         """Return whether the plan's rules let this connected device have a task in the next
         round."""
-        return True
+        return device not in self.limited
 
     def come_back(self, device: str) -> None:
         """The device is connected and has no task: let it wait, or rest until the round is over if
@@ -132,6 +160,7 @@ class Selection:
             names.discard(device)
         self.resting.discard(device)
         self.again.discard(device)
+        self.limited.discard(device)
 
     def report(self, devices: Sequence[str], there: Collection[str]) -> None:
         """Leases of these devices ended, ``there`` are those that are connected: their reports
@@ -194,7 +223,9 @@ class Selection:
                     self.resting.add(device)
 
     def _waits(self, device: str) -> bool:
-        return device in self.idle or any(device in names for names in self.doubted.values())
+        if device in self.idle or device in self.limited:
+            return True
+        return any(device in names for names in self.doubted.values())
 
     def _is_at_limit(self, device: str) -> bool:
         most = self.settings.max_updates
@@ -219,7 +250,7 @@ class Selection:
     def fail(self, device: str, cause: str, held_up: bool) -> None:
         """Remember that the device's lease ends without a report that counts."""
         self.held_up += held_up
-        if held_up or cause not in (SURPLUS, LATE, STALE, PAUSED):
+        if held_up or cause not in (SURPLUS, LATE, STALE, PAUSED, PRIVACY_LIMIT):
             self.reliability.fail(device, DOUBT if held_up else 1)
 
     def end_round(self, reported: Collection[str]) -> None:
@@ -241,8 +272,15 @@ class Selection:
         self.had_turn.clear()
         self.updates.clear()
         self.held_up = 0
+        if self.limits is not None:
+            for device in self.limited.take_due(self.limits.release):
+                self.add(device)
 
     def _end_rest_of_all(self) -> None:
+        if self.limits is not None:
+            for device in [device for device in self.resting if not self.may_take_part(device)]:
+                self.resting.remove(device)
+                self.add(device)
         put_back(self.idle, self.resting)
 
     def go_on(self, devices: Iterable[str]) -> None:
@@ -267,7 +305,11 @@ class Selection:
         was counted when it was given."""
         chosen = list[str]()
         for device in sorted(self.again, key=lambda device: (self.failures[device], device)):
-            if len(chosen) < most and (device in lost or self._may_try_again(device, round)):
+            if len(chosen) == most:
+                break
+            if not self.may_take_part(device):
+                continue
+            if device in lost or self._may_try_again(device, round):
                 chosen.append(device)
                 self.again.discard(device)
                 self.resting.discard(device)

@@ -117,7 +117,9 @@ class RuledSelection(Selection):
         self.barred.pop(device, None)
 
     def may_serve(self, device: str) -> bool:
-        return device not in self.ineligible and device not in self.barred
+        if device in self.ineligible or device in self.barred:
+            return False
+        return Selection.may_serve(self, device)
 
     def remove(self, device: str) -> None:
         self._forget_exclusion(device)

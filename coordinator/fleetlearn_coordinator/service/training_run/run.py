@@ -229,6 +229,7 @@ class Run:
         saved then."""
         engine = self.engine
         engine.check_staleness(device)
+        engine.check_participation(device)
         number, staleness, early = engine.report_terms(device)
         weight = self._weights.of_one(number, device, report.examples)
         spooled = self.reports.receive(device, report, spool_file, largest, weight, staleness)
