@@ -24,6 +24,7 @@ LAST_COMMITS = {
     4: "4e338fbc",
     5: "6556ce1a",
     6: "9de17c97",
+    7: "7d6509a9",
 }
 """Version of the tables -> the last commit that made them."""
 ROOMS = ("protocol", "coordinator", "tests/support")

@@ -24,4 +24,5 @@ def make_version_6(database: Path) -> None:
         )
         db.execute("DROP TABLE exchanges")
         db.execute("DROP TABLE answers")
+        db.execute("DROP TABLE participations")
         db.execute("PRAGMA user_version=6")

@@ -37,11 +37,13 @@ from fleetlearn_coordinator.storage.ledger import (
     LastSeries,
     Metadata,
     ModelMade,
+    ParticipationCounted,
     ReportAccepted,
     RoundClosed,
     RoundOpened,
     Row,
     SavedAnswer,
+    SavedParticipations,
     SavedPhase,
     SavedReport,
     SavedTask,
@@ -126,6 +128,7 @@ class Tables:
     devices: dict[str, DeviceRemembered] = field(default_factory=dict)
     activity: dict[str, DeviceActivity] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
+    participations: dict[str, SavedParticipations] = field(default_factory=dict)
     exchanges: dict[tuple[str, int, int], ExchangeRow] = field(default_factory=dict)
     """(kind, number, phase) -> the exchange."""
     answers: dict[str, AnswerRow] = field(default_factory=dict)
@@ -630,6 +633,10 @@ class MemoryLedger(Reads):
                 tables.tied[device] = task
             case TiedVectorsForgotten():
                 tables.tied.clear()
+            case ParticipationCounted(device, release, since):
+                known = tables.participations.get(device)
+                times = 1 if known is None or known.since != since else known.times + 1
+                tables.participations[device] = SavedParticipations(device, release, times, since)
             case Metadata(key, value):
                 tables.metadata[key] = value
             case _:
@@ -700,6 +707,9 @@ class MemoryLedger(Reads):
 
     def tied_tasks(self) -> dict[str, str]:
         return {**self._now().tied}
+
+    def participations(self) -> list[SavedParticipations]:
+        return [row for _, row in sorted(self._now().participations.items())]
 
     def known_models(self) -> list[ModelMade]:
         return [made for _, made in sorted(self._now().models.items())]

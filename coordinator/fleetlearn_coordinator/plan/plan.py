@@ -136,6 +136,8 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
                 self.evaluation.minimum,
                 self.evaluation.deadline,
             ),
+            separation=0 if self.privacy is None else self.privacy.separation,
+            participations=None if self.privacy is None else self.privacy.participations,
         )
 
     @property

@@ -120,12 +120,6 @@ class Engine(EngineState):
             self.phase, beside.commit = Phase.COMMITTING, Commit(self.round, self.causes())
         return ended + self._advance(now)
 
-    def restore_participations(self, releases: int, rows: Iterable[tuple[str, int, int]]) -> None:
-        """Go on after this many releases. ``rows``: as for ``ParticipationLimits.restore``. Call
-        before ``restore``. Harmless where participation is not limited."""
-        if self.limits is not None:
-            self.limits.restore(releases, rows)
-
     def _restore_limits(self) -> list[Command]:
         """Count the reports that the book was restored with. A device that may not take part now,
         such as under a plan whose limits are stricter, need not go on with its task."""

@@ -53,6 +53,8 @@ class ParticipationLimits:
     """Most participations of a device in a segment. None: any number."""
     release: int = 1
     """The next release: that of the open round, or of the next one to open."""
+    since: int = 1
+    """The first release of the present segment."""
     known: dict[str, Participations] = field(default_factory=dict)
     """Device -> its participations in releases that were made."""
     pending: dict[str, list[int]] = field(default_factory=dict)
@@ -166,16 +168,18 @@ class ParticipationLimits:
         whatever the limits are now."""
         self.pending.setdefault(device, []).append(release)
 
-    def restore(self, releases: int, rows: Iterable[tuple[str, int, int]]) -> None:
-        """Go on after this many releases. ``rows``: device, its last release and how often it took
-        part in the present segment, of each device that took part."""
-        self.release = releases + 1
+    def restore(self, releases: int, rows: Iterable[tuple[str, int, int]], since: int = 1) -> None:
+        """Go on after this many releases, with the segment that began with release ``since``.
+        ``rows``: device, its last release and how often it took part in the segment, of each device
+        that took part. Call before the engine restores its open round."""
+        self.release, self.since = releases + 1, since
         self.known = {device: Participations(last, times) for device, last, times in rows}
 
     def snapshot(self) -> list[Any]:
         """Return the state as plain values: for ``take_up``."""
         return [
             self.release,
+            self.since,
             self.seconds,
             self._made_at,
             [[device, *known] for device, known in self.known.items()],
@@ -184,8 +188,8 @@ class ParticipationLimits:
 
     def take_up(self, taken: Sequence[Any]) -> None:
         """Go on from what another object's ``snapshot`` returned."""
-        release, self.seconds, self._made_at, known, pending = taken
-        self.restore(release - 1, known)
+        release, since, self.seconds, self._made_at, known, pending = taken
+        self.restore(release - 1, known, since)
         self.pending = {device: [*own] for device, own in pending}
 
 

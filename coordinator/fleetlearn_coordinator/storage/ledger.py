@@ -170,6 +170,17 @@ class TiedVectorsForgotten(NamedTuple):
     """Every device's next task goes on from no tied vectors."""
 
 
+class ParticipationCounted(NamedTuple):
+    """A device took part in a release of a private run: a report of it is in the model that this
+    batch makes."""
+
+    device: str
+    release: int
+    """The number of the release, from 1 in the order of commits."""
+    since: int
+    """The first release of the segment: participations are counted from there on."""
+
+
 class RoundClosed(NamedTuple):
     """A round ended. No spool file belongs to it any more."""
 
@@ -254,6 +265,7 @@ Row: TypeAlias = (
     | DeviceActivity
     | TiedVectorsCounted
     | TiedVectorsForgotten
+    | ParticipationCounted
     | RoundClosed
     | ExchangeBegun
     | DeviceAsked
@@ -287,6 +299,18 @@ class SavedReport(NamedTuple):
     """The round that it counts for."""
     norms: tuple[float, float] | None
     """As in ``ReportAccepted``."""
+
+
+class SavedParticipations(NamedTuple):
+    """How a device took part in the releases of a private run."""
+
+    device: str
+    last: int
+    """The last release that it took part in."""
+    times: int
+    """How often it took part in the segment of that release."""
+    since: int
+    """The first release of that segment."""
 
 
 class Unfinished(NamedTuple):
@@ -407,6 +431,10 @@ class Ledger(Protocol):
     def tied_tasks(self) -> dict[str, str]:
         """Return device -> the task whose tied vectors the device's next task goes on from
         (``TiedVectorsCounted``). Devices without one are left out."""
+
+    def participations(self) -> list[SavedParticipations]:
+        """Return how each device took part (``ParticipationCounted``), by name. None is ever
+        forgotten, however many devices there are."""
 
     def known_models(self) -> list[ModelMade]:
         """Return what is known of each model, the oldest first. Models are known for ever, also

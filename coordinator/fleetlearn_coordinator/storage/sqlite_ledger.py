@@ -26,10 +26,12 @@ from fleetlearn_coordinator.storage.ledger import (
     LastSeries,
     Metadata,
     ModelMade,
+    ParticipationCounted,
     ReportAccepted,
     RoundClosed,
     RoundOpened,
     Row,
+    SavedParticipations,
     SavedReport,
     SavedTask,
     TaskEnded,
@@ -43,7 +45,7 @@ from fleetlearn_coordinator.storage.stored_json import decode, read_json
 from fleetlearn_coordinator.storage.wal_check import check_wal
 
 DATABASE = "coordinator.sqlite3"
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 DEVICES = """
 CREATE TABLE devices(
@@ -58,6 +60,15 @@ CREATE TABLE activity(
     tags TEXT, done INTEGER NOT NULL, failed INTEGER NOT NULL, lost INTEGER NOT NULL,
     error TEXT, error_at REAL
 ) WITHOUT ROWID"""
+PARTICIPATIONS = """
+CREATE TABLE participations(
+    device TEXT PRIMARY KEY, last INTEGER NOT NULL, times INTEGER NOT NULL, since INTEGER NOT NULL
+) WITHOUT ROWID"""
+ADD_PARTICIPATION = (
+    "INSERT INTO participations(device, last, times, since) VALUES(?, ?, 1, ?) "
+    "ON CONFLICT(device) DO UPDATE SET last=excluded.last, "
+    "times=CASE since WHEN excluded.since THEN times + 1 ELSE 1 END, since=excluded.since"
+)
 _LATEST = ("seen", "runtime", "software", "tier", "tags", "error", "error_at")
 _ADDED = ("done", "failed", "lost")
 ADD_ACTIVITY = (
@@ -83,7 +94,7 @@ CREATE TABLE tasks(
     version INTEGER, staleness INTEGER,
     norm REAL, trained_norm REAL            -- of the accepted update, where the plan needs them
 ) WITHOUT ROWID;
-CREATE INDEX tasks_of_round ON tasks(round);{DEVICES};{TIED};{ACTIVITY};
+CREATE INDEX tasks_of_round ON tasks(round);{DEVICES};{TIED};{ACTIVITY};{PARTICIPATIONS};
 """
 """A task's round is the one in which it was given while it runs, and then the one that its end
 counts for."""
@@ -105,6 +116,7 @@ MIGRATIONS = {
     ),
     5: (ACTIVITY,),
     6: sqlite_exchanges.FROM_EVALUATIONS,
+    7: (PARTICIPATIONS,),
 }
 """Version of the tables -> what makes the next one of it."""
 
@@ -220,6 +232,8 @@ class SqliteLedger:
                 execute("INSERT OR REPLACE INTO tied VALUES(?, ?)", row)
             case TiedVectorsForgotten():
                 execute("DELETE FROM tied")
+            case ParticipationCounted():
+                execute(ADD_PARTICIPATION, row)
             case Metadata(key, value):
                 self._put(key, value)
             case _:
@@ -295,6 +309,12 @@ class SqliteLedger:
 
     def tied_tasks(self) -> dict[str, str]:
         return dict(self._db.execute("SELECT device, task FROM tied").fetchall())
+
+    def participations(self) -> list[SavedParticipations]:
+        rows = self._db.execute(
+            "SELECT device, last, times, since FROM participations ORDER BY device"
+        )
+        return list(map(SavedParticipations._make, rows))
 
     def known_models(self) -> list[ModelMade]:
         rows = self._db.execute("SELECT * FROM models ORDER BY version").fetchall()

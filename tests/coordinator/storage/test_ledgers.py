@@ -26,6 +26,7 @@ from fleetlearn_coordinator.storage.ledger import (
     Ledger,
     Metadata,
     ModelMade,
+    ParticipationCounted,
     ReportAccepted,
     RoundClosed,
     RoundOpened,
@@ -128,6 +129,8 @@ class Story:
         device = f"d{self.random.randrange(6)}"
         if self.random.random() < 0.1:
             return [TiedVectorsForgotten()]
+        if self.random.random() < 0.4:
+            return [ParticipationCounted(device, self.version, self.random.choice((1, 3)))]
         remembered = DeviceRemembered(device, self.round, 2, ["a", "b"], self.round, 0.5, 10, None)
         return [remembered, TiedVectorsCounted(device, self._some_task())]
 
@@ -182,6 +185,7 @@ def said_by(ledger: Ledger, story: Story) -> dict[str, Any]:
         "committed": [ledger.committed_rounds(most) for most in (1, 3, 1000)],
         "remembered": ledger.remembered_devices(),
         "tied": ledger.tied_tasks(),
+        "participations": ledger.participations(),
         "models": ledger.known_models(),
         "rolled back": ledger.rolled_back(),
         "updates": sorted(ledger.accepted_updates()),

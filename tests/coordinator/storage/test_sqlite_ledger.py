@@ -81,10 +81,10 @@ def test_a_full_database_is_named_as_such(tmp_path: Path) -> None:
 
 
 def test_a_newer_database_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_ledger, "SCHEMA_VERSION", 8)
+    monkeypatch.setattr(sqlite_ledger, "SCHEMA_VERSION", 9)
     open_ledger(tmp_path).close()
     monkeypatch.undo()
-    with pytest.raises(StoreError, match="version 8; this fleetlearn reads version 7"):
+    with pytest.raises(StoreError, match="version 9; this fleetlearn reads version 8"):
         open_ledger(tmp_path)
 
 

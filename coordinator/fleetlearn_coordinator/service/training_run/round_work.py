@@ -23,6 +23,7 @@ from fleetlearn_coordinator.service.observers import (
 )
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.training_run.kept_models import KeptModels
+from fleetlearn_coordinator.service.training_run.participations import participation_rows
 from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
 from fleetlearn_coordinator.service.training_run.roll_back import RestoredModel, RollBacks
 from fleetlearn_coordinator.service.training_run.round_reports import RoundReports
@@ -142,7 +143,7 @@ class RoundWork:
         """Write the rows with which the new model and its optimizer's state become valid and the
         round is closed, and tell the engine."""
         model, summary, version = new.model, new.summary, new.model.state.version
-        self.store.write(model.rows)
+        self.store.write([*model.rows, *participation_rows(self.engine)])
         self.models.begin_version(model.state, model.forms, self.engine.oldest_version())
         self.reports.end(model.state)
         if new.forgets_tied:

@@ -52,6 +52,7 @@ from fleetlearn_coordinator.service.training_run.evaluation_records import Evalu
 from fleetlearn_coordinator.service.training_run.exchange_records import ExchangeRecords
 from fleetlearn_coordinator.service.training_run.finish import finish_rows, met_before
 from fleetlearn_coordinator.service.training_run.load_state import load_or_begin
+from fleetlearn_coordinator.service.training_run.participations import take_up_participations
 from fleetlearn_coordinator.service.training_run.plan_changes import look_at_plan
 from fleetlearn_coordinator.service.training_run.remembered_pace import pace_rows, restore_pace
 from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
@@ -121,6 +122,7 @@ class Run:
             version=newest.version,
             round=store.ledger.last_round(),
         )
+        participations = take_up_participations(rules.privacy, self.engine, store.ledger)
         restore_pace(self.engine.pace, store.ledger, *now)
         ruled = self.engine.selection
         self.selection: RememberedSelection | None = None
@@ -154,7 +156,8 @@ class Run:
             finish = met_before(plan, self.engine, store, self.roll_backs.newest)
         if finish is not None:
             self.engine.phase, self.engine.finishing = Phase.FINISHED, finish
-        self.store.write([row, *self._finish(None if self.engine.ends_with_exchanges else finish)])
+        finished = self._finish(None if self.engine.ends_with_exchanges else finish)
+        self.store.write([row, *participations, *finished])
 
     @property
     def where(self) -> str:

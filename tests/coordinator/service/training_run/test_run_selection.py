@@ -165,7 +165,7 @@ def test_the_tables_of_the_version_before_go_on(make_plan: PlanMaker) -> None:
     plan = make_plan()
     Fleet(plan).store.close()
     with closing(sqlite3.connect(plan.data_dir / DATABASE)) as database, database:
-        for table in ("devices", "exchanges", "answers", "tied", "activity"):
+        for table in ("devices", "exchanges", "answers", "tied", "activity", "participations"):
             database.execute(f"DROP TABLE {table}")
         later = {
             "tasks": ("norm", "trained_norm"),
