@@ -32,6 +32,7 @@ from fleetlearn_coordinator.plan.contradictions import contradictions
 from fleetlearn_coordinator.plan.defaults import fill_defaults
 from fleetlearn_coordinator.plan.personal_parameters import personal_misfit
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
+from fleetlearn_coordinator.plan.privacy_rules import privacy_misfit, privacy_remarks
 from fleetlearn_coordinator.plan.privacy_terms import privacy_rules, private_bound
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import (
@@ -325,7 +326,7 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
             )
         if remark := self.selection.remark(self.round.weighting):
             texts.append(remark)
-        return texts
+        return texts + privacy_remarks(self)
 
     def check_against(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together."""
@@ -346,6 +347,8 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         for name, personal in (of_recipe, (self._needing(), self.algorithm.personal)):
             if (misfit := personal_misfit(name, personal, manifest)) is not None:
                 raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
+        if (misfit := privacy_misfit(self, manifest)) is not None:
+            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
         rules: dict[str, Stop | Models] = {"stop": self.stop, "models": self.models}
         for section, rule in rules.items():
             known = ["loss", *manifest.metrics]
