@@ -65,6 +65,7 @@ def privacy_rules(plan: PlanKeys, largest_weight: int) -> PrivacyRules | None:
         largest_weight=largest_weight,
         separation=privacy.separation,
         participations=privacy.participations,
+        planned=plan.stop.rounds,
         metrics=measured,
         metrics_noise=(privacy.metrics_noise or noise / math.sqrt(METRICS_SHARE))
         if measured

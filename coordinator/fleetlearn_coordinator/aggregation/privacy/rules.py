@@ -38,6 +38,8 @@ class PrivacyRules:
     """Least number of releases from one participation of a device to its next; 1: each release."""
     participations: int
     """Most participations of one device in the run."""
+    planned: int = 1
+    """How many releases the run plans: correlated noise is made for that many. More may follow."""
     metrics: bool = False
     """Whether what devices measure is released, with noise."""
     metrics_noise: float | None = None
