@@ -17,6 +17,12 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def private_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The line without its buffer, which a plan with [privacy] refuses: w and h, four elements."""
+    return write_line_bundle(tmp_path_factory.mktemp("line") / "line.bundle", buffer=False).path
+
+
+@pytest.fixture(scope="session")
 def softmax(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 features, 10 classes, FedProx; blocks of 8 devices and 3 steps."""
     import torch

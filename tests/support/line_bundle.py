@@ -56,11 +56,12 @@ def write_line_bundle(
     random: bool = False,
     needs: tuple[int, int] = (0, 0),
     optimizer: Literal["custom", "sgd"] = "custom",
+    buffer: bool = True,
 ) -> Bundle:
-    """``personal``: h stays on the device. ``state``: momentum of w, and a count of steps that
-    outlives the task. ``needs``: float32 zeros that the step makes for each example, and zeros that
-    are a constant of its graph. ``optimizer``: what the manifest says of the step; without state it
-    is SGD's."""
+    """``personal``: h stays on the device. ``buffer``: whether the model has ``seen``. ``state``:
+    momentum of w, and a count of steps that outlives the task. ``needs``: float32 zeros that the
+    step makes for each example, and zeros that are a constant of its graph. ``optimizer``: what the
+    manifest says of the step; without state it is SGD's."""
     step = LocalStep(
         optimizer,
         proximal="anchor" in references,
@@ -69,8 +70,8 @@ def write_line_bundle(
     )
     parameters = (
         Parameter("w", (3,), 0, infer_offset=0),
-        Parameter("seen", (), 3, buffer=True),
-        Parameter("h", (), 4, personal=personal, infer_offset=0),
+        *((Parameter("seen", (), 3, buffer=True),) if buffer else ()),
+        Parameter("h", (), 3 + buffer, personal=personal, infer_offset=0),
     )
     travelling = [row for row in parameters if not row.personal]
     states = (State("m.w", (3,), 0), State("t", (), 3, kept=True)) if state else ()
@@ -148,9 +149,7 @@ def write_line_bundle(
         next.param.w = Sub(param.w, move)
         move.h = Mul(hyper.lr, g.h)
         next.param.h = Sub(param.h, move.h)
-        n = Size(e)
-        count = Cast<to = 1>(n)
-        next.param.seen = Add(param.seen, count)
+        {_COUNT if buffer else ""}
         """,
         random,
         zeros=fixed,
@@ -192,12 +191,18 @@ def write_line_bundle(
         references=tuple(references),
         random=random,
     )
-    contents = {TRAIN: train, EVAL: evaluation, INFER: infer, PARAMETERS: save(INITIAL)}
+    initial = {row.name: INITIAL[row.name] for row in parameters}
+    contents = {TRAIN: train, EVAL: evaluation, INFER: infer, PARAMETERS: save(initial)}
     if state:
         contents[STATE] = save(INITIAL_STATE)
     return open_bundle(write_bundle(folder, manifest, contents))
 
 
+_COUNT = """
+        n = Size(e)
+        count = Cast<to = 1>(n)
+        next.param.seen = Add(param.seen, count)
+"""
 _ERROR = """
         first = Constant<value_ints = [0]>()
         last = Constant<value_ints = [1]>()

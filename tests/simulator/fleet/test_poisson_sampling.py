@@ -45,9 +45,9 @@ def members(run: Driven) -> list[set[int]]:
 
 
 def test_a_round_is_of_the_devices_that_were_drawn_for_it_and_of_all_of_them(
-    tmp_path: Path, line: Path
+    tmp_path: Path, private_line: Path
 ) -> None:
-    run = drive(scenario(tmp_path, line))
+    run = drive(scenario(tmp_path, private_line))
     assert run.fleet.finished is not None
     rounds = members(run)
     assert [len(each) for each in rounds] == [row["reports"] for row in run.rounds]
@@ -60,10 +60,12 @@ def test_a_round_is_of_the_devices_that_were_drawn_for_it_and_of_all_of_them(
     assert all(0.25 < share < 0.75 for share in shared)
 
 
-def test_the_sizes_and_the_pairs_of_samples_are_binomial(tmp_path: Path, line: Path) -> None:
+def test_the_sizes_and_the_pairs_of_samples_are_binomial(
+    tmp_path: Path, private_line: Path
+) -> None:
     """2,000 samples of 120 devices with q = 1/2: mean and variance of the size, how often a device
     is drawn, and how often two of them are, are each within five standard deviations."""
-    fleet = drive(scenario(tmp_path, line), most=1).fleet
+    fleet = drive(scenario(tmp_path, private_line), most=1).fleet
     assert fleet.sampling is not None
     drawn = np.zeros((2000, SIZE), bool)
     for row in range(len(drawn)):
@@ -80,9 +82,9 @@ def test_the_sizes_and_the_pairs_of_samples_are_binomial(tmp_path: Path, line: P
     assert np.abs(together - q * q).max() < 5 * np.sqrt(q * q * (1 - q * q) / count)
 
 
-def test_a_run_that_was_stopped_draws_the_same_devices(tmp_path: Path, line: Path) -> None:
-    whole = drive(scenario(tmp_path, line))
-    parts = simulate_in_parts(scenario(tmp_path, line), tmp_path / "parts")
+def test_a_run_that_was_stopped_draws_the_same_devices(tmp_path: Path, private_line: Path) -> None:
+    whole = drive(scenario(tmp_path, private_line))
+    parts = simulate_in_parts(scenario(tmp_path, private_line), tmp_path / "parts")
     assert parts.model.tobytes() == whole.model.tobytes()
 
 
@@ -102,14 +104,14 @@ def test_a_run_that_was_stopped_draws_the_same_devices(tmp_path: Path, line: Pat
     ],
 )
 def test_what_is_no_poisson_sample_is_refused_with_the_reason(
-    tmp_path: Path, line: Path, settings: dict[str, Any], text: str
+    tmp_path: Path, private_line: Path, settings: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(SimulatorError, match=text):
-        scenario(tmp_path, line, **settings)
+        scenario(tmp_path, private_line, **settings)
 
 
-def test_a_device_that_is_too_slow_ends_the_simulation(tmp_path: Path, line: Path) -> None:
+def test_a_device_that_is_too_slow_ends_the_simulation(tmp_path: Path, private_line: Path) -> None:
     """Some devices of this tier cannot upload before the deadline."""
     slow = {"device": {"latency": 0.0, "download": 1e12, "upload": 1.0, "spread": 3.0}}
     with pytest.raises(SimulatorError, match=r"reports of the \d+ devices that were drawn for it"):
-        drive(scenario(tmp_path, line, plan__round__deadline=500.0, tiers=slow))
+        drive(scenario(tmp_path, private_line, plan__round__deadline=500.0, tiers=slow))
