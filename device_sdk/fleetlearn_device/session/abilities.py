@@ -9,6 +9,9 @@ from fleetlearn_protocol.encodings import FAMILIES, FLOATS, is_known
 from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, content_of
 from fleetlearn_protocol.messages import BUFFERS, PLAIN, Question, Task
 
+PRIVACY = ("clip",)
+"""What this SDK can do for privacy, as a check-in says it."""
+
 
 def unsupported(
     task: Task | Question, algorithms: Sequence[str], exchanges: Sequence[str]

@@ -50,7 +50,7 @@ from fleetlearn_protocol.messages import (
 )
 from fleetlearn_protocol.versions import check_chosen
 
-from fleetlearn_device.session.abilities import unsupported
+from fleetlearn_device.session.abilities import PRIVACY, unsupported
 from fleetlearn_device.session.commands import (
     Close,
     Commands,
@@ -219,6 +219,7 @@ class Session:
             encodings=FAMILIES,
             trusts=() if self.trusted is None else self.trusted.keys,
             newest_protocol=PROTOCOL_VERSION,
+            privacy=PRIVACY,
         )
         self._challenge = stated.challenge or ""
         return [Send(check_in)]

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, find_encoding, leaves_residual
 from fleetlearn_protocol.errors import ProtocolError
-from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import BUFFERS, UPDATE
 from fleetlearn_protocol.vector import Vector, scatter
 
 from fleetlearn_device.training.algorithms import ALGORITHMS, UnsupportedError
+from fleetlearn_device.training.clipping import encode_clipped
 from fleetlearn_device.training.train import DivergedError
 from fleetlearn_device.training.work import TaskOutcome
 
@@ -26,6 +26,8 @@ class SentParts(NamedTuple):
     """Part -> its bytes."""
     tied: dict[str, Vector]
     """The residual, if the update's encoding leaves one: a tied vector."""
+    clipped: bool | None = None
+    """Whether the update was longer than the task allows. None: the task allows any."""
 
 
 def residual_of(asked: Mapping[str, str]) -> tuple[str, ...]:
@@ -56,19 +58,21 @@ def tied_as_sent(
     hyper: Mapping[str, float],
     asked: Mapping[str, str],
     outcome: TaskOutcome,
-    contents: Mapping[str, Buffer],
+    sent: SentParts,
     manifest: Manifest,
 ) -> dict[str, Vector]:
     """Return the algorithm's tied vectors after the task, as the coordinator counts the update.
 
     FedDyn's lambda_k must change by the update that the coordinator's h changes by, which is what
-    its bytes mean. A lossy encoding rounds the update, and so it must change by the rounded one.
-    ``hyper``: all of the bundle's values; ``contents``: as ``encode_parts`` made them."""
+    its bytes mean. A lossy encoding rounds the update, and a bound on its norm may make it shorter:
+    lambda_k must change by what is left. ``hyper``: all of the bundle's values; ``sent``: as
+    ``encode_parts`` made it."""
     tied, factors = dict(outcome.tied), ALGORITHMS[algorithm].per_update
-    if not factors or asked[UPDATE] == FLOAT32.name:
+    as_it_is = asked[UPDATE] == FLOAT32.name and sent.clipped is None
+    if not factors or as_it_is:
         return tied
     update = outcome.parts[UPDATE]
-    rounding = find_encoding(asked[UPDATE]).decode(contents[UPDATE], len(update)) - update
+    rounding = find_encoding(asked[UPDATE]).decode(sent.contents[UPDATE], len(update)) - update
     scatter(rounding, manifest.buffers, 0.0)
     for name, factor in factors.items():
         tied[name] = tied[name] + np.float32(factor(hyper)) * rounding
@@ -76,26 +80,44 @@ def tied_as_sent(
 
 
 def encode_parts(
-    asked: Mapping[str, str], parts: Mapping[str, Vector], seed: int, tied: Mapping[str, Vector]
+    asked: Mapping[str, str],
+    parts: Mapping[str, Vector],
+    seed: int,
+    tied: Mapping[str, Vector],
+    clip: float | None = None,
 ) -> SentParts:
-    """Encode the parts as a task asks. ``tied``: what it goes on from.
+    """Encode the parts as a task asks. ``tied``: what it goes on from; ``clip``: the greatest L2
+    norm that the update may have (clipping.py).
 
     With top-k, what did not travel of the device's earlier updates is added to this one, and what
     does not travel now is kept for the next (Stich, Cordonnier and Jaggi, "Sparsified SGD with
-    Memory", arXiv 1809.07599, algorithm 1; here of whole updates). Raises DivergedError: an
-    encoding cannot hold its part.
+    Memory", arXiv 1809.07599, algorithm 1; here of whole updates). What clipping took away is not
+    kept: it would grow with each task. Raises DivergedError: an encoding cannot hold its part, or a
+    clipped update is not finite.
     """
     contents, left = dict[str, memoryview](), dict[str, Vector]()
+    clipped: bool | None = None
     try:
         for name, encoding in ((name, find_encoding(encoding)) for name, encoding in asked.items()):
             part = parts[name]
-            if name == UPDATE and leaves_residual(encoding.name):
-                part = part + tied.get(RESIDUAL, np.float32(0))
+            if name != UPDATE:
                 contents[name] = encoding.encode(part, seed)
-                # What the bytes mean, not what was chosen: the values may be rounded too.
-                left[RESIDUAL] = part - encoding.decode(contents[name], len(part))
+                continue
+            lossy = leaves_residual(encoding.name)
+            before = tied.get(RESIDUAL) if lossy else None
+            if clip is not None:
+                contents[name], meant, clipped, part = encode_clipped(
+                    encoding, part, before, seed, clip
+                )
+            elif lossy:
+                part = part + (np.float32(0) if before is None else before)
+                contents[name] = encoding.encode(part, seed)
+                meant = encoding.decode(contents[name], len(part))
             else:
                 contents[name] = encoding.encode(part, seed)
+            if lossy:
+                # What the bytes mean, not what was chosen: the values may be rounded too.
+                left[RESIDUAL] = part - meant
     except ProtocolError as error:
         raise DivergedError(error.text) from error
-    return SentParts(contents, left)
+    return SentParts(contents, left, clipped)

@@ -271,7 +271,7 @@ class Trainer:
 
     def _find_checkpoint(self, task: Task) -> Checkpoint | None:
         """Return what an earlier process did of this task. Raises StateError."""
-        stored = self._checkpoint.load(_fingerprint(task))
+        stored = self._checkpoint.load(task_fingerprint(task))
         if stored is None or not self._checkpoint_every:
             return None
         found = read_checkpoint(*stored)
@@ -295,7 +295,7 @@ class Trainer:
                 task.task,
                 found.part.done.steps,
             )
-        save = partial(self._save_checkpoint, _fingerprint(task))
+        save = partial(self._save_checkpoint, task_fingerprint(task))
         self._progress = Progress(
             found,
             save if self._checkpoint_every else None,
@@ -378,11 +378,9 @@ class Trainer:
             if self.own_model is not None:
                 own = runtime.local if outcome.personal is None else outcome.personal
                 write_own_model(self.own_model, bundle, own)
-        contents, residual = encode_parts(task.parts, outcome.parts, task.seed, tied)
+        sent = encode_parts(task.parts, outcome.parts, task.seed, tied, task.clip)
         hyper = check_hyper(task.hyper, bundle.manifest.hyper)
-        own_tied = tied_as_sent(
-            task.algorithm, hyper, task.parts, outcome, contents, bundle.manifest
-        )
+        own_tied = tied_as_sent(task.algorithm, hyper, task.parts, outcome, sent, bundle.manifest)
         result = outcome.result
         if result.epochs >= 1 or result.evaluation is not None:
             self.counted = result.examples
@@ -390,7 +388,9 @@ class Trainer:
         report = Report(
             task=task.task,
             round=task.round,
-            parts=tuple(encodings[name].part(name, content) for name, content in contents.items()),
+            parts=tuple(
+                encodings[name].part(name, content) for name, content in sent.contents.items()
+            ),
             examples=result.examples,
             steps=result.steps,
             epochs=result.epochs,
@@ -401,10 +401,11 @@ class Trainer:
             evaluation=result.evaluation,
             personal=outcome.personal_evaluation,
             lost_tied=bool(algorithm.tied) and task.kept is not None and not tied,
+            clipped=sent.clipped,
         )
         encode(report)  # raises here what the coordinator would refuse
-        kept_by_device = result.kept_state, {**own_tied, **residual}, outcome.personal
-        return FinishedUpdate(report, tuple(contents.values()), task.bundle, *kept_by_device)
+        kept_by_device = result.kept_state, {**own_tied, **sent.tied}, outcome.personal
+        return FinishedUpdate(report, tuple(sent.contents.values()), task.bundle, *kept_by_device)
 
     def _offer(
         self, task: Task | Question, bundle: Bundle, runtime: Runtime, held_out: Data | None
@@ -569,11 +570,20 @@ def _batch_size(task: Task | Question) -> int:
     return task.batch_size if isinstance(task, Task) else EVALUATION_BATCH
 
 
-def _fingerprint(task: Task) -> str:
+def task_fingerprint(task: Task) -> str:
     """Return what decides the task's training, as a hash: without what another assignment of the
-    same task may have otherwise (its time, and what its vectors may come as)."""
+    same task may have otherwise (its time, what its vectors may come as, and what becomes of the
+    update afterwards)."""
     vectors = tuple(msgspec.structs.replace(vector, delta=None) for vector in task.vectors)
-    plain = msgspec.structs.replace(task, deadline=0.0, time_budget=None, vectors=vectors)
+    plain = msgspec.structs.replace(
+        task,
+        deadline=0.0,
+        time_budget=None,
+        vectors=vectors,
+        clip=None,
+        local_noise=None,
+        privacy=None,
+    )
     return digest(encode(plain).encode())
 
 

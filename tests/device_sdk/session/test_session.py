@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from fleetlearn_device.session import session as session_module
+from fleetlearn_device.session.abilities import PRIVACY
 from fleetlearn_device.session.commands import (
     Close,
     Command,
@@ -366,6 +367,7 @@ def test_a_check_in_states_what_the_device_is_and_the_welcome_says_why_it_waits(
         exchanges=("evaluation",),
         encodings=FAMILIES,
         newest_protocol=2,
+        privacy=PRIVACY,
     )
     notes = tell(session, Welcome("test", 10.0, 8, "not charging (the plan's selection.charging)"))
     (note,) = [row for row in notes if isinstance(row, Note) and row.warning]

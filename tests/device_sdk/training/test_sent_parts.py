@@ -50,7 +50,7 @@ def test_nothing_is_lost_over_many_rounds(name: str) -> None:
     total, arrived, tied = np.zeros(5000), np.zeros(5000), dict[str, Vector]()
     for seed in range(30):
         update = draws.standard_normal(5000).astype(np.float32)
-        contents, tied = encode_parts({"update": name}, {"update": update}, seed, tied)
+        contents, tied, _ = encode_parts({"update": name}, {"update": update}, seed, tied)
         total += update
         arrived += encoding.decode(contents["update"], 5000)
     np.testing.assert_allclose(arrived + tied["residual"], total, atol=1e-4)
@@ -70,3 +70,38 @@ def test_other_parts_are_encoded_as_they_are() -> None:
 def test_a_part_that_its_encoding_cannot_hold_has_diverged() -> None:
     with pytest.raises(DivergedError, match="float16 holds up to 65504"):
         encode_parts({"update": "float16"}, {"update": 1e5 * UPDATE}, 1, {})
+
+
+def test_a_clipped_update_leaves_what_did_not_travel_of_the_clipped_one_by_hand() -> None:
+    """What clipping took away is gone: half of everything here."""
+    asked = {"update": "topk-0.5"}
+    sent = encode_parts(asked, {"update": np.array([-4, 3], np.float32)}, 1, {}, clip=2.5)
+    assert find_encoding("topk-0.5").decode(sent.contents["update"], 2).tolist() == [-2, 0]
+    assert sent.tied["residual"].tolist() == [0, 1.5]
+    assert sent.clipped is True
+    second = encode_parts(asked, {"update": np.array([0, 0.5], np.float32)}, 1, sent.tied, clip=2.5)
+    assert find_encoding("topk-0.5").decode(second.contents["update"], 2).tolist() == [0, 2]
+    assert second.tied["residual"].tolist() == [0, 0]
+    assert second.clipped is False
+
+
+@pytest.mark.parametrize("name", ["topk-0.05", "topk-0.05-float16", "topk-0.05-int8"])
+def test_the_residual_of_clipped_updates_does_not_grow(name: str) -> None:
+    draws, tied = np.random.default_rng(0), dict[str, Vector]()
+    for seed in range(40):
+        update = 100 * draws.standard_normal(5000).astype(np.float32)
+        sent = encode_parts({"update": name}, {"update": update}, seed, tied, clip=0.5)
+        tied = sent.tied
+        assert sent.clipped
+        assert np.linalg.norm(tied["residual"].astype(np.float64)) <= 0.5
+
+
+def test_other_parts_are_not_clipped() -> None:
+    asked = {"update": "float32", "buffers": "float32"}
+    sent = encode_parts(asked, {"update": UPDATE, "buffers": UPDATE}, 1, {}, clip=0.1)
+    assert sent.contents["buffers"] == UPDATE.tobytes()
+    assert np.linalg.norm(np.frombuffer(sent.contents["update"], "<f4")) <= 0.1
+
+
+def test_without_a_bound_nobody_looks_at_the_norm() -> None:
+    assert encode_parts({"update": "float32"}, {"update": UPDATE}, 1, {}).clipped is None

@@ -12,11 +12,11 @@ import pytest
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.algorithms import UnsupportedError
 from fleetlearn_device.training.data import as_data
-from fleetlearn_device.training.trainer import FinishedUpdate, Trainer
+from fleetlearn_device.training.trainer import FinishedUpdate, Trainer, task_fingerprint
 from fleetlearn_export import LocalStep
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT32, find_encoding
-from fleetlearn_protocol.messages import CONTROL, MODEL, UPDATE, Task
+from fleetlearn_protocol.messages import CONTROL, MODEL, UPDATE, PrivacyNote, Task
 from fleetlearn_protocol.vector import Vector, digest
 from quadratics import TWO, quadratics_bundle
 
@@ -246,3 +246,44 @@ def test_a_personal_model_that_was_not_saved_is_not_gone_on_from(
     assert again.personal is not None
     assert lost.personal.tobytes() == again.personal.tobytes()
     assert again.report.personal == lost.report.personal
+
+
+@pytest.mark.parametrize("encoding", ["float32", "float16", "int8", "topk-0.5"])
+@pytest.mark.parametrize("algorithm", ["plain", "ditto", "feddyn"])
+def test_the_update_is_clipped_and_nothing_of_the_device_s_own(
+    state: StateDirectory, bundle: Bundle, algorithm: str, encoding: str
+) -> None:
+    """What stays on the device is as it would be without a bound, except what must agree with what
+    the coordinator counts: FedDyn's lambda_k."""
+    given = task(bundle, "t1", algorithm=algorithm)
+    free = do(state, bundle, given, save=False)
+    assert free.report.clipped is None
+    bounded = msgspec.structs.replace(given, parts={UPDATE: encoding}, clip=0.25)
+    done = do(state, bundle, bounded)
+    assert done.report.clipped is True
+    counted = find_encoding(encoding).decode(done.contents[0], 2)
+    assert 0.1 < np.linalg.norm(counted) <= 0.25
+    assert done.kept_state.tobytes() == free.kept_state.tobytes()
+    if algorithm == "ditto":
+        assert free.personal is not None
+        assert done.personal is not None
+        assert done.personal.tobytes() == free.personal.tobytes()
+    if algorithm == "feddyn":
+        np.testing.assert_allclose(done.tied["dual"], -0.5 * counted, rtol=1e-4, atol=1e-6)
+
+
+def test_a_short_update_travels_bit_for_bit(state: StateDirectory, bundle: Bundle) -> None:
+    given = task(bundle, "t1", algorithm="plain")
+    free = do(state, bundle, given, save=False)
+    done = do(state, bundle, msgspec.structs.replace(given, clip=1e6))
+    assert done.report.clipped is False
+    assert bytes(done.contents[0]) == bytes(free.contents[0])
+
+
+def test_another_bound_does_not_begin_the_training_again(bundle: Bundle) -> None:
+    """A coordinator that was started again may say another bound, and that more is spent."""
+    given = task(bundle, "t1", algorithm="plain")
+    note = PrivacyNote(spent=1.0, delta=1e-6)
+    other = msgspec.structs.replace(given, clip=0.25, local_noise=0.5, privacy=note)
+    assert task_fingerprint(given) == task_fingerprint(other)
+    assert task_fingerprint(given) != task_fingerprint(msgspec.structs.replace(given, seed=8))
