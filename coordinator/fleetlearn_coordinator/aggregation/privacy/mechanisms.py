@@ -7,19 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 from fleetlearn_protocol import discrete_gaussian
-from numpy.typing import NDArray
 
+from fleetlearn_coordinator.aggregation.privacy import correlated
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
-from fleetlearn_coordinator.aggregation.privacy.state import Buffers
-
-
-class Drawn(NamedTuple):
-    """The noise of one release."""
-
-    noise: NDArray[np.int64]
-    """In units of the grid, (P,)."""
-    buffers: Buffers
-    """For the next release."""
+from fleetlearn_coordinator.aggregation.privacy.state import Buffers, Drawn
 
 
 class NoiseMechanism(NamedTuple):
@@ -33,6 +24,8 @@ class NoiseMechanism(NamedTuple):
     slack: Callable[[PrivacyRules, int], float]
     """The rules, P -> by how much the noise is raised, as a fraction, for what rounding to the grid
     adds to the sensitivity beyond ``release.slack``."""
+    as_planned: bool = False
+    """Whether there may be no more releases than the rules plan: the slack is for that many."""
 
 
 def _no_buffers(rules: PrivacyRules, size: int) -> Buffers:
@@ -55,6 +48,7 @@ def _none(rules: PrivacyRules, sigma: float, secret: bytes, buffers: Buffers, si
 
 MECHANISMS: Mapping[str, NoiseMechanism] = {
     "gaussian": NoiseMechanism(_no_buffers, _independent, _no_slack),
+    "dp-ftrl": NoiseMechanism(correlated.begin, correlated.draw, correlated.slack, True),
     "local": NoiseMechanism(_no_buffers, _none, _no_slack),  # the devices have added theirs
 }
 """``PrivacyRules.mechanism`` -> what makes the noise of a release."""

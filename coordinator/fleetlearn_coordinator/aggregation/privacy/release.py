@@ -70,8 +70,16 @@ def slack(noise: float, size: int) -> float:
 
 def release(rules: PrivacyRules, state: PrivacyState, total: NDArray[np.float64]) -> Released:
     """Return the release of the sum ``total`` = sum(w_i * c_i * x_i), float64, (P,), where each
-    update x_i is clipped by c_i to ``state.clip`` and weighs w_i, at most ``largest_weight``."""
+    update x_i is clipped by c_i to ``state.clip`` and weighs w_i, at most ``largest_weight``.
+
+    Raises ValueError where the noise is less than ``LEAST_NOISE``, or correlated noise was made for
+    no more releases."""
     mechanism = MECHANISMS[rules.mechanism]
+    if mechanism.as_planned and state.releases - state.began >= rules.planned:
+        raise ValueError(
+            f"all of the {rules.planned} releases that the {rules.mechanism} noise was made for "
+            "are made: plan more rounds, with which another noise begins"
+        )
     noise = rules.noise
     if noise < LEAST_NOISE:
         raise ValueError(f"a noise multiplier of {noise} was given; it takes {LEAST_NOISE} or more")

@@ -39,7 +39,7 @@ class PrivacyRules:
     participations: int
     """Most participations of one device in the run."""
     planned: int = 1
-    """How many releases the run plans: correlated noise is made for that many. More may follow."""
+    """Most releases under these rules; correlated noise is made for that many."""
     metrics: bool = False
     """Whether what devices measure is released, with noise."""
     metrics_noise: float | None = None

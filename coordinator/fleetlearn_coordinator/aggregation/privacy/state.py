@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 Buffers: TypeAlias = Mapping[str, NDArray[Any]]
@@ -29,3 +30,12 @@ class PrivacyState:
     begins from the beginning where the rules have changed."""
     buffers: Buffers = field(default_factory=dict)
     """What correlated noise remembers; empty where each release has noise of its own."""
+
+
+class Drawn(NamedTuple):
+    """The noise of one release."""
+
+    noise: NDArray[np.int64]
+    """In units of the grid, (P,)."""
+    buffers: Buffers
+    """For the next release."""
