@@ -76,7 +76,8 @@ def log_ratios(canaries: CanaryDevices, lengths: Matrix, released: Matrix) -> ND
     ``lengths``: how long a canary's step is in each release if it is included, (m, T); 0 where it
     does not take part. ``released``: the releases, in the same unit, (T, P). How large the noise
     is, and how that of one release depends on that of another, is estimated from the releases,
-    outside the space of the directions.
+    outside the space of the directions. So is by how much the steps are longer than they should
+    be, which a mistake can make them: half of them are there, and tell it by their mean.
     """
     directions = canaries.directions.astype(np.float64)
     count, size = directions.shape
@@ -88,7 +89,10 @@ def log_ratios(canaries: CanaryDevices, lengths: Matrix, released: Matrix) -> ND
     noise += np.eye(len(noise)) * max(RIDGE * float(np.trace(noise)) / len(noise), 1e-300)
     wanted = np.linalg.solve(noise, lengths.T).T
     spread = np.diagonal(inverse)
-    found: NDArray[np.float64] = (wanted * (steps - lengths / 2)).sum(axis=1) / spread
+    told = (wanted * steps).sum(axis=1) / spread
+    expected = (wanted * lengths).sum(axis=1) / spread
+    longer = max(1.0, 2 * float(told.sum()) / max(float(expected.sum()), 1e-300))
+    found: NDArray[np.float64] = longer * (told - longer * expected / 2)
     return found
 
 

@@ -60,12 +60,15 @@ def test_what_is_not_in_the_releases_is_not_guessed() -> None:
 
 def test_the_ratio_of_one_canary_is_that_of_two_normal_densities() -> None:
     """x ~ N(a, s^2) or N(0, s^2): the logarithm of the ratio is a (x - a / 2) / s^2, with the
-    variance of the other elements."""
+    variance of the other elements. Where the mean of all x is above 3 / 2 the steps are longer than
+    3: twice that mean."""
     direction = np.zeros((1, 5), np.float32)
     direction[0, 0] = 1.0
     canary = CanaryDevices(direction, np.ones((1, 1), np.bool_), np.ones(1, np.bool_))
-    released = np.array([[2.0, 1.0, -1.0, 1.0, 1.0]])
-    assert log_ratios(canary, np.array([[3.0]]), released) == pytest.approx([3 * (2 - 1.5)])
+    released = np.array([[1.25, 1.0, -1.0, 1.0, 1.0]])
+    assert log_ratios(canary, np.array([[3.0]]), released) == pytest.approx([3 * (1.25 - 1.5)])
+    released[0, 0] = 2.0
+    assert log_ratios(canary, np.array([[3.0]]), released) == pytest.approx([4 * (2 - 2)])
 
 
 def test_a_schedule_keeps_separation_and_participations() -> None:
