@@ -54,18 +54,17 @@ def begin(rules: PrivacyRules, secret: bytes, size: int, releases: int = 0) -> P
 
 
 def slack(noise: float, size: int) -> float:
-    """Return by how much arithmetic can make a device's part of a sum on the grid longer than
-    ``clip``, as a fraction, for a model of ``size`` elements: the noise is raised by it.
+    """Return by how much arithmetic can make the difference of two sums that differ by one device
+    larger than ``largest_weight * clip``, as a fraction, for a model of ``size`` elements. The
+    noise is raised by it. What one device adds to the exact sum is bounded exactly
+    (weighing/norm_bound.py); then each element may change twice more, in either sum:
 
-    * A factor is rounded to 29 bits, and a norm is computed in float64: below 2^-27.
-    * The exact sum rounds each product of an update to 2^-25 of its largest one: together at most
-      sqrt(size) * 2^-25 of its norm. What the sum itself loses on its way to float64 is below
-      2^-35 of the clip norm in each element, for 2^17 updates.
-    * Rounding to the grid moves the difference of two sums by at most one step in each element. A
-      step is at most 2^-30 of the noise (2^-29 here: the noise that it is a part of is the raised
-      one).
+    * The exact sum is rounded to float64: by at most 2^-52 of it, and it is at most 2^17
+      updates. Together this is at most 2^-34 of what one update may add.
+    * It is rounded to the grid: by half a step. A step is at most 2^-30 of the noise (2^-29 below:
+      that noise is the raised one).
     """
-    return 2.0**-27 + sqrt(size) * (2.0**-25 + 2.0**-35 + noise * 2.0**-29)
+    return sqrt(size) * (2.0**-34 + noise * 2.0**-29)
 
 
 def release(rules: PrivacyRules, state: PrivacyState, total: NDArray[np.float64]) -> Released:
