@@ -2,7 +2,8 @@
 
 The secret is made once in a run, at the first start with [privacy], and never changes. How many
 releases were made is written in the batch of each model, so a release counts exactly when its model
-does. The buffers of correlated noise are in the model's file.
+does. The buffers of correlated noise are in the model's file, sealed: they tell as much as the
+secret does, and a model's file is given to people.
 """
 
 from __future__ import annotations
@@ -11,13 +12,19 @@ import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import msgspec
+import numpy as np
+from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.vector import Vector
+from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation.privacy.release import begin
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
+from fleetlearn_coordinator.aggregation.privacy.sealed import seal, unseal
 from fleetlearn_coordinator.aggregation.privacy.state import PrivacyState
+from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import Ledger, Metadata, Row
 from fleetlearn_coordinator.storage.stored_json import decode
 
@@ -50,21 +57,24 @@ def privacy_rows(rules: PrivacyRules | None, state: PrivacyState | None) -> list
     return [Metadata(STATE, msgspec.json.encode(saved).decode())]
 
 
-def tensors_of(state: PrivacyState | None) -> dict[str, Vector]:
-    """Return the buffers as they are named in a model's file."""
+def tensors_of(state: PrivacyState | None) -> dict[str, NDArray[Any]]:
+    """Return the buffers as a model's file has them: by name, sealed."""
     if state is None:
         return {}
-    return {NOISE + name: buffer for name, buffer in state.buffers.items()}
+    return {
+        NOISE + name: seal(buffer, state.secret, name) for name, buffer in state.buffers.items()
+    }
 
 
-def take_buffers(tensors: dict[str, Vector]) -> dict[str, Vector]:
-    """Take the buffers out of what is beside a model in its file. Returns them by their names."""
+def take_buffers(tensors: dict[str, Vector]) -> dict[str, NDArray[Any]]:
+    """Take the sealed buffers out of what is beside a model in its file. Returns them by their
+    names."""
     names = [name for name in tensors if name.startswith(NOISE)]
     return {name.removeprefix(NOISE): tensors.pop(name) for name in names}
 
 
 def load_privacy(
-    rules: PrivacyRules | None, ledger: Ledger, size: int, buffers: Mapping[str, Vector]
+    rules: PrivacyRules | None, ledger: Ledger, size: int, buffers: Mapping[str, NDArray[Any]]
 ) -> tuple[PrivacyState | None, list[Row]]:
     """Return the state at the newest model, and what is to be written at this start. ``size``: of
     the model. ``buffers``: those in its file.
@@ -89,5 +99,14 @@ def load_privacy(
         return state, rows
     state = replace(state, clip=found.clip)
     if buffers.keys() == state.buffers.keys():
-        state = replace(state, began=found.began, buffers=buffers)
+        opened = {name: _unseal(each, state.secret, name) for name, each in buffers.items()}
+        state = replace(state, began=found.began, buffers=opened)
     return state, rows
+
+
+def _unseal(sealed: NDArray[Any], secret: bytes, name: str) -> NDArray[np.int64]:
+    try:
+        return unseal(sealed, secret, name)
+    except ValueError as error:
+        text = f"the newest model's file: {error}; put the data directory back from a backup"
+        raise StoreError(Code.WRONG_HASH, text) from None
