@@ -23,7 +23,7 @@ from fleetlearn_coordinator.aggregation import adaptive_mu
 from fleetlearn_coordinator.aggregation.commit import NextModel, TaskBase, next_model, weights_of
 from fleetlearn_coordinator.aggregation.exact_mean import add_up
 from fleetlearn_coordinator.aggregation.model_state import ModelState
-from fleetlearn_coordinator.aggregation.privacy.release import Released, release
+from fleetlearn_coordinator.aggregation.privacy.round_release import RoundRelease, release_round
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.aggregation.round_summary import (
@@ -85,6 +85,10 @@ class OpenRound:
     def __init__(self, rules: RoundRules, state: ModelState) -> None:
         """``state``: at the model that the round changes."""
         self.rules, self.state = rules, state
+        self.weighing_state = state.weighing
+        """What the committed rounds decide of this round's weighing."""
+        if state.privacy is not None:
+            self.weighing_state = state.weighing._replace(bound=state.privacy.clip)
         self.sums = RoundSums(rules.aggregators, state.model.size)
         self.accepted: list[AcceptedReports] = []
         """The reports that count, without their elements."""
@@ -138,7 +142,7 @@ class OpenRound:
         if BUFFERS in reports.largest:
             passes &= np.isfinite(reports.largest[BUFFERS])
         if reports.weighed:
-            weighing, state = self.rules.weighing, self.state.weighing
+            weighing, state = self.rules.weighing, self.weighing_state
             passes &= [weighing.passes_check(each, state) for each in reports.weighed]
         return passes
 
@@ -150,7 +154,7 @@ class OpenRound:
             raise ProtocolError(Code.NOT_FINITE, "a value of the model's buffers is not finite")
         self.sums.check(largest, int(reports.weights[row]))
         if reports.weighed:
-            self.rules.weighing.check(reports.weighed[row], self.state.weighing)
+            self.rules.weighing.check(reports.weighed[row], self.weighing_state)
 
     def accept(self, reports: ReportColumns) -> None:
         """Count reports that ``receive`` accepted, for this round or an earlier one."""
@@ -174,7 +178,7 @@ class OpenRound:
         factors = [min(1.0, self.rules.staleness_factor(each)) for each in reports.staleness]
         values = self._values(reports, factors) if BUFFERS in reports.parts else NO_VALUES
         if reports.weighed:
-            weighing, state = self.rules.weighing, self.state.weighing
+            weighing, state = self.rules.weighing, self.weighing_state
             own = [weighing.factor(each, state) for each in reports.weighed]
             factors = [a * b for a, b in zip(factors or [1.0] * len(own), own, strict=True)]
         self.sums.add(reports, factors, values)
@@ -190,7 +194,7 @@ class OpenRound:
         )
         factors = np.array(stale) if stale else np.ones(len(reports))
         if self.rules.weighing.bound is not None:
-            weighing, state = self.rules.weighing, self.state.weighing
+            weighing, state = self.rules.weighing, self.weighing_state
             factors *= [weighing.factor_of_values(row, self._present, state) for row in rows]
         return Values(rows, factors, self._present)
 
@@ -207,11 +211,11 @@ class OpenRound:
         summary: dict[str, Any] = {
             "reports": len(self),
             "partial": len(self) - sum(int(each.complete.sum()) for each in self.accepted),
-            **summarise(self._training(), self._evaluation(), rules.bounds),
+            **self._measured(),
         }
         if rules.outlive:
             summary["staleness"] = summarise_staleness(self.staleness())
-        summary |= rules.weighing.summary(self._weighed(), dropped, state.weighing)
+        summary |= rules.weighing.summary(self._weighed(), dropped, self.weighing_state)
         if rules.adaptive_mu:
             loss = summary["metrics"].get("loss")
             summary |= adaptive_mu.summary_of(state.mu, loss, rules.most_mu)
@@ -230,6 +234,8 @@ class OpenRound:
         rules, state = self.rules, self.state
         self.sums.add_waiting()
         released = self._release()
+        if released is not None:
+            summary = {**summary, **released.summary}
         made = self._next_model(base, released)
         vectors, tied_sum, optimizer_state = (
             dict[str, Vector](),
@@ -259,17 +265,21 @@ class OpenRound:
         )
         return CommittedRound(after, summary)
 
-    def _release(self) -> Released | None:
-        """Return the noisy mean of a private round. None: the plan has no [privacy]."""
+    def _release(self) -> RoundRelease | None:
+        """Return what a private round releases. None: the plan has no [privacy]."""
         rules, state = self.rules.privacy, self.state.privacy
         if rules is None:
             return None
         assert state is not None, "a private round begins from a private state"
         if not len(self):
             raise ValueError("the release of no updates was asked for; add one first")
-        return release(rules, state, add_up(self.sums.states[UPDATE]))
+        weighing = self.rules.weighing
+        clipped = [weighing.clips(each, self.weighing_state) for each in self._weighed()]
+        evaluations = [each for reports in self.accepted for each in reports.evaluations]
+        total = add_up(self.sums.states[UPDATE])
+        return release_round(rules, state, total, clipped, evaluations)
 
-    def _next_model(self, base: Vector | None, released: Released | None) -> NextModel:
+    def _next_model(self, base: Vector | None, released: RoundRelease | None) -> NextModel:
         rules, state = self.rules, self.state
         mixed = None
         if rules.mixing_rate is not None and base is not None:
@@ -283,7 +293,7 @@ class OpenRound:
             state.model,
             mixed,
             rules.share(len(self)),
-            rules.weighing.scale(self._weighed(), state.weighing),
+            rules.weighing.scale(self._weighed(), self.weighing_state),
             None if released is None else released.mean,
         )
 
@@ -293,6 +303,13 @@ class OpenRound:
 
     def _weighed(self) -> list[Reported]:
         return [each for reports in self.accepted for each in reports.weighed]
+
+    def _measured(self) -> dict[str, Any]:
+        """Return what the devices measured, for the summary. In a private round only ``commit``
+        knows what of it is released."""
+        if self.rules.privacy is not None:
+            return summarise(NOTHING, NOTHING, {})
+        return summarise(self._training(), self._evaluation(), self.rules.bounds)
 
     def _training(self) -> Measurements:
         """Return what the devices measured in their training, in the order of their reports."""

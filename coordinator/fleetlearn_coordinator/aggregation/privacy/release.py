@@ -79,7 +79,7 @@ def release(rules: PrivacyRules, state: PrivacyState, total: NDArray[np.float64]
             f"all of the {rules.planned} releases that the {rules.mechanism} noise was made for "
             "are made: plan more rounds, with which another noise begins"
         )
-    noise = rules.noise
+    noise = rules.split.update
     if noise < LEAST_NOISE:
         raise ValueError(f"a noise multiplier of {noise} was given; it takes {LEAST_NOISE} or more")
     raised = (1 + slack(noise, total.size)) * (1 + mechanism.slack(rules, total.size))

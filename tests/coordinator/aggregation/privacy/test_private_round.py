@@ -8,11 +8,12 @@ from math import sqrt
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator.aggregation import open_round
 from fleetlearn_coordinator.aggregation.exact_mean import add_up
 from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
-from fleetlearn_coordinator.aggregation.privacy.release import Released, begin, release
+from fleetlearn_coordinator.aggregation.privacy import round_release
+from fleetlearn_coordinator.aggregation.privacy.release import begin, release
+from fleetlearn_coordinator.aggregation.privacy.round_release import RoundRelease
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_protocol.messages import UPDATE
 from fleetlearn_protocol.vector import Vector
@@ -84,27 +85,29 @@ def test_the_noise_in_the_mean_is_the_same_however_many_came(count: int) -> None
     check_spread(count)
 
 
-def by_who_came(round: OpenRound) -> Released:
+def by_who_came(round: OpenRound) -> RoundRelease:
     """Planted mistake: the mean is divided by the weights that came."""
     rules, state = round.rules.privacy, round.state.privacy
     assert rules is not None
     assert state is not None
-    return release(replace(rules, goal=len(round)), state, add_up(round.sums.states[UPDATE]))
+    made = release(replace(rules, goal=len(round)), state, add_up(round.sums.states[UPDATE]))
+    return RoundRelease(*made, {})
 
 
-def for_who_came(round: OpenRound) -> Released:
+def for_who_came(round: OpenRound) -> RoundRelease:
     """Planted mistake: the noise is in proportion to sqrt(reports)."""
     rules, state = round.rules.privacy, round.state.privacy
     assert rules is not None
     assert state is not None
     noise = rules.noise * sqrt(len(round) / rules.goal)
-    return release(replace(rules, noise=noise), state, add_up(round.sums.states[UPDATE]))
+    made = release(replace(rules, noise=noise), state, add_up(round.sums.states[UPDATE]))
+    return RoundRelease(*made, {})
 
 
 @pytest.mark.parametrize("mistake", [by_who_came, for_who_came])
 @pytest.mark.parametrize("count", [1, 3, 2 * GOAL])
 def test_noise_that_depends_on_who_came_is_found(
-    mistake: Callable[[OpenRound], Released], count: int, monkeypatch: pytest.MonkeyPatch
+    mistake: Callable[[OpenRound], RoundRelease], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OpenRound, "_release", mistake)
     with pytest.raises(AssertionError):
@@ -115,7 +118,7 @@ def test_one_noise_that_is_drawn_twice_is_found(monkeypatch: pytest.MonkeyPatch)
     """Planted mistake: the noise does not follow from the secret."""
     fixed = begin(private_rules_of(SIZE, MOST, CLIP, goal=GOAL).privacy, bytes(32), SIZE)  # type: ignore[arg-type]
     monkeypatch.setattr(
-        open_round, "release", lambda rules, state, total: release(rules, fixed, total)
+        round_release, "release", lambda rules, state, total: release(rules, fixed, total)
     )
     with pytest.raises(AssertionError):
         check_spread(3)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan, read_model, read_status
-from fleetlearn_coordinator.aggregation import open_round
+from fleetlearn_coordinator.aggregation.privacy import round_release
 from fleetlearn_coordinator.rounds.commands import Assign
 from fleetlearn_coordinator.service.training_run.saved_privacy import SECRET, STATE
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
@@ -99,13 +99,13 @@ def test_the_noise_is_the_same_however_few_devices_come(make_plan: PlanMaker) ->
 
 
 def a_release_dies(patch: pytest.MonkeyPatch) -> None:
-    release = open_round.release
+    release = round_release.release
 
     def dying(*arguments: Any) -> Any:
         release(*arguments)
         raise KilledError
 
-    patch.setattr(open_round, "release", dying)
+    patch.setattr(round_release, "release", dying)
 
 
 def a_file_dies(patch: pytest.MonkeyPatch) -> None:
