@@ -14,22 +14,45 @@ from fleetlearn_coordinator.privacy import accounting
 from fleetlearn_coordinator.privacy.accounting import PrivacyError
 
 
-def run_sensitivity(privacy: PrivacySection, releases: int) -> float:
-    """Return how far one device can move the first ``releases`` sums together, in units of C."""
+def run_sensitivity(privacy: PrivacySection, releases: int, planned: int) -> float:
+    """Return how far one device can move the first ``releases`` sums together, of ``planned``, in
+    units of C."""
     return accounting.sensitivity(
-        privacy.mechanism, releases, privacy.separation, privacy.participations
+        privacy.mechanism, releases, privacy.separation, privacy.participations, planned
     )
 
 
-def noise_multiplier(privacy: PrivacySection, rounds: int) -> float:
-    """Return the noise multiplier: the plan's, else the least with which ``rounds`` releases are
+def sampling_rate(plan: PlanKeys) -> float:
+    """Return the probability with which a device takes part in a round of Poisson sampling."""
+    assert plan.privacy is not None
+    return min(1.0, plan.round.goal / plan.privacy.population)
+
+
+def noise_multiplier(plan: PlanKeys) -> float:
+    """Return the noise multiplier: the plan's, else the least with which stop.rounds releases are
     within the budget. Raises PrivacyError where it cannot be found, or the extra is missing."""
+    privacy, rounds = plan.privacy, plan.stop.rounds
+    assert privacy is not None
     if privacy.noise is not None:
         return privacy.noise
     assert privacy.epsilon is not None, "a plan has at least one of the two"
     if privacy.sampling == "poisson":
-        raise NotImplementedError
-    return accounting.noise_for(privacy.epsilon, privacy.delta, run_sensitivity(privacy, rounds))
+        rate = sampling_rate(plan)
+        return accounting.poisson_noise_for(privacy.epsilon, privacy.delta, rate, rounds)
+    moved = run_sensitivity(privacy, rounds, rounds)
+    return accounting.noise_for(privacy.epsilon, privacy.delta, moved)
+
+
+def epsilon_after(plan: PlanKeys, releases: int, noise: float) -> float:
+    """Return epsilon at privacy.delta of the run's first ``releases`` releases with this noise
+    multiplier. Raises PrivacyError without the extra."""
+    privacy = plan.privacy
+    assert privacy is not None
+    if privacy.sampling == "poisson":
+        rate = sampling_rate(plan)
+        return accounting.poisson_epsilon(noise, rate, releases, privacy.delta)
+    moved = run_sensitivity(privacy, releases, plan.stop.rounds)
+    return accounting.gaussian_epsilon(moved / noise, privacy.delta)
 
 
 def private_bound(privacy: PrivacySection, largest_weight: int, size: int) -> NormBound | None:
@@ -53,7 +76,7 @@ def privacy_rules(plan: PlanKeys, largest_weight: int) -> PrivacyRules | None:
     privacy = plan.privacy
     if privacy is None:
         return None
-    noise = noise_multiplier(privacy, plan.stop.rounds)
+    noise = noise_multiplier(plan)
     measured = privacy.metrics == "noised"
     rules = PrivacyRules(
         mechanism=privacy.mechanism,
