@@ -33,7 +33,7 @@ from fleetlearn_coordinator.plan.defaults import fill_defaults
 from fleetlearn_coordinator.plan.personal_parameters import personal_misfit
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.privacy_rules import privacy_misfit, privacy_remarks
-from fleetlearn_coordinator.plan.privacy_terms import privacy_rules, private_bound
+from fleetlearn_coordinator.plan.privacy_terms import check_budget, privacy_rules, private_bound
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.sections import (
     SECTIONS,
@@ -43,6 +43,7 @@ from fleetlearn_coordinator.plan.sections import (
 from fleetlearn_coordinator.plan.selection_section import NESTED
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.plan.toml_errors import near, paths_from, read_tables, refuse_unknown
+from fleetlearn_coordinator.privacy.accounting import PrivacyError
 from fleetlearn_coordinator.rounds.settings import MEASURED_ON, EvaluationSettings, Settings
 
 
@@ -349,6 +350,7 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
                 raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
         if (misfit := privacy_misfit(self, manifest)) is not None:
             raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
+        self.check_privacy()
         rules: dict[str, Stop | Models] = {"stop": self.stop, "models": self.models}
         for section, rule in rules.items():
             known = ["loss", *manifest.metrics]
@@ -359,6 +361,27 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
                     f'{section}.metric = "{rule.metric}" is not measured{near(rule.metric, known)}'
                 )
                 raise self._misfit(text, manifest)
+
+    def check_privacy(self) -> None:
+        """Raise PlanError where the budget of [privacy] cannot be computed, or does not allow one
+        release."""
+        try:
+            check_budget(self)
+        except PrivacyError as error:
+            raise PlanError(error.code, f"{self.file}: {error.text}") from None
+
+    def check_served(self, service: ServiceSettings) -> None:
+        """Raise PlanError where a process with these settings could not serve the plan to devices
+        that check in when they like."""
+        if self.privacy is not None and self.privacy.sampling == "poisson":
+            text = (
+                'privacy.sampling = "poisson" is for the simulator: devices check in when they '
+                "can, and no coin of the coordinator decides who takes part, so that the smaller "
+                'epsilon would not be true. It takes privacy.sampling = "none"; the mechanism '
+                '"dp-ftrl" needs little noise without any sampling'
+            )
+            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {text}")
+        self.check_service(service)
 
     def check_service(self, service: ServiceSettings) -> None:
         """Raise PlanError where a process with these settings could not serve the plan."""

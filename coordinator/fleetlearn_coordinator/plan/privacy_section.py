@@ -13,7 +13,8 @@ from fleetlearn_coordinator.plan.toml_errors import Section
 
 METRICS_SHARE = 0.1
 """By default the measured values take this share of 1 / noise^2."""
-Multiplier = Annotated[float, Meta(gt=0, le=1e6)]
+# With less, the sum may have more steps of the noise's grid than an int64 holds (release.py).
+Multiplier = Annotated[float, Meta(ge=1e-3, le=1e6)]
 Count = Annotated[int, Meta(ge=1, le=2**31)]
 
 
@@ -21,7 +22,7 @@ class PrivacySection(Section, frozen=True, kw_only=True):
     """[privacy]: what the released models may tell about one device. At least one of ``epsilon``
     and ``noise``."""
 
-    epsilon: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    epsilon: Annotated[float, Meta(gt=0, le=1e5)] | None = None
     """The budget: the run stops when its next release would go past it. Default: no budget, the
     run ends by [stop] alone."""
     delta: Annotated[float, Meta(gt=0, lt=1)]

@@ -98,5 +98,26 @@ def privacy_rules(plan: PlanKeys, largest_weight: int) -> PrivacyRules | None:
     try:
         _ = rules.split
     except ValueError as error:
-        raise PrivacyError(Code.BAD_MESSAGE, f"{plan.file}: {error}") from None
+        raise PrivacyError(Code.BAD_MESSAGE, str(error)) from None
     return rules
+
+
+def check_budget(plan: PlanKeys) -> None:
+    """Raise PrivacyError where the extra is missing, no noise can be found, or the budget does not
+    allow one release."""
+    privacy = plan.privacy
+    if privacy is None:
+        return
+    accounting.need_accounting()
+    rules = privacy_rules(plan, 1)
+    assert rules is not None
+    if privacy.epsilon is None:
+        return
+    first = epsilon_after(plan, 1, rules.noise)
+    if first > privacy.epsilon:
+        raise PrivacyError(
+            Code.BAD_MESSAGE,
+            f"privacy.epsilon = {privacy.epsilon:g} does not allow one release: with privacy.noise "
+            f"= {rules.noise:g} the first one alone costs {first:.4g}. It takes a larger epsilon, "
+            "or more noise; without privacy.noise the noise for stop.rounds releases is computed",
+        )

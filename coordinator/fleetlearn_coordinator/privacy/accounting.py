@@ -5,7 +5,11 @@ Gaussian mechanism: mu^2 = sum of (sensitivity / noise)^2 over its parts, and it
 of a noise of 1 / mu on a sensitivity of 1 (Balle and Wang, "Improving the Gaussian Mechanism for
 Differential Privacy", arXiv 1805.06530, theorem 8, as dp_accounting computes it).
 
-Sensitivities are in units of the clip norm C, noise in units of the largest weight times C.
+Sensitivities are in units of the clip norm C, noise in units of the largest weight times C. What
+rounding adds to a sensitivity is in the noise itself, which is raised by it
+(aggregation/privacy/release.py, correlated.py); what the sampler's numbers are away from Gaussian
+ones changes delta by less than 2^-900 (fleetlearn_protocol/discrete_gaussian.py). So nothing more
+is to be counted here.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from types import ModuleType
 import numpy as np
 from fleetlearn_protocol.errors import Code, FleetError
 
+from fleetlearn_coordinator.aggregation.privacy.blt import correlated_sensitivity
 from fleetlearn_coordinator.aggregation.privacy.rules import Mechanism
 
 MOST_NOISE = 1e6
@@ -63,9 +68,7 @@ def sensitivity(
     for these.
     """
     if mechanism == "dp-ftrl":
-        raise PrivacyError(
-            Code.BAD_MESSAGE, 'mechanism = "dp-ftrl" is not accounted for yet; use "gaussian"'
-        )
+        return correlated_sensitivity(releases, separation, participations, planned)
     return math.sqrt(min(participations, -(-releases // separation)))
 
 

@@ -81,7 +81,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def check_plan(plan: Plan, service: ServiceSettings) -> Checks:
     """Check a plan against its bundle and the service, and its folder."""
     try:
-        plan.check_service(service)
+        plan.check_served(service)
         yield CheckView("plan", GOOD, f"{plan.file}: {plan.name}, recipe {plan.recipe}")
     except FleetError as error:
         yield CheckView("plan", BAD, error.text, "change the plan or the service file")

@@ -113,7 +113,7 @@ async def running(
             "service file alone and add the plan to it with `fleetlearn-coordinator run add`"
         )
         raise ServiceError(Code.BAD_MESSAGE, text)
-    plan.check_service(service)
+    plan.check_served(service)
     bundle = open_bundle(plan.bundle)
     files = most_spool_files(service.uploads, plan.updates_kept) + page_descriptors(service)
     places = process_settings.places(service.max_connections, files=files)

@@ -276,7 +276,7 @@ class HostedRuns:
             if wanted.split is not None and wanted.split.is_canary:
                 plan = scale_plan(plan, wanted.split.share)
             prepare = self._prepare_canary(wanted, plan)
-            plan.check_service(self._service)
+            plan.check_served(self._service)
             check_places(plan, self._service, self._places)
             begin = partial(
                 self._open_and_resume,

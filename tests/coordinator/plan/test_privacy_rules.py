@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,6 +15,7 @@ from fleetlearn_coordinator.plan.privacy_rules import (
     UPDATE_RULES,
     privacy_contradictions,
 )
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_protocol.manifest import Parameter
 from plans import PRIVATE, SMALL, manifest
 
@@ -178,7 +181,7 @@ def test_what_has_a_proof_is_allowed(name: str) -> None:
         f"{STOPS}{PRIVATE}{NOISED}",
         f'{STOPS}measured_by = "held-out"\n[evaluation]\ndata = "x.npz"\n{PRIVATE}',
         f'{PRIVATE}sampling = "poisson"',
-        f"{PRIVATE}clip_quantile = 0.5\nclip_rate = 0.1",
+        f"{PRIVATE.replace('1.0', '0.3')}clip_quantile = 0.5\nclip_rate = 0.1",
         f'{PRIVATE}mechanism = "local"',
         f'[encoding]\nup = "topk-0.01-int8"\n{PRIVATE}',
         f'weighting = "examples"\nmax_weight = 100\n{PRIVATE}',
@@ -216,3 +219,29 @@ def test_rounds_that_cannot_be_full_are_remarked() -> None:
     text = f"{SMALL}minimum = 2\n[stop]\nrounds = 9\n{PRIVATE.replace('1000', '10')}separation = 3"
     (remark,) = Plan.parse(text, Path("/base")).remarks(SGD)
     assert "need 12 devices, and privacy.population is 10" in remark
+
+
+def test_poisson_sampling_is_for_the_simulator_alone() -> None:
+    plan = Plan.parse(f'{SMALL}{PRIVATE}sampling = "poisson"', Path("/base"))
+    plan.check_service(ServiceSettings())
+    with pytest.raises(PlanError, match="no coin of the coordinator decides who takes part"):
+        plan.check_served(ServiceSettings())
+
+
+@pytest.mark.parametrize("check", [Plan.check_privacy, lambda plan: plan.check_against(SGD)])
+def test_a_budget_that_does_not_allow_one_release_is_refused(check: Callable[[Plan], None]) -> None:
+    """Noise 1 and one participation cost 4.8866."""
+    fits = Plan.parse(f"{SMALL}{PRIVATE}epsilon = 4.89", Path("/base"))
+    check(fits)
+    too_small = Plan.parse(f"{SMALL}{PRIVATE}epsilon = 4.88", Path("/base"), file="my.toml")
+    with pytest.raises(PlanError, match=r"my\.toml: privacy\.epsilon = 4\.88 does not allow"):
+        check(too_small)
+
+
+def test_a_private_plan_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading it does not: status and the like work without."""
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    plan = Plan.parse(f"{SMALL}{PRIVATE}", Path("/base"))
+    with pytest.raises(PlanError, match="pip install"):
+        plan.check_against(SGD)
+    Plan.parse(SMALL, Path("/base")).check_against(SGD)

@@ -137,5 +137,5 @@ def test_the_clip_norm_is_the_bound_that_the_coordinator_enforces() -> None:
 def test_what_a_round_releases_beside_the_mean_must_leave_it_noise() -> None:
     """With a goal of 4 the count has noise of 0.2 devices: 1 / 0.4^2 is 6.25."""
     plan = parse(f"{SMALL}{PRIVATE}clip_quantile = 0.5\n")
-    with pytest.raises(PrivacyError, match=r"my\.toml: privacy\.noise = 1 leaves .* takes 6\.25"):
+    with pytest.raises(PrivacyError, match=r"privacy\.noise = 1 leaves .* takes 6\.25"):
         plan.round_rules(SGD)

@@ -127,3 +127,12 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(PrivacyError, match=re.escape("fleetlearn[coordinator,privacy]")):
         gaussian_epsilon(0.987, 1e-6)
+
+
+def test_correlated_noise_counts_less_than_all_releases() -> None:
+    """One participation of many releases: the norm of a column of C, between 1 and the root."""
+    once = sensitivity("dp-ftrl", 100, 100, 1)
+    assert 1 < once < math.sqrt(100)
+    first = [sensitivity("dp-ftrl", releases, 10, 10, 100) for releases in (1, 10, 50, 100)]
+    assert first == sorted(first), "more releases cost no less"
+    assert first[0] == 1, "the first release has the noise of its own alone"

@@ -154,7 +154,7 @@ def _check_new(
 ) -> None:
     """Raise FleetError where the canary's run could not be served beside the old one."""
     for share in settings.steps:
-        scale_plan(plan, share).check_service(operations.service)
+        scale_plan(plan, share).check_served(operations.service)
     bundles = [open_bundle(each.bundle, files=()).sha256 for each in (old, plan)]
     if plan.tied and old.tied and bundles[0] == bundles[1]:
         text = (

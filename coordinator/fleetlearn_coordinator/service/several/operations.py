@@ -60,7 +60,7 @@ class Operations:
             raise ServiceError(
                 Code.BAD_MESSAGE, f"{name!r} is no name of a run: 1 to 64 letters, digits and ._-"
             )
-        plan.check_service(self.service)
+        plan.check_served(self.service)
         plan.check_against(open_bundle(plan.bundle).manifest)
         for run in self.runs.runs():
             if run.name != name and _data_dir(run) == plan.data_dir.resolve():
