@@ -678,6 +678,17 @@ def test_aggregation(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_privacy_noise(tmp_path: Path) -> None:
+    sizes = ["--elements", "5000", "--releases", "60", "--separation", "20"]
+    names = ["independent", "blt-2", "blt-4", "banded-20"]
+    results = figures(tmp_path, "privacy_noise.py", *sizes, "--contenders", *names)
+    assert [results[name]["bytes"] for name in names] == [0, 80_000, 160_000, 19 * 20_000]
+    assert results["independent"]["error"] == pytest.approx(math.sqrt(3 * 60))
+    assert results["blt-4"]["error"] < results["blt-2"]["error"] < 5
+    assert results["banded-20"]["error"] < 5
+
+
+@pytest.mark.slow
 def test_robust(tmp_path: Path) -> None:
     command = [
         "studies/robust.py",

@@ -31,6 +31,7 @@ from math import ceil, log2, sqrt
 
 import numpy as np
 from fleetlearn_protocol import discrete_gaussian
+from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation.privacy.blt import BltStrategy, strategy_for
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
@@ -95,17 +96,24 @@ def draw(rules: PrivacyRules, sigma: float, secret: bytes, buffers: Buffers, siz
     steps of the grid, less than 2^31."""
     strategy = strategy_of(rules)
     bits = fraction_bits(strategy, rules.planned)
-    noise = discrete_gaussian.sample(sigma, size, secret)
+    return correlate(strategy, bits, discrete_gaussian.sample(sigma, size, secret), buffers)
+
+
+def correlate(
+    strategy: BltStrategy, bits: int, fresh: NDArray[np.int64], buffers: Buffers
+) -> Drawn:
+    """Return n_t, of ``fresh`` noise z_t, (P,), and the buffers, in units of 2^-``bits``."""
+    noise = np.empty_like(fresh)
     after = {name: np.empty_like(values) for name, values in buffers.items()}
-    pairs = list(zip(strategy.theta, strategy.omega, buffers, strict=True))
-    for start in range(0, size, BLOCK):
+    rows = list(zip(strategy.theta, strategy.omega, buffers, strict=True))
+    for start in range(0, fresh.size, BLOCK):
         place = slice(start, start + BLOCK)
-        held = {name: buffers[name][place].astype(np.float64) for name in buffers}
-        taken = np.zeros_like(noise[place], np.float64)
-        for _, omega, name in pairs:
+        held = {name: values[place].astype(np.float64) for name, values in buffers.items()}
+        taken = np.zeros(fresh[place].size)
+        for _, omega, name in rows:
             taken += omega * held[name]
-        noise[place] -= np.rint(taken * 2.0**-bits).astype(np.int64)
-        for theta, _, name in pairs:
+        noise[place] = fresh[place] - np.rint(taken * 2.0**-bits).astype(np.int64)
+        for theta, _, name in rows:
             after[name][place] = np.rint(theta * held[name])
             after[name][place] += noise[place] << bits
     return Drawn(noise, after)
