@@ -411,6 +411,7 @@ def test_a_round_from_the_check_in_to_the_acknowledgement() -> None:
                 exchanges=("evaluation",),
                 encodings=FAMILIES,
                 newest_protocol=2,
+                privacy=PRIVACY,
             )
         )
     ]
@@ -470,6 +471,7 @@ def test_a_held_update_is_checked_in_and_reported_again() -> None:
                 exchanges=("evaluation",),
                 encodings=FAMILIES,
                 newest_protocol=2,
+                privacy=PRIVACY,
             )
         )
     ]
@@ -493,6 +495,7 @@ def test_a_broken_upload_begins_again_at_its_report(state: str) -> None:
                 exchanges=("evaluation",),
                 encodings=FAMILIES,
                 newest_protocol=2,
+                privacy=PRIVACY,
             )
         )
     ]
@@ -1094,7 +1097,17 @@ def test_a_measurement_is_sent_again_on_the_next_connection() -> None:
     session.disconnected()
     assert session.answered(EVALUATED) == []
     assert session.connected(3.0) == [
-        Send(CheckIn(1, "dev", 7, exchanges=("evaluation",), encodings=FAMILIES, newest_protocol=2))
+        Send(
+            CheckIn(
+                1,
+                "dev",
+                7,
+                exchanges=("evaluation",),
+                encodings=FAMILIES,
+                newest_protocol=2,
+                privacy=PRIVACY,
+            )
+        )
     ]
     assert acts(tell(session, WELCOME)) == [Send(EVALUATED)]
     assert acts(tell(session, Refused(Code.UNKNOWN_TASK, "over", "E"))) == []
