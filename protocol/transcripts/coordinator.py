@@ -6,12 +6,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.frames import CHUNK_BYTES, Chunk, pack_chunk, unpack_chunk
 from fleetlearn_protocol.messages import decode_from_coordinator, decode_from_device, encode
 from values import Mismatch, compare, fill, shown
@@ -72,6 +74,19 @@ def check_upload(report: dict[str, Any], upload: bytes) -> list[str]:
         )
         start += part["size"]
     return lines
+
+
+def check_norm(report: dict[str, Any], upload: bytes, most: float) -> None:
+    """Raise Mismatch if the bytes of the part ``update`` mean a vector of a greater L2 norm."""
+    start = 0
+    for part in report["parts"]:
+        content = upload[start : start + part["size"]]
+        start += part["size"]
+        if part["name"] == "update":
+            vector = find_encoding(part["encoding"]).decode(content)
+            norm = math.sqrt(math.fsum(float(value) ** 2 for value in vector))
+            if norm > most:
+                raise Mismatch(f"the update's norm is {norm}; expected at most {most}")
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -178,6 +193,8 @@ class Coordinator:
                 transfer = next(self._transfers)
                 await self._say({"type": "grant", "task": task, "transfer": transfer, "offset": 0})
                 await self._chunks(transfer, name=step.get("as"))
+                if "norm at most" in step:
+                    check_norm(self.report, bytes(self.upload), step["norm at most"])
                 await self._expect({"type": "uploaded", "task": task})
                 await self._say({"type": "accepted", "task": task})
             case {"connects": _}:

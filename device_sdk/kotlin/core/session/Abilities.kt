@@ -7,6 +7,9 @@ import fleetlearn.protocol.Message
 import fleetlearn.protocol.contentOf
 import fleetlearn.protocol.objects
 
+/** What this SDK can do for privacy, as a check-in says it. It adds no noise. */
+val PRIVACY = listOf("clip")
+
 /** Return what of a task or a question this SDK cannot do, for people; null if it can do all. Throws ProtocolException
  * on a question whose content is not as its kind says. */
 fun unsupported(task: Message): String? = if (task.type == "question") unknownQuestion(task) else unknownTask(task)

@@ -102,7 +102,7 @@ class Session(private val about: About, held: Message?) {
             "protocol" to OLDEST_PROTOCOL_VERSION, "newest_protocol" to PROTOCOL_VERSION, "device" to about.device,
             "examples" to about.examples.toLong(), "software" to about.software, "held" to held,
             "exchanges" to EXCHANGE_KINDS.keys.toList(), "encodings" to FAMILIES, "trusts" to trusted,
-            "challenge" to challenge,
+            "challenge" to challenge, "privacy" to PRIVACY,
         )
         return listOf(Send(Message("check-in", fields + stated)))
     }

@@ -64,10 +64,17 @@ class Trainer(
         places.forEach { update[it] = 0f }
         val kept = bundle.kept(local)
         val vectors = mapOf("update" to update, "buffers" to buffers)
+        val clip = task["clip"] as Double?
+        var clipped: Boolean? = null
         val parts = (task["parts"] as Map<*, *>).entries.map { (name, encoding) ->
             val content = try {
                 checkFinite(kept)
-                findEncoding(encoding as String).encode(vectors.getValue(name as String), task.long("seed"))
+                val (how, vector) = findEncoding(encoding as String) to vectors.getValue(name as String)
+                if (name == "update" && clip != null) {
+                    encodeClipped(how, vector, task.long("seed"), clip).also { clipped = it.clipped }.content
+                } else {
+                    how.encode(vector, task.long("seed"))
+                }
             } catch (error: ProtocolException) {
                 throw diverged(data, error.text)
             }
@@ -79,6 +86,7 @@ class Trainer(
             "examples" to data.examples.toLong(), "steps" to done.steps, "epochs" to done.epochs,
             "complete" to done.complete, "loss" to done.loss, "metrics" to done.metrics,
             "seconds" to clock() - (end - seconds), "evaluation" to evaluation,
+            "clipped" to clipped,
         )
         encode(report) // throws here what the coordinator would refuse
         FinishedUpdate(report, parts.map { it.second }, bundle.sha256, kept)

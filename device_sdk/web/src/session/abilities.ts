@@ -19,6 +19,9 @@ const EXCHANGES: Readonly<Record<string, Exchange>> = {
   fedrep: { vectors: ["model"], parts: ["update"] },
 };
 
+/** What this SDK can do for privacy, as a check-in says it. It adds no noise. */
+export const PRIVACY: readonly string[] = ["clip"];
+
 /** Return what of the task this device cannot do, for people; null if it can do all. `algorithms`: beside `plain`.
  * `exchanges`: kinds of questions. Throws ProtocolError on a question whose content is not as its kind says. */
 export function unsupported(

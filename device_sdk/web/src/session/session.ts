@@ -37,7 +37,7 @@ import {
   type Welcome,
 } from "../protocol/messages.ts";
 import { signedBytes } from "../protocol/signing.ts";
-import { unsupported } from "./abilities.ts";
+import { PRIVACY, unsupported } from "./abilities.ts";
 import type { Command, Wanted } from "./commands.ts";
 import { isFinished, isUnfinished, type Link, taskOf, type Unfinished, type Work } from "./states.ts";
 import { messageIn, strange, WRONG_SIGNATURE } from "./trust.ts";
@@ -177,7 +177,7 @@ export class Session {
         exchanges: this.#options.exchanges ?? [],
         algorithms: this.#options.algorithms ?? [],
         encodings: FAMILIES,
-        privacy: [],
+        privacy: PRIVACY,
       }),
     ];
   }

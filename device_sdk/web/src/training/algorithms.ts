@@ -160,7 +160,8 @@ export function tiedAsSent(
 ): Readonly<Record<string, Float32Array>> {
   const { perUpdate } = ALGORITHMS[task.algorithm]!;
   const encoding = task.parts.update!;
-  if (perUpdate === undefined || encoding === "float32") return outcome.tied ?? {};
+  const asItIs = encoding === "float32" && task.clip === null;
+  if (perUpdate === undefined || asItIs) return outcome.tied ?? {};
   const update = outcome.parts.update!;
   const meant = findEncoding(encoding).decode(content, update.length);
   const trained = withoutBuffers(

@@ -2,7 +2,7 @@
 
 import type { Progress } from "../life/state.ts";
 import { crc32 } from "../protocol/crc32.ts";
-import { findEncoding, leavesResidual, RESIDUAL } from "../protocol/encodings.ts";
+import { findEncoding, leavesResidual } from "../protocol/encodings.ts";
 import { BundleError, ProtocolError } from "../protocol/errors.ts";
 import { bufferRows, type Manifest } from "../protocol/manifest.ts";
 import type { Evaluation, Question, Reply, Report, Task, VectorReference } from "../protocol/messages.ts";
@@ -17,6 +17,7 @@ import { type Bundle, openBundle } from "./bundle.ts";
 import { type Columns, FittedData } from "./data.ts";
 import { TrainingError } from "./errors.ts";
 import { keptStateSize, loadModel } from "./kept_state.ts";
+import { encodeParts } from "./sent_parts.ts";
 import { checkHyper, evaluateData } from "./train.ts";
 
 /** The device gives a task back after this many processes died during its training. */
@@ -190,7 +191,7 @@ export class Trainer {
       },
       personalEpochs: task.personal_epochs ?? task.epochs,
     });
-    const { contents, left } = encodeParts(task, outcome.parts, tied);
+    const { contents, left, clipped } = encodeParts(task, outcome.parts, tied);
     const hyper = checkHyper(task.hyper, bundle.manifest.hyper);
     const ownTied = tiedAsSent(task, hyper, outcome, contents.update!, bundle.manifest);
     const { result } = outcome;
@@ -214,7 +215,7 @@ export class Trainer {
       evaluation: result.evaluation,
       personal: outcome.personalEvaluation ?? null,
       lost_tied: lostTied,
-      clipped: null,
+      clipped,
     };
     return {
       report,
@@ -359,37 +360,6 @@ export function turn(): Promise<void> {
     };
     port2.postMessage(null);
   });
-}
-
-/**
- * Encode the parts as the task asks. With top-k, what did not travel of the device's earlier updates is added to this
- * one, and what does not travel now is left for the next (Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", arXiv
- * 1809.07599, algorithm 1; here of whole updates).
- */
-function encodeParts(
-  task: Task,
-  parts: Readonly<Record<string, Float32Array>>,
-  tied: Readonly<Record<string, Float32Array>>,
-): { contents: Record<string, Uint8Array>; left: Record<string, Float32Array> } {
-  const contents: Record<string, Uint8Array> = {};
-  const left: Record<string, Float32Array> = {};
-  try {
-    for (const [name, asked] of Object.entries(task.parts)) {
-      const encoding = findEncoding(asked);
-      const before = name === "update" && leavesResidual(asked) ? tied[RESIDUAL] : undefined;
-      const part = parts[name]!.map((value, place) => value + (before?.[place] ?? 0));
-      const content = encoding.encode(part, task.seed);
-      contents[name] = content;
-      if (name === "update" && leavesResidual(asked)) {
-        const meant = encoding.decode(content, part.length);
-        left[RESIDUAL] = part.map((value, place) => value - meant[place]!);
-      }
-    }
-  } catch (error) {
-    if (error instanceof ProtocolError) throw new TrainingError("diverged", error.text);
-    throw error;
-  }
-  return { contents, left };
 }
 
 type Answer = (trainer: Trainer, question: Question, seconds: number) => Promise<Record<string, unknown>>;
