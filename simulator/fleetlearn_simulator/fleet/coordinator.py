@@ -196,10 +196,13 @@ class SimulatedCoordinator:
             self._hyper | {"mu": self.state.mu.mu} if self.rules.adaptive_mu else None,
         )
         earlier = self.sent(self.earlier)
+        clip = None if self.state.privacy is None else self.state.privacy.clip
         if self.outlive:
-            self.training.add_round(number, inputs, earlier, lambda: running().union(self.given_in))
+            self.training.add_round(
+                number, inputs, earlier, lambda: running().union(self.given_in), clip
+            )
         else:
-            self.training.begin_round(number, inputs, earlier)
+            self.training.begin_round(number, inputs, earlier, clip)
 
     def sent(self, model: Vector) -> Vector:
         """Return what devices have of a model that they were sent."""

@@ -50,6 +50,8 @@ class GivenInRound(NamedTuple):
     stale: RoundInputs
     """The same with the model before the round's. Devices with the corruption ``stale`` train from
     it."""
+    clip: float | None = None
+    """The L2 norm to which devices clip their updates. None: they send them as they are."""
 
 
 class RoundTraining:
@@ -85,11 +87,13 @@ class RoundTraining:
         """With more rounds in ``given`` than this, those that are not needed any more are looked
         for."""
 
-    def begin_round(self, round: int, inputs: RoundInputs, earlier: Vector) -> None:
+    def begin_round(
+        self, round: int, inputs: RoundInputs, earlier: Vector, clip: float | None = None
+    ) -> None:
         """A round opens. No device has a task of an earlier one. ``earlier``: the model before the
-        round's."""
+        round's. ``clip``: of its tasks (``GivenInRound``)."""
         self.given, self.begun, self.untrained, self.started = (
-            {round: _given(inputs, earlier)},
+            {round: _given(inputs, earlier, clip)},
             {},
             {},
             False,
@@ -101,6 +105,7 @@ class RoundTraining:
         inputs: RoundInputs,
         earlier: Vector,
         needed: Callable[[], Collection[int]],
+        clip: float | None = None,
     ) -> None:
         """A round opens. ``needed``: returns the earlier rounds whose tasks go on, or count for
         this round."""
@@ -109,7 +114,7 @@ class RoundTraining:
             self.given = {number: given for number, given in self.given.items() if number in still}
             # seldom: to look at all tasks with each model takes long
             self._most_given = 2 * len(self.given) + 8
-        self.given[round] = _given(inputs, earlier)
+        self.given[round] = _given(inputs, earlier, clip)
 
     def most(self, room: int) -> int:
         """Return how many tasks may begin together if ``room`` more reports may come."""
@@ -150,12 +155,12 @@ class RoundTraining:
             if "stale" in of_round.corrupt:
                 fresh = [row for row, corrupt in enumerate(of_round.corrupt) if corrupt != "stale"]
                 stale = [row for row, corrupt in enumerate(of_round.corrupt) if corrupt == "stale"]
-                self._begin_from(given.inputs, of_round.select(fresh))
-                self._begin_from(given.stale, of_round.select(stale))
+                self._begin_from(given.inputs, given.clip, of_round.select(fresh))
+                self._begin_from(given.stale, given.clip, of_round.select(stale))
             else:
-                self._begin_from(given.inputs, of_round)
+                self._begin_from(given.inputs, given.clip, of_round)
 
-    def _begin_from(self, inputs: RoundInputs, chosen: RunningTasks) -> None:
+    def _begin_from(self, inputs: RoundInputs, clip: float | None, chosen: RunningTasks) -> None:
         if chosen.task:
             states, tied = (None, None) if self.kept is None else (self.kept.states, self.kept.tied)
             rows = rows_of(states, chosen.device), rows_of(tied, chosen.device)
@@ -168,7 +173,7 @@ class RoundTraining:
             if not SPOILT_AFTER_TRAINING.isdisjoint(chosen.corrupt):
                 reader = partial(_read_and_spoil, self.seed, buffers, reader, chosen)
             residuals = None if self.kept is None else self.kept.residuals
-            reader = as_sent(self.encoding, residuals, reader, chosen, self._tied_to)
+            reader = as_sent(self.encoding, residuals, reader, chosen, self._tied_to, clip)
             self.begun.update(zip(chosen.task, zip(repeat(reader), count()), strict=False))
 
     def results_for(self, tasks: Sequence[str]) -> TrainedDevices:
@@ -206,6 +211,7 @@ class RoundTraining:
         """Return what these tasks train from, as tensors and plain values, for ``take_up``. Call it
         when no device owes what its training left it (``keep_finished``)."""
         tensors, hyper = dict[str, NDArray[Any]](), dict[str, Mapping[str, float] | None]()
+        clips = dict[str, float | None]()
         stale = {
             round
             for round, corrupt in zip(running.round, running.corrupt, strict=True)
@@ -213,13 +219,14 @@ class RoundTraining:
         }
         for round in sorted({*running.round}):
             inputs = self.given[round].inputs
-            hyper[str(round)] = inputs.hyper
+            hyper[str(round)], clips[str(round)] = inputs.hyper, self.given[round].clip
             tensors[f"{round}.model"] = inputs.model
             tensors |= {f"{round}.vector.{name}": vector for name, vector in inputs.vectors.items()}
             if round in stale:
                 tensors[f"{round}.earlier"] = self.given[round].stale.model
         return tensors, {
             "hyper": hyper,
+            "clips": clips,
             "begun": [task for task in running.task if task in self.begun],
         }
 
@@ -236,7 +243,8 @@ class RoundTraining:
                 if name.startswith(prefix)
             }
             inputs = RoundInputs(model, vectors or NO_VECTORS, state["hyper"][str(round)])
-            self.given[round] = _given(inputs, tensors.get(f"{round}.earlier", model))
+            clip = state.get("clips", {}).get(str(round))  # an earlier version had none
+            self.given[round] = _given(inputs, tensors.get(f"{round}.earlier", model), clip)
         begun = {*state["begun"]}
         rows = [row for row, cause in enumerate(running.cause) if not cause]
         self.untrained = {
@@ -259,10 +267,9 @@ class RoundTraining:
                 self.kept.finished([tasks.device[row]], [tasks.task[row]], reader([index]))
 
 
-def _given(inputs: RoundInputs, earlier: Vector) -> GivenInRound:
-    return GivenInRound(
-        inputs, inputs if earlier is inputs.model else inputs._replace(model=earlier)
-    )
+def _given(inputs: RoundInputs, earlier: Vector, clip: float | None) -> GivenInRound:
+    stale = inputs if earlier is inputs.model else inputs._replace(model=earlier)
+    return GivenInRound(inputs, stale, clip)
 
 
 def _read_together(begun: Sequence[tuple[ResultReader, int]]) -> TrainedDevices:

@@ -1,5 +1,5 @@
-"""What the coordinator gets of the updates that simulated devices send: encoded there, decoded
-here."""
+"""What the coordinator gets of the updates that simulated devices send: clipped and encoded there,
+decoded here."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from fleetlearn_device.training.sent_parts import encode_parts
 from fleetlearn_device.training.train import DivergedError
-from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, Encoding
+from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, SLAB, Encoding
 from fleetlearn_protocol.messages import UPDATE
 from fleetlearn_protocol.vector import Vector, scatter
 
+from fleetlearn_simulator.fleet.clipped_updates import CLIPPED, clip_rows
 from fleetlearn_simulator.fleet.device_rows import DeviceRows
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from fleetlearn_simulator.training.kept_rows import NO_ROW
@@ -47,14 +48,16 @@ def as_sent(
     reader: ResultReader,
     tasks: RunningTasks,
     tied_to: TiedToUpdate = NOT_TIED,
+    clip: float | None = None,
 ) -> ResultReader:
     """Return a reader of the same results, with the updates as the coordinator gets them.
     ``residuals``: what the encoding left out of the devices' updates that counted; new residuals
-    are among the results' vectors. ``tied_to``: how the tied vectors among them follow."""
-    if encoding == FLOAT32:
+    are among the results' vectors. ``tied_to``: how the tied vectors among them follow. ``clip``:
+    the L2 norm that no update may have more of; whose had is among the vectors too."""
+    if encoding == FLOAT32 and clip is None:
         return reader
     rows = [NO_ROW] * len(tasks.device) if residuals is None else residuals.of(tasks.device)
-    return partial(_read, encoding, residuals, rows, reader, tasks, tied_to)
+    return partial(_read, encoding, residuals, rows, reader, tasks, tied_to, clip)
 
 
 def _read(
@@ -64,10 +67,18 @@ def _read(
     reader: ResultReader,
     tasks: RunningTasks,
     tied_to: TiedToUpdate,
+    clip: float | None,
     indices: Sequence[int],
 ) -> TrainedDevices:
     found = reader(indices)
     size = found.updates.shape[1]
+    if clip is not None:
+        found.vectors[CLIPPED] = np.zeros((len(found), 1), np.float32)
+        if encoding == FLOAT32 and size <= SLAB:  # no device's encoding changes anything
+            found.vectors[CLIPPED][:, 0] = clip_rows(found.updates, clip)
+            found.largest[:] = np.abs(found.updates).max(axis=1, initial=0.0)
+            found.diverged[:] |= ~np.isfinite(found.largest)
+            return found
     if residuals is not None:
         found.vectors[RESIDUAL] = np.zeros_like(found.updates)
     for row, index in enumerate(indices[: len(found)]):
@@ -78,7 +89,7 @@ def _read(
             tied[RESIDUAL] = residuals.file.read(rows[index])
         try:
             sent = encode_parts(
-                {UPDATE: encoding.name}, {UPDATE: found.updates[row]}, tasks.seed[index], tied
+                {UPDATE: encoding.name}, {UPDATE: found.updates[row]}, tasks.seed[index], tied, clip
             )
         except DivergedError:  # the encoding cannot hold it
             found.diverged[row] = True
@@ -87,6 +98,8 @@ def _read(
         if tied_to.factors:
             tied_to.follow(found.vectors[TIED][row], update - found.updates[row])
         found.updates[row] = update
+        if sent.clipped:
+            found.vectors[CLIPPED][row] = 1.0
         found.largest[row] = encoding.check(sent.contents[UPDATE], size)
         if residuals is not None:
             found.vectors[RESIDUAL][row] = sent.tied[RESIDUAL]

@@ -10,6 +10,7 @@ from fleetlearn_coordinator.aggregation.reports import PartColumn, ReportColumns
 from fleetlearn_protocol.messages import UPDATE, Evaluation
 from numpy.typing import NDArray
 
+from fleetlearn_simulator.fleet.clipped_updates import CLIPPED
 from fleetlearn_simulator.fleet.update_file import UpdateFile
 from fleetlearn_simulator.training.trained_devices import LARGE_UPDATE, TrainedDevices
 
@@ -47,6 +48,9 @@ def reports_of(
         staleness=staleness,
         evaluations=[row.model for row in measured],
         personal=[row.personal for row in measured],
+        clipped=found.vectors[CLIPPED][:, 0].astype(bool).tolist()
+        if CLIPPED in found.vectors
+        else (),
     )
 
 
