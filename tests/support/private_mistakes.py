@@ -9,10 +9,11 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
+from fleetlearn_coordinator.aggregation import open_round
 from fleetlearn_coordinator.aggregation.exact_mean import add_up
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.aggregation.privacy import release as releases
-from fleetlearn_coordinator.aggregation.privacy.release import Released, release
+from fleetlearn_coordinator.aggregation.privacy.round_release import RoundRelease
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_protocol.messages import UPDATE
 
@@ -21,12 +22,10 @@ class DividedByWhoCame(OpenRound):
     """The mean is of the reports that came, and the noise in it that of a mean of ``goal``: with
     one report in ten, a device's part is ten times as large, and the noise is not."""
 
-    def _release(self) -> Released | None:
-        rules, state = self.rules.privacy, self.state.privacy
-        assert rules is not None
-        assert state is not None
-        came = rules.goal / len(self)
-        return release(rules, state, add_up(self.sums.states[UPDATE]) * came)
+    def _release(self) -> RoundRelease | None:
+        assert self.rules.privacy is not None
+        with _sum_times(self.rules.privacy.goal / len(self)):
+            return super()._release()
 
 
 class ClippedAfterAveraging(OpenRound):
@@ -35,13 +34,20 @@ class ClippedAfterAveraging(OpenRound):
     def add(self, reports: ReportColumns) -> None:
         super().add(replace(reports, weighed=()))  # so that no norm is looked at
 
-    def _release(self) -> Released | None:
+    def _release(self) -> RoundRelease | None:
         rules, state = self.rules.privacy, self.state.privacy
         assert rules is not None
         assert state is not None
         total = add_up(self.sums.states[UPDATE])
         norm = float(np.linalg.norm(total)) / (rules.goal * rules.largest_weight)
-        return release(rules, state, total * min(1.0, state.clip / max(norm, 1e-30)))
+        with _sum_times(min(1.0, state.clip / max(norm, 1e-30))):
+            return super()._release()
+
+
+@contextmanager
+def _sum_times(factor: float) -> Iterator[None]:
+    with patch.object(open_round, "add_up", lambda total: factor * add_up(total)):
+        yield
 
 
 @contextmanager

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.plan.plan import Plan
-from fleetlearn_coordinator.privacy.budget import Segment, spent
+from fleetlearn_coordinator.privacy.accounting import sensitivity
 from fleetlearn_simulator.audit.canary_devices import Guesses
 from fleetlearn_simulator.audit.canary_run import (
     CanaryAttack,
     RoundOpener,
+    accounted_epsilon,
     audit_rules,
     observe,
     place_canaries,
@@ -44,20 +45,10 @@ def private_plan(round_: dict[str, Any] | None = None, **privacy: Any) -> Plan:
     return Plan.read(tables, Path())
 
 
-def accounted(plan: Plan, releases: int = ROUNDS) -> float:
-    assert plan.privacy is not None
+def accounted(plan: Plan) -> float:
     rules = plan.round_rules(manifest()).privacy
     assert rules is not None
-    segment = Segment(
-        rules.mechanism,
-        rules.noise,
-        rules.clip,
-        rules.separation,
-        rules.participations,
-        rules.largest_weight,
-        releases=releases,
-    )
-    return spent([segment], plan.privacy.delta)
+    return accounted_epsilon(plan, rules, ROUNDS)
 
 
 def attacked(
@@ -66,11 +57,13 @@ def attacked(
     return run_canaries(plan, manifest(), settings, open_round)
 
 
+CORRELATED = sensitivity("dp-ftrl", ROUNDS, 2, 2, ROUNDS)
 PLANS = {
     "gaussian": private_plan(),
     "weights": private_plan({"weighting": "examples", "max_weight": 7}),
     "separation": private_plan(noise=2 * 2**0.5, separation=2),
     "adaptive": private_plan(clip_quantile=0.5),
+    "dp-ftrl": private_plan(mechanism="dp-ftrl", separation=2, noise=2 * CORRELATED),
     "asynchronous": private_plan({"participation": "asynchronous", "concurrency": 2400}),
 }
 

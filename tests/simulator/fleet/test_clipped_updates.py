@@ -74,7 +74,9 @@ def test_larger_rows_than_a_device_adds_together_are_refused() -> None:
         clip_rows(np.ones((1, SLAB + 1), np.float32), CLIP)
 
 
-@pytest.mark.parametrize("name", ["float32", "float16", "int8", "int4", "topk-0.25", "topk-0.25-int8"])
+@pytest.mark.parametrize(
+    "name", ["float32", "float16", "int8", "int4", "topk-0.25", "topk-0.25-int8"]
+)
 def test_what_is_sent_is_within_the_bound_in_every_encoding(name: str) -> None:
     rows = updates(60)
     encoding = find_encoding(name)
