@@ -170,6 +170,7 @@ def coordinator(
     tls: bool = False,
     bundle: Path | None = None,
     local: str = "",
+    tables: str = "",
     **service: Any,
 ) -> Iterator[Server]:
     """A real ``fleetlearn-coordinator serve`` on a bundle of ``size`` parameters: its rounds wait
@@ -180,7 +181,8 @@ def coordinator(
     ``deadline``, if not of all devices. ``late``: as in the plan, of synchronous rounds.
     ``enrolled``: the devices d0, d1 and so on, which connect with ``credential_of`` them; 0:
     whoever comes. ``bundle``: a real one, if the devices train. ``local``: lines of the plan's
-    table of that name. ``service``: settings of its process, as TOML.
+    table of that name. ``tables``: further tables of the plan. ``service``: settings of its
+    process, as TOML.
     """
     with scratch() as folder:
         if bundle is None:
@@ -201,7 +203,7 @@ def coordinator(
             "minimum": devices if minimum is None else minimum,
             "participation": participation,
         }
-        plan.write_text(PLAN.format(**values_of_plan, encoding=encoding))
+        plan.write_text(PLAN.format(**values_of_plan, encoding=encoding) + tables)
         values = {"port": 0, "heartbeat": 60.0, **service}
         lines = [f"{key} = {value}" for key, value in values.items()]
         if enrolled:

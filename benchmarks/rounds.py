@@ -90,10 +90,11 @@ def fleetlearn(
     enrolled: bool = False,
     beside: Callable[[_servers.Server], AbstractContextManager[None]] | None = None,
     service: Mapping[str, Any] | None = None,
+    tables: str = "",
 ) -> tuple[dict[str, float], Gaps]:
     """Figures of the coordinator, and how long it took between rounds. ``enrolled``: whether the
     devices have credentials. ``beside``: a context that is open meanwhile. ``service``: further
-    settings of its process, as TOML."""
+    settings of its process, as TOML. ``tables``: further tables of the plan."""
     update = _websocket_device.make_update(size, encoding=find_encoding(encoding))
     log = _websocket_device.Log()
     total = WARM + rounds + 1
@@ -112,6 +113,7 @@ def fleetlearn(
         asynchronous=asynchronous,
         encoding=encoding,
         enrolled=devices if enrolled else 0,
+        tables=tables,
         **(service or {}),
     ) as server:
         watch = Watch(server.pid, rounds)

@@ -85,10 +85,12 @@ def release(rules: PrivacyRules, state: PrivacyState, total: NDArray[np.float64]
     raised = (1 + slack(noise, total.size)) * (1 + mechanism.slack(rules, total.size))
     sigma = noise * rules.largest_weight * state.clip * raised
     grid = ldexp(1.0, frexp(sigma)[1] - 1 - GRID_BITS)
-    steps = np.rint(total / grid).astype(np.int64)
+    scaled = total / grid  # exact: the grid is a power of two
+    steps = np.rint(scaled, out=scaled).astype(np.int64)
     secret = noise_secret(state, "mean", steps, sigma=sigma, mechanism=rules.mechanism)
     drawn = mechanism.draw(rules, sigma / grid, secret, state.buffers, total.size)
-    mean = (steps + drawn.noise).astype(np.float64)
+    steps += drawn.noise
+    mean = steps.astype(np.float64)
     mean *= grid / (rules.goal * rules.largest_weight)
     after = replace(state, releases=state.releases + 1, buffers=drawn.buffers)
     return Released(mean, after)
