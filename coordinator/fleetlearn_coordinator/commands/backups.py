@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,10 @@ from fleetlearn_coordinator.service.backup_manifest import (
     BackupManifest,
     verify_backup,
 )
+from fleetlearn_coordinator.service.training_run.private_budget import (
+    count_releases as count_made_elsewhere,
+)
+from fleetlearn_coordinator.storage.identities import COMMAND
 
 app = typer.Typer()
 AsJson = Annotated[bool, typer.Option("--json", help="Print the backup's manifest as JSON.")]
@@ -98,7 +103,39 @@ def restore(
         if manifest.service not in (None, manifest.serve):
             words += ["--service", str(target / str(manifest.service))]
         say(f"once the original is stopped for good: {' '.join(words)}")
+    for run in manifest.runs:
+        if run.releases is not None:
+            say(
+                f"run {run.name} is private: before it is served, say how many releases the "
+                f"original has made since this backup, which has {run.releases}. They count "
+                f"towards epsilon: fleetlearn-coordinator count-releases {target / run.data} NUMBER"
+            )
     say("what was revoked after the backup was made is to be revoked again")
+
+
+@app.command()
+def count_releases(
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA_DIR", help="The data directory of the copy, or its store's URL."
+        ),
+    ],
+    number: Annotated[
+        int,
+        typer.Argument(
+            help="How many releases the original has made since; if nobody knows, the most.", min=0
+        ),
+    ],
+) -> None:
+    """Let a copy of a private run be served: count what the original has released since it was
+    copied. Those releases stay counted."""
+    with expected_errors():
+        account = count_made_elsewhere(data, number, time.time(), COMMAND)
+    left = "" if account.left is None else f"; {account.left} more are within the budget"
+    of = "" if account.budget is None else f" of {account.budget:g}"
+    epsilon = f"epsilon {account.epsilon:.4g}{of} at delta {account.delta:g}"
+    print(f"{account.releases} releases in all, {epsilon}{left}")
 
 
 def _about(run: BackedUpRun) -> str:

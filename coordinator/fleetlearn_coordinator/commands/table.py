@@ -60,6 +60,7 @@ GROUPS: dict[str, tuple[Listed, ...]] = {
     "Keep": (
         Listed("backup", "backups", "Copy a run or a host, also while it is served"),
         Listed("restore", "backups", "Write a backup's content, to be served from"),
+        Listed("count-releases", "backups", "Count what a private copy's original released"),
     ),
     "Let in and keep out": (
         Listed("enrol", "identities", "Print a token that enrols devices"),

@@ -1,6 +1,6 @@
 """What a run has spent of its privacy budget, and how many releases are left.
 
-A *segment* is a stretch of a run whose releases were made under the same parameters: a changed plan
+A *segment* is a stretch of a run whose releases were made under the same rules: a changed plan
 begins another one. Each kind of noise here is Gaussian, and Gaussian mechanisms compose exactly: a
 device's contributions move what a segment releases by at most ``Segment.mu`` standard deviations of
 its noise, and all segments together by the root of the sum of the squares (Dong, Roth and Su 2022,
@@ -19,25 +19,26 @@ import msgspec
 from fleetlearn_coordinator.aggregation.privacy.rules import Mechanism
 from fleetlearn_coordinator.privacy.accounting import gaussian_epsilon, sensitivity
 
+MOST = 2**20
+"""Releases up to which it is looked how many are left."""
+
 
 class Segment(msgspec.Struct, frozen=True):
-    """Releases that were made one after the other under the same parameters."""
+    """Releases that were made one after the other under the same rules."""
 
     mechanism: Mechanism
     noise: float
     """The noise multiplier: standard deviation of the noise of one release, in units of the most
     that one device adds to the sum."""
-    clip: float
-    """The clip norm of the plan, with which the segment began."""
     separation: int
     """Least number of releases from one participation of a device to its next."""
     participations: int
     """Most releases of the segment that one device takes part in."""
-    largest_weight: int = 1
-    """Most that one update weighs."""
-    slack: float = 0.0
-    """By how much rounding makes the sensitivity larger, as a fraction, where the noise does not
-    contain it already."""
+    planned: int
+    """Releases for which correlated noise was made: the plan's stop.rounds."""
+    rules: str = ""
+    """A name of all rules of the releases: the segment ends where any of them changes. Empty: it
+    has ended, whatever the rules are."""
     releases: int = 0
     """How many were made."""
 
@@ -47,8 +48,8 @@ class Segment(msgspec.Struct, frozen=True):
         their noise."""
         if not self.releases:
             return 0.0
-        moved = sensitivity(self.mechanism, self.releases, self.separation, self.participations)
-        return moved * (1.0 + self.slack) / self.noise
+        limits = self.separation, self.participations
+        return sensitivity(self.mechanism, self.releases, *limits, self.planned) / self.noise
 
     def after(self, releases: int) -> Segment:
         """Return the segment after this many more releases."""
@@ -61,27 +62,31 @@ def releases_of(segments: Sequence[Segment]) -> int:
 
 
 def spent(segments: Sequence[Segment], delta: float) -> float:
-    """Return the epsilon that these releases have spent at ``delta``. Before the first one: 0."""
+    """Return the epsilon that these releases have spent at ``delta``. Before the first one: 0.
+    Raises PrivacyError where the extra ``privacy`` is not installed."""
     mu = hypot(*(segment.mu for segment in segments))
     return gaussian_epsilon(mu, delta) if mu else 0.0
 
 
-def releases_left(segments: Sequence[Segment], epsilon: float, delta: float, most: int) -> int:
+def spent_after(segments: Sequence[Segment], releases: int, delta: float) -> float:
+    """Return the epsilon that is spent after this many more releases of the last segment's kind."""
+    return spent([*segments[:-1], segments[-1].after(releases)], delta)
+
+
+def releases_left(
+    segments: Sequence[Segment], epsilon: float, delta: float, most: int = MOST
+) -> int:
     """Return how many more releases of the last segment's kind keep what is spent at or below
     ``epsilon``: from 0 to ``most``. More releases may cost nothing, once no device may take part
     again."""
-
-    def fits(releases: int) -> bool:
-        return spent([*segments[:-1], segments[-1].after(releases)], delta) <= epsilon
-
-    if not fits(1):
-        return 0
-    if fits(most):
-        return most
-    good, bad = 1, most
+    good, bad = 0, 1
+    while spent_after(segments, min(bad, most), delta) <= epsilon:
+        if bad >= most:
+            return most
+        good, bad = bad, 2 * bad
     while bad - good > 1:
         middle = (good + bad) // 2
-        if fits(middle):
+        if spent_after(segments, middle, delta) <= epsilon:
             good = middle
         else:
             bad = middle
@@ -89,9 +94,48 @@ def releases_left(segments: Sequence[Segment], epsilon: float, delta: float, mos
 
 
 def begin_segment(segments: Sequence[Segment], new: Segment) -> list[Segment]:
-    """Return the segments with which releases go on under the parameters of ``new``, which counts
-    no release: the last one goes on where its parameters are the same, also if it is empty. An
-    empty one with others is left out."""
-    if segments and msgspec.structs.replace(segments[-1], releases=0) == new:
-        return [*segments]
-    return [*(segment for segment in segments if segment.releases), new]
+    """Return the segments with which releases go on under the rules of ``new``, which counts no
+    release: the last one that has any goes on where its rules are the same."""
+    kept = [segment for segment in segments if segment.releases]
+    if kept and msgspec.structs.replace(kept[-1], releases=0) == new:
+        return kept
+    return [*kept, new]
+
+
+class PrivacyAccount(msgspec.Struct, frozen=True):
+    """What a run has spent of its budget: kept in its ledger, and shown to people."""
+
+    segments: list[Segment]
+    """The last one goes on."""
+    delta: float
+    budget: float | None
+    """The plan's epsilon. None: the plan states a noise, and no budget."""
+    epsilon: float
+    """What all releases have spent at ``delta``."""
+    left: int | None
+    """How many more releases are within the budget. None: any number."""
+
+    @property
+    def releases(self) -> int:
+        """How many releases were made."""
+        return releases_of(self.segments)
+
+    def after_release(self) -> PrivacyAccount:
+        """Return the account after one more release."""
+        return PrivacyAccount(
+            [*self.segments[:-1], self.segments[-1].after(1)],
+            self.delta,
+            self.budget,
+            spent_after(self.segments, 1, self.delta),
+            None if self.left is None else max(0, self.left - 1),
+        )
+
+
+def make_account(segments: Sequence[Segment], budget: float | None, delta: float) -> PrivacyAccount:
+    """Return the account of a run whose releases go on in the last of these segments. Raises
+    PrivacyError where the extra ``privacy`` is not installed."""
+    # Asked for in any case, so that a missing extra is said at the start.
+    gaussian_epsilon(1.0, delta)
+    epsilon = spent(segments, delta)
+    left = None if budget is None else releases_left(segments, budget, delta)
+    return PrivacyAccount([*segments], delta, budget, epsilon, None if left == MOST else left)

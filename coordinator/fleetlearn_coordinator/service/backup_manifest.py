@@ -46,6 +46,8 @@ class BackedUpRun(msgspec.Struct, frozen=True):
     """Accepted updates of open rounds that are in spool files alone."""
     given_up: bool
     """Whether a start gives up the open round."""
+    releases: int | None = None
+    """How many releases a private run had made. None: the run is not private."""
 
 
 class BackupManifest(msgspec.Struct, frozen=True):

@@ -120,6 +120,7 @@ class HostedRun:
     def begin(self, pending: Sequence[Command]) -> None:
         """Serve the run. ``pending``: what ``Run.resume`` returned."""
         self.server.run.roll_backs.log_last()
+        self.server.run.budget.log_changes()
         call = self.server.loop.call_soon_threadsafe
         self._store.write_beside(call, self.server.gate.begin, self._cannot_write)
         self.server.start(pending)

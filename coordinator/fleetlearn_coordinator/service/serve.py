@@ -6,10 +6,10 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.command_line import refuse_in_loop, stop_signals
@@ -126,6 +126,7 @@ async def running(
         try:
             if identities is not None:
                 run.server.run.roll_backs.audit = partial(_log_roll_back, identities, plan.name)
+                run.server.run.budget.audit = partial(_log_privacy, identities, plan.name)
             async with (
                 host,
                 administrators_port(service, host, plan) as live,
@@ -172,6 +173,10 @@ def _log(identities: Identities | None, what: str, plan: Plan, run: HostedRun) -
 def _log_roll_back(identities: Identities, plan: str, request: RollBack, made: ModelMade) -> None:
     about = {"plan": plan, "version": request.version, "as": made.version, "who": request.who}
     identities.log_once(made.at, "rolled back", about)
+
+
+def _log_privacy(identities: Identities, plan: str, at: float, about: Mapping[str, Any]) -> None:
+    identities.log_once(at, "privacy changed", {"plan": plan, **about})
 
 
 def check_places(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from typing import Any
@@ -304,6 +304,7 @@ class HostedRuns:
         self._canaries.add(number, run.server)
         try:
             run.server.run.roll_backs.audit = partial(self._log_roll_back, wanted.name)
+            run.server.run.budget.audit = partial(self._log_privacy, wanted.name)
             if self.live is not None:
                 self.live.add_run(wanted.name, run.server)
             if self.monitor is not None:
@@ -456,6 +457,10 @@ class HostedRuns:
         if self._identities is not None:
             identities = self._identities
             self._write(lambda: log_operations(self._wanted, identities))
+
+    def _log_privacy(self, name: str, at: float, about: Mapping[str, Any]) -> None:
+        if self._identities is not None:
+            self._identities.log_once(at, "privacy changed", {"run": name, **about})
 
     def _log_roll_back(self, name: str, request: RollBack, made: ModelMade) -> None:
         if self._identities is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -37,6 +38,7 @@ from fleetlearn_coordinator.storage.file_blobs import (
 )
 from fleetlearn_coordinator.storage.file_held_out import HELD_OUT
 from fleetlearn_coordinator.storage.file_requests import EVALUATION, ROLL_BACK
+from fleetlearn_coordinator.storage.ledger import PRIVACY, PRIVACY_COPIED
 from fleetlearn_coordinator.storage.lock import LOCK, is_locked
 from fleetlearn_coordinator.storage.run_storage import CopiedRun
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
@@ -67,6 +69,8 @@ class _Rows(NamedTuple):
     sum: tuple[int, int] | None
     """Its bytes and CRC-32. None: an earlier version of fleetlearn did not write them down."""
     open_round: int | None
+    releases: int | None
+    """How many releases a private run has made. None: the run is not private."""
 
 
 def copy_run(folder: Path, target: Path) -> CopiedRun:
@@ -153,7 +157,9 @@ class _Copy:
         if layout is not None and crc32 is not None:
             sizes = (np.dtype(dtype).itemsize * size for _, dtype, size in json.loads(layout))
             found = sum(sizes), crc32
-        return _Rows(models, updates, turn, found, round and int(round[0]))
+        account = json.loads(meta.get(PRIVACY) or "null")
+        releases = account and sum(segment["releases"] for segment in account["segments"])
+        return _Rows(models, updates, turn, found, round and int(round[0]), releases)
 
     def take_models(self, rows: _Rows) -> list[Path]:
         """Copy the models that are kept, the newest first. Returns those that vanished meanwhile
@@ -228,6 +234,11 @@ class _Copy:
                 path.unlink()
         with closing(connect(self.target / DATABASE)) as db, db.transaction():
             db.execute("UPDATE meta SET value=NULL WHERE key='live'")  # of the original's process
+            # What a private original releases from now on is not in the copy.
+            db.execute(
+                "INSERT OR REPLACE INTO meta SELECT ?, ? FROM meta WHERE key=? AND value NOTNULL",
+                (PRIVACY_COPIED, time.time(), PRIVACY),
+            )
             if given_up:
                 # Reports that came before their round, whose updates could not be copied either.
                 db.execute(
@@ -241,7 +252,7 @@ class _Copy:
         if newest is not None:
             self._check_newest(newest, rows.models[newest])
         sha256 = None if newest is None else rows.models[newest]
-        return CopiedRun(newest, sha256, rows.open_round, len(wanted), given_up)
+        return CopiedRun(newest, sha256, rows.open_round, len(wanted), given_up, rows.releases)
 
     def _check_newest(self, version: int, sha256: str) -> None:
         path = model_path(self.folder, version)

@@ -16,6 +16,9 @@ ROUNDS_KEPT = 100
 """Closed rounds whose tasks and reports are kept. Of older rounds only the summary is kept."""
 DEVICES_KEPT = 200_000
 """Devices whose activity is kept, those that were seen last. More are kept for some rounds."""
+PRIVACY, PRIVACY_COPIED = "privacy", "privacy_copied"
+"""Keys of the metadata of a private run: what it has spent of its budget, as JSON; and when this
+copy of it was made (Unix time), until somebody has said what was released since."""
 EXCHANGES_KEPT = 100
 """Series of exchanges of a kind whose answers are kept. Of older ones only the summaries are
 kept."""

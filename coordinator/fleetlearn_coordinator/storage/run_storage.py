@@ -28,6 +28,8 @@ class CopiedRun(NamedTuple):
     given_up: bool
     """Whether a start gives up the open round: its updates came and went faster than they could be
     copied."""
+    releases: int | None = None
+    """How many releases a private run had made. None: the run is not private."""
 
 
 class RunStorage(Protocol):

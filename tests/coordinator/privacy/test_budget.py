@@ -10,6 +10,7 @@ import pytest
 from fleetlearn_coordinator.privacy.budget import (
     Segment,
     begin_segment,
+    make_account,
     releases_left,
     releases_of,
     spent,
@@ -21,7 +22,7 @@ DELTA = 1e-6
 
 
 def segment(noise: float = 1.0, releases: int = 0, **more: Any) -> Segment:
-    usual: dict[str, Any] = {"mechanism": "gaussian", "clip": 1.0, "separation": 1}
+    usual: dict[str, Any] = {"mechanism": "gaussian", "separation": 1, "planned": 100}
     usual["participations"] = 10_000
     return Segment(noise=noise, releases=releases, **(usual | more))
 
@@ -44,8 +45,6 @@ def segment(noise: float = 1.0, releases: int = 0, **more: Any) -> Segment:
         ([segment(4.0, 16, separation=4, participations=1)], 1.0607),
         # mu^2 = 4 / 64 + 3 / 16 = 1 / 4, a device's cap being counted in each segment
         ([segment(8.0, 4, participations=4), segment(4.0, 9, participations=3)], 2.2541),
-        # rounding that makes the sensitivity half as large again
-        ([segment(3.0, 1, slack=0.5)], 2.2541),
         ([segment(4.0, 4, mechanism="local")], 2.2541),
     ],
 )
@@ -74,15 +73,23 @@ def test_no_release_costs_more_once_no_device_may_take_part_again() -> None:
     assert releases_left([done], 2.26, DELTA, 500) == 500
 
 
-def test_a_segment_goes_on_under_the_same_parameters() -> None:
+def test_a_segment_goes_on_under_the_same_rules() -> None:
     first, other = segment(4.0, 3), segment(2.0)
     assert begin_segment([], segment(4.0)) == [segment(4.0)]
     assert begin_segment([first], segment(4.0)) == [first]
     assert begin_segment([first], other) == [first, other]
-    # A plan that was changed twice before a release was made.
+    # A plan that was changed, and changed back before a release was made.
     assert begin_segment([first, other], segment(3.0)) == [first, segment(3.0)]
-    # After a restored backup, an empty segment follows one with the same parameters, and stays.
-    assert begin_segment([first, segment(4.0)], segment(4.0)) == [first, segment(4.0)]
+    assert begin_segment([first, other], segment(4.0)) == [first]
+    assert begin_segment([first, other.after(1)], segment(4.0))[2:] == [segment(4.0)]
+
+
+def test_a_segment_that_has_ended_does_not_go_on() -> None:
+    ended = segment(4.0, 3, rules="")
+    assert begin_segment([ended, segment(4.0, rules="a")], segment(4.0, rules="a")) == [
+        ended,
+        segment(4.0, rules="a"),
+    ]
 
 
 PARAMETERS = st.builds(
@@ -121,3 +128,20 @@ def test_releases_left_are_all_that_fit(
     after = [spent([*segments[:-1], segments[-1].after(n)], DELTA) for n in range(most + 2)]
     assert left == most or after[left + 1] > epsilon
     assert left == 0 or after[left] <= epsilon
+
+
+def test_an_account_counts_its_releases() -> None:
+    account = make_account([segment(4.0)], 4.8866, DELTA)
+    assert (account.epsilon, account.left, account.releases) == (0.0, 16, 0)
+    for _ in range(16):
+        account = account.after_release()
+    assert (account.left, account.releases) == (0, 16)
+    assert account.epsilon == pytest.approx(4.8866, abs=1e-4)
+    assert account.epsilon <= 4.8866
+    again = make_account(account.segments, account.budget, account.delta)
+    assert again == account
+    assert make_account(account.segments, 2.0, DELTA).left == 0  # a smaller budget
+    assert make_account(account.segments, 9.0, DELTA).left > 0  # type: ignore[operator]
+    assert make_account(account.segments, None, DELTA).left is None
+    # No device may take part once more: further releases cost nothing.
+    assert make_account([segment(4.0, participations=16)], 4.8866, DELTA).left is None

@@ -24,6 +24,7 @@ from fleetlearn_coordinator.service.observers import (
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.training_run.kept_models import KeptModels
 from fleetlearn_coordinator.service.training_run.participations import participation_rows
+from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget
 from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
 from fleetlearn_coordinator.service.training_run.roll_back import RestoredModel, RollBacks
 from fleetlearn_coordinator.service.training_run.round_reports import RoundReports
@@ -69,6 +70,7 @@ class RoundWork:
         models: RunModels,
         reports: RoundReports,
         roll_backs: RollBacks,
+        budget: PrivateBudget,
         selection: RememberedSelection | None,
         observers: Observers,
         record: Record,
@@ -76,7 +78,7 @@ class RoundWork:
         """``record``: the run's."""
         self.plan, self.engine, self.store, self.observers = plan, engine, store, observers
         self.models, self.reports, self.roll_backs = models, reports, roll_backs
-        self.selection, self.record = selection, record
+        self.budget, self.selection, self.record = budget, selection, record
         self.held_out: HeldOut | None = None
         """What measures the models on held-out data, if the plan names some."""
         asked_for = roll_backs.versions_asked_for
@@ -136,7 +138,8 @@ class RoundWork:
         there = self.store.blobs.model_versions()
         dropped = self.kept.dropped_after(there, version, min(needed), summary)
         tied = self.reports.tied if self.plan.tied else {}
-        decided = RoundToCommit(number, summary, now.wall, base, bases, dropped, tied)
+        account = self.budget.account
+        decided = RoundToCommit(number, summary, now.wall, base, bases, dropped, tied, account)
         self._to_commit = partial(self._writer.commit, decided, self.reports.round)
 
     def _end_commit(self, new: WrittenRound, now: Clocks) -> list[Command]:
@@ -146,6 +149,7 @@ class RoundWork:
         self.store.write([*model.rows, *participation_rows(self.engine)])
         self.models.begin_version(model.state, model.forms, self.engine.oldest_version())
         self.reports.end(model.state)
+        self.budget.account = new.account
         if new.forgets_tied:
             self.observers.tell([TiedVectorsReset(self.plan.local.algorithm)])
         self.observers.tell([RoundEnded(new.number, "committed", version, summary, "")])

@@ -54,6 +54,7 @@ from fleetlearn_coordinator.service.training_run.finish import finish_rows, met_
 from fleetlearn_coordinator.service.training_run.load_state import load_or_begin
 from fleetlearn_coordinator.service.training_run.participations import take_up_participations
 from fleetlearn_coordinator.service.training_run.plan_changes import look_at_plan
+from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget
 from fleetlearn_coordinator.service.training_run.remembered_pace import pace_rows, restore_pace
 from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
 from fleetlearn_coordinator.service.training_run.resume import GivenUp, take_up_rounds
@@ -106,6 +107,7 @@ class Run:
             text = "the plan has changed since the run was served last: %s"
             self.log.info(text, "; ".join(changes))
         rules = plan.round_rules(bundle.manifest)
+        self.budget = PrivateBudget(plan, rules.privacy, store, now.wall, self.log)
         newest = load_or_begin(plan, rules, bundle, store, now.wall, self.log)
         self.models = RunModels(plan, hyper, store, newest)
         self.reports = RoundReports(rules, bundle.manifest, store, newest)
@@ -117,10 +119,11 @@ class Run:
         """Payload of updates received and of content sent, since the last round closed."""
         self._opened = now.engine
         self.engine = Engine(
-            plan.engine_settings(heartbeat),
+            plan.engine_settings(heartbeat)._replace(budget=self.budget.limit),
             prefix=f"{store.run}-",
             version=newest.version,
             round=store.ledger.last_round(),
+            releases=self.budget.releases,
         )
         participations = take_up_participations(rules.privacy, self.engine, store.ledger)
         restore_pace(self.engine.pace, store.ledger, *now)
@@ -136,6 +139,7 @@ class Run:
             self.models,
             self.reports,
             self.roll_backs,
+            self.budget,
             self.selection,
             self.observers,
             self.record,
@@ -157,7 +161,7 @@ class Run:
         if finish is not None:
             self.engine.phase, self.engine.finishing = Phase.FINISHED, finish
         finished = self._finish(None if self.engine.ends_with_exchanges else finish)
-        self.store.write([row, *participations, *finished])
+        self.store.write([row, *self.budget.rows, *participations, *finished])
 
     @property
     def where(self) -> str:

@@ -8,7 +8,6 @@ secret does, and a model's file is given to people.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,6 +23,7 @@ from fleetlearn_coordinator.aggregation.privacy.release import begin
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.aggregation.privacy.sealed import seal, unseal
 from fleetlearn_coordinator.aggregation.privacy.state import PrivacyState
+from fleetlearn_coordinator.plan.privacy_budget import digest_of
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.ledger import Ledger, Metadata, Row
 from fleetlearn_coordinator.storage.stored_json import decode
@@ -42,11 +42,6 @@ class SavedPrivacy(msgspec.Struct, frozen=True):
     began: int
     rules: str
     """The digest of the rules that it was made under."""
-
-
-def digest_of(rules: PrivacyRules) -> str:
-    """Return a name of these rules, the same in every process."""
-    return hashlib.sha256(msgspec.json.encode(rules, order="sorted")).hexdigest()
 
 
 def privacy_rows(rules: PrivacyRules | None, state: PrivacyState | None) -> list[Row]:
@@ -110,3 +105,14 @@ def _unseal(sealed: NDArray[Any], secret: bytes, name: str) -> NDArray[np.int64]
     except ValueError as error:
         text = f"the newest model's file: {error}; put the data directory back from a backup"
         raise StoreError(Code.WRONG_HASH, text) from None
+
+
+def end_noise(ledger: Ledger, releases: int) -> list[Row]:
+    """Return the rows with which the next start begins correlated noise from the beginning, as the
+    first release after this many. Raises StoreError (damaged)."""
+    saved = ledger.get(STATE)
+    if saved is None:
+        return []
+    found = decode(saved, SavedPrivacy, "what the database says of the releases")
+    ended = msgspec.structs.replace(found, releases=releases, rules="")
+    return [Metadata(STATE, msgspec.json.encode(ended).decode())]

@@ -13,6 +13,8 @@ from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.aggregation.sent_models import Forms
+from fleetlearn_coordinator.privacy.budget import PrivacyAccount
+from fleetlearn_coordinator.service.training_run.private_budget import account_row, summary_of
 from fleetlearn_coordinator.service.training_run.run_models import RunModels
 from fleetlearn_coordinator.service.training_run.saved_privacy import privacy_rows, tensors_of
 from fleetlearn_coordinator.service.training_run.saved_tied_sum import row_of
@@ -46,6 +48,8 @@ class WrittenRound(NamedTuple):
     summary: dict[str, Any]
     forgets_tied: bool
     """Whether c or h, and what devices keep for it, begin again from zeros."""
+    account: PrivacyAccount | None = None
+    """What a private run has spent with this release."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class RoundToCommit:
     """The versions that are not kept any more."""
     tied: Mapping[str, str]
     """Device -> its last task whose report counts, where devices keep tied vectors."""
+    account: PrivacyAccount | None = None
+    """What a private run has spent before this release."""
 
 
 class ModelWriter:
@@ -87,6 +93,10 @@ class ModelWriter:
         diverged), StoreError (the disk is full), OSError."""
         number = decided.number
         state, summary = round.commit(number, decided.summary, decided.base)
+        account = None if decided.account is None else decided.account.after_release()
+        if account is not None:
+            released = summary.get("privacy", {}) | summary_of(account)
+            summary = {**summary, "privacy": released}
         made = ModelMade(state.version, state.digest, number, decided.at)
         forms = self._models.make_forms(state.model, decided.bases)
         # Asked as each file is removed: somebody may ask for a version while this thread computes.
@@ -102,7 +112,11 @@ class ModelWriter:
             rows += [TiedVectorsCounted(*pair) for pair in decided.tied.items()]
         if self._rules.devices is not None:
             rows.append(row_of(state.tied_sum))
-        return WrittenRound(number, WrittenModel(state, forms, rows), summary, forgets_tied)
+        if account is not None:  # in the batch that makes the model count
+            rows.append(account_row(account))
+        return WrittenRound(
+            number, WrittenModel(state, forms, rows), summary, forgets_tied, account
+        )
 
 
 def write_model(

@@ -18,6 +18,7 @@ from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.aggregation.privacy import round_release
 from fleetlearn_coordinator.rounds.commands import Assign
+from fleetlearn_coordinator.service.training_run.private_budget import count_releases
 from fleetlearn_coordinator.service.training_run.saved_privacy import SECRET, STATE
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_coordinator.storage.find_storage import find_storage
@@ -47,7 +48,10 @@ def private_plan(make_plan: PlanMaker, **more: Any) -> Plan:
     return make_plan("dp-fedavg", **(PRIVATE | more))
 
 
-def in_folder(plan: Plan, folder: Path) -> Plan:
+def copied(plan: Plan, folder: Path) -> Plan:
+    """A copy of the run that goes on as its original does."""
+    shutil.copytree(plan.data_dir, folder)
+    count_releases(folder, 0, NOW.wall, "command")
     return msgspec.structs.replace(plan, data_dir=folder)
 
 
@@ -150,8 +154,7 @@ def test_a_kill_between_noise_and_commit_gives_the_same_bits(
     fleet.report(first, update_of(3.0))
     fleet.store.close()
     copy = tmp_path / "copy"
-    shutil.copytree(plan.data_dir, copy)
-    undisturbed = Fleet(in_folder(plan, copy))
+    undisturbed = Fleet(copied(plan, copy))
     undisturbed.run.resume(NOW)
     undisturbed.report(last, update_of(4.0))
     undisturbed.store.close()
@@ -183,8 +186,7 @@ def test_copies_of_a_run_that_go_different_ways_have_independent_noise(
     fleet.store.close()
     moved = []
     for copy, value in (("one", 1.0), ("other", 1.0 + 1e-3)):
-        shutil.copytree(plan.data_dir, tmp_path / copy)
-        own = Fleet(in_folder(plan, tmp_path / copy))
+        own = Fleet(copied(plan, tmp_path / copy))
         own.run.resume(NOW)
         before = newest(own).copy()
         train(own, tasks, [1.0, value])
@@ -221,12 +223,12 @@ def test_a_roll_back_takes_no_release_back_and_no_noise_occurs_twice(make_plan: 
 def test_the_secret_is_made_once_whenever_a_plan_becomes_private(make_plan: PlanMaker) -> None:
     plain = make_plan(round__goal=GOAL, round__weighting="uniform", local__evaluate=False)
     fleet = Fleet(plain)
-    train(fleet, leases(fleet.check_in("a", "b")), [1.0, 2.0])
+    fleet.check_in("a", "b")  # its round is open, and nothing is released
     assert fleet.store.ledger.get(SECRET) is None
     assert fleet.run.models.newest.privacy is None
     fleet.store.close()
     secrets = []
-    for plan in (private_plan(make_plan), plain, private_plan(make_plan, privacy__noise=2.0)):
+    for plan in (private_plan(make_plan), private_plan(make_plan, privacy__noise=2.0)):
         fleet = Fleet(plan)
         fleet.run.resume(NOW)
         secrets.append(fleet.store.ledger.get(SECRET))

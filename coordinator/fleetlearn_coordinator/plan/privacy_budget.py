@@ -1,0 +1,68 @@
+"""The account of a plan's privacy budget, and what the engine needs of it. The coordinator and the
+simulator both stop by it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
+from fleetlearn_coordinator.plan.privacy_section import PrivacySection
+from fleetlearn_coordinator.privacy.budget import (
+    PrivacyAccount,
+    Segment,
+    begin_segment,
+    make_account,
+    spent_after,
+)
+from fleetlearn_coordinator.rounds.commands import Finish
+from fleetlearn_coordinator.rounds.settings import ReleaseBudget
+
+
+def digest_of(rules: PrivacyRules) -> str:
+    """Return a name of these rules, the same in every process."""
+    return hashlib.sha256(msgspec.json.encode(rules, order="sorted")).hexdigest()
+
+
+def account_of(
+    privacy: PrivacySection, rules: PrivacyRules, before: Sequence[Segment] = ()
+) -> PrivacyAccount:
+    """Return the account of a run with this [privacy], whose rules are ``rules``, after the
+    segments ``before``. Raises PrivacyError where the extra ``privacy`` is not installed."""
+    segment = Segment(
+        rules.mechanism,
+        rules.noise,
+        rules.separation,
+        rules.participations,
+        rules.planned,
+        digest_of(rules),
+    )
+    return make_account(begin_segment(before, segment), privacy.epsilon, privacy.delta)
+
+
+def budget_of(account: PrivacyAccount) -> ReleaseBudget | None:
+    """Return after how many releases the run stops, and why. None: no budget limits them."""
+    if account.budget is None or account.left is None:
+        return None
+    releases = account.releases + account.left
+    spent, beyond = (
+        spent_after(account.segments, account.left + more, account.delta) for more in (0, 1)
+    )
+    spent_text, budget, more = shown(spent, account.budget, beyond)
+    times = "1 release" if releases == 1 else f"{releases} releases"
+    reason = (
+        f"the privacy budget is spent: epsilon {spent_text} of {budget} after {times}; another "
+        f"would make it {more}"
+    )
+    return ReleaseBudget(releases, Finish(reason, "privacy budget", spent, account.budget))
+
+
+def shown(*epsilons: float) -> list[str]:
+    """Return values of epsilon for people, with as many digits as tell them apart."""
+    for digits in range(3, 17):
+        found = [f"{epsilon:.{digits}g}" for epsilon in epsilons]
+        if len({*found}) == len({*epsilons}):
+            break
+    return found
