@@ -18,6 +18,7 @@ import pytest
 from fleetlearn_coordinator.aggregation.privacy import mechanisms
 from fleetlearn_coordinator.aggregation.privacy.release import begin, release
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
+from fleetlearn_coordinator.aggregation.privacy.state import Buffers, Drawn
 from numpy.typing import NDArray
 
 SIZE, GOAL, NOISE = 2**16, 8, 10.0
@@ -73,21 +74,35 @@ def test_the_attack_does_not_break_ours() -> None:
     assert right_guesses(ours) < MOST
 
 
-def naive_draw(
-    rules: PrivacyRules, sigma: float, secret: bytes, buffers: mechanisms.Buffers, size: int
-) -> mechanisms.Drawn:
+def of_floats(
+    rules: PrivacyRules, sigma: float, secret: bytes, buffers: Buffers, size: int
+) -> Drawn:
     """Planted mistake: a sampler of floats in the place of ours."""
     random = np.random.default_rng(int.from_bytes(secret, "little"))
-    return mechanisms.Drawn(random.normal(0.0, sigma, size), {})  # type: ignore[arg-type]
+    return Drawn(random.normal(0.0, sigma, size), {})  # type: ignore[arg-type]
 
 
-def test_a_sampler_of_floats_in_the_place_of_ours_is_found(
+def put_in_place(patch: pytest.MonkeyPatch, draw: Callable[..., Drawn]) -> None:
+    row = mechanisms.MECHANISMS["gaussian"]._replace(draw=draw)
+    patch.setitem(mechanisms.MECHANISMS, "gaussian", row)  # type: ignore[misc]
+
+
+def test_a_sampler_of_floats_cannot_take_the_place_of_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its results are no whole numbers of the grid."""
-    row = mechanisms.MECHANISMS["gaussian"]._replace(draw=naive_draw)
-    monkeypatch.setitem(mechanisms.MECHANISMS, "gaussian", row)  # type: ignore[misc]
-    assert right_guesses(ours) > 0.95
+    put_in_place(monkeypatch, of_floats)
+    with pytest.raises(TypeError, match="'add' output from dtype\\('float64'\\)"):
+        ours(np.zeros(SIZE), 1)
+
+
+def test_a_release_with_noise_of_floats_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a release is ours, its grid too, but for the noise."""
+
+    def mixed(total: NDArray[np.float64], trial: int) -> NDArray[np.float64]:
+        return ours(total, trial) + naive(np.zeros(SIZE), trial)
+
+    put_in_place(monkeypatch, mechanisms.MECHANISMS["local"].draw)  # which adds none
+    assert right_guesses(mixed) > 0.95
 
 
 @pytest.mark.parametrize("value", [0.0, VALUE, 1 / 3, -1e-7])
