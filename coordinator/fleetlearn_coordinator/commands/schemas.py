@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from fleetlearn_coordinator.plan.privacy_statement import PrivacyStatement
 from fleetlearn_coordinator.service.backup_manifest import BackupManifest
 from fleetlearn_coordinator.service.versions import Comparison
 from fleetlearn_coordinator.service.views.records import (
@@ -43,6 +44,7 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
     "audit": (AuditView,),
     "doctor": (list[CheckView],),
     "init": (FilesView,),
+    "privacy": (PrivacyStatement,),
     "enrol": (TokenView,),
     "revoke": (OperationView,),
     "pause": (OperationView,),

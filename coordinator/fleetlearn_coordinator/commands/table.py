@@ -26,6 +26,7 @@ GROUPS: dict[str, tuple[Listed, ...]] = {
         Listed("init", "initial", "Write a commented plan.toml and service.toml"),
         Listed("serve", "serving", "Run a plan's training, or all runs of a host"),
         Listed("doctor", "doctor", "Check what a coordinator needs, and say what to do"),
+        Listed("privacy", "privacy", "Say what a plan's differential privacy comes to"),
         Listed("install-service", "systemd", "Write a systemd service that serves it from boot on"),
         Listed("certificate", "keys", "Make or renew the coordinator's TLS certificate"),
         Listed("device-certificate", "keys", "Make a certificate for a device"),

@@ -251,11 +251,6 @@ def _fixed_size(plan: PlanKeys) -> str:
     return f"privacy.separation = {privacy.separation}"
 
 
-def _times(privacy: PrivacySection, rounds: int) -> int:
-    """Return how many of the run's releases one device can take part in."""
-    return min(privacy.participations, -(-rounds // privacy.separation))
-
-
 POPULATION_RULES = (
     _rule(
         lambda plan, privacy: (
@@ -294,14 +289,14 @@ POPULATION_RULES = (
     _rule(
         lambda plan, privacy: (
             plan.stop.rounds * plan.round.minimum
-            > privacy.population * _times(privacy, plan.stop.rounds)
+            > privacy.population * privacy.most_of(plan.stop.rounds)
         ),
         lambda plan, privacy: (
             f"stop.rounds = {plan.stop.rounds} releases of at least round.minimum = "
             f"{plan.round.minimum} devices need {plan.stop.rounds * plan.round.minimum} "
             f"participations, and privacy.population = {privacy.population} devices have "
-            f"{privacy.population * _times(privacy, plan.stop.rounds)} of them, at most "
-            f"{_times(privacy, plan.stop.rounds)} each: the run could never end. It takes "
+            f"{privacy.population * privacy.most_of(plan.stop.rounds)} of them, at most "
+            f"{privacy.most_of(plan.stop.rounds)} each: the run could never end. It takes "
             "more privacy.participations, or fewer rounds"
         ),
     ),

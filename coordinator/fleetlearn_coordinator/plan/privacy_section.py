@@ -61,3 +61,7 @@ class PrivacySection(Section, frozen=True, kw_only=True):
     metrics_bounds: dict[Name, tuple[Number, Number]] = msgspec.field(default_factory=dict)
     """The measured values that are released, "loss" or metrics of the bundle -> the least and the
     greatest that a device's mean counts as. Default: stop.metric with stop.bounds."""
+
+    def most_of(self, rounds: int) -> int:
+        """Return how many of so many releases one device can take part in."""
+        return min(self.participations, -(-rounds // self.separation))

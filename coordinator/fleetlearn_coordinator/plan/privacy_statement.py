@@ -1,0 +1,348 @@
+"""What a plan's [privacy] promises, computed before anything runs: for
+`fleetlearn-coordinator privacy`."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator
+from functools import partial
+from statistics import NormalDist
+
+import msgspec
+
+from fleetlearn_coordinator.aggregation.privacy.correlated import strategy_of
+from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.plan.privacy_terms import (
+    epsilon_after,
+    privacy_rules,
+    run_sensitivity,
+)
+
+
+class EpsilonRow(msgspec.Struct, frozen=True):
+    """What has been spent after some releases."""
+
+    releases: int
+    epsilon: float
+    """At the plan's delta."""
+    guess: float
+    """The largest probability with which anybody who sees all that the run shows can say whether a
+    device sent its own updates or zeros, where both are as likely before: 0.5 is a coin."""
+    allowed: bool
+    """Whether it is within the budget."""
+
+
+class NoiseRow(msgspec.Struct, frozen=True):
+    """The noise, as a multiplier and in the model's own units."""
+
+    multiplier: float
+    """z: of all that one round releases."""
+    update_multiplier: float
+    """Of the mean of updates alone; larger where the round releases more than that."""
+    on_sum: float
+    """Standard deviation of each element's noise on the sum of a round's updates (local: on one
+    update)."""
+    on_mean: float
+    """The same on the mean, which moves the model: of the noisiest release."""
+    added_up: float | None
+    """The same on the sum of all planned releases' means. None: there are too many to say."""
+    mean_length: float | None
+    """L2 norm of the whole noise on the mean, about. None: the bundle cannot be read."""
+    clip: float
+    """C: the largest L2 norm of an update, and of the mean without noise."""
+    elements: int | None
+    """Of the model, as far as it travels."""
+
+
+class WhatIf(msgspec.Struct, frozen=True):
+    """What another plan would give."""
+
+    change: str
+    epsilon: float
+    """After all planned releases."""
+    on_mean: float
+    """Standard deviation of each element's noise on the mean."""
+
+
+class Enough(msgspec.Struct, frozen=True):
+    """Whether there are enough devices for one thing."""
+
+    what: str
+    needed: int
+    there: int
+
+    @property
+    def holds(self) -> bool:
+        return self.needed <= self.there
+
+
+class PrivacyStatement(msgspec.Struct, frozen=True):
+    """What ``fleetlearn-coordinator privacy`` prints."""
+
+    run: str
+    plan: str
+    """The plan's file."""
+    mechanism: str
+    delta: float
+    budget: float | None
+    """privacy.epsilon."""
+    planned: int
+    """stop.rounds: releases that the run plans."""
+    allowed: int
+    """How many of them are within the budget."""
+    spending: list[EpsilonRow]
+    noise: NoiseRow
+    assumed: list[str]
+    not_protected: list[str]
+    what_if: list[WhatIf]
+    devices: list[Enough]
+    remarks: list[str]
+
+
+def privacy_statement(plan: Plan, elements: int | None) -> PrivacyStatement:
+    """Return what the plan promises. ``elements``: of the bundle's model; None where it is not
+    known.
+
+    Raises PrivacyError without the extra or where no noise can be found. The plan has [privacy]."""
+    privacy = plan.privacy
+    assert privacy is not None
+    rules = privacy_rules(plan, plan.largest_weight)
+    assert rules is not None
+    after = partial(epsilon_after, plan, noise=rules.noise)
+    planned = plan.stop.rounds
+    budget = math.inf if privacy.epsilon is None else privacy.epsilon
+    allowed = bisect_right(range(1, planned + 1), budget, key=after)
+    return PrivacyStatement(
+        run=plan.name,
+        plan=plan.file,
+        mechanism=privacy.mechanism,
+        delta=privacy.delta,
+        budget=privacy.epsilon,
+        planned=planned,
+        allowed=allowed,
+        spending=[
+            EpsilonRow(releases, after(releases), best_guess(plan, releases, rules.noise), fits)
+            for releases in _shown(planned, allowed)
+            for fits in (releases <= allowed,)
+        ],
+        noise=noise_row(plan, rules, elements),
+        assumed=[*_assumed(plan, rules)],
+        not_protected=[*_not_protected(plan)],
+        what_if=[*_what_if(plan, rules)],
+        devices=_devices(plan, plan.round.goal),
+        remarks=[*_remarks(plan, allowed, after(planned))],
+    )
+
+
+def best_guess(plan: Plan, releases: int, noise: float) -> float:
+    """Return ``EpsilonRow.guess``. One Gaussian mechanism with sensitivity / noise = mu is told
+    from the other side with a probability of Phi(mu / 2) (Dong, Roth and Su, arXiv 1905.02383,
+    equation 4); with Poisson sampling it is at most (exp(epsilon) + delta) / (1 + exp(epsilon))."""
+    privacy = plan.privacy
+    assert privacy is not None
+    if privacy.sampling == "poisson":
+        odds = math.exp(-epsilon_after(plan, releases, noise))
+        return min(1.0, (1 + privacy.delta * odds) / (1 + odds))
+    return NormalDist().cdf(run_sensitivity(privacy, releases, plan.stop.rounds) / noise / 2)
+
+
+def noise_row(plan: Plan, rules: PrivacyRules, elements: int | None) -> NoiseRow:
+    """Return the noise of one release in the model's units."""
+    of_one = rules.split.update * rules.clip
+    local = rules.mechanism == "local"
+    # Noise of each of the goal's devices adds up to its root, and is divided by the goal.
+    fresh = of_one / (math.sqrt(rules.goal) if local else rules.goal)
+    single, total = 1.0, math.sqrt(rules.planned)
+    if rules.mechanism == "dp-ftrl":
+        single, total = _correlated_growth(rules)
+    on_mean = fresh * single
+    return NoiseRow(
+        multiplier=rules.noise,
+        update_multiplier=rules.split.update,
+        on_sum=of_one if local else of_one * rules.largest_weight,
+        on_mean=on_mean,
+        added_up=fresh * total if rules.planned <= MOST_ADDED_UP else None,
+        mean_length=None if elements is None else on_mean * math.sqrt(elements),
+        clip=rules.clip,
+        elements=elements,
+    )
+
+
+def _correlated_growth(rules: PrivacyRules) -> tuple[float, float]:
+    """Return the standard deviation of the last release's correlated noise, and of the sum of all
+    releases' noise, where that of fresh noise is 1.
+
+    Both follow from what one fresh number adds to its own release and to each later one."""
+    strategy = strategy_of(rules)
+    pairs = [*zip(strategy.theta, strategy.omega, strict=True)]
+    held = [0.0] * len(pairs)
+    single, total, so_far = 0.0, 0.0, 0.0
+    for release in range(min(rules.planned, MOST_ADDED_UP)):
+        taken = sum(omega * own for (_, omega), own in zip(pairs, held, strict=True))
+        added = (1.0 if release == 0 else 0.0) - taken
+        held = [theta * own + added for (theta, _), own in zip(pairs, held, strict=True)]
+        so_far += added
+        single += added**2
+        total += so_far**2
+    return math.sqrt(single), math.sqrt(total)
+
+
+def _shown(planned: int, allowed: int) -> list[int]:
+    """Return after which releases epsilon is shown: 1, 10, 100 and so on, the last that the budget
+    allows, and the last that is planned."""
+    tens = {10**power for power in range(10) if 10**power < planned}
+    return sorted({*tens, planned} | ({allowed} if allowed else set()))
+
+
+def _assumed(plan: Plan, rules: PrivacyRules) -> Iterator[str]:
+    privacy = plan.privacy
+    assert privacy is not None
+    planned = plan.stop.rounds
+    most = privacy.most_of(planned)
+    yield (
+        "What is protected is one device: all of its data, in all rounds that it takes part in. "
+        "Whoever has several devices is protected as each of them is, not as all together."
+    )
+    yield (
+        "epsilon and delta compare the run with one in which this device sends zeros instead of "
+        "its updates, and everything else is the same."
+    )
+    yield (
+        f"An update is at most {rules.clip:g} long (L2 norm): devices shorten longer ones, and "
+        "the coordinator checks each and shortens what is still longer, whatever a device sends."
+        if rules.mechanism != "local"
+        else f"Each device shortens its update to {rules.clip:g} (L2 norm) and adds the noise "
+        "itself. A device whose software does not do that protects nobody but the others."
+    )
+    yield (
+        f"A device counts in at most {most} of the {planned} releases"
+        + (f", at least {rules.separation} apart" if rules.separation > 1 else "")
+        + ". The coordinator enforces it by the device's name, and its records survive restarts. "
+        "A device that comes under several names (see identities) is several devices."
+    )
+    if privacy.sampling == "poisson":
+        yield (
+            "Each device takes part in a round by a coin of its own, with probability "
+            f"{plan.round.goal / privacy.population:.4g} (goal / population), which makes epsilon "
+            "less. Only the simulator does that: the coordinator refuses this plan."
+        )
+    else:
+        yield (
+            "epsilon is not lowered because few devices take part in a round (amplification by "
+            "sampling): that holds where each is drawn at random, and devices check in when they "
+            "can."
+        )
+    chance = 1 / privacy.population
+    side = "below" if privacy.delta < chance else "NOT below"
+    yield (
+        f"delta, with which epsilon may not hold, is {privacy.delta:g}: {side} 1 / population = "
+        f"{chance:.3g}."
+    )
+    if rules.mechanism == "local":
+        yield "The coordinator is not trusted: it sees each update with its noise alone."
+    else:
+        yield (
+            "The coordinator is trusted: it sees the updates themselves, adds the noise, and keeps "
+            "the secret that the noise follows from. So is whoever can read its folder."
+        )
+    yield (
+        "Noise is never less where devices drop out: it is for the goal that the plan states, and "
+        "the sum is divided by it, however many came."
+    )
+
+
+def _not_protected(plan: Plan) -> Iterator[str]:
+    privacy = plan.privacy
+    assert privacy is not None
+    yield (
+        "That a device takes part, when, and what it says of itself when it checks in: its name, "
+        "tags, memory, number of examples."
+    )
+    yield "What holds of many devices together: that is what the model learns."
+    yield (
+        "What several runs tell together about one device: each has a budget of its own, and they "
+        "add up. So do the devices of one person."
+    )
+    if privacy.metrics == "noised":
+        names = ", ".join(privacy.metrics_bounds)
+        yield f"Nothing else that devices measure is shown; these values are, with noise: {names}."
+    else:
+        yield "(What devices measure is shown to nobody: losses, metrics, numbers of examples.)"
+
+
+def _what_if(plan: Plan, rules: PrivacyRules) -> Iterator[WhatIf]:
+    privacy, goal = plan.privacy, rules.goal
+    assert privacy is not None
+    now = noise_row(plan, rules, None).on_mean
+    planned = plan.stop.rounds
+    larger = msgspec.structs.replace(
+        plan, round=msgspec.structs.replace(plan.round, goal=10 * goal)
+    )
+    grown = math.sqrt(10) if rules.mechanism == "local" else 10.0
+    yield WhatIf("this plan", epsilon_after(plan, planned, rules.noise), now)
+    yield WhatIf(
+        f"goal = {10 * goal}, the same noise on the mean (noise = {rules.noise * grown:.4g})",
+        epsilon_after(larger, planned, rules.noise * grown),
+        now,
+    )
+    yield WhatIf(
+        f"goal = {10 * goal}, the same noise multiplier",
+        epsilon_after(larger, planned, rules.noise),
+        now / grown,
+    )
+
+
+def _devices(plan: Plan, goal: int) -> list[Enough]:
+    """Return whether there are enough devices for full rounds of ``goal`` to the end of the run."""
+    privacy, planned = plan.privacy, plan.stop.rounds
+    assert privacy is not None
+    most = privacy.most_of(planned)
+    return [
+        Enough("devices for one full round: goal", goal, privacy.population),
+        Enough(
+            "devices that wait for their next turn: separation x goal",
+            privacy.separation * goal,
+            privacy.population,
+        ),
+        Enough(
+            "participations: stop.rounds x goal",
+            planned * goal,
+            privacy.population * most,
+        ),
+    ]
+
+
+def _remarks(plan: Plan, allowed: int, last: float) -> Iterator[str]:
+    """Yield what whoever decides about the plan should not miss."""
+    privacy, planned = plan.privacy, plan.stop.rounds
+    assert privacy is not None
+    if not allowed:
+        yield "The budget does not allow one release: the coordinator refuses to start this run."
+    elif allowed < planned:
+        yield (
+            f"The run stops at its budget, after {allowed} of the {planned} releases that "
+            "stop.rounds plans."
+        )
+    if privacy.epsilon is None:
+        yield "There is no budget (privacy.epsilon): the run stops by [stop] alone."
+    reached = min(last, privacy.epsilon or math.inf)
+    if reached > WEAK:
+        yield (
+            f"epsilon = {reached:.4g} promises little: see the right guesses. "
+            f"Below {WEAK:g} is what the field calls reasonable, below 1 strong."
+        )
+    if 10 * plan.round.goal * privacy.separation > privacy.population:
+        needed = 10 * plan.round.goal * privacy.separation
+        yield (
+            f"Ten times the goal needs a population of {needed} or more (separation x goal); it is "
+            f"{privacy.population}."
+        )
+
+
+MOST_ADDED_UP = 100_000
+"""Most releases whose noise is added up, in a tenth of a second."""
+WEAK = 10.0
+"""Ponomareva et al., "How to DP-fy ML", arXiv 2303.00654, section 5.2: tier 2 is epsilon <= 10,
+"reasonable"; tier 1 is <= 1, "strong"; tier 3, above, "weak to no"."""
